@@ -177,7 +177,7 @@ def test_a_feed_that_fits_passes() -> None:
     ("change", "error", "message"),
     [
         ({"image": None}, errors.MissingInputError, r"'image' is not fed; expected image \[dtype=float32"),
-        ({"imaeg": FEED["image"]}, errors.UnknownInputError, r"'imaeg', which is no input.*Did you mean 'image'"),
+        ({"imaeg": FEED["image"]}, errors.UnknownInputError, r"'imaeg', which is not an input.*Did you mean 'image'"),
         ({"image": np.zeros((2, 3, 8))}, errors.InputDtypeError, "dtype float64; expected float32.*astype"),
         (
             {"image": np.zeros((2, 4, 8), np.float32)},

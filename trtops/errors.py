@@ -1,47 +1,7 @@
-"""Every error trtops raises on purpose, in one tree.
+"""Every error that trtops raises on purpose; all derive from :class:`TrtopsError`.
 
-::
-
-    TrtopsError
-    ├── ModelError (ValueError)             the ONNX model itself
-    │   ├── InvalidModelError               not ONNX, cut short, or inconsistent
-    │   └── ExternalDataError               weights outside the file are missing, short or out of bounds
-    ├── ConfigError (ValueError)            an option or a spec that cannot be meant
-    ├── InputError (ValueError)             a feed that does not fit the model
-    │   ├── MissingInputError (KeyError)
-    │   ├── UnknownInputError (KeyError)
-    │   ├── InputShapeError
-    │   └── InputDtypeError
-    ├── FormatError (ValueError)            a saved file that cannot be read: truncated, foreign, hostile, too new
-    ├── ComparisonError                     a comparison that cannot be made (differing outputs are a result, not an error)
-    │   ├── IterationMismatchError
-    │   └── MetricUnavailableError          a metric was asked for that cannot be computed here
-    ├── BackendError
-    │   ├── BackendUnavailableError (ImportError)
-    │   ├── UnsupportedFeatureError
-    │   ├── EngineBuildError
-    │   ├── EngineLoadError                 an engine's bytes do not load here
-    │   ├── InferenceError
-    │   ├── CalibrationError
-    │   ├── TimingCacheError
-    │   ├── TacticMismatchError             a replay was not followed; ``.layers`` lists where
-    │   └── WorkerError                     a child process crashed, hung or ran out of memory
-    ├── AuditError                      runs did not pass an audit; ``.result`` says which, and why
-    ├── BuildListError                      builds of a model list failed; ``.result`` says which, and why
-    ├── ReproductionError               a bundle would not repeat the verdict that it reports
-    ├── SignatureError                  a signature is missing, or fits no key that is trusted
-    └── TrackingError
-        ├── StoreError                      the store cannot be used as it is
-        │   ├── StoreVersionError           written by another MLflow
-        │   └── StoreMovedError             its folder was moved; artifact addresses point elsewhere
-        ├── RunNotFoundError (LookupError)
-        ├── IncompleteRunError              no manifest, or a file that does not match it
-        ├── LogError                        writing to the store failed for good
-        │   └── NoRoomError                 the disk is full or read-only, or a quota is used up
-        └── TrackingUnavailableError        the store did not answer; trying again can help
-
-A message says what was found, what was expected and what to do. Only ``TrackingUnavailableError`` (``transient`` is
-true) is worth a retry. Outputs that differ are a result (:mod:`trtops.comparator`), never an error.
+A message names the thing, what was found, what was expected and what to do. Outputs that differ are a result
+(:mod:`trtops.comparator`), never an error.
 """
 
 from __future__ import annotations
@@ -52,17 +12,17 @@ from trtops.masking import masked
 
 
 class TrtopsError(Exception):
-    """Root of the tree; catching it catches everything trtops raises on purpose.
+    """Base of all errors of trtops.
 
     Attributes:
-        transient: True if the same call can succeed later with nothing changed by the caller.
+        transient: Whether the same call can succeed later.
     """
 
     transient: bool = False
 
     def __str__(self) -> str:
-        # KeyError, a base of some errors below, would print the repr of its argument. Messages quote what they were given,
-        # and end up in logs, in stores and on screens.
+        # KeyError, a base of some errors below, would print the repr of its argument. Messages quote their input and
+        # end up in logs and stores, so secrets are masked.
         return masked(str(self.args[0])) if self.args else ""
 
     def __repr__(self) -> str:
@@ -74,15 +34,15 @@ class ModelError(TrtopsError, ValueError):
 
 
 class InvalidModelError(ModelError):
-    """A file is not an ONNX model, is cut short, or contradicts itself."""
+    """A file is not an ONNX model, is truncated, or contradicts itself."""
 
 
 class ExternalDataError(ModelError):
-    """Weights kept outside the model file are missing, too short, or outside the model's folder."""
+    """Weights outside the model file are missing, too short, or outside the model's folder."""
 
 
 class ConfigError(TrtopsError, ValueError):
-    """An option has a value that cannot be meant, or options contradict each other."""
+    """An option has an invalid value, or options contradict each other."""
 
 
 class InputError(TrtopsError, ValueError):
@@ -98,19 +58,19 @@ class UnknownInputError(InputError, KeyError):
 
 
 class InputShapeError(InputError):
-    """A fed array has a shape that the model or the chosen optimization profile does not take."""
+    """An array has a shape that the model or the optimization profile does not accept."""
 
 
 class InputDtypeError(InputError):
-    """A fed array has another dtype than the model's input."""
+    """An array has another dtype than the model's input."""
 
 
 class FormatError(TrtopsError, ValueError):
-    """A saved file cannot be read: truncated, of another kind, hostile, or of a version newer than this code."""
+    """A saved file cannot be read: truncated, of another kind, hostile, or of a newer version."""
 
 
 class ComparisonError(TrtopsError):
-    """A comparison cannot be made at all. Outputs that differ are a result, not an error."""
+    """A comparison cannot be made."""
 
 
 class IterationMismatchError(ComparisonError):
@@ -118,7 +78,7 @@ class IterationMismatchError(ComparisonError):
 
 
 class MetricUnavailableError(ComparisonError):
-    """A metric was asked for that an output does not have, or that cannot be computed here; it never counts as passed."""
+    """An output does not have the requested metric, or it cannot be computed here."""
 
 
 class BackendError(TrtopsError):
@@ -130,11 +90,11 @@ class BackendUnavailableError(BackendError, ImportError):
 
 
 class UnsupportedFeatureError(BackendError):
-    """The back end's release does not have what was asked for; the message says which has, and what to do."""
+    """The back end's release does not support the request; the message names the releases that do."""
 
 
 class EngineBuildError(BackendError):
-    """An engine could not be built; the message carries the builder's last error lines."""
+    """An engine could not be built; the message has the builder's last error lines."""
 
 
 class EngineLoadError(BackendError):
@@ -149,9 +109,8 @@ class CalibrationError(BackendError):
     """INT8 calibration failed: no data, bad data, or a cache that does not fit the model.
 
     Attributes:
-        partial: What had been collected when the data failed half-way, as a ``trtops.calibration.CalibrationCache``
-            that says it is not complete; None if there was nothing.
-        missing: Names of the tensors that a cache lacks, where that is what is wrong.
+        partial: The incomplete ``trtops.calibration.CalibrationCache`` at the time of the failure; None if empty.
+        missing: Names of the tensors that a cache lacks.
     """
 
     def __init__(self, message: str, *, partial: object = None, missing: Iterable[str] = ()) -> None:
@@ -164,26 +123,26 @@ class CalibrationError(BackendError):
 
 
 class TimingCacheError(BackendError):
-    """A timing cache cannot be used: damaged, or made by another device or release."""
+    """A timing cache is damaged, or was made by another device or release."""
 
 
 class TacticMismatchError(BackendError):
     """A tactic replay was not followed.
 
     Attributes:
-        layers: Names of the layers that got another tactic than the record says, in the record's order.
+        layers: Layers that got another tactic than the record has, in the record's order.
     """
 
     def __init__(self, message: str, layers: Iterable[str] = ()) -> None:
         super().__init__(message)
         self.layers = tuple(layers)
 
-    def __reduce__(self) -> tuple[type[TacticMismatchError], tuple[str, tuple[str, ...]]]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (str(self), self.layers)
 
 
 class WorkerError(BackendError):
-    """A child process crashed, hung or ran out of memory; the message names its exit signal and last log lines.
+    """A child process crashed, hung or ran out of memory; the message has its exit signal and last log lines.
 
     Attributes:
         timed_out: Whether it was killed because its time was up.
@@ -192,46 +151,39 @@ class WorkerError(BackendError):
     timed_out = False
 
 
-class AuditError(TrtopsError):
-    """Runs did not pass an audit. Raised by flows, whose state has to say so; the op returns its result in any case.
+class _ErrorWithResult(TrtopsError):
+    """Raised by flows, whose state must be failed; ops return the result instead.
 
     Attributes:
-        result: What was found (:class:`trtops.ops.AuditResult`).
+        result: The op's result.
     """
 
     def __init__(self, message: str, result: object = None) -> None:
         super().__init__(message)
         self.result = result
 
-    def __reduce__(self) -> tuple[type[AuditError], tuple[str, object]]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (str(self), self.result)
 
 
-class BuildListError(TrtopsError):
-    """Builds of a model list failed. Raised by flows, whose state has to say so; the op returns its result in any case.
+class AuditError(_ErrorWithResult):
+    """Runs did not pass an audit; ``result`` is a :class:`trtops.ops.AuditResult`."""
 
-    Attributes:
-        result: What became of each build (:class:`trtops.ops.engines.build_list.BuildListResult`).
-    """
 
-    def __init__(self, message: str, result: object = None) -> None:
-        super().__init__(message)
-        self.result = result
-
-    def __reduce__(self) -> tuple[type[BuildListError], tuple[str, object]]:
-        return type(self), (str(self), self.result)
+class BuildListError(_ErrorWithResult):
+    """Builds of a model list failed; ``result`` is a :class:`trtops.ops.BuildListResult`."""
 
 
 class ReproductionError(TrtopsError):
-    """What is asked to be bundled does not show its verdict outside of trtops, or not without its weights."""
+    """A bundle would not repeat the verdict that it reports."""
 
 
 class SignatureError(TrtopsError):
-    """A signature is missing, is of another key than those trusted, or was made over something else."""
+    """A signature is missing, is of a key that is not trusted, or signs something else."""
 
 
 class TrackingError(TrtopsError):
-    """The experiment store failed."""
+    """The tracking store failed."""
 
 
 class StoreError(TrackingError):
@@ -239,11 +191,11 @@ class StoreError(TrackingError):
 
 
 class StoreVersionError(StoreError):
-    """The store was written by another MLflow release than the one installed."""
+    """The store was written by another MLflow release."""
 
 
 class StoreMovedError(StoreError):
-    """The store's folder was moved: the artifact addresses inside it point elsewhere."""
+    """The store's folder was moved, and the artifact addresses in it point elsewhere."""
 
 
 class RunNotFoundError(TrackingError, LookupError):
@@ -251,38 +203,29 @@ class RunNotFoundError(TrackingError, LookupError):
 
 
 class IncompleteRunError(TrackingError):
-    """A run has no manifest, or holds a file that does not match it."""
+    """A run has no manifest, or a file that does not match it."""
 
 
 class LogError(TrackingError):
-    """Something could not be written to the store, and trying again would not help."""
+    """Writing to the store failed, and trying again would not help."""
 
 
 class NoRoomError(LogError):
-    """Nothing more can be written there: the disk is full or read-only, or a quota is used up."""
+    """The disk is full or read-only, or a quota is used up."""
 
 
 class TrackingUnavailableError(TrackingError):
-    """The store did not answer in time. Trying again later can help."""
+    """The store did not answer in time; trying again later can help."""
 
     transient = True
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """A hint to put behind a message about an unknown name.
-
-    Args:
-        name: The name that was not found.
-        known: The names that exist.
-
-    Returns:
-        ``"Did you mean 'x'?"`` if one is close, else the names that exist, else an empty string.
-    """
+    """A hint for a message about an unknown name: ``"Did you mean 'x'?"``, or else the known names."""
     names = list(dict.fromkeys(known))
-    import difflib  # for messages alone
+    import difflib  # needed for messages only
 
-    close = difflib.get_close_matches(name, names, n=1)
-    if close:
+    if close := difflib.get_close_matches(name, names, n=1):
         return f"Did you mean {close[0]!r}?"
     if not names:
         return ""

@@ -1,7 +1,4 @@
-"""Data types, shapes and I/O metadata, in terms that every back end shares.
-
-Nothing here imports a back end; each back end converts its own data types.
-"""
+"""Data types, shapes and tensor metadata, shared by all back ends. Nothing here imports a back end."""
 
 from __future__ import annotations
 
@@ -26,15 +23,15 @@ Dim: TypeAlias = "int | str | None"
 """One dimension: a size, a symbolic name, or None (also -1) where it is not known."""
 
 DEFAULT_SHAPE_VALUE = 1
-"""Size of a dynamic dimension that nothing says more about, as Polygraphy has it."""
+"""Default size of a dynamic dimension, the same as Polygraphy's."""
 
 Shape: TypeAlias = tuple[Dim, ...]
 
 
 class DataType(Enum):
-    """Element types of tensors. The value is the name that numpy, or ml_dtypes beside it, gives the type.
+    """Element types of tensors. The value is the type's name in numpy or ml_dtypes.
 
-    Name and text are the member's name in lower case (``float8e4m3fn``). Where numpy takes a dtype it takes a member too.
+    Name and text are the member's name in lower case (``float8e4m3fn``). numpy accepts a member as a dtype.
     """
 
     FLOAT64 = "float64"
@@ -72,7 +69,7 @@ class DataType(Enum):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The numpy dtype, where numpy looks for it."""
+        """The numpy dtype; numpy reads this attribute."""
         return self.numpy()
 
     @property
@@ -88,10 +85,9 @@ class DataType(Enum):
     @property
     def itemsize(self) -> float:
         """Bytes per element: 0.5 for 4-bit types, 0 for strings, whose size varies."""
-        bits = {"bool": 8, "str": 0, "bfloat16": 16}.get(self.value)
+        bits = {"bool": 8, "str": 0}.get(self.value)
         if bits is None:
-            digits = self.value.split("_")[0].lstrip("abcdefghijklmnopqrstuvwxyz")
-            bits = int(digits)
+            bits = int(self.value.split("_")[0].lstrip("abcdefghijklmnopqrstuvwxyz"))
         return bits / 8 if bits % 8 else bits // 8
 
     def numpy(self) -> np.dtype[Any]:
@@ -109,15 +105,11 @@ class DataType(Enum):
         return dtype
 
     def onnx(self) -> int:
-        """The element type of ``onnx.TensorProto``.
-
-        Raises:
-            ConfigError: If there is none; as for the methods below.
-        """
+        """The element type of ``onnx.TensorProto``; like the methods below, raises ConfigError if there is none."""
         return int(self.to_dtype(self, "onnx"))
 
     def onnxruntime(self) -> str:
-        """What ONNX Runtime calls the type: ``tensor(float)``."""
+        """ONNX Runtime's name of the type: ``tensor(float)``."""
         return str(self.to_dtype(self, "onnxruntime"))
 
     def tensorrt(self) -> Any:
@@ -130,22 +122,22 @@ class DataType(Enum):
 
     @classmethod
     def from_dtype(cls, dtype: object, source_module: str | None = None) -> Any:
-        """The data type for another library's: numpy, ONNX, ONNX Runtime, TensorRT, PyTorch, or who registered one.
+        """The data type for one of another library: numpy, ONNX, ONNX Runtime, TensorRT, PyTorch or a registered one.
 
         Args:
-            dtype: The other's data type; one of ours stays as it is.
-            source_module: The library, where the type alone does not tell.
+            dtype: The other library's data type; a DataType is returned unchanged.
+            source_module: The library; all are tried by default.
 
         Returns:
-            The data type, or ``dtype`` as it is, with a warning, if nobody knows it.
+            The data type; ``dtype`` itself, with a warning, if it is not known.
 
         Raises:
-            ConfigError: If there is no type, or no such library.
+            ConfigError: If ``dtype`` is None, or the library is not known.
         """
         if isinstance(dtype, DataType):
             return dtype
         if dtype is None:
-            raise errors.ConfigError("None is no data type.")
+            raise errors.ConfigError("None is not a data type.")
         if source_module is not None and source_module not in IMPORTERS:
             raise errors.ConfigError(
                 f"No data types of {source_module!r} are known. {errors.near(source_module, IMPORTERS)}"
@@ -159,10 +151,10 @@ class DataType(Enum):
 
     @staticmethod
     def to_dtype(dtype: Any, target_module: str) -> Any:
-        """Another library's data type for one of ours; what is not ours stays as it is.
+        """The data type of another library for a DataType; other values are returned unchanged.
 
         Raises:
-            ConfigError: If there is no such library, or it has no such type.
+            ConfigError: If the library is not known, or it has no such type.
         """
         if not isinstance(dtype, DataType):
             return dtype
@@ -177,10 +169,10 @@ class DataType(Enum):
 
     @classmethod
     def of(cls, dtype: object) -> DataType:
-        """The data type of whatever names one: a DataType, a numpy dtype or scalar type, a dtype's name.
+        """The data type for a DataType, a numpy dtype or scalar type, or the name of one.
 
         Raises:
-            ConfigError: If nothing is known by that name.
+            ConfigError: If there is no such data type.
         """
         if isinstance(dtype, DataType):
             return dtype
@@ -203,29 +195,19 @@ class DataType(Enum):
             raise errors.ConfigError(f"Unknown data type {dtype!r}. {hint}") from None
 
 
+_LIBRARIES = {
+    "numpy": "numpy", "onnx": "onnx", "onnxruntime": "onnxrt", "tensorrt": "tensorrt", "torch": "torch",
+}  # fmt: skip
+
 IMPORTERS: dict[str, Callable[[Any], DataType | None]] = {
-    module: function(f"trtops.datatype.from_{other}")
-    for module, other in (
-        ("numpy", "numpy"),
-        ("onnx", "onnx"),
-        ("onnxruntime", "onnxrt"),
-        ("tensorrt", "tensorrt"),
-        ("torch", "torch"),
-    )
+    module: function(f"trtops.datatype.from_{other}") for module, other in _LIBRARIES.items()
 }
-"""What finds our data type for one of a library, by the library's name; None from it is no answer."""
+"""Functions that convert a library's data type to a DataType, by the library's name; None if they do not know it."""
 
 EXPORTERS: dict[str, Callable[[DataType], Any]] = {
-    module: function(f"trtops.datatype.to_{other}")
-    for module, other in (
-        ("numpy", "numpy"),
-        ("onnx", "onnx"),
-        ("onnxruntime", "onnxrt"),
-        ("tensorrt", "tensorrt"),
-        ("torch", "torch"),
-    )
+    module: function(f"trtops.datatype.to_{other}") for module, other in _LIBRARIES.items()
 }
-"""What finds a library's data type for one of ours; None if it has none."""
+"""Functions that convert a DataType to a library's data type; None if it has none."""
 
 
 def is_dynamic(dim: Dim) -> bool:
@@ -234,19 +216,19 @@ def is_dynamic(dim: Dim) -> bool:
 
 
 def shape_accepts(shape: Sequence[Dim], actual: Sequence[int]) -> bool:
-    """Whether an array of shape ``actual`` fits a declared shape, whose dynamic dimensions take any size."""
+    """Whether an array of shape ``actual`` fits a declared shape."""
     return len(shape) == len(actual) and all(is_dynamic(d) or d == a for d, a in zip(shape, actual))
 
 
 @dataclass(frozen=True)
 class TensorSpec(Record):
-    """What is known of one tensor.
+    """Name, data type and shape of a tensor.
 
     Attributes:
         name: The tensor's name.
-        dtype: Element type, or None if not known.
-        shape: Dimensions, or None if not even the rank is known.
-        docstring: A comment to show beside it.
+        dtype: Element type; None if not known.
+        shape: Dimensions; None if the rank is not known.
+        docstring: A comment to print with it.
     """
 
     name: str
@@ -262,7 +244,7 @@ class TensorSpec(Record):
         return f"{self.name} {self.described()}".rstrip()
 
     def described(self) -> str:
-        """Data type, shape and comment in brackets, as far as known; nothing if nothing is."""
+        """Data type, shape and comment in brackets; empty if nothing is known."""
         parts = [f"dtype={self.dtype}"] if self.dtype is not None else []
         parts += [f"shape={tuple(self.shape)}"] if self.shape is not None else []
         parts += [self.docstring] if self.docstring else []
@@ -270,16 +252,16 @@ class TensorSpec(Record):
 
 
 class MetadataTuple(TensorSpec):
-    """An entry of :class:`TensorMetadata`: a :class:`TensorSpec` that scripts may change in its place.
+    """An entry of :class:`TensorMetadata`: a :class:`TensorSpec` that can be changed in place.
 
     Attributes:
-        dtype: As there; whatever :meth:`DataType.of` understands may be set.
-        shape: As there.
-        docstring: As there.
+        dtype: Element type; can be set to anything that :meth:`DataType.of` accepts.
+        shape: Dimensions.
+        docstring: A comment to print with it.
     """
 
     def __init__(self, dtype: object, shape: Shape | None, docstring: str | None = None, *, name: str = "") -> None:
-        """Make an entry; the metadata that it is put into knows its name."""
+        """Make an entry; it gets its name when it is put into metadata."""
         super().__init__(name, None if dtype is None else DataType.of(dtype), shape, docstring)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -295,10 +277,7 @@ class MetadataTuple(TensorSpec):
 
 
 class TensorMetadata(dict[str, TensorSpec]):
-    """Tensors by name, in order: the inputs or the outputs of a model.
-
-    Built by chained :meth:`add` calls. Unlike a plain dict it is printed as Polygraphy prints it.
-    """
+    """Tensors by name, in order: the inputs or the outputs of a model. Printed like Polygraphy's."""
 
     @classmethod
     def of(cls, specs: Iterable[TensorSpec]) -> Self:
@@ -307,7 +286,7 @@ class TensorMetadata(dict[str, TensorSpec]):
 
     @classmethod
     def from_feed_dict(cls, feed_dict: Mapping[str, Any]) -> Self:
-        """The metadata of arrays at hand. Torch tensors count as arrays."""
+        """The metadata of arrays or torch tensors."""
         meta = cls()
         for name, array in feed_dict.items():
             meta.add(name, str(array.dtype).removeprefix("torch."), tuple(array.shape))
@@ -322,15 +301,15 @@ class TensorMetadata(dict[str, TensorSpec]):
         max_shape: Sequence[int] | None = None,
         docstring: str | None = None,
     ) -> Self:
-        """Add one tensor, and return the metadata itself so that calls can be chained.
+        """Add one tensor, and return the metadata itself.
 
         Args:
             name: The tensor's name.
-            dtype: Whatever :meth:`DataType.of` understands, or None if not known.
+            dtype: Anything that :meth:`DataType.of` accepts, or None if not known.
             shape: Dimensions, or None if not known; -1, None or a name stands for a dynamic one.
-            min_shape: Smallest sizes, for a tensor whose shape is bounded; kept on the shape as ``.min``.
-            max_shape: Largest sizes; kept on the shape as ``.max``.
-            docstring: A comment to show beside it.
+            min_shape: Smallest sizes of a bounded shape, kept on the shape as ``.min``.
+            max_shape: Largest sizes, kept as ``.max``.
+            docstring: A comment to print with it.
         """
         bounded = None if shape is None else BoundedShape(shape, min=min_shape, max=max_shape)
         self[name] = MetadataTuple(dtype, bounded, docstring, name=name)
@@ -349,7 +328,7 @@ class TensorMetadata(dict[str, TensorSpec]):
 
 
 def _add_text(name: str, spec: TensorSpec) -> str:
-    """The arguments of :meth:`TensorMetadata.add` that make an entry, as Python writes them."""
+    """The arguments of :meth:`TensorMetadata.add` for an entry, as source code."""
     shape = spec.shape
     parts = [
         repr(name),
@@ -363,7 +342,7 @@ def _add_text(name: str, spec: TensorSpec) -> str:
 
 
 class BoundedShape(tuple[Dim, ...]):
-    """A shape that may know its smallest and largest sizes; equal to the plain tuple of its dimensions.
+    """A shape with optional smallest and largest sizes; equal to the plain tuple of its dimensions.
 
     Attributes:
         min: Smallest size of each dimension, or None.
@@ -376,7 +355,7 @@ class BoundedShape(tuple[Dim, ...]):
     def __new__(
         cls, shape: Sequence[Dim], min: Sequence[int] | None = None, max: Sequence[int] | None = None
     ) -> BoundedShape:
-        """Make a shape with optional bounds of the same rank."""
+        """Make a shape; bounds have the same rank."""
         made = super().__new__(cls, shape)
         made.min = None if min is None else tuple(min)
         made.max = None if max is None else tuple(max)
@@ -387,19 +366,12 @@ class BoundedShape(tuple[Dim, ...]):
 
 
 class FeedCheck:
-    """The check of feeds against one model's inputs, prepared once because it runs before every inference.
-
-    Takes about 0.2 microseconds per numpy array. Calling it raises what :func:`check_feed` raises.
-    """
+    """Checks feeds against one model's inputs, like :func:`check_feed`, in about 0.2 microseconds per numpy array."""
 
     __slots__ = ("_expected", "_inputs")
 
     def __init__(self, inputs: Mapping[str, TensorSpec]) -> None:
-        """Prepare the check.
-
-        Args:
-            inputs: The model's inputs; what is None in a spec is not checked.
-        """
+        """Prepare the check, which runs before every inference."""
         self._inputs = dict(inputs)
         self._expected = tuple(_expected_input(spec) for spec in self._inputs.values())
 
@@ -409,8 +381,7 @@ class FeedCheck:
             return check_feed(self._inputs, feed)
         for name, dtype, shape, fixed_dims in self._expected:
             array = feed.get(name)
-            # Whatever is unusual here (a missing name, a torch tensor, a dtype with other byte order) goes the long
-            # way, which decides.
+            # check_feed decides on all unusual cases: a missing name, a torch tensor, a dtype with other byte order.
             if array is None or (dtype is not None and getattr(array, "dtype", None) is not dtype):
                 return check_feed(self._inputs, feed)
             if shape is None or (found := array.shape) == shape:
@@ -424,7 +395,7 @@ _Expected: TypeAlias = "tuple[str, np.dtype[Any] | None, Shape | None, tuple[tup
 
 
 def _expected_input(spec: TensorSpec) -> _Expected:
-    """Name, dtype, shape, and the fixed dimensions of a shape that has others too."""
+    """Name, dtype, shape, and the fixed dimensions of a dynamic shape."""
     dtype = None if spec.dtype is None else spec.dtype.numpy()
     if spec.shape is None or not any(map(is_dynamic, spec.shape)):
         return spec.name, dtype, None if spec.shape is None else tuple(spec.shape), None
@@ -433,7 +404,7 @@ def _expected_input(spec: TensorSpec) -> _Expected:
 
 
 def check_feed(inputs: Mapping[str, TensorSpec], feed: Mapping[str, Any]) -> None:
-    """Check a feed against a model's inputs before a back end sees it.
+    """Check a feed against a model's inputs; None in a spec is not checked.
 
     Args:
         inputs: The model's inputs.
@@ -442,13 +413,13 @@ def check_feed(inputs: Mapping[str, TensorSpec], feed: Mapping[str, Any]) -> Non
     Raises:
         MissingInputError: If an input is not fed.
         UnknownInputError: If a name is fed that the model does not have.
-        InputDtypeError: If an array has another dtype or byte order than its input, or is no array at all.
+        InputDtypeError: If an array has another dtype or byte order than its input, or is not an array.
         InputShapeError: If an array's shape does not fit its input.
     """
     for name in feed:
         if name not in inputs:
             raise errors.UnknownInputError(
-                f"The feed has {name!r}, which is no input of this model. {errors.near(name, inputs)}"
+                f"The feed has {name!r}, which is not an input of this model. {errors.near(name, inputs)}"
             )
     for name, spec in inputs.items():
         array = feed.get(name)

@@ -1,7 +1,7 @@
-"""What decides an engine: the model's digest, the build config, the caches, and the environment it is built in.
+"""Everything that decides an engine: the model's digest, the build config, the caches, and the environment.
 
-Two builds with equal spec digests were asked for the same thing; with equal :meth:`Environment.build_digest` as well,
-one can stand for the other. Names, paths, labels and times are kept out of both.
+Two builds with equal spec digests were given the same inputs. If :meth:`Environment.build_digest` is equal as well, one
+engine can replace the other. Names, paths, labels and times are not part of either.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Precision: TypeAlias = Literal["fp32", "fp16", "bf16", "fp8", "int8"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "fp8", "int8")
 
 CAMPAIGN_SEEDS = 1024
-"""How many seeds of tactics a campaign has to itself, so that campaigns of different seeds draw differently."""
+"""Number of tactic seeds that belong to one campaign seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class ShapeRange(Record):
     Attributes:
         name: The input's name.
         min: Smallest size of each dimension.
-        opt: The sizes to be fastest at.
+        opt: The sizes to optimize for.
         max: Largest size of each dimension.
     """
 
@@ -48,10 +48,10 @@ class ShapeRange(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizationProfile(Record):
-    """The shapes an engine is built for, one range per input; the order of the inputs does not count.
+    """The shapes that an engine is built for.
 
     Attributes:
-        shapes: One range per input.
+        shapes: One range per input, in any order.
     """
 
     shapes: tuple[ShapeRange, ...]
@@ -69,22 +69,22 @@ class OptimizationProfile(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class OnnxRuntimeOptions(Record):
-    """What an ONNX Runtime engine is built with.
+    """Options of ONNX Runtime engines.
 
     Attributes:
-        kind: Which back end these options are for.
+        kind: The back end of these options.
         providers: Execution providers, in order of preference.
-        tactics: Names of the choices the builder may vary and time (see ``trtops.backend.onnxrt.tactics``); empty
-            builds the one engine that ONNX Runtime makes by default.
-        allow_approximation: Whether choices that are faster but less exact (Gelu approximation) may be picked.
-        timing_iterations: Timed inferences per candidate at most; the median counts. The slower half drops out early.
-        timing_seconds: How long the builder may try settings, beyond the engine that ONNX Runtime makes by default. Unless
-            given, what five starts of that engine's session and 60 inferences took, but no less than two seconds. What there
-            was no time for stays as ONNX Runtime has it, and is named in the build.
+        tactics: Names of the choices that the builder may vary and time (see ``trtops.backend.onnxrt.tactics``); empty
+            builds ONNX Runtime's default engine.
+        allow_approximation: Whether faster but less exact choices (Gelu approximation) may be used.
+        timing_iterations: Maximum number of timed inferences per candidate; the median counts. The slower half of the
+            candidates drops out early.
+        timing_seconds: Time limit for trying settings, in addition to the default engine. By default the time of five
+            session starts and 60 inferences of that engine, but at least two seconds. Settings that were not tried stay
+            at ONNX Runtime's default and are named in the build.
         intra_op_threads: Threads within one operator; 0 lets ONNX Runtime decide.
-        tactic_seed: Choose tactics at random, with this seed, and not by their time. Campaigns do that to see choices
-            that timing seldom makes. Seed 0 takes all approximations that are allowed and is the default otherwise, seed 1
-            is the default; 1024 and 1025 do the same, and so on.
+        tactic_seed: Choose tactics at random with this seed, instead of by time; for campaigns. Seed 0 uses all allowed
+            approximations and else the default, seed 1 is the default; 1024 and 1025 do the same, and so on.
     """
 
     kind: Literal["onnxruntime"] = "onnxruntime"
@@ -97,35 +97,34 @@ class OnnxRuntimeOptions(Record):
     tactic_seed: int | None = None
 
     def deciding(self) -> JSONValue:
-        """All options; ``tactics`` as the set it is."""
+        """All options, with ``tactics`` sorted."""
         tactics = None if self.tactics is None else tuple(sorted(set(self.tactics)))
-        return _without_unused(replace(self, tactics=tactics).to_dict())
+        return replace(self, tactics=tactics).to_dict()
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorRTOptions(Record):
-    """What a TensorRT engine is built with, beside precision and profiles.
+    """Options of TensorRT engines, in addition to precision and profiles.
 
     Attributes:
-        kind: Which back end these options are for.
+        kind: The back end of these options.
         tf32: Whether FP32 layers may round their inputs to TF32.
-        also: Further precisions that the builder may choose per layer beside the one asked for (INT8 with FP16, say).
+        also: Further precisions that the builder may choose per layer (FP16 with INT8, for example).
         strongly_typed: Take every precision from the model itself.
         precision_constraints: How binding per-layer precisions are.
         workspace_bytes: Limit of the workspace pool; None is TensorRT's default.
         optimization_level: 0 to 5; None is TensorRT's default.
-        tactic_sources: Libraries tactics may come from; None is TensorRT's default.
+        tactic_sources: Libraries that tactics may come from; None is TensorRT's default.
         sparse_weights: Whether 2:4 sparse kernels may be used.
         refittable: Whether weights can be exchanged later.
         version_compatible: Whether later releases may load the plan.
-        tactic_seed: Offer the builder half of each layer's tactics only, drawn at random with this seed; on releases
-            with algorithm selectors. Campaigns do that to see choices that timing seldom makes.
-        record_tactics: Watch the choices through an algorithm selector, where the release has one, so that they can be
-            replayed. TensorRT 8.6 then builds twice, the second time from the timings of the first, which takes about as long
-            as a build from a timing cache (half a second for a small network). Without it the inspector still says what
-            each layer got.
-        layer_precisions: Data types that layers compute in, by layer name or pattern: ``(("conv1", "float32"),)``; of a
-            layer named twice the last counts. Say by ``precision_constraints`` how binding they are.
+        tactic_seed: Offer the builder only half of each layer's tactics, drawn with this seed; for campaigns, on
+            releases with algorithm selectors.
+        record_tactics: Record the choices through an algorithm selector, if the release has one, so that they can be
+            replayed. TensorRT 8.6 then builds twice, the second time from the timings of the first, which takes about
+            as long as a build from a timing cache. Without it the inspector still names each layer's tactic.
+        layer_precisions: Data types that layers compute in, by layer name or pattern: ``(("conv1", "float32"),)``; the
+            last of several matches counts. ``precision_constraints`` says how binding they are.
         use_dla: Whether layers run on the deep learning accelerator, core 0.
         allow_gpu_fallback: Whether layers that it cannot run may run on the GPU.
     """
@@ -148,23 +147,9 @@ class TensorRTOptions(Record):
     allow_gpu_fallback: bool = False
 
     def deciding(self) -> JSONValue:
-        """All options; precisions and tactic sources as the sets they are."""
+        """All options, with precisions and tactic sources sorted."""
         sources = None if self.tactic_sources is None else tuple(sorted(set(self.tactic_sources)))
-        return _without_unused(replace(self, also=tuple(sorted(set(self.also))), tactic_sources=sources).to_dict())
-
-
-_LATER: dict[str, JSONValue] = {
-    "tactic_seed": None,
-    "timing_seconds": None,
-    "layer_precisions": [],
-    "use_dla": False,
-    "allow_gpu_fallback": False,
-}
-
-
-def _without_unused(options: dict[str, JSONValue]) -> dict[str, JSONValue]:
-    """Options without those that came later and are not used: digests stay what they were before there were any."""
-    return {name: value for name, value in options.items() if name not in _LATER or value != _LATER[name]}
+        return replace(self, also=tuple(sorted(set(self.also))), tactic_sources=sources).to_dict()
 
 
 BackendName: TypeAlias = Literal["onnxruntime", "tensorrt"]
@@ -173,24 +158,24 @@ OPTIONS: dict[BackendName, type[OnnxRuntimeOptions | TensorRTOptions]] = {
     "onnxruntime": OnnxRuntimeOptions,
     "tensorrt": TensorRTOptions,
 }
-"""Which options choose which back end."""
+"""The options of each back end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildConfig(Record):
-    """How an engine is to be built.
+    """How an engine is built.
 
     Attributes:
-        precision: The lowest precision the engine may compute in.
-        profiles: Optimization profiles, in the order the engine will number them; empty takes the model's own
+        precision: The lowest precision that the engine may compute in.
+        profiles: Optimization profiles, in the order in which the engine numbers them; by default the model's own
             shapes, with 1 for each dynamic dimension.
-        calibration_samples: Feeds used to calibrate INT8; ignored by other precisions.
-        calibration_fit: Whether a calibration cache that lacks tensors of the model is refused, or used as far as it goes,
-            with the layers that need the others left in higher precision.
-        keep: Layers that INT8, FP16 and BF16 leave in higher precision: names of nodes or of their outputs, shell patterns
-            of such names (``block0/*``), or op types.
-        mark: Tensors that become outputs as well, so that nothing is fused across them: fusion breakers. They are not evaluated.
-        options: What only one back end knows; its type chooses the back end.
+        calibration_samples: Feeds used to calibrate INT8.
+        calibration_fit: Whether a calibration cache that lacks tensors of the model is refused, or used as far as
+            possible, with the layers that need the missing tensors in higher precision.
+        keep: Layers that INT8, FP16 and BF16 leave in higher precision: names of nodes or of their outputs, shell
+            patterns of such names (``block0/*``), or op types.
+        mark: Tensors that become outputs as well, so that nothing is fused across them. They are not evaluated.
+        options: Options of one back end; their type chooses the back end.
     """
 
     precision: Precision = "fp32"
@@ -211,33 +196,32 @@ class BuildConfig(Record):
 
     @property
     def backend(self) -> BackendName:
-        """The back end that the options are for."""
+        """The back end of the options."""
         return self.options.kind
 
     def on_backend(self, backend: BackendName | None) -> BuildConfig:
-        """The config for another back end, with its default options; unchanged for None, or if it is for this one already."""
+        """The config for a back end, with its default options; unchanged for None, or if it is for this back end."""
         if backend is None or backend == self.backend:
             return self
         return replace(self, options=OPTIONS[backend]())
 
     def deciding(self) -> JSONValue:
-        """What decides the engine: calibration counts only for INT8, and what is kept only where something is lowered."""
+        """The parts that decide the engine: calibration counts for INT8 only, ``keep`` for precisions below FP32."""
         int8 = self.precision == "int8"
-        keeps = int8 or (self.keep and self.precision in ("fp16", "bf16"))
-        marked: dict[str, JSONValue] = {"mark": [*sorted(set(self.mark))]} if self.mark else {}
-        return marked | {
+        return {
             "precision": self.precision,
             "profiles": [profile.deciding() for profile in self.profiles],
             "calibration_samples": self.calibration_samples if int8 else None,
             "calibration_fit": self.calibration_fit if int8 else None,
-            "keep": [*sorted(set(self.keep))] if keeps else None,
+            "keep": [*sorted(set(self.keep))] if int8 or self.precision in ("fp16", "bf16") else [],
+            "mark": [*sorted(set(self.mark))],
             "options": self.options.deciding(),
         }
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildSpec(Record):
-    """Everything that decides an engine apart from where it is built.
+    """Everything that decides an engine, apart from the environment.
 
     Attributes:
         model_sha256: Digest of the model's content, external data included (:class:`trtops.backend.onnx.Model`).
@@ -256,14 +240,14 @@ class BuildSpec(Record):
     denied_sha256: str | None = None
 
     def deciding(self) -> JSONValue:
-        """All parts, each reduced to what decides the engine."""
-        denied: dict[str, JSONValue] = {} if self.denied_sha256 is None else {"denied": self.denied_sha256}
-        return denied | {
+        """All parts, reduced to the values that decide the engine."""
+        return {
             "model": self.model_sha256,
             "config": self.config.deciding(),
             "timing_cache": self.timing_cache_sha256,
             "calibration": self.calibration_sha256 if self.config.precision == "int8" else None,
             "replay": self.replay_sha256,
+            "denied": self.denied_sha256,
         }
 
 
@@ -275,16 +259,16 @@ class Environment(Record):
         backend: Back end's name.
         backend_version: Its release.
         device: The device's name: a GPU's, or the processor's.
-        device_sha256: Digest of what identifies the kind of device to a builder: the compute capability, or the
-            processor's model and instruction sets.
+        device_sha256: Digest of the kind of device: the compute capability, or the processor's model and instruction
+            sets.
         compute_capability: Of a GPU, such as ``9.0``.
         driver: GPU driver release.
         cuda: CUDA runtime release.
         os: Operating system and machine architecture.
         python: Python release.
-        host: Host name; does not count for :meth:`build_digest`.
-        git_commit: Commit of the working folder, with ``-dirty`` appended if it was changed; does not count either.
-        packages: Releases of the libraries that rewrite models on the way to the engine.
+        host: Host name; not part of :meth:`build_digest`.
+        git_commit: Commit of the working folder, with ``-dirty`` if it was changed; not part of :meth:`build_digest`.
+        packages: Releases of the libraries that rewrite models.
     """
 
     backend: str
@@ -301,22 +285,13 @@ class Environment(Record):
     packages: tuple[tuple[str, str], ...] = ()
 
     def build_digest(self) -> str:
-        """SHA-256 of what makes engines of one spec interchangeable: back end, device, driver and library releases."""
-        return digest(
-            [
-                self.backend,
-                self.backend_version,
-                self.device_sha256,
-                self.driver,
-                self.cuda,
-                self.os,
-                sorted(self.packages),
-            ]
-        )
+        """SHA-256 of the values that make engines of one spec interchangeable."""
+        releases = [self.backend_version, self.device_sha256, self.driver, self.cuda, self.os]
+        return digest([self.backend, *releases, sorted(self.packages)])
 
     @property
     def device_key(self) -> str:
-        """Names the pair of device and back end release that timings are valid for; fit for a file name."""
+        """A file name for the device and back end release that timings are valid for."""
         plain = "".join(c if c.isalnum() else "-" for c in self.device.lower()).strip("-")
         return f"{plain}_{self.device_sha256[:8]}_{self.backend}_{self.backend_version}"
 
@@ -328,8 +303,8 @@ class Layer(Record):
     Attributes:
         name: The layer's name in the engine.
         op: Its type.
-        tactic: The kernel or tactic it got, as the back end names it; empty if the back end does not say.
-        precision: Data type it computes in, as far as the back end says.
+        tactic: Its kernel or tactic, as the back end names it; empty if not known.
+        precision: Data type it computes in; empty if not known.
         inputs: Names of its input tensors.
         outputs: Names of its output tensors.
         onnx_nodes: Names of the ONNX nodes it was made from, as far as known.
@@ -346,12 +321,11 @@ class Layer(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInfo(Record):
-    """An ONNX model in a few words: what a run remembers of it.
+    """A short description of an ONNX model, logged to runs.
 
     Attributes:
-        name: The file's name without its ending.
-        sha256: Digest of the content, external data included; the same wherever the file lies and whichever way
-            its weights are stored.
+        name: The file's name without its suffix.
+        sha256: Digest of the content, external data included; independent of the path and of how weights are stored.
         inputs: Its inputs, in order, without initializers.
         outputs: Its outputs, in order.
         opset: Version of the default operator set.

@@ -193,7 +193,7 @@ def test_what_is_innocent_is_refuted(decided, tracker) -> None:
     proved = prove(result.run_id, ProveConfig(suspect=innocent, repeats=1, force=True), tracker=tracker)
 
     assert proved.outcome == "refuted" and proved.deny_run is None
-    with pytest.raises(errors.ConfigError, match="only 'confirmed' ones convict"):
+    with pytest.raises(errors.ConfigError, match="only confirmed culprits can be denied"):
         deny(proved.run_id, tracker=tracker)
 
 

@@ -128,7 +128,7 @@ def test_what_is_new_or_changed_is_told_by_content(folder: Path, tracker: Memory
     again = watch(folder, tracker)
     assert outcomes(again) == {"identity": "skipped", "renamed": "skipped"}
     assert (again.headline, again.run_id) == ("2 skipped", "")
-    assert "2 skipped: The memory has it." in again.page()
+    assert "2 skipped: The tracking store has it." in again.page()
 
     models.transformer().write(folder, "identity")
     assert outcomes(watch(folder, tracker)) == {"identity": "good", "renamed": "skipped"}

@@ -13,8 +13,9 @@ from flows.digits import Digits, make_digits
 from tests import models
 from trtops import errors
 from trtops.calibration import CalibrationCache
+from trtops.calibration.compare import diff
 from trtops.calibration.data import FeedDigest
-from trtops.ops.engines.calibrate import CalibrateConfig, calibrate, diff_caches
+from trtops.ops.engines.calibrate import CalibrateConfig, calibrate
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
@@ -175,8 +176,9 @@ def test_caches_are_written_to_a_file_and_compared_from_files_and_runs(conv_net:
     second = calibrate(conv_net, config, data=loud, tracker=tracker)
 
     assert text.read_bytes().startswith(b"TRT-8600-EntropyCalibration2\nimage: ")
-    assert diff_caches(str(text), f"run:{first.run_id}", ratio=1.0001, tracker=tracker).same
-    difference = diff_caches(str(text), f"run:{second.run_id}", ratio=1.5, tracker=tracker)
+    one, two = (load_cache(f"run:{run.run_id}", tracker) for run in (first, second))
+    assert diff(load_cache(str(text)), one, 1.0001).same
+    difference = diff(load_cache(str(text)), two, 1.5)
     assert {change.name: change.ratio for change in difference.apart}["image"] == pytest.approx(3.0)
     with pytest.raises(errors.ConfigError, match=r"nowhere\.cache"):
         load_cache(str(tmp_path / "nowhere.cache"))

@@ -100,7 +100,7 @@ models:
     ("text", "said"),
     [
         ("models: [a", "models.yaml:1: not YAML: "),
-        ("models:\n  - {model: a, model: b}", "models.yaml:2: 'model' stands here twice"),
+        ("models:\n  - {model: a, model: b}", "models.yaml:2: 'model' is here twice"),
         ("models:\n  - model: 2024-01-01", "models.yaml:2: '2024-01-01' is read as a timestamp. Put it in quotes."),
         (
             "models:\n  - model: !!python/object/apply:os.system [x]",
@@ -168,7 +168,7 @@ def test_files_that_are_missing_are_told_with_their_line_and_what_may_have_been_
         "models.yaml:2: model: conv_nett.onnx does not exist. Did you mean 'conv_net.onnx'?",
         "models.yaml:3: data: there/data.npz does not exist. There is no folder there. "
         "labels: lables.npy does not exist. Did you mean 'labels.npy'? calibration_data: load.py does not exist.",
-        "models.yaml:7: model: x*.onnx is like no file.",
+        "models.yaml:7: model: x*.onnx matches no file.",
     ]
 
 

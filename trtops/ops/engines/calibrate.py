@@ -1,4 +1,4 @@
-"""Calibrate: from a model and real data to a calibration cache that any build can use, evaluated by accuracy."""
+"""Calibrate: from a model and real data to a calibration cache for INT8, evaluated by building engines with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from trtops.backend.base import Feed
 from trtops.backend.common import open_atomically
 from trtops.backend.onnx.model import Model
 from trtops.calibration.cache import CalibrationCache
-from trtops.calibration.compare import DEFAULT_RATIO, CacheDiff, diff
 from trtops.calibration.data import FeedDigest, batches, samples_in
 from trtops.calibration.histogram import DEFAULT_PERCENTILE, Algorithm, Histogram, check_algorithm
 from trtops.json import save_json
@@ -29,7 +28,6 @@ from trtops.record import Record
 from trtops.spec import BuildConfig, Precision, TensorRTOptions
 from trtops.tracking import schema
 from trtops.tracking.base import NO_RUN, Run, Tracker, Verdict
-from trtops.tracking.calibrations import load_cache
 from trtops.tracking.tables import log_table
 
 Calibrator: TypeAlias = Literal["onnxruntime", "tensorrt"]
@@ -40,23 +38,22 @@ _TENSORRT_ALGORITHMS = {"entropy": "entropy2", "minmax": "minmax"}
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateConfig(Record):
-    """What to calibrate with, how, and how to evaluate what comes out.
+    """What to calibrate with, how, and how to evaluate the result.
 
     Attributes:
-        data: Where calibration data comes from (:func:`trtops.ops.evaluation.feeds.open_feeds`). Random data is not taken: its ranges
-            say nothing.
+        data: Where calibration data comes from (:func:`trtops.ops.evaluation.feeds.open_feeds`). Random data is
+            refused, because its ranges are meaningless.
         calibrator: What runs the model: ONNX Runtime on the CPU, or TensorRT with its own calibrator (up to 10.16).
-        algorithm: How ranges are chosen (:meth:`trtops.calibration.histogram.Histogram.choose`). TensorRT's own
-            calibrators know ``entropy`` and ``minmax``.
+        algorithm: How ranges are chosen (:meth:`trtops.calibration.histogram.Histogram.choose`). TensorRT's calibrators
+            support ``entropy`` and ``minmax``.
         percentile: For the algorithm of that name.
         batch: Samples per feed; None uses feeds as they come.
-        samples: How many samples to use at most; None uses all.
-        min_samples: Fewer are refused.
+        samples: Maximum number of samples; None uses all.
+        min_samples: Minimum number of samples.
         build: How the INT8 engine is built: its back end, and the layers it keeps in higher precision.
-        beside: Precisions to build and evaluate as well, to compare INT8 with.
-        check: How engines are evaluated; best with data that was held out. Without data of its own, on the calibration data:
-            of what random data goes through the network, ranges of real data say nothing.
-        pictures: Tensors whose histograms are drawn, the most clipped first.
+        beside: Further precisions to build and evaluate for comparison with INT8.
+        check: How engines are evaluated, best with data that was held out; by default on the calibration data.
+        pictures: Number of tensors whose histograms are drawn, the most clipped first.
         output: File to write the cache to as well: our JSON if it ends in ``.json``, else TensorRT's text.
     """
 
@@ -77,27 +74,27 @@ class CalibrateConfig(Record):
         check_algorithm(self.algorithm, self.percentile)
         if self.calibrator == "tensorrt" and self.algorithm not in _TENSORRT_ALGORITHMS:
             raise errors.ConfigError(
-                f"TensorRT's calibrators do not know {self.algorithm!r}. Take one of "
+                f"TensorRT's calibrators do not support {self.algorithm!r}. Use one of "
                 f"{', '.join(_TENSORRT_ALGORITHMS)}, or calibrator='onnxruntime': its cache builds on TensorRT as well."
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateResult(OpResult):
-    """What came out, in numbers and names; caches, tables and pictures are in the run.
+    """The result of calibrating; caches, tables and pictures are in the run.
 
     Attributes:
         verdict: Whether the INT8 engine is good enough.
         reasons: Why not, one sentence each.
         algorithm: How the ranges were chosen.
         cache_sha256: Digest of the ranges.
-        data_sha256: Digest of the data they are of.
-        samples: Samples used.
-        feeds: Feeds they came in.
-        tensors: Tensors that have a range.
-        excluded: Tensors that have none, since NaN or infinity occurred in them.
+        data_sha256: Digest of the calibration data.
+        samples: Number of samples.
+        feeds: Number of feeds.
+        tensors: Number of tensors with a range.
+        excluded: Tensors without a range, because NaN or infinity occurred in them.
         seconds: Wall time of the calibration, without building and evaluating.
-        engines: The engines, in the order of the config's ``beside``, INT8 last; each has a run of its own below this one.
+        engines: The engines, in the order of the config's ``beside``, INT8 last; each has a child run of its own.
     """
 
     verdict: Verdict
@@ -122,13 +119,13 @@ class CalibrateResult(OpResult):
 
     @property
     def next_step(self) -> str:
-        """Of an INT8 engine that is not good enough, ask which layers cost the most."""
+        """If INT8 is not good enough, measure which layers cost the most."""
         if self.run_id and self.verdict == "bad" and self.subject:
             return f"trtops sensitivity {shlex.quote(self.subject)} --calibration-cache run:{self.run_id}"
         return super().next_step
 
     def body(self) -> Iterable[str]:
-        """Why INT8 is not good enough, what the ranges are of, and a row for each engine."""
+        """Reasons, a summary of the ranges, and a row for each engine."""
         yield from (f"- {reason}" for reason in self.reasons)
         yield ""
         yield (
@@ -156,29 +153,29 @@ def calibrate(
     parent: str | None = None,
     progress: OnProgress | None = None,
 ) -> CalibrateResult:
-    """Calibrate a model, build INT8 from the cache, evaluate it beside other precisions, and keep everything in runs.
+    """Calibrate a model, build INT8 from the cache, evaluate it next to other precisions, and log everything to runs.
 
-    Feeds are read once, one at a time. The cache is logged as our JSON and as TensorRT's text, with the ranges as a table
-    and histograms as pictures.
+    Feeds are read once, one at a time. The cache is logged as our JSON and as TensorRT's text, with a table of the
+    ranges and pictures of the histograms.
 
     Args:
         model: The ONNX file.
         config: What to calibrate with and how to evaluate.
-        tracker: The memory.
-        data: Calibration data, in place of the config's source.
-        experiment: Experiment to log to; the model file's name without its ending unless given.
+        tracker: The tracking store.
+        data: Calibration data, instead of the config's source.
+        experiment: Experiment to log to; the model file's name without its suffix by default.
         tags: Further tags of the run.
         parent: Id of a parent run.
         progress: Called after every feed with the number of samples.
 
     Returns:
-        The result. An INT8 engine that is not good enough is a result.
+        The result. An INT8 engine that is not good enough is a result, not an error.
 
     Raises:
         CalibrationError: If the data is bad, missing or too little. What was collected before is logged as
-            ``caches/calibration.partial.json`` to the run, which is marked failed, and is the error's ``partial``.
+            ``caches/calibration.partial.json`` to the failed run, and is the error's ``partial``.
         ConfigError: If there is no source of data.
-        TrtopsError: Whatever else went wrong.
+        TrtopsError: For any other failure.
     """
     config = CalibrateConfig() if config is None else config
     path = Path(model)
@@ -187,67 +184,74 @@ def calibrate(
     if config.data is None and data is None:
         raise errors.ConfigError("No calibration data is given; expected a source of real inputs (data=...).")
     loaded = Model.load(path)
-    with op_run(tracker, experiment, name, kind="calibrate", model=path, tags=tags, parent=parent) as run:
+    with (
+        op_run(tracker, experiment, name, kind="calibrate", model=path, tags=tags, parent=parent) as run,
+        tempfile.TemporaryDirectory(prefix=temporary_prefix("calibration")) as folder,
+    ):
         run.log_params(schema.flat_params(config))
         run.set_tags({schema.Tag.MODEL_SHA256: loaded.info.sha256})
         start = time.perf_counter()
-        remembered = None if data is None else _RememberedFeeds(open_feeds(data, TensorMetadata.of(loaded.info.inputs)))
-        cache, histograms = collect_ranges(loaded, config, data=remembered, run=run, progress=progress)
+        given = None if data is None else _CountedFeeds(open_feeds(data, TensorMetadata.of(loaded.info.inputs)))
+        cache, histograms = collect_ranges(loaded, config, data=given, run=run, progress=progress)
         seconds = time.perf_counter() - start
         _log_cache(run, cache, histograms, config, seconds)
-        with tempfile.TemporaryDirectory(prefix=temporary_prefix("calibration")) as folder:
-            evaluated = replace(config, check=_check_on_real_data(config, remembered, Path(folder)))
-            engines = _build_engines(
-                path, cache, evaluated, tracker=tracker, experiment=experiment, tags=tags, parent=run.id
+
+        check, cache_file = config.check, Path(folder, "calibration.json")
+        cache_file.write_bytes(cache.to_bytes())
+        if check.data is None and check.golden is None:  # random data would leave the ranges of real data
+            check = replace(check, data=config.data)
+            if given is not None:
+                check = replace(check, data=f"{folder}/feeds.json")
+                save_json([dict(feed) for feed in given.first], f"{folder}/feeds.json", "the first calibration feeds")
+        engines = []
+        precisions: list[Precision] = [*(each for each in dict.fromkeys(config.beside) if each != "int8"), "int8"]
+        for precision in precisions:
+            convert_config = ConvertConfig(
+                build=replace(config.build, precision=precision),
+                check=check,
+                calibration_cache=str(cache_file) if precision == "int8" else None,
+            )
+            engines.append(
+                convert(path, convert_config, tracker=tracker, experiment=experiment, tags=tags, parent=run.id)
             )
         _log_engines(run, engines)
-        result = replace(_calibrate_result(cache, engines, seconds), title=f"calibrate {path.name}", subject=str(path))
+        result = CalibrateResult(
+            title=f"calibrate {path.name}",
+            subject=str(path),
+            verdict=engines[-1].verdict,
+            reasons=engines[-1].reasons,
+            algorithm=cache.algorithm,
+            cache_sha256=cache.digest,
+            data_sha256=cache.data_sha256 or "",
+            samples=cache.samples,
+            feeds=cache.feeds,
+            tensors=len(cache),
+            excluded=cache.excluded,
+            seconds=seconds,
+            engines=tuple(engines),
+        )
         finish_with(run, result, tracker)
         return result.kept_in(run, experiment)
 
 
-class _RememberedFeeds:
-    """Feeds that are in memory, of which the first are kept as they pass, to evaluate engines with."""
+class _CountedFeeds:
+    """Counts and digests feeds as they are read, and keeps the first ones to evaluate engines with."""
 
     def __init__(self, feeds: Iterable[Feed]) -> None:
         self._feeds = feeds
+        self.digest = FeedDigest()
+        self.feeds = self.samples = 0
         self.first: list[Feed] = []
 
     def __iter__(self) -> Iterator[Feed]:
         self.first = []
         for feed in self._feeds:
+            self.digest.add(feed)
+            self.feeds += 1
+            self.samples += samples_in(feed)
             if len(self.first) < _EVALUATED_FEEDS:
                 self.first.append(feed)
             yield feed
-
-
-def _check_on_real_data(config: CalibrateConfig, remembered: _RememberedFeeds | None, folder: Path) -> CheckConfig:
-    """The check, on the calibration data if it has none of its own."""
-    check = config.check
-    if check.data is not None or check.golden is not None:
-        return check
-    if remembered is None:
-        return replace(check, data=config.data)
-    file = folder / "feeds.json"
-    save_json([dict(feed) for feed in remembered.first], str(file), "the first feeds of the calibration")
-    return replace(check, data=str(file))
-
-
-def _calibrate_result(cache: CalibrationCache, engines: tuple[ConvertResult, ...], seconds: float) -> CalibrateResult:
-    """The result, whose verdict is that of the INT8 engine, the last one."""
-    return CalibrateResult(
-        verdict=engines[-1].verdict,
-        reasons=engines[-1].reasons,
-        algorithm=cache.algorithm,
-        cache_sha256=cache.digest,
-        data_sha256=cache.data_sha256 or "",
-        samples=cache.samples,
-        feeds=cache.feeds,
-        tensors=len(cache),
-        excluded=cache.excluded,
-        seconds=seconds,
-        engines=engines,
-    )
 
 
 def collect_ranges(
@@ -258,13 +262,13 @@ def collect_ranges(
     run: Run = NO_RUN,
     progress: OnProgress | None = None,
 ) -> tuple[CalibrationCache, Mapping[str, Histogram]]:
-    """The calibration itself: a cache, and the histograms behind it (none from TensorRT's calibrators).
+    """Calibrate: the cache, and the histograms behind it (none from TensorRT's calibrators).
 
     Args:
         model: The model.
         config: What to calibrate with.
-        data: Calibration data, in place of the config's source.
-        run: Where what was collected is kept if the data fails half-way.
+        data: Calibration data, instead of the config's source.
+        run: Where to log what was collected if the data fails half-way.
         progress: Called after every feed with the number of samples; not by TensorRT's calibrators.
 
     Raises:
@@ -293,34 +297,28 @@ def collect_ranges(
             progress=None if progress is None else lambda done: progress(done.samples, None),
         )
     except errors.CalibrationError as exc:
-        raise _keep_partial(exc, config, run) from exc
+        if not isinstance(exc.partial, CalibrationCache):
+            raise
+        places = []
+        if run.id:
+            run.log_json(exc.partial, schema.Artifact.CALIBRATION_PARTIAL)
+            places.append(f"run {run.id}, {schema.Artifact.CALIBRATION_PARTIAL}")
+        if config.output is not None:
+            places.append(f"{config.output}.partial")
+            write_cache(exc.partial, places[-1])
+        where = f" It is in {' and in '.join(places)}." if places else ""
+        raise errors.CalibrationError(f"{exc}{where}", partial=exc.partial) from exc
     return collected.cache, collected.histograms
 
 
-def _keep_partial(exc: errors.CalibrationError, config: CalibrateConfig, run: Run) -> errors.CalibrationError:
-    """Keep what was collected before the data failed, and say where."""
-    if not isinstance(exc.partial, CalibrationCache):
-        return exc
-    places = []
-    if run.id:
-        run.log_json(exc.partial, schema.Artifact.CALIBRATION_PARTIAL)
-        places.append(f"run {run.id}, {schema.Artifact.CALIBRATION_PARTIAL}")
-    if config.output is not None:
-        path = f"{config.output}.partial"
-        write_cache(exc.partial, path)
-        places.append(path)
-    where = f" It is in {' and in '.join(places)}." if places else ""
-    return errors.CalibrationError(f"{exc}{where}", partial=exc.partial)
-
-
 def _collect_with_tensorrt(model: Model, config: CalibrateConfig, feeds: Iterable[Feed]) -> CalibrationCache:
-    """Let TensorRT calibrate in a build, whose engine is thrown away."""
+    """Let TensorRT calibrate during a build, and discard the engine."""
     from trtops.backend.trt.build.backend import TensorRTBackend
 
     backend = TensorRTBackend(calibration_algorithm=_TENSORRT_ALGORITHMS[config.algorithm])
     options = config.build.options if isinstance(config.build.options, TensorRTOptions) else TensorRTOptions()
     counted = _CountedFeeds(feeds)
-    # The feeds are limited already.
+    # The number of feeds is limited above.
     build_config = replace(config.build, precision="int8", options=options, calibration_samples=2**31 - 1)
     build = backend.build(model, build_config, calibration_data=counted)
     if build.calibration_cache is None:
@@ -338,27 +336,10 @@ def _collect_with_tensorrt(model: Model, config: CalibrateConfig, feeds: Iterabl
     )
 
 
-class _CountedFeeds:
-    """Feeds, counted and digested as they pass."""
-
-    def __init__(self, feeds: Iterable[Feed]) -> None:
-        self._feeds = feeds
-        self.digest = FeedDigest()
-        self.feeds = 0
-        self.samples = 0
-
-    def __iter__(self) -> Iterator[Feed]:
-        for feed in self._feeds:
-            self.digest.add(feed)
-            self.feeds += 1
-            self.samples += samples_in(feed)
-            yield feed
-
-
 def write_cache(cache: CalibrationCache, path: str | Path) -> None:
-    """Write a cache to a file, whole or not at all: our JSON if its name ends in ``.json``, else TensorRT's text.
+    """Write a cache to a file atomically: our JSON if its name ends in ``.json``, else TensorRT's text.
 
-    A partial cache, ``<name>.partial``, is written like ``<name>``, with what it is partial of only in our JSON.
+    The suffix ``.partial`` does not count.
     """
     name = str(path).removesuffix(".partial")
     with open_atomically(path) as file:
@@ -384,48 +365,22 @@ def _log_cache(
     run.set_tags({schema.Tag.DATA_SHA256: cache.data_sha256 or ""})
     run.log_metrics(
         {
-            (schema.Metric.CALIBRATION, "samples"): float(cache.samples),
-            (schema.Metric.CALIBRATION, "feeds"): float(cache.feeds),
-            (schema.Metric.CALIBRATION, "tensors"): float(len(cache)),
-            (schema.Metric.CALIBRATION, "excluded"): float(len(cache.excluded)),
-            (schema.Metric.CALIBRATION, "seconds"): seconds,
+            (schema.Metric.CALIBRATION, name): float(value)
+            for name, value in (
+                ("samples", cache.samples),
+                ("feeds", cache.feeds),
+                ("tensors", len(cache)),
+                ("excluded", len(cache.excluded)),
+                ("seconds", seconds),
+            )
         }
     )
     if config.output is not None:
         write_cache(cache, config.output)
 
 
-def _build_engines(
-    path: Path,
-    cache: CalibrationCache,
-    config: CalibrateConfig,
-    *,
-    tracker: Tracker,
-    experiment: str,
-    tags: Mapping[str, str] | None,
-    parent: str,
-) -> tuple[ConvertResult, ...]:
-    """One run each for the precisions to compare with, then for INT8 from the cache."""
-    beside = [precision for precision in dict.fromkeys(config.beside) if precision != "int8"]
-    precisions: list[Precision] = [*beside, "int8"]
-    results = []
-    with tempfile.TemporaryDirectory(prefix=temporary_prefix("calibration")) as folder:
-        file = Path(folder, "calibration.json")
-        file.write_bytes(cache.to_bytes())
-        for precision in precisions:
-            convert_config = ConvertConfig(
-                build=replace(config.build, precision=precision),
-                check=config.check,
-                calibration_cache=str(file) if precision == "int8" else None,
-            )
-            results.append(
-                convert(path, convert_config, tracker=tracker, experiment=experiment, tags=tags, parent=parent)
-            )
-    return tuple(results)
-
-
 def _log_engines(run: Run, engines: Iterable[ConvertResult]) -> None:
-    """The engines' accuracy and largest error, side by side."""
+    """Log accuracy, latency and largest errors of the engines side by side."""
     metrics: dict[tuple[str, ...], float] = {}
     for engine in engines:
         if engine.evaluation.accuracy is not None:
@@ -437,15 +392,3 @@ def _log_engines(run: Run, engines: Iterable[ConvertResult]) -> None:
             if output.statistics is not None:
                 metrics[schema.Metric.ERROR, output.name, f"{engine.precision}_max_abs"] = output.statistics.max_abs
     run.log_metrics(metrics)
-
-
-def diff_caches(before: str, after: str, *, ratio: float = DEFAULT_RATIO, tracker: Tracker | None = None) -> CacheDiff:
-    """What differs between two calibration caches, given as :func:`load_cache` takes them.
-
-    Args:
-        before: One cache.
-        after: The other.
-        ratio: Ranges further apart than this, larger divided by smaller, are listed.
-        tracker: The memory, if one of them is in a run.
-    """
-    return diff(load_cache(before, tracker), load_cache(after, tracker), ratio)

@@ -55,19 +55,19 @@ class ConvertConfig(Record):
         build: How the engine is built.
         check: How it is evaluated.
         calibration_data: Data source for INT8 calibration; the check's own data by default.
-        timing_cache: Timing cache to build with: a file; ``run:<id>``, the cache of a run; ``accepted``, that of the model's
-            newest accepted engine; or ``shared``, the common cache of this device and release, to which this build adds its
-            timings. The last two may not exist yet.
+        timing_cache: Timing cache to build with: a file; ``run:<id>``, the cache of a run; ``accepted``, that of the
+            model's newest accepted engine; or ``shared``, the common cache of this device and release, to which this
+            build adds its timings. The last two may not exist yet.
         calibration_cache: A calibration cache file to build INT8 with, instead of calibrating.
         replay: A tactic record to replay (``tactics/replay.json`` of a run).
         mind_deny_list: Leave out tactics on the deny-list of this device and release; a replay that has one is refused.
-        attribute_error: Measure how much of the engine's error comes from the precision, from noise and from the builder
-            (:mod:`trtops.ops.evaluation.attribution`), which runs the model four more times.
+        attribute_error: Measure how much of the engine's error comes from the precision, from noise and from the
+            builder (:mod:`trtops.ops.evaluation.attribution`), which runs the model four more times.
         rebuild: Build even if the tracking store holds an engine of the same spec from the same environment.
         keep_model: Log the model file itself, with its external data, so that the run can be rebuilt without it.
-        isolated: Build, and run the new engine for the first time, in a child process. If a setting of the builder crashes
-            the child, this build and later ones of the model continue without it; any other crash is an error. By default
-            builds of ONNX Runtime below FP32 are isolated.
+        isolated: Build, and run the new engine for the first time, in a child process. If a setting of the builder
+            crashes the child, this build and later ones of the model continue without it; any other crash is an error.
+            By default builds of ONNX Runtime below FP32 are isolated.
         timeout_seconds: Time limit of the child for each; None sets no limit. Only for isolated builds.
     """
 
@@ -92,7 +92,8 @@ class ConvertResult(OpResult):
     Attributes:
         verdict: Whether the engine is good enough.
         reasons: Why not, one sentence each; empty for a good one.
-        reused_from: Run whose engine was reused, because everything that decides an engine is the same; None if built now.
+        reused_from: Run whose engine was reused, because everything that decides an engine is the same; None if built
+            now.
         precision: The requested precision.
         spec_sha256: Digest of the build's spec.
         engine_sha256: Digest of the engine.

@@ -1,4 +1,4 @@
-"""The deny-list: tactics that were proved guilty, kept in the memory, and minded by later builds on the same device and release."""
+"""The deny-list: tactics that a proof confirmed as culprits; later builds on the same device and release avoid them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class DenyResult(OpResult):
-    """An entry of the deny-list, or the pardon of one.
+    """A new entry of the deny-list, or the removal of one.
 
     Attributes:
-        entry: What is denied, or pardoned.
-        why: Why it was pardoned; empty for what is denied.
+        entry: The entry.
+        why: Why it was removed; empty for a new entry.
     """
 
     entry: DeniedTactic
@@ -31,7 +31,7 @@ class DenyResult(OpResult):
 
     @property
     def verdict(self) -> Verdict:
-        """Always ``good``: what cannot be denied or pardoned is an error."""
+        """Always ``good``: an entry that cannot be added or removed is an error."""
         return "good"
 
     @property
@@ -41,39 +41,39 @@ class DenyResult(OpResult):
         return self.entry.choices[0].tactic if self.entry.choices else settings or "an entry that cannot be read"
 
     def body(self) -> Iterable[str]:
-        """The layers and settings of the entry, and the reason of a pardon."""
+        """The layers and settings of the entry, and the reason for its removal."""
         yield from (f"- `{choice.layer}`: `{choice.tactic}`" for choice in self.entry.choices)
         yield from (f"- setting `{name}`: `{value}`" for name, value in self.entry.settings)
         if self.entry.seen_in:
-            yield from ("", f"Convicted in {self.entry.seen_in}.")
+            yield from ("", f"Confirmed in {self.entry.seen_in}.")
         if self.why:
             yield from ("", f"Pardoned: {self.why}")
 
 
 def deny(proof_run: str, *, tracker: Tracker, tags: Mapping[str, str] | None = None) -> DenyResult:
-    """Put what a proof confirmed on the deny-list of its device and release.
+    """Add the tactics that a proof confirmed to the deny-list of its device and release.
 
     Args:
-        proof_run: The proof's run, or what its id begins with.
-        tracker: The memory.
+        proof_run: The proof's run, or the beginning of its id.
+        tracker: The tracking store.
         tags: Further tags of the entry's run.
 
     Raises:
-        ConfigError: If the run is no proof, or it did not confirm its suspicion.
-        IncompleteRunError: If it is not whole.
+        ConfigError: If the run is not a proof, or it confirmed nothing.
+        IncompleteRunError: If it is not complete.
     """
     proof_run = tracker.whole_id(proof_run)
     stored = tracker.load(proof_run)
     outcome = stored.info.tags.get(schema.Tag.PROOF)
     if outcome != "confirmed":
         raise errors.ConfigError(
-            f"Run {proof_run} is a proof that ended as {outcome!r}; only 'confirmed' ones convict."
+            f"Run {proof_run} is a proof that ended as {outcome!r}; only confirmed culprits can be denied."
             if outcome
-            else f"Run {proof_run} is no proof."
+            else f"Run {proof_run} is not a proof."
         )
     if schema.Artifact.DENIED not in stored.manifest:
         raise errors.ConfigError(
-            f"Run {proof_run} convicted layers that fail only together: neither is guilty by itself."
+            f"Run {proof_run} confirmed layers that fail only together: neither is a culprit by itself."
         )
     entry = DeniedTactic.from_json(stored.read_bytes(schema.Artifact.DENIED))
     own = {
@@ -90,22 +90,22 @@ def deny(proof_run: str, *, tracker: Tracker, tags: Mapping[str, str] | None = N
 
 
 def pardon(deny_run: str, *, tracker: Tracker, why: str) -> DenyResult:
-    """Take an entry off the deny-list; it stays in the memory, with the reason. One that is damaged can be pardoned too.
+    """Remove an entry, also a damaged one, from the deny-list. It stays in the tracking store, with the reason.
 
     Raises:
-        ConfigError: If the run is no entry of the deny-list.
+        ConfigError: If the run is not an entry of the deny-list.
     """
     deny_run = tracker.whole_id(deny_run)
     info = tracker.info(deny_run)
     if info.kind != "deny" or schema.Tag.PARDONED in info.tags:
-        raise errors.ConfigError(f"Run {deny_run} is no entry of the deny-list.")
+        raise errors.ConfigError(f"Run {deny_run} is not an entry of the deny-list.")
     own = {name: info.tags.get(name, "") for name in (schema.Tag.BACKEND_VERSION, schema.Tag.DEVICE_SHA256)}
     try:
         entry = _read_entry(tracker, deny_run)
     except errors.TrackingUnavailableError:
         raise
     except errors.TrtopsError as exc:
-        log.warning("What is pardoned cannot be told: %s", exc)
+        log.warning("The removed entry cannot be read: %s", exc)
         version, device = own.values()
         entry = DeniedTactic(backend_version=version, device_sha256=device)
     tags = own | {schema.Tag.PARDONED: deny_run}
@@ -117,9 +117,9 @@ def pardon(deny_run: str, *, tracker: Tracker, why: str) -> DenyResult:
 
 
 def deny_list(tracker: Tracker, environment: Environment) -> DenyList:
-    """What builds in an environment must not choose: the memory's convictions that nobody pardoned.
+    """The tactics that builds in an environment must not use.
 
-    An entry that is damaged is left out with a warning, which names the run.
+    Damaged entries are left out with a warning, which names the run.
     """
     place = {
         schema.Tag.KIND: "deny",
@@ -136,9 +136,8 @@ def deny_list(tracker: Tracker, environment: Environment) -> DenyList:
         except errors.TrackingUnavailableError:
             raise
         except errors.TrtopsError as exc:
-            log.warning(
-                "An entry of the deny-list does not count: %s Prove it again, or: trtops runs pardon %s", exc, run_id
-            )
+            hint = "Prove it again, or: trtops runs pardon"
+            log.warning("An entry of the deny-list is ignored: %s %s %s", exc, hint, run_id)
     return DenyList(entries=tuple(dict.fromkeys(entries)))
 
 

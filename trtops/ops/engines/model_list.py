@@ -1,6 +1,6 @@
-"""Model lists: which models a team builds, how, and when an engine is good enough. Written by hand.
+"""Model lists: YAML files of models to build, how to build them, and when an engine is good enough.
 
-They are YAML::
+An example::
 
 defaults:                          # for all models, unless they say otherwise
   precisions: [fp32, fp16]
@@ -9,7 +9,7 @@ defaults:                          # for all models, unless they say otherwise
   policy: {bad: report}
 
 models:
-  - model: resnet50.onnx           # beside the list, or an absolute path
+  - model: resnet50.onnx           # relative to the list, or an absolute path
     data: images/
     labels: labels.npy
     precisions: [fp16, int8]
@@ -22,6 +22,8 @@ models:
 from __future__ import annotations
 
 import glob
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -44,19 +46,19 @@ from trtops.spec import (
 )
 
 _MERGED = ("policy", "tolerances", "onnxruntime", "tensorrt")
-"""Keys of which a model's own part is put over that of the defaults; any other replaces it."""
+"""Keys whose values are merged with the defaults; any other key replaces its default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Policy(Record):
-    """What to do about the builds of a model.
+    """How the builds of a model are treated.
 
     Attributes:
-        bad: Whether a bad engine makes the whole list ``fail``, or is something to ``report``.
-        rebuild: Build even what the memory has.
-        isolated: Build in a child process, whose crash is this build's error and nobody else's.
-        timeout_minutes: How long a build may take; None waits for ever.
-        keep_model: Keep the model file in the run.
+        bad: Whether a bad engine makes the whole list ``fail``, or is only ``report``-ed.
+        rebuild: Build even if the tracking store has the engine.
+        isolated: Build in a child process, so that a crash affects this build only.
+        timeout_minutes: Time limit of a build; None sets no limit.
+        keep_model: Log the model file to the run.
     """
 
     bad: Literal["fail", "report"] = "fail"
@@ -72,27 +74,28 @@ class Policy(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ListedModel(Record):
-    """One entry of a list, defaults put in.
+    """One entry of a list, with the defaults merged in.
 
     Attributes:
-        model: An ONNX file, or a pattern of files (``*``, ``?``, ``[...]``, ``**`` for any folders); relative to the list.
-        precisions: What to build it in.
-        backends: What to build it with; each with each precision.
-        profiles: Shapes to build for; the model's own unless given.
-        data: Where inputs come from (:func:`trtops.ops.evaluation.feeds.open_feeds`); random unless given.
-        iterations: How many random feeds.
-        seed: Of the random data.
-        labels: The right class of each sample, as ``.npy``.
-        golden: Saved outputs to compare with; the model's own unless given.
-        calibration_data: What INT8 is calibrated with; ``data`` unless given.
-        calibration_samples: How many feeds of it.
+        model: An ONNX file, or a pattern of files (``*``, ``?``, ``[...]``, ``**`` for any folders); relative to the
+            list.
+        precisions: Precisions to build.
+        backends: Back ends to build for; each with each precision.
+        profiles: Shapes to build for; the model's own by default.
+        data: Where inputs come from (:func:`trtops.ops.evaluation.feeds.open_feeds`); random by default.
+        iterations: Number of random feeds.
+        seed: Seed of the random data.
+        labels: The class of each sample, as ``.npy``.
+        golden: Saved outputs to compare with; the model's own by default.
+        calibration_data: Data to calibrate INT8 with; ``data`` by default.
+        calibration_samples: Number of its feeds to use.
         calibration_cache: A calibration cache to use instead.
         keep: Layers that INT8 leaves in higher precision.
-        tolerances: When an engine is good enough, by precision; the precision's own default unless given.
+        tolerances: When an engine is good enough, by precision; the precision's default unless given.
         onnxruntime: Options of that back end.
         tensorrt: Options of that back end.
-        experiment: MLflow experiment; the model's name unless given.
-        policy: What to do about the builds.
+        experiment: MLflow experiment; the model's name by default.
+        policy: How the builds are treated.
     """
 
     model: str
@@ -122,14 +125,13 @@ class ListedModel(Record):
             raise errors.ConfigError("calibration_samples and iterations must be 1 or more.")
 
     def files(self) -> dict[str, str]:
-        """The files and folders that it needs beside the model, by key; of ``loader.py:function`` the script."""
-        named = {
-            key: getattr(self, key) for key in ("data", "labels", "golden", "calibration_data", "calibration_cache")
-        }
-        return {key: _script_of(path) for key, path in named.items() if path is not None}
+        """The files and folders that the entry needs in addition to the model, by key."""
+        keys = ("data", "labels", "golden", "calibration_data", "calibration_cache")
+        named = {key: getattr(self, key) for key in keys}
+        return {key: _without_function(path) for key, path in named.items() if path is not None}
 
     def config(self, precision: Precision, backend: BackendName) -> ConvertConfig:
-        """One of its builds, as the convert op takes it."""
+        """The convert config of one build."""
         options: BackendOptions = self.onnxruntime if backend == "onnxruntime" else self.tensorrt
         minutes = self.policy.timeout_minutes
         return ConvertConfig(
@@ -159,15 +161,15 @@ class ListedModel(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ListedBuild(Record):
-    """One engine that a list asks for.
+    """One engine of a list.
 
     Attributes:
-        model: The ONNX file, absolute; the pattern, if no file is like it.
+        model: The ONNX file, absolute; the pattern, if no file matches it.
         precision: Its precision.
         backend: Its back end.
-        entry: The entry that asks for it.
+        entry: Its entry in the list.
         place: File and line of that entry.
-        missing: Why it cannot be made; empty if nothing is missing.
+        missing: Why it cannot be built; empty if nothing is missing.
     """
 
     model: str
@@ -180,12 +182,12 @@ class ListedBuild(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelList(Record):
-    """A list, read and checked, with absolute paths.
+    """A checked list with absolute paths.
 
     Attributes:
-        path: The file it was read from.
+        path: The file of the list.
         models: Its entries.
-        lines: The line of each entry; 0 where it stands in no file.
+        lines: The line of each entry; 0 without a file.
     """
 
     path: str
@@ -193,7 +195,7 @@ class ModelList(Record):
     lines: tuple[int, ...]
 
     def builds(self) -> tuple[ListedBuild, ...]:
-        """Every engine that the list asks for, in its order; patterns are looked up now."""
+        """Every engine of the list, in its order; patterns are expanded now."""
         return tuple(
             ListedBuild(
                 model=file,
@@ -210,18 +212,15 @@ class ModelList(Record):
         )
 
     def problems(self) -> tuple[str, ...]:
-        """What is missing, with file and line."""
+        """Missing files, with file and line."""
         return tuple(dict.fromkeys(f"{build.place}: {build.missing}" for build in self.builds() if build.missing))
 
 
 def read_model_list(path: str | Path) -> ModelList:
-    """Read a list.
-
-    Files that do not exist are no reason to refuse it, since the other models can be built: :meth:`ModelList.problems`
-    tells of them, and so does the result of each build.
+    """Read a list. Missing files are not errors, because the other models can be built (:meth:`ModelList.problems`).
 
     Raises:
-        FormatError: If it is no YAML, or has keys or values that cannot be meant; with the line of each.
+        FormatError: If it is not YAML, or has unknown keys or invalid values; with the line of each.
     """
     document = read_yaml(path)
     top = document.data if document.data is not None else {}
@@ -241,23 +240,17 @@ def read_model_list(path: str | Path) -> ModelList:
 
 
 def folder_list(folder: str | Path, pattern: str, entry: ListedModel) -> ModelList:
-    """A list of the models in a folder.
-
-    Args:
-        folder: The folder.
-        pattern: Which files, by a pattern relative to the folder.
-        entry: What to build of each; its ``model`` does not count.
-    """
+    """A list of the models in a folder that match a pattern; ``entry`` says how to build each."""
     absolute = Path(folder).resolve()
     own = _with_absolute_paths(replace(entry, model=f"{glob.escape(str(absolute))}/{pattern}"), Path.cwd())
     return ModelList(path=str(absolute), models=(own,), lines=(0,))
 
 
 def _checked_defaults(document: Document, defaults: Any) -> dict[str, Any]:
-    """The defaults, complained of where they would be wrong in any entry."""
+    """The defaults; empty, after adding problems, if they are invalid."""
     place: Place = ("defaults",)
     if not isinstance(defaults, dict):
-        document.complain(place, "expected keys and values, as models have them.")
+        document.complain(place, "expected keys and values, like a model's.")
         return {}
     if "model" in defaults:
         document.complain((*place, "model"), "'model' cannot have a default.")
@@ -286,37 +279,31 @@ def _with_absolute_paths(entry: ListedModel, folder: Path) -> ListedModel:
     def absolute(path: str | None) -> str | None:
         return None if path is None else str(folder / path)
 
-    # A folder's own name may have letters that mean something in a pattern.
+    # The folder's name may have characters that are special in a pattern.
     model = entry.model if Path(entry.model).is_absolute() else f"{glob.escape(str(folder))}/{entry.model}"
-    return replace(
-        entry,
-        model=model,
-        data=absolute(entry.data),
-        labels=absolute(entry.labels),
-        golden=absolute(entry.golden),
-        calibration_data=absolute(entry.calibration_data),
-        calibration_cache=absolute(entry.calibration_cache),
-    )
+    paths = ("data", "labels", "golden", "calibration_data", "calibration_cache")
+    changes: dict[str, Any] = {name: absolute(getattr(entry, name)) for name in paths}
+    return replace(entry, model=model, **changes)
 
 
 def _found_files(entry: ListedModel) -> list[tuple[str, str]]:
-    """The model files of an entry, each with what is missing for it."""
+    """The model files of an entry, each with a message about missing files."""
     lacking = [
         f"{key}: {path} does not exist. {_near_file(Path(path))}".rstrip()
         for key, path in entry.files().items()
         if not Path(path).exists()
     ]
-    plain = Path(_unescaped_pattern(entry.model))
-    files = [str(plain)] if plain.is_file() else sorted(glob.glob(entry.model, recursive=True))
-    files = [file for file in files if Path(file).is_file()]
+    # The pattern without the escapes of glob.escape()
+    plain = Path(re.sub(r"\[([*?[])\]", r"\1", entry.model))
+    files = [str(plain)] if plain.is_file() else sorted(filter(os.path.isfile, glob.glob(entry.model, recursive=True)))
     if files:
         return [(file, " ".join(lacking)) for file in files]
-    said = "is like no file" if glob.has_magic(str(plain)) else "does not exist"
-    return [(str(plain), " ".join([f"model: {plain} {said}. {_near_file(plain)}".rstrip(), *lacking]))]
+    problem = "matches no file" if glob.has_magic(str(plain)) else "does not exist"
+    return [(str(plain), " ".join([f"model: {plain} {problem}. {_near_file(plain)}".rstrip(), *lacking]))]
 
 
 def _near_file(path: Path) -> str:
-    """A hint to a file that may have been meant; empty if none is near."""
+    """A hint to a file of a similar name; empty if there is none."""
     try:
         names = sorted(other.name for other in path.parent.iterdir())
     except OSError:
@@ -325,13 +312,6 @@ def _near_file(path: Path) -> str:
     return hint if hint.startswith("Did") else ""
 
 
-def _script_of(path: str) -> str:
+def _without_function(path: str) -> str:
     script, _, _ = path.rpartition(":")
     return script if script.endswith(".py") else path
-
-
-def _unescaped_pattern(pattern: str) -> str:
-    """A pattern with what :func:`glob.escape` did to it undone."""
-    for letter in "*?[":
-        pattern = pattern.replace(f"[{letter}]", letter)
-    return pattern

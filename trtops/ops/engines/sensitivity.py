@@ -1,4 +1,4 @@
-"""Sensitivity: each layer's share of the error that INT8 makes, and which layers to keep so that a budget is met."""
+"""Sensitivity: each layer's share of the INT8 error, and the layers to keep in FP32 to stay within a budget."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from trtops.tracking.tables import log_table
 if TYPE_CHECKING:
     import onnx
 
-_PRUNED = 32  # layers that are given back at most, one by one
+_PRUNED = 32  # kept layers that are tried without, one by one
 _SHOWN = 30  # layers on a page
 
 
 @dataclass(frozen=True, kw_only=True)
 class SensitivityConfig(Record):
-    """How layers are measured, and what the error may be.
+    """How layers are measured, and the error budget.
 
     Attributes:
-        data: Where inputs come from (:func:`trtops.ops.evaluation.feeds.open_feeds`); random data unless given.
-        samples: How many samples to use.
+        data: Where inputs come from (:func:`trtops.ops.evaluation.feeds.open_feeds`); random data by default.
+        samples: Number of samples to use.
         batch: Samples per feed; None uses feeds as they come.
-        budget: The relative error that INT8 may make: root of the sum of squared differences from the FP32 model, over root
-            of the sum of its squares; of the output where that is largest.
-        mode: ``one`` quantizes one layer at a time; ``rest`` all but one, which counts errors that add up, and those that
-            cancel, but measures small differences of large errors.
-        style: Whose way of quantizing is measured (:func:`trtops.backend.onnx.quantize.insert_qdq`). It is carried out by
-            ONNX Runtime on the CPU either way.
-        keep: Layers that stay in FP32 whatever they cost.
-        fit: What to do about ranges that the cache lacks.
+        budget: The relative error that INT8 may have: the root of the sum of squared differences from the FP32 model,
+            over the root of the sum of its squares; of the output where it is largest.
+        mode: ``one`` quantizes one layer at a time; ``rest`` all but one, which includes errors that add up or cancel,
+            but measures small differences of large errors.
+        style: Which back end's way of quantizing is measured (:func:`trtops.backend.onnx.quantize.insert_qdq`). It is
+            run by ONNX Runtime on the CPU.
+        keep: Layers that always stay in FP32.
+        fit: How to treat ranges that the cache lacks.
     """
 
     data: str | None = None
@@ -67,14 +67,14 @@ class SensitivityConfig(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSensitivity(Record):
-    """What quantizing one layer costs.
+    """The cost of quantizing one layer.
 
     Attributes:
-        layer: The layer: its node's name, or its first output's.
+        layer: Its node's name, or its first output's.
         op: Its type.
-        error: Relative error of the model's outputs that it is to blame for.
+        error: Relative error of the model's outputs that it causes.
         share: Its part of the sum of all layers' squared errors.
-        kept: Whether it is proposed to stay in higher precision.
+        kept: Whether it should stay in higher precision.
     """
 
     layer: str
@@ -86,15 +86,15 @@ class LayerSensitivity(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class SensitivityResult(OpResult):
-    """What came out.
+    """The sensitivity of all layers.
 
     Attributes:
         error: Relative error with every layer quantized.
-        budget: What it may be.
-        keep: Layers to keep in higher precision, for :attr:`trtops.spec.BuildConfig.keep`; empty if none need be.
+        budget: The allowed error.
+        keep: Layers to keep in higher precision, for :attr:`trtops.spec.BuildConfig.keep`.
         error_kept: Relative error with those kept, measured.
         layers: Every layer, the worst first.
-        inferences: Models measured to find out.
+        inferences: Number of models measured.
     """
 
     error: float
@@ -106,7 +106,7 @@ class SensitivityResult(OpResult):
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the budget is met with what is proposed."""
+        """Whether the budget is met with the proposed layers kept."""
         return "good" if self.error_kept <= self.budget else "bad"
 
     def body(self) -> Iterable[str]:
@@ -138,26 +138,25 @@ def sensitivity(
     parent: str | None = None,
     progress: OnProgress | None = None,
 ) -> SensitivityResult:
-    """Measure each layer's share of the error of INT8, and propose what to keep.
+    """Measure each layer's share of the INT8 error, and propose layers to keep in higher precision.
 
-    The proposal is found by keeping the worst layers until the budget is met, and then giving back those that were not
-    needed; what it costs is measured, not added up. Takes one quantized model per layer, and some more.
+    The worst layers are kept until the budget is met, and then those that were not needed are quantized again. The
+    error of the proposal is measured. This takes one quantized model per layer, and some more.
 
     Args:
         model: The ONNX file.
         calibration_cache: The ranges: a cache, a file of either format, or ``run:<id>``.
         config: How to measure.
-        tracker: The memory.
-        data: Inputs, in place of the config's source.
-        experiment: Experiment to log to; the model file's name without its ending unless given.
+        tracker: The tracking store.
+        data: Input data, instead of the config's source.
+        experiment: Experiment to log to; the model file's name without its suffix by default.
         tags: Further tags of the run.
         parent: Id of a parent run.
-        progress: Called after each layer.
+        progress: Called after every layer.
 
     Raises:
-        CalibrationError: If the cache does not fit the model, or no layer can be quantized.
-        InputError: If the data does not fit the model.
-        TrtopsError: Whatever else went wrong.
+        CalibrationError: If the cache does not fit, no layer can be quantized, or there is no data.
+        TrtopsError: For any other failure.
     """
     config = SensitivityConfig() if config is None else config
     path = model_file(model)

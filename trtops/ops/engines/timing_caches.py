@@ -1,8 +1,8 @@
-"""Timing caches out of the memory: of one run, of the accepted engine, or the one that all builds of a device share.
+"""Timing caches from the tracking store: of one run, of the accepted engine, or the common one of a device.
 
-The shared cache of a device and release is a chain of runs of kind ``timing_cache``, each with the whole cache as an artifact and
-the run that it follows as a tag. A build adds what it timed to the newest one and logs a new run, so that nothing that was
-there is lost; where two builds followed the same run at the same time, the next one joins both.
+The common cache of a device and release is a chain of runs of kind ``timing_cache``. Each holds the whole cache as an
+artifact, and a tag names the run that it extends. If two builds extend the same run at the same time, the next one
+merges both.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ SHARED, ACCEPTED, RUN = "shared", "accepted", "run:"
 
 @dataclass(frozen=True)
 class TimingCacheSource:
-    """Where builds take their timing cache from.
+    """The source of a build's timing cache.
 
     Attributes:
-        asked: ``shared``, ``accepted``, ``run:`` and a run's id, or the path of a file; None for no cache. A file of one of
-            these names is asked for as ``./shared``.
-        tracker: The memory.
+        asked: ``shared``, ``accepted``, ``run:`` and a run's id, or a path; None for no cache.
+        tracker: The tracking store.
         environment: Where the build is made.
     """
 
@@ -44,10 +43,7 @@ class TimingCacheSource:
     environment: Environment
 
     def read(self, model_sha256: str) -> bytes | None:
-        """The cache; None where none is asked for, and where there is none yet that is shared or of an accepted engine.
-
-        Args:
-            model_sha256: Digest of the model that is built.
+        """The cache; None if none is requested, or there is no shared or accepted one yet.
 
         Raises:
             ConfigError: If the file cannot be read, or the run left no timing cache.
@@ -62,29 +58,22 @@ class TimingCacheSource:
         if self.asked == ACCEPTED:
             accepted = self._find("promote", **{schema.Tag.MODEL_SHA256: model_sha256})
             if not accepted:
-                log.warning(
-                    "No engine of this model was accepted on this device and release; building without its timing cache."
-                )
-            # The promotion replayed tactics and timed nothing; the good build that it was made from did.
-            return self._of_run(accepted[0].tags[schema.Tag.EVIDENCE]) if accepted else None
+                log.warning("No engine of this model is accepted on this device and release; building without a cache.")
+                return None
+            # The promotion replayed tactics and timed nothing; the build that it promoted did.
+            return self._of_run(accepted[0].tags[schema.Tag.EVIDENCE])
         if self.asked == SHARED:
             return next(iter(self._heads().values()), None)
         return read_cache_file(self.asked, "timing_cache")
 
     def share(self, build: Build, backend: EngineBackend, run_id: str) -> None:
-        """Add what a build timed to the shared cache, where that was asked for; nothing if the build timed nothing.
-
-        Args:
-            build: The build.
-            backend: What it was built by, which puts caches together.
-            run_id: Its run.
-        """
+        """Add the timings of a build to the shared cache, if that is requested and there are any."""
         if self.asked != SHARED or build.timing_cache is None or not build.timing_cache_use.misses:
             return
         heads = self._heads()
         try:
             whole = _merge(backend, [*heads.values(), build.timing_cache]) if heads else build.timing_cache
-        except errors.BackendError as exc:  # the engine is there, and worth more than the cache
+        except errors.BackendError as exc:  # the engine is worth more than the cache
             log.warning("The shared timing cache was not extended: %s", exc)
             return
         if whole in heads.values():
@@ -101,9 +90,9 @@ class TimingCacheSource:
         log.info("The shared timing cache has %d bytes now (digest %s).", len(whole), sha256(whole)[:12])
 
     def _heads(self) -> dict[str, bytes]:
-        """The shared caches that no other one follows by their runs, newest first; one, unless builds ended at the same time.
+        """The shared caches that no run extends, by their runs, newest first: usually one.
 
-        A damaged run is passed over with a warning, and what it followed counts again.
+        A damaged run is ignored with a warning, and the run that it extends counts again.
         """
         heads, followed = {}, set[str]()
         for info in self._find("timing_cache"):
@@ -112,7 +101,7 @@ class TimingCacheSource:
             try:
                 heads[info.id] = self._of_run(info.id)
             except (errors.IncompleteRunError, errors.ConfigError, errors.FormatError) as exc:
-                log.warning("A shared timing cache is passed over: %s", exc)
+                log.warning("A shared timing cache is ignored: %s", exc)
                 continue
             followed.update(info.tags.get(schema.Tag.FOLLOWS, "").split(","))
         return heads
@@ -131,8 +120,8 @@ class TimingCacheSource:
         there = Environment.from_json(stored.read_bytes(schema.Artifact.ENVIRONMENT))
         if there.device_key != self.environment.device_key:
             raise errors.TimingCacheError(
-                f"The timing cache of run {run_id} is for {there.device_key}; this is {self.environment.device_key}. Timings "
-                "of another device or release choose the wrong tactics. Use a cache of this device, or build without one."
+                f"The timing cache of run {run_id} is for {there.device_key}; this is {self.environment.device_key}. "
+                "Timings of another device or release choose wrong tactics. Use a cache of this device, or none."
             )
         cache = builds.load_timing_cache(stored)
         if cache is None:

@@ -1,7 +1,4 @@
-"""Records from YAML, with the number of a line in every complaint.
-
-What people write by hand is checked as a whole: all that is wrong is said at once, each with file and line.
-"""
+"""Read records from YAML. All errors of a file are reported together, each with its line."""
 
 from __future__ import annotations
 
@@ -9,10 +6,10 @@ import dataclasses
 import json
 import re
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from trtops import errors
 from trtops.record import Record
@@ -20,18 +17,18 @@ from trtops.record import Record
 R = TypeVar("R", bound=Record)
 Place: TypeAlias = tuple["str | int", ...]
 
-_MOST_VALUES = 100_000  # a few aliases of aliases stand for more than any memory holds
+_MOST_VALUES = 100_000  # aliases of aliases can stand for more values than memory holds
 
 
 @dataclass(frozen=True)
 class Document:
-    """A YAML file: its values, where each stands, and what was found wrong so far.
+    """A YAML file: its values, their lines, and the problems found so far.
 
     Attributes:
-        path: The file, as it was named.
+        path: The file.
         data: The values.
         lines: The line, from 1 on, of each value by its place.
-        problems: Complaints, each with its line.
+        problems: Messages, each with its line.
     """
 
     path: str
@@ -40,93 +37,79 @@ class Document:
     problems: list[str] = field(default_factory=list)
 
     def line(self, place: Place) -> int:
-        """The line of a value, or of the innermost one around it that is there."""
+        """The line of a value, or of the innermost value around it."""
         while place and place not in self.lines:
             place = place[:-1]
         return self.lines.get(place, 1)
 
     def complain(self, place: Place, text: str) -> None:
-        """Note what is wrong with a value."""
+        """Add a problem with a value."""
         self.problems.append(f"{self.path}:{self.line(place)}: {text}")
 
     def raise_problems(self) -> None:
-        """Raise if there are complaints.
-
-        Raises:
-            FormatError: With all of them, by line.
-        """
+        """Raise FormatError with all problems, by line, if there are any."""
         if self.problems:
-            by_line = sorted(
-                dict.fromkeys(self.problems), key=lambda text: int(text[len(self.path) + 1 :].split(":")[0])
-            )
+            start = len(self.path) + 1
+            by_line = sorted(dict.fromkeys(self.problems), key=lambda text: int(text[start:].split(":")[0]))
             raise errors.FormatError("\n".join(by_line))
 
     def record(self, kind: type[R], place: Place, value: Any) -> R | None:
-        """Read a value as a record; None, with complaints, if it is not one.
+        """Read a value as a record; None, after adding problems, if that fails.
 
         Args:
             kind: The record's class.
-            place: Where the value stands in the file.
-            value: The value: that of ``place``, or one with defaults put in.
+            place: Where the value is in the file.
+            value: The value of ``place``, possibly merged with defaults.
         """
         import pydantic
 
-        before = len(self.problems)
-        self._check_keys(kind, place, value)
-        if len(self.problems) > before:
-            return None
         try:
-            # As JSON, a list is fine for a tuple, though in strict mode "3" is not for 3.
+            # As JSON, a list is accepted for a tuple, although "3" is not accepted for 3 in strict mode.
             return pydantic.TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
         except pydantic.ValidationError as exc:
             for problem in exc.errors(include_url=False):
-                self._complain_of_value(place, problem)
+                self._add_problem(kind, place, problem)
             return None
 
-    def _complain_of_value(self, place: Place, problem: Any) -> None:
+    def _add_problem(self, kind: type[Any], place: Place, problem: Any) -> None:
         where = place
-        for part in problem["loc"]:  # parts that are no places say which of several types was tried
+        for part in problem["loc"]:  # parts that are not in the file name the alternative of a union
             where = (*where, part) if (*where, part) in self.lines else where
+        name = problem["loc"][-1] if problem["loc"] else ""
+        if problem["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+            known = _fields_at(kind, problem["loc"][:-1])
+            self.complain(where, f"unknown key {name!r}. {errors.near(str(name), known)}")
+            return
         text = str(problem["msg"]).removeprefix("Value error, ")
         found = "" if problem["type"] in ("missing", "value_error") else f" (found {problem['input']!r:.60})"
         hint = ""
         if problem["type"] == "literal_error":
             hint = " " + errors.near(str(problem["input"]), re.findall(r"'([^']*)'", problem["ctx"]["expected"]))
-        name = problem["loc"][-1] if problem["type"] == "missing" else ".".join(map(str, where[len(place) :]))
+            if name == "[key]":  # pydantic's place of a key that is not among the choices of a mapping
+                self.complain(where, f"unknown key {problem['input']!r}.{hint}")
+                return
+        name = name if problem["type"] == "missing" else ".".join(map(str, where[len(place) :]))
         self.complain(where, f"{name}: {text}{found}{hint}" if name else f"{text}{found}{hint}")
 
-    def _check_keys(self, kind: Any, place: Place, value: Any) -> None:
-        """Complain of keys that no field, or no choice, has the name of."""
-        for part, inner, known in _inner_types(kind, value):
-            if known is not None and part not in known:
-                self.complain((*place, part), f"unknown key {part!r}. {errors.near(str(part), known)}")
-            else:
-                self._check_keys(inner, (*place, part), value[part])
 
-
-def _inner_types(kind: Any, value: Any) -> Iterator[tuple[Any, Any, Sequence[str] | None]]:
-    """Of a value of some type: each key or index, the type of what is there, and the keys that there may be (None: any)."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        for choice in arguments:
-            yield from _inner_types(choice, value)
-    elif dataclasses.is_dataclass(kind) and isinstance(value, dict):
-        hints = get_type_hints(kind)
-        known = [f.name for f in dataclasses.fields(kind)]
-        yield from ((key, hints.get(key), known) for key in value)
-    elif isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, dict):
-        choices = list(get_args(arguments[0])) if get_origin(arguments[0]) is Literal else None
-        yield from ((key, arguments[1], choices) for key in value)
-    elif origin is tuple and isinstance(value, list):
-        yield from ((index, arguments[0], None) for index in range(len(value)))
+def _fields_at(kind: Any, place: Sequence[Any]) -> list[str]:
+    """The fields of the record at a place inside a record's class; empty if there is no record."""
+    for part in place:
+        if dataclasses.is_dataclass(kind):
+            kind = get_type_hints(kind).get(str(part))
+        else:
+            kind = next((each for each in reversed(get_args(kind)) if each is not Ellipsis), None)
+        if get_origin(kind) in (Union, types.UnionType):
+            kind = next((each for each in get_args(kind) if dataclasses.is_dataclass(each)), kind)
+    return [each.name for each in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
 
 
 def read_yaml(path: str | Path) -> Document:
     """Read a YAML file of plain values.
 
     Raises:
-        FormatError: If it is not there, no YAML, or holds something that is no text, number, truth value, list or mapping;
-            the message has the line.
+        FormatError: If the file cannot be read, is not YAML, or holds anything but text, numbers, truth values, lists
+            and mappings; the message has the line.
     """
     import yaml  # type: ignore[import-untyped]
 
@@ -135,7 +118,7 @@ def read_yaml(path: str | Path) -> Document:
     except OSError as exc:
         raise errors.FormatError(f"{path} cannot be read: {exc.strerror}.") from None
     except UnicodeDecodeError as exc:
-        raise errors.FormatError(f"{path} is no UTF-8 text: {exc.reason} at byte {exc.start}.") from None
+        raise errors.FormatError(f"{path} is not UTF-8 text: {exc.reason} at byte {exc.start}.") from None
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
         where = f"{path}:{mark.line + 1}" if mark is not None else str(path)
@@ -150,7 +133,7 @@ def read_yaml(path: str | Path) -> Document:
 
 
 def _plain_value(node: Any, place: Place, document: Document, lines: dict[Place, int]) -> Any:
-    """The value of a node, with the lines of all that is in it noted."""
+    """The value of a node; the lines of all values in it are added to ``lines``."""
     import yaml
 
     if len(lines) > _MOST_VALUES or len(place) > 50:
@@ -166,12 +149,12 @@ def _plain_value(node: Any, place: Place, document: Document, lines: dict[Place,
     found: dict[str, Any] = {}
     for key, value in node.value:
         if not isinstance(key, yaml.ScalarNode):
-            document.complain(place, "a key is no text.")
+            document.complain(place, "a key is not text.")
             continue
         inner = (*place, key.value)
         if key.value in found:
-            document.complain(place, f"{key.value!r} stands here twice, again in line {key.start_mark.line + 1}.")
+            document.complain(place, f"{key.value!r} is here twice, again in line {key.start_mark.line + 1}.")
             continue
         found[key.value] = _plain_value(value, inner, document, lines)
-        lines[inner] = key.start_mark.line + 1  # where a long value begins is not where one looks for it
+        lines[inner] = key.start_mark.line + 1  # of the key, because a long value begins later
     return found
