@@ -13,7 +13,7 @@ import pytest
 from tests import bombs, models
 from trtops import errors, limits
 from trtops.backend.onnx import fold, shapes
-from trtops.backend.onnx.expansion import check_expansion
+from trtops.backend.onnx.function_inlining_limit import check_inlined_size
 from trtops.backend.onnx.model import Model
 from trtops.cli.main import main
 from trtops.json.numpy_files import load_numpy
@@ -72,7 +72,7 @@ def test_nested_functions_are_counted_before_inlining(tmp_path: Path, caplog) ->
 
     for looking in (lambda: Model.load(path), lambda: shapes.infer_shapes(onnx.load(path))):
         with pytest.raises(
-            errors.InvalidModelError, match=r"30 functions would come to 2,147,483,\d+ nodes.*TRTOPS_NODE"
+            errors.InvalidModelError, match=r"2,147,483,\d+ nodes after its 30 functions are inlined.*TRTOPS_NODE"
         ):
             looking()
     for command in (["check", "lint"], ["inspect", "model"], ["surgeon", "sanitize", "-o", str(tmp_path / "o.onnx")]):
@@ -81,11 +81,11 @@ def test_nested_functions_are_counted_before_inlining(tmp_path: Path, caplog) ->
 
 def test_recursive_functions_are_refused(monkeypatch) -> None:
     with pytest.raises(errors.InvalidModelError, match="calls itself"):
-        check_expansion(bombs.doubling_functions(3, circle=True))
+        check_inlined_size(bombs.doubling_functions(3, circle=True))
     monkeypatch.setenv(limits.NODES, "9" * 15)
     with pytest.raises(errors.InvalidModelError, match="through more than 200 others"):
-        check_expansion(bombs.doubling_functions(300))
-    check_expansion(bombs.doubling_functions(30))
+        check_inlined_size(bombs.doubling_functions(300))
+    check_inlined_size(bombs.doubling_functions(30))
 
 
 def test_random_data_size_is_checked_first(tmp_path: Path, caplog) -> None:

@@ -13,7 +13,7 @@ from trtops.cli.logs import say
 from trtops.cli.script import Call, Maker, call
 
 if TYPE_CHECKING:
-    from trtops.ops.model.saving import SaveConfig
+    from trtops.ops.model.model_files import SaveConfig
 
 
 @dataclass(frozen=True)

@@ -88,40 +88,37 @@ if TYPE_CHECKING:
     from trtops.ops.model.graph import describe_onnx as describe_onnx
     from trtops.ops.model.graph import model_page as model_page
     from trtops.ops.model.graph import serve_page as serve_page
-    from trtops.ops.model.inspect.calibration import compare_calibrations as compare_calibrations
-    from trtops.ops.model.inspect.calibration import inspect_calibration as inspect_calibration
     from trtops.ops.model.inspect.data import inspect_data as inspect_data
-    from trtops.ops.model.inspect.engine_tensors import read_tensors as read_tensors
-    from trtops.ops.model.inspect.engine_tensors import tensors_text as tensors_text
+    from trtops.ops.model.inspect.data import read_tensors as read_tensors
+    from trtops.ops.model.inspect.data import tensors_text as tensors_text
     from trtops.ops.model.inspect.engines import InspectEnginesConfig as InspectEnginesConfig
     from trtops.ops.model.inspect.engines import InspectEnginesResult as InspectEnginesResult
     from trtops.ops.model.inspect.engines import inspect_engines as inspect_engines
     from trtops.ops.model.inspect.models import inspect_model as inspect_model
-    from trtops.ops.model.inspect.sparsity import inspect_sparsity as inspect_sparsity
-    from trtops.ops.model.inspect.tactics import inspect_tactics as inspect_tactics
+    from trtops.ops.model.inspect.records import compare_calibrations as compare_calibrations
+    from trtops.ops.model.inspect.records import inspect_calibration as inspect_calibration
+    from trtops.ops.model.inspect.records import inspect_sparsity as inspect_sparsity
+    from trtops.ops.model.inspect.records import inspect_tactics as inspect_tactics
     from trtops.ops.model.lint import LintConfig as LintConfig
     from trtops.ops.model.lint import LintResult as LintResult
     from trtops.ops.model.lint import lint as lint
+    from trtops.ops.model.model_files import SaveConfig as SaveConfig
+    from trtops.ops.model.model_files import open_model as open_model
     from trtops.ops.model.observed_shapes import with_observed_shapes as with_observed_shapes
-    from trtops.ops.model.opening import open_model as open_model
     from trtops.ops.model.plugins import match_plugins as match_plugins
     from trtops.ops.model.plugins import read_matches as read_matches
     from trtops.ops.model.plugins import replace_plugins as replace_plugins
     from trtops.ops.model.plugins import write_matches as write_matches
-    from trtops.ops.model.saving import SaveConfig as SaveConfig
-    from trtops.ops.model.surgeon.cutting import InsertConfig as InsertConfig
-    from trtops.ops.model.surgeon.cutting import extract as extract
-    from trtops.ops.model.surgeon.cutting import insert as insert
-    from trtops.ops.model.surgeon.cutting import remove_nodes as remove_nodes
-    from trtops.ops.model.surgeon.operation import SurgeonResult as SurgeonResult
-    from trtops.ops.model.surgeon.sanitize import SanitizeConfig as SanitizeConfig
-    from trtops.ops.model.surgeon.sanitize import sanitize as sanitize
-    from trtops.ops.model.surgeon.weights import LowerConfig as LowerConfig
-    from trtops.ops.model.surgeon.weights import lower_precision as lower_precision
-    from trtops.ops.model.surgeon.weights import prune as prune
-    from trtops.ops.model.surgeon.weights import reconstruct_weights as reconstruct_weights
-    from trtops.ops.model.surgeon.weights import resave as resave
-    from trtops.ops.model.surgeon.weights import strip_weights as strip_weights
+    from trtops.ops.model.surgeon import InsertConfig as InsertConfig
+    from trtops.ops.model.surgeon import SanitizeConfig as SanitizeConfig
+    from trtops.ops.model.surgeon import SurgeonResult as SurgeonResult
+    from trtops.ops.model.surgeon import extract as extract
+    from trtops.ops.model.surgeon import insert as insert
+    from trtops.ops.model.surgeon import prune as prune
+    from trtops.ops.model.surgeon import reconstruct_weights as reconstruct_weights
+    from trtops.ops.model.surgeon import remove_nodes as remove_nodes
+    from trtops.ops.model.surgeon import sanitize as sanitize
+    from trtops.ops.model.surgeon import strip_weights as strip_weights
     from trtops.ops.model.template import template as template
     from trtops.ops.result import OpResult as OpResult
     from trtops.ops.runs.inspect import inspect_run as inspect_run

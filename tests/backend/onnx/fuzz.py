@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests import models
 from trtops import errors, ops
-from trtops.backend.onnx import bare
+from trtops.backend.onnx import load_without_weights
 from trtops.backend.onnx.emulate import emulate_low_precision
 from trtops.backend.onnx.loader import onnx_from_path
 from trtops.backend.onnx.model import Model
@@ -272,7 +272,7 @@ def _shown(path: Path) -> None:
 def _linted(path: Path) -> None:
     """Lint a model with its weights, and without them; the verdicts must be one."""
     whole = lint(path)
-    with patch.object(bare, "SMALL_FILE", 0), patch.object(bare, "LARGE", 0):
+    with patch.object(load_without_weights, "LARGE", 0):
         assert lint(path) == whole, "another verdict without weights"
 
 

@@ -317,7 +317,7 @@ class TestSetUpperBound:
         assert len(room.set_upper_bound(inferred, {"r": 5}).graph.node) == 4
         assert len(room.set_upper_bound(inferred, {"": 5}).graph.node) == 4
         assert len(room.set_upper_bound(inferred, {}).graph.node) == 3
-        with pytest.raises(errors.ConfigError, match="No node makes a tensor 'reps'"):
+        with pytest.raises(errors.ConfigError, match="No node produces a tensor 'reps'"):
             room.set_upper_bound(inferred, {"reps": 5})
 
     def test_what_is_bounded_stays_as_it_is(self) -> None:

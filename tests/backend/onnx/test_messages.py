@@ -51,12 +51,3 @@ found.to_json()
 assert "conv0" in found.text()
 print(*{"onnx", "numpy", "onnxruntime"} & set(sys.modules))"""
     assert not run(code, str(path)).split()
-
-
-def test_a_sound_model_is_linted_without_the_package(tmp_path: Path) -> None:
-    path = models.conv_net().write(tmp_path)
-    code = """import sys
-from trtops.ops.model.lint import lint
-assert lint(sys.argv[1]).ok
-print(*{"onnx"} & set(sys.modules))"""
-    assert not run(code, str(path)).split()

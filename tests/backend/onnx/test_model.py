@@ -278,11 +278,11 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     "no outputs": (lambda p: p.graph.ClearField("output"), "no outputs"),
     "dangling input": (lambda p: p.graph.node[2].input.__setitem__(0, "ghost"), "Relu 'relu0' reads 'ghost'"),
     "two makers": (lambda p: p.graph.node[1].output.__setitem__(0, "c0"), "'c0', which is defined twice"),
-    "output from nowhere": (lambda p: setattr(p.graph.output[0], "name", "nothing"), "Output 'nothing'"),
+    "output from nowhere": (lambda p: setattr(p.graph.output[0], "name", "nothing"), "output 'nothing'"),
     "short weight": (lambda p: setattr(p.graph.initializer[0], "raw_data", b"1234"), "'w0'.*expected 864"),
     "two inputs": (lambda p: p.graph.input.append(p.graph.input[0]), "two inputs named 'image'"),
     "no operator": (lambda p: p.graph.node[0].ClearField("op_type"), "without an operator type"),
-    "cycle": (lambda p: p.graph.node[1].input.__setitem__(0, "r1"), "circle: .*Relu 'relu1'"),
+    "cycle": (lambda p: p.graph.node[1].input.__setitem__(0, "r1"), "cycle: .*Relu 'relu1'"),
 }
 
 
@@ -353,7 +353,7 @@ def test_external_data_in_a_sub_folder_is_found(tmp_path: Path) -> None:
     [
         ({"location": "gone.bin"}, "does not exist"),
         ({"location": "."}, "not a file"),
-        ({"offset": "99999999"}, "cut short"),
+        ({"offset": "99999999"}, "truncated"),
         ({"offset": "-4"}, "offset '-4'"),
         ({"offset": "1e3"}, "offset '1e3'"),
         ({"length": "3"}, "expected 864"),
@@ -373,7 +373,7 @@ def test_a_data_file_cut_short_is_refused(tmp_path: Path) -> None:
     data = tmp_path / "weights.bin"
     data.write_bytes(data.read_bytes()[:-1])
 
-    with pytest.raises(errors.ExternalDataError, match="cut short"):
+    with pytest.raises(errors.ExternalDataError, match="truncated"):
         Model.load(path)
 
 

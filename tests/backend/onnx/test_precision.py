@@ -282,7 +282,7 @@ class TestOutOfRange:
     def test_too_large_weights_are_reported(self, caplog: pytest.LogCaptureFixture) -> None:
         convert_to_fp16(_with_constant("Div", [1e6, 1.0]))
 
-        assert "beyond the 16-bit range: node" in caplog.text
+        assert "exceed the 16-bit range: node" in caplog.text
 
 
 def test_scales_of_quantization_stay_in_fp32() -> None:

@@ -10,7 +10,7 @@ from onnx import helper, numpy_helper
 from tests import models
 from trtops import errors
 from trtops.backend.onnx import shapes
-from trtops.backend.onnx.following import may_propagate
+from trtops.backend.onnx.shape_inference_cost import can_propagate_values
 
 
 def test_what_reads_a_sparse_weight_has_a_shape() -> None:
@@ -64,7 +64,7 @@ def test_vectors_that_are_joined_again_and_again_are_not_followed(first: str) ->
     joined = " ".join(f"t{i + 1} = Concat<axis=0>(t{i}, t{i})" for i in range(20))
     proto = models.model(f"(int64[4] x) => (int64[n] y) {{ {first} {joined} y = Identity(t20) }}")
 
-    assert not may_propagate(proto)
+    assert not can_propagate_values(proto)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_vectors_that_are_joined_again_and_again_are_not_followed(first: str) ->
 def test_nodes_that_lack_their_inputs_are_taken_as_they_are(op: str) -> None:
     graph = helper.make_graph([helper.make_node(op, [], ["y"])], "g", [], [helper.make_empty_tensor_value_info("y")])
 
-    assert may_propagate(helper.make_model(graph))
+    assert can_propagate_values(helper.make_model(graph))
 
 
 def test_functions_that_call_each_other_in_a_circle_are_refused_though_nothing_calls_them() -> None:

@@ -15,9 +15,9 @@ from tests import models
 from tests.models import random
 from trtops import BuildConfig, ConvertConfig, MemoryTracker, convert, errors
 from trtops.backend.base import Caches
+from trtops.backend.onnx.accepted_inputs import accepted_inputs
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.quantize import insert_qdq
-from trtops.backend.onnx.readable import readable_values
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
 from trtops.calibration.cache import CalibrationCache, TensorRange
 from trtops.ops.evaluation.check import CheckConfig
@@ -119,7 +119,7 @@ def test_it_converts(name, tmp_path):
 
 
 def test_made_up_ids_are_rows_of_the_tables_that_they_pick_from_and_masks_hide_nothing(tmp_path: Path):
-    found = readable_values(tokens())
+    found = accepted_inputs(tokens())
     assert found.ranges == {"input_ids": (0, 49), "position_ids": (0, 2), "attention_mask": (1, 1)}
 
     feeds = list(CheckConfig(iterations=40).open_for(Model.from_proto(tokens())))
@@ -129,7 +129,7 @@ def test_made_up_ids_are_rows_of_the_tables_that_they_pick_from_and_masks_hide_n
 
 
 def test_made_up_strings_are_words_that_the_model_knows():
-    found = readable_values(MODELS["strings in"]())
+    found = accepted_inputs(MODELS["strings in"]())
     assert found.words == {"x": ("cat", "dog")}
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests import models, zoo
 from tests.models import Case
+from trtops.backend.onnx.class_axes import class_axes
 from trtops.backend.onnx.model import Model
-from trtops.backend.onnx.scores import class_axes
 from trtops.backend.onnxrt.reference import reference_outputs
 from trtops.comparator import OutputTolerances, Tolerances, compare_outputs
 from trtops.ops.engines.convert import ConvertConfig, convert

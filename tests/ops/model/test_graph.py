@@ -18,7 +18,7 @@ from trtops.backend.trt.describe.inspector import EngineDescription, LayerDescri
 from trtops.comparator import RunResults
 from trtops.metadata import TensorSpec
 from trtops.ops.model import graph
-from trtops.ops.model.inspect import engine_tensors
+from trtops.ops.model.inspect import data
 
 
 @pytest.mark.parametrize("make", [models.identity, models.transformer, models.branch, models.loop, models.multi_output])
@@ -113,8 +113,8 @@ def test_what_tensors_held_stands_beside_an_engine_s_layers(tmp_path) -> None:
     results.add([{"t": models.random(4), "elsewhere": models.random(2)}], runner_name="trt-runner-N0")
     results.save(str(tmp_path / "saved.json"))
 
-    text = engine_tensors.tensors_text(engine(), engine_tensors.read_tensors(tmp_path / "saved.json"))
+    text = data.tensors_text(engine(), data.read_tensors(tmp_path / "saved.json"))
     assert text.count("t [dtype=float32, shape=(4,), mean=") == 2
     assert "x [not saved]" in text and "Not of any layer: elsewhere" in text
     with pytest.raises(errors.ConfigError, match="does not exist"):
-        engine_tensors.read_tensors(tmp_path / "nowhere.json")
+        data.read_tensors(tmp_path / "nowhere.json")

@@ -12,17 +12,14 @@ import pytest
 from tests import models
 from trtops import errors
 from trtops.backend.engines import engine_backend
-from trtops.backend.onnx import bare
 from trtops.backend.onnx.model import Model
 from trtops.calibration.cache import CalibrationCache, TensorRange
 from trtops.comparator import Comparator, CompareFunc
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.json import save_json
-from trtops.ops.model.inspect.calibration import inspect_calibration
 from trtops.ops.model.inspect.data import inspect_data
-from trtops.ops.model.inspect.models import Show, inspect_model
-from trtops.ops.model.inspect.sparsity import inspect_sparsity
-from trtops.ops.model.inspect.tactics import inspect_tactics
+from trtops.ops.model.inspect.models import inspect_model
+from trtops.ops.model.inspect.records import inspect_calibration, inspect_sparsity, inspect_tactics
 from trtops.ops.runs.inspect import inspect_run
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking.base import tracked
@@ -35,21 +32,6 @@ def test_a_model_is_shown_with_its_layers_as_text_and_as_json(tmp_path: Path) ->
     described = found.to_json()
     assert isinstance(described, dict)
     assert json.loads(json.dumps(described))["graph"]["nodes"][0]["op"] == "Conv"
-
-
-@pytest.mark.parametrize("show", [(), ("layers", "attrs"), ("layers", "weights")])
-def test_a_large_file_is_shown_as_it_is_though_its_weights_are_left_where_they_are(
-    show: tuple[Show, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = models.transformer().write(tmp_path)
-    whole = inspect_model(path, show=show, infer_shapes=True)
-    expected = whole.text(), whole.to_json()
-    monkeypatch.setattr(bare, "SMALL_FILE", 0)
-    monkeypatch.setattr(bare, "LARGE", 0)
-
-    found = inspect_model(path, show=show, infer_shapes=True)
-
-    assert (found.text(), found.to_json()) == expected
 
 
 def test_weights_outside_the_file_are_only_read_if_they_are_to_be_shown(tmp_path: Path) -> None:
@@ -191,5 +173,5 @@ def test_every_model_is_shown(make: models.Callable[[], models.Case]) -> None:
 def test_nested_lists_that_are_no_array_are_refused_by_the_name_of_the_file(tmp_path: Path) -> None:
     save_json([{"x": [[1.0], [1.0, 2.0]]}], tmp_path / "inputs.json")
 
-    with pytest.raises(errors.FormatError, match=r"inputs\.json: 'x' is no array"):
+    with pytest.raises(errors.FormatError, match=r"inputs\.json: 'x' is not an array"):
         inspect_data(tmp_path / "inputs.json")

@@ -43,7 +43,7 @@ def test_a_page_has_both_in_numbers_and_the_slowest_boundary_first(files: tuple[
     assert dict(result.b.precisions) == {"int8": 2, "fp16": 2}
     assert result.a.aligned == result.b.aligned == 1
     lines = result.page().splitlines()
-    boundaries = lines[lines.index("## Boundaries, where the engines differ most first") + 4 :]
+    boundaries = lines[lines.index("## Boundaries, largest differences first") + 4 :]
     assert boundaries[0].startswith("| `conv1 + relu1 → conv2` | - | - | 1: fp16 Channel major")
     assert "0.093 ms for 0.064 ms, 3 layers inserted for 2" in lines[0]
     assert any(line.startswith("| `conv1 + relu1` | 1 → 2 | fp16 |") for line in lines)
@@ -62,7 +62,7 @@ def test_a_description_that_trtops_wrote_is_read_with_its_memory(files: tuple[st
 
     assert (result.b.device_memory_bytes, result.b.weights_bytes, result.a.device_memory_bytes) == (1 << 20, 12, None)
     assert result.headline == "0 of 3 rows of layers differ"
-    assert "All layers that both have got the same kernels" in result.page()
+    assert "All layers that both engines have use the same kernels" in result.page()
 
 
 def test_engines_of_runs_are_compared_by_what_their_builds_told(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_engines_of_runs_are_compared_by_what_their_builds_told(tmp_path: Path) 
     assert result.a.layers and result.b.layers and result.a.ms is None
     info = tracker.info(result.run_id)
     assert info.kind == "engine_diff" and info.verdict is None
-    assert "Boundaries, where the engines differ most first" in info.tags[schema.Tag.NOTE]
+    assert "Boundaries, largest differences first" in info.tags[schema.Tag.NOTE]
 
 
 def test_the_command_prints_the_page_or_json(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,7 +102,7 @@ def test_what_is_no_engine_is_refused_in_words(files: tuple[str, str], tmp_path:
         ops.inspect_engines(ops.InspectEnginesConfig(a=files[0], b=str(tmp_path / "other.json")))
     with pytest.raises(errors.ConfigError, match="cannot be read"):
         ops.inspect_engines(ops.InspectEnginesConfig(a=files[0], b=str(tmp_path / "gone.json")))
-    with pytest.raises(errors.ConfigError, match="no store was given"):
+    with pytest.raises(errors.ConfigError, match="no tracking store"):
         ops.inspect_engines(ops.InspectEnginesConfig(a=files[0], b="8d6e3f"))
-    with pytest.raises(errors.FormatError, match="holds no times of layers"):
+    with pytest.raises(errors.FormatError, match="has no times of layers"):
         ops.inspect_engines(ops.InspectEnginesConfig(a=files[0], b=files[1], times_a=str(tmp_path / "times.json")))

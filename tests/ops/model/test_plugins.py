@@ -93,7 +93,7 @@ def test_nodes_between_a_place_s_ends_give_way_to_the_plugin_s(model: Path, plug
     ]
     assert [(a.name, a.i) for a in graph.node[0].attribute] == [("scale", 2)]
     assert (result.nodes_before, result.nodes) == (5, 3)
-    assert result.changes == ("Put gelu in at 2 places.",)
+    assert result.changes == ("Inserted gelu in 2 places.",)
 
 
 def test_a_plugin_may_put_its_node_in_itself_and_refuse_a_place(model: Path, plugins: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_plugin_may_put_its_node_in_itself_and_refuse_a_place(model: Path, plu
 
     result = replace_plugins(model, None, FOUND[:1], plugins)
     assert [n.op_type for n in result.model.graph.node] == ["Relu", "Neg", "Abs", "FastGeluOwn"]
-    assert result.changes == ("Put gelu in at 1 places, 1 left as they were.",)
+    assert result.changes == ("Inserted gelu in 1 places, 1 not changed.",)
 
 
 def test_what_cannot_be_is_refused_with_what_to_do(model: Path, plugins: Path, tmp_path: Path) -> None:
@@ -121,10 +121,10 @@ def test_what_cannot_be_is_refused_with_what_to_do(model: Path, plugins: Path, t
         read_matches(tmp_path / "nowhere.yaml")
     for text in ("a: [1", "[" * 5000):
         (tmp_path / "bad.yaml").write_text(text)
-        with pytest.raises(errors.FormatError, match="no YAML"):
+        with pytest.raises(errors.FormatError, match="not YAML"):
             read_matches(tmp_path / "bad.yaml")
     (tmp_path / "other.yaml").write_text("!!python/object/apply:os.getcwd []")
-    with pytest.raises(errors.FormatError, match="no YAML"):
+    with pytest.raises(errors.FormatError, match="not YAML"):
         read_matches(tmp_path / "other.yaml")
     (plugins / "gelu" / "pattern.py").write_text("def get_plugin_metadata():\n    return 1\n")
     with pytest.raises(errors.ConfigError, match="expected a dict with name and op"):

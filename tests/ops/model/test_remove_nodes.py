@@ -11,7 +11,7 @@ import pytest
 
 from tests import models
 from trtops import errors
-from trtops.ops.model.surgeon.cutting import remove_nodes
+from trtops.ops.model.surgeon import remove_nodes
 
 
 def run(model: onnx.ModelProto) -> np.ndarray:

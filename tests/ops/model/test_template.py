@@ -52,7 +52,7 @@ def test_somebodys_work_is_not_replaced(tmp_path: Path) -> None:
     template("data-loader", path)
     template("data-loader", path)  # the same again is fine
     path.write_text("# mine")
-    with pytest.raises(errors.ConfigError, match="exists already"):
+    with pytest.raises(errors.ConfigError, match="exists with other content"):
         template("data-loader", path)
 
 

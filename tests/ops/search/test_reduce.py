@@ -607,7 +607,7 @@ def test_engines_of_a_back_end_are_built_from_sub_models():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("(float[4] x) => (float[4] y) { a = Add(x, b)\n b = Relu(a)\n y = Neg(b) }", "circle"),
+        ("(float[4] x) => (float[4] y) { a = Add(x, b)\n b = Relu(a)\n y = Neg(b) }", "cycle"),
         ("(float[4] x) => (float[4] y) { y = Add(x, ghost) }", "ghost"),
         ("(float[4] x) => (float[4] y) { y = Relu(x)\n y = Neg(x) }", "twice"),
         ("(float[4] x) => (float[1] y) { y = Constant<value = float[1] {1}>() }", "nothing to reduce"),

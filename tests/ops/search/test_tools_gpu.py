@@ -25,7 +25,7 @@ from trtops.ops.evaluation.compare import CompareConfig, compare
 from trtops.ops.evaluation.submodel import ComparisonCheck, EngineRunner
 from trtops.ops.model.capability import CapabilityConfig, capability
 from trtops.ops.model.inspect.models import inspect_model
-from trtops.ops.model.inspect.tactics import inspect_tactics
+from trtops.ops.model.inspect.records import inspect_tactics
 from trtops.ops.search.accuracy import AccuracyConfig, accuracy
 from trtops.ops.search.precision import PrecisionConfig, precision
 from trtops.ops.search.precision_engines import TensorRTEngines

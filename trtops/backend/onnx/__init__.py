@@ -1,6 +1,6 @@
-"""ONNX models: loaded, checked, described, changed and saved. Nothing here needs more than onnx to be imported.
+"""ONNX models: loading, checks, descriptions, changes and saving. Importing needs only ``onnx``.
 
-The names below are imported on first use: many tools need one module of this package and not the rest.
+The names below are imported on first use, since many tools need only one module of this package.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Constant nodes: the tensors they make, whichever of the format's ways they are written in."""
+"""The tensors of Constant nodes, in each of the ways that ONNX allows to write them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,7 @@ _TYPES = {name: onnx.AttributeProto.AttributeType.Value(name.removeprefix("value
 
 
 def numpy_dtype(element: int, of: str) -> np.dtype[Any]:
-    """Numpy's data type for an ONNX element type.
-
-    Args:
-        element: The element type.
-        of: The tensor that has it, for the message.
+    """Numpy's data type for the ONNX element type of a tensor, which is named in the message.
 
     Raises:
         InvalidModelError: If ONNX has no such type.
@@ -37,11 +33,11 @@ def numpy_dtype(element: int, of: str) -> np.dtype[Any]:
     try:
         return helper.tensor_dtype_to_np_dtype(element)
     except KeyError:
-        raise errors.InvalidModelError(f"{of!r} has the element type {element}, which ONNX does not know.") from None
+        raise errors.InvalidModelError(f"{of!r} has the element type {element}, which ONNX does not define.") from None
 
 
 def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
-    """The tensor that a Constant node makes, as a new message named like its output; None for sparse and faulty ones."""
+    """A new tensor with the name and value of a Constant node's output; None for sparse and faulty ones."""
     if not node.attribute or not node.output:
         return None
     attribute = node.attribute[0]
@@ -56,7 +52,7 @@ def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
 
 
 def constant_tensors(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
-    """The dense constants of a graph by name: its initializers themselves, and what its Constant nodes make."""
+    """The dense constants of a graph by name: its initializers, and the tensors of its Constant nodes."""
     found = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         if walk.is_onnx_op(node, "Constant") and (tensor := constant_tensor(node)) is not None:
@@ -65,18 +61,11 @@ def constant_tensors(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
 
 
 def spell_out(model: onnx.ModelProto) -> bool:
-    """Write the Constant nodes that hold bare numbers or strings as tensors, in place, sub-graphs and functions included.
-
-    Args:
-        model: The model. Its nodes keep their places and names.
-
-    Returns:
-        Whether there were any.
-    """
+    """Rewrite Constant nodes with plain numbers or strings to tensors, in place; True if there were any."""
     changed = False
     for node in walk.nodes(model):
-        if walk.is_onnx_op(node, "Constant") and node.attribute:
-            tensor = constant_tensor(node) if node.attribute[0].name in _TYPES else None
+        if walk.is_onnx_op(node, "Constant") and node.attribute and node.attribute[0].name in _TYPES:
+            tensor = constant_tensor(node)
             if tensor is not None:
                 node.attribute[0].CopyFrom(helper.make_attribute("value", tensor))
                 changed = True
@@ -84,9 +73,5 @@ def spell_out(model: onnx.ModelProto) -> bool:
 
 
 def may_be_bare(data: Any) -> bool:
-    """Whether a serialized model may have Constant nodes for :func:`spell_out`; never false when it has.
-
-    Args:
-        data: Bytes, or a mapped file.
-    """
+    """Whether serialized bytes or a mapped file may have Constant nodes for :func:`spell_out`; no false negatives."""
     return any(data.find(f"value_{kind}".encode()) >= 0 for kind in ("float", "int", "string"))

@@ -1,32 +1,31 @@
-"""Cutting models: other outputs, a part between given tensors, bounds on data-dependent sizes.
-
-Every function here changes the model it is given, in place.
-"""
+"""In-place changes of a model: outputs, input shapes, parts, inserted nodes, bounds on data-dependent sizes."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
+from onnx import helper
 
 from trtops import errors
 from trtops.backend.onnx import shapes, walk
 from trtops.backend.onnx.constants import numpy_dtype
 from trtops.backend.onnx.copying import copy_of
-from trtops.backend.onnx.rewriting import FreshNames, keep_only, remove_unused, set_shape
-from trtops.metadata import DataType, TensorSpec
+from trtops.backend.onnx.rewriting import FreshNames, keep_only, remove_unused, rename, set_order, set_shape
+from trtops.metadata import DataType, Shape, TensorSpec
 from trtops.patterns import expand
 
 log = logging.getLogger(__name__)
 
 MARK_ALL = "mark-all"
-"""Stands for all tensors that nodes make, where a list of outputs is expected."""
+"""Stands for all tensors that nodes produce, where a list of outputs is expected."""
 
 
 def tensor_names(graph: onnx.GraphProto) -> list[str]:
-    """Names of the tensors that a graph's nodes make, in order, without those of Constant nodes."""
+    """Names of the tensors that a graph's nodes produce, in order, without those of Constant nodes."""
     made = (name for node in graph.node if node.op_type != "Constant" for name in node.output if name)
     return list(dict.fromkeys(made))
 
@@ -35,28 +34,27 @@ def set_outputs(model: onnx.ModelProto, outputs: Sequence[str]) -> None:
     """Make these tensors the outputs, in this order; names or shell patterns, or :data:`MARK_ALL`.
 
     Raises:
-        ConfigError: If a name or pattern fits no tensor.
+        ConfigError: If a name or pattern matches no tensor.
     """
     graph = model.graph
     made = tensor_names(graph)
-    if outputs == MARK_ALL or list(outputs) == ["mark", "all"] or list(outputs) == [MARK_ALL]:
+    if outputs == MARK_ALL or list(outputs) in (["mark", "all"], [MARK_ALL]):
         wanted = made
     else:
-        plain = [value.name for value in graph.input] + [name for node in graph.node for name in node.output if name]
-        in_reach = set(plain)
-        # A plain name may mean an input or a constant; a pattern does not.
-        wanted = list(dict.fromkeys(n for o in outputs for n in ([o] if o in in_reach else expand([o], made))))
+        # A plain name may be an input or a constant; a pattern does not match those.
+        plain = {value.name for value in graph.input} | {name for node in graph.node for name in node.output if name}
+        wanted = list(dict.fromkeys(n for o in outputs for n in ([o] if o in plain else expand([o], made))))
     if not wanted:
         raise errors.ConfigError("No outputs were selected; name at least one tensor.")
     shapes.infer_shapes(model)
     declared = shapes.values(graph)
-    new = [copy_of(declared.get(name) or onnx.helper.make_empty_tensor_value_info(name)) for name in wanted]
+    new = [copy_of(declared.get(name) or helper.make_empty_tensor_value_info(name)) for name in wanted]
     del graph.output[:]
     graph.output.extend(new)
 
 
 def outputs_of_types(graph: onnx.GraphProto, types: Iterable[str]) -> list[str]:
-    """Names of the tensors that nodes of these types make, in order of the types; case does not count.
+    """Names of the tensors that nodes of these types produce, ignoring case, in order of the types.
 
     Raises:
         ConfigError: If there is no node of such a type.
@@ -74,19 +72,17 @@ def outputs_of_types(graph: onnx.GraphProto, types: Iterable[str]) -> list[str]:
 
 
 def drop_outputs(model: onnx.ModelProto, patterns: Iterable[str]) -> None:
-    """Make these tensors outputs no longer; names or shell patterns.
+    """Remove these tensors from the outputs; names or shell patterns.
 
     Raises:
-        ConfigError: If a name or pattern fits no tensor, or no output would be left.
+        ConfigError: If a name or pattern matches no tensor, or no output would be left.
     """
     graph = model.graph
     outputs = [value.name for value in graph.output]
     dropped = set(expand(patterns, list(dict.fromkeys([*tensor_names(graph), *outputs]))))
-    kept = [copy_of(value) for value in graph.output if value.name not in dropped]
-    if not kept:
+    if dropped.issuperset(outputs):
         raise errors.ConfigError(f"All outputs are excluded ({', '.join(outputs)}); leave at least one.")
-    del graph.output[:]
-    graph.output.extend(kept)
+    keep_only(graph.output, lambda value: value.name not in dropped)
 
 
 def extract(
@@ -94,58 +90,40 @@ def extract(
     inputs: Mapping[str, TensorSpec] | None = None,
     outputs: Mapping[str, TensorSpec] | None = None,
 ) -> None:
-    """Keep only the part of a model that leads from given tensors to given tensors.
+    """Keep only the part of a model between these tensors; None keeps the model's inputs or outputs.
 
-    Args:
-        model: The model; nodes, weights and descriptions that the part does not need are removed.
-        inputs: The part's inputs; dtypes and shapes that are None are inferred. None keeps the model's inputs.
-        outputs: The part's outputs, likewise.
+    Dtypes and shapes that are None are inferred.
 
     Raises:
-        ConfigError: If a tensor does not exist, or an output also depends on tensors that are no inputs.
+        ConfigError: If a tensor does not exist, or an output also depends on other tensors.
     """
     graph = model.graph
-    declared = _declared_for_cut(model)
+    shapes.infer_shapes(model)
+    declared = shapes.values(graph)
+    for node in graph.node:
+        for name in filter(None, node.output):
+            declared.setdefault(name, helper.make_empty_tensor_value_info(name))
+
+    def describe(spec: TensorSpec) -> onnx.ValueInfoProto:
+        if spec.name not in declared:
+            raise errors.ConfigError(f"The model has no tensor {spec.name!r}. {errors.near(spec.name, declared)}")
+        value = copy_of(declared[spec.name])
+        if spec.dtype is not None:
+            value.type.tensor_type.elem_type = element_type(spec.dtype)
+        if spec.shape is not None:
+            set_shape(value.type.tensor_type, spec.shape)
+        return value
+
     if inputs is not None:
-        new_inputs = [_tensor_description(spec, declared) for spec in inputs.values()]
+        starts = [describe(spec) for spec in inputs.values()]
         keep_only(graph.initializer, lambda tensor: tensor.name not in inputs)
         del graph.input[:]
-        graph.input.extend(new_inputs)
+        graph.input.extend(starts)
     if outputs is not None:
-        new_outputs = [_tensor_description(spec, declared) for spec in outputs.values()]
+        ends = [describe(spec) for spec in outputs.values()]
         del graph.output[:]
-        graph.output.extend(new_outputs)
+        graph.output.extend(ends)
     remove_unused(graph)
-    _check_fed(graph)
-
-
-def _declared_for_cut(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
-    shapes.infer_shapes(model)
-    declared = shapes.values(model.graph)
-    for node in model.graph.node:
-        for name in filter(None, node.output):
-            declared.setdefault(name, onnx.helper.make_empty_tensor_value_info(name))
-    return declared
-
-
-def _tensor_description(spec: TensorSpec, declared: Mapping[str, onnx.ValueInfoProto]) -> onnx.ValueInfoProto:
-    """A tensor's description with the dtype and shape that are given, and those known for the rest."""
-    if spec.name not in declared:
-        raise errors.ConfigError(f"The model has no tensor {spec.name!r}. {errors.near(spec.name, declared)}")
-    value = copy_of(declared[spec.name])
-    if spec.dtype is not None:
-        value.type.tensor_type.elem_type = element_type(spec.dtype)
-    if spec.shape is not None:
-        set_shape(value.type.tensor_type, spec.shape)
-    return value
-
-
-def element_type(dtype: DataType) -> int:
-    """The ONNX element type of a data type."""
-    return int(onnx.helper.np_dtype_to_tensor_dtype(dtype.numpy()))
-
-
-def _check_fed(graph: onnx.GraphProto) -> None:
     known = {value.name for value in graph.input} | walk.initializer_names(graph)
     known.update(name for node in graph.node for name in node.output)
     missing: dict[str, str] = {}
@@ -161,36 +139,152 @@ def _check_fed(graph: onnx.GraphProto) -> None:
         )
 
 
-# Inputs whose value gives an output its size: if computed at run time, nothing bounds that size.
+def element_type(dtype: DataType) -> int:
+    """The ONNX element type of a data type."""
+    return int(helper.np_dtype_to_tensor_dtype(dtype.numpy()))
+
+
+def insert_node(
+    model: onnx.ModelProto,
+    op: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    *,
+    name: str = "",
+    domain: str = "",
+    attributes: Mapping[str, Any] | None = None,
+) -> None:
+    """Insert a node between tensors, replacing the producers of its outputs; nodes that are then unused are removed.
+
+    A tensor that is both input and output is passed through the node: its readers read the node's result instead. An
+    output of the model keeps its name.
+
+    Args:
+        model: The model.
+        op: The node's type, of any domain.
+        inputs: Names of the tensors that it reads.
+        outputs: Names of the tensors that it produces.
+        name: Its name.
+        domain: Its operator domain; imported as version 1 if the model does not import it.
+        attributes: Its attributes: numbers, text, or lists of these.
+
+    Raises:
+        ConfigError: If a tensor does not exist, an attribute's value is not possible, or the node would depend on its
+            own output.
+    """
+    graph = model.graph
+    known = {value.name for value in graph.input} | walk.initializer_names(graph)
+    known |= {tensor for node in graph.node for tensor in node.output if tensor}
+    for tensor in (*inputs, *outputs):
+        if tensor not in known:
+            raise errors.ConfigError(f"The model has no tensor {tensor!r}. {errors.near(tensor, sorted(known))}")
+    reads, makes = list(inputs), list(outputs)
+    for i, tensor in enumerate(outputs):
+        if tensor in inputs:
+            before, makes[i] = _split_tensor(graph, tensor)
+            rename(reads, tensor, before)
+            continue
+        makers = [node for node in graph.node if tensor in node.output]
+        if not makers:
+            raise errors.ConfigError(f"{tensor!r} is an input or a weight of the model; a node cannot produce it.")
+        rename(makers[0].output, tensor, FreshNames(graph)(f"{tensor}_replaced"))
+    try:
+        node = helper.make_node(op, reads, makes, name=name or None, domain=domain or None, **(attributes or {}))
+    except (TypeError, ValueError) as exc:
+        raise errors.ConfigError(f"The new {op} node cannot have these attributes: {exc}.") from None
+    if domain and not walk.opset(model, domain):
+        model.opset_import.append(helper.make_opsetid(domain, 1))
+    graph.node.append(node)
+    try:
+        remove_unused(graph)
+    except errors.InvalidModelError as exc:
+        raise errors.ConfigError(f"The new {op} node would depend on itself. {exc}") from None
+
+
+def _split_tensor(graph: onnx.GraphProto, tensor: str) -> tuple[str, str]:
+    """Split a tensor in two for a node between them; returns the names that the node reads and produces."""
+    is_output = any(value.name == tensor for value in graph.output)
+    if is_output and any(item.name == tensor for item in (*graph.input, *graph.initializer)):
+        raise errors.ConfigError(f"{tensor!r} is an input or weight and an output at once; name another.")
+    other = FreshNames(graph)(f"{tensor}_{'before' if is_output else 'after'}")
+    before, after = (other, tensor) if is_output else (tensor, other)
+    for body in walk.graphs(graph):
+        for node in body.node:
+            rename(node.input, tensor, after)
+            if is_output and body is graph:
+                rename(node.output, tensor, before)
+        for value in body.output:
+            if value.name == tensor:
+                value.name = after
+    return before, after
+
+
+def override_input_shapes(model: onnx.ModelProto, input_shapes: Mapping[str, Shape]) -> None:
+    """Give inputs other shapes, and remove the declared shapes of all other tensors; infer them again afterwards.
+
+    Raises:
+        ConfigError: If there is no such input, or it is not a tensor.
+    """
+    inputs = {value.name: value for value in model.graph.input}
+    for name, shape in input_shapes.items():
+        value = inputs.get(name)
+        if value is None:
+            raise errors.ConfigError(f"The model has no input {name!r}. {errors.near(name, inputs)}")
+        if value.type.WhichOneof("value") not in (None, "tensor_type"):
+            raise errors.ConfigError(f"Input {name!r} is not a tensor, and has no shape.")
+        set_shape(value.type.tensor_type, shape)
+    if input_shapes:
+        for graph in walk.graphs(model.graph):
+            del graph.value_info[:]
+        for value in model.graph.output:
+            if value.type.HasField("tensor_type"):
+                value.type.tensor_type.ClearField("shape")
+
+
+def sort_nodes(model: onnx.ModelProto) -> bool:
+    """Sort nodes in order of execution, in sub-graphs too; True if that changed anything.
+
+    Raises:
+        InvalidModelError: If nodes form a cycle.
+    """
+    changed = False
+    for graph in walk.graphs(model.graph):
+        order = walk.execution_order(graph.node)
+        if order != list(range(len(order))):
+            set_order(graph, order)
+            changed = True
+    return changed
+
+
+# The input whose values determine an output's size, by operator: if computed at run time, the size has no bound.
 _SIZE_INPUTS = {"Range": 1, "Pad": 1, "Resize": 3, "Tile": 1, "Expand": 1}
 
 
 def unbounded_tensors(model: onnx.ModelProto) -> list[str]:
-    """Names of the tensors that set a size at run time, without a bound, in the order of the nodes that read them.
+    """Names of the tensors that determine a size at run time without a bound, in the order of the nodes that read them.
 
-    Needs inferred shapes. A tensor that Min makes counts as bounded.
+    Shapes must have been inferred. A tensor that Min produces counts as bounded.
     """
     graph = model.graph
-    constants = walk.initializer_names(graph) | {
-        n for node in graph.node if node.op_type == "Constant" for n in node.output
-    }
+    constants = walk.initializer_names(graph)
+    constants |= {name for node in graph.node if node.op_type == "Constant" for name in node.output}
     maker = walk.makers(graph.node)
     known_dims = {dim for value in graph.input for dim in _dynamic_dims(value)}
     declared = shapes.values(graph)
     found: dict[str, None] = {}
     for index in walk.execution_order(graph.node):
         node = graph.node[index]
-        new = False
+        has_new_dim = False
         for name in filter(None, node.output):
             value = declared.get(name)
             if value is None or not value.type.tensor_type.HasField("shape"):
-                new = True
+                has_new_dim = True
                 continue
-            symbols = _dynamic_dims(value) - known_dims
-            known_dims |= symbols
-            new = new or bool(symbols)
+            new_dims = _dynamic_dims(value) - known_dims
+            known_dims |= new_dims
+            has_new_dim |= bool(new_dims)
         position = _SIZE_INPUTS.get(node.op_type)
-        if not new or position is None or position >= len(node.input):
+        if not has_new_dim or position is None or position >= len(node.input):
             continue
         size = node.input[position]
         if size and size not in constants and size in maker and maker[size].op_type != "Min":
@@ -199,13 +293,13 @@ def unbounded_tensors(model: onnx.ModelProto) -> list[str]:
 
 
 def _dynamic_dims(value: onnx.ValueInfoProto) -> set[str]:
-    """Names of a tensor's dynamic dimensions; a dimension without a name gets one that no other has."""
+    """Names of a tensor's dynamic dimensions; an unnamed dimension gets a unique name."""
     dims = value.type.tensor_type.shape.dim
     return {d.dim_param or f"{value.name}[{i}]" for i, d in enumerate(dims) if not d.HasField("dim_value")}
 
 
 def set_upper_bounds(model: onnx.ModelProto, bounds: int | Mapping[str, int]) -> dict[str, int]:
-    """Put Min behind tensors that set sizes at run time, so that a builder knows how large those can get.
+    """Insert Min after tensors that determine sizes at run time, so that a builder knows their upper bounds.
 
     Args:
         model: The model, with constants folded and shapes inferred.
@@ -224,9 +318,9 @@ def set_upper_bounds(model: onnx.ModelProto, bounds: int | Mapping[str, int]) ->
     made = tensor_names(graph)
     for name in per_name:
         if name not in made:
-            raise errors.ConfigError(f"No node makes a tensor {name!r}. {errors.near(name, made)}")
+            raise errors.ConfigError(f"No node produces a tensor {name!r}. {errors.near(name, made)}")
         if name not in unbounded:
-            log.warning("Tensor %r is bounded already; setting the bound all the same.", name)
+            log.warning("Tensor %r is already bounded; a further bound is set.", name)
     chosen = {name: per_name.get(name, default) for name in dict.fromkeys([*unbounded, *per_name])}
     applied = {name: bound for name, bound in chosen.items() if bound is not None}
     for name, bound in applied.items():
@@ -235,17 +329,16 @@ def set_upper_bounds(model: onnx.ModelProto, bounds: int | Mapping[str, int]) ->
 
 
 def _insert_min(graph: onnx.GraphProto, name: str, bound: int) -> None:
-    """Rename what a node makes, and make the old name the smaller of that and a bound."""
+    """Rename a node's output, and make the old name the minimum of that output and a bound."""
     fresh = FreshNames(graph)  # a tensor may be bounded again
     before, limit = fresh(f"{name}_unbounded"), fresh(f"{name}_upper_bound")
     index = next(i for i, node in enumerate(graph.node) if name in node.output)
-    node = graph.node[index]
-    node.output[list(node.output).index(name)] = before
+    rename(graph.node[index].output, name, before)
     declared = shapes.values(graph).get(name)
     element = declared.type.tensor_type.elem_type if declared is not None else 0
     dtype = numpy_dtype(element or onnx.TensorProto.INT64, name)
     graph.initializer.append(onnx.numpy_helper.from_array(np.array(bound, dtype), limit))
-    graph.node.insert(index + 1, onnx.helper.make_node("Min", [before, limit], [name], name=fresh(f"{name}_bounded")))
+    graph.node.insert(index + 1, helper.make_node("Min", [before, limit], [name], name=fresh(f"{name}_bounded")))
     if declared is not None:
         copy = copy_of(declared)
         copy.name = before

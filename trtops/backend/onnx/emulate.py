@@ -1,9 +1,9 @@
-"""Sixteen bit on a processor that has no kernels for it, rounded where a GPU would round.
+"""16-bit models on CPUs without 16-bit kernels, rounded where a GPU would round.
 
-ONNX Runtime computes 16-bit nodes in FP32 on most processors, and leaves out the rounding between two of them: what
-overflows in FP16 does not there, and errors that a GPU makes do not show. Here every 16-bit node becomes an FP32 one
-between Cast nodes of its own, which ONNX Runtime keeps, so that each result is rounded once. What a GPU sums up in
-16 bit inside one node is not shown.
+On most CPUs ONNX Runtime computes 16-bit nodes in FP32 and does not round between two of them: what overflows in FP16
+does not overflow there, and a GPU's errors do not show. Here every 16-bit node becomes an FP32 node between Cast nodes
+of its own, which ONNX Runtime keeps, so that each result is rounded once. Sums that a GPU computes in 16 bit inside one
+node are not emulated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trtops.backend.onnx.rewriting import replace_nodes
 
 LARGEST_FLOAT16 = 65504.0
 
-_STANDS_FOR_INFINITY = 1e9  # masks are filled with such values, which 16 bit may clamp
+_STANDS_FOR_INFINITY = 1e9  # masks are filled with such values, which may be clamped in 16 bit
 _LARGE_WEIGHT = 64 << 20  # bytes
 _LOW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 _LEFT_ALONE = frozenset({"Cast", "CastLike", "Shape", "Size", "Constant"})
@@ -31,10 +31,10 @@ _LEFT_ALONE = frozenset({"Cast", "CastLike", "Shape", "Size", "Constant"})
 def emulate_low_precision(model: onnx.ModelProto) -> None:
     """Make a model with 16-bit tensors compute in FP32 and round to 16 bit after each node, in place.
 
-    Types of inputs and outputs stay. Nodes that hold graphs are left alone, and what is inside them is changed.
+    Types of inputs and outputs stay. Nodes with bodies stay, and their bodies are changed.
 
     Args:
-        model: The model, as :func:`trtops.backend.onnx.precision.lower_precision` makes it, with its weights inside.
+        model: A model from :func:`trtops.backend.onnx.precision.lower_precision`, with its weights inside.
 
     Raises:
         InvalidModelError: If its types contradict each other.
@@ -47,7 +47,7 @@ def _emulate_graph(
     graph: onnx.GraphProto, outer_types: dict[str, int], outer_weights: dict[str, str], numbers: Iterator[int]
 ) -> None:
     types = {**outer_types, **shapes.element_types(graph)}
-    # Large ones are widened where they are read: in FP32 beside themselves they would take three times their memory.
+    # Large weights are widened where they are read: an FP32 copy of each would take three times the memory.
     low_weights = [
         tensor
         for tensor in graph.initializer
@@ -71,7 +71,7 @@ def _emulate_graph(
                 node.input[i] = widened[name]
                 continue
             if name not in casts:
-                casts[name] = f"{name}/float32/{next(numbers)}"  # numbered, since a body may have one of its own
+                casts[name] = f"{name}/float32/{next(numbers)}"  # numbered, since a body may have its own
                 nodes.append(helper.make_node("Cast", [name], [casts[name]], to=TensorProto.FLOAT))
             node.input[i] = casts[name]
         nodes.append(node)
@@ -86,15 +86,15 @@ def _emulate_graph(
 
 
 def watch_peaks(model: onnx.ModelProto) -> dict[str, str]:
-    """Give an emulated model an output for each result that is rounded to FP16: the largest magnitude before that.
+    """Add an output for each tensor that is rounded to FP16: its largest magnitude before rounding.
 
-    Values that stand for infinity do not count. What is inside bodies of If, Loop and Scan is not watched.
+    Values that stand for infinity do not count, and bodies of If, Loop and Scan are not covered.
 
     Args:
-        model: The model, as :func:`emulate_low_precision` leaves it; outputs are added behind its own.
+        model: A model after :func:`emulate_low_precision`; outputs are appended to its own.
 
     Returns:
-        Names of the outputs, scalars of FP32, by the tensors' names in order of execution.
+        Names of the outputs, FP32 scalars, by the tensors' names in order of execution.
     """
     peaks: dict[str, str] = {}
     nodes: list[onnx.NodeProto] = []

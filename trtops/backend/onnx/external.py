@@ -1,11 +1,11 @@
-"""Weights kept outside the model file: found, bounded, read in blocks, and written.
+"""Weights stored outside the model file: located, bounded, and read in blocks.
 
-ONNX lets a tensor name a file beside the model, with an offset and a length (``TensorProto.external_data``). A model
-is input from strangers, so such a file must lie inside the model's folder, with links followed.
+ONNX lets a tensor name a file next to the model, with an offset and a length (``TensorProto.external_data``). Models
+are untrusted, so the file must lie inside the model's folder after links are resolved.
 
-A tensor in memory can also be *anchored*: it names a file by its whole path, which was checked before. So a model of many
-gigabytes can be cut, rewritten and run while its weights stay in their files. An anchor holds in this process and its
-children alone: it begins with a number drawn at random, which no file can name.
+A tensor in memory can also be *anchored*: it names a file by an absolute path that was checked before. A model of many
+gigabytes can then be cut, rewritten and run while its weights stay in their files. An anchor is valid in this process
+and its children only: it begins with a random number, which no file can name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 BLOCK = 1 << 20
 
 ALIGNMENT = 64
-"""Bytes; readers that map the file want weights aligned, as vector units load them."""
+"""Bytes; readers that map the file want weights aligned for vector instructions."""
 
 _SMALL_BYTES = 1 << 16
 _ANCHOR = f"anchor-{shared_secret()}:"
@@ -43,11 +43,11 @@ _ELEMENT_BITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ExternalData:
-    """Where one tensor's bytes lie.
+    """The place of one tensor's bytes.
 
     Attributes:
         tensor: The tensor's name.
-        path: The file, absolute, with links followed.
+        path: The file, absolute, with links resolved.
         offset: First byte.
         length: Number of bytes.
     """
@@ -58,7 +58,7 @@ class ExternalData:
     length: int
 
     def blocks(self, at_most: int = BLOCK) -> Iterator[bytes]:
-        """The bytes, in blocks of at most 1 MiB, or as many bytes as asked for.
+        """The bytes, in blocks of at most 1 MiB or as given.
 
         Raises:
             ExternalDataError: If the file ends early or cannot be read.
@@ -71,7 +71,7 @@ class ExternalData:
                     block = file.read(min(at_most, left))
                     if not block:
                         raise errors.ExternalDataError(
-                            f"Tensor {self.tensor!r}: {self.path.name} ends {left} bytes early; copy it anew."
+                            f"Tensor {self.tensor!r}: {self.path.name} ends {left} bytes early; copy it again."
                         )
                     left -= len(block)
                     yield block
@@ -89,23 +89,16 @@ def is_external(tensor: onnx.TensorProto) -> bool:
 
 
 def mark_left_out(tensor: onnx.TensorProto) -> None:
-    """Say of a tensor without values that they are elsewhere, as ONNX's checks and inference want to hear it.
-
-    The file named is nowhere: nobody is to load it.
-    """
+    """Mark a tensor without values as external, in a file that does not exist, so that ONNX's checks accept it."""
     tensor.data_location = TensorProto.EXTERNAL
     del tensor.external_data[:]
     tensor.external_data.add(key="location", value="left-out")
 
 
 def anchor(model: onnx.ModelProto, folder: Path) -> None:
-    """Let the large external tensors of a model name their files by their whole paths, in place; see this module.
+    """Anchor the large external tensors of a model from ``folder``, in place; the files must outlive the model.
 
-    Those of up to 64 KiB are read: shapes and axes may be among them, whose values are needed.
-
-    Args:
-        model: A model whose file lies in ``folder``; what is anchored already stays so.
-        folder: Where its data files lie. They must stay as long as the model is used.
+    Tensors of up to 64 KiB are loaded: shapes and axes may be among them, whose values are needed.
 
     Raises:
         ExternalDataError: As :func:`locate` raises it.
@@ -120,21 +113,12 @@ def anchor(model: onnx.ModelProto, folder: Path) -> None:
 
 
 def put_anchor(tensor: onnx.TensorProto, place: ExternalData) -> None:
-    """Say of a tensor in memory where its bytes lie."""
+    """Anchor a tensor at a place."""
     put_place(tensor, f"{_ANCHOR}{place.path.absolute()}", place.offset, place.length)
 
 
 def write_anchored(tensor: onnx.TensorProto, data: bytes, file: Path) -> None:
-    """Write a tensor's bytes behind what is in a file, and anchor it there.
-
-    Args:
-        tensor: A tensor with name, type and shape; changed in place.
-        data: Its elements as ONNX stores them raw.
-        file: The file, made if there is none. It must stay as long as the tensor is used.
-
-    Raises:
-        OSError: If it cannot be written.
-    """
+    """Append a tensor's raw bytes to a file, which must outlive the tensor, and anchor the tensor there."""
     with open(file, "ab") as target:
         target.write(bytes(-target.tell() % ALIGNMENT))
         offset = target.tell()
@@ -143,14 +127,14 @@ def write_anchored(tensor: onnx.TensorProto, data: bytes, file: Path) -> None:
 
 
 def is_anchored(tensor: onnx.TensorProto) -> bool:
-    """Whether a tensor's bytes lie in a file that it names by its whole path."""
+    """Whether a tensor is anchored to a file."""
     return is_external(tensor) and any(
         entry.key == "location" and entry.value.startswith(_ANCHOR) for entry in tensor.external_data
     )
 
 
 def put_place(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> None:
-    """Say of a tensor where its bytes are, instead of what it said before."""
+    """Set where an external tensor's bytes are."""
     tensor.ClearField("external_data")
     tensor.data_location = TensorProto.EXTERNAL
     for key, value in (("location", location), ("offset", offset), ("length", length)):
@@ -158,7 +142,7 @@ def put_place(tensor: onnx.TensorProto, location: str, offset: int, length: int)
 
 
 def expected_bytes(tensor: onnx.TensorProto) -> int | None:
-    """Number of bytes that a tensor's raw data must have; None for strings and unknown types."""
+    """The number of bytes that a tensor's raw data must have; None for strings and unknown types."""
     try:
         bits = _ELEMENT_BITS.get(TensorProto.DataType.Name(tensor.data_type))
     except ValueError:
@@ -167,14 +151,14 @@ def expected_bytes(tensor: onnx.TensorProto) -> int | None:
 
 
 def locate(tensor: onnx.TensorProto, folder: Path | None = None) -> ExternalData:
-    """Find an external tensor's bytes, and check that they can be there.
+    """Find an external tensor's bytes.
 
     Args:
         tensor: A tensor with external data.
-        folder: The model's folder; None for a model in memory, of which only what is anchored is found.
+        folder: The model's folder; None for a model in memory, where only anchored tensors are found.
 
     Raises:
-        ExternalDataError: If the place is outside the folder, is no file, or is too short for the tensor.
+        ExternalDataError: If the place is outside the folder, is not a file, or is too short for the tensor.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
@@ -194,41 +178,39 @@ def locate(tensor: onnx.TensorProto, folder: Path | None = None) -> ExternalData
     offset = _byte_count(tensor.name, "offset", entries.get("offset", "0"))
     file_bytes = path.stat().st_size
     expected = expected_bytes(tensor)
-    length = _byte_count(
-        tensor.name,
-        "length",
-        entries.get("length") or str(max(file_bytes - offset, 0) if expected is None else expected),
-    )
+    default = max(file_bytes - offset, 0) if expected is None else expected
+    length = _byte_count(tensor.name, "length", entries.get("length") or str(default))
     if expected is not None and length != expected:
         raise errors.ExternalDataError(
-            f"Tensor {tensor.name!r} has {length} bytes in {path.name!r}; expected {expected} for shape {tuple(tensor.dims)}."
+            f"Tensor {tensor.name!r} has {length} bytes in {path.name!r}; expected {expected} for shape "
+            f"{tuple(tensor.dims)}."
         )
     if offset + length > file_bytes:
         raise errors.ExternalDataError(
-            f"Tensor {tensor.name!r} needs bytes {offset} to {offset + length} of {path.name!r}, which has {file_bytes}. "
-            "It is cut short: copy it anew."
+            f"Tensor {tensor.name!r} needs bytes {offset} to {offset + length} of {path.name!r}, which has "
+            f"{file_bytes}. It is truncated: copy it again."
         )
     return ExternalData(tensor=tensor.name, path=path, offset=offset, length=length)
 
 
 def _path_inside(tensor: str, location: str, folder: Path) -> Path:
-    """The file at a location, which must stay inside the folder."""
+    """The file at a location, which must lie inside the folder."""
     pure = PurePosixPath(location)
     if not location or "\0" in location or pure.is_absolute() or PureWindowsPath(location).drive or ".." in pure.parts:
         raise errors.ExternalDataError(
-            f"Tensor {tensor!r} names {location!r} as its data file; expected a path inside the model's folder. Refused."
+            f"Tensor {tensor!r} names {location!r} as its data file; expected a path inside the model's folder."
         )
     root = folder.resolve()
     path = (root / location).resolve()
     if not path.is_relative_to(root):
         raise errors.ExternalDataError(
-            f"Tensor {tensor!r} names {location!r} as its data file, a link to outside the model's folder. Refused: "
-            "put the file itself beside the model."
+            f"Tensor {tensor!r} names {location!r} as its data file, a link to outside the model's folder. Put the "
+            "file itself next to the model."
         )
     if not path.is_file():
         found = "is not a file" if path.exists() else "does not exist"
         raise errors.ExternalDataError(
-            f"Tensor {tensor!r} has its data in {location!r}, which {found} in {folder}. Copy it beside the model."
+            f"Tensor {tensor!r} has its data in {location!r}, which {found} in {folder}. Copy it next to the model."
         )
     return path
 
@@ -242,14 +224,10 @@ def _byte_count(tensor: str, key: str, text: str) -> int:
 
 
 def load_external_data(model: onnx.ModelProto, folder: Path) -> None:
-    """Read all external data into the model, which is changed in place.
-
-    Args:
-        model: A model whose file lies in ``folder``.
-        folder: Where its data files lie.
+    """Load all external data of a model from ``folder`` into it, in place.
 
     Raises:
-        ExternalDataError: As :func:`locate` and :meth:`ExternalData.blocks` raise it. The model is then half loaded.
+        ExternalDataError: As :func:`locate` and :meth:`ExternalData.blocks` raise it. The model is then partly loaded.
     """
     for tensor in walk.tensors(model):
         if is_external(tensor):
@@ -257,10 +235,7 @@ def load_external_data(model: onnx.ModelProto, folder: Path) -> None:
 
 
 def load(tensor: onnx.TensorProto, folder: Path | None = None) -> None:
-    """Read one tensor's external data into it; arguments and errors as for :func:`load_external_data`.
-
-    Without a folder the tensor must be anchored.
-    """
+    """Load one tensor's external data into it; without a folder the tensor must be anchored."""
     tensor.raw_data = locate(tensor, folder).read()
     tensor.ClearField("external_data")
     tensor.ClearField("data_location")

@@ -51,11 +51,11 @@ class OnnxFromTensorFlow:
 
     Attributes:
         path: A Keras file, a frozen graph, or a folder with a saved model or a checkpoint.
-        kind: Which of them.
-        checkpoint: The checkpoint's name without its ending, in the folder; without it the folder is a saved model.
-        outputs: Output tensors, such as ``scores:0``. Of a frozen graph or a checkpoint, which name none, those that
-            nothing reads unless given; their inputs are their placeholders.
-        opset: ONNX operator set; tf2onnx's own choice unless given.
+        kind: Its kind.
+        checkpoint: The checkpoint's name without its extension, in the folder; without it the folder is a saved model.
+        outputs: Output tensors, such as ``scores:0``. Frozen graphs and checkpoints have none; their default is the
+            tensors that nothing reads, and their inputs are their placeholders.
+        opset: ONNX operator set; tf2onnx's default unless given.
     """
 
     path: str | Path
@@ -65,62 +65,61 @@ class OnnxFromTensorFlow:
     opset: int | None = None
 
     def __call__(self) -> onnx.ModelProto:
-        """Convert it.
+        """Convert the model.
 
         Raises:
             BackendUnavailableError: If TensorFlow or tf2onnx is not installed.
-            InvalidModelError: If there is no such file, or tf2onnx cannot convert it.
+            InvalidModelError: If the file does not exist, or tf2onnx cannot convert it.
         """
         missing = [name for name in ("tensorflow", "tf2onnx") if importlib.util.find_spec(name) is None]
         if missing:
             raise errors.BackendUnavailableError(
-                f"{self.path} is a TensorFlow model ({self.kind}), and {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed. "
-                "Install them with: pip install tensorflow tf2onnx. Or convert it elsewhere and give the ONNX model."
+                f"{self.path} is a TensorFlow model ({self.kind}), and {' and '.join(missing)} "
+                f"{'is' if len(missing) == 1 else 'are'} not installed. Install them with: pip install tensorflow "
+                "tf2onnx. Or convert it elsewhere and give the ONNX model."
             )
         if not Path(self.path).exists():
             raise errors.InvalidModelError(f"{self.path} does not exist; expected a TensorFlow model.")
-        check_file(self.path, "TensorFlow model")  # a Lambda layer of Keras is code, which is run
+        check_file(self.path, "TensorFlow model")  # a Lambda layer of Keras is code that gets executed
+        path = os.path.abspath(self.path)
+        if self.kind == "keras":
+            source = ["--keras", path]
+        elif self.kind == "frozen":
+            source = ["--graphdef", path]
+        elif self.checkpoint is not None:
+            source = ["--checkpoint", os.path.join(path, f"{self.checkpoint}.meta")]
+        else:
+            source = ["--saved-model", path]
         with tempfile.TemporaryDirectory(prefix=temporary_prefix("tensorflow")) as folder:
             output = Path(folder, "model.onnx")
-            command = [sys.executable, "-m", "tf2onnx.convert", *self._source(), "--output", str(output)]
+            command = ["-m", "tf2onnx.convert", *source, "--output", str(output)]
             outputs = list(self.outputs or ())
             if self.kind == "frozen" or self.checkpoint is not None:
-                inputs, ends = self._ends_of_graph(folder)
-                command += ["--inputs", ",".join(inputs)]
-                outputs = [name if ":" in name else f"{name}:0" for name in outputs or ends]
+                done = _run_python(["-c", _ENDS_OF_GRAPH, source[1]], folder)
+                if done.returncode:
+                    raise errors.InvalidModelError(
+                        f"TensorFlow cannot read {self.path}:\n{done.stderr[-2000:].strip()}"
+                    )
+                ends = json.loads(done.stdout.splitlines()[-1])
+                command += ["--inputs", ",".join(ends["inputs"])]
+                outputs = [name if ":" in name else f"{name}:0" for name in outputs or ends["outputs"]]
             if outputs:
                 command += ["--outputs", ",".join(outputs)]
             if self.opset is not None:
                 command += ["--opset", str(self.opset)]
-            done = _run_apart(command, folder)
+            done = _run_python(command, folder)
             if done.returncode or not output.exists():
                 raise errors.InvalidModelError(f"tf2onnx cannot convert {self.path}:\n{done.stderr[-2000:].strip()}")
             return read_proto(output)
 
-    def _ends_of_graph(self, folder: str) -> tuple[list[str], list[str]]:
-        """The tensors of a frozen graph or a checkpoint that are fed, and those that nothing reads."""
-        done = _run_apart([sys.executable, "-c", _ENDS_OF_GRAPH, self._source()[1]], folder)
-        if done.returncode:
-            raise errors.InvalidModelError(f"TensorFlow cannot read {self.path}:\n{done.stderr[-2000:].strip()}")
-        found = json.loads(done.stdout.splitlines()[-1])
-        return found["inputs"], found["outputs"]
 
-    def _source(self) -> list[str]:
-        if self.kind == "keras":
-            return ["--keras", self._place()]
-        if self.kind == "frozen":
-            return ["--graphdef", self._place()]
-        if self.checkpoint is not None:
-            return ["--checkpoint", os.path.join(self._place(), f"{self.checkpoint}.meta")]
-        return ["--saved-model", self._place()]
-
-    def _place(self) -> str:
-        """Where the model lies, wherever one stands."""
-        return os.path.abspath(self.path)
-
-
-def _run_apart(command: list[str], folder: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a folder of its own: it looks there for modules first, and beside a model may lie a ``tensorflow.py``."""
+def _run_python(arguments: list[str], folder: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in an empty folder: it imports modules from there first, and another may have a ``tensorflow.py``."""
     return subprocess.run(
-        command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
+        [sys.executable, *arguments],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
     )

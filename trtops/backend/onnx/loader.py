@@ -1,8 +1,8 @@
-"""Loaders of ONNX models, each with a twin in snake_case that does at once what the loader does when called.
+"""Loaders of ONNX models, each with a function in snake_case that calls the loader immediately.
 
-Wherever a loader takes a model it takes a ``ModelProto``, a :class:`trtops.backend.onnx.Model`, or a callable that
-returns a ``ModelProto``. What a callable returns belongs to the loader and may be changed in place. A value belongs to
-the caller and is copied before it is changed, unless ``copy=False``; ``copy=True`` copies either.
+A loader takes a model as a ``ModelProto``, a :class:`trtops.backend.onnx.Model`, or a callable that returns a
+``ModelProto``. Loaders may change what a callable returns in place. They copy a model given as a value before they
+change it, unless ``copy=False``; ``copy=True`` copies either.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ Partitioning: TypeAlias = 'Literal["basic", "recursive"] | None'
 
 
 def _model_to_read(source: OnnxModel) -> onnx.ModelProto:
-    """The model, which must not be changed: it may be the caller's."""
+    """The model, which must not be changed, since it may be the caller's."""
     made = value_of(source)
     return made.proto() if isinstance(made, Model) else made
 
 
 def _model_to_change(source: OnnxModel, copy: bool | None) -> onnx.ModelProto:
-    """The model, which may be changed: a copy of it where it is the caller's, unless ``copy`` says otherwise."""
+    """The model, which may be changed: a copy if it was given as a value, unless ``copy`` says otherwise."""
     made = _model_to_read(source)
     given = isinstance(source, onnx.ModelProto)
     return copy_of(made) if copy is True or (copy is None and given) else made
@@ -50,12 +50,12 @@ def _model_to_change(source: OnnxModel, copy: bool | None) -> onnx.ModelProto:
 
 @dataclass(frozen=True)
 class OnnxFromPath:
-    """Loads a model file, with its external data.
+    """Loads a model file with its external data.
 
     Attributes:
         path: The model file.
-        external_data_dir: Where its data files lie; None is the model's folder. Files outside of it are refused.
-        ignore_external_data: Leave external data out. Such a model has structure but no weights.
+        external_data_dir: The folder of its data files; the model's unless given. Files outside of it are refused.
+        ignore_external_data: Whether to skip external data. Such a model has structure but no weights.
     """
 
     path: str | Path
@@ -63,11 +63,11 @@ class OnnxFromPath:
     ignore_external_data: bool = False
 
     def __call__(self) -> onnx.ModelProto:
-        """Load the model; the caller's to change.
+        """Load the model.
 
         Raises:
-            InvalidModelError: If there is no such file, or it is no ONNX model.
-            ExternalDataError: If external data is missing, short, or outside its folder.
+            InvalidModelError: If the file does not exist or is not an ONNX model.
+            ExternalDataError: If external data is missing, truncated, or outside its folder.
         """
         log.info("Loading model: %s", self.path)
         model = read_proto(self.path)
@@ -81,19 +81,15 @@ onnx_from_path = immediately(OnnxFromPath)
 
 @dataclass(frozen=True)
 class OnnxFromBytes:
-    """Parses a serialized model.
-
-    Attributes:
-        serialized_onnx: The bytes, or a callable that makes them.
-    """
+    """Parses a serialized model, or what a callable returns; external data is not loaded."""
 
     serialized_onnx: ValueOrCallable[bytes] = field(repr=False)
 
     def __call__(self) -> onnx.ModelProto:
-        """Parse the model; external data stays where it is.
+        """Parse the model.
 
         Raises:
-            InvalidModelError: If the bytes are no ONNX model.
+            InvalidModelError: If the bytes are not an ONNX model.
         """
         return parse_proto(value_of(self.serialized_onnx))
 
@@ -103,11 +99,7 @@ onnx_from_bytes = immediately(OnnxFromBytes)
 
 @dataclass(frozen=True)
 class GsFromOnnx:
-    """Makes an ONNX-GraphSurgeon graph of a model.
-
-    Attributes:
-        model: The model; not changed. The graph may share its weights.
-    """
+    """Imports a model, which is not changed, into an ONNX-GraphSurgeon graph, which may share its weights."""
 
     model: OnnxModel = field(repr=False)
 
@@ -126,8 +118,8 @@ class OnnxFromTfGraph:
     """Converts a TensorFlow graph with tf2onnx.
 
     Attributes:
-        graph: A TensorFlow graph with the names of its outputs, or a callable that returns both.
-        opset: The operator set to convert to.
+        graph: A TensorFlow graph and the names of its outputs, or a callable that returns both.
+        opset: The ONNX operator set.
         optimize: Whether tf2onnx optimizes the graph before and after.
     """
 
@@ -153,9 +145,8 @@ class OnnxFromTfGraph:
         inputs = [op.outputs[0].name for op in graph.get_operations() if op.type == "Placeholder"]
         definition = graph.as_graph_def()
         if self.optimize:
-            with (
-                tf.Graph().as_default()
-            ):  # tf2onnx exports a meta graph, which TensorFlow 2 refuses while it runs eagerly
+            # tf2onnx exports a meta graph, which TensorFlow 2 refuses in eager mode.
+            with tf.Graph().as_default():
                 definition = tf2onnx.tfonnx.tf_optimize(inputs, list(outputs), definition)
         with tf.Graph().as_default() as imported:
             tf.import_graph_def(definition, name="")
@@ -173,16 +164,15 @@ onnx_from_tf_graph = immediately(OnnxFromTfGraph)
 
 @dataclass(frozen=True)
 class ModifyOutputs:
-    """Changes which tensors are a model's outputs.
+    """Changes a model's outputs; types and shapes are inferred.
 
     Attributes:
         model: The model.
-        outputs: Names or shell patterns (``conv_*``) of the tensors to be the outputs; ``"mark-all"`` for all that
-            nodes make, constants aside. None keeps the outputs.
-        exclude_outputs: Names or patterns of outputs to leave out in the end.
+        outputs: Names or shell patterns (``conv_*``) of the new outputs; ``"mark-all"`` for everything that nodes
+            produce, except constants. None keeps the outputs.
+        exclude_outputs: Names or patterns of outputs to remove afterwards.
         copy: See the module.
-        mark_types: Types of nodes (case does not count) whose outputs are to be the model's outputs; replaces
-            ``outputs``.
+        mark_types: Types of nodes, ignoring case, whose outputs become the model's outputs; replaces ``outputs``.
     """
 
     model: OnnxModel = field(repr=False)
@@ -192,10 +182,10 @@ class ModifyOutputs:
     mark_types: Sequence[str] | None = None
 
     def __call__(self) -> onnx.ModelProto:
-        """The model with other outputs, with types and shapes as far as they can be inferred.
+        """Change the outputs.
 
         Raises:
-            ConfigError: If a name, pattern or type fits nothing, or no output would be left.
+            ConfigError: If a name, pattern or type matches nothing, or no output would be left.
         """
         model = _model_to_change(self.model, self.copy)
         outputs = self.outputs
@@ -213,20 +203,17 @@ modify_outputs = immediately(ModifyOutputs)
 
 @dataclass(frozen=True)
 class ConvertToFp16:
-    """Rewrites a model to compute in FP16 where it can; see :func:`trtops.backend.onnx.precision.convert_to_fp16`.
+    """Rewrites a model to compute in FP16; see :func:`trtops.backend.onnx.precision.convert_to_fp16`.
 
-    Inputs and outputs keep their types, behind Cast nodes. TensorRT's own FP16 mode does not need this.
-
-    Attributes:
-        model: The model.
-        copy: See the module; the result is new in any case.
+    Inputs and outputs keep their types, with Cast nodes. TensorRT's own FP16 mode does not need this. The result is a
+    new model; ``copy`` has no effect.
     """
 
     model: OnnxModel = field(repr=False)
     copy: bool | None = None
 
     def __call__(self) -> onnx.ModelProto:
-        """The model in FP16."""
+        """Rewrite the model."""
         return precision.convert_to_fp16(_model_to_read(self.model))
 
 
@@ -235,19 +222,19 @@ convert_to_fp16 = immediately(ConvertToFp16)
 
 @dataclass(frozen=True)
 class FoldConstants:
-    """Replaces what does not depend on the inputs by its value; see :func:`trtops.backend.onnx.fold.fold_constants`.
+    """Folds constants; see :func:`trtops.backend.onnx.fold.fold_constants`.
 
     Attributes:
         model: The model.
-        num_passes: Most passes to make; None repeats until a pass folds nothing.
+        num_passes: Maximum number of passes; None repeats until a pass folds nothing.
         do_shape_inference: Whether shapes are inferred, which folding Shape nodes needs.
-        partitioning: Accepted for scripts that pass it. A node that cannot be evaluated never keeps others from
-            being folded, which is what ``"recursive"`` asks for.
-        fold_shapes: Whether Shape nodes of static shapes, and what is computed from them, are folded.
+        partitioning: No effect. A node that cannot be evaluated never prevents others from being folded, which is what
+            ``"recursive"`` requests.
+        fold_shapes: Whether Shape nodes of static shapes, and everything computed from them, are folded.
         copy: See the module.
-        error_ok: Whether a node that cannot be evaluated is left as it is; else it is an error.
-        size_threshold: Tensors with more bytes than this are not folded; None folds all.
-        allow_onnxruntime_shape_inference: Whether ONNX Runtime's symbolic inference may help out.
+        error_ok: Whether nodes that cannot be evaluated stay as they are; otherwise they are errors.
+        size_threshold: Tensors with more bytes are not folded.
+        allow_onnxruntime_shape_inference: Whether ONNX Runtime's symbolic inference may be used.
     """
 
     model: OnnxModel = field(repr=False)
@@ -261,7 +248,7 @@ class FoldConstants:
     allow_onnxruntime_shape_inference: bool = True
 
     def __call__(self) -> onnx.ModelProto:
-        """The model with constants folded.
+        """Fold constants.
 
         Raises:
             InferenceError: If a node cannot be evaluated, unless ``error_ok``.
@@ -284,11 +271,11 @@ fold_constants = immediately(FoldConstants)
 
 @dataclass(frozen=True)
 class SetUpperBound:
-    """Bounds sizes that a model computes at run time, by Min nodes, so that TensorRT can plan memory for them.
+    """Bounds sizes that a model computes at run time, with Min nodes, so that TensorRT can plan memory for them.
 
     Attributes:
         model: The model, with constants folded and shapes inferred.
-        upper_bounds: One bound for all tensors that set a size without a bound, or bounds by tensor name, with ``""``
+        upper_bounds: One bound for all unbounded tensors that determine a size, or bounds by tensor name, with ``""``
             for those not named.
         copy: See the module.
     """
@@ -298,7 +285,7 @@ class SetUpperBound:
     copy: bool | None = None
 
     def __call__(self) -> onnx.ModelProto:
-        """The model with bounds.
+        """Set the bounds.
 
         Raises:
             ConfigError: If a name is not the output of a node.
@@ -314,14 +301,14 @@ set_upper_bound = immediately(SetUpperBound)
 
 @dataclass(frozen=True)
 class InferShapes:
-    """Infers types and shapes of a model's intermediate tensors. Models of any size.
+    """Infers types and shapes of a model of any size.
 
     Attributes:
-        model: The model, or the path of a model file.
-        error_ok: Whether a model whose types or shapes contradict each other passes, with those that could be inferred.
-        external_data_dir: Where data files lie, for a model given by path.
-        save_to_disk_threshold_bytes: Accepted for scripts that pass it; weights are never copied here.
-        allow_onnxruntime: Whether ONNX Runtime's symbolic inference may help where ONNX's own leaves ranks unknown.
+        model: The model, or the path of a model file; a value is copied first.
+        error_ok: Whether contradicting types and shapes are accepted, with those that could be inferred.
+        external_data_dir: The folder of data files, for a model given by path.
+        save_to_disk_threshold_bytes: No effect, since weights are never copied.
+        allow_onnxruntime: Whether ONNX Runtime's symbolic inference may be used where ONNX's own leaves ranks unknown.
     """
 
     model: OnnxModel | str | Path = field(repr=False)
@@ -331,7 +318,7 @@ class InferShapes:
     allow_onnxruntime: bool = True
 
     def __call__(self) -> onnx.ModelProto:
-        """The model with types and shapes; one given as a value is copied first.
+        """Infer types and shapes.
 
         Raises:
             InvalidModelError: If types or shapes contradict each other, unless ``error_ok``.
@@ -355,14 +342,14 @@ infer_shapes = immediately(InferShapes)
 
 @dataclass(frozen=True)
 class ExtractSubgraph:
-    """Cuts a part out of a model.
+    """Extracts a part of a model.
 
     Attributes:
         model: The model, or an ONNX-GraphSurgeon graph, or a callable that returns either.
-        input_metadata: The part's inputs: names, and dtypes and shapes where those that can be inferred are not meant.
-            None keeps the model's inputs.
+        input_metadata: Names of the part's inputs, with dtypes and shapes where they are not to be inferred. None keeps
+            the model's inputs.
         output_metadata: The part's outputs, likewise.
-        check_meta: Whether to warn of inputs and outputs whose dtype or shape is neither given nor known.
+        check_meta: Whether to warn about inputs and outputs with unknown dtype or shape.
     """
 
     model: OnnxModel | gs.Graph = field(repr=False)
@@ -371,23 +358,23 @@ class ExtractSubgraph:
     check_meta: bool = True
 
     def __call__(self) -> Any:
-        """The part: a new ``ModelProto``, or a new graph if a graph was given.
+        """Extract the part: a new ``ModelProto``, or a new graph if a graph was given.
 
         Raises:
-            ConfigError: If a tensor does not exist, or an output also depends on tensors that are no inputs.
+            ConfigError: If a tensor does not exist, or an output depends on tensors that are not inputs.
         """
         made = value_of(self.model)
         if isinstance(made, (onnx.ModelProto, Model)):
             model = _model_to_change(made, None if made is self.model else False)
-            self._cut_out(model)
+            self._extract(model)
             return model
         import onnx_graphsurgeon as gs
 
         model = gs.export_onnx(made, do_type_check=False)
-        self._cut_out(model)
+        self._extract(model)
         return gs.import_onnx(model)
 
-    def _cut_out(self, model: onnx.ModelProto) -> None:
+    def _extract(self, model: onnx.ModelProto) -> None:
         edit.extract(model, self.input_metadata, self.output_metadata)
         if self.check_meta:
             for value in (*model.graph.input, *model.graph.output):
@@ -403,14 +390,14 @@ extract_subgraph = immediately(ExtractSubgraph)
 
 @dataclass(frozen=True)
 class SaveOnnx:
-    """Writes a model file, and passes the model on.
+    """Writes a model file, and returns the model, which is not changed.
 
     Attributes:
-        model: The model; not changed.
-        path: The file; its folder is made if there is none, and a file that is there already is replaced.
-        external_data_path: Where to put weights, relative to the model's folder; ``""`` takes the file's name with
-            ``.data`` behind it; None keeps them in the model file if it stays below 2 GiB.
-        size_threshold: Tensors with fewer bytes than this stay in the model file.
+        model: The model.
+        path: The file; missing folders are created, and an existing file is replaced.
+        external_data_path: A file for the weights, relative to the model's folder; ``""`` takes the model file's name
+            with ``.data`` appended. None keeps them in the model file if it stays below 2 GiB.
+        size_threshold: Tensors with fewer bytes stay in the model file.
         all_tensors_to_one_file: Whether all weights share one data file.
     """
 
@@ -421,7 +408,7 @@ class SaveOnnx:
     all_tensors_to_one_file: bool = True
 
     def __call__(self) -> onnx.ModelProto:
-        """Write the files and return the model.
+        """Write the files.
 
         Raises:
             ExternalDataError: If ``external_data_path`` leads out of the model's folder.
@@ -444,19 +431,15 @@ save_onnx = immediately(SaveOnnx)
 
 @dataclass(frozen=True)
 class BytesFromOnnx:
-    """Serializes a model.
-
-    Attributes:
-        model: The model; not changed.
-    """
+    """Serializes a model, which is not changed."""
 
     model: OnnxModel = field(repr=False)
 
     def __call__(self) -> bytes:
-        """The model's bytes.
+        """Serialize the model.
 
         Raises:
-            InvalidModelError: If the model is too large for one protobuf message.
+            InvalidModelError: If it is too large for one protobuf message.
         """
         return save.serialize(_model_to_read(self.model))
 

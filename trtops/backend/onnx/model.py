@@ -1,7 +1,8 @@
-"""A model as the rest of trtops passes it around: checked, described, and known by the digest of its content."""
+"""The model type that the rest of trtops uses: checked, described, and identified by the digest of its content."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from trtops import errors
 from trtops.backend.onnx import copying, external, walk
-from trtops.backend.onnx.bare import read_bare
 from trtops.backend.onnx.messages import TensorProto
 from trtops.backend.onnx.parsing import read_proto
 from trtops.metadata import DataType, Dim, TensorSpec
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
     from trtops.spec import ModelInfo
 
 _DIGEST_FORMAT = b"trtops model digest 1\n"
+_STRUCTURE_BYTES = 16 << 10  # larger tensors are not part of a model's structure
 
 
 @dataclass(frozen=True)
 class Model:
-    """An ONNX model on disk or in memory, checked, with its digest.
+    """An ONNX model on disk or in memory, checked, with its digest. Created by :meth:`load` or :meth:`from_proto`.
 
-    Make one with :meth:`load` or :meth:`from_proto`. A model from disk keeps no weights in memory; they are read, and
-    checked against the digest, whenever :meth:`proto` is called.
+    The weights of a model on disk are not kept in memory. They are read, and checked against the digest, whenever
+    :meth:`proto` is called.
 
     Attributes:
         info: Name, digest, inputs, outputs, opset and number of nodes.
@@ -41,51 +42,43 @@ class Model:
 
     @classmethod
     def load(cls, path: str | Path) -> Model:
-        """Read, check and digest a model file, and the data files that it names.
-
-        Args:
-            path: An ONNX file; external data is looked for in its folder. At most one tensor of external data is
-                read at a time, in blocks.
+        """Read, check and digest a model file and the data files that it names, which must lie in its folder.
 
         Raises:
-            InvalidModelError: If there is no such file, or it is no ONNX model, cut short, or contradicts itself.
+            InvalidModelError: If the file does not exist, is not an ONNX model, is truncated, or is inconsistent.
             ExternalDataError: If external data is missing, too short, or outside the model's folder.
         """
         path = Path(path).absolute()
         content = read_proto(path)
-        return cls(_model_info(content, path.stem, path.parent, f"{path}: "), path)
+        info = _model_info(content, path.stem, path.parent, f"{path}: ")
+        return cls(info, path, copying.copy_model(content, copying.put_small(_STRUCTURE_BYTES)))
 
     @classmethod
     def from_proto(cls, proto: onnx.ModelProto, name: str = "model") -> Model:
-        """Check and digest a model in memory.
-
-        Args:
-            proto: The model, with all its weights inside. It is copied, and stays the caller's.
-            name: What to call it.
+        """Check and digest a model in memory, which is copied; all its weights must be inside.
 
         Raises:
-            InvalidModelError: If it contradicts itself.
-            ExternalDataError: If it names data files; there is no folder to look for them in.
+            InvalidModelError: If the model is inconsistent.
+            ExternalDataError: If it names data files, since there is no folder to find them in.
         """
         content = copying.copy_of(proto)
         return cls(_model_info(content, name, None, ""), None, content)
 
     @property
     def name(self) -> str:
-        """What the model is called: its file's name without the ending."""
+        """The model's name: its file's name without the extension."""
         return self.info.name
 
     def proto(self, *, lean: bool = False) -> onnx.ModelProto:
-        """The model as a new message with all its weights inside; the caller's to change.
+        """The model as a new message with all its weights inside, which callers may change.
 
         Args:
-            lean: Whether a model near 2 GiB and beyond keeps the weights that lie beside it in their files
-                (:func:`trtops.backend.onnx.external.anchor`). They are read by :func:`raw_bytes` and
-                :func:`tensor_array` one at a time, and the message can be serialized by
-                :mod:`trtops.backend.onnx.save` alone.
+            lean: Whether the external weights of a model near or above 2 GiB stay in their files
+                (:func:`trtops.backend.onnx.external.anchor`). :func:`raw_bytes` and :func:`tensor_array` read them one
+                at a time, and only :mod:`trtops.backend.onnx.save` can serialize the message.
 
         Raises:
-            InvalidModelError: If the file no longer has the content that was loaded.
+            InvalidModelError: If the file's content has changed since it was loaded.
             ExternalDataError: If external data has gone, shrunk or moved out of the folder.
         """
         if self.path is None:
@@ -100,27 +93,21 @@ class Model:
         if found != self.info.sha256:
             raise errors.InvalidModelError(
                 f"{self.path} changed since it was loaded: its content has digest {found[:12]}, expected "
-                f"{self.info.sha256[:12]}. Load it again to use what is there now."
+                f"{self.info.sha256[:12]}. Load it again to use the present content."
             )
         return fresh
 
     def structure(self) -> onnx.ModelProto:
-        """The model without its large weights, which cannot be run: graphs, nodes, types and shapes. Not to be changed.
-
-        Raises:
-            InvalidModelError: If the model file cannot be read any more.
-        """
-        if self.path is None:
-            assert self._content is not None
-            return self._content
-        return read_bare(self.path).model
+        """The model as loaded, possibly without large weights: graphs, nodes, types and shapes. Must not be changed."""
+        assert self._content is not None
+        return self._content
 
     def files(self) -> tuple[Path, ...]:
         """The model file, then its data files sorted by name; empty for a model in memory.
 
         Raises:
-            InvalidModelError: If the model file cannot be read any more.
-            ExternalDataError: If a data file cannot be found any more.
+            InvalidModelError: If the model file can no longer be read.
+            ExternalDataError: If a data file can no longer be found.
         """
         if self.path is None:
             return ()
@@ -132,23 +119,18 @@ class Model:
 def model_digest(model: onnx.ModelProto, folder: Path | None = None) -> str:
     """SHA-256 of what a model computes, as 64 hexadecimal digits.
 
-    Covers every name, attribute, shape, operator set and weight. Weights count by their bytes, wherever and however
-    they are stored. Who made the model, documentation strings and metadata properties do not count. Each tensor is
-    hashed by itself, so no more than one is held beside the model.
-
-    Args:
-        model: The model; not changed.
-        folder: Where external data lies.
+    It covers every name, attribute, shape, operator set and weight; weights by their bytes, however they are stored. It
+    does not cover producers, documentation strings and metadata properties. External data is read from ``folder``, one
+    block at a time.
 
     Raises:
-        InvalidModelError: If a tensor has not the bytes that its shape asks for.
+        InvalidModelError: If a tensor's bytes do not match its shape.
         ExternalDataError: If external data is missing, short or outside the folder, or there is no folder.
     """
-    import hashlib
 
     def put_digest(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
         copying.copy_header(tensor, target)
-        target.raw_data = tensor_digest(tensor, folder)
+        target.raw_data = _tensor_digest(tensor, folder)
 
     bare = copying.copy_model(model, put_digest)
     _clear_comments(bare, "producer_name", "producer_version", "model_version", "domain", "training_info")
@@ -168,16 +150,13 @@ def model_digest(model: onnx.ModelProto, folder: Path | None = None) -> str:
     return hashlib.sha256(_DIGEST_FORMAT + bare.SerializeToString(deterministic=True)).hexdigest()
 
 
-def _clear_comments(message: Any, *fields: str) -> None:
-    """Clear comments, and the fields named."""
-    for name in ("doc_string", "metadata_props", *fields):
+def _clear_comments(message: Any, *others: str) -> None:
+    for name in ("doc_string", "metadata_props", *others):
         message.ClearField(name)
 
 
-def tensor_digest(tensor: onnx.TensorProto, folder: Path | None = None) -> bytes:
-    """SHA-256 of a tensor's elements as ONNX stores them raw (32 bytes); arguments and errors as :func:`model_digest`."""
-    import hashlib
-
+def _tensor_digest(tensor: onnx.TensorProto, folder: Path | None) -> bytes:
+    """SHA-256 of a tensor's raw elements (32 bytes)."""
     sha = hashlib.sha256()
     if external.is_external(tensor):
         for block in external.locate(tensor, folder).blocks():
@@ -191,17 +170,17 @@ def tensor_digest(tensor: onnx.TensorProto, folder: Path | None = None) -> bytes
     return sha.digest()
 
 
-_LARGE_BYTES = (1 << 31) - (1 << 26)  # what protobuf can hold, less room for everything but weights
+_LARGE_BYTES = (1 << 31) - (1 << 26)  # protobuf's limit, less a margin for everything but weights
 
 
 def is_large(model: onnx.ModelProto, *, widened: bool = False) -> bool:
-    """Whether a model's weights take it near what one protobuf message can hold, 2 GiB.
+    """Whether a model's weights are near or above 2 GiB, protobuf's limit for one message.
 
-    Counts by shapes: a message's own ``ByteSize`` writes all of it out to measure it, and raises beyond 2 GiB.
+    Computed from shapes: a message's own ``ByteSize`` serializes it, and raises above 2 GiB.
 
     Args:
         model: The model.
-        widened: Whether 16-bit weights count as much as they take in FP32.
+        widened: Whether 16-bit weights count as if they were FP32.
     """
     low = (TensorProto.FLOAT16, TensorProto.BFLOAT16) if widened else ()
     sizes = ((external.expected_bytes(tensor) or 0, tensor.data_type in low) for tensor in walk.tensors(model))
@@ -209,40 +188,34 @@ def is_large(model: onnx.ModelProto, *, widened: bool = False) -> bool:
 
 
 def is_lean(model: onnx.ModelProto) -> bool:
-    """Whether weights of a model in memory lie in files; see :meth:`Model.proto`."""
+    """Whether weights of a model in memory are anchored to files; see :meth:`Model.proto`."""
     return any(map(external.is_anchored, walk.tensors(model)))
 
 
 def tensor_array(tensor: onnx.TensorProto) -> NDArray[Any]:
-    """A tensor's values, wherever they are; to be read, not changed.
-
-    Raises:
-        InvalidModelError: If their number does not fit the shape.
-        ExternalDataError: If they lie in a file, and the tensor is not anchored or the file is gone.
-    """
+    """A tensor's values, read-only, wherever they are stored; errors as in :func:`raw_bytes`."""
     from onnx import numpy_helper
 
-    if not external.is_external(tensor):
-        array: NDArray[Any] = numpy_helper.to_array(tensor)
-        return array
-    inside = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, raw_data=raw_bytes(tensor))
-    array = numpy_helper.to_array(inside)
+    if external.is_external(tensor):
+        dims, raw = tensor.dims, raw_bytes(tensor)
+        tensor = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=dims, raw_data=raw)
+    array: NDArray[Any] = numpy_helper.to_array(tensor)
     return array
 
 
 def raw_bytes(tensor: onnx.TensorProto) -> bytes:
-    """A tensor's elements as ONNX stores them raw (little-endian, in C order, small types packed).
+    """A tensor's raw elements: little-endian, in C order, small types packed.
 
     Raises:
-        InvalidModelError: If their number does not fit the shape.
-        ExternalDataError: If they lie in a file, and the tensor is not anchored or the file is gone.
+        InvalidModelError: If their number does not match the shape.
+        ExternalDataError: If they are in a file, and the tensor is not anchored or the file is gone.
     """
     if external.is_external(tensor):
         return external.locate(tensor).read()
     expected = external.expected_bytes(tensor)
     raw: bytes = tensor.raw_data
     if not tensor.HasField("raw_data"):
-        from onnx import numpy_helper  # takes a while to import, and most weights are stored raw
+        from onnx import numpy_helper  # slow to import, and most weights have raw data
 
         try:
             raw = numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
@@ -256,27 +229,32 @@ def raw_bytes(tensor: onnx.TensorProto) -> bytes:
 
 
 def _model_info(model: onnx.ModelProto, name: str, folder: Path | None, where: str) -> ModelInfo:
-    """Check a model and sum it up; messages begin with ``where``."""
+    """Check and describe a model; error messages begin with ``where``."""
     try:
         check_structure(model)
         sha256 = model_digest(model, folder)
     except errors.ModelError as exc:
         raise type(exc)(f"{where}{exc}") from None
-    from trtops.spec import ModelInfo  # whoever only reads a file needs none
+    from trtops.spec import ModelInfo  # slow to import, and not needed by commands that only parse a file
 
-    constants = walk.initializer_names(model.graph)
     return ModelInfo(
         name=name,
         sha256=sha256,
-        inputs=tuple(tensor_spec(value) for value in model.graph.input if value.name not in constants),
+        inputs=tuple(input_specs(model.graph)),
         outputs=tuple(tensor_spec(value) for value in model.graph.output),
         opset=walk.opset(model),
         nodes=len(model.graph.node),
     )
 
 
+def input_specs(graph: onnx.GraphProto) -> list[TensorSpec]:
+    """The inputs of a graph that have to be fed: those that are not initializers too."""
+    constants = walk.initializer_names(graph)
+    return [tensor_spec(value) for value in graph.input if value.name not in constants]
+
+
 def tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
-    """Name, dtype and shape of an ONNX value, of an optional tensor's too; what is not declared, or is no tensor, stays None."""
+    """Name, dtype and shape of an ONNX value or optional tensor; what is not declared, or not a tensor, is None."""
     kind = value.type.optional_type.elem_type if value.type.HasField("optional_type") else value.type
     if not kind.HasField("tensor_type"):
         return TensorSpec(value.name)
@@ -295,7 +273,7 @@ _RENAMED = {"FLOAT": "FLOAT32", "DOUBLE": "FLOAT64", "FLOAT4E2M1": "FLOAT4"}
 
 
 def data_type(element: int) -> DataType | None:
-    """The data type of an ONNX element type; None if undefined, or one that no back end of ours has."""
+    """The data type of an ONNX element type; None if it is undefined or not supported by any back end."""
     try:
         name = TensorProto.DataType.Name(element)
     except ValueError:
@@ -304,12 +282,12 @@ def data_type(element: int) -> DataType | None:
 
 
 def check_structure(model: onnx.ModelProto) -> None:
-    """Check what every back end takes for granted: names defined once and before use, weights of the right size.
+    """Check what every back end relies on: names defined once and before use, weights of the right size.
 
-    Nodes may stand in any order that can be sorted. Whether an operator exists is for the back end to say.
+    Nodes may be in any order that can be sorted. Operators are not checked.
 
     Raises:
-        InvalidModelError: At the first contradiction, naming node and tensor.
+        InvalidModelError: At the first problem, with the node and tensor.
     """
     if not model.graph.output:
         raise errors.InvalidModelError("The model has no outputs.")
@@ -328,18 +306,18 @@ def _check_graph(graph: onnx.GraphProto, outer: frozenset[str]) -> None:
             raise errors.InvalidModelError(f"{walk.label(node)}: a node without an operator type.")
         for name in filter(None, node.output):
             if name in defined:
-                raise errors.InvalidModelError(f"{walk.label(node)} makes {name!r}, which is defined twice.")
+                raise errors.InvalidModelError(f"{walk.label(node)} produces {name!r}, which is defined twice.")
             defined.add(name)
     known = outer | defined
     for node in graph.node:
         for name in filter(None, node.input):
             if name not in known:
-                raise errors.InvalidModelError(f"{walk.label(node)} reads {name!r}, which nothing makes.")
+                raise errors.InvalidModelError(f"{walk.label(node)} reads {name!r}, which no node produces.")
         for body in walk.subgraphs(node):
             _check_graph(body, known)
     for value in graph.output:
         if value.name not in known:
-            raise errors.InvalidModelError(f"Output {value.name!r} is made by nothing.")
+            raise errors.InvalidModelError(f"No node produces output {value.name!r}.")
     walk.execution_order(graph.node)
 
 

@@ -1,4 +1,4 @@
-"""From bytes to a model that is an ONNX model: parsed, with a graph, and with names that are text."""
+"""Parsing of model files, with the checks that every reader needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from trtops import errors
 from trtops.backend.onnx import walk
-from trtops.backend.onnx.expansion import check_expansion
+from trtops.backend.onnx.function_inlining_limit import check_inlined_size
 from trtops.backend.onnx.messages import ModelProto
 
 if TYPE_CHECKING:
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def read_proto(path: str | Path) -> onnx.ModelProto:
-    """Parse a model file, leaving external data where it is.
+    """Parse a model file; external data is not loaded.
 
     Raises:
-        InvalidModelError: If there is no such file, or it is no ONNX model.
+        InvalidModelError: If the file does not exist or is not an ONNX model.
     """
     path = Path(path)
     if path.is_dir():
@@ -35,14 +35,10 @@ def read_proto(path: str | Path) -> onnx.ModelProto:
 
 
 def parse_proto(data: bytes, where: str = "") -> onnx.ModelProto:
-    """Parse the bytes of a model.
-
-    Args:
-        data: A serialized ``ModelProto``.
-        where: What to put before an error message, such as ``"model.onnx: "``.
+    """Parse a serialized model; error messages begin with ``where``, such as ``"model.onnx: "``.
 
     Raises:
-        InvalidModelError: If the bytes are empty, cut short, or something else than an ONNX model.
+        InvalidModelError: If the bytes are empty, truncated, or not an ONNX model.
     """
     if not data:
         raise errors.InvalidModelError(f"{where}empty; expected an ONNX model.")
@@ -54,23 +50,23 @@ def parse_proto(data: bytes, where: str = "") -> onnx.ModelProto:
         model: onnx.ModelProto = ModelProto.FromString(data)
     except DecodeError:
         raise errors.InvalidModelError(
-            f"{where}not an ONNX model, or cut short ({len(data)} bytes, beginning with {data[:8]!r})."
+            f"{where}not an ONNX model, or truncated ({len(data)} bytes, beginning with {data[:8]!r})."
         ) from None
-    check_expansion(model, where)
+    check_inlined_size(model, where)
     if not model.HasField("graph") or not model.opset_import:
-        lacks = "operator set" if model.HasField("graph") else "graph"
-        raise errors.InvalidModelError(f"{where}has no {lacks}: not an ONNX model, or cut short ({len(data)} bytes).")
+        missing = "operator set" if model.HasField("graph") else "graph"
+        raise errors.InvalidModelError(f"{where}has no {missing}: not an ONNX model, or truncated ({len(data)} bytes).")
     try:
         "".join(opset.domain for opset in model.opset_import)
         for graph in walk.graphs(model.graph):
             _join_texts(graph)
-    except (TypeError, UnicodeDecodeError):  # protobuf gives text that is not UTF-8 as bytes, or raises
-        raise errors.InvalidModelError(f"{where}holds names that are no text: not an ONNX model, or damaged.") from None
+    except (TypeError, UnicodeDecodeError):  # protobuf returns text that is not UTF-8 as bytes, or raises
+        raise errors.InvalidModelError(f"{where}has names that are not text: not an ONNX model, or damaged.") from None
     return model
 
 
 def _join_texts(graph: onnx.GraphProto) -> None:
-    """Join all names in a graph, sub-graphs aside. This fails if one is not text, and is the fastest way to find out."""
+    """Join all names of one graph, which fails if one is not text. Nothing else finds that out as fast."""
     values = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
     "".join((graph.name, *[value.name for value in values]))
     for node in graph.node:

@@ -1,9 +1,9 @@
-"""Rewriting a model to compute in 16-bit floating point.
+"""Models rewritten to compute in 16-bit floating point.
 
-Every node is either *lowered*, which means that it reads and makes 16-bit tensors, or kept as it is. Where the two
-meet stands a Cast. What a node may read and make in 16 bit is what ONNX's schema of its operator says, so inputs that
-must stay FP32 (the scales of Resize, say) do. Nodes without a schema (custom operators), If, Loop and Scan are kept, and
-the bodies of the latter are rewritten inside.
+Every node is either *lowered*, so that it reads and produces 16-bit tensors, or kept. Casts connect the two. ONNX's
+schema of an operator states which inputs and outputs can be 16-bit, so inputs that must be FP32 (such as Resize's
+scales) stay so. Nodes without a schema (custom operators), If, Loop and Scan are kept, and the bodies of the latter are
+rewritten.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from trtops import errors
 from trtops.backend.onnx import external, shapes, walk
 from trtops.backend.onnx.constants import constant_tensor
 from trtops.backend.onnx.copying import add_copy, copy_of
-from trtops.backend.onnx.expansion import check_expansion
+from trtops.backend.onnx.function_inlining_limit import check_inlined_size
 from trtops.backend.onnx.model import check_structure, is_lean, tensor_array
-from trtops.backend.onnx.rewriting import FreshNames, replace_nodes
+from trtops.backend.onnx.rewriting import FreshNames, keep_only, replace_nodes
 from trtops.metadata import DataType
 from trtops.patterns import expand
 
@@ -36,27 +36,27 @@ log = logging.getLogger(__name__)
 LowPrecision: TypeAlias = Literal["fp16", "bf16"]
 
 KEPT_TYPES = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Range", "CumSum"})
-"""Operators kept in FP32 unless asked otherwise: scales can be too small for 16 bit, and counting goes wrong early."""
+"""Operators kept in FP32 by default: scales can be too small for 16 bit, and counts soon become inexact."""
 
 _STANDS_FOR_INFINITY = 1e9
 # Largest finite value and smallest above zero, subnormal ones included.
 _RANGE = {"fp16": (65504.0, 2.0**-24), "bf16": (float.fromhex("0x1.fep127"), 2.0**-133)}
 
-# Their output has their input's type unless an attribute says otherwise, which the schema does not tell.
+# Their output has their input's type unless an attribute sets another, which is not part of the schema.
 _TYPED_BY_INPUT = frozenset({"RandomNormalLike", "RandomUniformLike", "Bernoulli", "EyeLike"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rewritten:
-    """A model in lower precision, and what was done to get there.
+    """A model in lower precision.
 
     Attributes:
         model: The new model.
-        lowered: Names of the nodes that compute in 16 bit now (their first outputs', for nodes without a name).
-        kept: Names of the nodes that read or make floating point and stay in FP32.
-        too_large: Names of the nodes kept because a weight of theirs is beyond the 16-bit range.
-        clamped: Weights with values that stand for infinity (1e9 or more, as masks have them), set to the largest
-            finite 16-bit value.
+        lowered: Names of the nodes that compute in 16 bit (their first outputs', for nodes without a name).
+        kept: Names of the nodes with floating-point inputs or outputs that stay in FP32.
+        too_large: Names of the nodes kept because a weight exceeds the 16-bit range.
+        clamped: Weights with values that stand for infinity (1e9 or more, as in masks), set to the largest finite
+            16-bit value.
         flushed: Number of values per weight that are too small for 16 bit and became zero.
     """
 
@@ -76,17 +76,17 @@ def convert_to_fp16(
     keep_types: Collection[str] = KEPT_TYPES,
     weights: Path | None = None,
 ) -> onnx.ModelProto:
-    """A model that computes in FP16 where its operators can; see :func:`lower_precision`, which also reports.
+    """A model that computes in FP16 where possible; see :func:`lower_precision`, which also returns a report.
 
     Raises:
         ConfigError: As :func:`lower_precision` raises it.
-        ModelError: If the model contradicts itself, or its weights are not loaded.
+        ModelError: If the model is inconsistent, or its weights are not loaded.
     """
     check_structure(proto)
     rewritten = lower_precision(proto, "fp16", keep_io=keep_io, exclude=exclude, keep_types=keep_types, weights=weights)
     log.info("Nodes in lower precision: %d, kept: %d", len(rewritten.lowered), len(rewritten.kept))
     if rewritten.too_large:
-        log.warning("Kept in FP32, since their weights are beyond the 16-bit range: %s", ", ".join(rewritten.too_large))
+        log.warning("Kept in FP32, since their weights exceed the 16-bit range: %s", ", ".join(rewritten.too_large))
     if rewritten.clamped:
         log.info("Weights clamped to the 16-bit range: %s", ", ".join(rewritten.clamped))
     return rewritten.model
@@ -101,22 +101,21 @@ def lower_precision(
     keep_types: Collection[str] = KEPT_TYPES,
     weights: Path | None = None,
 ) -> Rewritten:
-    """Rewrite a model so that its FP32 nodes compute in 16 bit.
+    """Rewrite a model so that its FP32 nodes compute in 16 bit. FP64 stays FP64.
 
     Args:
-        proto: The model, with all weights inside; it passes :func:`trtops.backend.onnx.model.check_structure`, and is not
-            changed. FP64 stays FP64.
+        proto: The model, with all weights inside; it passes :func:`trtops.backend.onnx.model.check_structure`, and is
+            not changed.
         to: The type to compute in. BF16 needs operator set 13 or later.
-        keep_io: Whether FP32 inputs and outputs of the model keep their type, behind Cast nodes.
-        exclude: Nodes to keep in FP32, by name, by type, or by shell pattern for names (``decoder.*``); a node
-            without a name goes by its first output's. The model's functions are inlined before, so names are those of
-            :func:`without_functions`.
-        keep_types: Operator types to keep in FP32 beside those.
-        weights: A folder of the caller's for the weights that a lean model (:meth:`trtops.backend.onnx.model.Model.proto`)
-            has in 16 bit, as long as the result is used; without one they are inside.
+        keep_io: Whether FP32 inputs and outputs of the model keep their type, with Casts.
+        exclude: Nodes to keep in FP32: names, types, or shell patterns of names (``decoder.*``); a node without a name
+            has its first output's. The model's functions are inlined before (:func:`without_functions`).
+        keep_types: Further operator types to keep in FP32.
+        weights: A folder for the 16-bit weights of a lean model (:meth:`trtops.backend.onnx.model.Model.proto`), which
+            must exist as long as the result is used; without one they are inside.
 
     Raises:
-        ConfigError: If ``exclude`` fits no node, or the operator set is too old for BF16.
+        ConfigError: If ``exclude`` matches no node, or the operator set is too old for BF16.
         InvalidModelError: If the model's types contradict each other.
         ExternalDataError: If a weight is not loaded.
     """
@@ -124,7 +123,7 @@ def lower_precision(
     if to == "bf16" and walk.opset(model) < 13:
         raise errors.ConfigError(
             f"BF16 needs operator set 13 or later; this model has {walk.opset(model)}. Convert it with "
-            "onnx.version_converter, or take fp16."
+            "onnx.version_converter, or use fp16."
         )
     model = without_functions(model)
     shapes.infer_shapes(model)
@@ -143,14 +142,14 @@ def lower_precision(
 
 
 def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A model in which each call of a function is that function's nodes, under names of their own; itself if it has none.
+    """The model with its functions inlined, under unique names; the same if it has none.
 
     Raises:
-        InvalidModelError: If a call does not fit its function.
+        InvalidModelError: If a call does not match its function.
     """
     if not model.functions:
         return model
-    check_expansion(model)
+    check_inlined_size(model)
     try:
         return onnx.inliner.inline_local_functions(model)
     except (RuntimeError, ValueError, onnx.checker.ValidationError) as exc:  # C++ exceptions
@@ -158,7 +157,7 @@ def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _excluded_names(model: onnx.ModelProto, exclude: Iterable[str]) -> frozenset[str]:
-    """Names of the nodes that names, types and patterns stand for."""
+    """Names of the nodes that names, types and patterns select."""
     by_type: dict[str, list[str]] = {}
     for node in walk.nodes(model):
         by_type.setdefault(node.op_type, []).append(walk.node_name(node))
@@ -171,7 +170,7 @@ def _excluded_names(model: onnx.ModelProto, exclude: Iterable[str]) -> frozenset
 
 @dataclass
 class _Tensor:
-    """A floating-point tensor, and the names of its versions in FP32 and in 16 bit; None where there is none yet."""
+    """A floating-point tensor, and the names of its FP32 and 16-bit versions; None where there is none yet."""
 
     full: str | None
     low: str | None
@@ -180,12 +179,12 @@ class _Tensor:
 
     @property
     def is_low(self) -> bool:
-        """Whether the tensor is made in 16 bit, or is a weight, which can be either."""
+        """Whether the tensor is produced in 16 bit, or is a weight, which can be either."""
         return self.weight is not None or self.low is not None
 
     @cached_property
     def magnitudes(self) -> tuple[float, bool]:
-        """A weight's largest finite value below what stands for infinity, and whether there are larger finite ones."""
+        """A weight's largest value that does not stand for infinity, and whether there are larger finite ones."""
         assert self.weight is not None
         largest, any_infinite = 0.0, False
         for block in _blocks(_weight_array(self.weight)):
@@ -200,11 +199,11 @@ class _Tensor:
         return largest, any_infinite
 
 
-_BLOCK = 1 << 18  # elements; what is made of one stays in the processor's cache
+_BLOCK = 1 << 18  # elements; temporary arrays of this size stay in the CPU's cache
 
 
 def _blocks(array: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
-    """The elements in order, block by block; none for an array without elements."""
+    """The elements in order, block by block."""
     flat = array.reshape(-1)
     for start in range(0, flat.size, _BLOCK):
         yield flat[start : start + _BLOCK]
@@ -236,9 +235,9 @@ class _Frame:
     """One graph while it is rewritten.
 
     Attributes:
-        scope: Its floating-point tensors, those of the graphs around it behind them.
+        scope: Its floating-point tensors, then those of the graphs around it.
         types: Element types of all tensors, likewise.
-        outputs: Names of its outputs in FP32.
+        outputs: Names of its FP32 outputs.
         keep_io: Whether its inputs and outputs keep their types.
         nodes: The nodes written so far.
     """
@@ -278,8 +277,8 @@ class _Rewrite:
             for i, name in enumerate(node.input):
                 if name in self.renamed:
                     node.input[i] = self.renamed[name]
-        # Before version 4 every weight had to be an input as well; since then that would let callers replace it (and
-        # ONNX Runtime 1.23 crashes on such a weight in FP16).
+        # Before version 4 every weight had to be an input as well. Since then that lets callers replace it, and ONNX
+        # Runtime 1.23 crashes on such a weight in FP16.
         model.ir_version = max(model.ir_version, 4)
         weights = walk.initializer_names(model.graph)
         inputs = [value for value in model.graph.input if value.name not in weights]
@@ -287,12 +286,12 @@ class _Rewrite:
         model.graph.input.extend(inputs)
 
     def _rewrite_graph(self, graph: onnx.GraphProto, outer: _Scope, outer_types: _Types, *, keep_io: bool) -> None:
-        """Rewrite one graph in place; the scopes know the tensors of the graphs around it."""
+        """Rewrite one graph in place, given the tensors of the graphs around it."""
         scope: _Scope = outer.new_child()
         types: _Types = outer_types.new_child(shapes.element_types(graph))
         for name in walk.captured(graph):
             if name in outer and outer[name].weight is None:
-                scope[name] = replace(outer[name])  # a Cast made in here is not to be used out there
+                scope[name] = replace(outer[name])  # a Cast inside is not available outside
         nodes = [graph.node[i] for i in walk.execution_order(graph.node)]
         weights, nodes = _take_weights(graph, nodes)
         scope.update((tensor.name, _Tensor(full=tensor.name, low=None, weight=tensor)) for tensor in weights)
@@ -303,16 +302,20 @@ class _Rewrite:
         frame = _Frame(scope, types, outputs, keep_io)
         for node in nodes:
             self._rewrite_node(node, frame)
-        self._finish_outputs(graph, frame)
+        for value in graph.output:  # weights, and tensors from outside, that no node of this graph produces
+            tensor = scope.get(value.name)
+            if tensor is not None and (keep_io or tensor.weight is not None):
+                value.name = self._name_in(tensor, False, frame)
         replace_nodes(graph, frame.nodes)
         self._write_weights(graph, [scope[tensor.name] for tensor in weights])
         self._declare_types(graph, scope)
 
     def _rewrite_node(self, node: onnx.NodeProto, frame: _Frame) -> None:
-        """Write one node, with the Casts that it needs around it."""
+        """Write one node and the Casts that it needs."""
         scope, types = frame.scope, frame.types
         ports = self._low_ports(node, scope, types)
-        if any(self._is_too_large(scope[node.input[i]]) for i in ports.inputs):
+        read = [scope[node.input[i]] for i in ports.inputs]
+        if any(tensor.weight is not None and tensor.magnitudes[0] > self.largest for tensor in read):
             self.too_large.append(walk.node_name(node))
             ports = _KEPT
         reads = [i for i, name in enumerate(node.input) if name in scope]
@@ -324,16 +327,16 @@ class _Rewrite:
         if reads or makes:
             (self.lowered if ports.outputs else self.kept).append(walk.node_name(node))
         for body in walk.subgraphs(node):
-            self._rewrite_graph(
-                body, scope, types, keep_io=True
-            )  # what enters and leaves a body passes through its node
+            self._rewrite_graph(body, scope, types, keep_io=True)  # its inputs and outputs are those of its node
         for i in reads:
             node.input[i] = self._name_in(scope[node.input[i]], i in ports.inputs, frame)
         frame.nodes.append(node)
         for i in makes:
             name = node.output[i]
             low = i in ports.outputs
-            if name in frame.outputs and low is frame.keep_io:  # the output is to be of the other type under this name
+            if (
+                name in frame.outputs and low is frame.keep_io
+            ):  # the graph's output needs the other type under this name
                 node.output[i] = self.fresh(f"{name}_{self.dtype.value if low else 'float32'}")
                 frame.nodes.append(self._cast_node(node.output[i], name, TensorProto.FLOAT if low else self.element))
                 scope[name] = _Tensor(name, node.output[i]) if low else _Tensor(node.output[i], name)
@@ -341,15 +344,15 @@ class _Rewrite:
                 scope[name] = _Tensor(None, name) if low else _Tensor(name, None)
 
     def _low_ports(self, node: onnx.NodeProto, scope: _Scope, types: _Types) -> _Ports:
-        """What of a node can be in 16 bit: nothing, for a node that is to be kept.
+        """The inputs and outputs of a node that can be 16-bit; none for a node to keep.
 
-        A schema gives each input and output a type variable, and lists the types that each variable can stand for. All
-        with one variable have one type, so the variables are decided on, not the inputs and outputs one by one.
+        A schema gives each input and output a type variable, and lists the allowed types of each variable. Everything
+        with one variable has one type, so the decision is per variable, not per input and output.
         """
         if node.op_type in self.keep or walk.node_name(node) in self.excluded or node.op_type in _TYPED_BY_INPUT:
             return _KEPT
         if node.op_type == "Cast":
-            # It reads a tensor as that is made, and saves a Cast; a weight stays exact, since it would be rounded for this.
+            # Reading a 16-bit tensor directly saves a Cast; a weight stays exact, since this would round it.
             source = scope.get(node.input[0]) if node.input else None
             return _Ports(frozenset([0])) if source is not None and source.is_low and source.weight is None else _KEPT
         domain = walk.domain(node)
@@ -363,7 +366,7 @@ class _Rewrite:
         bound.update((v, TensorProto.FLOAT) for name, v in zip(node.input, inputs) if name in scope)
         unknown = any(name and v not in bound for name, v in zip(node.input, inputs))
         unknown |= any(name and v not in bound and name not in types for name, v in zip(node.output, outputs))
-        if unknown:  # a custom operator's result, or a sequence
+        if unknown:  # the result of a custom operator, or a sequence
             return _KEPT
         allowed = {
             c.type_param_str for c in schema.type_constraints if f"tensor({self.dtype.value})" in c.allowed_type_strs
@@ -373,21 +376,17 @@ class _Rewrite:
             if name and v in low and name not in scope:
                 if types.get(name):
                     return _KEPT  # a sparse weight
-                scope[name] = _Tensor(name, None)  # of a type that nobody declared, but another input of its variable
+                scope[name] = _Tensor(name, None)  # of undeclared type, but with a typed input of the same variable
         ports = _Ports(
             frozenset(i for i, v in enumerate(inputs) if v in low and node.input[i]),
             frozenset(i for i, v in enumerate(outputs) if v in low and node.output[i]),
         )
         if not ports.outputs and not all(scope[node.input[i]].is_low for i in ports.inputs):
-            return _KEPT  # it makes no floating point: rounding its inputs would gain nothing
+            return _KEPT  # without floating-point outputs, rounding its inputs gains nothing
         return ports
 
-    def _is_too_large(self, tensor: _Tensor) -> bool:
-        """Whether a weight has values out of range that do not merely stand for infinity."""
-        return tensor.weight is not None and tensor.magnitudes[0] > self.largest
-
     def _name_in(self, tensor: _Tensor, low: bool, frame: _Frame) -> str:
-        """The name of a tensor in the precision wanted; a Cast is written if there is none in it yet."""
+        """The name of a tensor in the requested precision; writes a Cast if there is none yet."""
         tensor.full_used |= not low
         if low and tensor.low is None:
             tensor.low = self.fresh(f"{tensor.full}_{self.dtype.value}")
@@ -398,15 +397,8 @@ class _Rewrite:
             frame.nodes.append(self._cast_node(str(tensor.low), tensor.full, TensorProto.FLOAT))
         return str(tensor.low if low else tensor.full)
 
-    def _finish_outputs(self, graph: onnx.GraphProto, frame: _Frame) -> None:
-        """Give outputs that no node of this graph makes their type: weights, and what a body hands through."""
-        for value in graph.output:
-            tensor = frame.scope.get(value.name)
-            if tensor is not None and (frame.keep_io or tensor.weight is not None):
-                value.name = self._name_in(tensor, False, frame)
-
     def _write_weights(self, graph: onnx.GraphProto, weights: list[_Tensor]) -> None:
-        """Write each weight in the precisions that are used; a single one keeps the weight's name."""
+        """Write each weight in the precisions that are used; a single version keeps the weight's name."""
         for tensor in weights:
             assert tensor.weight is not None
             if tensor.full_used or tensor.low is None:
@@ -424,7 +416,7 @@ class _Rewrite:
         tiny, clamped = 0, False
         with np.errstate(over="ignore", under="ignore"):
             for start, block in zip(range(0, array.size, _BLOCK), _blocks(array)):
-                if tensor.magnitudes[1]:  # infinities stay: they say the same in 16 bit
+                if tensor.magnitudes[1]:  # infinities stay infinite
                     bounded = np.where(np.isfinite(block), np.clip(block, -self.largest, self.largest), block)
                     clamped |= not np.array_equal(bounded, block, equal_nan=True)
                     block = bounded
@@ -445,7 +437,7 @@ class _Rewrite:
         return lowered
 
     def _declare_types(self, graph: onnx.GraphProto, scope: _Scope) -> None:
-        """Make the graph's descriptions say what its tensors are now."""
+        """Update the declared types of a graph's tensors."""
         low = {self.renamed.get(t.low, t.low) for t in scope.maps[0].values() if t.low is not None}
         for value in (*graph.input, *graph.output, *graph.value_info):
             if value.name in low and value.type.tensor_type.elem_type == TensorProto.FLOAT:
@@ -456,7 +448,7 @@ class _Rewrite:
 
 
 def _type_variable(parameters: Sequence[Any], i: int) -> str:
-    """The type variable of a formal parameter, of which the last may stand for all behind it; empty if there is none."""
+    """The type variable of a formal parameter, the last of which may be variadic; empty if there is none."""
     if not parameters:
         return ""
     return str(parameters[min(i, len(parameters) - 1)].type_str)
@@ -465,12 +457,9 @@ def _type_variable(parameters: Sequence[Any], i: int) -> str:
 def _take_weights(
     graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]
 ) -> tuple[list[TensorProto], list[onnx.NodeProto]]:
-    """Take the FP32 weights out of a graph, those of Constant nodes too; returns them and the other nodes."""
+    """Remove the FP32 weights from a graph, including those of Constant nodes; returns them and the other nodes."""
     weights = [tensor for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT]
-    others = [tensor for tensor in graph.initializer if tensor.data_type != TensorProto.FLOAT]
-    del graph.initializer[:]
-    for tensor in others:
-        add_copy(graph.initializer, tensor)
+    keep_only(graph.initializer, lambda tensor: tensor.data_type != TensorProto.FLOAT)
     remaining = []
     for node in nodes:
         constant = constant_tensor(node) if walk.is_onnx_op(node, "Constant") else None

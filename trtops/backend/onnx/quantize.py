@@ -1,15 +1,15 @@
-"""INT8 written into a model: QuantizeLinear and DequantizeLinear nodes from the ranges of a calibration cache.
+"""INT8 in a model: QuantizeLinear and DequantizeLinear (Q/DQ) nodes from the ranges of a calibration cache.
 
-Two styles, since the back ends look for different patterns:
+There are two styles, since the back ends recognize different patterns:
 
-``tensorrt``: every activation that enters a quantized layer passes one symmetric Q/DQ pair (zero point 0), its weights one
-pair per output channel; biases and outputs are left alone. This is explicit quantization as TensorRT takes it on every
-release that has it (developer guide, "Explicit Quantization"): it moves the pairs itself and fuses what follows.
+``tensorrt``: every activation that enters a quantized layer passes one symmetric Q/DQ pair (zero point 0), its weights
+one pair per output channel; biases and outputs have none. This is TensorRT's explicit quantization on every release
+that supports it (developer guide, "Explicit Quantization"); TensorRT moves the pairs itself and fuses around them.
 
-``onnxruntime``: activations are unsigned with a zero point, so that both ends of a tensor's range are used (ONNX Runtime
-rewrites signed ones on x86, but not all alike, and then fuses less); biases are stored in INT32; the outputs of convolutions and
-element-wise layers are quantized as well, after the activation function that follows, since ONNX Runtime has integer
-kernels for them only in that pattern; layers that only move values keep the scale of what they move.
+``onnxruntime``: activations are unsigned with a zero point, so that both ends of a tensor's range are used (ONNX
+Runtime rewrites signed ones on x86, but not all alike, and then fuses less); biases are stored in INT32; the outputs of
+convolutions and element-wise layers are quantized as well, after the activation function that follows, since ONNX
+Runtime has integer kernels only for that pattern; layers that only move values keep the scale of their input.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trtops import errors
 from trtops.backend.onnx import shapes, walk
 from trtops.backend.onnx.constants import constant_tensors
 from trtops.backend.onnx.model import tensor_array
-from trtops.backend.onnx.rewriting import FreshNames, rename, replace_nodes
+from trtops.backend.onnx.rewriting import FreshNames, keep_only, rename, replace_nodes
 from trtops.calibration.cache import LEVELS, CalibrationCache, FitPolicy, TensorRange, fit
 from trtops.limits import limited_memory
 from trtops.record import Record
@@ -38,33 +38,32 @@ if TYPE_CHECKING:
 Style: TypeAlias = Literal["tensorrt", "onnxruntime"]
 
 DEFAULT_OP_TYPES: tuple[str, ...] = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-"""Layers in which the time goes."""
+"""Layers that take most of the time."""
 
 OP_TYPES: tuple[str, ...] = (*DEFAULT_OP_TYPES, "Add", "Mul", "AveragePool", "GlobalAveragePool", "Concat")
-"""Layers that both back ends can compute in INT8."""
+"""Layers that both back ends compute in INT8."""
 
-_MIN_OPSET = 13  # the first in which Q/DQ know channels
-_LARGEST_BIAS = 2.0**30  # in INT32: half of it is left to what is added
-_SMALLEST = float(np.finfo(np.float32).tiny)  # scale: a subnormal one would divide by what some kernels flush to zero
+_MIN_OPSET = 13  # the first in which Q/DQ nodes have channels
+_LARGEST_BIAS = 2.0**30  # in INT32: half of the range is left for the sum
+_SMALLEST = float(np.finfo(np.float32).tiny)  # scale: some kernels flush subnormal ones to zero, and divide by them
 
 # ONNX Runtime computes these from INT8 to FP32 directly, so their outputs need no rounding.
 _FLOAT_OUTPUTS = frozenset({"Gemm", "MatMul"})
 _ACTIVATIONS = frozenset({"Relu", "Clip"})  # which ONNX Runtime fuses into the integer kernel before them
 _NOT_NEGATIVE = frozenset({"Relu", "Sigmoid", "Softmax", "HardSigmoid", "Abs"})
-# What they make are values of their input, so the same scale holds for both, and integers pass through unchanged.
+# Their outputs are values of their input, so both have the same scale, and integers pass unchanged.
 _MOVING = frozenset({"MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quantization(Record):
-    """What became of a model's layers.
+    """The result of quantizing a model.
 
     Attributes:
-        layers: Layers that compute in INT8 now; named by their node, or by their first output where that has no name.
-        kept: Layers of the same types that were to stay in higher precision.
-        missing: Tensors that the cache lacks, in whose layers nothing was changed.
-        in_bodies: Layers of the same types in bodies of If, Loop and Scan, which stay as they are: a calibration sees no values
-            there.
+        layers: Layers that compute in INT8; by node name, or first output where that is empty.
+        kept: Layers of the same types that were requested in higher precision.
+        missing: Tensors that the cache lacks, whose layers were not changed.
+        in_bodies: Layers of the same types in bodies of If, Loop and Scan, which stay: calibration has no values there.
     """
 
     layers: tuple[str, ...]
@@ -73,27 +72,29 @@ class Quantization(Record):
     in_bodies: tuple[str, ...] = ()
 
     def require_layers(self) -> None:
-        """Refuse to call a model INT8 that has no INT8 layer.
+        """Refuse a model without INT8 layers.
 
         Raises:
-            CalibrationError: If nothing was quantized.
+            CalibrationError: If no layer was quantized.
         """
-        if not self.layers:
-            why = f"all of them are kept ({', '.join(self.kept)})" if self.kept else "it has none that computes in FP32"
-            if self.in_bodies and not self.kept:
-                why = (
-                    f"it has none but in bodies of If, Loop or Scan ({', '.join(self.in_bodies)}), where a calibration "
-                    "sees no values"
-                )
-            raise errors.CalibrationError(
-                f"INT8 was asked for, and no layer of the model is quantized: of {', '.join(DEFAULT_OP_TYPES)} {why}. "
-                "Keep fewer, start from the model in FP32, or build another precision."
-            )
+        if self.layers:
+            return
+        if self.kept:
+            why = f"all of them are kept ({', '.join(self.kept)})"
+        elif self.in_bodies:
+            names = ", ".join(self.in_bodies)
+            why = f"all of them are in bodies of If, Loop or Scan ({names}), where calibration has no values"
+        else:
+            why = "none of them computes in FP32"
+        raise errors.CalibrationError(
+            f"INT8 was requested, but no layer of the model is quantized: of {', '.join(DEFAULT_OP_TYPES)}, {why}. "
+            "Keep fewer, start from the model in FP32, or build another precision."
+        )
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """A node to be quantized: which inputs are activations, which constants, and the constants' channel axes."""
+    """A node to quantize: the indices of its activations, and of its constants with their channel axes."""
 
     node: onnx.NodeProto
     activations: tuple[int, ...]
@@ -106,11 +107,7 @@ def is_quantized(model: onnx.ModelProto) -> bool:
 
 
 def widen_small_integers(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Store 4-bit weights that DequantizeLinear reads in 8 bits, in place: the same values, twice the bytes.
-
-    Returns:
-        Their names.
-    """
+    """Store 4-bit weights that only DequantizeLinear reads in 8 bits, in place, and return their names."""
     wider = {TensorProto.INT4: np.int8, TensorProto.UINT4: np.uint8}
     weights = {tensor.name: tensor for tensor in model.graph.initializer if tensor.data_type in wider}
     if not weights:
@@ -127,22 +124,22 @@ def widen_small_integers(model: onnx.ModelProto) -> tuple[str, ...]:
 def quantizable_layers(
     model: onnx.ModelProto, *, keep: Iterable[str] = (), op_types: Sequence[str] = DEFAULT_OP_TYPES
 ) -> tuple[str, ...]:
-    """Names of the layers that :func:`insert_qdq` would quantize, in the graph's order; arguments as there."""
+    """Names of the layers that :func:`insert_qdq` would quantize, in the graph's order."""
     return tuple(walk.node_name(layer.node) for layer in _plan_layers(model, keep, op_types)[0])
 
 
 def tensors_to_calibrate(
     model: onnx.ModelProto, *, keep: Iterable[str] = (), op_types: Sequence[str] = DEFAULT_OP_TYPES
 ) -> tuple[str, ...]:
-    """Names of the tensors whose ranges :func:`insert_qdq` needs, each once, in the graph's order; arguments as there."""
+    """Names of the tensors whose ranges :func:`insert_qdq` needs, each once, in the graph's order."""
     return _activation_names(_plan_layers(model, keep, op_types)[0])
 
 
 def kept_names(model: onnx.ModelProto, keep: Iterable[str]) -> frozenset[str]:
-    """Names and outputs of the nodes that patterns choose; see :func:`insert_qdq` for what a pattern is.
+    """Names and outputs of the nodes that patterns select; see :func:`insert_qdq` for patterns.
 
     Raises:
-        ConfigError: If a pattern chooses nothing.
+        ConfigError: If a pattern selects nothing.
     """
     chosen: set[str] = set()
     for pattern in keep:
@@ -155,7 +152,8 @@ def kept_names(model: onnx.ModelProto, keep: Iterable[str]) -> frozenset[str]:
         if not found:
             names = [walk.node_name(node) for node in model.graph.node]
             raise errors.ConfigError(
-                f"keep={pattern!r} fits no layer of this model, by name, op type or output. {errors.near(pattern, names)}"
+                f"keep={pattern!r} matches no layer of this model, by name, op type or output. "
+                f"{errors.near(pattern, names)}"
             )
         for node in found:
             chosen.update(filter(None, (node.name, *node.output)))
@@ -174,59 +172,58 @@ def insert_qdq(
 ) -> Quantization:
     """Quantize a model's layers to INT8, in place.
 
-    Inputs, outputs and the names of all tensors stay. Only FP32 layers of the main graph are quantized; bodies of control
-    flow and functions are left alone. A model of an operator set before 13 is brought to 13.
+    Inputs, outputs and all tensor names stay. Only FP32 layers of the main graph are quantized, not those of bodies and
+    functions. A model of an operator set before 13 is converted to 13.
 
     Args:
         model: The model, with all its weights inside.
         cache: Ranges by tensor name.
-        style: Whose patterns to write; see this module.
-        keep: Layers to leave in FP32: names of nodes or of their outputs, shell patterns of such names (``block0/*``), or
-            op types.
+        style: The patterns to write; see this module.
+        keep: Layers that stay in FP32: names of nodes or their outputs, shell patterns of names (``block0/*``), or op
+            types.
         op_types: Types of layers to quantize, out of :data:`OP_TYPES`.
-        per_channel: Whether each output channel of a weight gets its own scale.
-        policy: What to do about ranges that the cache lacks (:func:`trtops.calibration.fit`); under ``partial`` the layers
-            that need them stay in FP32.
-
-    Returns:
-        What was quantized and what was not.
+        per_channel: Whether each output channel of a weight has its own scale.
+        policy: What to do if the cache lacks ranges (:func:`trtops.calibration.fit`); with ``partial`` the layers that
+            need them stay in FP32.
 
     Raises:
-        ConfigError: If a pattern of ``keep`` chooses nothing, or an op type is not one that can be quantized.
+        ConfigError: If a pattern of ``keep`` selects nothing, or an op type cannot be quantized.
         CalibrationError: If the cache does not fit.
-        InvalidModelError: If types contradict each other, or the operator set cannot be raised.
+        InvalidModelError: If types contradict each other, or the operator set cannot be converted.
         UnsupportedFeatureError: If the model has quantized layers already.
     """
     if is_quantized(model):
         raise errors.UnsupportedFeatureError(
-            "The model has QuantizeLinear nodes already; build it as it is, or start from the model without them."
+            "The model already has QuantizeLinear nodes; build it as it is, or start from the model without them."
         )
-    _raise_opset(model)
-    keep = tuple(keep)
-    layers, kept = _plan_layers(model, keep, op_types)
+    found = walk.opset(model)
+    if found < _MIN_OPSET:
+        try:
+            with limited_memory(own=8 * model.ByteSize()):
+                model.CopyFrom(onnx.version_converter.convert_version(model, _MIN_OPSET))
+        except Exception as exc:  # the converter raises RuntimeError and types of its own
+            raise errors.InvalidModelError(
+                f"The model has operator set {found}; Q/DQ nodes per channel need {_MIN_OPSET}, to which ONNX cannot "
+                f"convert it ({exc}). Export it with a newer operator set."
+            ) from exc
+    layers, kept = _plan_layers(model, tuple(keep), op_types)
     cache = _with_moved(model.graph, cache)
     missing = frozenset(fit(cache, _activation_names(layers), policy))
     layers = [layer for layer in layers if not missing & set(_activation_names([layer]))]
-    writer = _Writer(model, cache.by_name(), style, per_channel, frozenset(kept))
-    writer.write(layers)
+    _Writer(model, cache.by_name(), style, per_channel, frozenset(kept)).write(layers)
+    _, *bodies = walk.graphs(model.graph)
     return Quantization(
         layers=tuple(walk.node_name(layer.node) for layer in layers),
         kept=tuple(kept),
         missing=tuple(sorted(missing)),
-        in_bodies=tuple(walk.node_name(node) for node in _body_nodes(model) if walk.is_onnx_op(node, *op_types)),
+        in_bodies=tuple(walk.node_name(n) for body in bodies for n in body.node if walk.is_onnx_op(n, *op_types)),
     )
 
 
-def _body_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
-    """The nodes in bodies of control flow, of whatever depth."""
-    _, *bodies = walk.graphs(model.graph)
-    return [node for body in bodies for node in body.node]
-
-
 def _with_moved(graph: onnx.GraphProto, cache: CalibrationCache) -> CalibrationCache:
-    """The cache with ranges for tensors that hold another's values, moved around.
+    """The cache with ranges for tensors that contain another's values, moved.
 
-    Such nodes may have come into the model after it was calibrated, when it was rewritten.
+    Rewriting may have added such nodes after the model was calibrated.
     """
     known = cache.by_name()
     moved: dict[str, TensorRange] = {}
@@ -238,24 +235,10 @@ def _with_moved(graph: onnx.GraphProto, cache: CalibrationCache) -> CalibrationC
     return replace(cache, ranges=(*cache.ranges, *moved.values()))
 
 
-def _raise_opset(model: onnx.ModelProto) -> None:
-    found = walk.opset(model)
-    if found >= _MIN_OPSET:
-        return
-    try:
-        with limited_memory(own=8 * model.ByteSize()):
-            model.CopyFrom(onnx.version_converter.convert_version(model, _MIN_OPSET))
-    except Exception as exc:  # the converter raises RuntimeError and types of its own
-        raise errors.InvalidModelError(
-            f"The model is of operator set {found}; Q/DQ nodes per channel need {_MIN_OPSET}, to which ONNX cannot bring "
-            f"it ({exc}). Export it with a newer operator set."
-        ) from exc
-
-
 def _plan_layers(
     model: onnx.ModelProto, keep: Iterable[str], op_types: Sequence[str]
 ) -> tuple[list[_Layer], dict[str, None]]:
-    """The layers to quantize, in order, and the names of those of the same types that are kept."""
+    """The layers to quantize, in order, and the names of layers of the same types to keep."""
     for op in op_types:
         if op not in OP_TYPES:
             raise errors.ConfigError(f"Layers of type {op!r} cannot be quantized here. {errors.near(op, OP_TYPES)}")
@@ -268,33 +251,22 @@ def _plan_layers(
     for node in model.graph.node:
         if node.op_type not in op_types or not walk.is_onnx_op(node):
             continue
-        layer = _layer_to_quantize(node, types, constants)
-        if layer is None:
+        operands = range(min(len(node.input), 2)) if node.op_type != "Concat" else range(len(node.input))
+        if any(types.get(node.input[i]) != TensorProto.FLOAT for i in operands):
+            continue
+        activations = tuple(i for i in operands if node.input[i] not in constants)
+        weights = tuple((i, _channel_axis(node, i, constants[node.input[i]])) for i in operands if i not in activations)
+        if not activations or (weights and node.op_type not in DEFAULT_OP_TYPES):  # arithmetic with a constant
             continue
         if names & {node.name, *node.output}:
             kept[walk.node_name(node)] = None
         else:
-            layers.append(layer)
+            layers.append(_Layer(node, activations, weights))
     return layers, kept
 
 
-def _layer_to_quantize(
-    node: onnx.NodeProto, types: Mapping[str, int], constants: Mapping[str, onnx.TensorProto]
-) -> _Layer | None:
-    """The node as a layer, or None if it has nothing to quantize: no FP32 activations, or arithmetic with a constant."""
-    operands = range(min(len(node.input), 2)) if node.op_type != "Concat" else range(len(node.input))
-    floating = [i for i in operands if types.get(node.input[i]) == TensorProto.FLOAT]
-    if len(floating) != len(operands):
-        return None
-    activations = tuple(i for i in floating if node.input[i] not in constants)
-    weights = tuple((i, _channel_axis(node, i, constants[node.input[i]])) for i in floating if i not in activations)
-    if not activations or (weights and node.op_type not in DEFAULT_OP_TYPES):
-        return None
-    return _Layer(node, activations, weights)
-
-
 def _channel_axis(node: onnx.NodeProto, index: int, weight: onnx.TensorProto) -> int | None:
-    """The axis of a weight that its output channels lie along; None where they do not lie along one."""
+    """The axis of a weight's output channels; None if there is none."""
     if index != 1:
         return None
     if node.op_type == "Conv":
@@ -312,7 +284,7 @@ def _activation_names(layers: Iterable[_Layer]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Params:
-    """How one tensor is quantized."""
+    """The quantization of one tensor."""
 
     scale: NDArray[np.float32]
     zero_point: NDArray[Any]
@@ -322,8 +294,8 @@ class _Params:
 class _Writer:
     """Writes Q/DQ pairs into one model.
 
-    The order of the steps matters: weights and biases are rewired while the layers' own inputs still have the names that
-    the model gave them, and readers of quantized tensors last, by the readers noted at the beginning.
+    The order of the steps matters: weights and biases are rewired while the layers' own inputs still have their
+    original names, and readers of quantized tensors last, by the readers recorded at the beginning.
     """
 
     def __init__(
@@ -350,7 +322,7 @@ class _Writer:
         self.added: list[onnx.NodeProto] = []
 
     def write(self, layers: Sequence[_Layer]) -> None:
-        """Write the pairs of these layers, and put the nodes into an order in which they can run."""
+        """Write the pairs of these layers, and sort the nodes."""
         tensors = self._scale_roots(layers)
         quantized = {tuple(layer.node.output) for layer in layers}
         params = {name: self._activation_params(name, tensors) for name in tensors}
@@ -358,11 +330,11 @@ class _Writer:
         weights: dict[tuple[str, int | None], tuple[str, _Params]] = {}
         for layer in layers:
             if self.symmetric:
-                _tell_kernel_shape(layer.node, self.constants)
+                _write_kernel_shape(layer.node, self.constants)
             for index, axis in layer.weights:
                 key = (layer.node.input[index], axis if self.per_channel else None)
-                # ONNX Runtime rewrites the integers that a kernel reads, and refuses to do so twice: a weight that layers share
-                # is stored for each.
+                # ONNX Runtime rewrites the integers that a kernel reads, and refuses to do so twice: a shared weight is
+                # stored for each layer.
                 if key not in weights or not self.symmetric:
                     least = 0.0 if self.symmetric or index != 1 else self._least_scale(layer.node, params)
                     weights[key] = self._quantize_weight(*key, least)
@@ -372,8 +344,8 @@ class _Writer:
         integer = self._integer_only(layers)
         for name in tensors:
             for node in self.readers.get(name, ()):
-                # Nodes that nobody asked to quantize read the rounded values only where the FP32 ones must not exist, and
-                # where values are only moved on to a tensor that has the same scale.
+                # Other nodes read the rounded values only where the FP32 values must not exist, and where they only
+                # move values to a tensor with the same scale.
                 if (
                     tuple(node.output) in quantized
                     or (name in integer and self._may_read_rounded(node))
@@ -383,7 +355,7 @@ class _Writer:
         self._sort_nodes()
 
     def _integer_only(self, layers: Iterable[_Layer]) -> set[str]:
-        """Tensors that must exist in integers alone: ONNX Runtime uses no integer kernel beside one that is in FP32 too."""
+        """Tensors that must exist only in integers, or ONNX Runtime does not use its integer kernels."""
         if self.symmetric:
             return set()
         around = [layer.node for layer in layers if layer.node.op_type not in _FLOAT_OUTPUTS]
@@ -393,7 +365,7 @@ class _Writer:
         return walk.node_name(node) not in self.kept and not any(walk.subgraphs(node))
 
     def _scale_roots(self, layers: Sequence[_Layer]) -> dict[str, str]:
-        """Names of the tensors to quantize, each with the tensor whose scale it takes: itself, or what was moved."""
+        """Names of the tensors to quantize, each with the tensor that defines its scale: itself, or its source."""
         names = dict.fromkeys(_activation_names(layers))
         if self.symmetric:
             return {name: name for name in names}
@@ -401,7 +373,7 @@ class _Writer:
             if layer.node.op_type not in _FLOAT_OUTPUTS:
                 names.setdefault(self._after_activation(layer.node.output[0]))
         roots: dict[str, str] = {}
-        # Back through the nodes that only move values: all tensors of such a chain take the scale of its beginning.
+        # All tensors of a chain of nodes that only move values have the scale of its first.
         for name in names:
             chain = [name]
             while (source := self._moved_from(chain[-1])) is not None:
@@ -411,7 +383,7 @@ class _Writer:
         return {n: root for n, root in roots.items() if n in needed or (n in self.ranges and n not in self.outputs)}
 
     def _after_activation(self, name: str) -> str:
-        """What the activation function behind a tensor makes, if that alone reads the tensor; or else the tensor."""
+        """The output of the activation function that is a tensor's only reader, or the tensor itself."""
         readers = self.readers.get(name, [])
         if len(readers) != 1 or readers[0].op_type not in _ACTIVATIONS or name in self.outputs:
             return name
@@ -419,7 +391,7 @@ class _Writer:
         return behind if behind in self.ranges else name
 
     def _moved_from(self, name: str) -> str | None:
-        """The calibrated tensor that this one's maker merely moves around; None if it does more."""
+        """The calibrated tensor from which this one is moved; None if its producer computes something."""
         node = self.maker.get(name)
         if node is None or node.op_type not in _MOVING or not node.input or node.input[0] not in self.ranges:
             return None
@@ -432,12 +404,12 @@ class _Writer:
         low, high = entry.interval
         node = self.maker.get(roots[name])
         if entry.low is None and node is not None and node.op_type in _NOT_NEGATIVE:
-            low = 0.0  # the cache has the largest magnitude alone, as TensorRT's caches do
+            low = 0.0  # the cache has only the largest magnitude, as TensorRT's caches do
         scale = max((high - low) / 255, _SMALLEST) if high > low else 1.0
         return _Params(np.asarray(scale, np.float32), np.asarray(round(-low / scale), np.uint8))
 
     def _add_pair(self, name: str, params: _Params) -> str:
-        """Add Q and DQ behind a tensor, and return what comes out."""
+        """Add Q and DQ after a tensor, and return the output's name."""
         scale, zero_point = self._store_params(name, params)
         rounded, back = self.fresh(f"{name}_quantized"), self.fresh(f"{name}_dequantized")
         self.added += [
@@ -449,7 +421,7 @@ class _Writer:
         return back
 
     def _quantize_bias(self, node: onnx.NodeProto, data: _Params, weight: _Params) -> None:
-        """Store a layer's bias in INT32, scaled as its products are, as ONNX Runtime's integer kernels take it."""
+        """Store a layer's bias in INT32 with the scale of its products, as ONNX Runtime's integer kernels expect."""
         if len(node.input) < 3 or node.input[2] not in self.constants:
             return
         bias = tensor_array(self.constants[node.input[2]])
@@ -463,10 +435,10 @@ class _Writer:
         node.input[2] = self._store_quantized(node.input[2], rounded.astype(np.int32), params)
 
     def _least_scale(self, node: onnx.NodeProto, params: Mapping[str, _Params]) -> Any:
-        """The least scale of a layer's weights with which its bias fits into INT32, one for all channels or one of each.
+        """The smallest scales of a layer's weights, one or per channel, with which its bias fits into INT32.
 
-        Where next to nothing flows in, a bias is billions of the layer's products. It may not stay in FP32 then: ONNX Runtime
-        (seen in 1.31.1) quantizes it by itself, and makes zeros of what overflows.
+        If activations are tiny, a bias is billions of products. It may not stay in FP32: ONNX Runtime (seen in 1.31.1)
+        quantizes it by itself, and overflows become zeros.
         """
         if len(node.input) < 3 or node.input[2] not in self.constants:
             return 0.0
@@ -475,12 +447,12 @@ class _Writer:
         return least if self.per_channel and bias.ndim == 1 else least.max(initial=0)
 
     def _quantize_weight(self, name: str, axis: int | None, least: Any = 0.0) -> tuple[str, _Params]:
-        """Quantize a constant; return what comes out, of a Q/DQ pair or of DQ behind INT8, and how it was quantized.
+        """Quantize a constant with a Q/DQ pair, or to INT8 with DQ; returns the output's name, and the quantization.
 
         Args:
             name: The constant.
-            axis: Of its channels, each of which has a scale of its own; None for one scale.
-            least: What scales may not be below, one for all channels or one of each.
+            axis: Its channel axis, with a scale for each channel; None for one scale.
+            least: The smallest allowed scales, one or per channel.
         """
         weight = tensor_array(self.constants[name]).astype(np.float32)
         others = tuple(i for i in range(weight.ndim) if i != axis)
@@ -498,7 +470,7 @@ class _Writer:
         return self._store_quantized(name, rounded.astype(np.int8), params), params
 
     def _store_quantized(self, name: str, values: NDArray[Any], params: _Params) -> str:
-        """Keep a constant in integers with DQ behind it, and return what comes out."""
+        """Store a constant in integers, with DQ, and return the output's name."""
         scale, zero_point = self._store_params(name, params)
         stored, back = self.fresh(f"{name}_quantized"), self.fresh(f"{name}_dequantized")
         self.graph.initializer.append(numpy_helper.from_array(values, stored))
@@ -518,13 +490,11 @@ class _Writer:
         replace_nodes(self.graph, [nodes[i] for i in walk.execution_order(nodes)])
         used = {name for graph in walk.graphs(self.graph) for node in graph.node for name in node.input}
         used |= {value.name for graph in walk.graphs(self.graph) for value in (*graph.input, *graph.output)}
-        unused = [tensor for tensor in self.graph.initializer if tensor.name not in used]
-        for tensor in unused:
-            self.graph.initializer.remove(tensor)
+        keep_only(self.graph.initializer, lambda tensor: tensor.name in used)
 
 
-def _tell_kernel_shape(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> None:
-    """Write a convolution's kernel shape as an attribute: TensorRT 8.6 cannot tell it from weights that a node makes."""
+def _write_kernel_shape(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> None:
+    """Write a convolution's kernel shape as an attribute: TensorRT 8.6 cannot infer it from computed weights."""
     known = any(attribute.name == "kernel_shape" for attribute in node.attribute)
     if known or node.op_type not in ("Conv", "ConvTranspose") or len(node.input) < 2:
         return

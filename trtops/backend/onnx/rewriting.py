@@ -1,7 +1,4 @@
-"""What every rewriting of a graph needs: names that are free, nodes replaced, fields reduced to what is wanted.
-
-Every function here that changes something changes it in place.
-"""
+"""In-place operations for rewriting graphs: unused names, replaced nodes, filtered fields."""
 
 from __future__ import annotations
 
@@ -17,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class FreshNames:
-    """Gives out names that nothing in a graph has, its nodes, tensors and bodies considered."""
+    """Returns names that no node or tensor of a graph has, at any depth."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
-        """Take down the names in a graph as it is now; those given out are added."""
+        """Record the present names of a graph; returned names are added."""
         self._taken: set[str] = set()
         for part in walk.graphs(graph):
             self._taken |= walk.initializer_names(part)
@@ -29,7 +26,7 @@ class FreshNames:
                 self._taken.update((node.name, *node.input, *node.output))
 
     def __call__(self, wanted: str) -> str:
-        """The name wanted, with ``_1`` or the next free number behind it if it is taken."""
+        """The wanted name, with ``_1`` or the next free number appended if it is taken."""
         name, count = wanted, 1
         while name in self._taken:
             name, count = f"{wanted}_{count}", count + 1
@@ -38,22 +35,17 @@ class FreshNames:
 
 
 def rename(names: Any, old: str, new: str) -> None:
-    """Replace a name in a repeated field of names, wherever it stands."""
+    """Replace a name in a list or repeated field of names."""
     for i, name in enumerate(names):
         if name == old:
             names[i] = new
 
 
 def set_shape(tensor_type: Any, shape: Iterable[Dim]) -> None:
-    """Declare a tensor's shape: sizes, names of dynamic dimensions, and -1 or None for dynamic ones without a name.
-
-    Args:
-        tensor_type: The ``TypeProto.Tensor`` of its description.
-        shape: The shape; what was declared before is forgotten.
-    """
+    """Declare the shape of a ``TypeProto.Tensor``: sizes, names of dynamic dimensions, -1 or None for unnamed ones."""
     declared = tensor_type.shape
     declared.ClearField("dim")
-    declared.SetInParent()  # a scalar has a shape too, one without dimensions
+    declared.SetInParent()  # a scalar has a shape too, without dimensions
     for size in shape:
         dim = declared.dim.add()
         if isinstance(size, str):
@@ -63,15 +55,15 @@ def set_shape(tensor_type: Any, shape: Iterable[Dim]) -> None:
 
 
 def replace_nodes(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
-    """Give a graph other nodes, in this order; they are copied, and may be among those that it has."""
-    del graph.node[:]  # protobuf keeps what is taken out of a message for as long as someone holds it
+    """Replace a graph's nodes by copies of others, which may be among its own."""
+    del graph.node[:]  # protobuf keeps removed messages alive as long as they are referenced
     graph.node.extend(nodes)
 
 
 def remove_unused(graph: onnx.GraphProto) -> None:
-    """Remove nodes, weights and descriptions that no output needs. Inputs stay; nodes end up in order.
+    """Remove nodes, weights and declarations that no output depends on, and sort the nodes. Inputs stay.
 
-    What makes a graph input is cut off: an input stops the way back from the outputs.
+    Nodes that produce a graph input are cut off: the way back from the outputs ends at inputs.
     """
     weights = walk.initializer_names(graph)
     inputs = {value.name for value in graph.input} - weights
@@ -88,7 +80,7 @@ def remove_unused(graph: onnx.GraphProto) -> None:
         kept.add(index)
         needed.update(name for name in walk.uses(node) if name not in inputs)
     set_order(graph, [index for index in order if index in kept])
-    # Up to IR version 3 a weight was an input as well, and would become one that must be fed.
+    # Up to IR version 3 a weight is an input as well, and would become one that must be fed.
     keep_only(graph.input, lambda value: value.name not in weights or value.name in needed)
     keep_only(graph.initializer, lambda tensor: tensor.name in needed)
     keep_only(graph.sparse_initializer, lambda sparse: sparse.values.name in needed)
@@ -97,7 +89,7 @@ def remove_unused(graph: onnx.GraphProto) -> None:
 
 
 def set_order(graph: onnx.GraphProto, order: Sequence[int]) -> None:
-    """Reduce a graph's nodes to those at some places, in this order. Nodes are only copied if they change places."""
+    """Reduce a graph's nodes to those at these indices, in this order. Nodes are copied only if they change places."""
     if all(before < behind for before, behind in pairwise(order)):
         keep_places(graph.node, set(order))
     else:
@@ -105,12 +97,12 @@ def set_order(graph: onnx.GraphProto, order: Sequence[int]) -> None:
 
 
 def keep_only(field: Any, wanted: Callable[[Any], bool]) -> None:
-    """Reduce a repeated field to the items that are wanted."""
+    """Reduce a repeated field to the items for which ``wanted`` is true."""
     keep_places(field, {i for i, item in enumerate(field) if wanted(item)})
 
 
 def keep_places(field: Any, places: Collection[int]) -> None:
-    """Reduce a repeated field to the items at some places. None is copied, however large it is."""
+    """Reduce a repeated field to the items at these indices, without copying any."""
     end = len(field)
     for place in [*sorted(places, reverse=True), -1]:
         if place + 1 < end:

@@ -1,7 +1,7 @@
-"""2:4 structured sparsity: of every four neighbouring weights along the axis that is summed over, two are zero.
+"""2:4 structured sparsity: two of every four neighboring weights along the reduced axis are zero.
 
 Sparse tensor cores skip those zeros (NVIDIA, "Accelerating Sparse Deep Neural Networks", arXiv:2104.08378). The axis is
-the input channels of Conv, and the inner dimension of MatMul and Gemm; it is followed back through Cast, Transpose and
+the input channels of Conv, and the inner dimension of MatMul and Gemm; it is traced through Cast, Transpose and
 quantization to the weight itself.
 """
 
@@ -22,7 +22,7 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 _ELEMENTWISE = frozenset({"Cast", "Identity", "QuantizeLinear", "DequantizeLinear"})
-_ROWS = 1 << 18  # groups of four handled at a time
+_BLOCK_ROWS = 1 << 18  # groups of four that are processed at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +31,9 @@ class SparseWeight(Record):
 
     Attributes:
         name: The weight.
-        axis: The axis that is summed over.
+        axis: The reduced axis.
         shape: Its shape.
-        sparse: Whether at most two of every four along the axis are not zero.
+        sparse: Whether it is 2:4 sparse.
         zeros: Share of its elements that are zero.
     """
 
@@ -45,22 +45,25 @@ class SparseWeight(Record):
 
 
 def check_sparsity(model: onnx.ModelProto) -> tuple[SparseWeight, ...]:
-    """What sparse kernels could use of a model's weights, and whether it is 2:4 sparse already."""
+    """The weights of a model that sparse kernels could use, and whether they are 2:4 sparse already."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
-    return tuple(_sparse_weight(tensors[name], axis) for name, axis in summed_axes(model.graph).items())
+    found = []
+    for name, axis in reduced_axes(model.graph).items():
+        array = numpy_helper.to_array(tensors[name])
+        zeros = 1 - float(np.count_nonzero(array)) / max(array.size, 1)
+        sparse = is_sparse(array, axis)
+        found.append(SparseWeight(name=name, axis=axis, shape=array.shape, sparse=sparse, zeros=zeros))
+    return tuple(found)
 
 
 def prune(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Set the two smallest of every four weights to zero, in place, and return the names of the weights changed.
+    """Set the two smallest of every four weights to zero, in place, and return the names of the changed weights.
 
-    Meant for measuring what sparse kernels would gain; a model pruned without retraining is no longer accurate.
-
-    Args:
-        model: The model, with its weights inside.
+    Meant to measure what sparse kernels would gain; a model pruned without retraining is no longer accurate.
     """
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     changed = []
-    for name, axis in summed_axes(model.graph).items():
+    for name, axis in reduced_axes(model.graph).items():
         array = numpy_helper.to_array(tensors[name])
         if not is_sparse(array, axis):
             fresh = numpy_helper.from_array(np.ascontiguousarray(pruned(array, axis)), name)
@@ -70,24 +73,24 @@ def prune(model: onnx.ModelProto) -> tuple[str, ...]:
     return tuple(changed)
 
 
-def summed_axes(graph: onnx.GraphProto) -> dict[str, int]:
-    """The floating-point weights of Conv, MatMul and Gemm, and which of their axes is summed over.
+def reduced_axes(graph: onnx.GraphProto) -> dict[str, int]:
+    """The floating-point weights of Conv, MatMul and Gemm, and the axis along which each is reduced.
 
-    Axes whose length four does not divide are left out. A weight used along two axes has the first.
+    Axes whose length is not a multiple of four are omitted. A weight used along two axes has the first.
     """
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     makers = walk.makers(graph.node)
     found: dict[str, int] = {}
     for node in graph.node:
-        for name, axis in _summed_operands(node):
+        for name, axis in _reduced_operands(node):
             traced = _trace_weight(name, axis, makers, tensors)
             if traced is not None:
                 found.setdefault(*traced)
     return found
 
 
-def _summed_operands(node: onnx.NodeProto) -> Iterator[tuple[str, int]]:
-    """Operands of a node, each with the axis that it is summed over, counted from the end."""
+def _reduced_operands(node: onnx.NodeProto) -> Iterator[tuple[str, int]]:
+    """Operands of a node, each with its reduced axis."""
     if not walk.is_onnx_op(node) or len(node.input) < 2:
         return
     if node.op_type == "Conv":
@@ -103,7 +106,7 @@ def _summed_operands(node: onnx.NodeProto) -> Iterator[tuple[str, int]]:
 def _trace_weight(
     name: str, axis: int, makers: dict[str, onnx.NodeProto], tensors: dict[str, TensorProto]
 ) -> tuple[str, int] | None:
-    """The weight behind an operand, and the axis there; None if there is none, or it cannot be sparse."""
+    """The weight that an operand comes from, and the axis there; None if there is none or it cannot be sparse."""
     seen = set()
     while name not in tensors:
         node = makers.get(name)
@@ -113,7 +116,7 @@ def _trace_weight(
         if node.op_type == "Transpose":
             perm = walk.ints_attribute(node, "perm")
             if perm is None:
-                axis = -1 - axis if axis < 0 else axis  # reversed: counted from the other end
+                axis = -1 - axis if axis < 0 else axis  # the axes are reversed: counted from the other end
             elif -len(perm) <= axis < len(perm):
                 axis = perm[axis]
             else:
@@ -129,31 +132,18 @@ def _trace_weight(
 
 
 def is_sparse(array: Array, axis: int) -> bool:
-    """Whether at most two of every four neighbours along an axis are not zero."""
+    """Whether at most two of every four neighbors along an axis are nonzero."""
     groups = np.moveaxis(array, axis, -1).reshape(-1, 4)
-    return all(bool((np.count_nonzero(groups[i : i + _ROWS], axis=1) <= 2).all()) for i in range(0, len(groups), _ROWS))
+    starts = range(0, len(groups), _BLOCK_ROWS)
+    return all(bool((np.count_nonzero(groups[i : i + _BLOCK_ROWS], axis=1) <= 2).all()) for i in starts)
 
 
 def pruned(array: Array, axis: int) -> Array:
-    """A copy with the two smallest magnitudes of every four neighbours along an axis set to zero.
-
-    Of equal ones those that come first go.
-    """
+    """A copy with the two smallest magnitudes of every four neighbors along an axis set to zero; on ties the first."""
     groups = np.array(np.moveaxis(array, axis, -1), copy=True).reshape(-1, 4)
-    for start in range(0, len(groups), _ROWS):
-        block = groups[start : start + _ROWS]
+    for start in range(0, len(groups), _BLOCK_ROWS):
+        block = groups[start : start + _BLOCK_ROWS]
         smallest = np.argsort(np.abs(block), axis=1, kind="stable")[:, :2]
         np.put_along_axis(block, smallest, np.zeros((), block.dtype), axis=1)
     moved = [size for i, size in enumerate(array.shape) if i != axis % array.ndim] + [array.shape[axis]]
     return np.moveaxis(groups.reshape(moved), -1, axis)
-
-
-def _sparse_weight(tensor: TensorProto, axis: int) -> SparseWeight:
-    array = numpy_helper.to_array(tensor)
-    return SparseWeight(
-        name=tensor.name,
-        axis=axis,
-        shape=tuple(tensor.dims),
-        sparse=is_sparse(array, axis),
-        zeros=1 - float(np.count_nonzero(array)) / max(array.size, 1),
-    )

@@ -1,12 +1,12 @@
-"""Cutting sub-models out of a model, fast and again and again: any set of nodes becomes a model of its own.
+"""Sub-models: any set of a model's nodes as a model of its own, fast enough to do it repeatedly.
 
-A tensor that enters the set becomes an input with the dtype and shape it was seen with. Two kinds become weights
-instead: what depends on weights alone, and what depends on shapes alone (the ``Shape -> Gather -> Concat`` chains in front
-of a Reshape): their values are part of the model once its shapes are fixed, and back ends refuse many of them as inputs.
-A tensor that leaves the set becomes an output if nothing in the set reads it, or if it is an output of the whole model:
-further outputs would keep back ends from fusing what they fuse in the whole.
+A tensor that enters the set becomes an input with its observed dtype and shape, with two exceptions that become
+weights: tensors that depend only on weights, and tensors that depend only on shapes (the ``Shape -> Gather -> Concat``
+chains before a Reshape). Their values are fixed once the model's shapes are, and back ends refuse many of them as
+inputs. A tensor that leaves the set becomes an output if nothing in the set reads it, or if it is an output of the
+whole model: further outputs would keep back ends from fusing what they fuse in the whole.
 
-Knows the ONNX format; where values come from is the business of whoever implements :class:`Values`.
+Values come from an implementation of :class:`Values`.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _SEQUENCE_OPS = frozenset(
         "Optional", "ZipMap",
     )
 )  # fmt: skip
-_MIN_IR_VERSION = 4  # from here on weights need not be inputs too
+_MIN_IR_VERSION = 4  # from which on weights need not be inputs too
 
 
 class Values(Protocol):
-    """What is known of the tensors of a model, for one or more feeds of it."""
+    """What is known of a model's tensors, for one or more feeds."""
 
     def spec(self, name: str) -> TensorSpec:
         """Dtype and shape of a tensor; a dimension that differs between feeds is None.
@@ -62,23 +62,19 @@ class Values(Protocol):
         ...
 
     def feeds(self, names: Sequence[str]) -> list[Arrays]:
-        """Arrays for these tensors, by name: one dict per feed. To be read, not changed."""
+        """Read-only arrays for these tensors, by name: one dict per feed."""
         ...
 
     def golden(self, model: onnx.ModelProto, feeds: Sequence[Arrays], names: Sequence[str]) -> list[Arrays]:
-        """What a sub-model's outputs should be for the feeds that :meth:`feeds` gave; like them."""
+        """The expected outputs of a sub-model for the arrays of :meth:`feeds`."""
         ...
 
 
 class Declared:
-    """What a model says of its tensors, or what can be inferred from that: no data. Implements :class:`Values`."""
+    """Declared or inferred types and shapes, without data. Implements :class:`Values`."""
 
     def __init__(self, model: onnx.ModelProto, inputs: Mapping[str, TensorSpec]) -> None:
-        """Infer types and shapes.
-
-        Args:
-            model: The model; not changed.
-            inputs: Its inputs, with the shapes to infer from.
+        """Infer types and shapes of a model, which is not changed, from these input shapes.
 
         Raises:
             InvalidModelError: If shapes contradict each other.
@@ -91,10 +87,10 @@ class Declared:
         self._declared = shapes.values(inferred.graph)
 
     def spec(self, name: str) -> TensorSpec:
-        """What is declared or inferred.
+        """The declared or inferred dtype and shape.
 
         Raises:
-            InvalidModelError: If not even the dtype is known.
+            InvalidModelError: If the dtype is unknown.
         """
         value = self._declared.get(name)
         spec = TensorSpec(name) if value is None else tensor_spec(value)
@@ -110,18 +106,14 @@ class Declared:
         return None
 
     def feeds(self, names: Sequence[str]) -> list[Arrays]:
-        """Refused.
-
-        Raises:
-            ConfigError: Always.
-        """
+        """Raises ConfigError, as does :meth:`golden`: there are no values."""
         raise errors.ConfigError(
-            "There are no values for sub-models, only declared types and shapes. Let the model be run, or use a check that "
-            "needs no data."
+            "There are no values for sub-models, only declared types and shapes. Allow the model to be run, or use a "
+            "check that needs no data."
         )
 
     def golden(self, model: onnx.ModelProto, feeds: Sequence[Arrays], names: Sequence[str]) -> list[Arrays]:
-        """Refused, as :meth:`feeds`."""
+        """As :meth:`feeds`."""
         return self.feeds(names)
 
 
@@ -130,7 +122,7 @@ class SubModel:
     """A part of a model as a model of its own, with data for it.
 
     Attributes:
-        nodes: Which nodes of the whole model it holds, as indices into ``graph.node``; ascending.
+        nodes: Indices of its nodes in the whole model's ``graph.node``; ascending.
         proto: The model, with all weights inside; shared, not to be changed.
         inputs: Names of its inputs, in order.
         outputs: Names of its outputs, in order.
@@ -150,14 +142,7 @@ class SubModel:
         size_threshold: int = 1024,
         one_file: bool = True,
     ) -> None:
-        """Write the model to a file; the weights of a large one beside it, and of others where that is asked for.
-
-        Args:
-            path: Where to write.
-            external_data_path: As in :func:`trtops.backend.onnx.save.save_model`.
-            size_threshold: Likewise.
-            one_file: Whether all weights share one data file.
-        """
+        """Write the model to a file, and large weights next to it; see :func:`trtops.backend.onnx.save.save_model`."""
         if external_data_path is None and is_large(self.proto):
             external_data_path = ""
         save_model(
@@ -170,35 +155,31 @@ class SubModel:
 
     @cached_property
     def feeds(self) -> list[Arrays]:
-        """Input arrays by name, one dict per feed of the whole model; in host memory, to be read only."""
+        """Read-only input arrays by name, one dict per feed of the whole model; in host memory."""
         return self._values.feeds(self.inputs)
 
     @cached_property
     def golden(self) -> list[Arrays]:
-        """What its outputs should be for :attr:`feeds`; like them."""
+        """The expected outputs for :attr:`feeds`."""
         return self._values.golden(self.proto, self.feeds, self.outputs)
 
 
 class Cutter:
-    """A model taken apart once, so that sub-models can be cut from it in time proportional to their size.
+    """An analyzed model, from which sub-models can be cut in time proportional to their size.
 
     Attributes:
-        model: The model taken apart; shared, not to be changed while this is in use.
-        order: Indices of all nodes but Constants in an order in which each finds its inputs ready. Constants count as
-            weights, not as nodes.
-        parts: The nodes again, in sets that no cut may separate, in the order of each set's last node. A set holds one
-            node, or several that hand each other sequences, maps or optionals.
+        model: The model; shared, not to be changed while this is in use.
+        order: Indices of all nodes except Constants, which count as weights, in order of execution.
+        parts: The nodes in sets that no cut may separate, in the order of each set's last node. A set is one node, or
+            several nodes that exchange sequences, maps or optionals.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        """Take a model apart.
-
-        Args:
-            model: A model that passes :func:`trtops.backend.onnx.model.check_structure`, with its weights inside.
+        """Analyze a model that passes :func:`trtops.backend.onnx.model.check_structure`, with its weights inside.
 
         Raises:
-            InvalidModelError: If nodes wait for each other in a circle.
-            UnsupportedFeatureError: If an input of the model is no tensor.
+            InvalidModelError: If nodes form a cycle.
+            UnsupportedFeatureError: If an input of the model is not a tensor.
         """
         self.model = model
         nodes = model.graph.node
@@ -218,10 +199,11 @@ class Cutter:
                 self._readers.setdefault(name, []).append(index)
         self._graph_inputs = [v.name for v in model.graph.input if v.name not in self._constants]
         self._graph_outputs = {value.name for value in model.graph.output}
-        self._no_tensors = _no_tensors(model.graph, self.order)
-        if strange := self._no_tensors.intersection(self._graph_inputs):
+        self._non_tensors = _non_tensors(model.graph, self.order)
+        if unsupported := self._non_tensors.intersection(self._graph_inputs):
             raise errors.UnsupportedFeatureError(
-                f"Input {min(strange)!r} is a sequence, map or optional; expected tensors only. Cut the model behind it first."
+                f"Input {min(unsupported)!r} is a sequence, map or optional; expected only tensors. Cut the model after "
+                "it first."
             )
         self._fixed = self._find_fixed()
         self.parts = self._find_parts()
@@ -232,19 +214,19 @@ class Cutter:
         return self._graph_inputs
 
     def label(self, index: int) -> str:
-        """A node as messages name it."""
+        """A node for messages."""
         return walk.label(self.model.graph.node[index])
 
     def reads(self, index: int) -> list[str]:
-        """The tensors that a node reads, its sub-graphs included, without weights."""
+        """The tensors that a node and its sub-graphs read, without weights."""
         return self._reads[index]
 
     def makes(self, index: int) -> list[str]:
-        """The tensors that a node makes."""
+        """The tensors that a node produces."""
         return [name for name in self.model.graph.node[index].output if name]
 
     def ancestors(self, start: int, within: Collection[int]) -> set[int]:
-        """A node and the nodes that it needs, directly or not, as far as they can be reached inside a set of nodes."""
+        """A node and its direct and indirect predecessors that are reachable within a set of nodes."""
         found, ahead = {start}, [start]
         while ahead:
             for name in self._reads[ahead.pop()]:
@@ -255,14 +237,14 @@ class Cutter:
         return found
 
     def visible(self, index: int) -> list[str]:
-        """The tensors that a node makes and something reads, sequences and such left out; of a dead end its first."""
-        made = [n for n in self.model.graph.node[index].output if n and n not in self._no_tensors]
+        """The tensors that a node produces and something reads, or the first one that nothing reads; no sequences."""
+        made = [n for n in self.model.graph.node[index].output if n and n not in self._non_tensors]
         return [n for n in made if n in self._readers or n in self._graph_outputs] or made[:1]
 
     def may_part_after(self) -> list[bool]:
-        """For each position in :attr:`order`, whether no sequence or such is alive right behind that node."""
+        """For each position in :attr:`order`, whether no sequence, map or optional is alive after that node."""
         alive_until = [-1] * len(self.order)
-        for name in self._no_tensors:
+        for name in self._non_tensors:
             if name in self._maker and name in self._readers:
                 last = max(self._position[reader] for reader in self._readers[name])
                 start = self._position[self._maker[name]]
@@ -284,14 +266,14 @@ class Cutter:
         """Make a sub-model of a set of nodes, connected or not.
 
         Args:
-            nodes: Indices of nodes, no Constants among them; whole parts.
-            values: Gives dtypes and shapes of what is cut through, and the data.
+            nodes: Indices of nodes in whole parts, without Constants.
+            values: Dtypes and shapes of the tensors that are cut through, and the data.
             expose: Which tensors become outputs: those at the ends, or all.
-            freeze_branches: Whether what other branches bring to nodes that the set leads to becomes a weight, where it is
-                the same for every feed. A beginning of the model keeps the model's own inputs.
+            freeze_branches: Whether tensors that enter from other branches, at nodes that the set leads to, become
+                weights if they are the same for every feed. A beginning of the model keeps the model's own inputs.
 
         Raises:
-            InvalidModelError: If the set is empty, or ``values`` knows nothing of a tensor that is cut through.
+            InvalidModelError: If the set is empty, or nothing is known of a tensor that is cut through.
         """
         if not nodes:
             raise errors.InvalidModelError(
@@ -315,28 +297,27 @@ class Cutter:
             _add_constant(graph, self._constants[name])
         graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in frozen.items())
         graph.input.extend(_value_info(values.spec(name)) for name in inputs)
-        # While values are being found there are none of what is cut out yet: outputs go undeclared.
+        # While values are being observed, those of the outputs are still unknown.
         declared = expose == "ends"
         graph.output.extend(_value_info(values.spec(n)) if declared else onnx.ValueInfoProto(name=n) for n in outputs)
         return SubModel(tuple(sorted(nodes)), proto, tuple(inputs), tuple(outputs), values)
 
     def _inputs_and_frozen(self, inside: list[int], values: Values) -> tuple[list[str], Arrays]:
-        """Names of the inputs of a sub-model, the whole model's own first, and what becomes a weight of it."""
+        """Names of a sub-model's inputs, the whole model's own first, and the tensors that become its weights."""
         made = {name for index in inside for name in self.model.graph.node[index].output}
         entering = [n for n in dict.fromkeys(n for i in inside for n in self._reads[i]) if n not in made]
         frozen = {n: a for n in entering if n in self._fixed and (a := values.constant(n)) is not None}
         if entering and len(frozen) == len(entering):
-            # Back ends would compute a model without inputs while loading it, and a failure of theirs would not show.
+            # Back ends would compute a model without inputs while loading it, which would hide a failure.
             frozen = {}
         own = set(entering).intersection(self._graph_inputs)
         inputs = [n for n in self._graph_inputs if n in own] + [n for n in entering if n not in own and n not in frozen]
         return inputs, frozen
 
     def _branch_values(self, inside: Iterable[int], inputs: Collection[str], values: Values) -> Arrays:
-        """What meets a sub-model's flow from outside, by name, where it is the same for every feed.
+        """Tensors that enter from other branches, by name, where they are the same for every feed.
 
-        A node that nothing inside leads to keeps its inputs: back ends would compute it while loading the model, and a
-        failure of theirs would not show.
+        A node without predecessors inside keeps its inputs, or back ends would compute it while loading.
         """
         flowing: set[str] = set()
         frozen: Arrays = {}
@@ -351,10 +332,10 @@ class Cutter:
         return frozen
 
     def _outputs_of(self, inside: list[int]) -> list[str]:
-        """Names of what leaves a sub-model: outputs of the whole, and what only nodes outside of it read.
+        """Names of a sub-model's outputs: outputs of the whole, and tensors that only nodes outside read.
 
-        What is read inside as well stays hidden, or back ends could not fuse it away as they do in the whole model. Where
-        that leaves nothing, the set is one of dead ends, and these are shown.
+        Tensors that are also read inside are no outputs, or back ends could not fuse them as they do in the whole
+        model. If none is left, the outputs are the tensors that nothing reads.
         """
         members = set(inside)
         made = [name for index in inside for name in self.visible(index)]
@@ -364,10 +345,7 @@ class Cutter:
         return leaving or [n for n in made if n not in self._readers]
 
     def _find_fixed(self) -> set[str]:
-        """Tensors whose values depend on weights and shapes alone.
-
-        Random numbers do not count, though such a node may read nothing: drawn once, they would be the same ever after.
-        """
+        """Tensors whose values depend only on weights and shapes; not random numbers, which would become constant."""
         fixed: set[str] = set()
         for index in self.order:
             node = self.model.graph.node[index]
@@ -375,12 +353,12 @@ class Cutter:
                 continue
             if node.op_type in _SHAPE_OPS or all(name in fixed for name in self._reads[index]):
                 fixed.update(filter(None, node.output))
-        return fixed - self._no_tensors
+        return fixed - self._non_tensors
 
     def _find_parts(self) -> tuple[frozenset[int], ...]:
-        # Sets grow by union: every member of a set points at the same object, which stands for the set below.
+        # Sets grow by union: every member points to the same object, which identifies the set below.
         part = {index: {index} for index in self.order}
-        for name in self._no_tensors:
+        for name in self._non_tensors:
             if name in self._maker:
                 for reader in self._readers.get(name, ()):
                     joined = part[self._maker[name]] | part[reader]
@@ -394,7 +372,7 @@ _Constant: TypeAlias = "onnx.TensorProto | onnx.SparseTensorProto | onnx.NodePro
 
 
 def _constants_by_name(graph: onnx.GraphProto) -> dict[str, _Constant]:
-    """What a graph holds of constants: dense and sparse tensors, and Constant nodes that make no dense ones."""
+    """A graph's constants: dense and sparse tensors, and Constant nodes that produce neither."""
     found: dict[str, _Constant] = {sparse.values.name: sparse for sparse in graph.sparse_initializer}
     found.update((node.output[0], node) for node in graph.node if walk.is_onnx_op(node, "Constant"))
     return found | constant_tensors(graph)
@@ -409,23 +387,23 @@ def _add_constant(graph: onnx.GraphProto, constant: _Constant) -> None:
         graph.node.insert(0, constant)
 
 
-def _no_tensors(graph: onnx.GraphProto, order: Iterable[int]) -> set[str]:
-    """Names of sequences, maps and optionals, as far as declared types and operators tell."""
+def _non_tensors(graph: onnx.GraphProto, order: Iterable[int]) -> set[str]:
+    """Names of sequences, maps and optionals, by declared types and operators."""
     declared = (*graph.input, *graph.output, *graph.value_info)
-    found = {v.name for v in declared if _is_no_tensor(v)}
+    found = {v.name for v in declared if _is_non_tensor(v)}
     for index in order:
         node = graph.node[index]
         bodies = list(walk.subgraphs(node))
         if node.op_type in _SEQUENCE_OPS or (node.op_type == "Identity" and found.intersection(node.input)):
             found.update(filter(None, node.output))
         elif node.op_type == "If":
-            found.update(name for body in bodies for name, v in zip(node.output, body.output) if _is_no_tensor(v))
+            found.update(name for body in bodies for name, v in zip(node.output, body.output) if _is_non_tensor(v))
         elif node.op_type == "Loop":
-            found.update(name for body in bodies for name, v in zip(node.output, body.output[1:]) if _is_no_tensor(v))
+            found.update(name for body in bodies for name, v in zip(node.output, body.output[1:]) if _is_non_tensor(v))
     return found
 
 
-def _is_no_tensor(value: onnx.ValueInfoProto) -> bool:
+def _is_non_tensor(value: onnx.ValueInfoProto) -> bool:
     return value.type.WhichOneof("value") in ("sequence_type", "map_type", "optional_type")
 
 

@@ -1,15 +1,15 @@
-"""What is in a model: as a record for programs, as text for people."""
+"""Descriptions of models: records for programs, and text in Polygraphy's layout."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from trtops.backend.onnx import external, walk
 from trtops.backend.onnx.copying import copy_of
 from trtops.backend.onnx.messages import AttributeProto
-from trtops.backend.onnx.model import Model, data_type, tensor_spec
+from trtops.backend.onnx.model import Model, data_type, input_specs, tensor_spec
 from trtops.metadata import TensorSpec
 from trtops.record import Record
 
@@ -26,8 +26,8 @@ class NodeSummary(Record):
     Attributes:
         name: Its name; may be empty.
         op: Its type, with the domain before it unless that is ONNX's own.
-        inputs: What it reads; an input that is left out has an empty name.
-        outputs: What it makes.
+        inputs: Its inputs; an omitted input has an empty name.
+        outputs: Its outputs.
         attributes: Its attributes as text, by name; a sub-graph as its number of nodes.
     """
 
@@ -43,12 +43,12 @@ class GraphSummary(Record):
     """One graph.
 
     Attributes:
-        name: The graph's name; for a body, the node and attribute that hold it.
+        name: The graph's name; for a body, its node and attribute.
         inputs: Its inputs, without initializers.
         outputs: Its outputs.
         initializers: Its weights.
         nodes: Its nodes, in order.
-        bodies: The graphs that its nodes hold, in order.
+        bodies: The bodies of its nodes, in order.
     """
 
     name: str
@@ -66,8 +66,8 @@ class ModelSummary(Record):
     Attributes:
         opsets: Operator sets by domain; ONNX's own domain is empty.
         ir_version: Version of the file format.
-        producer: What made the file, with its version.
-        weight_bytes: Size of all weights, those outside the file included.
+        producer: The exporter and its version.
+        weight_bytes: Size of all weights, including external ones.
         graph: The main graph.
     """
 
@@ -79,14 +79,14 @@ class ModelSummary(Record):
 
 
 def describe(model: onnx.ModelProto | Model, *, infer_shapes: bool = False) -> ModelSummary:
-    """Sum up a model. Weights are not read.
+    """Describe a model, which is not changed. Weights are not read, and external data need not be loaded.
 
     Args:
-        model: The model; not changed. External data need not be loaded.
-        infer_shapes: Whether to fill in dtypes and shapes that the model does not declare.
+        model: The model.
+        infer_shapes: Whether to infer dtypes and shapes that the model does not declare.
 
     Raises:
-        InvalidModelError: If shapes are to be inferred and contradict each other.
+        InvalidModelError: If inferred shapes contradict each other.
     """
     proto = _inferred_proto(model, infer_shapes)
     return ModelSummary(
@@ -99,12 +99,12 @@ def describe(model: onnx.ModelProto | Model, *, infer_shapes: bool = False) -> M
 
 
 def summary(model: onnx.ModelProto | Model, show: Collection[Show] = (), *, infer_shapes: bool = False) -> str:
-    """A model as text, laid out as Polygraphy does it.
+    """A model as text, in Polygraphy's layout.
 
     Args:
         model: The model; not changed.
-        show: ``"layers"`` lists the nodes, ``"attrs"`` their attributes as well, ``"weights"`` the values of weights, and
-            with ``"attrs"`` of tensors among attributes.
+        show: ``"layers"`` lists the nodes, ``"attrs"`` their attributes as well, ``"weights"`` the values of weights,
+            and with ``"attrs"`` of tensors among attributes.
         infer_shapes: As for :func:`describe`.
     """
     proto = _inferred_proto(model, infer_shapes)
@@ -119,39 +119,22 @@ def _inferred_proto(model: onnx.ModelProto | Model, infer_shapes: bool) -> onnx.
     proto = model.proto() if isinstance(model, Model) else model
     if not infer_shapes:
         return proto
-    from trtops.backend.onnx import shapes  # brings all of onnx
+    from trtops.backend.onnx import shapes  # imports all of onnx
 
     copy = copy_of(proto)
     shapes.infer_shapes(copy)
     return copy
 
 
-def _graph_summary(graph: onnx.GraphProto, name: str, outer: Mapping[str, TensorSpec]) -> GraphSummary:
-    initializers = _initializer_specs(graph)
-    known = _Known(outer, graph, initializers)
-    return GraphSummary(
-        name=name,
-        inputs=_input_specs(graph, known),
-        outputs=tuple(known[value.name] for value in graph.output),
-        initializers=initializers,
-        nodes=tuple(_node_summary(node, known) for node in graph.node),
-        bodies=tuple(
-            _graph_summary(body, f"{walk.node_name(node)}.{name}", known)
-            for node in graph.node
-            if node.attribute
-            for name, body in _named_bodies(node)
-        ),
-    )
-
-
 class _Known(dict[str, TensorSpec]):
-    """What is declared of the tensors that a graph sees; of others, their names."""
+    """The declarations of the tensors that a graph can read; others are known by name only."""
 
-    def __init__(
-        self, outer: Mapping[str, TensorSpec], graph: onnx.GraphProto, initializers: Iterable[TensorSpec]
-    ) -> None:
+    def __init__(self, outer: Mapping[str, TensorSpec], graph: onnx.GraphProto) -> None:
         super().__init__(outer)
-        self.update((spec.name, spec) for spec in initializers)
+        dense = (TensorSpec(t.name, data_type(t.data_type), tuple(t.dims)) for t in graph.initializer)
+        sparse = ((s.values, s.dims) for s in graph.sparse_initializer)
+        self.initializers = (*dense, *(TensorSpec(v.name, data_type(v.data_type), tuple(dims)) for v, dims in sparse))
+        self.update((spec.name, spec) for spec in self.initializers)
         self.update((value.name, tensor_spec(value)) for value in (*graph.value_info, *graph.input, *graph.output))
 
     def __missing__(self, name: str) -> TensorSpec:
@@ -159,19 +142,30 @@ class _Known(dict[str, TensorSpec]):
         return spec
 
 
-def _initializer_specs(graph: onnx.GraphProto) -> tuple[TensorSpec, ...]:
-    dense = (TensorSpec(t.name, data_type(t.data_type), tuple(t.dims)) for t in graph.initializer)
-    sparse = ((s.values, s.dims) for s in graph.sparse_initializer)
-    return (*dense, *(TensorSpec(v.name, data_type(v.data_type), tuple(dims)) for v, dims in sparse))
-
-
-def _input_specs(graph: onnx.GraphProto, known: Mapping[str, TensorSpec]) -> tuple[TensorSpec, ...]:
-    constants = walk.initializer_names(graph)
-    return tuple(known[value.name] for value in graph.input if value.name not in constants)
-
-
-def _operator_text(node: onnx.NodeProto) -> str:
-    return node.op_type if walk.is_onnx_op(node) else f"{node.domain}.{node.op_type}"
+def _graph_summary(graph: onnx.GraphProto, name: str, outer: Mapping[str, TensorSpec]) -> GraphSummary:
+    known = _Known(outer, graph)
+    return GraphSummary(
+        name=name,
+        inputs=tuple(input_specs(graph)),
+        outputs=tuple(known[value.name] for value in graph.output),
+        initializers=known.initializers,
+        nodes=tuple(
+            NodeSummary(
+                name=node.name,
+                op=node.op_type if walk.is_onnx_op(node) else f"{node.domain}.{node.op_type}",
+                inputs=tuple(map(known.__getitem__, node.input)),
+                outputs=tuple(map(known.__getitem__, node.output)),
+                attributes=tuple((a.name, _attribute_text(a)) for a in node.attribute),
+            )
+            for node in graph.node
+        ),
+        bodies=tuple(
+            _graph_summary(body, f"{walk.node_name(node)}.{name}", known)
+            for node in graph.node
+            if node.attribute
+            for name, body in _named_bodies(node)
+        ),
+    )
 
 
 def _named_bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
@@ -182,18 +176,8 @@ def _named_bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]
             yield f"{attribute.name}[{i}]", body
 
 
-def _node_summary(node: onnx.NodeProto, known: _Known) -> NodeSummary:
-    return NodeSummary(
-        name=node.name,
-        op=_operator_text(node),
-        inputs=tuple(map(known.__getitem__, node.input)),
-        outputs=tuple(map(known.__getitem__, node.output)),
-        attributes=tuple((a.name, _attribute_text(a)) for a in node.attribute),
-    )
-
-
 _DTYPE_ATTRIBUTES = ("to", "dtype", "target_type")
-"""Attributes whose number stands for a data type."""
+"""Attributes whose number is a data type."""
 
 _VALUE_FIELDS = {
     AttributeProto.INT: "i",
@@ -225,7 +209,7 @@ def _attribute_text(attribute: onnx.AttributeProto) -> str:
 
 
 def _values_text(tensor: onnx.TensorProto) -> str:
-    """A tensor's values, shortened as numpy does it."""
+    """A tensor's values, abbreviated by numpy."""
     from onnx import numpy_helper
 
     if external.is_external(tensor):
@@ -239,53 +223,49 @@ def _values_text(tensor: onnx.TensorProto) -> str:
 def _graph_lines(
     graph: onnx.GraphProto, kind: str, outer: Mapping[str, TensorSpec], show: Collection[Show], indent: str
 ) -> Iterator[str]:
-    """The lines that tell of a graph; made of the messages themselves, since a record of each node would take longer."""
-    initializers = _initializer_specs(graph)
-    known = _Known(outer, graph, initializers)
+    """The lines about a graph; from the messages themselves, since creating a record for each node is slower."""
+    known = _Known(outer, graph)
+    initializers = known.initializers
     if graph.doc_string and "attrs" in show:
         yield from (f"{indent}---- Docstring ----", *(f"{indent}{line}" for line in graph.doc_string.splitlines()), "")
-    yield from _tensor_lines(f"{kind} Input(s)", _input_specs(graph, known), indent)
+    yield from _tensor_lines(f"{kind} Input(s)", input_specs(graph), indent)
     yield from _tensor_lines(f"{kind} Output(s)", [known[value.name] for value in graph.output], indent)
     if "weights" in show:
-        yield from _weight_lines(graph, initializers, indent)
+        yield f"{indent}---- {len(initializers)} Initializer(s) ----"
+        values = {tensor.name: _values_text(tensor) for tensor in graph.initializer}
+        for spec in initializers:
+            yield f"{indent}Initializer | {spec.name} [dtype={spec.dtype}, shape={list(spec.shape or ())}] | Values:"
+            yield from (f"{indent}    {line}" for line in values.get(spec.name, "(sparse)").splitlines())
+            yield ""
+        if not initializers:
+            yield from (f"{indent}{{}}", "")
     elif "layers" in show or "attrs" in show:
         yield from _tensor_lines("Initializer(s)", initializers, indent)
     else:
         yield from (f"{indent}---- {len(initializers)} Initializer(s) ----", "")
     yield f"{indent}---- {len(graph.node)} Node(s) ----"
-    if "layers" in show or "attrs" in show:
-        made = {name: _spec_text(spec) for name, spec in known.items()}
-        read = {**made, **{spec.name: f"Initializer | {_spec_text(known[spec.name])}" for spec in initializers}}
-        for i, node in enumerate(graph.node):
-            inputs = f",\n{indent}     ".join([read.get(name, name) for name in node.input if name])
-            outputs = f",\n{indent}         ".join([made.get(name, name) for name in node.output if name])
-            yield f"{indent}Node {i:<4} | {node.name} [Op: {node.op_type}]"
-            if inputs and outputs:
-                yield from (f"{indent}    {{{inputs}}}", f"{indent}     -> {{{outputs}}}")
-            else:
-                yield f"{indent}    {{{inputs}}} -> {{{outputs}}}"
-            if "attrs" in show and (node.attribute or not walk.is_onnx_op(node)):
-                yield from _attribute_lines(node, known, show, indent)
-            yield ""
+    if "layers" not in show and "attrs" not in show:
+        return
+    made = {name: _spec_text(spec) for name, spec in known.items()}
+    read = {**made, **{spec.name: f"Initializer | {_spec_text(known[spec.name])}" for spec in initializers}}
+    for i, node in enumerate(graph.node):
+        inputs = f",\n{indent}     ".join([read.get(name, name) for name in node.input if name])
+        outputs = f",\n{indent}         ".join([made.get(name, name) for name in node.output if name])
+        yield f"{indent}Node {i:<4} | {node.name} [Op: {node.op_type}]"
+        if inputs and outputs:
+            yield from (f"{indent}    {{{inputs}}}", f"{indent}     -> {{{outputs}}}")
+        else:
+            yield f"{indent}    {{{inputs}}} -> {{{outputs}}}"
+        if "attrs" in show and (node.attribute or not walk.is_onnx_op(node)):
+            yield from _attribute_lines(node, known, show, indent)
+        yield ""
 
 
 def _spec_text(spec: TensorSpec) -> str:
-    """A tensor in a line, with -1 for a dimension that nothing is declared of."""
+    """A tensor in a line, with -1 for a dimension without a declaration."""
     if spec.shape is None or None not in spec.shape:
         return str(spec)
     return str(replace(spec, shape=tuple(-1 if dim is None else dim for dim in spec.shape)))
-
-
-def _weight_lines(graph: onnx.GraphProto, initializers: Collection[TensorSpec], indent: str) -> Iterator[str]:
-    """The lines of a graph's weights, with values."""
-    yield f"{indent}---- {len(initializers)} Initializer(s) ----"
-    values = {tensor.name: _values_text(tensor) for tensor in graph.initializer}
-    for spec in initializers:
-        yield f"{indent}Initializer | {spec.name} [dtype={spec.dtype}, shape={list(spec.shape or ())}] | Values:"
-        yield from (f"{indent}    {line}" for line in values.get(spec.name, "(sparse)").splitlines())
-        yield ""
-    if not initializers:
-        yield from (f"{indent}{{}}", "")
 
 
 def _tensor_lines(title: str, specs: Collection[TensorSpec], indent: str) -> Iterator[str]:

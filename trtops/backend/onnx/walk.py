@@ -1,6 +1,6 @@
-"""Walking ONNX graphs: sub-graphs, tensors and the names that nodes use, wherever ONNX lets them hide.
+"""Iteration over ONNX graphs: sub-graphs, tensors, and the names that nodes read.
 
-Knows the ONNX format and nothing else. What is yielded is part of the message walked over, not a copy.
+Yielded messages are parts of the model, not copies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The bodies that a node carries as attributes (If, Loop, Scan), without those nested inside them."""
+    """The bodies that a node has as attributes (If, Loop, Scan), without those nested inside them."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g
@@ -33,7 +33,7 @@ def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Every node in a model: the main graph's, its sub-graphs', and the functions'."""
+    """Every node of a model: the main graph's, its sub-graphs', and the functions'."""
     for graph in graphs(model.graph):
         yield from graph.node
     for function in model.functions:
@@ -44,46 +44,40 @@ def nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
                     yield from graph.node
 
 
-def node_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
-    """The tensors that a node carries as attributes, without those of its sub-graphs."""
+def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor of a model: the main graph's initializers first, then all others, functions included."""
+    yield from _graph_tensors(model.graph)
+    for function in model.functions:
+        for node in function.node:
+            yield from _node_tensors(node)
+            for body in subgraphs(node):
+                yield from _graph_tensors(body)
+
+
+def _graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    for part in graphs(graph):
+        yield from part.initializer
+        for sparse in part.sparse_initializer:
+            yield from (sparse.values, sparse.indices)
+        for node in part.node:
+            if node.attribute:
+                yield from _node_tensors(node)
+
+
+def _node_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
+    """The tensors that a node has as attributes, without those of its sub-graphs."""
     for attribute in node.attribute:
         if attribute.HasField("t"):
             yield attribute.t
         yield from attribute.tensors
         if attribute.HasField("sparse_tensor"):
-            yield from sparse_parts(attribute.sparse_tensor)
+            yield from (attribute.sparse_tensor.values, attribute.sparse_tensor.indices)
         for sparse in attribute.sparse_tensors:
-            yield from sparse_parts(sparse)
-
-
-def sparse_parts(sparse: onnx.SparseTensorProto) -> tuple[onnx.TensorProto, onnx.TensorProto]:
-    """The values and the indices of a sparse tensor; the values carry its name."""
-    return sparse.values, sparse.indices
-
-
-def graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor in a graph and its sub-graphs: initializers, sparse ones, and those in attributes."""
-    for part in graphs(graph):
-        yield from part.initializer
-        for sparse in part.sparse_initializer:
-            yield from sparse_parts(sparse)
-        for node in part.node:
-            if node.attribute:
-                yield from node_tensors(node)
-
-
-def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor in a model, functions included."""
-    yield from graph_tensors(model.graph)
-    for function in model.functions:
-        for node in function.node:
-            yield from node_tensors(node)
-            for body in subgraphs(node):
-                yield from graph_tensors(body)
+            yield from (sparse.values, sparse.indices)
 
 
 def initializer_names(graph: onnx.GraphProto) -> set[str]:
-    """Names of the constants that a graph holds, dense and sparse."""
+    """Names of a graph's initializers, dense and sparse."""
     return {t.name for t in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
 
 
@@ -98,35 +92,35 @@ def captured(graph: onnx.GraphProto) -> set[str]:
 
 
 def uses(node: onnx.NodeProto) -> Iterator[str]:
-    """Names that a node reads: its inputs, and what its sub-graphs capture; empty optional inputs are left out."""
+    """Names that a node reads: its inputs and what its sub-graphs capture; omitted optional inputs are skipped."""
     yield from filter(None, node.input)
     for body in subgraphs(node):
         yield from captured(body)
 
 
 def node_name(node: onnx.NodeProto) -> str:
-    """What a node goes by: its name, or else its first output's; empty if it has neither."""
+    """A node's name, or its first output's where it has none; empty if it has neither."""
     return node.name or next(filter(None, node.output), "")
 
 
 def label(node: onnx.NodeProto) -> str:
-    """A node as messages name it: its type, and its name or else its first output."""
+    """A node for messages: its type and :func:`node_name`."""
     name = node_name(node)
     return f"{node.op_type} {name!r}" if name else node.op_type
 
 
 def domain(node: onnx.NodeProto) -> str:
-    """The domain of a node's operator; empty for ONNX's own, which some spell ``ai.onnx``."""
+    """The domain of a node's operator; empty for ONNX's own, which some exporters write as ``ai.onnx``."""
     return "" if node.domain == "ai.onnx" else node.domain
 
 
 def is_onnx_op(node: onnx.NodeProto, *op_types: str) -> bool:
-    """Whether a node's operator is ONNX's own, and of one of these types if any are given."""
+    """Whether a node's operator is one of ONNX's own, and has one of these types if any are given."""
     return not domain(node) and (not op_types or node.op_type in op_types)
 
 
 def opsets(model: onnx.ModelProto | onnx.FunctionProto) -> dict[str, int]:
-    """The versions of the operator sets that a model imports, by domain as :func:`domain` spells it."""
+    """The operator set versions that a model imports, by domain as :func:`domain` writes it."""
     versions: dict[str, int] = {}
     for imported in model.opset_import:
         name = "" if imported.domain == "ai.onnx" else imported.domain
@@ -134,31 +128,31 @@ def opsets(model: onnx.ModelProto | onnx.FunctionProto) -> dict[str, int]:
     return versions
 
 
-def opset(model: onnx.ModelProto | onnx.FunctionProto, domain: str = "") -> int:
-    """The version of an operator set that a model imports; 0 if it does not."""
+def opset(model: onnx.ModelProto, domain: str = "") -> int:
+    """The version of an operator set that a model imports; 0 if it is not imported."""
     return opsets(model).get("" if domain == "ai.onnx" else domain, 0)
 
 
 def int_attribute(node: onnx.NodeProto, name: str, default: int) -> int:
-    """An attribute that is one integer, or what it stands for where it is left out."""
+    """An integer attribute, or the default where it is omitted."""
     return next((attribute.i for attribute in node.attribute if attribute.name == name), default)
 
 
 def ints_attribute(node: onnx.NodeProto, name: str) -> list[int] | None:
-    """An attribute that is a list of integers; None where it is left out."""
+    """An attribute that is a list of integers; None where it is omitted."""
     return next((list(attribute.ints) for attribute in node.attribute if attribute.name == name), None)
 
 
 def makers(nodes: Iterable[onnx.NodeProto]) -> dict[str, onnx.NodeProto]:
-    """The node that makes each tensor, by the tensor's name."""
+    """The node that produces each tensor, by the tensor's name."""
     return {name: node for node in nodes for name in node.output if name}
 
 
 def execution_order(nodes: Sequence[onnx.NodeProto]) -> list[int]:
-    """Indices of the nodes in an order in which each finds its inputs ready; the given order where that is one.
+    """Indices of the nodes in an order of execution; the given order where that is one.
 
     Raises:
-        InvalidModelError: If nodes wait for each other in a circle; the message names them.
+        InvalidModelError: If nodes form a cycle; the message lists them.
     """
     maker: dict[str, int] = {}
     for index, node in enumerate(nodes):
@@ -171,4 +165,4 @@ def execution_order(nodes: Sequence[onnx.NodeProto]) -> list[int]:
         return list(TopologicalSorter(waits_for).static_order())
     except CycleError as exc:
         circle = " -> ".join(label(nodes[i]) for i in exc.args[1][:6])
-        raise errors.InvalidModelError(f"Nodes wait for each other in a circle: {circle}.") from None
+        raise errors.InvalidModelError(f"Nodes form a cycle: {circle}.") from None

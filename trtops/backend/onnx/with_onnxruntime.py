@@ -1,6 +1,6 @@
-"""What the ONNX tools ask of ONNX Runtime: constants evaluated, shapes inferred with symbols, kernels looked up.
+"""What the ONNX tools use ONNX Runtime for: evaluating nodes, and inferring shapes with symbols.
 
-The one module of this package that imports ``onnxruntime``, and only when called.
+No other module of this package imports ``onnxruntime``, and this one only when called.
 """
 
 from __future__ import annotations
@@ -17,27 +17,26 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from trtops import errors
-from trtops.backend.onnx.expansion import check_expansion
-from trtops.backend.onnx.following import may_propagate
+from trtops.backend.onnx.function_inlining_limit import check_inlined_size
 from trtops.backend.onnx.messages import ModelProto
+from trtops.backend.onnx.shape_inference_cost import can_propagate_values
 from trtops.limits import bytes_of_files, limited_memory, memory_limit, too_much
 
 if TYPE_CHECKING:
     import numpy as np
     import onnx
 
-LONGEST_SECONDS = 300.0
-"""How long one inference may take."""
+MAX_SECONDS = 300.0
+"""Time limit of one inference."""
 
-_LARGEST_SUSPECT = 1 << 22
-"""Bytes of a model above which it is taken to be what it says: nothing that asks for much needs more."""
+_MAX_SUSPECT_BYTES = 1 << 22  # larger models are not suspect: a hostile one needs far fewer bytes
 
 
 def load(model: onnx.ModelProto | str) -> Any:
-    """A session for a model, or a model file, on the CPU, with one thread and without optimizing it.
+    """A session for a model or a model file, on the CPU, with one thread and without optimization.
 
     Raises:
-        InferenceError: If the model is invalid, ONNX Runtime has no kernel for a node, or it would take too much memory.
+        InferenceError: If the model is invalid, a kernel is missing, or loading takes too much memory.
     """
     import onnxruntime as ort  # noqa: TID251
 
@@ -47,10 +46,15 @@ def load(model: onnx.ModelProto | str) -> Any:
     options.intra_op_num_threads = 1
     limit_run_memory(options)
     try:
-        source = model if isinstance(model, str) else model.SerializeToString()
-        with limited_memory(_weight_bytes(model)):
+        if isinstance(model, str):
+            source: Any = model
+            own_bytes = bytes_of_files(model)
+        else:
+            source = model.SerializeToString()
+            own_bytes = len(source)
+        with limited_memory(4 * own_bytes):  # loading copies weights
             return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-    except Exception as exc:  # ONNX Runtime's errors share no base class but this
+    except Exception as exc:  # ONNX Runtime's errors have no other common base class
         raise errors.InferenceError(f"ONNX Runtime cannot load this part of the model: {exc}") from exc
 
 
@@ -61,31 +65,26 @@ def evaluate(
 
     Args:
         model: The model, below 2 GiB, or the path of its file, which may be larger.
-        outputs: Names of the outputs wanted.
+        outputs: Names of the wanted outputs.
         feed: Arrays by input name.
 
-    Returns:
-        The outputs in the order asked for.
-
     Raises:
-        InferenceError: If ONNX Runtime has no kernel for a node, fails, or does not come to an end: a Loop may run for
-            ever.
+        InferenceError: If a kernel is missing, the run fails, or it exceeds the time limit: a Loop may be endless.
     """
     import onnxruntime as ort  # noqa: TID251
 
     session = load(model)
     options = ort.RunOptions()
-    options.add_run_config_entry(
-        "memory.enable_memory_arena_shrinkage", "cpu:0"
-    )  # it is shared, and other runs are few
-    timer = threading.Timer(LONGEST_SECONDS, setattr, (options, "terminate", True))
+    # The arena is shared by all sessions, so each run gives its memory back.
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    timer = threading.Timer(MAX_SECONDS, setattr, (options, "terminate", True))
     timer.daemon = True
     timer.start()
     try:
         results: list[np.ndarray[Any, Any]] = session.run(list(outputs), dict(feed), options)
     except Exception as exc:  # as above
         if options.terminate:
-            message = f"ONNX Runtime did not come to an end within {LONGEST_SECONDS:g} s while running this part of the model."
+            message = f"ONNX Runtime did not finish running this part of the model within {MAX_SECONDS:g} s."
             raise errors.InferenceError(message) from None
         if out_of_memory(exc):
             raise errors.InferenceError(too_much("Running this part of the model")) from None
@@ -96,45 +95,35 @@ def evaluate(
 
 
 def check_loads(source: bytes | str) -> None:
-    """Load a model in a child first if ONNX Runtime would follow vectors in it that outgrow all.
+    """Load a suspect model, given as bytes or file, in a child process first.
 
-    That takes the memory bit by bit until there is none, which native code of other threads may not survive.
-
-    Args:
-        source: A model's bytes, or its file.
+    Some small models make ONNX Runtime propagate vectors until there is no memory left, which native code of other
+    threads may not survive.
 
     Raises:
-        InferenceError: If it takes too much memory, or takes the child down.
-        InvalidModelError: If its functions come to too many nodes.
+        InferenceError: If loading takes too much memory, or crashes the child.
+        InvalidModelError: If the model has too many nodes after its functions are inlined.
     """
     size = os.path.getsize(source) if isinstance(source, str) else len(source)
-    if size > _LARGEST_SUSPECT:
+    if size > _MAX_SUSPECT_BYTES:
         return
-    proto = _parsed(source)
-    if proto is None:
-        return  # ONNX Runtime will say what it is
-    check_expansion(proto)
-    if not may_propagate(proto):
-        _load_apart(source)
-
-
-def _parsed(source: bytes | str) -> onnx.ModelProto | None:
     data = Path(source).read_bytes() if isinstance(source, str) else source
     try:
-        model: onnx.ModelProto = ModelProto.FromString(data)
+        proto: onnx.ModelProto = ModelProto.FromString(data)
     except (DecodeError, ValueError):
-        return None
-    return model
+        return  # ONNX Runtime reports what is wrong
+    check_inlined_size(proto)
+    if not can_propagate_values(proto):
+        _load_in_child(source)
 
 
 @functools.lru_cache(maxsize=8)
-def _load_apart(source: bytes | str) -> None:
-    """Load a model in a child of its own."""
-    from trtops.worker import Worker  # brings multiprocessing, which every run would import for the rare model
+def _load_in_child(source: bytes | str) -> None:
+    from trtops.worker import Worker  # imports multiprocessing, which few models need
 
     with Worker(name="Loading the model") as worker:
         try:
-            fits = worker.run(_fits_into_memory, source, timeout=LONGEST_SECONDS)
+            fits = worker.run(_fits_into_memory, source, timeout=MAX_SECONDS)
         except errors.WorkerError as exc:
             raise errors.InferenceError(f"ONNX Runtime does not load the model: {exc}") from exc
     if not fits:
@@ -142,26 +131,26 @@ def _load_apart(source: bytes | str) -> None:
 
 
 def _fits_into_memory(source: bytes | str) -> bool:
-    """Whether a model loads, or fails for another reason than want of memory; in a child."""
+    """Whether a model loads, or fails for another reason than memory; runs in a child."""
     import onnxruntime as ort  # noqa: TID251
 
     options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC  # which computes what is constant
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC  # which folds constants
     options.log_severity_level = 4
     try:
         with limited_memory(4 * (bytes_of_files(source) if isinstance(source, str) else len(source))):
             ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-    except Exception as exc:  # ONNX Runtime's errors share no base class but this
+    except Exception as exc:  # ONNX Runtime's errors have no other common base class
         return not out_of_memory(exc)
     return True
 
 
 def limit_run_memory(options: Any) -> None:
-    """Let sessions with these options share an allocator of ONNX Runtime's, which gives out a third of what may be taken.
+    """Let sessions with these options share an arena allocator that is limited to a third of the memory limit.
 
-    The rest is for what goes in and comes out, or for the allocator's books: of a loop that makes millions of small tensors
-    they are nearly twice as large as the tensors. Unlike a limit on the process, it fails the one allocation that is too
-    large: native code of other threads, which may not survive that there is no memory, has enough.
+    The rest is for inputs, outputs, and the allocator's bookkeeping, which is nearly twice as large as the tensors if a
+    loop creates millions of small ones. Unlike a limit of the process, this fails only the allocation that is too
+    large, and native code of other threads keeps enough memory.
     """
     _register_limited_arena(os.getpid())
     options.add_session_config_entry("session.use_env_allocators", "1")
@@ -179,38 +168,33 @@ def _register_limited_arena(pid: int) -> None:
 
 
 def out_of_memory(exc: Exception) -> bool:
-    """Whether ONNX Runtime failed for want of memory."""
-    return isinstance(exc, MemoryError) or any(said in str(exc) for said in ("bad_alloc", "Available memory of"))
-
-
-def _weight_bytes(model: onnx.ModelProto | str) -> int:
-    """What a model's own weights may take while it is loaded, which makes copies of them."""
-    return 4 * (bytes_of_files(model) if isinstance(model, str) else int(model.ByteSize()))
+    """Whether ONNX Runtime failed for lack of memory."""
+    return isinstance(exc, MemoryError) or any(text in str(exc) for text in ("bad_alloc", "Available memory of"))
 
 
 def can_infer_symbolic_shapes() -> bool:
-    """Whether ONNX Runtime's symbolic shape inference is there; it needs sympy, which it does not ask for."""
+    """Whether ONNX Runtime's symbolic shape inference can run; it needs sympy, which is not among its dependencies."""
     return importlib.util.find_spec("sympy") is not None and importlib.util.find_spec("onnxruntime") is not None
 
 
 def infer_symbolic_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of the model with what ONNX Runtime's symbolic inference finds of its shapes, complete or not.
+    """A copy of the model with the shapes that ONNX Runtime's symbolic inference finds, complete or not.
 
     Raises:
-        InferenceError: If it fails on this model; operator sets before 7 it does not know.
+        InferenceError: If it fails on this model; operator sets before 7 are not supported.
     """
     from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference, get_opset  # noqa: TID251
 
     if (get_opset(model) or 0) < 7:
         raise errors.InferenceError("Symbolic shape inference needs operator set 7 or later.")
-    # Its own entry, infer_shapes, leaves a file in the working folder when it cannot tell all shapes.
+    # Its own entry point, infer_shapes, writes a file to the working directory when shapes remain unknown.
     inference = SymbolicShapeInference(2**31 - 1, True, False, 0)
     try:
         inference._preprocess(model)
         while inference.run_:
             inference._infer_impl()
         inference._update_output_from_vi()
-    except Exception as exc:  # it fails with whatever it stumbles over
+    except Exception as exc:  # it raises errors of many types
         raise errors.InferenceError(f"Symbolic shape inference failed: {exc}") from exc
     inferred: onnx.ModelProto = inference.out_mp_
     return inferred

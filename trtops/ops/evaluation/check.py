@@ -202,8 +202,8 @@ def tolerances_for(precision: Precision, given: Tolerances | None, model: Model 
     """
     if model is None:
         return default_tolerances(precision) if given is None else given
+    from trtops.backend.onnx.class_axes import class_axes
     from trtops.backend.onnx.quantize import is_quantized
-    from trtops.backend.onnx.scores import class_axes
 
     structure = model.structure()
     if given is None and is_quantized(structure):

@@ -28,8 +28,8 @@ from trtops.metadata import TensorMetadata, is_dynamic
 from trtops.record import Record
 
 if TYPE_CHECKING:
+    from trtops.backend.onnx.accepted_inputs import AcceptedInputs
     from trtops.backend.onnx.model import Model
-    from trtops.backend.onnx.readable import ReadableValues
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def open_feeds(
     *,
     iterations: int = 1,
     seed: int = 1,
-    readable: Callable[[], ReadableValues] | None = None,
+    readable: Callable[[], AcceptedInputs] | None = None,
 ) -> Feeds:
     """Open a data source of any kind.
 
@@ -111,7 +111,7 @@ def open_feeds(
 
 
 def _random_feeds(
-    inputs: TensorMetadata, iterations: int, seed: int, readable: Callable[[], ReadableValues] | None
+    inputs: TensorMetadata, iterations: int, seed: int, readable: Callable[[], AcceptedInputs] | None
 ) -> Feeds:
     """Made-up feeds of values that the model can read."""
     plain = all(spec.dtype is None or spec.dtype.is_floating for spec in inputs.values())
@@ -174,8 +174,8 @@ class DataConfig(Record):
         Raises:
             ConfigError: If :attr:`data` does not exist, or its ending says nothing.
         """
-        from trtops.backend.onnx.readable import (
-            readable_values,  # brings onnx, which whoever runs engines does not need
+        from trtops.backend.onnx.accepted_inputs import (
+            accepted_inputs,  # brings onnx, which whoever runs engines does not need
         )
 
         return open_feeds(
@@ -183,7 +183,7 @@ class DataConfig(Record):
             TensorMetadata.of(model.info.inputs) if inputs is None else inputs,
             iterations=self.iterations,
             seed=self.seed,
-            readable=lambda: readable_values(model.structure()),
+            readable=lambda: accepted_inputs(model.structure()),
         )
 
 

@@ -1,1 +1,1 @@
-"""Models: read, checked, cut, changed and written, before anything is built."""
+"""Ops on models before anything is built: inspect, check, change and save them."""

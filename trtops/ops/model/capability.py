@@ -1,9 +1,9 @@
-"""Capability: which nodes of a model a back end takes, why not the others, and the model in parts that it does take."""
+"""Capability: which nodes of a model a back end supports, why not the others, and the model in supported parts."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,8 +16,7 @@ from trtops.backend.onnx.submodel import Cutter, Declared, Values
 from trtops.backend.onnx.walk import node_name
 from trtops.backend.trt.build.capability import ask_parser
 from trtops.metadata import Shape, TensorMetadata
-from trtops.ops.model.opening import Source, Subject, inputs_with_shapes, open_model
-from trtops.ops.model.saving import SaveConfig
+from trtops.ops.model.model_files import SaveConfig, Source, Subject, inputs_with_shapes, open_model
 from trtops.ops.result import OpResult
 from trtops.record import Record
 from trtops.spec import BackendName
@@ -29,14 +28,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class CapabilityConfig(Record):
-    """What to ask.
+    """What to check.
 
     Attributes:
-        backend: Who is asked. TensorRT's parser needs no GPU for it.
-        partition: Whether to part the model where support ends.
-        output_dir: Where to write the parts, as ONNX models; None does not.
-        save_as: Where the parts' weights go; files of weights are named after the parts.
-        input_shapes: Shapes of inputs, by name, to infer the parts' shapes from.
+        backend: The back end. TensorRT's parser needs no GPU.
+        partition: Whether to divide the model into supported and unsupported parts.
+        output_dir: Where to write the parts, as ONNX models; None writes none.
+        save_as: Where the parts' weights go; data files are named after the parts.
+        input_shapes: Shapes of inputs, by name, from which the parts' shapes are inferred.
     """
 
     backend: BackendName = "tensorrt"
@@ -52,7 +51,7 @@ class Refusal(Record):
 
     Attributes:
         op: Their type, with its domain.
-        reason: What the back end says; empty if it says nothing.
+        reason: The back end's message; may be empty.
         nodes: Their names.
     """
 
@@ -63,14 +62,14 @@ class Refusal(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Part(Record):
-    """A part of the model that is supported, or is not, as a whole; parts run one after the other.
+    """A part of the model that is supported or refused as a whole; parts run one after the other.
 
     Attributes:
-        supported: Whether it is.
+        supported: Whether it is supported.
         nodes: Names of its nodes.
-        inputs: Tensors that come from parts before it, or are the model's inputs; empty if the parts were not cut.
-        outputs: Tensors that it makes for others.
-        path: Where it was written.
+        inputs: Tensors from earlier parts, and inputs of the model; empty if the part was not written.
+        outputs: Tensors for other parts, and outputs of the model.
+        path: Its file.
     """
 
     supported: bool
@@ -82,14 +81,14 @@ class Part(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class CapabilityReport(OpResult):
-    """What a back end takes of a model.
+    """What a back end supports of a model.
 
     Attributes:
         backend: The back end.
-        supported: Whether it takes the whole model.
-        nodes: Nodes in the model.
-        refused: What it does not take, by type and reason.
-        parts: The model in parts; one if it is taken whole, none if that was not asked for.
+        supported: Whether it supports the whole model.
+        nodes: Number of nodes in the model.
+        refused: Unsupported nodes, by type and reason.
+        parts: The parts of the model; empty if they were not requested.
     """
 
     backend: BackendName
@@ -100,17 +99,17 @@ class CapabilityReport(OpResult):
 
     @property
     def verdict(self) -> Verdict:
-        """``good`` if the whole model is taken."""
+        """``good`` if the whole model is supported."""
         return "good" if self.supported else "bad"
 
     def body(self) -> Iterator[str]:
-        """The report, as it is in a terminal."""
+        """The report, for the page."""
         yield from ("```", self.text(), "```")
 
     def text(self) -> str:
-        """The report for people."""
+        """The report, for a terminal."""
         if self.supported:
-            return f"{self.backend} takes all {self.nodes} nodes."
+            return f"{self.backend} supports all {self.nodes} nodes."
         count = sum(len(refusal.nodes) for refusal in self.refused)
         rows = (
             (r.op, str(len(r.nodes)), " ".join(r.reason.split()) or "-", ", ".join(r.nodes[:3])) for r in self.refused
@@ -121,8 +120,7 @@ class CapabilityReport(OpResult):
             table(("op", "nodes", "reason", "such as"), rows),
         ]
         if self.parts:
-            kept = [part for part in self.parts if part.supported]
-            lines += ["", f"{len(self.parts)} parts, {len(kept)} of them supported."]
+            lines += ["", f"{len(self.parts)} parts, {sum(part.supported for part in self.parts)} of them supported."]
             lines += [
                 f"- {'supported' if p.supported else 'refused'}, {len(p.nodes)} nodes: {p.path or p.nodes[0]}"
                 for p in self.parts
@@ -131,61 +129,54 @@ class CapabilityReport(OpResult):
 
 
 def capability(model: Source, config: CapabilityConfig | None = None) -> CapabilityReport:
-    """Ask a back end which nodes of a model it takes.
-
-    Args:
-        model: The model, or its path; not changed.
-        config: Whom to ask, and what to write.
+    """Check which nodes of a model, which is not changed, a back end supports.
 
     Raises:
         ModelError: If the model cannot be used at all.
         BackendUnavailableError: If the back end's library is not installed.
-        ConfigError: If a shape is given for no input.
+        ConfigError: If there is no input with the name of a shape.
     """
     config = CapabilityConfig() if config is None else config
     opened = open_model(model)
     proto = opened.proto()
+    nodes = proto.graph.node
     inputs = inputs_with_shapes(TensorMetadata.of(opened.info.inputs), config.input_shapes)
-    refused = _refused_nodes(proto, config.backend, inputs)
-    parts: tuple[Part, ...] = ()
-    if config.partition:
-        parts = _cut_parts(proto, refused, config, inputs)
+    if config.backend == "tensorrt":
+        refused = dict(sorted(_refused_by_parser(Cutter(proto), None, Declared(proto, inputs)).items()))
+    else:
+        found = [e for e in linting.lint(proto).entries if e.source == "onnxruntime" and len(e.nodes) == 1]
+        # A node that fails while running on random values is supported.
+        reasons = {entry.nodes[0]: entry.message for entry in found if entry.level != "exception"}
+        refused = {i: reasons[node_name(node)] for i, node in enumerate(nodes) if node_name(node) in reasons}
+    groups: dict[tuple[str, str], list[str]] = {}
+    for index, reason in refused.items():
+        node = nodes[index]
+        op = f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
+        groups.setdefault((op, reason), []).append(node_name(node))
     return CapabilityReport(
         title=f"capability {Subject.of(model)}",
         backend=config.backend,
         supported=not refused,
-        nodes=len(proto.graph.node),
-        refused=_refusals_by_reason(proto, refused),
-        parts=parts,
+        nodes=len(nodes),
+        refused=tuple(Refusal(op=op, reason=reason, nodes=tuple(names)) for (op, reason), names in groups.items()),
+        parts=_write_parts(proto, refused, config, inputs) if config.partition else (),
     )
 
 
-def _refused_nodes(proto: onnx.ModelProto, backend: BackendName, inputs: TensorMetadata) -> dict[int, str]:
-    """What the back end says of the nodes that it does not take, by place in the graph."""
-    if backend == "tensorrt":
-        cutter = Cutter(proto)
-        refused = _refused_by_parser(cutter, None, Declared(proto, inputs))
-        return {index: refused[index] for index in sorted(refused)}
-    found = [entry for entry in linting.lint(proto).entries if entry.source == "onnxruntime" and len(entry.nodes) == 1]
-    # What fails while running on made-up values is no matter of support.
-    reasons = {entry.nodes[0]: entry.message for entry in found if entry.level != "exception"}
-    return {i: reasons[node_name(node)] for i, node in enumerate(proto.graph.node) if node_name(node) in reasons}
-
-
 def _refused_by_parser(cutter: Cutter, nodes: Collection[int] | None, values: Values) -> dict[int, str]:
-    """As above, of some nodes of a model by themselves, or of all.
+    """The parser's messages about the nodes that it refuses, by index; for some nodes by themselves, or for all.
 
-    Groups that the parser is not sure of are cut out and asked about, until it is, or nothing gets smaller.
+    Groups about which the parser is not certain are cut out and checked again, until it is or nothing gets smaller.
     """
     part = cutter.model if nodes is None else cutter.cut(nodes, values).proto
     wanted = frozenset(cutter.order if nodes is None else nodes)
     answer = ask_parser(serialize(part))
     if answer.supported:
         return {}
-    # Cutting keeps the order of nodes, and puts none before them but Constants.
-    places = {name: index for index in wanted for name in cutter.makes(index)}
+    # The nodes of the part are in another place than in the whole model.
+    makers = {name: index for index in wanted for name in cutter.makes(index)}
     place = {
-        i: places[node.output[0]] for i, node in enumerate(part.graph.node) if node.output and node.output[0] in places
+        i: makers[node.output[0]] for i, node in enumerate(part.graph.node) if node.output and node.output[0] in makers
     }
     reasons = {place[i]: reason for i, reason in answer.said.items() if i in place}
     groups = [(frozenset(place[i] for i in group if i in place), certain) for group, certain in answer.subgraphs]
@@ -200,21 +191,12 @@ def _refused_by_parser(cutter: Cutter, nodes: Collection[int] | None, values: Va
         try:
             refused |= _refused_by_parser(cutter, group, values)
         except errors.InvalidModelError as exc:
-            # Behind a plug-in that nobody knows nothing has a type; the parser has its operators all the same.
-            log.info("%d nodes could not be asked about by themselves: %s", len(group), exc)
+            # After an unknown plug-in no tensor has a type, but the parser has the operators all the same.
+            log.info("%d nodes could not be checked by themselves: %s", len(group), exc)
     return refused
 
 
-def _refusals_by_reason(proto: onnx.ModelProto, refused: Mapping[int, str]) -> tuple[Refusal, ...]:
-    groups: dict[tuple[str, str], list[str]] = {}
-    for index, reason in refused.items():
-        node = proto.graph.node[index]
-        op = f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
-        groups.setdefault((op, reason), []).append(node_name(node))
-    return tuple(Refusal(op=op, reason=reason, nodes=tuple(names)) for (op, reason), names in groups.items())
-
-
-def _cut_parts(
+def _write_parts(
     proto: onnx.ModelProto, refused: Collection[int], config: CapabilityConfig, inputs: TensorMetadata
 ) -> tuple[Part, ...]:
     cutter = Cutter(proto)
@@ -223,26 +205,25 @@ def _cut_parts(
     for number, nodes in enumerate(segments(cutter, refused)):
         supported = not set(nodes) & set(refused)
         names = tuple(node_name(proto.graph.node[index]) for index in nodes)
-        if values is None or config.output_dir is None:
-            parts.append(Part(supported=supported, nodes=names))
-            continue
-        try:
-            cut = cutter.cut(nodes, values)
-        except errors.InvalidModelError as exc:
-            log.warning("Part %d is not written: %s", number, exc)
-            parts.append(Part(supported=supported, nodes=names))
-            continue
-        path = Path(config.output_dir, f"{number:03}_{'supported' if supported else 'refused'}.onnx")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        cut.save(path, **config.save_as.for_another())
-        parts.append(Part(supported=supported, nodes=names, inputs=cut.inputs, outputs=cut.outputs, path=str(path)))
+        part = Part(supported=supported, nodes=names)
+        if values is not None and config.output_dir is not None:
+            path = Path(config.output_dir, f"{number:03}_{'supported' if supported else 'refused'}.onnx")
+            try:
+                cut = cutter.cut(nodes, values)
+            except errors.InvalidModelError as exc:
+                log.warning("Part %d is not written: %s", number, exc)
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                cut.save(path, **config.save_as.for_another())
+                part = Part(supported=supported, nodes=names, inputs=cut.inputs, outputs=cut.outputs, path=str(path))
+        parts.append(part)
     return tuple(parts)
 
 
 def segments(cutter: Cutter, refused: Collection[int]) -> list[list[int]]:
-    """The nodes in as few parts as a greedy order gives, each all refused or all not, none waiting for one behind it.
+    """The nodes in few parts in order of execution, each entirely refused or entirely supported.
 
-    Of the nodes that are ready, all of the kind at hand go into the part before the other kind's turn comes.
+    The order is greedy: all ready nodes of the present kind go into a part before the other kind follows.
     """
     makers = {name: index for index in cutter.order for name in cutter.makes(index)}
     waits = {index: {makers[name] for name in cutter.reads(index) if name in makers} for index in cutter.order}
@@ -255,24 +236,15 @@ def segments(cutter: Cutter, refused: Collection[int]) -> list[list[int]]:
         kind = remaining[0] in bad
         segment: list[int] = []
         for index in remaining:
-            ready = (index in bad) is kind and waits[index] <= done
-            if ready:
+            if (index in bad) is kind and waits[index] <= done:
                 segment.append(index)
                 done.add(index)
-        segment, returned = _whole_sets(segment, together)
-        done -= returned
+        # The segment ends before the first node whose part is incomplete.
+        whole = next((i for i, index in enumerate(segment) if not together[index] <= set(segment)), len(segment))
+        done -= set(segment[whole:])
+        segment = segment[:whole]
         if not segment:
             return [*found, remaining]
         found.append(segment)
-        placed = set(segment)
-        remaining = [index for index in remaining if index not in placed]
+        remaining = [index for index in remaining if index not in set(segment)]
     return found
-
-
-def _whole_sets(segment: Sequence[int], together: Mapping[int, frozenset[int]]) -> tuple[list[int], set[int]]:
-    """A segment without sets of nodes that are only partly in it, and what was taken out, with what may need it."""
-    inside = set(segment)
-    for position, index in enumerate(segment):
-        if not together[index] <= inside:
-            return list(segment[:position]), set(segment[position:])
-    return list(segment), set()

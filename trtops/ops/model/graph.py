@@ -1,11 +1,11 @@
-"""A model as a picture to look around in: one HTML page without anything from elsewhere, to be saved or served."""
+"""A model as a picture: one self-contained HTML page, to save or serve (``inspect model --visual``)."""
 
 from __future__ import annotations
 
 import html
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,6 @@ from trtops.backend.onnx.summary import ModelSummary
 if TYPE_CHECKING:
     import onnx
 
-
 _WIDTH, _GAP, _HEIGHT, _ROW = 190, 26, 40, 86
 _SWEEPS = 4
 
@@ -28,10 +27,10 @@ class Box:
     """One node of the picture.
 
     Attributes:
-        title: What it is: an operator or layer type, or ``input``.
+        title: An operator or layer type, ``input`` or ``output``.
         name: Its name.
         inputs: Names of the tensors that it reads.
-        outputs: Names of the tensors that it makes.
+        outputs: Names of the tensors that it produces.
         details: Lines that are shown when it is clicked.
     """
 
@@ -43,103 +42,74 @@ class Box:
 
 
 def describe_onnx(model: str | Path | onnx.ModelProto, *, infer_shapes: bool = False) -> ModelSummary:
-    """An ONNX model for :func:`model_page`; weights are not read.
+    """Describe an ONNX model for :func:`model_page`; weights are not read.
 
     Raises:
-        ModelError: If it is no model.
+        ModelError: If it is not a model.
     """
     proto = read_proto(model) if isinstance(model, (str, Path)) else model
     return summary.describe(proto, infer_shapes=infer_shapes)
 
 
 def boxes(described: Any) -> list[Box]:
-    """The nodes of a described model, its inputs before them.
-
-    Args:
-        described: A :class:`~trtops.backend.onnx.summary.ModelSummary`, or the description of a TensorRT network or
-            engine.
-    """
+    """The inputs, nodes and outputs of a described ONNX model, TensorRT network or engine."""
     graph = getattr(described, "graph", described)
-    nodes: Any = getattr(graph, "nodes", ()) or getattr(graph, "layers", ())
     found = [Box(title="input", name=s.name, inputs=(), outputs=(s.name,), details=(str(s),)) for s in graph.inputs]
-    for node in nodes:
+    for node in getattr(graph, "nodes", ()) or getattr(graph, "layers", ()):
+        details = []
+        for title, specs in (("reads", node.inputs), ("produces", node.outputs)):
+            for spec in specs:
+                text = f"{spec.name} [{spec.dtype}, {spec.shape}]" if hasattr(spec, "format") else str(spec)
+                details += [f"{title} {text}"] if spec.name else []
+        attributes: Any = getattr(node, "attributes", ()) or getattr(node, "attrs", ())
+        details += [f"{name} = {value}" for name, value in attributes]
+        details += [f"{field}: {value}" for field in ("tactic", "precision") if (value := getattr(node, field, ""))]
         found.append(
             Box(
                 title=node.op or "layer",
                 name=node.name or next((spec.name for spec in node.outputs), ""),
                 inputs=tuple(spec.name for spec in node.inputs if spec.name),
                 outputs=tuple(spec.name for spec in node.outputs if spec.name),
-                details=tuple(_detail_lines(node)),
+                details=tuple(details),
             )
         )
-    read = tuple(spec.name for spec in graph.outputs)
-    found += [
-        Box(title="output", name=n, inputs=(n,), outputs=(), details=(str(s),)) for n, s in zip(read, graph.outputs)
-    ]
+    found += [Box(title="output", name=s.name, inputs=(s.name,), outputs=(), details=(str(s),)) for s in graph.outputs]
     return found
 
 
-def _detail_lines(node: Any) -> Iterable[str]:
-    for title, specs in (("reads", node.inputs), ("makes", node.outputs)):
-        yield from (f"{title} {_tensor_text(spec)}" for spec in specs if spec.name)
-    attributes: Any = getattr(node, "attributes", ()) or getattr(node, "attrs", ())
-    yield from (f"{name} = {value}" for name, value in attributes)
-    for field in ("tactic", "precision"):
-        if value := getattr(node, field, ""):
-            yield f"{field}: {value}"
-
-
-def _tensor_text(spec: Any) -> str:
-    return f"{spec.name} [{spec.dtype}, {spec.shape}]" if hasattr(spec, "format") else str(spec)
-
-
 def places(found: Sequence[Box]) -> list[tuple[int, int]]:
-    """Where each box goes: its place in its row, and its row, below all that it reads from.
+    """The column and row of each box, which is below all boxes that it reads from.
 
-    Boxes of a row are put near what they read from and what reads from them, in some sweeps down and up.
+    Within a row, boxes are sorted by the mean column of their neighbors, in a few sweeps down and up.
     """
     maker = {tensor: index for index, box in enumerate(found) for tensor in box.outputs}
     before = [sorted({maker[t] for t in box.inputs if t in maker and maker[t] != i}) for i, box in enumerate(found)]
-    rows = [0] * len(found)
-    for index in range(len(found)):  # in the order of execution, so that makers come first
-        rows[index] = 1 + max((rows[m] for m in before[index] if m < index), default=-1)
     after: list[list[int]] = [[] for _ in found]
-    for index, makers in enumerate(before):
+    rows = [0] * len(found)
+    for index, makers in enumerate(before):  # in order of execution, so that makers come first
+        rows[index] = 1 + max((rows[m] for m in makers if m < index), default=-1)
         for made_by in makers:
             after[made_by].append(index)
-    columns = _columns_in_rows(rows, before, after)
-    return list(zip(columns, rows))
-
-
-def _columns_in_rows(rows: Sequence[int], before: Sequence[Sequence[int]], after: Sequence[Sequence[int]]) -> list[int]:
+    columns = [0] * len(found)
     by_row: list[list[int]] = [[] for _ in range(max(rows, default=-1) + 1)]
-    columns = [0] * len(rows)
     for index, row in enumerate(rows):
         columns[index] = len(by_row[row])
         by_row[row].append(index)
     for sweep in range(_SWEEPS):
         near = before if sweep % 2 == 0 else after
         for members in by_row if sweep % 2 == 0 else reversed(by_row):
-
-            def centre(index: int, near: Sequence[Sequence[int]] = near) -> float:
-                around = near[index]
-                return sum(columns[other] for other in around) / len(around) if around else float(columns[index])
-
-            members.sort(key=centre)
+            means = {i: sum(columns[j] for j in near[i]) / len(near[i]) if near[i] else columns[i] for i in members}
+            members.sort(key=means.__getitem__)
             for column, index in enumerate(members):
                 columns[index] = column
-    return columns
+    return list(zip(columns, rows))
 
 
 def model_page(described: Any, title: str) -> str:
-    """The model as an HTML page: drag to move, scroll to zoom, click for details, type to find.
-
-    Args:
-        described: As for :func:`boxes`.
-        title: What the page is called.
+    """A described model as an HTML page: drag to move, scroll to zoom, click for details, type to find.
 
     Raises:
-        InvalidModelError: If there is nothing to draw.
+        InvalidModelError: If the model is empty.
     """
     found = boxes(described)
     if not found:
@@ -149,19 +119,17 @@ def model_page(described: Any, title: str) -> str:
     in_row: dict[int, int] = {}
     for _, row in at:
         in_row[row] = in_row.get(row, 0) + 1
-    points = [
-        (round((column + (widest - in_row[row]) / 2) * (_WIDTH + _GAP)), row * _ROW) for column, row in at
-    ]  # rows in the middle
-    drawn = "".join(
-        [*_drawn_edges(found, points), *(_drawn_box(index, box, points[index]) for index, box in enumerate(found))]
-    )
+    # Rows are centered.
+    points = [(round((column + (widest - in_row[row]) / 2) * (_WIDTH + _GAP)), row * _ROW) for column, row in at]
     size = widest * (_WIDTH + _GAP), (max(row for _, row in at) + 1) * _ROW
     details = json.dumps([[box.title, box.name, *box.details] for box in found]).replace("<", "\\u003c")
+    drawn = "".join(_drawn(found, points))
     parts = {"TITLE": html.escape(title), "SIZE": f"{size[0]} {size[1]}", "DETAILS": details, "DRAWN": drawn}
     return re.sub("@([A-Z]+)@", lambda found: parts[found[1]], _PAGE)
 
 
-def _drawn_edges(found: Sequence[Box], points: Sequence[tuple[int, int]]) -> Iterable[str]:
+def _drawn(found: Sequence[Box], points: Sequence[tuple[int, int]]) -> Iterator[str]:
+    """SVG elements of the edges, then of the boxes, which cover them."""
     maker = {tensor: index for index, box in enumerate(found) for tensor in box.outputs}
     for index, box in enumerate(found):
         for tensor in dict.fromkeys(box.inputs):
@@ -171,29 +139,24 @@ def _drawn_edges(found: Sequence[Box], points: Sequence[tuple[int, int]]) -> Ite
                 bend = max((to_y - y) // 2, 16)
                 path = f"M{x} {y}C{x} {y + bend} {to_x} {to_y - bend} {to_x} {to_y}"
                 yield f'<path d="{path}"><title>{html.escape(tensor)}</title></path>'
-
-
-def _drawn_box(index: int, box: Box, point: tuple[int, int]) -> str:
-    x, y = point
-    kind = " class=io" if box.title in ("input", "output") else ""
-    return (
-        f'<g id=n{index}{kind} transform="translate({x} {y})"><rect width={_WIDTH} height={_HEIGHT} rx=5 />'
-        f"<text x=8 y=16 class=op>{html.escape(_label_text(box.title))}</text>"
-        f"<text x=8 y=32>{html.escape(_label_text(box.name))}</text></g>"
-    )
-
-
-def _label_text(text: str) -> str:
-    return text if len(text) <= 28 else f"{text[:12]}…{text[-15:]}"
+    for index, (box, (x, y)) in enumerate(zip(found, points)):
+        kind = " class=io" if box.title in ("input", "output") else ""
+        title, name = (
+            html.escape(text if len(text) <= 28 else f"{text[:12]}…{text[-15:]}") for text in (box.title, box.name)
+        )
+        yield (
+            f'<g id=n{index}{kind} transform="translate({x} {y})"><rect width={_WIDTH} height={_HEIGHT} rx=5 />'
+            f"<text x=8 y=16 class=op>{title}</text><text x=8 y=32>{name}</text></g>"
+        )
 
 
 def serve_page(text: str, port: int, ready: Callable[[str], object]) -> None:
-    """Show a page to this machine's browsers until the process is interrupted.
+    """Serve a page to browsers on this machine until the process is interrupted.
 
     Args:
         text: The page.
-        port: Where to listen, on this machine's own address only; 0 takes any that is free.
-        ready: Called with the address once the page is served.
+        port: The port on the loopback address; 0 takes any free one.
+        ready: Called with the page's address once it is served.
 
     Raises:
         ConfigError: If the port cannot be used.
@@ -212,7 +175,7 @@ def serve_page(text: str, port: int, ready: Callable[[str], object]) -> None:
                 self.wfile.write(data)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Say nothing of requests."""
+            """Requests are not logged."""
 
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), Page)
@@ -228,15 +191,17 @@ _PAGE = """<!doctype html><html lang=en><meta charset=utf-8><title>@TITLE@</titl
 <style>
 html,body{margin:0;height:100%;overflow:hidden;font:13px system-ui,sans-serif;background:#fafafa;color:#222}
 #bar{position:fixed;top:0;left:0;padding:8px;background:#fffd;border-radius:0 0 6px 0}
-#told{position:fixed;top:0;right:0;max-width:38%;max-height:96%;overflow:auto;padding:10px;background:#fffe;white-space:pre-wrap;
-border-left:1px solid #ddd;overflow-wrap:anywhere}
+#info{position:fixed;top:0;right:0;max-width:38%;max-height:96%;overflow:auto;padding:10px;background:#fffe;
+white-space:pre-wrap;border-left:1px solid #ddd;overflow-wrap:anywhere}
 svg{display:block;width:100%;height:100%;cursor:grab}rect{fill:#fff;stroke:#888}path{fill:none;stroke:#999}
-g.io rect{fill:#e8f1fb}g.hit rect{fill:#ffe9a8}g.on rect{stroke:#d60;stroke-width:3}.op{font-weight:600}text{font-size:12px}
+g.io rect{fill:#e8f1fb}g.hit rect{fill:#ffe9a8}g.on rect{stroke:#d60;stroke-width:3}
+.op{font-weight:600}text{font-size:12px}
 </style>
 <svg id=s viewBox="-20 -60 @SIZE@" preserveAspectRatio="xMidYMin meet">@DRAWN@</svg>
-<div id=bar><b>@TITLE@</b> <input id=q placeholder="find by name or type"> <span id=c></span></div><div id=told hidden></div>
+<div id=bar><b>@TITLE@</b> <input id=q placeholder="find by name or type"> <span id=c></span></div>
+<div id=info hidden></div>
 <script>
-const told=@DETAILS@,s=document.getElementById('s'),v=s.viewBox.baseVal,box=i=>document.getElementById('n'+i);
+const info=@DETAILS@,s=document.getElementById('s'),v=s.viewBox.baseVal,box=i=>document.getElementById('n'+i);
 if(v.width/v.height>3||v.height/v.width>3){v.width=Math.min(v.width,1600);v.height=Math.min(v.height,1000)}
 const scale=()=>Math.max(v.width/s.clientWidth,v.height/s.clientHeight);
 let drag=null,hits=[],at=-1;
@@ -246,11 +211,13 @@ onpointerup=()=>{drag=null};
 s.onwheel=e=>{e.preventDefault();const f=e.deltaY>0?1.15:1/1.15,r=s.getBoundingClientRect(),
  x=(e.clientX-r.left)/r.width,y=(e.clientY-r.top)/r.height;v.x+=v.width*x*(1-f);v.y+=v.height*y*(1-f);v.width*=f;v.height*=f};
 function show(i){document.querySelectorAll('.on').forEach(g=>g.classList.remove('on'));box(i).classList.add('on');
- const t=document.getElementById('told');t.hidden=false;t.textContent=told[i].join('\\n')}
+ const t=document.getElementById('info');t.hidden=false;t.textContent=info[i].join('\\n')}
 s.onclick=e=>{const g=e.target.closest('g');if(g)show(+g.id.slice(1))};
 const q=document.getElementById('q');
-q.oninput=()=>{const w=q.value.toLowerCase();hits=[];at=-1;told.forEach((d,i)=>{const hit=w&&(d[0]+' '+d[1]).toLowerCase().includes(w);
- box(i).classList.toggle('hit',!!hit);if(hit)hits.push(i)});document.getElementById('c').textContent=w?hits.length+' found':''};
+q.oninput=()=>{const w=q.value.toLowerCase();hits=[];at=-1;
+ info.forEach((d,i)=>{const hit=w&&(d[0]+' '+d[1]).toLowerCase().includes(w);
+ box(i).classList.toggle('hit',!!hit);if(hit)hits.push(i)});
+ document.getElementById('c').textContent=w?hits.length+' found':''};
 q.onkeydown=e=>{if(e.key==='Enter'&&hits.length){at=(at+1)%hits.length;show(hits[at]);
  const m=box(hits[at]).transform.baseVal[0].matrix;v.x=m.e+95-v.width/2;v.y=m.f+20-v.height/2}};
 </script></html>

@@ -1,9 +1,9 @@
-"""Plugins: find what a TensorRT plugin could do in a model, and put its node there.
+"""Plugins: find the places in a model where a TensorRT plugin fits, and insert its node there.
 
-A plugin is a folder with a ``pattern.py``, as Polygraphy has them: ``get_plugin_metadata()`` gives its ``name`` and
-``op``, ``get_matching_subgraphs(graph)`` takes an ONNX-GraphSurgeon graph and gives ``inputs``, ``outputs`` and
-``attributes`` of each place, and ``replace_with_plugin(graph, input_tensors, output_tensors, attrs, op)``, where there is
-one, puts the node in.
+A plugin is a folder with a ``pattern.py``, as in Polygraphy: ``get_plugin_metadata()`` returns its ``name`` and ``op``,
+``get_matching_subgraphs(graph)`` takes an ONNX-GraphSurgeon graph and returns ``inputs``, ``outputs`` and
+``attributes`` of each place, and the optional ``replace_with_plugin(graph, input_tensors, output_tensors, attrs, op)``
+inserts the node.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ import yaml  # type: ignore[import-untyped, unused-ignore]
 from trtops import errors
 from trtops.backend.common import import_from_script, invoke_from_script, save_bytes
 from trtops.backend.onnx.loader import gs_from_onnx
-from trtops.backend.onnx.model import Model, check_structure
-from trtops.ops.model.opening import Source, open_model
-from trtops.ops.model.saving import SaveConfig
-from trtops.ops.model.surgeon.operation import SurgeonResult, operate
+from trtops.backend.onnx.model import check_structure
+from trtops.ops.model.model_files import SaveConfig, Source, open_model
+from trtops.ops.model.surgeon import SurgeonResult, operate
 from trtops.record import Record
 
 PATTERN = "pattern.py"
@@ -31,11 +30,11 @@ PATTERN = "pattern.py"
 
 @dataclass(frozen=True, kw_only=True)
 class Place(Record):
-    """Where a plugin fits.
+    """A place where a plugin fits.
 
     Attributes:
-        inputs: Names of the tensors that go into it.
-        outputs: Names of the tensors that come out of it.
+        inputs: Names of its input tensors.
+        outputs: Names of its output tensors.
         attributes: Attributes of the plugin's node: numbers, text, or lists of these.
     """
 
@@ -46,12 +45,12 @@ class Place(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Match(Record):
-    """A plugin, and where it fits.
+    """A plugin, and the places where it fits.
 
     Attributes:
         name: The plugin's name, which is its folder's.
         op: The type of its node.
-        places: Where it fits.
+        places: The places.
     """
 
     name: str
@@ -66,19 +65,16 @@ def match_plugins(
     include: Collection[str] = (),
     exclude: Collection[str] = (),
 ) -> tuple[Match, ...]:
-    """Find the places in a model where plugins fit.
+    """Find the places in a model where plugins fit; the result includes plugins without a place.
 
     Args:
         model: The model, or its path; not changed.
-        folder: The folder that has the plugins' folders. Their scripts are run: whoever names the folder trusts it.
-        include: Names of the plugins to look for; all unless given.
-        exclude: Names of plugins to leave out.
-
-    Returns:
-        Each plugin that was looked for, those without a place as well, by name.
+        folder: The folder with the plugins' folders. Their scripts are executed, so the folder must be trusted.
+        include: Names of the plugins to search for; all unless given.
+        exclude: Names of plugins to skip.
 
     Raises:
-        ConfigError: If there is no plugin in the folder, none of a name, or its script does not say what it should.
+        ConfigError: If the folder has no plugins, or lacks a named one, or a script returns something else.
         ModelError: If the model cannot be used.
     """
     known = sorted(path.parent.name for path in Path(folder).glob(f"*/{PATTERN}"))
@@ -87,35 +83,46 @@ def match_plugins(
     for name in (*include, *exclude):
         if name not in known:
             raise errors.ConfigError(f"{folder} has no plugin {name!r}. {errors.near(name, known)}")
-    wanted = [name for name in known if (not include or name in include) and name not in exclude]
     opened = open_model(model)
-    return tuple(_match_plugin(opened, Path(folder, name, PATTERN)) for name in wanted)
+    matches = []
+    for name in known:
+        if name in exclude or (include and name not in include):
+            continue
+        script = Path(folder, name, PATTERN)
+        described = invoke_from_script(script, "get_plugin_metadata")
+        if not isinstance(described, Mapping) or not {"name", "op"} <= set(described):
+            raise errors.ConfigError(
+                f"{script}: get_plugin_metadata returned {described!r}; expected a dict with name and op."
+            )
+        # Each pattern gets a new graph, since it may change it.
+        found = invoke_from_script(script, "get_matching_subgraphs", gs_from_onnx(opened.proto()))
+        matches.append(_parse_match({**described, "instances": found}, str(script)))
+    return tuple(matches)
 
 
-def _match_plugin(model: Model, script: Path) -> Match:
-    graph = gs_from_onnx(model.proto())  # anew for each, since a pattern may change it
-    described = invoke_from_script(script, "get_plugin_metadata")
-    if not isinstance(described, Mapping) or not {"name", "op"} <= set(described):
-        raise errors.ConfigError(f"{script}: get_plugin_metadata gave {described!r}; expected a dict with name and op.")
-    found = invoke_from_script(script, "get_matching_subgraphs", graph)
-    return Match(name=str(described["name"]), op=str(described["op"]), places=tuple(_parse_places(found, str(script))))
-
-
-def _parse_places(found: Any, where: str) -> Iterable[Place]:
-    for place in found or ():
+def _parse_match(found: Mapping[str, Any], where: str) -> Match:
+    places = found["instances"] or ()
+    for place in places:
         if not isinstance(place, Mapping) or not {"inputs", "outputs"} <= set(place):
             raise errors.ConfigError(
-                f"{where}: {place!r} is no place of a plugin; expected a dict with inputs, outputs and attributes."
+                f"{where}: {place!r} is not a place of a plugin; expected a dict with inputs, outputs and attributes."
             )
-        yield Place(
-            inputs=tuple(map(str, place["inputs"])),
-            outputs=tuple(map(str, place["outputs"])),
-            attributes=dict(place.get("attributes") or {}),
-        )
+    return Match(
+        name=str(found["name"]),
+        op=str(found["op"]),
+        places=tuple(
+            Place(
+                inputs=tuple(map(str, place["inputs"])),
+                outputs=tuple(map(str, place["outputs"])),
+                attributes=dict(place.get("attributes") or {}),
+            )
+            for place in places
+        ),
+    )
 
 
 def write_matches(matches: Iterable[Match], path: str | Path) -> None:
-    """Write the plugins that have places, as Polygraphy does: a YAML document for each, to be edited by hand."""
+    """Write the plugins that have places, as Polygraphy does: a YAML document for each, which users may edit."""
     documents = [
         {
             "name": match.name,
@@ -136,17 +143,17 @@ def write_matches(matches: Iterable[Match], path: str | Path) -> None:
 
 
 def _yaml_value(value: Any) -> Any:
-    """A value as YAML has it: patterns give numpy numbers and arrays as well."""
+    """A value for YAML: patterns return numpy numbers and arrays as well."""
     if hasattr(value, "tolist"):
         return value.tolist()
     return [_yaml_value(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def read_matches(path: str | Path) -> tuple[Match, ...]:
-    """Read what :func:`write_matches`, or Polygraphy, wrote.
+    """Read a file that :func:`write_matches` or Polygraphy wrote.
 
     Raises:
-        ConfigError: If there is no such file.
+        ConfigError: If the file does not exist.
         FormatError: If it is something else.
     """
     try:
@@ -154,13 +161,10 @@ def read_matches(path: str | Path) -> tuple[Match, ...]:
     except FileNotFoundError:
         raise errors.ConfigError(f"{str(path)!r} does not exist; `trtops plugin match` writes it.") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as exc:
-        raise errors.FormatError(f"{path} is no YAML: {exc}.") from None
+        raise errors.FormatError(f"{path} is not YAML: {exc}.") from None
     if not all(isinstance(d, Mapping) and {"name", "op", "instances"} <= set(d) for d in documents):
-        raise errors.FormatError(f"{path} holds no matches; expected documents with name, op and instances.")
-    return tuple(
-        Match(name=str(d["name"]), op=str(d["op"]), places=tuple(_parse_places(d["instances"], str(path))))
-        for d in documents
-    )
+        raise errors.FormatError(f"{path} has no matches; expected documents with name, op and instances.")
+    return tuple(_parse_match(document, str(path)) for document in documents)
 
 
 def replace_plugins(
@@ -171,72 +175,58 @@ def replace_plugins(
     *,
     save_as: SaveConfig | None = None,
 ) -> SurgeonResult:
-    """Put plugins' nodes in their places.
+    """Insert plugins' nodes in their places.
 
     Args:
         model: The model; not changed.
-        output: Where to write the new one; None does not.
+        output: The file to write; None writes none.
         matches: The plugins and their places.
-        folder: The folder that has the plugins' folders, whose scripts may put their nodes in themselves.
+        folder: The folder with the plugins' folders, whose scripts may insert their nodes themselves.
         save_as: Where weights go.
 
     Raises:
-        ConfigError: If a tensor is not in the model, two places share what they make, or ``output`` is a file of the
-            model itself.
+        ConfigError: If a tensor is not in the model, two places share an output, or ``output`` is a file of the model.
         ModelError: If the model cannot be used.
     """
 
     def put_in(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
         check_structure(proto)
         graph = gs_from_onnx(proto)
-        changes = [_put_nodes_in(graph, match, Path(folder, match.name, PATTERN)) for match in matches]
+        changes = [_insert_nodes(graph, match, Path(folder, match.name, PATTERN)) for match in matches]
         graph.cleanup().toposort()
         return gs.export_onnx(graph), changes
 
     return operate(model, output, save_as, put_in)
 
 
-def _put_nodes_in(graph: Any, match: Match, script: Path) -> str:
-    put = _own_replacement(script) or _put_node_in
+def _insert_nodes(graph: Any, match: Match, script: Path) -> str:
+    put: Callable[..., Any] = _insert_node
+    if script.is_file() and "def replace_with_plugin" in script.read_text(encoding="utf-8"):
+        put = import_from_script(script, "replace_with_plugin")
     tensors = graph.tensors()
     count = 0
     for place in match.places:
         for name in (*place.inputs, *place.outputs):
             if name not in tensors:
                 raise errors.ConfigError(f"The model has no tensor {name!r}. {errors.near(name, tensors)}")
-        count += bool(
-            put(
-                graph=graph,
-                input_tensors=[tensors[name] for name in place.inputs],
-                output_tensors=[tensors[name] for name in place.outputs],
-                attrs=dict(place.attributes),
-                op=match.op,
-            )
-        )
-    left = f", {len(match.places) - count} left as they were" if count < len(match.places) else ""
-    return f"Put {match.name} in at {count} places{left}."
+        inputs, outputs = ([tensors[name] for name in names] for names in (place.inputs, place.outputs))
+        attributes = dict(place.attributes)
+        count += bool(put(graph=graph, input_tensors=inputs, output_tensors=outputs, attrs=attributes, op=match.op))
+    left = f", {len(match.places) - count} not changed" if count < len(match.places) else ""
+    return f"Inserted {match.name} in {count} places{left}."
 
 
-def _own_replacement(script: Path) -> Callable[..., Any] | None:
-    """The plugin's own way to put its node in."""
-    if not script.is_file() or "def replace_with_plugin" not in script.read_text(encoding="utf-8"):
-        return None
-    found: Callable[..., Any] = import_from_script(script, "replace_with_plugin")
-    return found
-
-
-def _put_node_in(
+def _insert_node(
     graph: Any, input_tensors: list[Any], output_tensors: list[Any], attrs: Mapping[str, Any], op: str
 ) -> bool:
-    """A node between tensors; what made them before is removed with the rest that nothing needs any more."""
+    """Insert a node between tensors; the nodes that it replaces are removed with everything unused."""
     if any(made.op == op for tensor in output_tensors for made in tensor.inputs):
         raise errors.ConfigError(
-            f"{', '.join(t.name for t in output_tensors)}: a {op} makes that already; two places of a plugin share it. "
-            "Leave one of them out of the file."
+            f"{', '.join(t.name for t in output_tensors)}: a {op} node already produces this; two places of a plugin "
+            "share it. Remove one of them from the file."
         )
     for tensor in output_tensors:
         tensor.inputs.clear()
-    graph.nodes.append(
-        gs.Node(op=op, name=f"{op}_{len(graph.nodes)}", attrs=dict(attrs), inputs=input_tensors, outputs=output_tensors)
-    )
+    name = f"{op}_{len(graph.nodes)}"
+    graph.nodes.append(gs.Node(op=op, name=name, attrs=dict(attrs), inputs=input_tensors, outputs=output_tensors))
     return True

@@ -1,40 +1,40 @@
-"""Templates: scripts to start from, for networks, builder configs, data and models, with a model's own names filled in."""
+"""Templates: initial scripts for networks, builder configs, data and models, with a model's own names filled in."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from trtops import errors
 from trtops.metadata import TensorMetadata, TensorSpec, is_dynamic
-from trtops.record import sha256
 
 Kind: TypeAlias = Literal["trt-network", "trt-config", "onnx-gs", "data-loader"]
 
 KINDS: tuple[Kind, ...] = ("trt-network", "trt-config", "onnx-gs", "data-loader")
-"""What there are templates for."""
 
 
 def template(kind: Kind, output: str | Path | None = None, *, model: str | Path | None = None) -> str:
-    """Write a script to start from.
+    """Write an initial script, and return it.
 
     Args:
-        kind: What for: ``trt-network`` makes or changes a TensorRT network, ``trt-config`` makes a builder config,
-            ``onnx-gs`` changes a model with ONNX-GraphSurgeon, ``data-loader`` makes feeds.
-        output: Where to write it; None does not.
-        model: An ONNX file whose inputs are to be filled in, and which the script is to load.
-
-    Returns:
-        The script.
+        kind: ``trt-network`` creates or changes a TensorRT network, ``trt-config`` creates a builder config,
+            ``onnx-gs`` changes a model with ONNX-GraphSurgeon, ``data-loader`` generates feeds.
+        output: The file to write; None writes none.
+        model: An ONNX file that the script loads, with its inputs filled in.
 
     Raises:
-        ConfigError: If there is no such kind, the file exists already with other content, or ``onnx-gs`` gets no model.
+        ConfigError: If there is no such kind, the file exists with other content, or ``onnx-gs`` gets no model.
         InvalidModelError: If the model cannot be read.
     """
     if kind not in KINDS:
         raise errors.ConfigError(f"There is no template {kind!r}. {errors.near(kind, KINDS)}")
-    inputs = _model_inputs(model)
+    inputs = TensorMetadata().add("x", "float32", ("batch", 3, 224, 224))
+    if model is not None:
+        # Slow to import, and not needed for scripts without a model.
+        from trtops.backend.onnx.model import input_specs
+        from trtops.backend.onnx.parsing import read_proto
+
+        inputs = TensorMetadata.of(input_specs(read_proto(model).graph))
     if kind == "trt-network":
         text = NETWORK if model is None else NETWORK_FROM_MODEL.format(model=str(model))
     elif kind == "trt-config":
@@ -46,45 +46,25 @@ def template(kind: Kind, output: str | Path | None = None, *, model: str | Path 
     else:
         text = ONNX_GS.format(model=str(model), changed=str(updated_path(model)))
     if output is not None:
-        _write_script(Path(output), text)
+        path, data = Path(output), text.encode()
+        if path.exists() and path.read_bytes() != data:
+            raise errors.ConfigError(f"{str(output)!r} exists with other content. Give another path.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
     return text
 
 
 def updated_path(model: str | Path) -> Path:
-    """Where a script saves the model that it changed: ``model_updated.onnx`` beside ``model.onnx``."""
+    """Where a script saves the model that it changed: ``model_updated.onnx`` next to ``model.onnx``."""
     return Path(model).with_stem(f"{Path(model).stem}_updated")
-
-
-def _write_script(path: Path, text: str) -> None:
-    """Write a script, but never over what somebody may have written."""
-    data = text.encode()
-    if path.exists() and sha256(path.read_bytes()) != sha256(data):
-        raise errors.ConfigError(f"{str(path)!r} exists already, and may be somebody's work. Give another path.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
-
-
-def _model_inputs(model: str | Path | None) -> TensorMetadata:
-    """The inputs of a model; without one, an example."""
-    if model is None:
-        return TensorMetadata().add("x", "float32", ("batch", 3, 224, 224))
-    # Scripts that are not about a model are written faster than what reads one is imported.
-    from trtops.backend.onnx import walk
-    from trtops.backend.onnx.model import tensor_spec
-    from trtops.backend.onnx.parsing import read_proto
-
-    proto = read_proto(model)
-    constants = walk.initializer_names(proto.graph)
-    return TensorMetadata.of(tensor_spec(v) for v in proto.graph.input if v.name not in constants)
 
 
 def _fixed_shape(spec: TensorSpec, size: int = 1) -> tuple[int, ...]:
     return tuple(size if is_dynamic(dim) else int(dim) for dim in spec.shape or ())  # type: ignore[arg-type]
 
 
-def _profile_lines(inputs: Iterable[TensorSpec] | TensorMetadata) -> str:
-    specs = list(inputs.values()) if isinstance(inputs, TensorMetadata) else list(inputs)
-    dynamic = [spec for spec in specs if any(is_dynamic(dim) for dim in spec.shape or ())]
+def _profile_lines(inputs: TensorMetadata) -> str:
+    dynamic = [spec for spec in inputs.values() if any(is_dynamic(dim) for dim in spec.shape or ())]
     if not dynamic:
         return "Profile()  # every input has a fixed shape"
     calls = (
@@ -115,7 +95,7 @@ from trtops.backend.trt import library
 
 @func.extend(CreateNetwork())
 def load_network(builder, network):
-    """Called with an empty network; what is marked as an output here is what an engine will compute."""
+    """Called with an empty network; engines compute the outputs marked here."""
     trt = library.load()
     x = network.add_input("x", trt.float32, (1, 3, 224, 224))
     one = network.add_constant((1, 1, 1, 1), np.ones((1, 1, 1, 1), np.float32)).get_output(0)
@@ -134,13 +114,13 @@ from trtops.backend.trt import NetworkFromOnnxPath
 
 @func.extend(NetworkFromOnnxPath({model!r}))
 def load_network(builder, network, parser):
-    """Called with the network as parsed; change it here. The engine is built from what is left."""
+    """Called with the parsed network; change it here."""
     for index in range(network.num_layers):
         layer = network.get_layer(index)
         print(index, layer.type, layer.name)
 '''
 
-CONFIG = '''"""Makes a TensorRT builder config."""
+CONFIG = '''"""Creates a TensorRT builder config."""
 
 from trtops import func
 from trtops.backend.trt import CreateConfig
@@ -148,13 +128,13 @@ from trtops.backend.trt import CreateConfig
 
 @func.extend(CreateConfig())
 def load_config(builder, network, config):
-    """Called with the config as made; change here what CreateConfig has no word for.
+    """Called with the created config; set here what CreateConfig has no option for.
 
-    A model with dynamic inputs wants their shapes: ``CreateConfig(profiles=[Profile().add("x", min=..., opt=..., max=...)])``.
+    Dynamic inputs need a profile: ``CreateConfig(profiles=[Profile().add("x", min=..., opt=..., max=...)])``.
     """
 '''
 
-CONFIG_OF_MODEL = '''"""Makes a TensorRT builder config."""
+CONFIG_OF_MODEL = '''"""Creates a TensorRT builder config."""
 
 from trtops import func
 from trtops.backend.trt import CreateConfig, Profile
@@ -166,7 +146,7 @@ profiles = [
 
 @func.extend(CreateConfig(profiles=profiles))
 def load_config(builder, network, config):
-    """Called with the config as made; change here what CreateConfig has no word for."""
+    """Called with the created config; set here what CreateConfig has no option for."""
 '''
 
 ONNX_GS = '''"""Changes an ONNX model with ONNX-GraphSurgeon."""
@@ -185,13 +165,13 @@ graph.cleanup().toposort()
 save_onnx(gs.export_onnx(graph), {changed!r})
 '''
 
-DATA_LOADER = '''"""Makes input data; give it as "script.py" or "script.py:load_data" where data is asked for."""
+DATA_LOADER = '''"""Generates input data; give it as "script.py" or "script.py:load_data" where a command takes data."""
 
 import numpy as np
 
 
 def load_data():
-    """Yield one feed after the other: arrays by input name. Called anew whenever the data is read from the start."""
+    """Yield feeds: arrays by input name. Called again whenever the data is read from the start."""
     random = np.random.default_rng(0)
     for _ in range(8):
         yield {{

@@ -21,7 +21,7 @@ from trtops.backend.onnx.walk import node_name
 from trtops.comparator.report import OutputComparison, Tolerances
 from trtops.ops.evaluation.check import tolerances_for
 from trtops.ops.evaluation.feeds import DataConfig
-from trtops.ops.model.opening import Source, Subject, open_model
+from trtops.ops.model.model_files import Source, Subject, open_model
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.ops.search.accuracy_sides import Built, Emulated, MakeRunner, Sides, Size, reference, side_name
 from trtops.record import Record

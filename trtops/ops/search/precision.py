@@ -36,7 +36,7 @@ from trtops.ops.evaluation.check import CheckConfig, Latency, measure_latency, t
 from trtops.ops.evaluation.command import CommandCheck
 from trtops.ops.evaluation.feeds import DataConfig
 from trtops.ops.evaluation.submodel import onnxruntime_runner
-from trtops.ops.model.opening import Source, Subject, open_model
+from trtops.ops.model.model_files import Source, Subject, open_model
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.ops.search.delta import Items, OutOfTestsError, Search
 from trtops.ops.search.repeat import RepeatConfig, RepeatStep, iterate, remove_files

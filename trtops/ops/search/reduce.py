@@ -32,7 +32,7 @@ from trtops.metadata import TensorMetadata, check_feed
 from trtops.ops.evaluation.check import tolerances_for
 from trtops.ops.evaluation.feeds import Feeds
 from trtops.ops.evaluation.submodel import Check, CheckVerdict, ComparisonCheck, EngineRunner, describe
-from trtops.ops.model.opening import Source, Subject, open_model
+from trtops.ops.model.model_files import Source, Subject, open_model
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.ops.search.delta import Evaluate, Items
 from trtops.ops.search.reduce_journal import Journal, Step

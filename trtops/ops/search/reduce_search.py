@@ -25,7 +25,7 @@ from trtops.backend.onnx.submodel import Cutter, SubModel, Values
 from trtops.backend.onnxrt.observe import observe
 from trtops.ops.evaluation.feeds import DataConfig
 from trtops.ops.evaluation.submodel import Check, CheckOutcome
-from trtops.ops.model.saving import SaveConfig
+from trtops.ops.model.model_files import SaveConfig
 from trtops.ops.search.delta import Evaluate, Items, OutOfTestsError, Search
 from trtops.ops.search.reduce_journal import Journal, Step
 from trtops.ops.search.reduce_replay import read_replay

@@ -14,7 +14,7 @@ from trtops.cli.logs import say
 from trtops.cli.script import Call, loaded
 
 if TYPE_CHECKING:
-    from trtops.ops.model.saving import SaveConfig
+    from trtops.ops.model.model_files import SaveConfig
 
 GROUPS = (
     *plugin_match.MODEL,

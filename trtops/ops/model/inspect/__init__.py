@@ -1,1 +1,1 @@
-"""Inspect: what is in a file or a run. Each answer is a record for programs and text for people."""
+"""Inspect: the contents of a file or a run, as a record for programs and as text."""

@@ -1,4 +1,4 @@
-"""Saved inputs and outputs: types, shapes and statistics."""
+"""Saved inputs, outputs and comparisons: types, shapes and statistics; also next to the layers of an engine."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from trtops import errors
 from trtops.comparator.accuracy import AccuracyResults
@@ -22,6 +21,9 @@ from trtops.json.numpy_files import load_numpy
 from trtops.ops.model.inspect.inspection import Inspection
 from trtops.record import JSONValue, Record, to_jsonable
 
+if TYPE_CHECKING:
+    from trtops.backend.trt.describe.inspector import EngineDescription
+
 _LINE_WIDTH = 75
 
 
@@ -30,21 +32,21 @@ class ArraySummary(Record):
     """One array of saved inputs or outputs.
 
     Attributes:
-        where: The runner, and the iteration.
+        where: The runner and the iteration.
         name: The tensor.
         dtype: Its element type.
         shape: Its shape.
-        mean: Mean of its finite elements, and so on; None for text and for arrays without finite elements.
+        mean: Mean of its finite elements; this and the following are None for text and arrays without finite elements.
         std: Standard deviation.
         median: Median.
         magnitude: Mean of the absolute values.
         percentiles: 90th, 95th and 99th percentile.
-        minimum: Smallest.
-        minimum_at: Where the first such element is.
-        maximum: Largest.
-        maximum_at: Where the first such element is.
-        nan: NaNs.
-        inf: Infinities.
+        minimum: Minimum.
+        minimum_at: Index of the first minimum.
+        maximum: Maximum.
+        maximum_at: Index of the first maximum.
+        nan: Number of NaNs.
+        inf: Number of infinities.
     """
 
     where: str
@@ -64,6 +66,23 @@ class ArraySummary(Record):
     inf: int = 0
 
 
+@dataclass(frozen=True)
+class _Saved:
+    """A file's content: iterations by runner, or those of one nameless runner if they are inputs."""
+
+    runs: list[tuple[str, Sequence[Mapping[str, Any]]]]
+    are_results: bool
+
+
+@dataclass(frozen=True)
+class _Display:
+    values: bool
+    histogram: bool
+    all_iterations: bool
+    items: int
+    line_width: int
+
+
 def inspect_data(
     path: str | Path,
     *,
@@ -73,64 +92,66 @@ def inspect_data(
     items: int = 3,
     line_width: int | None = None,
 ) -> Inspection:
-    """Look into saved inputs or outputs.
+    """Inspect saved inputs, outputs or comparisons.
 
     Args:
-        path: A ``.json`` file of trtops or Polygraphy, a folder of such files with one iteration each, an ``.npz`` or an
-            ``.npy``.
+        path: A ``.json`` file of trtops or Polygraphy, a folder of such files with one iteration each, an ``.npz`` or
+            an ``.npy``.
         show_values: Whether to print values.
-        histogram: Whether to print how values are spread.
-        all_iterations: Whether to show every iteration, or the first.
-        items: How many values to print at the ends of each axis; -1 prints all.
-        line_width: Longest line of values, 75 unless given; -1 sets no limit.
+        histogram: Whether to print histograms.
+        all_iterations: Whether to show every iteration, or only the first.
+        items: Number of values to print at the ends of each axis; -1 prints all.
+        line_width: Maximum length of lines of values, 75 unless given; -1 sets no limit.
 
     Raises:
-        FormatError: If it cannot be read, or holds no arrays.
-        ConfigError: If there is no such file.
+        FormatError: If it cannot be read, or has no arrays.
+        ConfigError: If the file does not exist.
     """
-    held = _load_saved(Path(path))
-    if isinstance(held, AccuracyResults):
+    saved = _load_saved(Path(path))
+    if isinstance(saved, AccuracyResults):
         return Inspection(
-            "data", lambda: _evaluation_values(held), lambda: "\n".join(_accuracy_lines(held, all_iterations))
+            "data", lambda: _comparison_values(saved), lambda: "\n".join(_accuracy_lines(saved, all_iterations))
         )
     shown = [
-        (runner, number, name, _as_array(array, f"{path}: {name!r}"))
-        for runner, iterations in held.runs
+        (f"{runner}, iteration {number} of {len(iterations)}", name, _as_array(array, f"{path}: {name!r}"))
+        for runner, iterations in saved.runs
         for number, iteration in enumerate(iterations if all_iterations else iterations[:1])
         for name, array in iteration.items()
     ]
-    counts = {runner: len(iterations) for runner, iterations in held.runs}
-
-    def summaries() -> list[JSONValue]:
-        return [
-            to_jsonable(summarize(f"{runner}, iteration {number} of {counts[runner]}", name, array))
-            for runner, number, name, array in shown
-        ]
-
-    options = _Shown(show_values, histogram, all_iterations, items, line_width)
-    return Inspection("data", summaries, lambda: "\n".join(_text_lines(held, options)))
+    width = _LINE_WIDTH if line_width is None else line_width
+    display = _Display(show_values, histogram, all_iterations, items, width)
+    return Inspection(
+        "data",
+        lambda: [to_jsonable(summarize(where, name, array)) for where, name, array in shown],
+        lambda: "\n".join(_text_lines(saved, display)),
+    )
 
 
-@dataclass(frozen=True)
-class _Saved:
-    """What a file or folder holds: iterations by runner, or one nameless runner's if they are inputs."""
+def _load_saved(path: Path) -> _Saved | AccuracyResults:
+    if not path.exists():
+        raise errors.ConfigError(f"{str(path)!r} does not exist; expected saved inputs, outputs or comparisons.")
+    if path.is_dir():
+        first = next(iter(sorted(path.glob("*.json"))), None)
+        if first is None:
+            raise errors.FormatError(f"{path}: no .json files of iterations in it.")
+        if isinstance(load_json(str(first)), RunResults):
+            return _Saved(list(RunResults.load(path).items()), True)
+        return _Saved([("inputs", list(StreamingDataLoader(path)))], False)
+    if path.suffix in (".npy", ".npz"):
+        arrays = load_numpy(path)
+        return _Saved([(path.name, [{path.stem: arrays} if isinstance(arrays, np.ndarray) else arrays])], False)
+    loaded = load_json(str(path))
+    if isinstance(loaded, RunResults):
+        return _Saved(list(loaded.items()), True)
+    if isinstance(loaded, AccuracyResults):
+        return loaded
+    feeds = [loaded] if isinstance(loaded, Mapping) else loaded
+    if isinstance(feeds, list) and all(isinstance(feed, Mapping) for feed in feeds):
+        return _Saved([("inputs", feeds)], False)
+    raise errors.FormatError(f"{path} has a {type(loaded).__name__}; expected saved inputs or outputs.")
 
-    runs: list[tuple[str, Sequence[Mapping[str, Any]]]]
-    are_results: bool
 
-
-@dataclass(frozen=True)
-class _Shown:
-    """What is shown of it."""
-
-    values: bool
-    histogram: bool
-    all_iterations: bool
-    items: int
-    line_width: int | None
-
-
-def _evaluation_values(results: AccuracyResults) -> JSONValue:
+def _comparison_values(results: AccuracyResults) -> JSONValue:
     """Every number of a saved comparison, with its verdict."""
     return [
         {
@@ -148,7 +169,7 @@ def _evaluation_values(results: AccuracyResults) -> JSONValue:
 
 
 def _accuracy_lines(results: AccuracyResults, all_iterations: bool) -> Iterator[str]:
-    """A saved comparison, laid out as Polygraphy does."""
+    """A saved comparison, in Polygraphy's layout."""
     yield f"==== Accuracy Results ({len(results)} comparison(s)) ===="
     for result in results:
         yield from ("", f"---- Aggregation: {result.aggregation} ----")
@@ -160,64 +181,27 @@ def _accuracy_lines(results: AccuracyResults, all_iterations: bool) -> Iterator[
                 for name, match in matches.items():
                     numbers = {} if isinstance(match, bool) else match.metric_values()
                     known = ", ".join(f"{n}={value:.5g}" for n, value in numbers.items() if value is not None)
-                    verdict = "PASSED" if match else "FAILED"
-                    yield f"        {name} | {verdict}{f' | {known}' if known else ''}"
+                    yield f"        {name} | {'PASSED' if match else 'FAILED'}{f' | {known}' if known else ''}"
 
 
-def _load_saved(path: Path) -> _Saved | AccuracyResults:
-    if not path.exists():
-        raise errors.ConfigError(f"{str(path)!r} does not exist; expected saved inputs, outputs or comparisons.")
-    if path.is_dir():
-        return _saved_folder(path)
-    if path.suffix in (".npy", ".npz"):
-        return _Saved([(path.name, [_numpy_arrays(path)])], False)
-    loaded = load_json(str(path))
-    if isinstance(loaded, RunResults):
-        return _Saved(list(loaded.items()), True)
-    if isinstance(loaded, AccuracyResults):
-        return loaded
-    feeds = [loaded] if isinstance(loaded, Mapping) else loaded
-    if isinstance(feeds, list) and all(isinstance(feed, Mapping) for feed in feeds):
-        return _Saved([("inputs", feeds)], False)
-    raise errors.FormatError(f"{path} holds a {type(loaded).__name__}; expected saved inputs or outputs.")
-
-
-def _saved_folder(path: Path) -> _Saved:
-    """A folder with a file for each iteration, of results or of inputs."""
-    first = next(iter(sorted(path.glob("*.json"))), None)
-    if first is None:
-        raise errors.FormatError(f"{path}: no .json files of iterations in it.")
-    if isinstance(load_json(str(first)), RunResults):
-        return _Saved(list(RunResults.load(path).items()), True)
-    return _Saved([("inputs", list(StreamingDataLoader(path)))], False)
-
-
-def _text_lines(held: _Saved, shown: _Shown) -> Iterator[str]:
-    """The whole, laid out as Polygraphy does."""
-    if not held.are_results:
-        [(_, iterations)] = held.runs
+def _text_lines(saved: _Saved, display: _Display) -> Iterator[str]:
+    """Saved inputs or outputs, in Polygraphy's layout."""
+    if not saved.are_results:
+        [(_, iterations)] = saved.runs
         yield f"==== Data ({len(iterations)} iterations) ===="
-        yield from _iteration_lines(iterations, shown)
+        yield from _iteration_lines(iterations, display)
         return
-    yield from (f"==== Run Results ({len(held.runs)} runners) ====", "")
-    width = max((len(name) for name, _ in held.runs), default=0)
-    for name, iterations in held.runs:
+    yield from (f"==== Run Results ({len(saved.runs)} runners) ====", "")
+    width = max((len(name) for name, _ in saved.runs), default=0)
+    for name, iterations in saved.runs:
         yield f"---- {name:<{width}} ({len(iterations)} iterations) ----"
-        yield from (*_iteration_lines(iterations, shown), "")
+        yield from (*_iteration_lines(iterations, display), "")
 
 
-def _as_array(value: Any, name: str) -> np.ndarray[Any, Any]:
-    """What a file holds as an array: any that it has itself is shown, also of what cannot be compared."""
-    try:
-        return value if isinstance(value, np.ndarray) else to_numpy(value, name)
-    except errors.ComparisonError as exc:
-        raise errors.FormatError(str(exc)) from None
-
-
-def _iteration_lines(iterations: Sequence[Mapping[str, Any]], shown: _Shown) -> Iterator[str]:
-    several = len(iterations) > 1 and shown.all_iterations
+def _iteration_lines(iterations: Sequence[Mapping[str, Any]], display: _Display) -> Iterator[str]:
+    several = len(iterations) > 1 and display.all_iterations
     margin = "    " if several else ""
-    for number, iteration in enumerate(iterations if shown.all_iterations else iterations[:1]):
+    for number, iteration in enumerate(iterations if display.all_iterations else iterations[:1]):
         yield from ("", f"-- Iteration: {number}") if several else ()
         for name, value in iteration.items():
             array = _as_array(value, repr(name))
@@ -226,29 +210,45 @@ def _iteration_lines(iterations: Sequence[Mapping[str, Any]], shown: _Shown) -> 
             found = summarize("", name, array)
             if found.nan or found.inf:
                 yield f"{margin}    {_finite_text(found)}"
-            if shown.histogram and found.mean is not None:
+            if display.histogram and found.mean is not None:
                 yield from (f"{margin}    {line}" for line in histogram_lines(array))
-            if shown.values:
-                yield from (f"{margin}    {line}" for line in _value_lines(array, shown.items, shown.line_width))
+            if display.values:
+                edge, width = (sys.maxsize if n < 1 else n for n in (display.items, display.line_width))
+                with np.printoptions(edgeitems=edge, linewidth=width):
+                    yield from (f"{margin}    {line}" for line in str(array).splitlines())
 
 
-def _numpy_arrays(path: Path) -> dict[str, Any]:
-    loaded = load_numpy(path)
-    return {path.stem: loaded} if isinstance(loaded, np.ndarray) else loaded
+def _as_array(value: Any, name: str) -> np.ndarray[Any, Any]:
+    """A saved value as an array; arrays are returned as they are, including those that cannot be compared."""
+    try:
+        return value if isinstance(value, np.ndarray) else to_numpy(value, name)
+    except errors.ComparisonError as exc:
+        raise errors.FormatError(str(exc)) from None
 
 
 def summarize(where: str, name: str, array: Any) -> ArraySummary:
-    """Statistics of an array.
-
-    Args:
-        where: Where it comes from, for people.
-        name: The tensor.
-        array: The array, of any dtype, in host memory; text has no statistics.
-    """
+    """Statistics of an array of any dtype in host memory; text has none."""
     array = np.asarray(array)
     if array.dtype.kind not in "fiub" and "float" not in array.dtype.name:
         return ArraySummary(where=where, name=name, dtype=str(array.dtype), shape=array.shape)
     numbers = array.astype(np.float64, copy=False)
+    finite_places = np.flatnonzero(np.isfinite(numbers))
+    statistics: dict[str, Any] = {}
+    if finite_places.size:
+        finite = numbers.reshape(-1)[finite_places]
+        least, most = finite.argmin(), finite.argmax()
+        median, *percentiles = map(float, np.percentile(finite, (50, 90, 95, 99)))
+        statistics = {
+            "mean": float(finite.mean()),
+            "std": float(finite.std()),
+            "median": median,
+            "magnitude": float(np.abs(finite).mean()),
+            "percentiles": tuple(percentiles),
+            "minimum": float(finite[least]),
+            "minimum_at": tuple(map(int, np.unravel_index(finite_places[least], numbers.shape))),
+            "maximum": float(finite[most]),
+            "maximum_at": tuple(map(int, np.unravel_index(finite_places[most], numbers.shape))),
+        }
     return ArraySummary(
         where=where,
         name=name,
@@ -256,33 +256,12 @@ def summarize(where: str, name: str, array: Any) -> ArraySummary:
         shape=array.shape,
         nan=int(np.isnan(numbers).sum()),
         inf=int(np.isinf(numbers).sum()),
-        **_finite_statistics(numbers),
+        **statistics,
     )
 
 
-def _finite_statistics(numbers: Any) -> dict[str, Any]:
-    """Statistics of the finite elements, by the names of :class:`ArraySummary`."""
-    places = np.flatnonzero(np.isfinite(numbers))
-    if not places.size:
-        return {}
-    finite = numbers.reshape(-1)[places]
-    least, most = finite.argmin(), finite.argmax()
-    median, *percentiles = map(float, np.percentile(finite, (50, 90, 95, 99)))
-    return {
-        "mean": float(finite.mean()),
-        "std": float(finite.std()),
-        "median": median,
-        "magnitude": float(np.abs(finite).mean()),
-        "percentiles": tuple(percentiles),
-        "minimum": float(finite[least]),
-        "minimum_at": tuple(map(int, np.unravel_index(places[least], numbers.shape))),
-        "maximum": float(finite[most]),
-        "maximum_at": tuple(map(int, np.unravel_index(places[most], numbers.shape))),
-    }
-
-
 def _finite_text(summary: ArraySummary) -> str:
-    """What of an array is not finite, and statistics of the rest."""
+    """The number of elements that are not finite, and statistics of the others."""
     text = f"NaN={summary.nan}, inf={summary.inf}"
     if summary.mean is None:
         return text
@@ -294,11 +273,46 @@ def _finite_text(summary: ArraySummary) -> str:
     )
 
 
-def _value_lines(array: npt.NDArray[Any], items: int, line_width: int | None) -> list[str]:
-    width = _LINE_WIDTH if line_width is None else line_width
-    with np.printoptions(edgeitems=_or_all(items), linewidth=_or_all(width)):
-        return str(array).splitlines()
+def read_tensors(path: str | Path) -> dict[str, ArraySummary]:
+    """Statistics of saved outputs by tensor, from each runner's first iteration; the last runner takes precedence.
+
+    Args:
+        path: Outputs from ``trtops run --save-outputs``; with ``--mark-unfused-tensors-as-debug-tensors`` those of all
+            tensors that were not fused.
+
+    Raises:
+        ConfigError: If the file does not exist.
+        FormatError: If it is something else, or empty.
+    """
+    if not Path(path).exists():
+        raise errors.ConfigError(f"{str(path)!r} does not exist; expected saved outputs (trtops run --save-outputs).")
+    found = {
+        name: summarize(runner, name, array)
+        for runner, iterations in RunResults.load(str(path)).items()
+        for name, array in (iterations[0].items() if iterations else ())
+    }
+    if not found:
+        raise errors.FormatError(f"{path} has no outputs; expected those of at least one iteration.")
+    return found
 
 
-def _or_all(number: int) -> int:
-    return sys.maxsize if number < 1 else number
+def tensors_text(engine: EngineDescription, tensors: dict[str, ArraySummary]) -> str:
+    """An engine's layers with statistics of their tensors."""
+    seen: set[str] = set()
+    lines = [f"---- Tensors of {len(engine.layers)} Layers ----"]
+    for layer in engine.layers:
+        lines.append(f"{layer.name} [Op: {layer.op}]")
+        for arrow, each in (("   ", layer.inputs), (" ->", layer.outputs)):
+            for tensor in each:
+                seen.add(tensor.name)
+                found, text = tensors.get(tensor.name), "not saved"
+                if found is not None:
+                    text = f"dtype={found.dtype}, shape={found.shape}"
+                    if found.mean is not None:
+                        text += f", mean={found.mean:.5g}, std={found.std:.5g}, min={found.minimum:.5g}, "
+                        text += f"max={found.maximum:.5g}, NaN={found.nan}, inf={found.inf}"
+                lines.append(f"  {arrow} {tensor.name} [{text}]")
+    others = [name for name in tensors if name not in seen]
+    if others:
+        lines += ["", f"Not of any layer: {', '.join(others)}"]
+    return "\n".join(lines) + "\n"

@@ -1,8 +1,9 @@
-"""Two engines side by side: layers aligned by their ONNX nodes, and what was put between them, where they differ most first."""
+"""Comparison of two engines: layers aligned by their ONNX nodes, and layers inserted between them."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +18,6 @@ from trtops.ops.evaluation.feeds import DataConfig
 from trtops.ops.model.inspect.models import ENGINE_SUFFIXES
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.record import Record
-from trtops.spec import Layer
 from trtops.tables import size
 from trtops.tracking import builds
 from trtops.tracking.base import Tracker, Verdict
@@ -28,18 +28,18 @@ _NODES_SHOWN = 3
 
 @dataclass(frozen=True, kw_only=True)
 class InspectEnginesConfig(Record):
-    """Which two engines, and what else is known of them.
+    """The two engines, and how their layers are timed.
 
     Attributes:
         a: The first engine: an ``.engine`` or ``.plan``, the engine inspector's JSON (of TensorRT, of trtexec's
-            ``--exportLayerInfo``, or of ``trtops inspect model --json``), or the id of a run that holds a build.
-        b: The second one, likewise.
-        times_a: Times of the first engine's layers: what trtexec's ``--exportProfile`` wrote, or a JSON object of milliseconds
-            by layer name.
-        times_b: Those of the second one, likewise.
-        profile: Time the layers here, which takes a GPU; of engines, and of runs that hold one.
-        data: What they are timed with.
-        shown: How many boundaries and rows a page has at most.
+            ``--exportLayerInfo``, or of ``trtops inspect model --json``), or the id of a run with a build.
+        b: The second engine, likewise.
+        times_a: Times of the first engine's layers: a file from trtexec's ``--exportProfile``, or a JSON object of
+            milliseconds by layer name.
+        times_b: Times of the second engine's layers, likewise.
+        profile: Whether to time the layers here, which needs a GPU and engines, or runs that have them.
+        data: Inputs for timing.
+        shown: Maximum number of boundaries and rows on the page.
     """
 
     a: str
@@ -56,15 +56,15 @@ class EngineSummary(Record):
     """One engine in numbers.
 
     Attributes:
-        source: Where it comes from, as it was given.
-        layers: Its layers.
-        inserted: Those of them that carry no ONNX node.
-        ms: Time of all its layers, in milliseconds; None where it was not profiled.
-        inserted_ms: Time of those that carry no node; None likewise.
-        precisions: Layers by what they compute in, most first.
-        aligned: The share of its layers, by time where it was profiled, that have a counterpart in the other engine.
-        device_memory_bytes: Device memory of one execution context; None if that is not known.
-        weights_bytes: Bytes of the weights that its layers list; None likewise.
+        source: The engine as given in the config.
+        layers: Number of layers.
+        inserted: Number of layers without ONNX nodes.
+        ms: Time of all layers, in milliseconds; None if they were not timed.
+        inserted_ms: Time of the layers without nodes, likewise.
+        precisions: Number of layers by precision, largest first.
+        aligned: Share of layers (by time, if timed) with a counterpart in the other engine.
+        device_memory_bytes: Device memory of one execution context; None if unknown.
+        weights_bytes: Bytes of the weights that the layers list; None if unknown.
     """
 
     source: str
@@ -80,13 +80,13 @@ class EngineSummary(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class InspectEnginesResult(OpResult):
-    """Two engines side by side.
+    """The comparison of two engines.
 
     Attributes:
-        a: The first one in numbers.
-        b: The second one.
+        a: The first engine in numbers.
+        b: The second engine in numbers.
         alignment: Their layers and boundaries.
-        shown: How many of either the page has at most.
+        shown: Maximum number of boundaries and rows on the page.
     """
 
     title: str = "engines"
@@ -102,58 +102,48 @@ class InspectEnginesResult(OpResult):
 
     @property
     def headline(self) -> str:
-        """What the second engine takes more or less, or how many rows differ."""
+        """Both times, or the number of rows that differ."""
         if self.a.ms and self.b.ms:
             return f"{self.b.ms:.3f} ms for {self.a.ms:.3f} ms, {self.b.inserted} layers inserted for {self.a.inserted}"
         different = sum(_differ(row) for row in self.alignment.rows)
         return f"{different} of {len(self.alignment.rows)} rows of layers differ"
 
     def body(self) -> Iterable[str]:
-        """Both engines in numbers, boundaries, rows, and what has no counterpart."""
-        yield from self._numbers()
-        yield from self._boundaries()
-        yield from self._rows()
+        """Both engines in numbers, boundaries, rows, and rows without a counterpart."""
+        yield from ("| | first | second |", "|---|---|---|", f"| engine | `{self.a.source}` | `{self.b.source}` |")
+        for name, text in _NUMBERS:
+            yield f"| {name} | {text(self.a)} | {text(self.b)} |"
+        yield from ("", "## Boundaries, largest differences first", "")
+        boundaries = self.alignment.boundaries
+        if boundaries:
+            yield from ("| between | first | ms | second | ms |", "|---|---|---|---|---|")
+            for each in boundaries[: self.shown]:
+                between = f"{_nodes_text(each.before) or 'input'} → {_nodes_text(each.after) or 'output'}"
+                cells = (_inserted_text(each.a), _ms(each.a.ms), _inserted_text(each.b), _ms(each.b.ms))
+                yield f"| `{between}` | {' | '.join(cells)} |"
+            yield from self._more(len(boundaries))
+        else:
+            yield "Neither engine has a layer without ONNX nodes."
+        yield from ("", "## Layers", "")
+        rows = [row for row in self.alignment.rows if row.aligned and (_differ(row) or row.change_ms is not None)]
+        if rows:
+            yield "| ONNX nodes | layers | precision | kernel | reads | writes | ms | change |"
+            yield "|---|---|---|---|---|---|---|---|"
+            for row in rows[: self.shown]:
+                change = "-" if row.change_ms is None else f"{row.change_ms:+.4f}"
+                yield f"| `{_nodes_text(row.nodes)}` | {' | '.join([*_both(row), change])} |"
+            yield from self._more(len(rows))
+        else:
+            yield "All layers that both engines have use the same kernels, precisions and formats."
         for name, missing in (("first", "b"), ("second", "a")):
             lonely = [row for row in self.alignment.rows if not getattr(row, missing).layers]
             if lonely:
                 names = ", ".join(f"`{_nodes_text(row.nodes)}`" for row in lonely[: self.shown])
-                yield from ("", f"Only in the {name} engine: {names}{_more(len(lonely), self.shown)}.")
+                more = f" and {len(lonely) - self.shown} more" if len(lonely) > self.shown else ""
+                yield from ("", f"Only in the {name} engine: {names}{more}.")
 
-    def _numbers(self) -> Iterable[str]:
-        yield "| | first | second |"
-        yield "|---|---|---|"
-        yield f"| engine | `{self.a.source}` | `{self.b.source}` |"
-        for name, of in _NUMBERS:
-            yield f"| {name} | {of(self.a)} | {of(self.b)} |"
-
-    def _boundaries(self) -> Iterable[str]:
-        found = self.alignment.boundaries
-        yield from ("", "## Boundaries, where the engines differ most first", "")
-        if not found:
-            yield "Neither engine has a layer that carries no ONNX node."
-            return
-        yield "| between | first | ms | second | ms |"
-        yield "|---|---|---|---|---|"
-        for each in found[: self.shown]:
-            between = f"{_nodes_text(each.before) or 'input'} → {_nodes_text(each.after) or 'output'}"
-            yield f"| `{between}` | {_inserted_text(each.a)} | {_ms(each.a.ms)} | {_inserted_text(each.b)} | {_ms(each.b.ms)} |"
-        if len(found) > self.shown:
-            yield from ("", f"And {len(found) - self.shown} more.")
-
-    def _rows(self) -> Iterable[str]:
-        found = [row for row in self.alignment.rows if row.aligned and (_differ(row) or row.change_ms is not None)]
-        yield from ("", "## Layers", "")
-        if not found:
-            yield "All layers that both have got the same kernels, precisions and formats."
-            return
-        yield "| ONNX nodes | layers | precision | kernel | reads | writes | ms | change |"
-        yield "|---|---|---|---|---|---|---|---|"
-        for row in found[: self.shown]:
-            change = "-" if row.change_ms is None else f"{row.change_ms:+.4f}"
-            cells = (f"`{_nodes_text(row.nodes)}`", *(_both(row, say) for say in _CELLS), change)
-            yield f"| {' | '.join(cells)} |"
-        if len(found) > self.shown:
-            yield from ("", f"And {len(found) - self.shown} more.")
+    def _more(self, count: int) -> Iterable[str]:
+        return ("", f"And {count - self.shown} more.") if count > self.shown else ()
 
 
 def _nodes_text(nodes: tuple[str, ...]) -> str:
@@ -161,71 +151,52 @@ def _nodes_text(nodes: tuple[str, ...]) -> str:
     return shown + (f" + {len(nodes) - _NODES_SHOWN} more" if len(nodes) > _NODES_SHOWN else "")
 
 
-def _more(count: int, shown: int) -> str:
-    return f" and {count - shown} more" if count > shown else ""
-
-
 def _ms(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-def _bytes_text(value: int | None) -> str:
+def _bytes(value: int | None) -> str:
     return "-" if value is None else size(value)
 
 
-_NUMBERS: tuple[tuple[str, Any], ...] = (
+_NUMBERS: tuple[tuple[str, Callable[[EngineSummary], str]], ...] = (
     ("layers", lambda s: str(s.layers)),
-    ("layers that carry no ONNX node", lambda s: str(s.inserted)),
-    ("computing in", lambda s: ", ".join(f"{count} {name or '?'}" for name, count in s.precisions)),
+    ("layers without ONNX nodes", lambda s: str(s.inserted)),
+    ("precisions", lambda s: ", ".join(f"{count} {name or '?'}" for name, count in s.precisions)),
     ("time of all layers, ms", lambda s: _ms(s.ms)),
-    ("time of those without a node, ms", lambda s: _ms(s.inserted_ms)),
+    ("time of layers without nodes, ms", lambda s: _ms(s.inserted_ms)),
     ("with a counterpart", lambda s: f"{s.aligned:.1%} of the {'time' if s.ms is not None else 'layers'}"),
-    ("device memory", lambda s: _bytes_text(s.device_memory_bytes)),
-    ("weights", lambda s: _bytes_text(s.weights_bytes)),
+    ("device memory", lambda s: _bytes(s.device_memory_bytes)),
+    ("weights", lambda s: _bytes(s.weights_bytes)),
 )
 
 
 def _inserted_text(found: Inserted) -> str:
     if not found.layers:
         return "-"
-    said = "; ".join(dict.fromkeys(found.conversions)) or ", ".join(found.layers[:_NODES_SHOWN])
-    return f"{len(found.layers)}: {said}" + (f" ({size(found.bytes)})" if found.bytes else "")
+    text = "; ".join(dict.fromkeys(found.conversions)) or ", ".join(found.layers[:_NODES_SHOWN])
+    return f"{len(found.layers)}: {text}" + (f" ({size(found.bytes)})" if found.bytes else "")
 
 
-def _both(row: Row, say: Callable[[LayerSide], str]) -> str:
-    """What both engines say of a row, once where they say the same."""
-    one, other = say(row.a) or "-", say(row.b) or "-"
-    return (one if one == other else f"{one} → {other}").replace("|", "\\|")
+def _both(row: Row) -> list[str]:
+    """The cells of a row: the values of both engines, or one value if they are equal."""
+    cells = []
+    for one, other in zip(_cells(row.a), _cells(row.b)):
+        one, other = one or "-", other or "-"
+        cells.append((one if one == other else f"{one} → {other}").replace("|", "\\|"))
+    return cells
 
 
-def _layer_count(side: LayerSide) -> str:
-    return str(len(side.layers))
-
-
-def _precisions(side: LayerSide) -> str:
-    return ", ".join(side.precisions)
-
-
-def _kernel(side: LayerSide) -> str:
-    shown = [f"`{tactic}`" for tactic in side.tactics[:1]]
-    return " ".join(shown) + (f" and {len(side.tactics) - 1} more" if len(side.tactics) > 1 else "")
-
-
-_CELLS: tuple[Callable[[LayerSide], str], ...] = (
-    _layer_count,
-    _precisions,
-    _kernel,
-    lambda side: side.reads,
-    lambda side: side.writes,
-    lambda side: _ms(side.ms),
-)
+def _cells(side: LayerSide) -> tuple[str, ...]:
+    kernel = " ".join(f"`{tactic}`" for tactic in side.tactics[:1])
+    if len(side.tactics) > 1:
+        kernel += f" and {len(side.tactics) - 1} more"
+    return (str(len(side.layers)), ", ".join(side.precisions), kernel, side.reads, side.writes, _ms(side.ms))
 
 
 def _differ(row: Row) -> bool:
-    def told(side: LayerSide) -> tuple[object, ...]:
-        return (side.ops, side.tactics, side.precisions, side.reads, side.writes)
-
-    return not row.aligned or told(row.a) != told(row.b)
+    a, b = ((s.ops, s.tactics, s.precisions, s.reads, s.writes) for s in (row.a, row.b))
+    return not row.aligned or a != b
 
 
 @dataclass(frozen=True)
@@ -237,6 +208,22 @@ class _Side:
     device_memory_bytes: int | None = None
     weights_bytes: int | None = None
 
+    def summary(self, aligned: float) -> EngineSummary:
+        layers = self.layers.layers
+        inserted = [layer for layer in layers if not nodes_of(layer)]
+        counts = Counter(layer.precision for layer in layers if nodes_of(layer))
+        return EngineSummary(
+            source=self.source,
+            layers=len(layers),
+            inserted=len(inserted),
+            ms=self.layers.time_of(layers),
+            inserted_ms=self.layers.time_of(inserted),
+            precisions=tuple(counts.most_common()),
+            aligned=aligned,
+            device_memory_bytes=self.device_memory_bytes,
+            weights_bytes=self.weights_bytes,
+        )
+
 
 def inspect_engines(
     config: InspectEnginesConfig,
@@ -245,18 +232,18 @@ def inspect_engines(
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> InspectEnginesResult:
-    """Put two engines side by side.
+    """Compare two engines.
 
     Args:
-        config: Which.
-        tracker: The memory, for engines of runs, and to remember the result.
-        experiment: Experiment to log to; None keeps nothing.
+        config: The engines.
+        tracker: The tracking store, for engines of runs and for the result.
+        experiment: Experiment to log to; None logs nothing.
         tags: Further tags of the run.
 
     Raises:
-        ConfigError: If one of them is neither a file nor a run.
-        FormatError: If a file is no inspector's JSON.
-        EngineLoadError: If an engine does not load here.
+        ConfigError: If an engine is neither a file nor a run.
+        FormatError: If a file is not the engine inspector's JSON.
+        EngineLoadError: If an engine cannot be loaded here.
         BackendUnavailableError: If TensorRT is needed and not installed.
     """
     name = f"engines {Path(config.a).name} and {Path(config.b).name}"
@@ -267,29 +254,30 @@ def inspect_engines(
             _read_side(config.b, config.times_b, config, tracker),
         )
         aligned = align(sides[0].layers, sides[1].layers)
-        a, b = (_summary(side, aligned.share(which)) for side, which in zip(sides, "ab"))
+        a, b = (side.summary(aligned.share(which)) for side, which in zip(sides, "ab"))
         result = InspectEnginesResult(title=name, a=a, b=b, alignment=aligned, shown=config.shown)
         finish_with(run, result, kept, evaluated=False)
         return result.kept_in(run, experiment or "")
 
 
 def _read_side(source: str, times: str | None, config: InspectEnginesConfig, tracker: Tracker | None) -> _Side:
-    """An engine from wherever it is, with the times of its layers."""
+    """An engine from a file or run, with the times of its layers."""
     path = Path(source)
     if path.suffix in ENGINE_SUFFIXES:
-        side = _of_engine(source, trt.EngineFromPath(str(path))(), config)
+        side = _from_engine(source, trt.EngineFromPath(str(path))(), config)
     elif path.suffix == ".json" or path.is_file():
-        side = _of_json(source)
+        side = _from_json(source)
     elif tracker is None:
         raise errors.ConfigError(
-            f"{source!r} is no engine and no JSON file of the engine inspector, and no store was given to look for such a run in."
+            f"{source!r} is neither an engine nor a JSON file of the engine inspector, and there is no tracking store "
+            "with such a run."
         )
     else:
-        side = _of_run(source, config, tracker)
+        side = _from_run(source, config, tracker)
     return side if times is None else replace(side, layers=replace(side.layers, times=read_layer_times(times)))
 
 
-def _of_engine(source: str, engine: Any, config: InspectEnginesConfig) -> _Side:
+def _from_engine(source: str, engine: Any, config: InspectEnginesConfig) -> _Side:
     described = trt.describe_engine(engine)
     times: Mapping[str, float] = {}
     if config.profile:
@@ -298,8 +286,8 @@ def _of_engine(source: str, engine: Any, config: InspectEnginesConfig) -> _Side:
     return _Side(source, EngineLayers(described.layers, times), described.device_memory_bytes, described.weights_bytes)
 
 
-def _of_json(source: str) -> _Side:
-    """What an inspector's JSON tells, or what :func:`inspect_model` wrote of an engine."""
+def _from_json(source: str) -> _Side:
+    """An engine from the engine inspector's JSON, or from that of :func:`inspect_model`."""
     try:
         text = Path(source).read_bytes().decode("utf-8", "replace")
     except OSError as exc:
@@ -318,33 +306,32 @@ def _of_json(source: str) -> _Side:
     return _Side(source, EngineLayers(described.layers), described.device_memory_bytes, described.weights_bytes)
 
 
-def _of_run(source: str, config: InspectEnginesConfig, tracker: Tracker) -> _Side:
-    """The engine of a run where it loads here, or else the layers that its build told."""
-    run_id = tracker.whole_id(source)
-    stored = builds.holder_of_engine(tracker, tracker.info(run_id))
+def _from_run(source: str, config: InspectEnginesConfig, tracker: Tracker) -> _Side:
+    """The engine of a run if it can be loaded here, otherwise the layers that its build recorded, without formats."""
+    stored = builds.holder_of_engine(tracker, tracker.info(tracker.whole_id(source)))
     build = builds.load_build(stored)
     if build.engine.backend == "tensorrt" and build.engine.plan:
         try:
-            return _of_engine(source, trt.engine_from_bytes(build.engine.plan), config)
+            return _from_engine(source, trt.engine_from_bytes(build.engine.plan), config)
         except errors.BackendError:
             if config.profile:
                 raise
-    return _Side(source, EngineLayers(tuple(_described(layer) for layer in build.layers)))
-
-
-def _described(layer: Layer) -> LayerDescription:
-    """A layer as builds are remembered: without formats."""
-    tactic, _, value = layer.tactic.partition("#")
-    return LayerDescription(
-        name=layer.name,
-        op=layer.op,
-        tactic=tactic.strip(),
-        tactic_value=value,
-        precision=layer.precision,
-        inputs=tuple(TensorDescription(name=name) for name in layer.inputs),
-        outputs=tuple(TensorDescription(name=name) for name in layer.outputs),
-        onnx_nodes=layer.onnx_nodes,
-    )
+    layers = []
+    for layer in build.layers:
+        tactic, _, value = layer.tactic.partition("#")
+        layers.append(
+            LayerDescription(
+                name=layer.name,
+                op=layer.op,
+                tactic=tactic.strip(),
+                tactic_value=value,
+                precision=layer.precision,
+                inputs=tuple(TensorDescription(name=name) for name in layer.inputs),
+                outputs=tuple(TensorDescription(name=name) for name in layer.outputs),
+                onnx_nodes=layer.onnx_nodes,
+            )
+        )
+    return _Side(source, EngineLayers(tuple(layers)))
 
 
 def read_layer_times(path: str | Path) -> dict[str, float]:
@@ -364,25 +351,6 @@ def read_layer_times(path: str | Path) -> dict[str, float]:
         raise errors.ConfigError(f"{path} cannot be read: {exc.strerror}. Expected times of layers.") from exc
     except (ValueError, KeyError, TypeError, RecursionError) as exc:
         raise errors.FormatError(
-            f"{path} holds no times of layers ({exc!r}); expected what trtexec's --exportProfile writes, or milliseconds by name."
+            f"{path} has no times of layers ({exc!r}); expected a file of trtexec's --exportProfile, or milliseconds "
+            "by layer name."
         ) from None
-
-
-def _summary(side: _Side, aligned: float) -> EngineSummary:
-    layers = side.layers.layers
-    inserted = [layer for layer in layers if not nodes_of(layer)]
-    counts: dict[str, int] = {}
-    for layer in layers:
-        if nodes_of(layer):
-            counts[layer.precision] = counts.get(layer.precision, 0) + 1
-    return EngineSummary(
-        source=side.source,
-        layers=len(layers),
-        inserted=len(inserted),
-        ms=side.layers.time_of(layers),
-        inserted_ms=side.layers.time_of(inserted),
-        precisions=tuple(sorted(counts.items(), key=lambda item: -item[1])),
-        aligned=aligned,
-        device_memory_bytes=side.device_memory_bytes,
-        weights_bytes=side.weights_bytes,
-    )

@@ -1,4 +1,4 @@
-"""What inspecting something gives: a record for programs, and text for people."""
+"""The result of an inspection: a record for programs, and text."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from trtops.record import JSONValue, Record, to_jsonable
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was found; described and put into words when that is asked for.
+    """The result of an inspection; the record and the text are created on request.
 
     Attributes:
-        kind: What was looked at: ``onnx``, ``network``, ``engine``, ``ort``, ``data``, ``tactics``, ``calibration``, ``run``
-            or ``sparsity``.
+        kind: ``onnx``, ``network``, ``engine``, ``ort``, ``data``, ``tactics``, ``calibration``, ``run`` or
+            ``sparsity``.
     """
 
     kind: str
@@ -22,9 +22,9 @@ class Inspection:
     _text: Callable[[], str] = field(repr=False)
 
     def text(self) -> str:
-        """What was found, for people."""
+        """The result as text."""
         return self._text()
 
     def to_json(self) -> JSONValue:
-        """What was found, as JSON values."""
+        """The result as JSON values."""
         return to_jsonable(self._describe())

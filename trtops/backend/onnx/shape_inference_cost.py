@@ -1,4 +1,4 @@
-"""Whether values can be followed through a model, as shape inference does to learn the shapes that a model computes."""
+"""An upper bound on the cost of ONNX's data propagation, which follows values to infer computed shapes."""
 
 from __future__ import annotations
 
@@ -9,44 +9,50 @@ from trtops.backend.onnx import walk
 if TYPE_CHECKING:
     import onnx
 
-_MOST_JOINED = 1 << 16
-_FOLLOWED = {"Add", "Cast", "Concat", "Gather", "Identity", "Mul", "Range", "Slice", "Sub", "Squeeze", "Unsqueeze"}
-_USUAL_RANK = 8  # of tensors that nothing is declared of
+_MAX_LENGTH = 1 << 16
+_PROPAGATING = {"Add", "Cast", "Concat", "Gather", "Identity", "Mul", "Range", "Slice", "Sub", "Squeeze", "Unsqueeze"}
+_ASSUMED_RANK = 8  # of tensors without a declaration
 
 
-def may_propagate(model: onnx.ModelProto) -> bool:
-    """Whether values can be followed through a model.
+def can_propagate_values(model: onnx.ModelProto) -> bool:
+    """Whether data propagation is affordable for a model.
 
-    ONNX follows each element of a vector on its own, in a hundred bytes: vectors that are long, or are joined with themselves
-    again and again, outgrow all. Lengths and ranks are bounds from above, found without inferring a shape.
+    ONNX stores each element of a propagated vector separately, in about a hundred bytes. Long vectors, and vectors that
+    are concatenated with themselves repeatedly, would exhaust memory. Lengths and ranks are upper bounds.
     """
     lengths, ranks = _declared_sizes(model)
     for node in walk.nodes(model):
         length, rank = _largest_output(node, lengths, ranks)
-        if length > _MOST_JOINED and node.op_type in _FOLLOWED:
+        if length > _MAX_LENGTH and node.op_type in _PROPAGATING:
             return False
         for name in node.output:
-            lengths[name], ranks[name] = length, min(rank, _MOST_JOINED + 1)  # beyond that, it does not matter how far
+            lengths[name], ranks[name] = length, min(rank, _MAX_LENGTH + 1)  # bounded, since ranks may double
     return True
 
 
 def _largest_output(node: onnx.NodeProto, lengths: dict[str, int], ranks: dict[str, int]) -> tuple[int, int]:
-    """Bounds of what a node makes: the length, should it be a vector, and the rank."""
+    """Upper bounds of a node's outputs: the length (of vectors), and the rank."""
     given = [lengths.get(name, 1) for name in node.input]
     length = max(given, default=1)
-    rank = max((ranks.get(name, _USUAL_RANK) for name in node.input), default=_USUAL_RANK)
+    rank = max((ranks.get(name, _ASSUMED_RANK) for name in node.input), default=_ASSUMED_RANK)
     if node.op_type == "Concat":
         return sum(given), rank
     if node.op_type == "Constant":
-        return _constant_size(node)
+        for attribute in node.attribute:
+            if attribute.name == "value":
+                dims = attribute.t.dims
+                return (dims[0] if len(dims) == 1 else 1), len(dims)
+            if count := max(len(attribute.ints), len(attribute.floats), len(attribute.strings)):
+                return count, 1
+        return 1, 0
     if node.op_type == "Shape":
         return rank, 1
     if node.op_type == "ConstantOfShape":
         return length, length
     if len(node.input) == 2:
-        first, second = (ranks.get(name, _USUAL_RANK) for name in node.input)
-        target = lengths.get(node.input[1], _USUAL_RANK)
-        if node.op_type == "Gather":  # as many as are asked for, and not as many as there are
+        first, second = (ranks.get(name, _ASSUMED_RANK) for name in node.input)
+        target = lengths.get(node.input[1], _ASSUMED_RANK)
+        if node.op_type == "Gather":  # its length is the number of indices, not of elements to choose from
             return given[1], max(0, first + second - 1)
         if node.op_type == "Reshape":
             return length, target
@@ -59,20 +65,8 @@ def _largest_output(node: onnx.NodeProto, lengths: dict[str, int], ranks: dict[s
     return length, rank
 
 
-def _constant_size(node: onnx.NodeProto) -> tuple[int, int]:
-    """Length and rank of what a Constant makes."""
-    for attribute in node.attribute:
-        if attribute.name == "value":
-            dims = attribute.t.dims
-            return (dims[0] if len(dims) == 1 else 1), len(dims)
-        many = max(len(attribute.ints), len(attribute.floats), len(attribute.strings))
-        if many:
-            return many, 1
-    return 1, 0
-
-
 def _declared_sizes(model: onnx.ModelProto) -> tuple[dict[str, int], dict[str, int]]:
-    """Lengths of the vectors that graphs declare, and the ranks of all that they declare."""
+    """Lengths of declared vectors, and ranks of all declared tensors."""
     lengths, ranks = {}, {}
     for graph in walk.graphs(model.graph):
         for value in (*graph.input, *graph.value_info):

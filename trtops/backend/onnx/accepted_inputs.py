@@ -1,0 +1,73 @@
+"""Values that a model accepts for its inputs: row numbers of embeddings, known words, masks that hide nothing.
+
+Numbers between 0 and 1 are fine for most inputs. An integer that selects rows of a table is different: random data
+should select from all rows, and from nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from trtops.backend.onnx import walk
+from trtops.backend.onnx.constants import constant_tensors
+from trtops.backend.onnx.messages import TensorProto
+
+if TYPE_CHECKING:
+    import onnx
+
+# The outputs of these are values of their first input, in other places.
+_MOVING = frozenset(
+    {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
+)
+_VOCABULARIES = {
+    "CategoryMapper": "cats_strings",
+    "LabelEncoder": "keys_strings",
+    "OneHotEncoder": "cats_strings",
+    "TfIdfVectorizer": "pool_strings",
+}
+_MASK_TYPES = (TensorProto.INT32, TensorProto.INT64, TensorProto.BOOL)
+_SOME_WORDS = ("one", "two", "three")
+
+
+@dataclass(frozen=True)
+class AcceptedInputs:
+    """Values for random data.
+
+    Attributes:
+        ranges: Smallest and largest number, both included, by input.
+        words: Strings, by input; every input of strings has some.
+    """
+
+    ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
+    words: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def accepted_inputs(model: onnx.ModelProto) -> AcceptedInputs:
+    """The values that a model accepts, as far as its main graph shows; large weights may be missing."""
+    constants = constant_tensors(model.graph)
+    found = AcceptedInputs()
+    source = {value.name: value.name for value in model.graph.input if value.name not in constants}
+    for value in model.graph.input:
+        kind = value.type.tensor_type.elem_type
+        if value.name in source and kind == TensorProto.STRING:
+            found.words[value.name] = _SOME_WORDS
+        elif value.name in source and value.name.endswith("attention_mask") and kind in _MASK_TYPES:
+            found.ranges[value.name] = (1, 1)
+    for index in walk.execution_order(model.graph.node):
+        node = model.graph.node[index]
+        if not node.input or not node.output:
+            continue
+        if node.op_type in _MOVING and node.input[0] in source:
+            source[node.output[0]] = source[node.input[0]]
+        if walk.is_onnx_op(node, "Gather") and len(node.input) > 1 and node.input[0] in constants:
+            dims = constants[node.input[0]].dims
+            axis = walk.int_attribute(node, "axis", 0)
+            if node.input[1] in source and -len(dims) <= axis < len(dims) and dims[axis] > 0:
+                name = source[node.input[1]]
+                found.ranges[name] = (0, min(found.ranges.get(name, (0, dims[axis] - 1))[1], dims[axis] - 1))
+        vocabulary = _VOCABULARIES.get(node.op_type)
+        words = [text for attribute in node.attribute if attribute.name == vocabulary for text in attribute.strings]
+        if words and node.input[0] in source:
+            found.words[source[node.input[0]]] = tuple(text.decode("utf-8", "replace") for text in words)
+    return found

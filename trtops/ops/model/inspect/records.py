@@ -1,0 +1,106 @@
+"""Calibration caches, tactic records, and weights that sparse kernels could use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtops.calibration.compare import CacheDiff, diff
+from trtops.ops.model.inspect.inspection import Inspection
+from trtops.record import to_jsonable
+from trtops.tables import table
+from trtops.tactics.replays import read_record
+from trtops.tactics.spelling import algorithm_text
+from trtops.tracking.base import Tracker
+from trtops.tracking.calibrations import load_cache
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def inspect_calibration(source: str, *, tracker: Tracker | None = None) -> Inspection:
+    """Inspect a calibration cache: a file of either format, or ``run:<id>``.
+
+    Raises:
+        ConfigError: If the file does not exist.
+        FormatError: If it is not a calibration cache.
+        TrackingError: If the run does not exist, or has no cache.
+    """
+    cache = load_cache(source, tracker)
+
+    def text() -> str:
+        head = f"{len(cache)} tensors by {cache.algorithm}, from {cache.samples} samples"
+        if not cache.complete:
+            head += " (incomplete: the data ended with an error)"
+        rows = (
+            (
+                entry.name,
+                f"{entry.amax:.6g}",
+                f"{entry.scale:.6g}",
+                "-" if entry.low is None or entry.high is None else f"{entry.low:.5g} to {entry.high:.5g}",
+                "-" if entry.clipped is None else f"{entry.clipped:.3%}",
+            )
+            for entry in cache.ranges
+        )
+        lines = [head, "", table(("tensor", "amax", "scale", "seen", "clipped"), rows)]
+        if cache.excluded:
+            lines += ["", f"Without a range, since NaN or infinity occurred: {', '.join(cache.excluded)}"]
+        return "\n".join(lines)
+
+    return Inspection("calibration", lambda: cache, text)
+
+
+def compare_calibrations(first: str, second: str, ratio: float = 1.25, *, tracker: Tracker | None = None) -> CacheDiff:
+    """The differences between two calibration caches; ranges whose ratio is above ``ratio`` count as changed.
+
+    Sources and errors are those of :func:`inspect_calibration`.
+    """
+    return diff(load_cache(first, tracker), load_cache(second, tracker), ratio)
+
+
+def inspect_tactics(path: str | Path) -> Inspection:
+    """Inspect a tactic record of trtops or Polygraphy.
+
+    Raises:
+        ConfigError: If the file does not exist.
+        FormatError: If it is not a tactic record.
+    """
+    record = read_record(path)
+
+    def text() -> str:
+        settings = [f"    {name} = {value}" for name, value in record.settings]
+        rows = (
+            (choice.layer, choice.op, choice.tactic, "" if choice.replayable else "no") for choice in record.choices
+        )
+        algorithms = [
+            f"Layer: {choice.layer}\n    Algorithm: {algorithm_text(choice)}"
+            for choice in record.choices
+            if record.mechanism == "algorithm_selector" and choice.replayable
+        ]
+        head = (
+            f"{len(record.choices)} layers, {record.coverage:.0%} replayable, by {record.mechanism} "
+            f"{record.backend_version}"
+        )
+        return "\n".join([*algorithms, head, *settings, "", table(("layer", "op", "tactic", "replayable"), rows)])
+
+    return Inspection("tactics", lambda: record, text)
+
+
+def inspect_sparsity(model: str | Path | onnx.ModelProto) -> Inspection:
+    """The weights of an ONNX model that sparse kernels could use, and whether they are 2:4 sparse already.
+
+    Raises:
+        ModelError: If it is not a model.
+    """
+    from trtops.backend.onnx.loader import onnx_from_path
+    from trtops.backend.onnx.sparsity import check_sparsity
+
+    found = check_sparsity(onnx_from_path(model) if isinstance(model, (str, Path)) else model)
+
+    def text() -> str:
+        sparse = sum(weight.sparse for weight in found)
+        rows = ((w.name, str(w.shape), str(w.axis), "yes" if w.sparse else "no", f"{w.zeros:.1%}") for w in found)
+        head = f"{sparse} of {len(found)} weights that could be are 2:4 sparse."
+        return "\n".join([head, "", table(("weight", "shape", "axis", "2:4", "zeros"), rows)])
+
+    return Inspection("sparsity", lambda: [to_jsonable(weight) for weight in found], text)

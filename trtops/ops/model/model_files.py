@@ -1,0 +1,104 @@
+"""Models as ops take them (by path, loaded, or as protobuf messages), and where the weights of written models go."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from trtops import errors
+from trtops.backend.onnx.messages import ModelProto
+from trtops.backend.onnx.model import Model
+from trtops.metadata import Shape, TensorMetadata
+from trtops.ops.result import model_file
+from trtops.record import Record
+
+if TYPE_CHECKING:
+    import onnx
+
+Source: TypeAlias = "str | Path | Model | onnx.ModelProto"
+"""The path of a model file, or a model in memory, which is not changed."""
+
+
+def open_model(source: Source) -> Model:
+    """Load a model; a loaded one is returned as it is.
+
+    Raises:
+        ModelError: If it cannot be read.
+    """
+    if isinstance(source, Model):
+        return source
+    return Model.from_proto(source) if isinstance(source, ModelProto) else Model.load(source)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The name of the model that an op is about.
+
+    Attributes:
+        name: The file's name without the extension.
+        file: The file; None for a model in memory.
+    """
+
+    name: str
+    file: Path | None = None
+
+    @classmethod
+    def of(cls, model: Source, file: str | Path | None = None) -> Subject:
+        """Name a model without reading it; ``file`` is the file from which a model in memory was made.
+
+        Raises:
+            InvalidModelError: If the model is a path that does not exist.
+        """
+        if file is None and not isinstance(model, ModelProto):
+            file = model.path if isinstance(model, Model) else model_file(model)
+        if file is not None:
+            return cls(Path(file).stem, Path(file))
+        return cls(model.name if isinstance(model, Model) else "model")
+
+    def __str__(self) -> str:
+        return self.name if self.file is None else self.file.name
+
+
+def inputs_with_shapes(inputs: TensorMetadata, shapes: Mapping[str, Shape]) -> TensorMetadata:
+    """A model's inputs, some with other shapes.
+
+    Raises:
+        ConfigError: If there is no input with the name of a shape.
+    """
+    changed = TensorMetadata.of(inputs.values())
+    for name, shape in shapes.items():
+        if name not in inputs:
+            raise errors.ConfigError(f"The model has no input {name!r}. {errors.near(name, inputs)}")
+        changed[name] = dataclasses.replace(inputs[name], shape=tuple(shape))
+    return changed
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveConfig(Record):
+    """Where weights go when a model is written.
+
+    Attributes:
+        external_data: A path next to the model file for the weights; ``""`` takes the model file's name with ``.data``
+            appended. None keeps them in the model file, unless they are too large for protobuf (2 GiB).
+        size_threshold: Tensors with fewer bytes stay in the model file.
+        one_file: Whether all weights share one data file; otherwise ``external_data`` is a folder.
+    """
+
+    external_data: str | None = None
+    size_threshold: int = 1024
+    one_file: bool = True
+
+    def to_options(self) -> dict[str, Any]:
+        """The options of :meth:`trtops.backend.onnx.submodel.SubModel.save`."""
+        return {
+            "external_data_path": self.external_data,
+            "size_threshold": self.size_threshold,
+            "one_file": self.one_file,
+        }
+
+    def for_another(self) -> dict[str, Any]:
+        """The options for a second model, whose weights must not overwrite the first one's."""
+        return {**self.to_options(), "external_data_path": None if self.external_data is None else ""}

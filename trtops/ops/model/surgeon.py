@@ -1,0 +1,389 @@
+"""Surgeon: extract, insert, sanitize, prune, strip and reconstruct.
+
+Every function takes a model (a path, or a model in memory), which is not changed, and returns a new one with a list of
+the changes. ``output`` is the file to write, None for no file; ``save_as`` is where its weights go. A model may have
+any size: external weights are read, and written next to the new file where it is too large. Every function raises
+ModelError if the model cannot be read or is inconsistent, and ConfigError if a name matches nothing, or a file of the
+model itself would be overwritten.
+"""
+
+from __future__ import annotations
+
+import logging
+import textwrap
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from trtops import errors
+from trtops.backend.onnx import edit, external, fold, rewriting, shapes, sparsity, walk, weights
+from trtops.backend.onnx.copying import copy_of
+from trtops.backend.onnx.model import Model, check_structure
+from trtops.backend.onnx.parsing import read_proto
+from trtops.backend.onnx.save import save_model
+from trtops.backend.onnx.summary import summary
+from trtops.logger import ON_STDOUT
+from trtops.metadata import Shape, TensorSpec
+from trtops.ops.model.model_files import SaveConfig, Source
+from trtops.record import Record
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurgeonResult(Record):
+    """A new model.
+
+    Attributes:
+        path: Its file; None if it was not written.
+        nodes_before: Nodes before, including those of sub-graphs and functions.
+        nodes: Nodes now.
+        changes: What was done, in sentences.
+    """
+
+    path: str | None
+    nodes_before: int
+    nodes: int
+    changes: tuple[str, ...]
+    _proto: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        """The new model, with its weights inside.
+
+        Raises:
+            ConfigError: If this result was read from JSON, which does not contain the model.
+        """
+        if self._proto is None:
+            raise errors.ConfigError(
+                f"This result was read from a file, without its model; load {self.path!r} instead."
+            )
+        proto: onnx.ModelProto = self._proto
+        return proto
+
+    def text(self) -> str:
+        """The changes, for a terminal."""
+        wrote = "" if self.path is None else f" Wrote {self.path}"
+        return "\n".join([*self.changes, f"{self.nodes_before} nodes before, {self.nodes} now.{wrote}"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class InsertConfig(Record):
+    """A node to insert.
+
+    Attributes:
+        op: Its type.
+        inputs: Names of the tensors that it reads.
+        outputs: Names of the tensors that it produces; one that is also an input is passed through it.
+        name: Its name.
+        domain: Its operator domain.
+        attributes: Its attributes: numbers, text, or lists of these.
+    """
+
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    name: str = ""
+    domain: str = ""
+    attributes: Mapping[str, int | float | str | tuple[int | float | str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SanitizeConfig(Record):
+    """What to clean.
+
+    Attributes:
+        input_shapes: Other shapes of inputs, by name; all other shapes are inferred again.
+        fold_constants: Whether to compute what does not depend on inputs.
+        fold_shapes: Whether shapes that can be inferred count as constants.
+        infer_shapes: Whether shapes are inferred while folding; otherwise declared shapes are used.
+        symbolic_shapes: Whether ONNX Runtime's symbolic inference is used where ONNX's own leaves ranks unknown.
+        max_passes: Maximum number of folding passes; None folds until nothing changes.
+        max_folded_bytes: Larger tensors are not folded; None folds all.
+        cleanup: Whether to remove nodes and weights that no output depends on.
+        sort: Whether to sort the nodes in order of execution.
+        outputs: Names or patterns of the new outputs; None keeps the outputs.
+        exclude_outputs: Names or patterns of outputs to remove.
+        output_types: Types of nodes whose results become the outputs, instead of ``outputs``.
+        upper_bounds: Bounds of sizes computed at run time, by tensor name; ``""`` applies to all others.
+    """
+
+    input_shapes: Mapping[str, Shape] = field(default_factory=dict)
+    fold_constants: bool = False
+    fold_shapes: bool = True
+    infer_shapes: bool = True
+    symbolic_shapes: bool = True
+    max_passes: int | None = None
+    max_folded_bytes: int | None = None
+    cleanup: bool = False
+    sort: bool = False
+    outputs: tuple[str, ...] | None = None
+    exclude_outputs: tuple[str, ...] | None = None
+    output_types: tuple[str, ...] | None = None
+    upper_bounds: Mapping[str, int] = field(default_factory=dict)
+
+
+def extract(
+    model: Source,
+    output: str | Path | None = None,
+    *,
+    inputs: Iterable[TensorSpec] | None = None,
+    outputs: Iterable[TensorSpec] | None = None,
+    save_as: SaveConfig | None = None,
+) -> SurgeonResult:
+    """Extract the part of a model between these tensors; None keeps the model's own.
+
+    Dtypes and shapes that are None are inferred. If the part needs more inputs, an error lists them.
+    """
+    starts = None if inputs is None else {spec.name: spec for spec in inputs}
+    ends = None if outputs is None else {spec.name: spec for spec in outputs}
+
+    def cut(proto: onnx.ModelProto) -> list[str]:
+        edit.extract(proto, starts, ends)
+        check_structure(proto)
+        graph = proto.graph
+        return [f"From {_first_names(v.name for v in graph.input)} to {_first_names(v.name for v in graph.output)}."]
+
+    return operate(model, output, save_as, cut)
+
+
+def insert(
+    model: Source, output: str | Path | None, config: InsertConfig, *, save_as: SaveConfig | None = None
+) -> SurgeonResult:
+    """Insert a node between tensors, replacing what was there; see :func:`trtops.backend.onnx.edit.insert_node`."""
+
+    def put(proto: onnx.ModelProto) -> list[str]:
+        check_structure(proto)
+        attributes = {n: list(v) if isinstance(v, tuple) else v for n, v in config.attributes.items()}
+        edit.insert_node(
+            proto,
+            config.op,
+            config.inputs,
+            config.outputs,
+            name=config.name,
+            domain=config.domain,
+            attributes=attributes,
+        )
+        return [f"Inserted {config.op} between {_first_names(config.inputs)} and {_first_names(config.outputs)}."]
+
+    return operate(model, output, save_as, put)
+
+
+def remove_nodes(
+    model: Source, output: str | Path | None, types: Collection[str], *, save_as: SaveConfig | None = None
+) -> SurgeonResult:
+    """Remove all nodes of some types, ignoring domains; what reads such a node's output then reads its input.
+
+    For operators that a back end lacks and that do not change values: identities of a framework, debug prints, fake
+    quantization. Each must have one output, and one input that is not a weight.
+    """
+
+    def remove(proto: onnx.ModelProto) -> list[str]:
+        check_structure(proto)
+        known = {node.op_type for node in proto.graph.node}
+        for kind in types:
+            if kind not in known:
+                raise errors.ConfigError(f"The model has no node of type {kind!r}. {errors.near(kind, known)}")
+        removed = [_remove_node(proto.graph, node) for node in [n for n in proto.graph.node if n.op_type in types]]
+        return [f"Removed {len(removed)} nodes: {_first_names(removed)}."]
+
+    return operate(model, output, save_as, remove)
+
+
+def _remove_node(graph: onnx.GraphProto, node: onnx.NodeProto) -> str:
+    """Remove a node, and return its label."""
+    constants = walk.initializer_names(graph)
+    inputs = [name for name in node.input if name and name not in constants]
+    outputs = [name for name in node.output if name]
+    label = walk.label(node)
+    if len(inputs) != 1 or len(outputs) != 1:
+        raise errors.ConfigError(
+            f"{label} has {len(inputs)} inputs and {len(outputs)} outputs; expected one of each, to pass one on as the "
+            "other. Cut around it with `trtops surgeon extract`, or replace it with `trtops surgeon insert`."
+        )
+    source, target = inputs[0], outputs[0]
+    if any(value.name == target for value in graph.output):
+        # The output keeps its name.
+        passed = onnx.helper.make_node("Identity", [source], [target], name=f"{node.name or target}_removed")
+        graph.node.append(passed)
+    else:
+        for reader in graph.node:
+            rewriting.rename(reader.input, target, source)
+    graph.node.remove(node)
+    return label
+
+
+def sanitize(
+    model: Source,
+    output: str | Path | None = None,
+    config: SanitizeConfig | None = None,
+    *,
+    save_as: SaveConfig | None = None,
+) -> SurgeonResult:
+    """Clean a model: other shapes and outputs, order, unused nodes, constants, and bounds on sizes, in this order."""
+    config = SanitizeConfig() if config is None else config
+    return operate(model, output, save_as, lambda proto: _sanitize(proto, config))
+
+
+def _sanitize(proto: onnx.ModelProto, config: SanitizeConfig) -> list[str]:
+    check_structure(proto)
+    changes = []
+    if config.input_shapes:
+        edit.override_input_shapes(proto, config.input_shapes)
+        shapes.infer_shapes(proto, symbolic=config.symbolic_shapes)
+        changes.append(f"Changed the shapes of {_first_names(config.input_shapes)}.")
+    outputs = config.outputs
+    if config.output_types is not None:
+        outputs = tuple(edit.outputs_of_types(proto.graph, config.output_types))
+    if outputs is not None:
+        edit.set_outputs(proto, outputs)
+    if config.exclude_outputs is not None:
+        edit.drop_outputs(proto, config.exclude_outputs)
+    if outputs is not None or config.exclude_outputs is not None:
+        changes.append(f"The outputs are now {_first_names(value.name for value in proto.graph.output)}.")
+    if config.sort and edit.sort_nodes(proto):
+        changes.append("Sorted the nodes in order of execution.")
+    if config.cleanup:
+        before = _count_nodes(proto)
+        rewriting.remove_unused(proto.graph)
+        changes.append(f"Removed {before - _count_nodes(proto)} nodes that no output needs.")
+    if config.fold_constants:
+        folded = fold.fold_constants(
+            proto,
+            passes=config.max_passes,
+            fold_shapes=config.fold_shapes,
+            infer_shapes=config.infer_shapes,
+            symbolic=config.symbolic_shapes,
+            size_threshold=config.max_folded_bytes,
+        )
+        changes.append(f"Folded {folded} nodes.")
+    if config.upper_bounds:
+        shapes.infer_shapes(proto, symbolic=config.symbolic_shapes)
+        bounded = edit.set_upper_bounds(proto, config.upper_bounds)
+        changes.append(f"Bounded {_first_names(f'{name} by {bound}' for name, bound in bounded.items()) or 'nothing'}.")
+    return changes
+
+
+def prune(model: Source, output: str | Path | None = None, *, save_as: SaveConfig | None = None) -> SurgeonResult:
+    """Make weights 2:4 sparse, to measure what sparse kernels gain; see :mod:`trtops.backend.onnx.sparsity`."""
+
+    def shrink(proto: onnx.ModelProto) -> list[str]:
+        check_structure(proto)
+        return [f"Pruned {len(sparsity.prune(proto))} weights."]
+
+    return operate(model, output, save_as, shrink)
+
+
+def strip_weights(
+    model: Source,
+    output: str | Path | None = None,
+    *,
+    exclude: Collection[str] = (),
+    save_as: SaveConfig | None = None,
+) -> SurgeonResult:
+    """Remove the weights from a model, except those excluded; see :func:`trtops.backend.onnx.weights.strip_weights`."""
+
+    def strip(proto: onnx.ModelProto) -> list[str]:
+        check_structure(proto)
+        return [f"Removed {len(weights.strip_weights(proto, exclude))} weights."]
+
+    return operate(model, output, save_as, strip)
+
+
+def reconstruct_weights(
+    model: Source,
+    output: str | Path | None = None,
+    *,
+    original: Source | None = None,
+    save_as: SaveConfig | None = None,
+) -> SurgeonResult:
+    """Restore the weights of a stripped model from the original model, or with random values if it is None."""
+    known = None if original is None else _load_with_weights(original)[0]
+
+    def put_back(proto: onnx.ModelProto) -> list[str]:
+        names = weights.reconstruct_weights(proto, known)
+        check_structure(proto)
+        return [f"Restored {len(names)} {'random ' if known is None else ''}weights."]
+
+    return operate(model, output, save_as, put_back)
+
+
+def operate(
+    model: Source,
+    output: str | Path | None,
+    save_as: SaveConfig | None,
+    change: Callable[[onnx.ModelProto], list[str] | tuple[onnx.ModelProto, list[str]]],
+) -> SurgeonResult:
+    """Change a copy of a model, and write it.
+
+    Args:
+        model: The model.
+        output: The file to write; None writes none.
+        save_as: Where weights go.
+        change: Changes the copy, whose weights are inside, and returns sentences about it, or another model with them.
+    """
+    proto, files = _load_with_weights(model)
+    save_as = save_as or SaveConfig()
+    if output is not None:
+        data = Path(output).parent / (save_as.external_data or f"{Path(output).name}.data")
+        if Path(output).resolve() in files or data.resolve() in files:
+            raise errors.ConfigError(
+                f"Writing {str(output)!r} would replace a file of the model itself. Give another path."
+            )
+    before = _count_nodes(proto)
+    _log_model("Original Model", proto)
+    done = change(proto)
+    proto, changes = done if isinstance(done, tuple) else (proto, done)
+    if output is not None:
+        log.info("Saving ONNX model to: %s", output, extra=ON_STDOUT)
+        save_model(
+            proto,
+            output,
+            external_data_path=save_as.external_data,
+            size_threshold=save_as.size_threshold,
+            all_tensors_to_one_file=save_as.one_file,
+        )
+        _log_model("New Model", proto)
+    for sentence in changes:
+        log.debug("%s", sentence)
+    return SurgeonResult(
+        path=None if output is None else str(output),
+        nodes_before=before,
+        nodes=_count_nodes(proto),
+        changes=tuple(changes),
+        _proto=proto,
+    )
+
+
+def _log_model(title: str, proto: onnx.ModelProto) -> None:
+    """Log a summary of a model, as Polygraphy does."""
+    if log.isEnabledFor(logging.INFO):
+        _, *lines = summary(proto).rstrip().splitlines()
+        log.info("%s:\n%s\n", title, textwrap.dedent("\n".join(lines)), extra=ON_STDOUT)
+
+
+def _load_with_weights(model: Source) -> tuple[onnx.ModelProto, set[Path]]:
+    """A copy of a model with its weights inside, and the files that must not be overwritten."""
+    if isinstance(model, Model):
+        return model.proto(), {path.resolve() for path in model.files()}
+    if isinstance(model, onnx.ModelProto):
+        return copy_of(model), set()
+    path = Path(model)
+    proto = read_proto(path)
+    folder = path.absolute().parent
+    data = {external.locate(t, folder).path for t in walk.tensors(proto) if external.is_external(t)}
+    external.load_external_data(proto, folder)
+    return proto, {path.resolve(), *data}
+
+
+def _count_nodes(proto: onnx.ModelProto) -> int:
+    """Nodes, including those of sub-graphs and functions."""
+    return sum(1 for _ in walk.nodes(proto))
+
+
+def _first_names(names: Iterable[str], most: int = 10) -> str:
+    names = list(names)
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
