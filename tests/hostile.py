@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import sqlite3
 import sys
 import threading
@@ -23,11 +22,11 @@ from typing import Any
 import pytest
 
 from tests import models
+from tests.stores import copy_store
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.command import CommandCheck
 from trtops.record import sha256
-from trtops.tracking.mlflow.embedded import relocate
 from trtops.tracking.schema import Artifact, Tag
 
 RUN = "ab" * 16
@@ -312,9 +311,8 @@ def victim_of(folder: Path, template: Path) -> Iterator[Path]:
         folder: An empty folder.
         template: An empty store, which is copied.
     """
-    shutil.copytree(template, folder / "mlruns")
-    relocate(folder / "mlruns")
-    for name in ("work", "victim", "tmp", "outbox"):
+    copy_store(template, folder / "mlruns")
+    for name in ("work", "victim", "tmp", "spool"):
         (folder / name).mkdir()
     (folder / "victim" / "authorized_keys").write_text("mine")
     models.conv_net().write(folder / "work")
@@ -322,10 +320,10 @@ def victim_of(folder: Path, template: Path) -> Iterator[Path]:
         patch.chdir(folder / "work")
         patch.setattr("tempfile.tempdir", str(folder / "tmp"))
         patch.setenv("TRTOPS_TRACKING_WAIT", "0")
-        patch.setenv("TRTOPS_OUTBOX", str(folder / "outbox"))
+        patch.setenv("TRTOPS_SPOOL", str(folder / "spool"))
         yield folder
     # What a server sent lies in a temporary folder until this process ends.
-    assert {path.name for path in folder.iterdir()} == {"mlruns", "work", "victim", "tmp", "outbox"}
+    assert {path.name for path in folder.iterdir()} == {"mlruns", "work", "victim", "tmp", "spool"}
     check_unharmed(folder)
 
 

@@ -33,6 +33,7 @@ from typing import Any
 
 from tests import models
 from tests.attacks.damage import crafted_model, damaged
+from tests.stores import set_root
 from trtops.cli import registry
 from trtops.cli.main import load, main
 
@@ -120,8 +121,7 @@ ON_STORE = (
     "inspect diff-tactics --runs RUN",
     "store check",
     "store reap",
-    "store upgrade",
-    "store relocate",
+    "store upload",
     "convert good.onnx --convert-to ort -o out.ort --experiment good",
 )
 """Commands over a damaged store."""
@@ -241,7 +241,7 @@ def try_case(kind: str, seed: int, bases: Path, runs: list[str], count: int, tol
         os.environ["TRTOPS_HOME"] = str(folder / "mlruns")
         tempfile.tempdir = name
         if kind == "store":
-            main(["store", "relocate", "--root", str(folder / "mlruns"), "-q"])
+            set_root(folder / "mlruns")
         lines = commands_of(kind, seed, folder, runs, count)
         for line in lines:
             told.send(("at", seed, line))
@@ -424,7 +424,7 @@ def main_of_fuzz() -> int:
     parser.add_argument("--kinds", nargs="+", default=["models", "files", "store"])
     given = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="trtops-fuzz-"))
-    os.environ.update(HOME=str(work), TRTOPS_TRACKING_WAIT="0", TRTOPS_OUTBOX=str(work / "outbox"), OMP_NUM_THREADS="1")
+    os.environ.update(HOME=str(work), TRTOPS_TRACKING_WAIT="0", TRTOPS_SPOOL=str(work / "spool"), OMP_NUM_THREADS="1")
     try:
         return min(
             1, run_all(given.kinds, range(given.first, given.first + given.cases), given.commands, given.seconds, work)

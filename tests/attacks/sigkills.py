@@ -63,7 +63,7 @@ COMMANDS = (
     "runs audit RUN",
     "runs bundle RUN -o out.zip",
     "runs promote RUN",
-    "store check --mend",
+    "store check",
 )
 FLOWS = (
     "flow convert m.onnx --experiment m",
@@ -91,7 +91,7 @@ fork = multiprocessing.get_context("fork")
 def run_line(line: str, place: Path) -> int:
     """Run a line in this process, as if it had been started for it."""
     os.chdir(place / "work")
-    os.environ.update(TRTOPS_HOME=str(place / "mlruns"), TMPDIR=str(place / "tmp"), TRTOPS_OUTBOX=str(place / "outbox"))
+    os.environ.update(TRTOPS_HOME=str(place / "mlruns"), TMPDIR=str(place / "tmp"), TRTOPS_SPOOL=str(place / "spool"))
     if (place / "server").exists():
         os.environ["MLFLOW_TRACKING_URI"] = (place / "server").read_text()
     tempfile.tempdir = str(place / "tmp")
@@ -149,7 +149,7 @@ def make_bases(work: Path, *, served: bool) -> tuple[Path, dict[str, str]]:
     What a server is to serve is made over a server, which keeps artifacts where it finds them wherever its folder is.
     """
     place = work / ("served" if served else "bases")
-    for name in ("work", "tmp", "outbox"):
+    for name in ("work", "tmp", "spool"):
         (place / name).mkdir(parents=True)
     models.conv_net().write(place / "work").rename(place / "work" / "m.onnx")
     (place / "work" / "list.yaml").write_text("models:\n  - model: m.onnx\n")
@@ -188,7 +188,7 @@ def in_child(function: Any, place: Path, *args: Any) -> Any:
     def work() -> None:
         try:
             os.environ.update(
-                TRTOPS_HOME=str(place / "mlruns"), TMPDIR=str(place / "tmp"), TRTOPS_OUTBOX=str(place / "outbox")
+                TRTOPS_HOME=str(place / "mlruns"), TMPDIR=str(place / "tmp"), TRTOPS_SPOOL=str(place / "spool")
             )
             tempfile.tempdir = str(place / "tmp")
             if (place / "server").exists():
@@ -216,10 +216,13 @@ def finished_runs(place: Path) -> list[str]:
 
 
 def clear_up(place: Path) -> None:
-    from trtops.tracking.store import bring_in, clear, default_tracker
+    from trtops.tracking.check import reap, remove_leftovers
+    from trtops.tracking.store import default_tracker
 
-    clear(default_tracker())
-    bring_in()
+    tracker = default_tracker()
+    reap(tracker)
+    remove_leftovers(tracker)
+    tracker.upload_spool()
 
 
 def evaluated(place: Path, before: list[str]) -> dict[str, list[str]]:
@@ -349,9 +352,9 @@ def try_case(
 
 
 def _relocate(place: Path) -> None:
-    from trtops.tracking.mlflow.embedded import relocate
+    from tests.stores import set_root
 
-    relocate(place / "mlruns")
+    set_root(place / "mlruns")
 
 
 def run_all(

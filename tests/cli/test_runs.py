@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests import models
+from tests.stores import copy_store
 from trtops.cli.main import main
 from trtops.comparator import RunResults
 from trtops.json import save_json
@@ -162,8 +162,7 @@ def test_a_damaged_run_is_found_by_an_audit(run, ids, home, tmp_path):
     assert code == 0, text
 
     copy = tmp_path / "mlruns"
-    shutil.copytree(home / "mlruns", copy)
-    assert run(f"store relocate --root {copy}")[0] == 0
+    copy_store(home / "mlruns", copy)
     next(copy.rglob(f"{ids['build'][0]}/artifacts/build.log")).write_text("changed")
     code, text = run(f"runs audit {ids['build'][0]} --no-rebuild --store {copy}")
     assert code == 1 and "not whole" in text
@@ -217,9 +216,8 @@ def test_a_campaign_that_ended_is_told_again(run, ids):
 
 
 def test_a_store_is_kept_usable(run, home, monkeypatch):
-    monkeypatch.setattr(store, "leftovers", lambda lock_folder: iter(()))  # of others, on this machine
+    monkeypatch.setattr(store, "remove_leftovers", lambda tracker: [])  # of others, on this machine
     assert run(f"store reap --root {home / 'mlruns'}") == (0, "0 runs closed.\n")
-    assert run(f"store upgrade --root {home / 'mlruns'}")[0] == 0
 
 
 def test_tactics_of_a_campaign_are_compared(run, ids):

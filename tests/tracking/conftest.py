@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.servers import MlflowServer
+from tests.stores import copy_store
 from trtops.tracking.mlflow import embedded
 
 
@@ -24,12 +24,6 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def new_store(template: Path) -> Callable[[Path], Path]:
     """A function that puts an empty store where it is told."""
     return lambda root: copy_store(template, root)
-
-
-def copy_store(template: Path, root: Path) -> Path:
-    shutil.copytree(template, root)
-    embedded.relocate(root)
-    return root
 
 
 @pytest.fixture(scope="session")

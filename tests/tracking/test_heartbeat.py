@@ -35,9 +35,9 @@ def left_by(tracker: MlflowTracker, whose: owner.Owner, silent: float, kind: str
 
 
 def test_a_process_that_cannot_be_seen_is_taken_for_dead_once_it_is_silent(tracker: MlflowTracker) -> None:
-    alive = left_by(tracker, ELSEWHERE, silent=heartbeat.SILENT_SECONDS / 2)
-    dead = left_by(tracker, ELSEWHERE, silent=2 * heartbeat.SILENT_SECONDS)
-    here = left_by(tracker, owner.current(), silent=2 * heartbeat.SILENT_SECONDS)  # busy, and there to be seen
+    alive = left_by(tracker, ELSEWHERE, silent=owner.SILENT_SECONDS / 2)
+    dead = left_by(tracker, ELSEWHERE, silent=2 * owner.SILENT_SECONDS)
+    here = left_by(tracker, owner.current(), silent=2 * owner.SILENT_SECONDS)  # busy, and there to be seen
 
     assert [owner.is_abandoned(info) for info in (alive, dead, here)] == [False, True, False]
     assert [info.id for info in reap(tracker)] == [dead.id]
@@ -47,9 +47,9 @@ def test_a_process_that_cannot_be_seen_is_taken_for_dead_once_it_is_silent(track
 
 def test_a_run_of_another_container_is_resumed_once_its_process_is_silent(tracker: MlflowTracker) -> None:
     busy = left_by(tracker, replace(ELSEWHERE, host="here"), silent=10)
-    with pytest.raises(errors.LogError, match=r"process 7 on here.*heard of 1\d s ago.*runs close .* --force"):
+    with pytest.raises(errors.LogError, match=r"process 7 on here.*heartbeat was 1\d s ago.*runs close .* --force"):
         tracker.reopen(busy.id)
-    silent = left_by(tracker, replace(owner.current(), namespace="pid:[1]"), silent=2 * heartbeat.SILENT_SECONDS)
+    silent = left_by(tracker, replace(owner.current(), namespace="pid:[1]"), silent=2 * owner.SILENT_SECONDS)
 
     again = tracker.reopen(silent.id)
 
@@ -61,7 +61,7 @@ def test_a_run_of_another_container_is_resumed_once_its_process_is_silent(tracke
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.02)
-    monkeypatch.setattr(heartbeat, "hearts", {})
+    monkeypatch.setattr(heartbeat, "heartbeats", {})
     yield
     gc.collect()
 
@@ -80,7 +80,7 @@ def test_a_run_that_is_written_beats_until_it_ends(tracker: MlflowTracker, quick
     run.finish("good")
 
     tracker._client.set_tag(run.id, Tag.HEARTBEAT, "1")
-    until(lambda: heartbeat.hearts[os.getpid()]._thread is None)
+    until(lambda: heartbeat.heartbeats[os.getpid()].thread is None)
     assert (tracker.info(run.id).tags[Tag.HEARTBEAT], tracker.info(run.id).status) == ("1", "finished")
 
 
@@ -120,7 +120,7 @@ def test_what_was_taken_over_is_written_by_one(tracker: MlflowTracker) -> None:
         lambda: run.log_bytes(b"", "a"),
         lambda: run.finish("good"),
     ):
-        with pytest.raises(errors.LogError, match="taken over by process 7 on elsewhere"):
+        with pytest.raises(errors.LogError, match="resumed by process 7 on elsewhere"):
             write()
     run.fail("lost")
     assert tracker.info(run.id).status == "running"  # the other's affair
@@ -160,7 +160,7 @@ def test_a_campaign_and_what_is_below_it_is_closed_by_a_command_that_asks_before
 
 
 def test_closing_leaves_what_somebody_is_at(tracker: MlflowTracker) -> None:
-    campaign = left_by(tracker, ELSEWHERE, silent=2 * heartbeat.SILENT_SECONDS, kind="debug_build")
+    campaign = left_by(tracker, ELSEWHERE, silent=2 * owner.SILENT_SECONDS, kind="debug_build")
     busy = left_by(tracker, ELSEWHERE, silent=1, kind="iteration", parent=campaign.id)
 
     assert [info.id for info in close(tracker, campaign.id)] == [campaign.id]

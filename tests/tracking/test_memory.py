@@ -16,7 +16,7 @@ class TestMemoryTracker(TrackerContract):
     @pytest.fixture
     def tamper(self, tracker):
         def change(run_id: str, path: str, data: bytes | None) -> None:
-            artifacts = tracker._kept(run_id).artifacts
+            artifacts = tracker._data(run_id).artifacts
             if data is None:
                 artifacts.pop(path, None)
             else:

@@ -38,7 +38,7 @@ def test_mlflow_takes_every_metric_key_and_it_leads_back_to_the_name(name: tuple
 
     _validate_metric_name(key)
     assert len(key) <= MAX_ENTITY_KEY_LENGTH
-    assert schema.metric_name(key, schema.long_texts(schema.name_pieces(name))) == name
+    assert schema.metric_name(key, schema.long_texts(schema.name_overflow(name))) == name
 
 
 @given(names, names)
@@ -60,7 +60,7 @@ def test_mlflow_takes_every_tag_and_param_key_and_it_leads_back_to_the_name(name
     _validate_param_name(key)
     _validate_tag_name(key)
     assert len(key) <= MAX_ENTITY_KEY_LENGTH
-    assert schema.name(key, schema.long_texts(schema.key_pieces(name))) == name
+    assert schema.name(key, schema.long_texts(schema.key_overflow(name))) == name
 
 
 @given(parts, parts)
@@ -69,11 +69,11 @@ def test_different_tags_have_different_keys(a: str, b: str):
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=300), st.integers(60, 100))
-def test_values_survive_being_cut(text: str, limit: int):
-    shown, rest = schema.shown_value("Tag 'x'", text, limit)
+def test_long_values_are_restored(text: str, limit: int):
+    shown = schema.shortened(text, limit)
 
     assert len(shown) <= limit
-    assert schema.whole_value(shown, schema.long_texts(rest)) == text
+    assert schema.restored(shown, schema.long_texts(schema.overflow_tags(text, limit))) == text
 
 
 def test_ordinary_names_are_kept_readable():
@@ -101,7 +101,7 @@ def test_text_that_no_part_encodes_to_is_refused(text: str):
 
 
 def test_a_text_with_a_piece_missing_or_changed_is_not_taken_for_whole():
-    tags = schema.pieces("x" * 20_000)
+    tags = schema.overflow_tags("x" * 20_000, 100)
     assert list(schema.long_texts(tags).values()) == ["x" * 20_000]
 
     for tag in tags:

@@ -1,14 +1,11 @@
-"""The embedded store: made once by many, never changed by another MLflow, noticed when moved, cleared of dead runs."""
+"""The embedded store: made once by many processes, never changed by another MLflow, refused when moved, cleared of dead runs."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import shlex
 import shutil
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -143,7 +140,7 @@ def test_what_a_killed_maker_left_is_no_store_and_is_cleared(tmp_path: Path):
 
     embedded.ensure_store(root)
 
-    assert sorted(file.name for file in root.glob("[!m]*")) == [".init.lock", ".reserve"]
+    assert sorted(file.name for file in root.glob("[!m]*")) == [".init.lock"]
     with closing(sqlite3.connect(root / "mlflow.db")) as database:
         assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
@@ -175,124 +172,36 @@ def test_a_store_of_a_newer_mlflow_is_refused_untouched(new_store, tmp_path: Pat
 
     with pytest.raises(errors.StoreVersionError, match=r"newer MLflow wrote it.*Install that release"):
         MlflowTracker(root)
-    with pytest.raises(errors.StoreVersionError, match="newer"):
-        embedded.upgrade(root)
 
     assert (root / "mlflow.db").read_bytes() == before
-    assert not list(root.glob("*backup*"))
 
 
-@pytest.fixture
-def older(tmp_path: Path) -> Path:
-    """A store of the MLflow before, with an experiment in it."""
-    import sqlalchemy
-    from alembic import command
-    from mlflow.store.db.utils import _get_alembic_config
-    from mlflow.store.tracking.dbmodels.initial_models import Base
+def test_older_store_is_refused_unchanged(new_store, tmp_path: Path):
+    root = new_store(tmp_path / "mlruns")
+    revision(root, change_to=known_revisions()[1])
+    before = (root / "mlflow.db").read_bytes()
 
-    root = tmp_path / "mlruns"
-    root.mkdir()
-    engine = sqlalchemy.create_engine(f"sqlite:///{root}/mlflow.db")
-    Base.metadata.create_all(engine)
-    config = _get_alembic_config(str(engine.url))
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, known_revisions()[1])
-        connection.exec_driver_sql(
-            "INSERT INTO experiments (experiment_id, name, artifact_location, lifecycle_stage) VALUES (7, 'old', ?, 'active')",
-            (f"{root}/artifacts/old",),
-        )
-    engine.dispose()
-    return root
+    with pytest.raises(errors.StoreVersionError, match=f"mlflow db upgrade sqlite:///{root}/mlflow.db"):
+        MlflowTracker(root)
 
-
-def test_an_older_store_is_refused_untouched_and_upgraded_with_a_backup_when_told_to(older: Path):
-    before = (older / "mlflow.db").read_bytes()
-    with pytest.raises(errors.StoreVersionError, match=f"python -m trtops.tracking.store upgrade --root {older}"):
-        MlflowTracker(older)
-    assert (older / "mlflow.db").read_bytes() == before
-
-    backup = embedded.upgrade(older)
-
-    assert backup is not None
-    with closing(sqlite3.connect(backup)) as database:
-        assert database.execute("SELECT version_num FROM alembic_version").fetchone() == (known_revisions()[1],)
-        assert database.execute("SELECT name FROM experiments").fetchall() == [("old",)]
-    tracker = MlflowTracker(older)
-    assert tracker._known_experiment("old") == ["7"]
-    log_one(tracker)
-    assert embedded.upgrade(older) is None
-
-
-def test_an_upgrade_that_fails_leaves_the_store_as_it_was(older: Path):
-    oldest = known_revisions()[-1]
-    revision(older, change_to=oldest)  # its migrations will meet tables that are there already
-
-    with pytest.raises(errors.StoreError, match="is as it was"):
-        embedded.upgrade(older)
-
-    assert revision(older) == oldest
-    with closing(sqlite3.connect(older / "mlflow.db")) as database:
-        assert database.execute("SELECT name FROM experiments").fetchall() == [("old",)]
-        assert not database.execute("SELECT name FROM sqlite_master WHERE name LIKE '_alembic_tmp%'").fetchall()
+    assert (root / "mlflow.db").read_bytes() == before
 
 
 # Moved
 
 
-def test_a_moved_store_is_noticed_and_repaired_by_one_command(new_store, tmp_path: Path):
-    run_id = log_one(MlflowTracker(new_store(tmp_path / "old" / "mlruns")))
-    (tmp_path / "new place").mkdir()
-    root = Path(shutil.move(tmp_path / "old" / "mlruns", tmp_path / "new place" / "mlruns"))
-
-    with pytest.raises(errors.StoreMovedError) as raised:
-        MlflowTracker(root)
-    assert str(tmp_path / "old" / "mlruns") in str(raised.value)
-    _, *command = shlex.split(str(raised.value).partition("point here by: ")[2])
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
-
-    assert done.stdout == "3 addresses rewritten.\n"
-    tracker = MlflowTracker(root)
-    assert tracker.load(run_id).read_bytes("engine/x.plan") == b"plan"
-    assert [item.path for item in tracker._client.list_artifacts(run_id, "engine")] == ["engine/x.plan"]
-    log_one(tracker)
-    assert not (tmp_path / "old" / "mlruns").exists()
-    assert embedded.relocate(root) == 0
-
-
-def test_a_copy_does_not_write_into_the_original(new_store, tmp_path: Path):
-    original = new_store(tmp_path / "mlruns")
-    MlflowTracker(original)
-    copy = Path(shutil.copytree(original, tmp_path / "copy"))
-
-    with pytest.raises(errors.StoreMovedError):
+def test_moved_and_copied_stores_are_refused(new_store, tmp_path: Path):
+    old = new_store(tmp_path / "old" / "mlruns")
+    run_id = log_one(MlflowTracker(old))
+    copy = Path(shutil.copytree(old, tmp_path / "copy"))
+    with pytest.raises(errors.StoreMovedError, match=str(old)):
         MlflowTracker(copy)
 
-
-def test_every_kind_of_address_moves_and_others_stay(new_store, tmp_path: Path):
-    root = new_store(tmp_path / "a b")
-    elsewhere = f"{tmp_path}/a bc/artifacts/x"
-    with closing(sqlite3.connect(root / "mlflow.db")) as database, database:
-        for name, place in (
-            ("path", f"{root}/artifacts/x"),
-            ("uri", f"{root.as_uri()}/artifacts/x"),
-            ("sibling", elsewhere),
-            ("bucket", "s3://bucket/x"),
-        ):
-            database.execute(
-                "INSERT INTO experiments (name, artifact_location, workspace) VALUES (?, ?, 'default')", (name, place)
-            )
-    moved = Path(shutil.move(root, tmp_path / "c"))
-    embedded.relocate(moved)
-
-    with closing(sqlite3.connect(moved / "mlflow.db")) as database:
-        assert dict(database.execute("SELECT name, artifact_location FROM experiments")) == {
-            "Default": f"{moved}/artifacts/0",
-            "path": f"{moved}/artifacts/x",
-            "uri": f"{moved.as_uri()}/artifacts/x",
-            "sibling": elsewhere,
-            "bucket": "s3://bucket/x",
-        }
+    moved = Path(shutil.move(old, tmp_path / "new place"))
+    with pytest.raises(errors.StoreMovedError, match=str(old)):
+        MlflowTracker(moved)
+    old.symlink_to(moved)  # as the message says
+    assert MlflowTracker(old).load(run_id).read_bytes("engine/x.plan") == b"plan"
 
 
 def test_a_store_reached_by_a_link_has_not_moved(new_store, tmp_path: Path):
@@ -335,14 +244,12 @@ def test_the_runs_of_a_killed_process_are_found_and_closed(new_store, tmp_path: 
     assert store.reap(tracker) == []
 
 
-def test_the_commands_explain_themselves_and_report_errors(tmp_path: Path, capsys):
+def test_commands_have_help_and_report_errors(tmp_path: Path, capsys):
     with pytest.raises(SystemExit):
         store.main(["--help"])
-    assert "relocate" in capsys.readouterr().out
+    assert "upload" in capsys.readouterr().out
 
-    assert store.main(["upgrade", "--root", str(tmp_path)]) == 3
-    assert "mlflow.db" in capsys.readouterr().err
-    assert store.main(["relocate", "--root", "http://tracking:5000"]) == 3
+    assert store.main(["ui", "--root", "http://tracking:5000"]) == 3
     assert "is a server" in capsys.readouterr().err
 
 

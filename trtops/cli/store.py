@@ -1,4 +1,4 @@
-"""What the ``store`` commands share: each hands its words to :mod:`trtops.tracking.store`, which is a command of its own."""
+"""The common part of the ``store`` commands, which :mod:`trtops.tracking.store` executes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from trtops.cli.flags import Flag
 ROOT = Flag(
     names=("--root", "--store"),
     shown="FOLDER",
-    help="the store's folder (default: TRTOPS_HOME or ./mlruns)",
+    help="the store's folder or address (default: TRTOPS_HOME or ./mlruns)",
 )
 
 
 def words(command: str, **options: object) -> tuple[str, ...]:
-    """A command line for :func:`trtops.tracking.store.main`; options that are None are left out."""
+    """Arguments for :func:`trtops.tracking.store.main`, without options that are None."""
     given = {f"--{name}": str(value) for name, value in options.items() if value is not None}
     return (command, *(word for pair in given.items() for word in pair))
 
 
 def execute(plan: tuple[str, ...]) -> int:
-    """Do it."""
-    from trtops.tracking.store import main  # imports MLflow, which help need not wait for
+    """Run the command."""
+    from trtops.tracking.store import main  # imports MLflow, which help does not need
 
     return main(plan)

@@ -20,7 +20,7 @@ from trtops.flows.home import ensure_prefect_home
 from trtops.masking import mask_log_records, masked, masked_json
 from trtops.ops.result import OpResult
 from trtops.tracking import schema
-from trtops.tracking.keeping import KeepingTracker
+from trtops.tracking.offline import OfflineTracker
 from trtops.tracking.store import default_tracker, existing_tracker, reap
 
 mask_log_records()  # Prefect sends them to its server
@@ -126,7 +126,7 @@ def close_runs(flow: object, flow_run: Any, state: Any) -> None:
         tracker.close(run.id, f"Prefect flow run {flow_run.name!r} ended as {state.name}")
 
 
-def tracker(*, existing: bool = False) -> KeepingTracker:
+def tracker(*, existing: bool = False) -> OfflineTracker:
     """The tracker that flows log to; runs that dead processes left open on this machine are closed first, once per process.
 
     Args:
@@ -140,7 +140,7 @@ def tracker(*, existing: bool = False) -> KeepingTracker:
     return opened
 
 
-_reaped: set[KeepingTracker] = set()
+_reaped: set[OfflineTracker] = set()
 
 
 def trtops_task(*, name: str, run_name: str | None = None, retries: int = 3) -> Callable[[Callable[P, R]], Task[P, R]]:

@@ -1,17 +1,17 @@
-"""The contract of the memory: a tracker keeps runs, a run keeps what one piece of work did.
+"""The contract of the tracking store: a tracker keeps runs, and a run keeps what one piece of work did.
 
-Ops write to a :class:`Run` and read :class:`StoredRun`; neither they nor this file know MLflow. Three implementations
-pass one test suite (``tests/contracts/tracker.py``): the double in :mod:`trtops.tracking.memory`, and
-:mod:`trtops.tracking.mlflow` over a local store and over a server.
+Ops write to a :class:`Run` and read a :class:`StoredRun`; neither they nor this module know MLflow. The implementations pass
+one test suite (``tests/contracts/tracker.py``): :mod:`trtops.tracking.memory` for tests, :mod:`trtops.tracking.mlflow` over a
+local store and over a server, and :mod:`trtops.tracking.offline` in front of either.
 
-Rules that hold for every implementation:
+Rules for every implementation:
 
 * Calls are safe from any thread and process; nothing depends on a "current" run.
 * Logging the same thing twice changes nothing. A param cannot change its value; a tag or metric can.
-* Metric names are given as parts, ``("error", "gpu_0/softmax:1", "max_abs")``; any text is allowed in a part, and the
-  store encodes it reversibly (:mod:`trtops.tracking.schema`).
+* Metric names are given as parts, ``("error", "gpu_0/softmax:1", "max_abs")``, of any text
+  (:mod:`trtops.tracking.schema`).
 * An artifact appears whole or not at all. The manifest, which names every artifact with its size and SHA-256, is
-  written last, by :meth:`Run.finish`; a run without one is incomplete, whatever else it holds.
+  written last, by :meth:`Run.finish`. A run without a manifest is incomplete.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ RunStatus: TypeAlias = Literal["running", "finished", "failed", "killed"]
 
 @dataclass(frozen=True, kw_only=True)
 class ArtifactEntry(Record):
-    """One artifact, as the manifest lists it.
+    """One artifact in a manifest.
 
     Attributes:
         path: Its path inside the run, with ``/`` between parts.
         size: Bytes.
-        sha256: Of its content.
+        sha256: SHA-256 of its content.
     """
 
     path: str
@@ -49,12 +49,12 @@ class ArtifactEntry(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Dropped(Record):
-    """An artifact that was removed to make room, after its run had finished.
+    """An artifact that was removed after its run had finished, to free space.
 
     Attributes:
-        artifact: What it was.
+        artifact: The artifact.
         at: When it was removed, in seconds since the epoch.
-        why: The rule that it fell under.
+        why: The rule that removed it.
     """
 
     artifact: ArtifactEntry
@@ -67,15 +67,15 @@ class Manifest(Record):
     """Every artifact of a finished run.
 
     Attributes:
-        artifacts: Ordered by path; the manifest itself is not among them.
-        dropped: What was removed since, likewise ordered.
+        artifacts: Ordered by path, without the manifest itself.
+        dropped: Artifacts that were removed later, ordered likewise.
     """
 
     artifacts: tuple[ArtifactEntry, ...]
     dropped: tuple[Dropped, ...] = ()
 
     def to_dict(self) -> dict[str, JSONValue]:
-        """The manifest as JSON values, as it ever was while nothing is dropped."""
+        """The manifest as JSON values; without ``dropped`` while it is empty, since signatures cover the original."""
         values = super().to_dict()
         if not self.dropped:
             del values["dropped"]
@@ -87,13 +87,13 @@ class Manifest(Record):
         return Manifest(artifacts=tuple(sorted(entries, key=lambda entry: entry.path)))
 
     def __contains__(self, path: object) -> bool:
-        """Whether there is an artifact of this path."""
+        """True if there is an artifact with this path."""
         return any(entry.path == path for entry in self.artifacts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """A run as a search returns it: everything but its artifacts.
+    """A run without its artifacts, as searches return it.
 
     Attributes:
         id: The run's id.
@@ -105,8 +105,8 @@ class RunInfo:
         end_time: Likewise; None while it runs.
         tags: Its tags.
         params: Its params, as text.
-        metrics: Its metrics, decoded names to values; infinities as infinities.
-        url: Where a person can look at it, or an empty string.
+        metrics: Its metrics, by decoded names.
+        url: Address of its page, or an empty string.
     """
 
     id: str
@@ -128,18 +128,18 @@ class RunInfo:
 
     @property
     def kind(self) -> Kind | None:
-        """What the run is of; None if trtops did not make it."""
+        """The kind of work; None if trtops did not make the run."""
         return next((kind for kind in KINDS if kind == self.tags.get(Tag.KIND)), None)
 
 
 class Run(Protocol):
-    """A run being written. Get one from :meth:`Tracker.run`."""
+    """A run being written. Get one from :func:`tracked`."""
 
     id: str
     url: str
 
     def reserve(self, size: int) -> None:
-        """Make sure, before they are made, that artifacts of so many bytes can be written, where that can be known.
+        """Check, before artifacts are made, that ``size`` bytes of them can be written, as far as that can be known.
 
         Raises:
             NoRoomError: If they cannot.
@@ -167,11 +167,11 @@ class Run(Protocol):
         ...
 
     def log_file(self, source: str | Path, path: str) -> None:
-        """Copy a file into the run as artifact ``path``; one of that path is replaced.
+        """Copy a file into the run as artifact ``path``, replacing an earlier one.
 
         Raises:
-            LogError: If there is no such file, ``path`` is not a relative path, or it could not be written whole (a full
-                disk); the run then does not have it.
+            LogError: If there is no such file, ``path`` is not a relative path, or the artifact could not be written whole (a
+                full disk); the run then does not have it.
         """
         ...
 
@@ -194,7 +194,7 @@ class Run(Protocol):
     def finish(self, verdict: Verdict | None = None) -> None:
         """Write the verdict as a tag and then the manifest, and end the run as finished.
 
-        Nothing can be logged after. A run ends once: to finish or fail it again does nothing.
+        Nothing can be logged afterwards. A run ends once: finishing or failing it again does nothing.
         """
         ...
 
@@ -207,7 +207,7 @@ class Run(Protocol):
 
 
 class StoredRun(Protocol):
-    """A whole run, read back: it has a manifest, and every file that is read is checked against it."""
+    """A complete run, read back. Every file is checked against the manifest when it is read."""
 
     info: RunInfo
     manifest: Manifest
@@ -221,20 +221,42 @@ class StoredRun(Protocol):
         ...
 
     def local_path(self, path: str) -> Path:
-        """A local file with the artifact's content, checked; for reading only. Raises as :meth:`read_bytes`."""
+        """A local file with the artifact's content, for reading only. Raises as :meth:`read_bytes`."""
         ...
 
     def unlisted(self, path: str) -> bytes | None:
-        """A file beside the manifest that it does not name, such as its signature; None if there is none. Not checked."""
+        """A file that the manifest does not name, such as its signature; None if there is none. Not checked."""
         ...
 
 
-class Tracker(Protocol):
-    """Keeps runs, in experiments.
+@dataclass(frozen=True, kw_only=True)
+class RegisteredVersion(Record):
+    """One version of a registered model.
 
     Attributes:
-        lock_folder: Where locks on its runs lie, for all processes that reach them as this one does; None where that is
-            no folder.
+        name: The registered model.
+        version: Its number, as text.
+        run_id: The run that holds the artifact.
+        path: The artifact's path in it.
+        tags: The version's own tags.
+    """
+
+    name: str
+    version: str
+    run_id: str
+    path: str
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+class Tracker(Protocol):
+    """Keeps runs in experiments, and a registry of accepted engines.
+
+    A registered model has numbered versions; a version is one artifact of one run. An alias points to one version and can be
+    moved to another.
+
+    Attributes:
+        lock_folder: Folder of the locks on its runs, shared by all processes that reach them on this machine; None if the
+            store has no folder here.
     """
 
     lock_folder: Path | None
@@ -253,7 +275,7 @@ class Tracker(Protocol):
         Args:
             experiment: The experiment's name; made if missing.
             name: The run's name.
-            kind: What the run is of (:data:`trtops.tracking.schema.KINDS`).
+            kind: The kind of work (:data:`trtops.tracking.schema.KINDS`).
             tags: Further tags.
             parent: Id of the parent run.
 
@@ -266,32 +288,29 @@ class Tracker(Protocol):
         ...
 
     def whole_id(self, run: str) -> str:
-        """The id of a run as people give it: an id or its first digits, with or without ``run:`` before it.
+        """The full id of a run given by a user: an id or at least its first four digits, with or without ``run:`` before it.
 
-        Only this accepts a part of an id. A whole one is returned without asking the store.
-
-        Args:
-            run: At least the first four hexadecimal digits of an id.
+        No other method accepts a part of an id. A full id is returned without a search.
 
         Raises:
-            RunNotFoundError: If it cannot be one, or no run's id begins with it; deleted runs do not count.
+            RunNotFoundError: If it cannot be an id, or no run's id begins with it; deleted runs do not count.
             ConfigError: If several runs' ids begin with it; the message lists them.
         """
         ...
 
     def info(self, run_id: str) -> RunInfo:
-        """What is known of a run, complete or not.
+        """A run's tags, params and metrics, whether it is complete or not.
 
         Raises:
-            RunNotFoundError: If there is none with this id.
+            RunNotFoundError: If there is no run with this id.
         """
         ...
 
     def load(self, run_id: str) -> StoredRun:
-        """A whole run.
+        """A complete run.
 
         Raises:
-            RunNotFoundError: If there is none with this id.
+            RunNotFoundError: If there is no run with this id.
             IncompleteRunError: If it has no manifest.
         """
         ...
@@ -309,41 +328,38 @@ class Tracker(Protocol):
         ...
 
     def close(self, run_id: str, why: str) -> RunInfo:
-        """End a run whose own process can no longer do it; nothing if it has ended.
+        """End a run whose process can no longer do it; no effect if it has ended.
 
-        A run that has its manifest becomes ``finished``, since nothing but that status was missing; any other becomes
-        ``killed``, with ``why`` as the tag ``trtops.error``. Use it only on runs whose process is known to be gone (:func:`trtops.tracking.store.reap`).
+        A run that has its manifest becomes ``finished``, since only the status was missing. Any other becomes ``killed``,
+        with ``why`` as the tag ``trtops.error``. Use it only if the process is known to be gone (:func:`trtops.tracking.check.reap`).
 
         Raises:
-            RunNotFoundError: If there is none with this id.
+            RunNotFoundError: If there is no run with this id.
         """
         ...
 
     def reopen(self, run_id: str) -> Run:
         """Resume a run that was interrupted: its process is gone, or it failed.
 
-        What it has logged stays, and all of its artifacts will be in the manifest. The caller owns the run now; it is running
-        again, and its error and its verdict are removed.
+        Its params, tags, metrics and artifacts stay. It is running again, owned by this process, without error and verdict.
 
         Raises:
-            RunNotFoundError: If there is none with this id.
-            LogError: If it is whole, or its process may still be writing it: one that is alive, or one of another machine
+            RunNotFoundError: If there is no run with this id.
+            LogError: If it is complete, or its process may still be writing it: a live process, or one of another machine
                 (:meth:`close` the run if that machine is gone).
         """
         ...
 
     def drop(self, run_id: str, paths: Collection[str], why: str) -> Manifest:
-        """Remove artifacts of a whole run, and say so in its manifest, which is written first.
-
-        What is dropped already, or was never there, is passed over.
+        """Remove artifacts of a complete run. The manifest that says so is written first.
 
         Args:
             run_id: The run.
-            paths: Artifacts of it.
-            why: The rule that they fall under, for whoever misses them.
+            paths: Artifacts of it; missing ones are skipped.
+            why: The rule that removes them, reported to users who look for them.
 
         Returns:
-            The manifest as it is now.
+            The new manifest.
 
         Raises:
             RunNotFoundError: If there is no such run.
@@ -352,13 +368,47 @@ class Tracker(Protocol):
         ...
 
     def peek(self, run_id: str, path: str) -> bytes | None:
-        """An artifact of a run that need not be whole; None if it has none of that path.
+        """An artifact of a run that need not be complete; None if it has none with that path.
 
-        The content is not checked: where that matters, keep a digest in a tag, or use a format that has its own.
+        The content is not checked. Where that matters, keep a digest in a tag, or use a format that has its own.
 
         Raises:
-            RunNotFoundError: If there is none with this id.
+            RunNotFoundError: If there is no run with this id.
         """
+        ...
+
+    def register(
+        self, name: str, run_id: str, path: str, *, alias: str, tags: Mapping[str, str] | None = None
+    ) -> RegisteredVersion:
+        """Add a version and make an alias point to it.
+
+        Args:
+            name: The registered model; made if missing.
+            run_id: A complete run.
+            path: The artifact in it.
+            alias: Letters, digits, ``_`` and ``-``.
+            tags: Tags of the version.
+
+        Raises:
+            ConfigError: If the alias or the name is not allowed.
+            IncompleteRunError: If the run is not complete, or has no such artifact.
+        """
+        ...
+
+    def registered(self, name: str, alias: str) -> RegisteredVersion | None:
+        """The version that an alias points to, or None if there is no such model or alias.
+
+        Raises:
+            StoreError: If the version does not point into a run.
+        """
+        ...
+
+    def aliases(self, name: str) -> dict[str, str]:
+        """A registered model's aliases, as names to version numbers; empty if there is no such model."""
+        ...
+
+    def accepted(self) -> list[tuple[str, RegisteredVersion]]:
+        """Every alias of every registered model with its version; versions that do not point into a run are left out."""
         ...
 
 
@@ -372,7 +422,7 @@ def tracked(
     tags: Mapping[str, str] | None = None,
     parent: str | None = None,
 ) -> Iterator[Run]:
-    """A run that is always ended: failed, with the message, if the block raises; finished otherwise.
+    """A run that always ends: failed, with the message, if the block raises; finished otherwise.
 
     The block may end the run itself, with a verdict; otherwise it is finished without one.
     """
@@ -386,58 +436,38 @@ def tracked(
 
 
 def ended_if_whole(tracker: Tracker, info: RunInfo) -> RunInfo:
-    """A run, ended if nothing but its end is missing: its process was killed between the manifest and the status."""
+    """The run, closed first if its process was killed between writing the manifest and the status."""
     if info.status != "running" or tracker.peek(info.id, Artifact.MANIFEST) is None:
         return info
     return tracker.close(info.id, "")
 
 
 class _NoRun:
-    """Accepts everything and keeps nothing: the run of an op that nobody tracks."""
+    """The run of an op that is not tracked: accepts everything and stores nothing."""
 
     id = ""
     url = ""
 
-    def reserve(self, size: int) -> None:
-        """Need nothing."""
-
-    def log_params(self, params: Mapping[str, object]) -> None:
-        """Keep nothing."""
-
-    def set_tags(self, tags: Mapping[str, str]) -> None:
-        """Keep nothing."""
-
-    def log_metrics(self, metrics: Mapping[MetricName, float]) -> None:
-        """Keep nothing."""
-
-    def log_file(self, source: str | Path, path: str) -> None:
-        """Keep nothing."""
-
-    def log_bytes(self, data: bytes, path: str) -> None:
-        """Keep nothing."""
-
-    def log_text(self, text: str, path: str) -> None:
-        """Keep nothing."""
-
-    def log_json(self, value: Record | JSONValue, path: str) -> None:
-        """Keep nothing."""
+    def reserve(self, size: int) -> None: ...
+    def log_params(self, params: Mapping[str, object]) -> None: ...
+    def set_tags(self, tags: Mapping[str, str]) -> None: ...
+    def log_metrics(self, metrics: Mapping[MetricName, float]) -> None: ...
+    def log_file(self, source: str | Path, path: str) -> None: ...
+    def log_bytes(self, data: bytes, path: str) -> None: ...
+    def log_text(self, text: str, path: str) -> None: ...
+    def log_json(self, value: Record | JSONValue, path: str) -> None: ...
+    def finish(self, verdict: Verdict | None = None) -> None: ...
+    def fail(self, error: BaseException | str) -> None: ...
 
     def logged(self) -> tuple[tuple[ArtifactEntry, ...], frozenset[MetricName]]:
-        """Nothing."""
         return (), frozenset()
-
-    def finish(self, verdict: Verdict | None = None) -> None:
-        """Keep nothing."""
-
-    def fail(self, error: BaseException | str) -> None:
-        """Keep nothing."""
 
 
 NO_RUN: Run = _NoRun()
 
 
 def incomplete(run_id: str, why: str) -> errors.IncompleteRunError:
-    """The error for a run that is not whole: names it, says why, and what can be done."""
+    """The error for a run that is not complete, with the reason and what to do."""
     return errors.IncompleteRunError(
         f"Run {run_id} is incomplete: {why}. It was interrupted while logging, or its files were changed since. "
         "Use another run, or repeat this one."

@@ -1,4 +1,4 @@
-"""Whether runs can be kept: what `trtops doctor` says of the store, and what to do where something is wrong."""
+"""Whether the store and the servers can be used, for ``trtops doctor``."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from trtops import errors
 from trtops.masking import masked
 from trtops.record import Record
 from trtops.tracking.location import Store, resolve
-from trtops.tracking.outbox import default_outbox
+from trtops.tracking.spool import default_spool
 
 State: TypeAlias = Literal["ok", "none", "problem"]
-"""``none``: it is not there, and need not be."""
+"""``none``: it is missing, which is no problem."""
 
 _SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class HealthFinding(Record):
-    """What was found out about one thing.
+    """The state of one thing.
 
     Attributes:
-        subject: What was looked at.
-        state: How it is.
-        text: The same in words.
-        remedy: What to do, as a line to copy; empty where nothing needs to be done.
+        subject: The thing.
+        state: Its state.
+        text: The state in words.
+        remedy: A command to copy; empty if nothing needs to be done.
     """
 
     subject: str
@@ -44,43 +44,39 @@ class HealthFinding(Record):
 
 
 def store_findings(location: str | Path | None = None) -> list[HealthFinding]:
-    """Whether the store is there, of the right version, in its place and writable, and what waits for it. Makes nothing."""
+    """Whether the store exists, can be opened and written, and has spooled runs. Makes nothing."""
     try:
         where = resolve(location)
-        found = [_of_folder(where) if isinstance(where, Store) else server_finding("MLflow", where, "/health")]
+        found = [_folder_finding(where) if isinstance(where, Store) else server_finding("MLflow", where, "/health")]
     except errors.TrtopsError as exc:
         return [HealthFinding(subject="store", state="problem", text=str(exc))]
-    waiting = len(default_outbox(where if isinstance(where, Store) else None).folders())
-    if waiting:
-        text = f"{waiting} runs wait on this machine for a store that could not take them"
-        found.append(HealthFinding(subject="outbox", state="problem", text=text, remedy="trtops store upload"))
+    if spooled := len(default_spool(where if isinstance(where, Store) else None).runs()):
+        text = f"{spooled} runs on this machine were not uploaded yet"
+        found.append(HealthFinding(subject="spool", state="problem", text=text, remedy="trtops store upload"))
     return found
 
 
-def _of_folder(store: Store) -> HealthFinding:
-    from trtops.tracking.mlflow import embedded  # sqlite3, which help need not wait for
-    from trtops.tracking.mlflow.rows import run_rows
+def _folder_finding(store: Store) -> HealthFinding:
+    from trtops.tracking.mlflow import MlflowTracker, embedded  # not needed for help
 
     if not store.database.exists():
-        text = f"none in {store.root} yet; the first run that is remembered makes it"
+        text = f"none in {store.root} yet; the first recorded run makes it"
         return HealthFinding(subject="store", state="none", text=text)
-    embedded.check_version(store)
-    embedded.check_place(store)
+    MlflowTracker(store)
     if not embedded.is_writable(store):
-        return HealthFinding(subject="store", state="problem", text=embedded.read_only(store))
-    running = [row for row in run_rows(store) if row.ours and not row.deleted]
-    return HealthFinding(subject="store", state="ok", text=f"{store.root}, {len(running)} runs")
+        return HealthFinding(subject="store", state="problem", text=embedded.read_only_text(store))
+    return HealthFinding(subject="store", state="ok", text=str(store.root))
 
 
 def server_finding(name: str, address: str, path: str, *, remedy: str = "", login: str = "") -> HealthFinding:
     """Whether a server answers.
 
     Args:
-        name: What it is called.
+        name: Its name.
         address: Its ``http(s)`` address.
-        path: What is asked for below it.
-        remedy: What to do if it does not.
-        login: ``user:password``, where it asks for one.
+        path: The path to request.
+        remedy: What to do if it does not answer.
+        login: ``user:password``, if it needs one.
     """
     request = urllib.request.Request(address.rstrip("/") + path)
     if login:
@@ -91,14 +87,12 @@ def server_finding(name: str, address: str, path: str, *, remedy: str = "", logi
             return HealthFinding(subject=name, state="ok", text=f"answers at {shown}")
     except urllib.error.HTTPError as exc:
         if exc.code in (401, 403):
-            return HealthFinding(subject=name, state="ok", text=f"answers at {shown}, and asks for a password")
+            return HealthFinding(subject=name, state="ok", text=f"answers at {shown}, and needs a password")
         text = f"answers at {shown} with {exc.code} {exc.reason}"
     except (OSError, ValueError) as exc:
         text = f"does not answer at {shown}: {getattr(exc, 'reason', exc)}"
-    return HealthFinding(subject=name, state="problem", text=text, remedy=remedy or _remedy_of(name))
-
-
-def _remedy_of(name: str) -> str:
-    variable = "MLFLOW_TRACKING_URI" if name == "MLflow" else "PREFECT_API_URL"
-    local = "trtops team up" if "127.0.0.1" in os.environ.get(variable, "") else "ask who runs the server"
-    return f"{local}; or work without it: unset {variable}"
+    if not remedy:
+        variable = "MLFLOW_TRACKING_URI" if name == "MLflow" else "PREFECT_API_URL"
+        local = "127.0.0.1" in os.environ.get(variable, "")
+        remedy = f"{'trtops team up' if local else 'ask who runs the server'}; or work without it: unset {variable}"
+    return HealthFinding(subject=name, state="problem", text=text, remedy=remedy)

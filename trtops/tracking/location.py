@@ -1,22 +1,20 @@
-"""Where runs are kept: the parts of an embedded store, and what a location means.
+"""Where runs are stored: the parts of an embedded store, and how a location is resolved.
 
 The embedded store is a folder, ``./mlruns`` unless ``TRTOPS_HOME`` names another::
 
     mlflow.db         MLflow's SQLite database, in WAL mode (so not on NFS)
     artifacts/        one folder per experiment, one per run in it
-    locks/            held while a process works on a campaign
+    locks/            locks of campaigns
     .prefect/         Prefect's own state
-    .init.lock        held while the database is made, upgraded or relocated
-    .reserve          space given up when the disk is full, so that a run can still be marked as failed
+    .init.lock        held while the database is made
 
-``MLFLOW_TRACKING_URI`` wins over both; a team shares a server through it (``http://...``).
+``MLFLOW_TRACKING_URI`` overrides both; a team shares a server through it (``http://...``).
 """
 
 from __future__ import annotations
 
 import os
 import re
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,12 +22,10 @@ from trtops import errors
 from trtops.record import sha256
 from trtops.tracking import schema
 
-_RESERVE_BYTES = 1 << 18
-
 
 @dataclass(frozen=True, kw_only=True)
 class Store:
-    """An embedded store: names of its parts. Making one touches nothing.
+    """Paths of an embedded store. Creating this object makes no files.
 
     Attributes:
         database: Absolute path of the SQLite file.
@@ -39,7 +35,7 @@ class Store:
 
     @property
     def root(self) -> Path:
-        """The folder that holds everything."""
+        """The folder of the whole store."""
         return self.database.parent
 
     @property
@@ -49,43 +45,28 @@ class Store:
 
     @property
     def locks(self) -> Path:
-        """The folder of locks on what is in the store."""
+        """The folder of locks on its campaigns."""
         return self.root / "locks"
 
     @property
     def uri(self) -> str:
-        """The address that MLflow knows the store by."""
+        """Its address in MLflow."""
         return f"sqlite:///{self.database}"
 
     def artifacts_of(self, experiment: str) -> Path:
-        """The folder of one experiment's artifacts; other experiments have other ones, whatever their names."""
+        """The folder of one experiment's artifacts, different for each name."""
         name = schema.encode(experiment)
         if len(name.encode("utf-8")) > 200:
             head = name.encode("utf-8")[:170].decode("utf-8", "ignore")
             name = f"{head}-cut-{sha256(name.encode('utf-8'))[:16]}-"
         return self.artifacts / name
 
-    @property
-    def _reserve(self) -> Path:
-        return self.root / ".reserve"
-
-    def keep_reserve(self) -> None:
-        """Reserve some space, unless it is reserved or there is none."""
-        if not self._reserve.exists():
-            with suppress(OSError), open(self._reserve, "xb") as file:  # a link is not followed
-                file.write(os.urandom(_RESERVE_BYTES))
-
-    def give_reserve(self) -> None:
-        """Free the reserved space on a full disk."""
-        with suppress(OSError):
-            self._reserve.unlink(missing_ok=True)
-
 
 def wait_seconds() -> float:
-    """How long a store that does not answer is waited for: ``TRTOPS_TRACKING_WAIT``, or a minute and a half.
+    """Seconds to wait for a store that does not answer: ``TRTOPS_TRACKING_WAIT``, or 90.
 
     Raises:
-        ConfigError: If the variable is no number of seconds.
+        ConfigError: If the variable is not a number of seconds.
     """
     text = os.environ.get("TRTOPS_TRACKING_WAIT") or "90"
     try:
@@ -98,21 +79,21 @@ def wait_seconds() -> float:
 
 
 def default_location() -> str:
-    """Where runs are kept by default: ``MLFLOW_TRACKING_URI``, ``TRTOPS_HOME`` or ``mlruns``."""
+    """The default store: ``MLFLOW_TRACKING_URI``, ``TRTOPS_HOME`` or ``mlruns``."""
     return os.environ.get("MLFLOW_TRACKING_URI") or os.environ.get("TRTOPS_HOME") or "mlruns"
 
 
 def default_root() -> Path:
-    """The absolute folder of what stays on this machine even if runs go to a server: Prefect's state, the demo's data.
+    """The absolute folder for files that stay on this machine even if runs go to a server, such as Prefect's state.
 
-    The embedded store's own folder if that is the default location.
+    It is the embedded store's own folder if that is the default location.
     """
     where = resolve()
     return where.root if isinstance(where, Store) else Path(os.environ.get("TRTOPS_HOME") or "mlruns").resolve()
 
 
 def resolve(location: str | Path | None = None) -> Store | str:
-    """What a location means, with relative paths made absolute now.
+    """The embedded store or the server of a location, with absolute paths.
 
     Args:
         location: A folder, ``sqlite:///<file>``, or a server's ``http(s)://`` address; None for the default.
@@ -121,7 +102,7 @@ def resolve(location: str | Path | None = None) -> Store | str:
         An embedded store, or a server's address.
 
     Raises:
-        StoreError: If it is none of these.
+        StoreError: If it is anything else.
     """
     text = os.fspath(location if location is not None else default_location())
     scheme = "" if isinstance(location, Path) else (re.match(r"([a-zA-Z][\w+.\-]+):", text) or ["", ""])[1].lower()
@@ -139,6 +120,6 @@ def resolve(location: str | Path | None = None) -> Store | str:
         )
     if set("%?") & set(str(database)):
         raise errors.StoreError(
-            f"Store {database.parent}: its path has a '%' or '?', which MLflow's addresses change. Rename it."
+            f"Store {database.parent}: its path contains '%' or '?', which MLflow changes in addresses. Rename it."
         )
     return Store(database=database)

@@ -1,7 +1,7 @@
-"""What a build was given beside its model, and how it was evaluated: enough to do both again from the run alone.
+"""The inputs of a build other than its model, and how it was evaluated: enough to repeat both from the run alone.
 
-Caches that decide a build are logged as they were given. Data made of a seed is made again; other data is logged where it
-is small enough, and told by its digest in any case.
+Caches are logged unchanged. Random data is made again from its seed. Other data is logged if it is small enough; its digest is
+always logged.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from trtops.tracking import schema
 from trtops.tracking.base import Run
 
 LARGEST_DATA = 64 << 20
-"""Bytes of input data that a run keeps."""
+"""Maximum bytes of input data in a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Material(Record):
-    """One thing that a build was given.
+    """One input of a build.
 
     Attributes:
-        name: What it is: ``timing_cache``, ``calibration_cache``, ``replay``, ``denied``, ``data`` or ``golden``.
-        sha256: Its digest: of the file's bytes, or of what is in it where its name says so (``data``, ``replay``, ``denied``).
-        path: The artifact that holds it; empty if it was not logged.
+        name: ``timing_cache``, ``calibration_cache``, ``replay``, ``denied``, ``data`` or ``golden``.
+        sha256: SHA-256 of the file's bytes; for ``data``, ``replay`` and ``denied`` the digest of their content.
+        path: Its artifact; empty if it was not logged.
     """
 
     name: str
@@ -42,10 +42,10 @@ class Material(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Materials(Record):
-    """What a build was given.
+    """The inputs of a build.
 
     Attributes:
-        check: How it was evaluated, as the JSON of its config.
+        check: The config of its evaluation, as JSON.
         given: Caches, data and golden outputs.
     """
 
@@ -53,21 +53,21 @@ class Materials(Record):
     given: tuple[Material, ...] = field(default=())
 
     def of(self, name: str) -> Material | None:
-        """The material of a name, if the build was given one."""
+        """The input with this name, or None."""
         return next((each for each in self.given if each.name == name), None)
 
 
 def log_materials(
     run: Run, *, caches: Caches, check: Record, feeds: Iterable[Feed], data: str | None, golden: str | None
 ) -> None:
-    """Log what a build is given.
+    """Log the inputs of a build.
 
     Args:
         run: Its run.
-        caches: What the builder is given.
-        check: How the engine will be evaluated.
-        feeds: The inputs that it will be evaluated on; read once.
-        data: Where they come from; None if they are made of a seed, and need not be kept.
+        caches: The builder's caches.
+        check: The config of the evaluation.
+        feeds: The data for the evaluation; read once.
+        data: The source of that data; None if it is random and need not be kept.
         golden: A file of golden outputs, if they are not computed.
     """
     given = [*_log_caches(run, caches), _log_data(run, feeds, keep=data is not None)]
@@ -115,5 +115,5 @@ def _log_data(run: Run, feeds: Iterable[Feed], *, keep: bool) -> Material:
 
 
 def read_materials(data: bytes | None) -> Materials | None:
-    """What :func:`log_materials` wrote; None for a run that was logged before there was such a thing."""
+    """Read what :func:`log_materials` wrote; None for a run without it."""
     return None if data is None else Materials.from_dict(json.loads(data))

@@ -1,16 +1,15 @@
-"""Every tag, metric and artifact name, once, and how names of any kind fit into the store.
+"""Names of all tags, metrics and artifacts, and how names and values fit into MLflow.
 
-A metric's name is a tuple of parts of any text, ``("error", "gpu_0/softmax:1", "max_abs")``. MLflow takes keys of letters,
-digits and ``_ - . : /`` and space, at most 250 long, that are also normal paths. :func:`metric_key` maps the one to the
-other and :func:`metric_name` maps it back:
+A metric's name is a tuple of texts, ``("error", "gpu_0/softmax:1", "max_abs")``. MLflow accepts keys of letters, digits and
+``_ - . : /`` and space, at most 250 characters long, that are also normal paths. :func:`metric_key` encodes a name as such a
+key, and :func:`metric_name` decodes it:
 
-* parts are joined by ``/``, so a chart section in the UI is the name without its last part;
-* letters and digits of every script, ``_``, ``.`` and ``:`` stand for themselves, ``--`` stands for a hyphen, ``-5b-``
-  for the character U+005B, ``-empty-`` for an empty part;
-* a part too long to fit is cut to ``head-cut-<digest>-``; its whole text goes beside it in tags (:func:`pieces`).
+* Parts are joined by ``/``, so that the UI groups charts by all parts but the last.
+* Letters and digits of every script, ``_``, ``.`` and ``:`` are kept. ``--`` stands for a hyphen, ``-5b-`` for the character
+  U+005B, ``-empty-`` for an empty part.
 
-Tag and param names are kept as they are where MLflow takes them. Values too long for it are cut in the same way, so that
-nothing is ever shortened without the whole being kept.
+Keys and values that are too long are cut in the middle by :func:`shortened`. Further tags keep their whole text
+(:func:`overflow_tags`), so that reading restores it.
 """
 
 from __future__ import annotations
@@ -280,16 +279,16 @@ class Artifact:
 _PLAIN = re.compile(r"[\w.:]")
 _TOKEN = re.compile(r"-(-|[0-9a-f]+-|empty-)")
 _LEGAL = re.compile(r"[/\w.\- :]+")
-_CUT = re.compile(r"-cut-([0-9a-f]{16})-$")
-_CUT_VALUE = re.compile(r"\.\.\. \[cut: \d+ characters, sha256 ([0-9a-f]{16})\]$")
-_PIECE = "trtops.long."
+_CUT = re.compile(r"-cut-([0-9a-f]{16})-")  # no encoded text contains this: 16 digits are more than any character has
+_OVERFLOW = "trtops.long."
+_TAIL = 60
 
 
 def encode(part: str) -> str:
-    """One part of a metric name as text that is legal anywhere in an MLflow key; of any length."""
+    """One part of a metric name as text that is legal anywhere in an MLflow key, of any length."""
     if not part:
         return "-empty-"
-    # A leading dot could make a key that climbs out of its folder.
+    # A leading dot could make a key that leaves its folder.
     head = "-2e-" if part[0] == "." else ""
     return head + "".join(
         c if _PLAIN.match(c) else "--" if c == "-" else f"-{ord(c):x}-" for c in (part[1:] if head else part)
@@ -313,7 +312,7 @@ def decode(text: str) -> str:
     except (ValueError, OverflowError):
         rest = "-"
     if "-" in rest or not text:
-        raise errors.FormatError(f"{text!r} is no encoded name part: a '-' stands alone. Expected '--' or '-5b-'.")
+        raise errors.FormatError(f"{text!r} is not an encoded name part: found a lone '-', expected '--' or '-5b-'.")
     return part
 
 
@@ -323,145 +322,114 @@ def metric_key(name: MetricName) -> str:
     Raises:
         LogError: If the name has no parts.
     """
-    if not name:
-        raise errors.LogError("A metric's name has no parts; expected one or more, such as ('build', 'seconds').")
-    # Cut the longest part until the key fits. Where a part that was cut already is the longest, nothing of the name remains.
-    parts = [encode(part) for part in name]
-    while len("/".join(parts)) > MAX_KEY:
-        longest = max(range(len(parts)), key=lambda i: len(parts[i]))
-        excess = len("/".join(parts)) - MAX_KEY
-        whole = encode(name[longest])
-        room = len(whole) - excess - len(_cut_text("", whole))
-        if parts[longest] != whole:
-            return _cut_text("", _encoded_name(name))
-        parts[longest] = _cut_text(whole[: max(room, 0)], whole)
-    return "/".join(parts)
+    return shortened(_encoded_name(name), MAX_KEY)
 
 
 def metric_name(key: str, long: Mapping[str, str] | None = None) -> MetricName:
-    """The name that :func:`metric_key` made a key from.
+    """The name that :func:`metric_key` encoded.
 
     Args:
         key: The key.
-        long: Whole texts of cut parts, by digest (:func:`long_texts`). A cut part that is not among them stays as it is.
+        long: Whole texts of shortened ones, by digest (:func:`long_texts`).
 
     Raises:
-        FormatError: If :func:`metric_key` makes no such key.
+        FormatError: If :func:`metric_key` makes no such key, or its whole text is missing.
     """
-    if (cut := _CUT.match(key)) and (whole := (long or {}).get(cut[1])) is not None:
-        if "/" in whole:
-            return tuple(decode(part) for part in whole.split("/"))
-        return (decode(whole),)
-    return tuple(_restore_part(part, long or {}) for part in key.split("/"))
+    return tuple(map(decode, restored(key, long or {}).split("/")))
+
+
+def _encoded_name(name: MetricName) -> str:
+    if not name:
+        raise errors.LogError("A metric's name has no parts; expected one or more, such as ('build', 'seconds').")
+    return "/".join(map(encode, name))
 
 
 def key(text: str) -> str:
-    """A tag's or param's name as an MLflow key: the name itself wherever MLflow takes it."""
-    if _is_legal(text) and not text.startswith("-"):
-        return text
-    encoded = encode(text)
-    if len(encoded) < MAX_KEY:
-        return "-" + encoded
-    return "-" + _cut_text(encoded[: MAX_KEY - 1 - len(_cut_text("", encoded))], encoded)
+    """A tag's or param's name as an MLflow key: the name itself if MLflow accepts it."""
+    return text if _is_legal(text) else "-" + shortened(encode(text), MAX_KEY - 1)
 
 
 def name(stored: str, long: Mapping[str, str] | None = None) -> str:
-    """The name that :func:`key` made a key from; ``long`` as in :func:`metric_name`.
+    """The name that :func:`key` encoded; ``long`` as in :func:`metric_name`.
 
     Raises:
         FormatError: If :func:`key` makes no such key.
     """
     if not stored.startswith("-"):
         return stored
-    found = _restore_part(stored[1:], long or {})
-    if not _CUT.search(stored) and key(found) != stored:
-        raise errors.FormatError(f"{stored!r} is no encoded name: {found!r} needs no encoding.")
+    found = decode(restored(stored[1:], long or {}))
+    if key(found) != stored:
+        raise errors.FormatError(f"{stored!r} is not an encoded name: {found!r} needs no encoding.")
     return found
 
 
 def _is_legal(text: str) -> bool:
-    """Whether MLflow takes a key as it is (mlflow.utils.validation)."""
+    """True if MLflow accepts a key as it is (mlflow.utils.validation), and it does not look like an encoded one."""
     return (
         _LEGAL.fullmatch(text) is not None
         and len(text) <= MAX_KEY
         and posixpath.normpath(text) == text
         and text != "."
-        and not text.startswith(("..", "/"))
+        and not text.startswith(("..", "/", "-"))
     )
 
 
-def _short_digest(text: str) -> str:
-    return sha256(text.encode("utf-8"))[:16]
+def shortened(text: str, limit: int) -> str:
+    """A text of at most ``limit`` characters: of a longer one, the middle is replaced by its digest."""
+    if len(text) <= limit:
+        return text
+    mark = f"-cut-{_short_digest(text)}-"
+    tail = text[-min(_TAIL, limit - len(mark)) :]
+    return text[: limit - len(mark) - len(tail)] + mark + tail
 
 
-def _cut_text(head: str, whole: str) -> str:
-    return f"{head}-cut-{_short_digest(whole)}-"
-
-
-def _encoded_name(name: MetricName) -> str:
-    return "/".join(encode(part) for part in name)
-
-
-def _restore_part(part: str, long: Mapping[str, str]) -> str:
-    cut = _CUT.search(part)
-    if cut is None:
-        return decode(part)
-    whole = long.get(cut[1])
-    return part if whole is None else decode(whole)
-
-
-def pieces(encoded: str) -> dict[str, str]:
-    """Tags that keep a text too long for where it belongs, found again by :func:`long_texts`."""
-    digest = _short_digest(encoded)
-    return {
-        f"{_PIECE}{digest}.{i}": encoded[start : start + MAX_TAG]
-        for i, start in enumerate(range(0, len(encoded), MAX_TAG))
-    }
-
-
-def name_pieces(name: MetricName) -> dict[str, str]:
-    """Tags with the whole text of whatever :func:`metric_key` cuts from this name; mostly none."""
-    key = metric_key(name)
-    if "-cut-" not in key:
+def overflow_tags(text: str, limit: int) -> dict[str, str]:
+    """Tags that keep the whole of a text that :func:`shortened` cuts; none if it fits."""
+    if len(text) <= limit:
         return {}
-    if _CUT.match(key):
-        return pieces(_encoded_name(name))
-    return {
-        tag: value
-        for part, shown in zip(name, key.split("/"))
-        if _CUT.search(shown)
-        for tag, value in pieces(encode(part)).items()
-    }
+    starts = range(0, len(text), MAX_TAG)
+    return {f"{_OVERFLOW}{_short_digest(text)}.{i}": text[at : at + MAX_TAG] for i, at in enumerate(starts)}
 
 
-def key_pieces(text: str) -> dict[str, str]:
-    """The same for :func:`key`."""
-    shown = key(text)
-    return pieces(encode(text)) if shown.startswith("-") and _CUT.search(shown) else {}
+def name_overflow(name: MetricName) -> dict[str, str]:
+    """The :func:`overflow_tags` of a metric's name."""
+    return overflow_tags(_encoded_name(name), MAX_KEY)
+
+
+def key_overflow(text: str) -> dict[str, str]:
+    """The :func:`overflow_tags` of a tag's or param's name."""
+    return {} if _is_legal(text) else overflow_tags(encode(text), MAX_KEY - 1)
 
 
 def long_texts(tags: Mapping[str, str]) -> dict[str, str]:
-    """The texts that :func:`pieces` put into tags, by digest; one with a piece missing or changed is left out."""
+    """The texts of all :func:`overflow_tags`, by digest; texts with a missing or changed piece are left out."""
     found: dict[str, dict[int, str]] = {}
     for tag, value in tags.items():
-        if tag.startswith(_PIECE):
-            digest, _, index = tag[len(_PIECE) :].partition(".")
+        if tag.startswith(_OVERFLOW):
+            digest, _, index = tag[len(_OVERFLOW) :].partition(".")
             if index.isdecimal() and len(index) < 10:
                 found.setdefault(digest, {})[int(index)] = value
     texts = {digest: "".join(text for _, text in sorted(parts.items())) for digest, parts in found.items()}
     return {digest: text for digest, text in texts.items() if _short_digest(text) == digest}
 
 
-def is_internal(tag: str) -> bool:
-    """Whether a tag belongs to the encoding, and was set by no user."""
-    return tag.startswith((_PIECE, _FINITE))
+def restored(shown: str, long: Mapping[str, str]) -> str:
+    """The text that :func:`shortened` was given; the same text if it was not cut or its whole is missing."""
+    cut = _CUT.search(shown)
+    whole = long.get(cut[1]) if cut else None
+    return whole if whole is not None and shortened(whole, len(shown)) == shown else shown
 
 
-def shown_value(what: str, text: str, limit: int) -> tuple[str, dict[str, str]]:
-    """A param's or tag's value as the store takes it, and the tags that keep the whole of it if it had to be cut.
+def is_overflow(tag: str) -> bool:
+    """True for a tag that keeps a part of a long text."""
+    return tag.startswith(_OVERFLOW)
+
+
+def check_value(what: str, text: str) -> None:
+    """Refuse a param's or tag's value that is longer than :data:`MAX_TEXT`, or cannot be written as UTF-8.
 
     Raises:
-        LogError: If it is longer than :data:`MAX_TEXT`, or no text that can be written.
+        LogError: If it is one of these.
     """
     if len(text) > MAX_TEXT:
         raise errors.LogError(
@@ -471,20 +439,14 @@ def shown_value(what: str, text: str, limit: int) -> tuple[str, dict[str, str]]:
         text.encode("utf-8")
     except UnicodeEncodeError as exc:
         raise errors.LogError(f"{what} has a value that is not Unicode text ({exc.reason} at {exc.start}).") from None
-    if len(text) <= limit:
-        return text, {}
-    note = f"... [cut: {len(text)} characters, sha256 {_short_digest(text)}]"
-    return text[: limit - len(note)] + note, pieces(text)
 
 
-def whole_value(shown: str, long: Mapping[str, str]) -> str:
-    """What :func:`shown_value` was given."""
-    cut = _CUT_VALUE.search(shown)
-    return long.get(cut[1], shown) if cut else shown
+def _short_digest(text: str) -> str:
+    return sha256(text.encode("utf-8", "surrogatepass"))[:16]
 
 
 def text(value: object) -> str:
-    """A param's value as text: strings as they are, numbers in full, everything else as JSON.
+    """A param's value as text: strings unchanged, numbers in full, everything else as JSON.
 
     Raises:
         LogError: If the value has no JSON form.
@@ -494,25 +456,23 @@ def text(value: object) -> str:
     try:
         plain = to_jsonable(value)
     except TypeError as exc:
-        raise errors.LogError(
-            f"A param has a value that cannot be kept: {exc}. Give a number, a text or JSON."
-        ) from None
+        raise errors.LogError(f"A param's value cannot be stored: {exc}. Expected a number, a text or JSON.") from None
     return plain if isinstance(plain, str) else canonical_json(plain)
 
 
 def flat_params(value: Record | Mapping[str, object]) -> dict[str, str]:
-    """A config as params, flat: ``options.builder_level``. Lists stay whole, as JSON."""
+    """A config as flat params, such as ``options.builder_level``. Lists become JSON."""
+
+    def items(prefix: str, value: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+        for key, item in value.items():
+            if isinstance(item, dict) and item:
+                yield from items(f"{prefix}{key}.", item)
+            else:
+                yield f"{prefix}{key}", text(item)
+
     plain = to_jsonable(value)
     assert isinstance(plain, dict)
-    return dict(_flat_items("", plain))
-
-
-def _flat_items(prefix: str, value: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    for key, item in value.items():
-        if isinstance(item, dict) and item:
-            yield from _flat_items(f"{prefix}{key}.", item)
-        else:
-            yield f"{prefix}{key}", text(item)
+    return dict(items("", plain))
 
 
 def number(name: MetricName, value: object) -> float:
@@ -528,9 +488,9 @@ def number(name: MetricName, value: object) -> float:
 
 
 def log10_twins(metrics: Mapping[MetricName, float]) -> dict[MetricName, float]:
-    """Decimal logarithms of the positive, finite ones among ``("error", output, statistic)``.
+    """Decimal logarithms of the positive, finite values among ``("error", output, statistic)``.
 
-    Give it the magnitudes (maximum, mean), not counts: the UI shows 0.0004 as 0.00, and -3.4 as -3.40.
+    Only for magnitudes (maximum, mean), not for counts: the UI shows 0.0004 as 0.00, and -3.4 as -3.40.
     """
     return {
         (Metric.ERROR_LOG10, *name[1:]): math.log10(value)
@@ -540,26 +500,18 @@ def log10_twins(metrics: Mapping[MetricName, float]) -> dict[MetricName, float]:
 
 
 def metric_names(names: Iterable[MetricName]) -> dict[str, list[str]]:
-    """What :data:`Artifact.NAMES` holds: keys to parts, for each key that is not simply its parts joined."""
+    """The content of :data:`Artifact.NAMES`: keys to parts, for each key that is not just the parts joined."""
     return {key: list(name) for name in names if (key := metric_key(name)) != "/".join(name)}
 
 
 MAX_FLOAT = 1.7976931348623157e308
-_FINITE = "trtops.finite."
 
 
 def stored_number(value: float) -> float:
-    """A metric's value as MLflow stores it: infinities become the largest floats, as its SQL store has it."""
+    """A metric's value for MLflow, whose SQL store has no infinities: they become the largest floats."""
     return math.copysign(MAX_FLOAT, value) if math.isinf(value) else value
 
 
-def finite_tag(key: str) -> str:
-    """Name of the tag that says that a metric which is the largest float really is that and no infinity."""
-    return f"{_FINITE}{_short_digest(key)}"
-
-
-def read_number(key: str, value: float, tags: Mapping[str, str]) -> float:
-    """What :func:`stored_number` was given."""
-    if abs(value) == MAX_FLOAT and tags.get(finite_tag(key)) != "true":
-        return math.copysign(math.inf, value)
-    return value
+def read_number(value: float) -> float:
+    """The value that :func:`stored_number` was given; the largest float itself is read as infinity."""
+    return math.copysign(math.inf, value) if abs(value) == MAX_FLOAT else value

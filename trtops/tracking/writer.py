@@ -1,6 +1,6 @@
-"""What all runs have in common, whatever keeps them: checks, encodings, the manifest written last, a single end.
+"""The common part of all runs: checks, encodings, the manifest written last, and a single end.
 
-A tracker's run implements the few abstract methods of :class:`RunWriter`; its stored run the one of :class:`RunReader`.
+A tracker's run implements the abstract methods of :class:`RunWriter`, and its stored run those of :class:`RunReader`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from trtops.processes import temporary_prefix
 from trtops.record import JSONValue, Record, canonical_json, sha256, sha256_file, to_jsonable
 from trtops.tracking import owner, schema
 from trtops.tracking.base import ArtifactEntry, Dropped, Manifest, MetricName, RunInfo, RunStatus, Verdict, incomplete
+from trtops.tracking.disk_space import check_space
 from trtops.tracking.ids import new_local_id
-from trtops.tracking.room import check_room
 from trtops.tracking.schema import Artifact, Kind, Tag
 
 logger = logging.getLogger(__name__)
 
 _BLOCK = 1 << 18
-_STATED = (Artifact.SPEC, Artifact.ENVIRONMENT, Artifact.MATERIALS)
+_SIGNED = (Artifact.SPEC, Artifact.ENVIRONMENT, Artifact.MATERIALS)
 _REWRITTEN = (Artifact.NAMES, Artifact.SIGNATURE)
 
 
@@ -47,22 +47,22 @@ class RunWriter(ABC):
         self._lock = threading.RLock()
         self._artifacts: dict[str, ArtifactEntry] = {}
         self._names: set[MetricName] = set()
-        self._stated: dict[str, bytes] = {}
+        self._signed_files: dict[str, bytes] = {}
         self._sealed = False
         self._whole = False
         self._ended: RunStatus | None = None
 
     def reserve(self, size: int) -> None:
-        """Make sure that artifacts of so many bytes can be written."""
+        """Check that ``size`` bytes of artifacts can be written."""
         for folder in self._folders():
-            check_room(folder, size)
+            check_space(folder, size)
 
     def log_params(self, params: Mapping[str, object]) -> None:
         """Log options; values are stored as text, nested ones as JSON."""
         self._must_be_open()
         texts = masked_values({name: schema.text(value) for name, value in params.items()})
         for name, value in texts.items():
-            schema.shown_value(f"Param {name!r}", value, schema.MAX_PARAM)
+            schema.check_value(f"Param {name!r}", value)
         self._put_params(texts)
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
@@ -70,7 +70,7 @@ class RunWriter(ABC):
         self._must_be_open()
         texts = masked_values(tags)
         for name, value in texts.items():
-            schema.shown_value(f"Tag {name!r}", value, schema.MAX_TAG)
+            schema.check_value(f"Tag {name!r}", value)
         self._put_tags(texts)
 
     def log_metrics(self, metrics: Mapping[MetricName, float]) -> None:
@@ -96,7 +96,7 @@ class RunWriter(ABC):
         self._log_artifact(data, path)
 
     def log_text(self, text: str, path: str) -> None:
-        r"""Write text, in UTF-8, as artifact ``path``; a lone surrogate becomes ``\udc80``, which is right in JSON too."""
+        r"""Write text, in UTF-8, as artifact ``path``; a lone surrogate is written as ``\udc80``, which JSON allows too."""
         self._log_artifact(masked(text).encode("utf-8", "backslashreplace"), path)
 
     def log_json(self, value: Record | JSONValue, path: str) -> None:
@@ -104,7 +104,7 @@ class RunWriter(ABC):
         self.log_text(json_text(value), path)
 
     def finish(self, verdict: Verdict | None = None) -> None:
-        """Write the verdict, then the manifest, and end the run; nothing if it has ended."""
+        """Write the verdict, then the manifest, and end the run; no effect if it has ended."""
         with self._lock:
             if self._ended:
                 return
@@ -118,15 +118,15 @@ class RunWriter(ABC):
             if signing.signs_here():
                 self._put_artifact(self._signed(manifest, entries, verdict), Artifact.SIGNATURE)
                 last.append(Artifact.SIGNATURE)
-            self._sync([entry.path for entry in entries])  # the manifest must not reach the disk before what it lists
+            self._sync([entry.path for entry in entries])  # the manifest must not reach the disk before the files
             self._put_artifact(manifest, Artifact.MANIFEST)
             self._sync(last)
-            self._whole = True  # from here on only the status is missing, and fail() must not take the rest back
+            self._whole = True  # only the status is missing now, and fail() must not undo the rest
             self._end("finished")
             self._ended = "finished"
 
     def fail(self, error: BaseException | str) -> None:
-        """End the run as failed, with the error's text and the verdict ``error`` as tags; nothing if it has ended."""
+        """End the run as failed, with the error's text and the verdict ``error`` as tags; no effect if it has ended."""
         with self._lock:
             if self._ended:
                 return
@@ -135,26 +135,26 @@ class RunWriter(ABC):
                 if self._whole:  # only the status that finish() sets was lost
                     self._end("finished")
                 else:
-                    # The tag of a manifest that could not be written would say that there is one.
+                    # A digest of a manifest that could not be written would make the run look finished.
                     unsealed = {Tag.MANIFEST_SHA256: ""} if self._sealed else {}
                     text = error_text(error)
                     note = failure_note(self.id, text)
                     self._put_failure({Tag.ERROR: text, Tag.VERDICT: "error", Tag.NOTE: note, **unsealed})
-            except Exception as exc:  # the error that the run fails with matters more
+            except Exception as exc:  # the error that made the run fail is more important
                 logger.warning("Run %s could not be marked as %s: %s", self.id, self._ended, exc)
 
-    def take_over(self, artifacts: Iterable[ArtifactEntry], names: Iterable[MetricName]) -> None:
-        """Start with what an earlier process logged to this run; see :meth:`Tracker.reopen`."""
+    def continue_from(self, artifacts: Iterable[ArtifactEntry], names: Iterable[MetricName]) -> None:
+        """Start with the artifacts and metric names that an earlier process logged to this run."""
         with self._lock:
             self._artifacts = {entry.path: entry for entry in artifacts if entry.path not in _REWRITTEN}
             self._names = set(names)
 
     def restore(self, info: RunInfo, artifacts: Mapping[str, Path]) -> None:
-        """Write all of a run that was kept elsewhere, and end it as and when it ended.
+        """Write all of a run from the spool, and end it with its own status and time.
 
         Args:
             info: The run.
-            artifacts: Its artifacts by their paths, the manifest last.
+            artifacts: Its artifacts by path, the manifest last.
         """
         with self._lock:
             self._put_params(info.params)
@@ -171,15 +171,17 @@ class RunWriter(ABC):
             return tuple(self._artifacts.values()), frozenset(self._names)
 
     def _signed(self, manifest: bytes, entries: Iterable[ArtifactEntry], verdict: Verdict | None) -> bytes:
-        """The signature over the manifest, with what was built, from what, where and by whom."""
-        said = {path: json.loads(data) for path, data in self._stated.items()}
+        """The signature over the manifest, the spec, the inputs, the environment and the verdict."""
+        documents = {path: json.loads(data) for path, data in self._signed_files.items()}
         subjects = {Artifact.MANIFEST: sha256(manifest)} | {entry.path: entry.sha256 for entry in entries}
         predicate = {
             "buildDefinition": {
                 "buildType": "urn:trtops:build:1",
-                "externalParameters": {"spec": said.get(Artifact.SPEC)},
-                "internalParameters": {"environment": said.get(Artifact.ENVIRONMENT)},
-                "resolvedDependencies": _build_materials(said.get(Artifact.SPEC), said.get(Artifact.MATERIALS)),
+                "externalParameters": {"spec": documents.get(Artifact.SPEC)},
+                "internalParameters": {"environment": documents.get(Artifact.ENVIRONMENT)},
+                "resolvedDependencies": _build_materials(
+                    documents.get(Artifact.SPEC), documents.get(Artifact.MATERIALS)
+                ),
             },
             "runDetails": {
                 "builder": {"id": f"urn:trtops:host:{owner.current().host}"},
@@ -193,8 +195,8 @@ class RunWriter(ABC):
         self._put_tags(tags)
         self._end("failed")
 
-    def _sync(self, paths: Iterable[str]) -> None:  # noqa: B027 - most have no disk of their own
-        """Have the disk hold these artifacts for good, where they are on a disk of this machine."""
+    def _sync(self, paths: Iterable[str]) -> None:  # noqa: B027 - only a local store has a disk
+        """Wait until the disk holds these artifacts, if they are on a disk of this machine."""
 
     def _folders(self) -> list[Path]:
         """Folders of this machine that artifacts are written to."""
@@ -215,13 +217,13 @@ class RunWriter(ABC):
             for other in self._artifacts:
                 if other.startswith(f"{path}/") or path.startswith(f"{other}/"):
                     raise errors.LogError(
-                        f"Artifact path {path!r} makes a folder of a file beside {other!r}. Choose another."
+                        f"Artifact path {path!r} conflicts with {other!r}: one is a folder in the other. Choose another."
                     )
         entry = self._put_artifact(source, path)
         with self._lock:
             self._artifacts[path] = entry
-            if path in _STATED and isinstance(source, bytes):
-                self._stated[path] = source
+            if path in _SIGNED and isinstance(source, bytes):
+                self._signed_files[path] = source
 
     @abstractmethod
     def _put_params(self, params: Mapping[str, str]) -> None:
@@ -229,19 +231,19 @@ class RunWriter(ABC):
 
     @abstractmethod
     def _put_tags(self, tags: Mapping[str, str]) -> None:
-        """Store tags, over those that are there."""
+        """Store tags, replacing earlier values."""
 
     @abstractmethod
     def _put_metrics(self, metrics: Mapping[MetricName, float]) -> None:
-        """Store metrics, over those that are there. One call at a time."""
+        """Store metrics, replacing earlier values. One call at a time."""
 
     @abstractmethod
     def _put_artifact(self, source: Path | bytes, path: str) -> ArtifactEntry:
-        """Store an artifact, whole or not at all, over one that is there."""
+        """Store an artifact, whole or not at all, replacing an earlier one."""
 
     @abstractmethod
     def _end(self, status: RunStatus, at: float | None = None) -> None:
-        """Store how the run ended, and when, in seconds since the epoch; now unless given."""
+        """Store the final status and the time, in seconds since the epoch; now unless given."""
 
 
 class RunReader(ABC):
@@ -268,7 +270,7 @@ class RunReader(ABC):
         """A local file with the artifact's content, checked against the manifest; for reading only."""
         entry = self._entry(path)
         file = self._file(entry)
-        # Hashed once per state of the file: engines are large, and asked for again and again.
+        # Hashed once per state of the file: engines are large and read repeatedly.
         stat = file.stat()
         state = (file, stat.st_size, stat.st_mtime_ns)
         if self._checked.get(path) != state:
@@ -280,17 +282,17 @@ class RunReader(ABC):
     def _entry(self, path: str) -> ArtifactEntry:
         entry = self._entries.get(path)
         if (gone := next((each for each in self.manifest.dropped if each.artifact.path == path), None)) is not None:
-            raise incomplete(self.info.id, f"{path!r} was dropped to make room ({gone.why})")
+            raise incomplete(self.info.id, f"{path!r} was removed to free space ({gone.why})")
         if entry is None:
             raise incomplete(
-                self.info.id, f"no artifact {path!r} in it. {errors.near(path, self._entries)}".rstrip(". ")
+                self.info.id, f"it has no artifact {path!r}. {errors.near(path, self._entries)}".rstrip(". ")
             )
         return entry
 
     def _file(self, entry: ArtifactEntry) -> Path:
         file = self._fetch(entry)
         if file is None:
-            raise incomplete(self.info.id, f"its artifact {entry.path!r} is gone")
+            raise incomplete(self.info.id, f"its artifact {entry.path!r} is missing")
         return file
 
     def _mismatch(self, entry: ArtifactEntry, size: int) -> errors.IncompleteRunError:
@@ -302,15 +304,15 @@ class RunReader(ABC):
 
     @abstractmethod
     def unlisted(self, path: str) -> bytes | None:
-        """A file beside the manifest that it does not name; None if there is none."""
+        """A file that the manifest does not name; None if there is none."""
 
     @abstractmethod
     def _fetch(self, entry: ArtifactEntry) -> Path | None:
-        """A local file that should hold the artifact, or None if there is none."""
+        """A local file that should have the artifact's content, or None."""
 
 
 class Scratch:
-    """A temporary folder, made on first use, and removed by the process that made it."""
+    """A temporary folder, made on first use and removed by the process that made it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -318,7 +320,7 @@ class Scratch:
         self._pid = 0
 
     def folder(self) -> Path:
-        """The folder, removed with this object or at the end of the process; a forked child gets its own."""
+        """The folder. It is removed with this object or at the end of the process; a forked child gets its own."""
         with self._lock:
             if self._folder is None or self._pid != os.getpid():
                 self._folder, self._pid = Path(tempfile.mkdtemp(prefix=temporary_prefix("fetched"))), os.getpid()
@@ -332,7 +334,7 @@ def _remove_folder(folder: Path, pid: int) -> None:
 
 
 def read_manifest(run_id: str, data: bytes | None) -> Manifest:
-    """A manifest from its bytes; None stands for a missing one.
+    """A manifest from its bytes; None for a missing one.
 
     Raises:
         IncompleteRunError: If it is missing, damaged, or names a path outside the run.
@@ -351,14 +353,14 @@ def read_manifest(run_id: str, data: bytes | None) -> Manifest:
 
 
 def manifest_tags(manifest: bytes, entries: Iterable[ArtifactEntry]) -> dict[str, str]:
-    """The digests of a run as its tags tell them: of its manifest, and of every artifact unless there are too many."""
+    """Tags with the digests of the manifest and of every artifact; the latter only if they fit."""
     digests = canonical_json({entry.path: entry.sha256 for entry in entries})
     tags = {Tag.MANIFEST_SHA256: sha256(manifest)}
     return tags | ({Tag.DIGESTS: digests} if len(digests) <= schema.MAX_TEXT else {})
 
 
 def without_dropped(manifest: Manifest, paths: Collection[str], why: str) -> Manifest:
-    """A manifest that says of artifacts that they were dropped, now and for this reason."""
+    """The manifest after artifacts were dropped now, for this reason."""
     gone = tuple(
         Dropped(artifact=entry, at=time.time(), why=masked(why)) for entry in manifest.artifacts if entry.path in paths
     )
@@ -369,17 +371,17 @@ def without_dropped(manifest: Manifest, paths: Collection[str], why: str) -> Man
 
 
 def _build_materials(spec: Any, materials: Any) -> list[dict[str, Any]]:
-    """What a build was made from, as the statement over it lists it."""
+    """The inputs of a build, for the signed statement."""
     named = {"model": (spec or {}).get("model_sha256")}
     named |= {each["name"]: each["sha256"] for each in (materials or {}).get("given", ())}
     return [{"name": name, "digest": {"sha256": digest}} for name, digest in named.items() if digest]
 
 
 def starting_tags(kind: Kind, tags: Mapping[str, str] | None) -> dict[str, str]:
-    """The tags that every run starts with, and the caller's.
+    """The first tags of every run, with those of the caller.
 
     Raises:
-        ConfigError: If the kind is unknown, or the key that the run is to be signed with cannot be read.
+        ConfigError: If the kind is unknown, or the signing key cannot be read.
     """
     signing.check_key()
     if kind not in schema.KINDS:
@@ -395,23 +397,21 @@ def starting_tags(kind: Kind, tags: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def check_reopening(info: RunInfo, *, whole: bool) -> None:
-    """Refuse to resume a run that is whole, or that its process may still be writing.
+    """Refuse to resume a run that is complete, or that its process may still be writing.
 
     Raises:
         LogError: If it is one of these.
     """
     if whole or info.status == "finished":
-        raise errors.LogError(f"Run {info.id} is whole; nothing can be logged to it any more. Start another.")
-    if info.status != "running":
-        return
-    if not owner.is_abandoned(info):
+        raise errors.LogError(f"Run {info.id} is complete; nothing can be logged to it. Start another.")
+    if info.status == "running" and not owner.is_abandoned(info):
         raise errors.LogError(
-            f"{owner.told(info)} Wait for its end, or close the run: trtops runs close {info.id} --force"
+            f"{owner.describe_owner(info)} Wait for its end, or close the run: trtops runs close {info.id} --force"
         )
 
 
 def checked_names(experiment: str, name: str) -> tuple[str, str]:
-    """Names of an experiment and of a run without secrets; refuses what a store would change or cut.
+    """Names of an experiment and of a run, with secrets masked.
 
     Raises:
         ConfigError: If one is empty or too long.
@@ -425,7 +425,7 @@ def checked_names(experiment: str, name: str) -> tuple[str, str]:
 
 
 def check_path(path: str) -> None:
-    """Refuse artifact paths that leave the run or that a store would change.
+    """Refuse artifact paths that leave the run, or that a store would change.
 
     Raises:
         LogError: If the path is not relative and normal, or has a reserved name in it.
@@ -437,29 +437,25 @@ def check_path(path: str) -> None:
         or any(len(os.fsencode(part)) > 255 for part in parts)
     ):
         raise errors.LogError(
-            f"Artifact path {path[:300]!r} is not one: expected names of at most 255 bytes with '/' between them, "
+            f"Artifact path {path[:300]!r} is not allowed: expected names of at most 255 bytes with '/' between them, "
             "such as 'engine/model.plan'."
         )
 
 
 TEMPORARY = ".artifact.uploading."
-"""Prefix of files that are being written: MLflow's own, which its listings leave out."""
-
-
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-"""Numbers of the system's errors that say that nothing more can be written there."""
+"""Prefix of files that are being written; MLflow uses the same and leaves them out of its listings."""
 
 
 def write_artifact(source: Path | bytes, target: Path, path: str) -> ArtifactEntry:
-    """Copy a file, or write bytes, so that the target appears whole or not at all; the content is hashed meanwhile.
+    """Copy a file, or write bytes, so that the target appears whole or not at all, and hash the content.
 
     Args:
-        source: What to write.
-        target: Where; its folders are made.
+        source: The file or bytes to write.
+        target: The new file; its folders are made.
         path: The artifact's path, for the entry.
 
     Raises:
-        LogError: If it could not be written (a full disk, say); nothing is left behind.
+        LogError: If it could not be written, for example on a full disk; nothing is left behind.
     """
     temporary = target.parent / f"{TEMPORARY}{os.getpid()}.{threading.get_ident()}.{os.urandom(4).hex()}"
     try:
@@ -471,7 +467,8 @@ def write_artifact(source: Path | bytes, target: Path, path: str) -> ArtifactEnt
             temporary.unlink(missing_ok=True)
             raise
     except OSError as exc:
-        kind = errors.NoRoomError if exc.errno in NO_ROOM else errors.LogError
+        full = exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+        kind = errors.NoRoomError if full else errors.LogError
         raise kind(f"Artifact {path!r} could not be written to {target.parent}: {exc}.") from exc
     return entry
 
@@ -491,10 +488,10 @@ def _copy_and_hash(source: Path | bytes, target: Path, path: str) -> ArtifactEnt
 
 
 def failure_note(run_id: str, error: str) -> str:
-    """The description of a run that did not come to its end: what happened, and what to do next."""
+    """The description of a run that did not finish: the error, and what to do next."""
     shown = error.replace("```", "~~~")[: schema.MAX_TAG // 2]
-    lines = ("**error** · ended before its time", "", "```text", shown, "```", "", "**Next**", "", "```sh")
-    return "\n".join([*lines, f"trtops inspect run {run_id}  # all that the store holds of it", "```"])
+    lines = ("**error** · did not finish", "", "```text", shown, "```", "", "**Next**", "", "```sh")
+    return "\n".join([*lines, f"trtops inspect run {run_id}  # everything in the store about it", "```"])
 
 
 def json_text(value: Record | JSONValue) -> str:
@@ -505,7 +502,7 @@ def json_text(value: Record | JSONValue) -> str:
 
 
 def error_text(error: BaseException | str) -> str:
-    """An error as one text, short enough for a tag: of a very long one the middle is replaced by how much was left out."""
+    """An error as a text short enough for a tag; the middle of a very long one is left out."""
     text = masked(error if isinstance(error, str) else f"{type(error).__name__}: {error}")
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     if len(text) > schema.MAX_TAG:

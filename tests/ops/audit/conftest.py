@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import campaigns, models
+from tests.stores import copy_store
 from trtops import signing
 from trtops.ops.campaign.benches import close_benches
 from trtops.ops.campaign.debug_build import debug_build
@@ -22,7 +22,6 @@ from trtops.ops.evaluation.check import CheckConfig
 from trtops.record import canonical_json, sha256
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking.mlflow import MlflowTracker
-from trtops.tracking.mlflow.embedded import relocate
 from trtops.tracking.schema import Artifact, Tag
 
 QUICK = CheckConfig(iterations=2, latency_runs=2, warm_up=0, plots="never")
@@ -132,6 +131,5 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Logged]:
 def logged(pristine: Logged, tmp_path: Path) -> Logged:
     """A copy of the store, to be changed."""
     root = tmp_path / "mlruns"
-    shutil.copytree(pristine.root, root)
-    relocate(root)
+    copy_store(pristine.root, root)
     return Logged(root.resolve(), pristine.runs, pristine.key, pristine.private)

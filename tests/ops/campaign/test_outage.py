@@ -15,11 +15,11 @@ from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import DebugBuildResult, Progress, debug_build
 from trtops.tracking import store
 from trtops.tracking.base import Tracker
-from trtops.tracking.keeping import KeepingTracker
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.mlflow import MlflowTracker, embedded
-from trtops.tracking.outbox import Outbox
+from trtops.tracking.offline import OfflineTracker
 from trtops.tracking.schema import Tag
+from trtops.tracking.spool import Spool
 
 BUILDS = 4
 
@@ -47,10 +47,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
 
 
 @pytest.fixture
-def tracker(server: MlflowServer, tmp_path: Path) -> KeepingTracker:
+def tracker(server: MlflowServer, tmp_path: Path) -> OfflineTracker:
     if not server.is_up:
         server.start()
-    return KeepingTracker(MlflowTracker(server.address), Outbox([tmp_path / "outbox"]))
+    return OfflineTracker(MlflowTracker(server.address), Spool(tmp_path / "spool"))
 
 
 Upload = Callable[[], tuple[int, str]]
@@ -58,11 +58,11 @@ Upload = Callable[[], tuple[int, str]]
 
 @pytest.fixture
 def upload(
-    server: MlflowServer, tracker: KeepingTracker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: MlflowServer, tracker: OfflineTracker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Upload:
     """`trtops store upload`: its exit code, and what it says."""
     monkeypatch.setenv("TRTOPS_TRACKING_WAIT", "0")
-    monkeypatch.setenv("TRTOPS_OUTBOX", str(tracker.outbox.places[0]))
+    monkeypatch.setenv("TRTOPS_SPOOL", str(tracker.spool.folder))
 
     def command() -> tuple[int, str]:
         store._open_once.cache_clear()  # each command is a process of its own
@@ -93,7 +93,7 @@ def what_is_kept(tracker: Tracker, campaign: str) -> object:
 
 
 def test_a_server_that_is_away_for_a_while_is_waited_for(
-    case, undisturbed, server: MlflowServer, tracker: KeepingTracker, monkeypatch: pytest.MonkeyPatch
+    case, undisturbed, server: MlflowServer, tracker: OfflineTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRTOPS_TRACKING_WAIT", "3600")
     model, campaign = case
@@ -109,14 +109,14 @@ def test_a_server_that_is_away_for_a_while_is_waited_for(
     for thread in back:
         thread.join()
 
-    assert len(back) == 1 and tracker.outbox.folders() == []
+    assert len(back) == 1 and tracker.spool.runs() == []
     assert what_is_kept(tracker.inner, result.run_id) == undisturbed[1]
     assert (result.good, result.bad) == (undisturbed[0].good, undisturbed[0].bad)
 
 
 @pytest.mark.parametrize("moment", [0, 2])
 def test_what_a_server_that_stays_away_would_have_got_is_kept_and_brought_in_by_one_command(
-    case, undisturbed, server: MlflowServer, tracker: KeepingTracker, upload: Upload, moment: int
+    case, undisturbed, server: MlflowServer, tracker: OfflineTracker, upload: Upload, moment: int
 ) -> None:
     model, campaign = case
 
@@ -126,17 +126,17 @@ def test_what_a_server_that_stays_away_would_have_got_is_kept_and_brought_in_by_
 
     result = debug_build(model, campaign, tracker=tracker, experiment=f"away at {moment}", progress=go_away)
 
-    kept = tracker.outbox.folders()
+    kept = tracker.spool.runs()
     assert len(kept) == 1 + (BUILDS - moment)  # the campaign, and each iteration that the server missed
     assert (result.good, result.bad) == (undisturbed[0].good, undisturbed[0].bad)
     assert upload()[0] == 3  # it is still away, and nothing is lost by asking
-    assert len(tracker.outbox.folders()) == len(kept)
+    assert len(tracker.spool.runs()) == len(kept)
 
     server.start()
     (done, said), again = upload(), upload()
 
-    assert (done, said.splitlines()[0]) == (0, f"{len(kept)} runs brought in, 0 left.")
-    assert again == (0, "0 runs brought in, 0 left.\n")
+    assert (done, said.splitlines()[0]) == (0, f"{len(kept)} runs uploaded, 0 left.")
+    assert again == (0, "0 runs uploaded, 0 left.\n")
     fresh = MlflowTracker(server.address)
     assert what_is_kept(fresh, result.run_id) == undisturbed[1]
     assert fresh.find(status="running") == [] and len(fresh.find(result.experiment)) == 1 + BUILDS

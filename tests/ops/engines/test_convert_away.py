@@ -6,17 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.tracking.test_keeping import NEVER, Gate, GatedTracker, come_back
 
 from tests import models
-from tests.tracking.test_keeping import NEVER, Gate, GatedTracker, come_back
 from trtops import errors
 from trtops.backend.base import Build
 from trtops.cli.main import main
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.tracking.keeping import KeepingTracker
-from trtops.tracking.outbox import Outbox
-from trtops.tracking.upload import upload
+from trtops.tracking.offline import OfflineTracker
+from trtops.tracking.spool import Spool, upload
 
 CONFIG = ConvertConfig(check=CheckConfig(latency_runs=0, plots="never"))
 
@@ -26,7 +25,7 @@ def test_once_it_is_built_an_engine_is_never_lost_whenever_the_store_goes_away(t
     calls, moment, kept, refused = NEVER, 0, 0, 0
     while moment < calls:
         memory = GatedTracker(Gate(range(moment, NEVER)))
-        tracker = KeepingTracker(memory, Outbox([tmp_path / str(moment)]))
+        tracker = OfflineTracker(memory, Spool(tmp_path / str(moment)))
         told: list[Build] = []
         try:
             result = convert(model, CONFIG, tracker=tracker, built=told.append)
@@ -39,9 +38,9 @@ def test_once_it_is_built_an_engine_is_never_lost_whenever_the_store_goes_away(t
             wanted, verdict = "finished", "good"
         if memory.gate.calls <= moment:
             calls = moment  # it was there all the time
-        kept += len(tracker.outbox.folders())
+        kept += len(tracker.spool.runs())
         come_back(memory)
-        assert all(each.outcome == "brought in" for each in upload(memory, tracker.outbox))
+        assert all(each.outcome == "uploaded" for each in upload(memory, tracker.spool))
 
         (info,) = memory.find("identity")
         assert (info.status, info.verdict) == (wanted, verdict), moment

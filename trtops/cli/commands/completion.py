@@ -5,6 +5,7 @@ The script asks for ids of runs and names of experiments when TAB is pressed: `t
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Iterator
 
@@ -12,6 +13,7 @@ from trtops.cli import registry
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import LOGGING, say
 from trtops.cli.main import load
+from trtops.errors import TrtopsError
 
 _WHAT = ("bash", "zsh", "fish", "runs", "experiments")
 GROUPS = (
@@ -35,10 +37,12 @@ def plan(args: Asked) -> str:
 def execute(plan: str) -> int:
     """Print the script, or the names."""
     if plan in ("runs", "experiments"):
-        from trtops.tracking.mlflow import names  # sqlite3, which help need not wait for
+        from trtops.tracking.store import existing_tracker  # imports MLflow, which the scripts do not need
 
-        found = names.run_names() if plan == "runs" else names.experiment_names()
-        say("\n".join(f"{name}\t{about}".rstrip() for name, about in found))
+        with contextlib.suppress(TrtopsError):  # a message in the middle of a line that is being typed helps nobody
+            found = existing_tracker().find(limit=200)
+            names = [f"{i.id}\t{i.name}".rstrip() for i in found] if plan == "runs" else {i.experiment for i in found}
+            say("\n".join(names))
     else:
         say(fish_script() if plan == "fish" else script(plan))
     return 0

@@ -25,9 +25,8 @@ from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticRecord
 from trtops.tactics.table import CampaignTable, Choice
 from trtops.tracking import builds, campaigns, schema
-from trtops.tracking.base import MetricName, RunInfo, StoredRun
+from trtops.tracking.base import MetricName, RegisteredVersion, RunInfo, StoredRun, Tracker
 from trtops.tracking.materials import Materials, read_materials
-from trtops.tracking.registry import RegisteredVersion, RegisteringTracker
 from trtops.tracking.signatures import check_signature
 from trtops.verdict import VERDICTS
 
@@ -73,7 +72,7 @@ class Shelf:
         keys: Public keys that builds must be signed with.
     """
 
-    tracker: RegisteringTracker
+    tracker: Tracker
     keys: tuple[str, ...] = ()
     _tables: dict[str, tuple[CampaignTable | None, dict[str, int]]] = field(default_factory=dict)
     _models: dict[tuple[str, ...], str] = field(default_factory=dict)

@@ -22,9 +22,8 @@ from trtops.ops.campaign.config import Place
 from trtops.ops.result import OnProgress, finish_with
 from trtops.spec import BackendName
 from trtops.tracking import builds, schema
-from trtops.tracking.base import Run, RunInfo, StoredRun, ended_if_whole
+from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker, ended_if_whole
 from trtops.tracking.owner import is_abandoned
-from trtops.tracking.registry import RegisteringTracker
 
 EXPERIMENT = "audit"
 _SAVE_SECONDS = 5.0
@@ -36,7 +35,7 @@ class _Audit:
     """One audit under way."""
 
     config: AuditConfig
-    tracker: RegisteringTracker
+    tracker: Tracker
     shelf: Shelf
     folder: Folder
 
@@ -133,7 +132,7 @@ def _place_of(backend: str, config: AuditConfig) -> Place:
 def audit(
     config: AuditConfig,
     *,
-    tracker: RegisteringTracker,
+    tracker: Tracker,
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
     progress: OnProgress | None = None,
@@ -198,7 +197,7 @@ def _check_given(config: AuditConfig) -> None:
 
 @contextlib.contextmanager
 def _begun_or_resumed(
-    config: AuditConfig, tracker: RegisteringTracker, experiment: str, tags: Mapping[str, str] | None
+    config: AuditConfig, tracker: Tracker, experiment: str, tags: Mapping[str, str] | None
 ) -> Iterator[tuple[Run, tuple[str, ...], dict[str, RunAudit]]]:
     """The audit's run, the runs that it looks at, and what an earlier process found of them."""
     asked = replace(config, resume=True).digest
@@ -221,7 +220,7 @@ def _begun_or_resumed(
         raise
 
 
-def _interrupted_audit(tracker: RegisteringTracker, experiment: str, asked: str) -> RunInfo | None:
+def _interrupted_audit(tracker: Tracker, experiment: str, asked: str) -> RunInfo | None:
     """The newest audit of the same that has no end, and that no living process works on."""
     for info in tracker.find(experiment, tags={schema.Tag.KIND: "audit", schema.Tag.AUDIT: asked}):
         info = ended_if_whole(tracker, info)
@@ -232,7 +231,7 @@ def _interrupted_audit(tracker: RegisteringTracker, experiment: str, asked: str)
     return None
 
 
-def _found_so_far(tracker: RegisteringTracker, info: RunInfo) -> tuple[tuple[str, ...], dict[str, RunAudit]]:
+def _found_so_far(tracker: Tracker, info: RunInfo) -> tuple[tuple[str, ...], dict[str, RunAudit]]:
     run_ids = tuple(json.loads(tracker.peek(info.id, schema.Artifact.AUDIT_RUNS) or b"[]"))
     part = json.loads(tracker.peek(info.id, schema.Artifact.AUDIT_PART) or b"[]")
     found = (RunAudit.from_dict(each) for each in part)
@@ -243,7 +242,7 @@ def _save_part(run: Run, done: Mapping[str, RunAudit]) -> None:
     run.log_json([each.to_dict() for each in done.values()], schema.Artifact.AUDIT_PART)
 
 
-def choose_runs(config: AuditConfig, tracker: RegisteringTracker) -> tuple[str, ...]:
+def choose_runs(config: AuditConfig, tracker: Tracker) -> tuple[str, ...]:
     """Ids of the runs that a config asks for, in the order in which they are audited.
 
     Raises:

@@ -12,7 +12,6 @@ from trtops.record import Record
 from trtops.tables import size
 from trtops.tracking import schema
 from trtops.tracking.base import ArtifactEntry, RunInfo, Tracker
-from trtops.tracking.registry import RegisteringTracker
 from trtops.verdict import VERDICTS, Verdict
 
 _DAY = 86400.0
@@ -172,7 +171,7 @@ class PruneResult(OpResult):
 def prune_runs(
     config: PruneConfig | None = None,
     *,
-    tracker: RegisteringTracker,
+    tracker: Tracker,
     progress: OnProgress | None = None,
     now: Callable[[], float] = time.time,
 ) -> PruneResult:
@@ -214,7 +213,7 @@ def _falls_under(info: RunInfo, config: PruneConfig, before: float) -> bool:
     )
 
 
-def _runs_needed(tracker: RegisteringTracker) -> set[str]:
+def _runs_needed(tracker: Tracker) -> set[str]:
     """Ids of runs that accepted engines, or engines reused by other runs, come from. In any experiment."""
     needed = set()
     for _, version in tracker.accepted():

@@ -28,9 +28,8 @@ from trtops.record import Record, sha256
 from trtops.spec import BackendName, Environment
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, campaigns, schema
-from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker, Verdict, incomplete
+from trtops.tracking.base import RegisteredVersion, Run, RunInfo, StoredRun, Tracker, Verdict, incomplete
 from trtops.tracking.materials import log_materials
-from trtops.tracking.registry import RegisteredVersion, RegisteringTracker
 from trtops.tracking.signatures import require_signed
 
 log = logging.getLogger(__name__)
@@ -149,7 +148,7 @@ def promote(
     run_id: str,
     config: PromoteConfig | None = None,
     *,
-    tracker: RegisteringTracker,
+    tracker: Tracker,
     tags: Mapping[str, str] | None = None,
 ) -> PromoteResult:
     """Build from a good run's tactic record, verify it, and register it as the accepted engine.
@@ -203,7 +202,7 @@ def promotion_place(good_run: RunInfo, config: PromoteConfig) -> Place:
 
 
 def _build_and_register(
-    stored: StoredRun, source: Build, model: Model, config: PromoteConfig, run: Run, tracker: RegisteringTracker
+    stored: StoredRun, source: Build, model: Model, config: PromoteConfig, run: Run, tracker: Tracker
 ) -> PromoteResult:
     check = config.check or _check_config_of(tracker, stored.info, config.allow_scripts)
     options = replace(source.spec.config.options, tactic_seed=None)
@@ -242,14 +241,14 @@ def _build_and_register(
     return _register_promotion(result.kept_in(run, stored.info.experiment), build, tracker)
 
 
-def _register_promotion(result: PromoteResult, build: Build, tracker: RegisteringTracker) -> PromoteResult:
+def _register_promotion(result: PromoteResult, build: Build, tracker: Tracker) -> PromoteResult:
     """Make an engine that was verified the accepted one."""
     version, _ = register_accepted(tracker, result.run_id, build, name=result.name, evidence=result.source_run)
     return replace(result, version=version.version)
 
 
 def _promotion_left(
-    source: RunInfo, model: Model, config: PromoteConfig, tracker: RegisteringTracker
+    source: RunInfo, model: Model, config: PromoteConfig, tracker: Tracker
 ) -> tuple[PromoteResult, Build] | None:
     """A promotion of a run that was verified as it is asked for now, and killed before it was registered."""
     if config.check is not None:
@@ -276,7 +275,7 @@ def _promotion_left(
 
 
 def register_accepted(
-    tracker: RegisteringTracker, run_id: str, build: Build, *, name: str, evidence: str, suffix: str = ""
+    tracker: Tracker, run_id: str, build: Build, *, name: str, evidence: str, suffix: str = ""
 ) -> tuple[RegisteredVersion, str]:
     """Register the engine of a whole run as the accepted one, as :func:`resolve` looks it up.
 
@@ -370,7 +369,7 @@ def alias_of(model_sha256: str, environment: Environment) -> str:
 def resolve(
     model: str | Path | Model,
     *,
-    tracker: RegisteringTracker,
+    tracker: Tracker,
     backend: str = "onnxruntime",
     environment: Environment | None = None,
     name: str | None = None,
@@ -428,7 +427,7 @@ def resolve(
     )
 
 
-def _why_none(tracker: RegisteringTracker, asked: Resolution, model: Model, here: Environment) -> str:
+def _why_none(tracker: Tracker, asked: Resolution, model: Model, here: Environment) -> str:
     aliases = tracker.aliases(asked.name)
     wanted = f"{here.device}, {here.backend} {here.backend_version}"
     if not aliases:

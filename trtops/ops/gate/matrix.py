@@ -19,8 +19,7 @@ from trtops.ops.result import OnProgress, OpResult, finish_with, op_run
 from trtops.record import Record
 from trtops.spec import Precision
 from trtops.tracking import builds, schema
-from trtops.tracking.base import Verdict
-from trtops.tracking.registry import RegisteringTracker
+from trtops.tracking.base import Tracker, Verdict
 from trtops.tracking.tables import log_table
 
 _COLUMNS = (
@@ -168,7 +167,7 @@ class MatrixResult(OpResult):
 def gate_all(
     config: MatrixConfig,
     *,
-    tracker: RegisteringTracker,
+    tracker: Tracker,
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
     submit: Submit | None = None,
@@ -253,7 +252,7 @@ def gate_all(
     return matrix
 
 
-def gate_cell(cell: Cell, *, tracker: RegisteringTracker) -> GateResult:
+def gate_cell(cell: Cell, *, tracker: Tracker) -> GateResult:
     """Gate one combination, in any thread, process or machine with access to the store, the models and the releases."""
     return gate(
         cell.model, cell.config, tracker=tracker, experiment=cell.experiment, tags=cell.tags, parent=cell.parent or None

@@ -33,9 +33,8 @@ from trtops.processes import temporary_prefix
 from trtops.record import sha256
 from trtops.spec import Environment
 from trtops.tracking import builds, schema
-from trtops.tracking.base import Run, RunInfo
+from trtops.tracking.base import Run, RunInfo, Tracker
 from trtops.tracking.materials import log_materials
-from trtops.tracking.registry import RegisteringTracker
 from trtops.tracking.schema import Tag
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ class Measurement:
         holder: Id of the run that holds it.
     """
 
-    def __init__(self, model: Model, config: GateConfig, run: Run, tracker: RegisteringTracker) -> None:
+    def __init__(self, model: Model, config: GateConfig, run: Run, tracker: Tracker) -> None:
         """Nothing is done before :meth:`measure`.
 
         Args:

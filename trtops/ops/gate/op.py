@@ -21,7 +21,7 @@ from trtops.ops.gate.result import GateResult, log_result
 from trtops.ops.result import finish_with, model_file, op_run
 from trtops.record import Record
 from trtops.spec import BuildConfig
-from trtops.tracking.registry import RegisteredVersion, RegisteringTracker
+from trtops.tracking.base import RegisteredVersion, Tracker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ def gate(
     model: str | Path,
     config: GateConfig | None = None,
     *,
-    tracker: RegisteringTracker,
+    tracker: Tracker,
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
     parent: str | None = None,
@@ -146,7 +146,7 @@ def gate(
 
 
 def accept(
-    tracker: RegisteringTracker, run_id: str, build: Build, *, name: str, evidence: str
+    tracker: Tracker, run_id: str, build: Build, *, name: str, evidence: str
 ) -> tuple[RegisteredVersion, str]:
     """Register a candidate as the accepted engine; returns the version and its alias.
 

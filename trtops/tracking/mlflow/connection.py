@@ -11,6 +11,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,8 +19,8 @@ from trtops import errors
 from trtops.masking import masked
 from trtops.tracking.location import Store, resolve, wait_seconds
 from trtops.tracking.mlflow.credentials import use_credentials_file
-from trtops.tracking.mlflow.embedded import ensure_store, is_writable, read_only, readable_database
-from trtops.tracking.mlflow.installed import library, translated
+from trtops.tracking.mlflow.embedded import ensure_store, is_writable, read_only_text, readable_database
+from trtops.tracking.mlflow.installed import drop_connections_after_fork, library, translated
 from trtops.tracking.writer import Scratch
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 _PROBE_SECONDS = 5.0
 _BATCH_ITEMS = 100
 _BATCH_BYTES = 600_000
-"""MLflow's server takes 100 params or tags and 1 MB of JSON at a time."""
+"""MLflow's server accepts 100 params or tags and 1 MB of JSON at a time."""
 
 
 class Connection:
@@ -46,57 +47,68 @@ class Connection:
 
     Attributes:
         store: The embedded store; None for a server.
-        location: The address that MLflow knows it by.
+        location: Its address in MLflow.
         shown: The same without a password, for messages.
-        writable: Whether anything can be written; if not, what is read is as it was when the connection was made.
         client: MLflow's client; call it through :meth:`call`.
-        downloads: A folder for what is fetched from a server.
+        downloads: A folder for files fetched from a server.
 
     Raises:
         StoreError: If the store cannot be used as it is.
+        StoreMovedError: If an embedded store was moved or copied.
     """
 
     def __init__(self, location: str | Path | Store | None = None) -> None:
         where = location if isinstance(location, Store) else resolve(location)
         self.store = ensure_store(where) if isinstance(where, Store) else None
-        self.writable = self.store is None or is_writable(self.store)
+        self._writable = self.store is None or is_writable(self.store)
         self.location = self.store.uri if self.store else str(where)
         self.shown = masked(self.location)
-        use_credentials_file()
-        address = self.location if self.store is None else f"sqlite:///{readable_database(self.store)}"
-        self.client = self._make_client(address)
-        self._pid = os.getpid()
-        self._away = threading.Event()
         self.downloads = Scratch()
-
-    def _make_client(self, address: str) -> MlflowClient:
-        """MLflow's client, which looks at all tables of a database at once."""
+        self._away = threading.Event()
+        use_credentials_file()
+        if self.store is not None:
+            drop_connections_after_fork()
+        address = self.location if self.store is None else f"sqlite:///{readable_database(self.store)}"
         try:
-            client: MlflowClient = library().MlflowClient(tracking_uri=address, registry_uri=address)
+            self.client: MlflowClient = library().MlflowClient(tracking_uri=address, registry_uri=address)
         except Exception as exc:
-            whose = type(exc).__module__.partition(".")[0]  # SQLAlchemy is imported for databases alone
-            if not isinstance(exc, UnicodeDecodeError) and whose not in ("mlflow", "sqlalchemy"):
+            module = type(exc).__module__.partition(".")[0]  # SQLAlchemy is only imported for databases
+            if not isinstance(exc, UnicodeDecodeError) and module not in ("mlflow", "sqlalchemy"):
                 raise
             raise errors.StoreError(
                 f"{self.shown} cannot be used as an MLflow database: {masked(str(exc)):.300}. Restore it from a backup."
             ) from exc
-        return client
+        if self.store is not None:
+            self._check_place(self.store)
+
+    def _check_place(self, store: Store) -> None:
+        """Refuse a store that was moved or copied: MLflow keeps absolute addresses of artifacts.
+
+        Every database has MLflow's default experiment, whose artifacts trtops puts under the first root.
+        """
+        with suppress(errors.RunNotFoundError):
+            place = Path(self.call(self.client.get_experiment, "0").artifact_location or "")
+            former = place.parents[1] if place.is_absolute() and place.parts[-2:] == ("artifacts", "0") else store.root
+            if former != store.root and not (former.exists() and former.samefile(store.root)):
+                raise errors.StoreMovedError(
+                    f"Store {store.root} was moved or copied: its artifact addresses point to {former}. Move it back, or "
+                    "make a link to it there."
+                )
 
     def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call MLflow; what may pass is retried, and what fails is one of our errors.
+        """Call MLflow. Failures that may pass are retried, and other errors are translated.
 
-        A store that does not answer is waited for (:func:`trtops.tracking.location.wait_seconds`). Once that was in vain,
-        calls are made without waiting until one succeeds.
+        A store that does not answer is waited for (:func:`trtops.tracking.location.wait_seconds`). After that, calls do not
+        wait until one succeeds.
 
         Raises:
-            TrackingUnavailableError: If the store was locked, or the server not there, every time.
-            TrackingError: Another one, for whatever else MLflow raises.
+            TrackingUnavailableError: If the store was locked, or the server away, every time.
+            TrackingError: Another one, for other errors of MLflow.
         """
         import requests
         from google.protobuf.json_format import ParseError  # type: ignore[import-untyped]
         from mlflow.exceptions import MlflowException
 
-        self._drop_inherited_connections()
         self._raise_if_still_away()
         begin, pause = time.monotonic(), _FIRST_PAUSE
         while True:
@@ -105,8 +117,10 @@ class Connection:
             except (MlflowException, requests.RequestException) as exc:
                 error = translated(exc, self.shown)
                 if not error.transient:
-                    self._raise_if_read_only(error)
-                    raise error from None  # MLflow's own message has the address whole, and so the password
+                    # SQLite in WAL mode must write even to read, and reports a read-only folder like this.
+                    if self.store and "unable to open" in str(error) and not os.access(self.store.root, os.W_OK):
+                        error = errors.NoRoomError(read_only_text(self.store))
+                    raise error from None  # MLflow's own message contains the address with its password
                 left = begin + wait_seconds() - time.monotonic()
                 if self._away.is_set() or left <= 0:
                     self._away.set()
@@ -122,44 +136,36 @@ class Connection:
                 self._away.clear()
                 return answer
             if pause == _FIRST_PAUSE:
-                log.warning("%s does not answer; waiting for it for %.0f s (TRTOPS_TRACKING_WAIT).", self.shown, left)
+                log.warning("%s does not answer; waiting up to %.0f s (TRTOPS_TRACKING_WAIT).", self.shown, left)
             time.sleep(min(pause, left))
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _raise_if_read_only(self, error: errors.TrackingError) -> None:
-        """Say so where SQLite only says that it cannot open the file: in WAL mode it must write even to read."""
-        if self.store and "unable to open" in str(error) and not os.access(self.store.root, os.W_OK):
-            raise errors.NoRoomError(f"Store {self.store.root} cannot be written: it is read-only.") from error
-
     def _raise_if_still_away(self) -> None:
-        """Find out quickly whether a server that was away is back; one that swallows what is sent would cost minutes."""
+        """Find out quickly whether an absent server is back; a server that never answers would cost minutes per call."""
         address = urllib.parse.urlsplit(self.location)
         host = address.hostname or ""
-        if (
-            not self._away.is_set()
-            or self.store
-            or (urllib.request.getproxies() and not urllib.request.proxy_bypass(host))
-        ):
+        proxied = urllib.request.getproxies() and not urllib.request.proxy_bypass(host)
+        if not self._away.is_set() or self.store or proxied:
             return
         try:
             if address.scheme == "https":
                 socket.create_connection((host, address.port or 443), timeout=_PROBE_SECONDS).close()
                 return
-            asked = http.client.HTTPConnection(host, address.port, timeout=_PROBE_SECONDS)
-            asked.request("GET", f"{address.path}/health")
-            asked.getresponse().close()  # whatever it answers: somebody is there
-            asked.close()
+            probe = http.client.HTTPConnection(host, address.port, timeout=_PROBE_SECONDS)
+            probe.request("GET", f"{address.path}/health")
+            probe.getresponse().close()  # any answer will do
+            probe.close()
         except (OSError, http.client.HTTPException) as exc:
             raise errors.TrackingUnavailableError(f"{self.shown} is still away: {exc}.") from None
 
     def require_writable(self) -> None:
-        """Refuse to write where that cannot be.
+        """Refuse to write to a store that is read-only for this user.
 
         Raises:
-            NoRoomError: If the store is read-only for this user.
+            NoRoomError: If it is.
         """
-        if self.store is not None and not self.writable:
-            raise errors.NoRoomError(read_only(self.store))
+        if self.store is not None and not self._writable:
+            raise errors.NoRoomError(read_only_text(self.store))
 
     def log_batch(
         self,
@@ -169,46 +175,28 @@ class Connection:
         params: Mapping[str, str] | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> None:
-        """Log names and values as MLflow takes them; metrics as value and timestamp in milliseconds."""
+        """Log encoded names and values; metrics as value and timestamp in milliseconds."""
         from mlflow.entities import Metric, Param, RunTag
 
-        # Tags first: they hold the rest of whatever is cut in params and metrics, which no reader must find without it.
-        for tag_batch in _request_batches(tags or {}):
+        # Tags first: they keep the whole texts of shortened params and metrics, which readers need.
+        for tag_batch in _batches(tags or {}):
             self.call(self.client.log_batch, run_id, tags=[RunTag(k, v) for k, v in tag_batch])
-        for param_batch in _request_batches(params or {}):
+        for param_batch in _batches(params or {}):
             self.call(self.client.log_batch, run_id, params=[Param(k, v) for k, v in param_batch])
         if metrics:
             self.call(self.client.log_batch, run_id, metrics=[Metric(k, v, t, 0) for k, (v, t) in metrics.items()])
 
     def end(self, run_id: str, status: str, at: float | None = None) -> None:
-        """Set how a run ended, in MLflow's terms, and when, in seconds since the epoch; now unless given."""
+        """Set a run's final status, in MLflow's terms, and its end in seconds since the epoch; now unless given."""
         self.call(self.client.set_terminated, run_id, status, None if at is None else round(1000 * at))
 
-    def remove_artifact(self, run_id: str, path: str) -> None:
-        """Remove an artifact of a run from a server, whose client has no public call for it."""
-        repository: Any = self.client._tracking_client._get_artifact_repo(run_id)
-        repository.delete_artifacts(path)
-
-    def give_reserve(self) -> None:
-        """Free the reserved space on a full disk, where the store is on this machine."""
-        if self.store:
-            self.store.give_reserve()
-
     def url(self, experiment_id: str, run_id: str) -> str:
-        """A run's page: whole for a server, from the ``#`` on for an embedded store, whose UI may run anywhere."""
+        """A run's page: the whole address for a server, from the ``#`` on for an embedded store, whose UI may run anywhere."""
         return f"{'' if self.store else self.shown + '/'}#/experiments/{experiment_id}/runs/{run_id}?workflowType=machine_learning"
 
-    def _drop_inherited_connections(self) -> None:
-        """In a forked child, forget the parent's database connections: SQLite's cannot be shared."""
-        if self._pid != os.getpid():
-            engine = getattr(self.client._tracking_client.store, "engine", None)
-            if engine is not None:
-                engine.dispose(close=False)
-            self._pid = os.getpid()
 
-
-def _request_batches(items: Mapping[str, str]) -> Iterator[list[tuple[str, str]]]:
-    """Items in groups that fit into one request, each character counted as the six bytes that JSON may need."""
+def _batches(items: Mapping[str, str]) -> Iterator[list[tuple[str, str]]]:
+    """Items in groups that fit into one request; JSON may need six bytes for each character."""
     batch: list[tuple[str, str]] = []
     size = 0
     for key, value in items.items():

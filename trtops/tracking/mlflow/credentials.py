@@ -1,8 +1,7 @@
-"""User and password of a tracking server from a file, so that they stand in no environment.
+"""User and password of a tracking server from a file, so that no environment contains them.
 
-MLflow takes them from two environment variables, which every child process and every listing of an environment has, or
-from one file in the home directory, for all servers alike. Here ``TRTOPS_CREDENTIALS`` names the file, which has the
-same form::
+MLflow reads them from two environment variables, which every child process inherits, or from one file in the home folder for
+all servers. Here ``TRTOPS_CREDENTIALS`` names the file, in MLflow's own format::
 
     [mlflow]
     mlflow_tracking_username = me
@@ -26,11 +25,10 @@ _NAME = "trtops"
 
 
 def use_credentials_file() -> None:
-    """Make MLflow take user and password from the file for each request, if the variable names one."""
-    if not os.environ.get(VARIABLE):
-        return
-    os.environ.setdefault("MLFLOW_TRACKING_AUTH", _NAME)
-    _register()
+    """Make MLflow read user and password from the file for each request, if the variable names one."""
+    if os.environ.get(VARIABLE):
+        os.environ.setdefault("MLFLOW_TRACKING_AUTH", _NAME)
+        _register()
 
 
 @functools.cache
@@ -45,7 +43,7 @@ def read_credentials(file: Path) -> tuple[str, str]:
     """User and password from a file.
 
     Raises:
-        StoreError: If they are not in it, or others may read it.
+        StoreError: If the file lacks them, or other users can read it.
     """
     parser = configparser.ConfigParser(interpolation=None)
     try:
@@ -56,15 +54,15 @@ def read_credentials(file: Path) -> tuple[str, str]:
         raise errors.StoreError(f"{VARIABLE}: {file}: {exc.strerror}.") from exc
     except (configparser.Error, KeyError):
         raise errors.StoreError(
-            f"{VARIABLE}: {file} lacks mlflow_tracking_username or mlflow_tracking_password in its part [mlflow]."
+            f"{VARIABLE}: {file} lacks mlflow_tracking_username or mlflow_tracking_password in its section [mlflow]."
         ) from None
     if mode & 0o077:
-        raise errors.StoreError(f"{VARIABLE}: {file} has mode {mode:o}; others may read it. Do: chmod 600 {file}")
+        raise errors.StoreError(f"{VARIABLE}: {file} has mode {mode:o}; others can read it. Run: chmod 600 {file}")
     return found
 
 
 class _FileProvider:
-    """What MLflow's registry of authentication wants."""
+    """The interface of MLflow's registry of authentication."""
 
     def get_name(self) -> str:
         return _NAME

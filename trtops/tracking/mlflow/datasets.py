@@ -11,11 +11,11 @@ from trtops.tracking.materials import Materials
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput
 
-_DIGEST = 36  # characters that MLflow takes
+_MAX_DIGEST = 36
 
 
 def dataset_inputs(materials: Materials) -> list[DatasetInput]:
-    """What a build was evaluated on and against, for ``MlflowClient.log_inputs``."""
+    """The check data and the golden outputs of a build, for ``MlflowClient.log_inputs``."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     contexts = {"data": "evaluated on", "golden": "golden outputs"}
@@ -24,11 +24,11 @@ def dataset_inputs(materials: Materials) -> list[DatasetInput]:
         if (context := contexts.get(material.name)) is None:
             continue
         place = materials.check.get(material.name)
-        name = Path(str(place)).name if place else f"random, seed {materials.check.get('seed', 0)}"
-        source = {"uri": str(place)} if place else {"seed": materials.check.get("seed", 0)}
+        seed = materials.check.get("seed", 0)
+        source = {"uri": str(place)} if place else {"seed": seed}
         dataset = Dataset(
-            name=name[:500],
-            digest=material.sha256[:_DIGEST],
+            name=(Path(str(place)).name if place else f"random, seed {seed}")[:500],
+            digest=material.sha256[:_MAX_DIGEST],
             source_type="trtops",
             source=json.dumps({**source, "artifact": material.path, "sha256": material.sha256}),
         )

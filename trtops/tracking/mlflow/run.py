@@ -1,9 +1,10 @@
-"""One run kept by MLflow: being written, and read."""
+"""One run in MLflow: being written, and read."""
 
 from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from trtops import errors
 from trtops.tracking import owner, schema
 from trtops.tracking.base import ArtifactEntry, Manifest, MetricName, RunInfo, RunStatus
-from trtops.tracking.materials import read_materials
+from trtops.tracking.materials import Materials
 from trtops.tracking.mlflow.artifacts import Files
 from trtops.tracking.mlflow.connection import Connection
 from trtops.tracking.mlflow.datasets import dataset_inputs
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class MlflowRun(RunWriter):
-    """A run kept by MLflow, being written."""
+    """A run in MLflow, being written."""
 
     def __init__(self, connection: Connection, entity: MlflowRunEntity, files: Files) -> None:
         super().__init__(entity.info.run_id, connection.url(entity.info.experiment_id, entity.info.run_id))
@@ -33,33 +34,31 @@ class MlflowRun(RunWriter):
         self._files = files
         self._started = int(entity.info.start_time)
         self._over = False
-        self._taken_by: owner.Owner | None = None
+        self._resumed_by: owner.Owner | None = None
         self._beating = threading.Lock()
-        tags = entity.data.tags
-        self._verdict = tags.get(schema.Tag.VERDICT)
-        self._metrics: dict[str, tuple[float, int]] = {
-            m.key: (schema.read_number(m.key, m.value, tags), int(m.timestamp)) for m in entity.data._metric_objs
-        }
+        self._verdict = entity.data.tags.get(schema.Tag.VERDICT)
+        self._metrics = {key: schema.read_number(value) for key, value in entity.data.metrics.items()}
+        self._timestamps: dict[str, int] = {}
 
     def beat(self) -> bool:
-        """Say that this process is at the run; False once it has ended, or is another process's."""
+        """Send a heartbeat; False once the run has ended, or another process owns it."""
         with self._beating:
             try:
-                return not self._over and self._is_ours_still()
-            except Exception as exc:  # whatever a store that is away raises; the next beat may get through
+                return not self._over and self._renew_heartbeat()
+            except Exception as exc:  # the store may raise anything while it is away; the next beat may succeed
                 log.debug("Run %s: no heartbeat (%s).", self.id, exc)
                 return True
 
-    def _is_ours_still(self) -> bool:
+    def _renew_heartbeat(self) -> bool:
         client = self._connection.client
         found = client.get_run(self.id)
         own = owner.Owner.from_json(found.data.tags.get(schema.Tag.OWNER, ""))
-        if own != owner.current():
-            self._taken_by = own
+        if own.pid != os.getpid() or own.place != owner.current().place or owner.is_gone(own):
+            self._resumed_by = own
             return False
         if found.info.status in ("FINISHED", "FAILED"):  # ended through another object of this process
             return False
-        if found.info.status != "RUNNING":  # somebody took this process for dead
+        if found.info.status != "RUNNING":  # this process was taken for dead
             client.update_run(self.id, status="RUNNING")
             if schema.Tag.ERROR in found.data.tags:
                 client.delete_tag(self.id, schema.Tag.ERROR)
@@ -67,10 +66,10 @@ class MlflowRun(RunWriter):
         return True
 
     def _must_be_ours(self) -> None:
-        if (other := self._taken_by) is not None:
+        if (other := self._resumed_by) is not None:
             raise errors.LogError(
-                f"Run {self.id} was taken over by process {other.pid} on {other.host}, since nothing was heard of this one. "
-                "What this process does for it no longer counts."
+                f"Run {self.id} was resumed by process {other.pid} on {other.host}, since this process sent no heartbeat. "
+                "The results of this process are discarded."
             )
 
     def _folders(self) -> list[Path]:
@@ -84,9 +83,8 @@ class MlflowRun(RunWriter):
         stored: dict[str, str] = {}
         tags: dict[str, str] = {}
         for name, value in params.items():
-            shown, rest = schema.shown_value(f"Param {name!r}", value, schema.MAX_PARAM)
-            stored[schema.key(name)] = shown
-            tags |= rest | schema.key_pieces(name)
+            stored[schema.key(name)] = schema.shortened(value, schema.MAX_PARAM)
+            tags |= schema.key_overflow(name) | schema.overflow_tags(value, schema.MAX_PARAM)
         self._connection.log_batch(self.id, params=stored, tags=tags)
 
     def _put_tags(self, tags: Mapping[str, str]) -> None:
@@ -96,62 +94,59 @@ class MlflowRun(RunWriter):
 
     def _put_metrics(self, metrics: Mapping[MetricName, float]) -> None:
         self._must_be_ours()
-        changed: dict[str, tuple[float, int]] = {}
+        changed: dict[str, float] = {}
         tags: dict[str, str] = {}
         for name, value in metrics.items():
             key = schema.metric_key(name)
-            before, at = self._metrics.get(key, (None, self._started - 1))
-            if before is not None and (before == value or (math.isnan(before) and math.isnan(value))):
-                continue
-            # Of two values with the same timestamp MLflow shows the larger, so a changed one is a millisecond later.
-            changed[key] = (value, at + 1)
-            tags |= schema.name_pieces(name)
-            if abs(value) == schema.MAX_FLOAT or (before is not None and abs(before) == schema.MAX_FLOAT):
-                tags[schema.finite_tag(key)] = str(abs(value) == schema.MAX_FLOAT).lower()
-        stored = {key: (schema.stored_number(value), at) for key, (value, at) in changed.items()}
+            before = self._metrics.get(key)
+            if before is None or not (before == value or (math.isnan(before) and math.isnan(value))):
+                changed[key] = value
+                self._timestamps[key] = self._next_timestamp(key)
+                tags |= schema.name_overflow(name)
+        stored = {key: (schema.stored_number(value), self._timestamps[key]) for key, value in changed.items()}
         self._connection.log_batch(self.id, metrics=stored, tags=tags)
         self._metrics.update(changed)
+
+    def _next_timestamp(self, key: str) -> int:
+        """The timestamp for a metric: of two values with the same one MLflow shows the larger, not the newer."""
+        if key in self._timestamps:
+            return self._timestamps[key] + 1
+        if key not in self._metrics:
+            return self._started
+        # An earlier process logged it, and this run was reopened.
+        history = self._connection.call(self._connection.client.get_metric_history, self.id, key)
+        return max(int(each.timestamp) for each in history) + 1
 
     def _put_artifact(self, source: Path | bytes, path: str) -> ArtifactEntry:
         self._must_be_ours()
         entry = self._files.put(source, path)
         if path == schema.Artifact.MATERIALS:
-            self._log_datasets(source)
+            try:  # the build's data as MLflow's own data sets, which the run does not depend on
+                inputs = dataset_inputs(
+                    Materials.from_json(source if isinstance(source, bytes) else source.read_bytes())
+                )
+                if inputs:
+                    self._connection.call(self._connection.client.log_inputs, self.id, inputs)
+            except (errors.TrtopsError, ValueError) as exc:
+                log.warning("Run %s: its data could not be logged as a data set (%s).", self.id, exc)
         return entry
-
-    def _log_datasets(self, source: Path | bytes) -> None:
-        """The data that a build is evaluated on, as MLflow's own entity; the run does not depend on it."""
-        try:
-            materials = read_materials(source if isinstance(source, bytes) else source.read_bytes())
-            inputs = dataset_inputs(materials) if materials is not None else []
-            if inputs:
-                self._connection.call(self._connection.client.log_inputs, self.id, inputs)
-        except (errors.TrtopsError, ValueError) as exc:
-            log.warning("Run %s: its data could not be logged as a data set (%s).", self.id, exc)
 
     def _end(self, status: RunStatus, at: float | None = None) -> None:
         self._must_be_ours()
-        with self._beating:  # a beat would have a run that has ended go on
+        with self._beating:  # a heartbeat would set the ended run running again
             self._connection.end(self.id, shown_status(status, self._verdict), at)
             self._over = True
 
-    def _put_failure(self, tags: Mapping[str, str]) -> None:
-        try:
-            super()._put_failure(tags)
-        except errors.LogError:  # the disk may be full
-            self._connection.give_reserve()
-            super()._put_failure(tags)
-
 
 class MlflowStoredRun(RunReader):
-    """A whole run kept by MLflow."""
+    """A complete run in MLflow."""
 
     def __init__(self, info: RunInfo, manifest: Manifest, files: Files) -> None:
         super().__init__(info, manifest)
         self._files = files
 
     def unlisted(self, path: str) -> bytes | None:
-        """A file beside the manifest that it does not name."""
+        """A file that the manifest does not name."""
         return self._files.peek(path)
 
     def _fetch(self, entry: ArtifactEntry) -> Path | None:
@@ -159,12 +154,12 @@ class MlflowStoredRun(RunReader):
 
 
 def shown_status(status: RunStatus, verdict: str | None) -> str:
-    """How MLflow is told that a run ended: one that finished with a bad verdict has no green check in its tables."""
+    """The status in MLflow: a finished run with a bad verdict must not have a green check in its tables."""
     return "FAILED" if status == "finished" and verdict in ("bad", "error") else status.upper()
 
 
 def read_status(shown: str, tags: Mapping[str, str]) -> RunStatus:
-    """What :func:`shown_status` was given: a run that failed on the way has no manifest."""
+    """The status that :func:`shown_status` was given: only a finished run has a manifest."""
     if shown == "FAILED" and tags.get(schema.Tag.MANIFEST_SHA256):
         return "finished"
     return _STATUS[shown]
@@ -180,9 +175,10 @@ _STATUS: dict[str, RunStatus] = {
 
 
 def stored_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """Tags as MLflow takes them: names encoded, long texts in pieces."""
+    """Tags as MLflow accepts them: names encoded, long texts shortened and kept in further tags."""
     stored: dict[str, str] = {}
     for name, value in tags.items():
-        shown, rest = schema.shown_value(f"Tag {name!r}", value, schema.MAX_TAG)
-        stored |= rest | schema.key_pieces(name) | {schema.key(name): shown}
+        schema.check_value(f"Tag {name!r}", value)
+        stored |= schema.key_overflow(name) | schema.overflow_tags(value, schema.MAX_TAG)
+        stored[schema.key(name)] = schema.shortened(value, schema.MAX_TAG)
     return stored

@@ -1,28 +1,29 @@
-"""The tracker over an embedded store or a server: what runs and experiments are in MLflow's terms."""
+"""The tracker over an embedded store or a server: runs and experiments in MLflow's terms."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import humanize
 
 from trtops import errors
 from trtops.masking import masked, masked_values
 from trtops.tracking import owner, schema
-from trtops.tracking.base import Manifest, MetricName, RunInfo, RunStatus, StoredRun
-from trtops.tracking.heartbeat import keep_beating, stop_beating
+from trtops.tracking.base import Manifest, RegisteredVersion, RunInfo, RunStatus, StoredRun
+from trtops.tracking.heartbeat import start_heartbeat, stop_heartbeat
 from trtops.tracking.ids import is_local, whole_id
 from trtops.tracking.location import Store
 from trtops.tracking.mlflow.artifacts import Files, check_id, files_of
 from trtops.tracking.mlflow.connection import Connection
 from trtops.tracking.mlflow.installed import library
-from trtops.tracking.mlflow.rows import RunRow, run_rows, served_run_rows
 from trtops.tracking.mlflow.run import MlflowRun, MlflowStoredRun, read_status, shown_status, stored_tags
 from trtops.tracking.mlflow.views import experiment_tags
-from trtops.tracking.registry import ACCEPTED, RegisteredVersion, artifact_of, check_registration, source_of
+from trtops.tracking.registry import ACCEPTED, artifact_of, check_registration, source_of
 from trtops.tracking.schema import Artifact, Kind, Tag
 from trtops.tracking.writer import (
     check_reopening,
@@ -66,7 +67,7 @@ class MlflowTracker:
         self.shown = self._connection.shown
         self.context: Mapping[str, str] = masked_values(library().tracking.context.registry.resolve_tags())
         self._experiments: dict[str, str] = {}
-        self._arranged: set[str] = set()
+        self._with_view: set[str] = set()
 
     def __repr__(self) -> str:
         return f"MlflowTracker({self.shown!r})"
@@ -101,15 +102,15 @@ class MlflowTracker:
         self._connection.require_writable()
         stored = stored_tags(tags) | ({} if parent is None else {_PARENT: parent})
         experiment_id, start = self._experiment_id(experiment), None if began is None else round(1000 * began)
-        self._arrange(experiment_id)
-        looked_for = known
+        self._add_view(experiment_id)
+        may_exist = known
 
         def make() -> MlflowRunEntity:
-            # After an attempt whose answer was lost the run may be there.
-            nonlocal looked_for
-            if looked_for and (earlier := self._with_local_id([experiment_id], tags[Tag.LOCAL_ID])) is not None:
+            # If the answer of an attempt is lost, the next one finds the run.
+            nonlocal may_exist
+            if may_exist and (earlier := self._with_local_id([experiment_id], tags[Tag.LOCAL_ID])) is not None:
                 return earlier
-            looked_for = True
+            may_exist = True
             return self._client.create_run(experiment_id, start_time=start, tags=stored, run_name=name)
 
         entity = self._call(make)
@@ -118,23 +119,32 @@ class MlflowTracker:
         except errors.StoreError:  # its artifacts would be on the disk of a server
             self._connection.end(entity.info.run_id, "FAILED")
             raise
-        if not known:  # else it is not this process's
-            keep_beating(run)
+        if not known:  # otherwise the run belongs to another process
+            start_heartbeat(run)
         return run
 
     def whole_id(self, run: str) -> str:
-        """The id of a run as people give it."""
-        return whole_id(run, self._beginning_with, self.shown)
+        """The full id of a run given by a user."""
+
+        def beginning_with(digits: str, limit: int) -> list[RunInfo]:
+            experiments = self._all_experiments()
+            for column in ("attributes.run_id", f"tags.`{Tag.LOCAL_ID}`"):
+                found = self._search(experiments, f"{column} LIKE '{digits}%'", limit)
+                if runs := list(itertools.islice(found, limit)):
+                    return runs
+            return []
+
+        return whole_id(run, beginning_with, self.shown)
 
     def info(self, run_id: str) -> RunInfo:
-        """What is known of a run, complete or not."""
+        """A run's tags, params and metrics."""
         return self._info(self._entity(run_id))
 
     def load(self, run_id: str) -> StoredRun:
-        """A whole run."""
+        """A complete run."""
         entity = self._entity(run_id)
         files = self._files(entity)
-        manifest = read_manifest(run_id, files.manifest())
+        manifest = read_manifest(run_id, files.peek(Artifact.MANIFEST))
         return MlflowStoredRun(self._info(entity), manifest, files)
 
     def find(
@@ -147,42 +157,40 @@ class MlflowTracker:
         limit: int | None = None,
     ) -> list[RunInfo]:
         """Runs that have all these tags, newest first."""
+        if limit == 0:
+            return []
         ids = self._all_experiments() if experiment is None else self._known_experiment(masked(experiment))
-        if parent is not None and is_local(parent) and (known := self._called(parent)) is not None:
-            parent = known.info.run_id
+        if parent is not None and is_local(parent):
+            known = self._call(self._with_local_id, self._all_experiments(), parent)
+            parent = parent if known is None else known.info.run_id
         wanted = (tags or {}).items()
-        found: list[RunInfo] = []
-        for info in self._search(ids, _search_filter(tags or {}, parent, status), limit) if ids and limit != 0 else ():
-            # The query may find more than what is wanted (_search_filter).
-            if wanted <= info.tags.items() and parent in (None, info.parent) and status in (None, info.status):
-                found.append(info)
-                if len(found) == limit:
-                    break
-        return found
+        # The query may find more than the wanted runs.
+        found = (
+            info
+            for info in self._search(ids, _search_filter(tags or {}, parent, status), limit)
+            if wanted <= info.tags.items() and parent in (None, info.parent) and status in (None, info.status)
+        )
+        return list(itertools.islice(found, limit))
 
-    def run_rows(self, artifacts: Path | None = None) -> list[RunRow]:
-        """All runs, of other programs and deleted ones too, with the folders of their files on this machine.
+    def all_runs(self) -> Iterator[tuple[RunInfo, bool, str]]:
+        """Every run, also of other programs, with True if it is deleted, and the address of its artifacts."""
+        from mlflow.entities import ViewType
 
-        Args:
-            artifacts: Of a server: the folder that it keeps artifacts in.
-
-        Raises:
-            TrackingError: If the store cannot be read.
-        """
-        if self.store is not None:
-            return run_rows(self.store)
-        assert artifacts is not None
-        return served_run_rows(self._connection, artifacts)
+        view = ViewType.ALL
+        ids = [each.experiment_id for each in self._pages(self._client.search_experiments, view_type=view)]
+        for entity in self._pages(self._client.search_runs, ids, run_view_type=view) if ids else ():
+            with contextlib.suppress(errors.IncompleteRunError):
+                yield self._info(entity), entity.info.lifecycle_stage != "active", entity.info.artifact_uri or ""
 
     def close(self, run_id: str, why: str) -> RunInfo:
-        """End a run whose own process can no longer do it."""
+        """End a run whose process can no longer do it."""
         self._connection.require_writable()
         entity = self._entity(run_id)
         run_id = entity.info.run_id
-        stop_beating(run_id)
+        stop_heartbeat(run_id)
         if read_status(entity.info.status, entity.data.tags) == "running":
             files = self._files(entity)
-            whole = files.manifest() is not None
+            whole = files.peek(Artifact.MANIFEST) is not None
             if not whole:
                 note = failure_note(run_id, why)
                 self._connection.log_batch(run_id, tags=stored_tags({Tag.ERROR: why, Tag.NOTE: note}))
@@ -196,20 +204,18 @@ class MlflowTracker:
         self._connection.require_writable()
         entity = self._entity(run_id)
         files, info = self._files(entity), self._info(entity)
-        check_reopening(info, whole=files.manifest() is not None)
-        stop_beating(info.id)
+        check_reopening(info, whole=files.peek(Artifact.MANIFEST) is not None)
+        stop_heartbeat(info.id)
         self._connection.log_batch(info.id, tags=stored_tags(owner.tags_of_owner()))
-        run = self._rewrite(entity)
-        run.take_over(files.entries(), info.metrics)
-        keep_beating(run)
+        run = self.rewrite(info.id)
+        run.continue_from(files.entries(), info.metrics)
+        start_heartbeat(run)
         return run
 
     def rewrite(self, run_id: str) -> MlflowRun:
-        """Write to a run whatever its state."""
+        """Write to a run whatever its status."""
         self._connection.require_writable()
-        return self._rewrite(self._entity(run_id))
-
-    def _rewrite(self, entity: MlflowRunEntity) -> MlflowRun:
+        entity = self._entity(run_id)
         run_id, files = entity.info.run_id, self._files(entity)
         for tag in {Tag.ERROR, Tag.VERDICT, Tag.MANIFEST_SHA256} & entity.data.tags.keys():
             self._call(self._client.delete_tag, run_id, tag)
@@ -218,22 +224,22 @@ class MlflowTracker:
         return MlflowRun(self._connection, entity, files)
 
     def drop(self, run_id: str, paths: Collection[str], why: str) -> Manifest:
-        """Remove artifacts of a whole run, and say so in its manifest."""
+        """Remove artifacts of a complete run."""
         files = self._files(self._entity(run_id))
-        manifest = without_dropped(read_manifest(run_id, files.manifest()), paths, why)
+        manifest = without_dropped(read_manifest(run_id, files.peek(Artifact.MANIFEST)), paths, why)
         files.put(manifest.to_json().encode("utf-8"), Artifact.MANIFEST)
         for each in manifest.dropped:
             files.remove(each.artifact.path)
         return manifest
 
     def peek(self, run_id: str, path: str) -> bytes | None:
-        """An artifact of a run that need not be whole."""
+        """An artifact of a run that need not be complete."""
         return self._files(self._entity(run_id)).peek(path)
 
     def register(
         self, name: str, run_id: str, path: str, *, alias: str, tags: Mapping[str, str] | None = None
     ) -> RegisteredVersion:
-        """Add a version and let an alias point to it."""
+        """Add a version and make an alias point to it."""
         self._connection.require_writable()
         check_registration(self, name, run_id, path, alias)
         if self._registered_model(name) is None:
@@ -242,14 +248,20 @@ class MlflowTracker:
             except errors.TrackingError:
                 if self._registered_model(name) is None:  # otherwise another process has just made it
                     raise
-        kept = {**(tags or {}), Tag.REGISTERED_PATH: path}
+        info = self.info(run_id)
+        place = ", ".join(value for tag in (Tag.BACKEND, Tag.DEVICE) if (value := info.tags.get(tag)))
+        size = info.metrics.get(schema.Metric.ENGINE_BYTES)
         version = self._call(
             self._client.create_model_version,
             name,
             source_of(run_id, path),
             run_id,
-            tags=stored_tags(kept),
-            description=_version_text(self.info(run_id)),
+            tags=stored_tags({**(tags or {}), Tag.REGISTERED_PATH: path}),
+            description=(
+                f"{info.params.get('precision', '').upper()} engine for {place}"
+                f"{'' if size is None else f', {humanize.naturalsize(size, binary=True)}'}. "
+                f'Run it: `mlflow.pyfunc.load_model("models:/<name>@{ACCEPTED}")`.'
+            ),
         )
         for each in (alias, ACCEPTED):
             self._call(self._client.set_registered_model_alias, name, each, version.version)
@@ -267,17 +279,13 @@ class MlflowTracker:
         return {alias: str(version) for alias, version in aliases.items() if alias != ACCEPTED}
 
     def accepted(self) -> list[tuple[str, RegisteredVersion]]:
-        """Every alias of every registered model with the version that it points to."""
-        found, token = [], None
-        while True:
-            page = self._call(self._client.search_registered_models, max_results=_PAGE, page_token=token)
-            for model in page:
-                for alias, number in sorted(self.aliases(model.name).items()):
-                    with contextlib.suppress(errors.StoreError, errors.RunNotFoundError):
-                        found.append((alias, self._version(model.name, number)))
-            token = page.token
-            if not token:
-                return found
+        """Every alias of every registered model with its version."""
+        found = []
+        for model in self._pages(self._client.search_registered_models):
+            for alias, number in sorted(self.aliases(model.name).items()):
+                with contextlib.suppress(errors.StoreError, errors.RunNotFoundError):
+                    found.append((alias, self._version(model.name, number)))
+        return found
 
     def _registered_model(self, name: str) -> Any:
         try:
@@ -287,28 +295,24 @@ class MlflowTracker:
 
     def _version(self, name: str, number: str) -> RegisteredVersion:
         version = self._call(self._client.get_model_version, name, number)
-        long = schema.long_texts(version.tags)
-        tags = {
-            _decoded_name(k, long): schema.whole_value(v, long)
-            for k, v in version.tags.items()
-            if not schema.is_internal(k)
-        }
+        tags = _read_texts(version.tags, schema.long_texts(version.tags))
         run_id, path = artifact_of(name, number, str(version.source), tags.pop(Tag.REGISTERED_PATH, None))
         return RegisteredVersion(name=name, version=number, run_id=run_id, path=path, tags=tags)
 
     def _entity(self, run_id: str) -> MlflowRunEntity:
+        missing = errors.RunNotFoundError(
+            f"{self.shown} has no run with the id {run_id!r}. Expected 32 hexadecimal digits of a run in it."
+        )
         if not (run_id.isascii() and run_id.isalnum()):
-            raise _no_run(run_id, self.shown)
-        if is_local(run_id) and (known := self._called(run_id)) is not None:
-            return known
+            raise missing
+        if is_local(run_id):
+            known = self._call(self._with_local_id, self._all_experiments(), run_id)
+            if known is not None:
+                return known
         try:
             return self._call(self._client.get_run, run_id)
         except errors.RunNotFoundError:
-            raise _no_run(run_id, self.shown) from None
-
-    def _called(self, local_id: str) -> MlflowRunEntity | None:
-        """The run to which its own process gave an id."""
-        return self._call(self._with_local_id, self._all_experiments(), local_id)
+            raise missing from None
 
     def _with_local_id(self, experiment_ids: list[str], local_id: str) -> MlflowRunEntity | None:
         found = self._client.search_runs(experiment_ids, f"tags.`{Tag.LOCAL_ID}` = '{local_id}'", max_results=1)
@@ -327,16 +331,16 @@ class MlflowTracker:
                 raise
         return self._known_experiment(name)[0]
 
-    def _arrange(self, experiment_id: str) -> None:
+    def _add_view(self, experiment_id: str) -> None:
         """Give an experiment its saved view and its description, unless it has them."""
-        if experiment_id in self._arranged:
+        if experiment_id in self._with_view:
             return
         with contextlib.suppress(errors.TrackingError):  # a run needs neither
-            there = self._call(self._client.get_experiment, experiment_id).tags
+            existing = self._call(self._client.get_experiment, experiment_id).tags
             for tag, value in experiment_tags(experiment_id).items():
-                if tag not in there:
+                if tag not in existing:
                     self._call(self._client.set_experiment_tag, experiment_id, tag, value)
-            self._arranged.add(experiment_id)
+            self._with_view.add(experiment_id)
 
     def _known_experiment(self, name: str) -> list[str]:
         experiment = self._call(self._client.get_experiment_by_name, name)
@@ -351,14 +355,9 @@ class MlflowTracker:
         return [experiment.experiment_id]
 
     def _all_experiments(self) -> list[str]:
-        token, ids = None, []
-        while True:
-            page = self._call(self._client.search_experiments, max_results=_PAGE, page_token=token)
-            self._experiments.update({experiment.name: experiment.experiment_id for experiment in page})
-            ids += [experiment.experiment_id for experiment in page]
-            token = self._next_page(page.token, token)
-            if not token:
-                return ids
+        found = list(self._pages(self._client.search_experiments))
+        self._experiments.update({experiment.name: experiment.experiment_id for experiment in found})
+        return [experiment.experiment_id for experiment in found]
 
     def _experiment_name(self, experiment_id: str) -> str:
         for name, known in list(self._experiments.items()):
@@ -368,88 +367,66 @@ class MlflowTracker:
         self._experiments[name] = experiment_id
         return name
 
-    def _search(self, experiment_ids: list[str], query: str, limit: int | None) -> Iterator[RunInfo]:
-        # MLflow takes a millisecond for each run that it returns, so pages are no larger than needed.
-        size = _PAGE if limit is None else min(_PAGE, max(limit, 20))
+    def _pages(self, search: Callable[..., Any], *args: Any, size: int = _PAGE, **options: Any) -> Iterator[Any]:
+        """All results of one of MLflow's searches."""
         token = None
         while True:
-            page = self._call(
-                self._client.search_runs,
-                experiment_ids,
-                query,
-                max_results=size,
-                order_by=["attributes.start_time DESC"],
-                page_token=token,
-            )
-            for entity in page:
-                try:
-                    yield self._info(entity)
-                except errors.IncompleteRunError as exc:
-                    log.warning("Passed over: %s", exc)
-            token = self._next_page(page.token, token)
+            page = self._call(search, *args, **options, max_results=size, page_token=token)
+            yield from page
+            if page.token and page.token == token:  # it would never end
+                raise errors.StoreError(f"{self.shown} sends the same page again and again. Do not trust this store.")
+            token = page.token
             if not token:
                 return
 
-    def _next_page(self, token: str | None, before: str | None) -> str | None:
-        """The token of the next page; a store that gives the same again would never come to an end."""
-        if token and token == before:
-            raise errors.StoreError(f"{self.shown} sends the same page again and again. Do not trust this store.")
-        return token
-
-    def _beginning_with(self, digits: str, limit: int) -> list[RunInfo]:
-        experiments = self._all_experiments()
-        for column in ("attributes.run_id", f"tags.`{Tag.LOCAL_ID}`"):
-            found = self._search(experiments, f"{column} LIKE '{digits}%'", limit) if experiments else ()
-            if runs := list(itertools.islice(found, limit)):
-                return runs
-        return []
+    def _search(self, experiment_ids: list[str], query: str, limit: int | None) -> Iterator[RunInfo]:
+        if not experiment_ids:
+            return
+        # MLflow takes a millisecond for each run that it returns, so pages are no larger than needed.
+        size = _PAGE if limit is None else min(_PAGE, max(limit, 20))
+        order = ["attributes.start_time DESC"]
+        for entity in self._pages(self._client.search_runs, experiment_ids, query, size=size, order_by=order):
+            try:
+                yield self._info(entity)
+            except errors.IncompleteRunError as exc:
+                log.warning("Skipped: %s", exc)
 
     def _info(self, entity: MlflowRunEntity) -> RunInfo:
-        """What is known of a run.
+        """A run without its artifacts.
 
         Raises:
-            StoreError: If its id is none.
-            IncompleteRunError: If it cannot be read: SQLite keeps anything in any column.
+            StoreError: If its id is malformed.
+            IncompleteRunError: If it cannot be read: SQLite accepts any value in any column.
         """
-        check_id(entity.info.run_id, self.shown)
+        info, stored = entity.info, entity.data.tags
+        check_id(info.run_id, self.shown)
         try:
-            return self._read_info(entity)
+            long = schema.long_texts(stored)
+            return RunInfo(
+                id=info.run_id,
+                experiment=self._experiment_name(info.experiment_id),
+                name=info.run_name or "",
+                parent=stored.get(_PARENT),
+                status=read_status(info.status, stored),
+                start_time=info.start_time / 1000,
+                end_time=None if info.end_time is None or info.status == "RUNNING" else info.end_time / 1000,
+                tags=_read_texts(stored, long),
+                params=_read_texts(entity.data.params, long),
+                metrics={_read_metric(k, long): schema.read_number(v) for k, v in entity.data.metrics.items()},
+                url=self._connection.url(info.experiment_id, info.run_id),
+            )
         except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as exc:
             raise errors.IncompleteRunError(
-                f"Run {entity.info.run_id} of {self.shown} cannot be read ({type(exc).__name__}: {masked(str(exc)):.200}). It "
-                "was damaged, or something else than MLflow wrote it. Use another run, or restore the store from a backup."
+                f"Run {info.run_id} of {self.shown} cannot be read ({type(exc).__name__}: {masked(str(exc)):.200}). It was "
+                "damaged, or another program than MLflow wrote it. Use another run, or restore the store from a backup."
             ) from exc
-
-    def _read_info(self, entity: MlflowRunEntity) -> RunInfo:
-        info, stored = entity.info, entity.data.tags
-        long = schema.long_texts(stored)
-        end_time = info.end_time
-        return RunInfo(
-            id=info.run_id,
-            experiment=self._experiment_name(info.experiment_id),
-            name=info.run_name or "",
-            parent=stored.get(_PARENT),
-            status=read_status(info.status, stored),
-            start_time=info.start_time / 1000,
-            end_time=None if end_time is None or info.status == "RUNNING" else end_time / 1000,
-            tags={
-                _decoded_name(k, long): schema.whole_value(v, long)
-                for k, v in stored.items()
-                if not schema.is_internal(k)
-            },
-            params={_decoded_name(k, long): schema.whole_value(v, long) for k, v in entity.data.params.items()},
-            metrics={
-                _decoded_metric(k, long): schema.read_number(k, v, stored) for k, v in entity.data.metrics.items()
-            },
-            url=self._connection.url(info.experiment_id, info.run_id),
-        )
 
     def _files(self, entity: MlflowRunEntity) -> Files:
         return files_of(self._connection, entity.info.run_id, entity.info.artifact_uri)
 
 
 def _search_filter(tags: Mapping[str, str], parent: str | None, status: RunStatus | None) -> str:
-    """A query that finds at least the runs that are wanted: MLflow's language can quote neither every key nor every value."""
+    """A query that finds at least the wanted runs: MLflow's language cannot quote every key and value."""
     wanted = {schema.key(name): value for name, value in tags.items()}
     if parent is not None:
         wanted[_PARENT] = parent
@@ -458,37 +435,27 @@ def _search_filter(tags: Mapping[str, str], parent: str | None, status: RunStatu
         for key, value in wanted.items()
         if value and len(value) < schema.MAX_TAG and value.isprintable() and not set("'\"`\\") & set(value)
     ]
-    if status == "finished":  # MLflow shows bad ones as failed (mlflow.run.shown_status)
+    if status == "finished":  # bad runs are shown as failed (mlflow.run.shown_status)
         conditions += ["attributes.status != 'RUNNING'", "attributes.status != 'KILLED'"]
     elif status is not None:
         conditions.append(f"attributes.status = '{status.upper()}'")
     return " and ".join(conditions)
 
 
-def _version_text(info: RunInfo) -> str:
-    """What a registered version is, for the registry's page."""
-    precision = info.params.get("precision", "").upper()
-    where = ", ".join(value for tag in (Tag.BACKEND, Tag.DEVICE) if (value := info.tags.get(tag)))
-    size = info.metrics.get(schema.Metric.ENGINE_BYTES)
-    bytes_ = "" if size is None else f", {size / 2**20:.1f} MiB"
-    return f'{precision} engine for {where}{bytes_}. Run it: `mlflow.pyfunc.load_model("models:/<name>@{ACCEPTED}")`.'
+def _read_texts(stored: Mapping[str, str], long: Mapping[str, str]) -> dict[str, str]:
+    """Decoded tags or params, without those of the encoding itself."""
+    found = {}
+    for key, value in stored.items():
+        if not schema.is_overflow(key):
+            name = key
+            with contextlib.suppress(errors.FormatError):  # another program logged it
+                name = schema.name(key, long)
+            found[name] = schema.restored(value, long)
+    return found
 
 
-def _decoded_name(key: str, long: Mapping[str, str]) -> str:
-    try:
-        return schema.name(key, long)
-    except errors.FormatError:
-        return key  # logged by somebody else
-
-
-def _decoded_metric(key: str, long: Mapping[str, str]) -> MetricName:
+def _read_metric(key: str, long: Mapping[str, str]) -> tuple[str, ...]:
     try:
         return schema.metric_name(key, long)
-    except errors.FormatError:
-        return tuple(key.split("/"))  # logged by somebody else
-
-
-def _no_run(run_id: str, location: str) -> errors.RunNotFoundError:
-    return errors.RunNotFoundError(
-        f"{location} has no run with the id {run_id!r}. Expected 32 hexadecimal digits of a run in it."
-    )
+    except errors.FormatError:  # another program logged it
+        return tuple(key.split("/"))

@@ -1,7 +1,4 @@
-"""Close the runs whose processes are gone without having done so, and remove what these left on this machine.
-
-That is: processes that they had started, temporary folders, and the files of locks.
-"""
+"""Close the runs of dead processes, and remove their child processes and temporary folders on this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ EXAMPLES = ("trtops store reap --root mlruns",)
 
 
 def plan(args: Asked) -> tuple[str, ...]:
-    """The words that :func:`trtops.tracking.store.main` takes."""
+    """The arguments for :func:`trtops.tracking.store.main`."""
     return store.words("reap", root=args.root)
 
 

@@ -1,9 +1,12 @@
-"""Runs that their store cannot take: kept whole, found as if nothing had been, and brought in once."""
+"""Runs go to the spool while their store is away, can be read from there, and are uploaded exactly once."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import os
+import pickle
 import re
 import stat
 from collections.abc import Callable, Iterator
@@ -14,28 +17,29 @@ import pytest
 
 from tests.contracts.tracker import ODD_NAMES, TrackerContract
 from trtops import errors
-from trtops.tracking import store
+from trtops.tracking import owner, store
 from trtops.tracking.base import RunStatus, Tracker, tracked
-from trtops.tracking.ids import is_local
-from trtops.tracking.keeping import KeepingTracker
+from trtops.tracking.check import reap
+from trtops.tracking.ids import is_local, new_local_id
+from trtops.tracking.location import Store
 from trtops.tracking.memory import MemoryRun, MemoryTracker
 from trtops.tracking.mlflow import MlflowTracker
-from trtops.tracking.outbox import KeptRun, Outbox
+from trtops.tracking.offline import OfflineTracker
 from trtops.tracking.schema import Tag
-from trtops.tracking.upload import upload
+from trtops.tracking.spool import Spool, SpooledRun, default_spool, upload
 
 NEVER = 10**9
 
 
 class Gate:
-    """Lets calls through, but for those from one number up to another, which find the store away."""
+    """Lets calls through, except those with numbers in a range, which find the store away."""
 
     def __init__(
         self, away: range = range(0), *, too_late: bool = False, error: type[errors.TrackingError] | None = None
     ):
         self.calls = 0
         self.away = away
-        self.too_late = too_late  # what is asked is done, and the answer lost
+        self.too_late = too_late  # the call is executed, and its answer lost
         self.error = error or errors.TrackingUnavailableError
 
     def pass_through(self, call: Callable[[], Any]) -> Any:
@@ -56,7 +60,7 @@ def gated(name: str) -> Any:
 
 
 class GatedRun(MemoryRun):
-    """A run in a store that is away at times."""
+    """A run in a store that is sometimes away."""
 
     gate: Gate
     _put_params, _put_tags, _put_metrics = gated("_put_params"), gated("_put_tags"), gated("_put_metrics")
@@ -64,7 +68,7 @@ class GatedRun(MemoryRun):
 
 
 class GatedTracker(MemoryTracker):
-    """A store that is away at times."""
+    """A store that is sometimes away."""
 
     def __init__(self, gate: Gate | None = None) -> None:
         super().__init__()
@@ -89,8 +93,8 @@ class GatedTracker(MemoryTracker):
 
 
 @pytest.fixture
-def outbox(tmp_path: Path) -> Outbox:
-    return Outbox([tmp_path / "outbox"])
+def spool(tmp_path: Path) -> Spool:
+    return Spool(tmp_path / "spool")
 
 
 @pytest.fixture
@@ -99,8 +103,8 @@ def memory() -> GatedTracker:
 
 
 @pytest.fixture
-def keeping(memory: GatedTracker, outbox: Outbox) -> KeepingTracker:
-    return KeepingTracker(memory, outbox)
+def offline(memory: GatedTracker, spool: Spool) -> OfflineTracker:
+    return OfflineTracker(memory, spool)
 
 
 def go_away(memory: GatedTracker, error: type[errors.TrackingError] = errors.TrackingUnavailableError) -> None:
@@ -119,18 +123,18 @@ def memory_runs(memory: GatedTracker) -> Iterator[GatedRun]:
     return (each for each in gc.get_objects() if isinstance(each, GatedRun) and each._store_lock is memory._lock)
 
 
-class TestKeepingTracker(TrackerContract):
-    """While its store is there it is like any other."""
+class TestOfflineTracker(TrackerContract):
+    """While its store answers it is like any other tracker."""
 
     @pytest.fixture
-    def tracker(self, keeping):
-        yield keeping
-        assert keeping.outbox.folders() == []
+    def tracker(self, offline):
+        yield offline
+        assert offline.spool.runs() == []
 
     @pytest.fixture
     def tamper(self, memory):
         def change(run_id: str, path: str, data: bytes | None) -> None:
-            artifacts = memory._kept(run_id).artifacts
+            artifacts = memory._data(run_id).artifacts
             if data is None:
                 artifacts.pop(path, None)
             else:
@@ -147,7 +151,7 @@ class TestKeepingTracker(TrackerContract):
 
 
 def work(tracker: Tracker, folder: Path) -> None:
-    """A campaign with a good, a bad and a failed iteration, and one that has odd things in it."""
+    """A campaign with a good, a bad and a failed iteration, and one with odd names and numbers."""
     with tracked(tracker, "m", "campaign", kind="debug_build", tags={"who": "me"}) as parent:
         parent.log_json({"until": 3}, "debug_build.json")
         for number, verdict in enumerate(("good", "bad", None, "error")):
@@ -172,8 +176,8 @@ def work(tracker: Tracker, folder: Path) -> None:
         parent.finish("bad")
 
 
-def everything(tracker: MemoryTracker | KeepingTracker) -> dict[str, object]:
-    """All that a store has, with runs by their names; what is other each time is left out."""
+def everything(tracker: MemoryTracker | OfflineTracker) -> dict[str, object]:
+    """The content of a store by the names of its runs, without ids and times."""
     infos = tracker.find()
     names = {info.id: info.name for info in infos} | {info.tags[Tag.LOCAL_ID]: info.name for info in infos}
     volatile = {Tag.OWNER, Tag.HEARTBEAT, Tag.LOCAL_ID}
@@ -198,258 +202,256 @@ def everything(tracker: MemoryTracker | KeepingTracker) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, object], int]:
-    """What the campaign leaves in a store that is always there, and how many calls that takes."""
+    """The content of a store that is never away, and the number of calls for it."""
     folder = tmp_path_factory.mktemp("undisturbed")
     memory = GatedTracker()
-    work(KeepingTracker(memory, Outbox([folder / "outbox"])), folder)
+    work(OfflineTracker(memory, Spool(folder / "spool")), folder)
     calls = memory.gate.calls
     return everything(memory), calls
 
 
 @pytest.mark.parametrize("too_late", [False, True], ids=["refused", "answer lost"])
 @pytest.mark.parametrize("length", [1, 9, NEVER], ids=["one call", "a while", "for good"])
-def test_whenever_the_store_goes_away_the_same_is_in_it_in_the_end(
-    undisturbed, tmp_path: Path, too_late: bool, length: int
-) -> None:
+def test_outage_at_any_call_loses_nothing(undisturbed, tmp_path: Path, too_late: bool, length: int) -> None:
     expected, calls = undisturbed
 
     for moment in range(calls):
         memory = GatedTracker(Gate(range(moment, moment + length), too_late=too_late))
-        tracker = KeepingTracker(memory, Outbox([tmp_path / str(moment)]))
+        tracker = OfflineTracker(memory, Spool(tmp_path / str(moment)))
         work(tracker, tmp_path)
         if length == NEVER:
-            assert tracker.outbox.folders()
-            tracker.outbox.get("")  # folders are read again in another process
+            assert tracker.spool.runs()
         come_back(memory)
         seen_through = everything(tracker)
-        upload(memory, Outbox([tmp_path / str(moment)]))
+        upload(memory, Spool(tmp_path / str(moment)))
 
         assert seen_through == expected, moment
         assert everything(memory) == expected, moment
-        assert tracker.outbox.folders() == [] and upload(memory, tracker.outbox) == []
+        assert tracker.spool.runs() == [] and upload(memory, tracker.spool) == []
 
 
-def test_an_upload_that_is_cut_off_anywhere_is_done_by_the_next(undisturbed, tmp_path: Path) -> None:
+def test_interrupted_upload_can_be_repeated(undisturbed, tmp_path: Path) -> None:
     expected, calls = undisturbed
     moment, cut = calls // 3, 0
     while True:
         memory = GatedTracker(Gate(range(moment, NEVER)))
-        tracker = KeepingTracker(memory, Outbox([tmp_path / str(cut)]))
+        tracker = OfflineTracker(memory, Spool(tmp_path / str(cut)))
         work(tracker, tmp_path)
         memory.gate.calls, memory.gate.away, memory.gate.too_late = 0, range(cut, NEVER), cut % 2 == 0
         try:
-            upload(memory, tracker.outbox)
+            upload(memory, tracker.spool)
             break
         except errors.TrackingUnavailableError:
             come_back(memory)
-        upload(memory, tracker.outbox)
+        upload(memory, tracker.spool)
         assert everything(memory) == expected, cut
         cut += 1
     assert cut > 20
 
 
-def test_a_run_that_could_not_be_made_has_a_local_id_that_stays_good(memory, keeping, outbox) -> None:
+def test_local_id_stays_valid_after_upload(memory, offline, spool) -> None:
     go_away(memory)
-    run = keeping.start("m", "r", kind="build")
+    run = offline.start("m", "r", kind="build")
     run.log_bytes(b"plan", "engine/x.plan")
-    assert is_local(run.id) and keeping.info(run.id).status == "running"
-    assert [info.id for info in keeping._kept_infos()] == [run.id]
+    assert is_local(run.id) and offline.info(run.id).status == "running"
     with pytest.raises(errors.IncompleteRunError, match="still being written"):
-        keeping.load(run.id)
+        offline.load(run.id)
     run.finish("good")
-    kept = keeping.load(run.id)
-    came = keeping.whole_id(run.id[:8])
+    assert offline.load(run.id).read_bytes("engine/x.plan") == b"plan" and offline.whole_id(run.id[:8]) == run.id
     come_back(memory)
-    [brought] = upload(memory, outbox)
+    [uploaded] = upload(memory, spool)
 
-    assert kept.read_bytes("engine/x.plan") == b"plan" and came == run.id
-    assert memory.load(run.id).info.id == brought.run_id != run.id
-    assert memory.whole_id(run.id[:9]) == brought.run_id
-    child = keeping.start("m", "child", kind="iteration", parent=run.id)
+    assert memory.load(run.id).info.id == uploaded.run_id != run.id
+    assert memory.whole_id(run.id[:9]) == uploaded.run_id
+    child = offline.start("m", "child", kind="iteration", parent=run.id)
     assert [info.id for info in memory.find(parent=run.id)] == [child.id]
-    assert memory.info(child.id).parent == brought.run_id
+    assert memory.info(child.id).parent == uploaded.run_id
 
 
-def test_children_of_a_run_that_is_kept_are_kept_though_the_store_is_back(memory, keeping, outbox) -> None:
+def test_children_of_spooled_runs_are_spooled_too(memory, offline, spool) -> None:
     go_away(memory)
-    parent = keeping.start("m", "parent", kind="debug_build")
+    parent = offline.start("m", "parent", kind="debug_build")
     come_back(memory)
-    child = keeping.start("m", "child", kind="iteration", parent=parent.id)
+    child = offline.start("m", "child", kind="iteration", parent=parent.id)
     child.finish("good")
 
     assert memory.find() == []
     parent.finish("good")
 
     [info] = memory.find(parent=memory.info(parent.id).id)
-    assert info.name == "child" and outbox.folders() == []
+    assert info.name == "child" and spool.runs() == []
 
 
-def test_what_was_asked_before_is_answered_while_the_store_is_away_and_nothing_else(memory, keeping) -> None:
-    denied = keeping.start("m", "denied", kind="deny")
+def test_only_repeated_questions_are_answered_offline(memory, offline) -> None:
+    denied = offline.start("m", "denied", kind="deny")
     denied.log_text("conv: gemm", "tactics/denied.json")
     denied.finish()
-    before = keeping.find(tags={Tag.KIND: "deny"})
-    entry = keeping.load(denied.id)
+    before = offline.find(tags={Tag.KIND: "deny"})
+    entry = offline.load(denied.id)
     go_away(memory)
 
-    assert keeping.find(tags={Tag.KIND: "deny"}) == before
-    assert keeping.load(denied.id) is entry
-    for ask in (lambda: keeping.find("m"), lambda: keeping.load("0" * 32), lambda: keeping.info("0" * 32)):
+    assert offline.find(tags={Tag.KIND: "deny"}) == before
+    assert offline.load(denied.id) is entry
+    for ask in (lambda: offline.find("m"), lambda: offline.load("0" * 32), lambda: offline.info("0" * 32)):
         with pytest.raises(errors.TrackingUnavailableError):
             ask()
 
 
-def test_a_run_that_was_interrupted_and_gone_on_with_is_kept_whole(memory, keeping, outbox) -> None:
+def test_resumed_run_is_spooled_whole(memory, offline, spool) -> None:
     run = memory.start("m", "r", kind="debug_build")
     run.log_params({"a": 1})
     run.log_bytes(b"early", "early.bin")
     run.fail("killed")
-    again = keeping.reopen(run.id)
+    again = offline.reopen(run.id)
     go_away(memory)
     again.log_bytes(b"late", "late.bin")
     with pytest.raises(errors.LogError, match="cannot become"):
         again.log_params({"a": 2})
     again.finish("good")
-    [folder] = outbox.folders()
-    assert folder.run.run_id == run.id and folder.run.only_there == ("early.bin",)
+    [spooled] = spool.runs()
+    assert spooled.run_id == run.id and spooled.only_in_store == ("early.bin",)
     come_back(memory)
 
-    assert keeping.load(run.id).read_bytes("early.bin") == b"early"
-    assert [each.run_id for each in upload(memory, outbox)] == [run.id]
+    assert offline.load(run.id).read_bytes("early.bin") == b"early"
+    assert [each.run_id for each in upload(memory, spool)] == [run.id]
     stored = memory.load(run.id)
     assert (stored.info.status, stored.info.verdict, stored.info.params) == ("finished", "good", {"a": "1"})
     assert (stored.read_bytes("early.bin"), stored.read_bytes("late.bin")) == (b"early", b"late")
 
 
-def test_a_kept_campaign_is_brought_in_before_it_is_gone_on_with(memory, keeping, outbox) -> None:
+def test_spooled_campaign_is_uploaded_before_it_is_resumed(memory, offline, spool) -> None:
     go_away(memory)
-    run = keeping.start("m", "r", kind="debug_build")
+    run = offline.start("m", "r", kind="debug_build")
     run.fail("interrupted")
     with pytest.raises(errors.LogError, match="trtops store upload"):
-        keeping.reopen(run.id)
+        offline.reopen(run.id)
     come_back(memory)
 
-    again = keeping.reopen(run.id)
+    again = offline.reopen(run.id)
     again.finish("good")
 
-    assert outbox.folders() == [] and memory.load(run.id).info.verdict == "good"
+    assert spool.runs() == [] and memory.load(run.id).info.verdict == "good"
 
 
-def test_a_run_that_the_store_has_lost_is_made_again_unless_it_alone_had_something(memory, keeping, outbox) -> None:
-    whole, lacking = keeping.start("m", "whole", kind="build"), keeping.start("m", "lacking", kind="build")
+def test_lost_runs_are_made_again_if_complete(memory, offline, spool, tmp_path: Path) -> None:
+    whole, lacking = offline.start("m", "whole", kind="build"), offline.start("m", "lacking", kind="build")
     whole.log_bytes(b"x" * 100, "x.bin")
-    file = outbox.places[0].parent / "file"
+    file = tmp_path / "file"
     file.write_bytes(b"as logged")
     lacking.log_file(file, "x.bin")
     file.write_bytes(b"another since")
     go_away(memory)
     for run in (whole, lacking):
         run.finish("good")
-    memory._runs.clear()  # it comes back from an old backup
+    memory._runs.clear()  # the store was restored from an old backup
     come_back(memory)
 
-    found = {each.name: each for each in upload(memory, outbox)}
+    found = {each.name: each for each in upload(memory, spool)}
 
-    assert found["whole"].outcome == "brought in" and found["lacking"].outcome == "left"
+    assert found["whole"].outcome == "uploaded" and found["lacking"].outcome == "left"
     assert "x.bin" in found["lacking"].why
-    assert memory.load(whole.logged_so_far.local_id).read_bytes("x.bin") == b"x" * 100
-    assert len(outbox.folders()) == 1
+    assert memory.load(whole.record.local_id).read_bytes("x.bin") == b"x" * 100
+    assert len(spool.runs()) == 1
 
 
-def test_what_is_damaged_or_meant_for_another_store_is_left_where_it_is(memory, keeping, outbox) -> None:
+def test_damaged_and_foreign_runs_are_left(memory, offline, spool) -> None:
     go_away(memory)
-    names = ("artifact", "json", "sha256", "gone", "foreign")
+    names = ("artifact", "json", "gone", "foreign")
     for name in names:
-        run = keeping.start("m", name, kind="build")
+        run = offline.start("m", name, kind="build")
         run.log_bytes(b"plan", "engine/x.plan")
         run.finish()
-    by_name = {folder.run.name: folder.path for folder in outbox.folders()}
+    by_name = {run.name: run.folder for run in spool.runs()}
     (by_name["artifact"] / "artifacts" / "engine" / "x.plan").write_bytes(b"PLAN")
     text = (by_name["json"] / "run.json").read_text()
-    (by_name["json"] / "run.json").write_text(text.replace('"finished"', '"failed"'))
-    (by_name["sha256"] / "run.json.sha256").unlink()
+    (by_name["json"] / "run.json").write_text(text[:-100])
+    os.utime(by_name["json"])
     (by_name["gone"] / "artifacts" / "engine" / "x.plan").unlink()
     memory.shown = "elsewhere"
     come_back(memory)
-    fresh = Outbox(outbox.places)
 
-    found = upload(memory, fresh)
+    found = upload(memory, spool)
 
     why = {Path(each.folder): each.why for each in found}
     assert {each.outcome for each in found} == {"left"} and why.keys() == set(by_name.values())
-    assert "other content" in why[by_name["artifact"]] and "other content" in why[by_name["json"]]
-    assert "is gone" in why[by_name["gone"]] and "meant for The memory" in why[by_name["foreign"]]
-    assert {each.name for each in upload(memory, fresh, moved=True) if each.outcome != "left"} == {"foreign"}
+    assert "other content" in why[by_name["artifact"]] and "damaged" in why[by_name["json"]]
+    assert "is missing" in why[by_name["gone"]] and "meant for The memory" in why[by_name["foreign"]]
+    assert {each.name for each in upload(memory, spool, moved=True) if each.outcome != "left"} == {"foreign"}
     assert [info.name for info in memory.find()] == ["foreign"]
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"version": 2},
-        {"local_id": "../../etc"},
         {"run_id": "' or 1=1"},
+        {"parent": "../../etc"},
+        {"tags": {}},
+        {"tags": {Tag.LOCAL_ID: "../../etc"}},
         {"artifacts": [{"path": "../x", "size": 1, "sha256": "0"}]},
         {"artifacts": [{"path": "/etc/passwd", "size": 1, "sha256": "0"}]},
         {"metrics": {"a": 1}},
         {"more": 1},
     ],
 )
-def test_a_kept_run_that_is_none_or_leaves_its_folder_is_refused(changes: dict[str, object]) -> None:
-    from trtops.tracking.ids import new_local_id
-
-    plain = {
-        "store": "s", "run_id": None, "local_id": new_local_id(), "experiment": "m", "name": "r", "parent": None,
-        "status": "finished", "start_time": 1.0, "end_time": 2.0, "tags": {}, "params": {}, "metrics": {}, "artifacts": (),
-    }  # fmt: skip
-    good = KeptRun(**plain).to_json()  # type: ignore[arg-type]
-    assert KeptRun.from_json(good) == KeptRun(**plain)  # type: ignore[arg-type]
+def test_malformed_spooled_run_is_refused(changes: dict[str, object]) -> None:
+    run = SpooledRun("s", None, "m", "r", None, 1.0, tags={Tag.LOCAL_ID: new_local_id()}, metrics={("a",): math.inf})
+    assert SpooledRun.from_json(run.to_json()) == run
 
     with pytest.raises(errors.FormatError):
-        KeptRun.from_json(json.dumps(json.loads(good) | changes).encode())
+        SpooledRun.from_json(json.dumps(json.loads(run.to_json()) | changes).encode())
 
 
-def test_what_is_kept_is_its_owner_s_alone(memory, keeping, outbox) -> None:
+def test_spool_is_private(memory, offline, spool) -> None:
     go_away(memory)
-    keeping.start("m", "r", kind="build").finish()
+    offline.start("m", "r", kind="build").finish()
 
-    [folder] = outbox.folders()
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder.path, outbox.places[0])] == [0o700, 0o700]
+    [run] = spool.runs()
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (run.folder, spool.folder)] == [0o700, 0o700]
 
 
-def test_an_outbox_that_is_somebody_else_s_is_not_used(memory, tmp_path: Path) -> None:
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "theirs")
-    (tmp_path / "file").write_text("x")
-    keeping = KeepingTracker(memory, Outbox([tmp_path / "link", tmp_path / "file" / "outbox"]))
+@pytest.mark.parametrize("unsafe", ["a link", "another user's", "writable by a group", "writable by all", "a file"])
+def test_unsafe_spool_is_not_used(memory, offline, spool, monkeypatch: pytest.MonkeyPatch, unsafe: str) -> None:
     go_away(memory)
+    offline.start("m", "planted", kind="build").finish("good")
+    uid = os.getuid()
+    if unsafe == "a link":
+        target = spool.folder.rename(spool.folder.with_name("theirs"))
+        spool.folder.symlink_to(target)
+    elif unsafe == "another user's":
+        monkeypatch.setattr(os, "getuid", lambda: uid + 1)
+    elif unsafe == "a file":
+        spool.folder.rename(spool.folder.with_name("moved"))
+        spool.folder.write_text("x")
+    else:
+        spool.folder.chmod(0o770 if unsafe == "writable by a group" else 0o707)
 
-    with pytest.raises(errors.NoRoomError, match=r"own.*TRTOPS_OUTBOX"):
-        keeping.start("m", "r", kind="build")
+    with pytest.raises(errors.NoRoomError, match="TRTOPS_SPOOL"):
+        offline.start("m", "r", kind="build")
+    come_back(memory)
 
-    assert list((tmp_path / "theirs").iterdir()) == []
+    assert spool.runs() == [] == upload(memory, spool) and memory.find() == []
 
 
-def test_a_store_without_room_has_its_runs_kept_and_starts_none(memory, keeping, outbox) -> None:
-    run = keeping.start("m", "r", kind="build")
+def test_run_of_a_full_store_is_spooled(memory, offline, spool) -> None:
+    run = offline.start("m", "r", kind="build")
     go_away(memory, errors.NoRoomError)
     run.log_bytes(b"plan", "engine/x.plan")
     run.finish("good")
 
     with pytest.raises(errors.NoRoomError):
-        keeping.start("m", "another", kind="build")
-    assert keeping.load(run.id).read_bytes("engine/x.plan") == b"plan"
+        offline.start("m", "another", kind="build")
+    assert offline.load(run.id).read_bytes("engine/x.plan") == b"plan"
     come_back(memory)
-    assert [each.run_id for each in upload(memory, outbox)] == [run.id]
+    assert [each.run_id for each in upload(memory, spool)] == [run.id]
 
 
-def test_where_nothing_can_be_kept_either_the_run_fails_with_both_reasons(memory, tmp_path: Path) -> None:
+def test_failing_spool_fails_the_run_with_both_reasons(memory, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    keeping = KeepingTracker(memory, Outbox([tmp_path / "file" / "outbox"]))
+    offline = OfflineTracker(memory, Spool(tmp_path / "file" / "spool"))
 
     with (
-        pytest.raises(errors.NoRoomError, match=r"gone Nothing can be kept"),
-        tracked(keeping, "m", "r", kind="build") as run,
+        pytest.raises(errors.NoRoomError, match=r"gone Runs cannot be spooled"),
+        tracked(offline, "m", "r", kind="build") as run,
     ):
         go_away(memory, errors.NoRoomError)
         try:
@@ -461,60 +463,63 @@ def test_where_nothing_can_be_kept_either_the_run_fails_with_both_reasons(memory
 
 
 @pytest.mark.parametrize("status", ["finished", "failed"])
-def test_a_run_that_waits_to_be_brought_in_is_not_reaped(memory, keeping, outbox, status: RunStatus) -> None:
-    run = keeping.start("m", "r", kind="build", tags={Tag.OWNER: dead_owner()})
+def test_spooled_run_is_not_reaped(memory, offline, spool, status: RunStatus) -> None:
+    run = offline.start("m", "r", kind="build", tags={Tag.OWNER: dead_owner()})
     go_away(memory)
     run.finish("good") if status == "finished" else run.fail("broken")
     come_back(memory)
 
-    assert store.reap(keeping) == []
-    assert [info.id for info in store.reap(memory)] == [run.id]  # on another machine's view it was left running
-    upload(memory, outbox)
+    assert reap(offline) == []
+    assert [info.id for info in reap(memory)] == [run.id]  # as another machine sees it
+    upload(memory, spool)
 
     info = memory.info(run.id)
     assert (info.status, info.tags.get(Tag.ERROR)) == (status, None if status == "finished" else "broken")
 
 
-def test_a_run_that_another_process_has_taken_over_is_not_written_by_an_upload(memory, keeping, outbox) -> None:
-    run = keeping.start("m", "r", kind="debug_build")
+def test_upload_leaves_runs_resumed_by_others(memory, offline, spool) -> None:
+    run = offline.start("m", "r", kind="debug_build")
     go_away(memory)
     run.finish("good")
     come_back(memory)
     memory._runs[run.id].tags[Tag.OWNER] = dead_owner()
 
-    (left,) = upload(memory, outbox)
+    (left,) = upload(memory, spool)
 
-    assert left.outcome == "left" and "taken over by another process" in left.why
-    assert memory.info(run.id).status == "running" and outbox.folders()
+    assert left.outcome == "left" and "resumed by another process" in left.why
+    assert memory.info(run.id).status == "running" and spool.runs()
 
 
-def test_a_campaign_that_was_resumed_and_then_kept_is_brought_in(memory, keeping, outbox) -> None:
-    run = keeping.start("m", "r", kind="debug_build", tags={Tag.OWNER: dead_owner()})
-    again = keeping.reopen(run.id)
+def test_resumed_and_spooled_campaign_is_uploaded(memory, offline, spool) -> None:
+    run = offline.start("m", "r", kind="debug_build", tags={Tag.OWNER: dead_owner()})
+    again = offline.reopen(run.id)
     go_away(memory)
     again.finish("good")
     come_back(memory)
 
-    assert [each.outcome for each in upload(memory, outbox)] == ["brought in"]
+    assert [each.outcome for each in upload(memory, spool)] == ["uploaded"]
     assert memory.info(run.id).verdict == "good"
 
 
 def dead_owner() -> str:
-    import dataclasses
-
-    from trtops.tracking import owner
-
     return dataclasses.replace(owner.current(), pid=2**22 + 1, started=1).to_json()
 
 
-def test_a_tracker_may_be_sent_to_another_process(new_store: Callable[[Path], Path], tmp_path: Path) -> None:
-    import pickle
-
+def test_tracker_can_be_pickled(new_store: Callable[[Path], Path], tmp_path: Path) -> None:
     tracker = store.open_tracker(new_store(tmp_path / "mlruns"))
     run = tracker.start("m", "r", kind="build")
 
     again = pickle.loads(pickle.dumps(tracker))
 
-    assert again.info(run.id) == tracker.info(run.id) and again.outbox.places == tracker.outbox.places
+    assert again.info(run.id) == tracker.info(run.id) and again.spool.folder == tracker.spool.folder
     assert isinstance(again.inner, MlflowTracker)
-    assert os.fspath(again.outbox.places[0]) == f"{tmp_path}/mlruns/outbox"
+
+
+def test_default_spool_depends_on_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRTOPS_HOME", str(tmp_path))
+    places = {Store(database=tmp_path / name / "mlflow.db") for name in "ab"}
+
+    assert default_spool(None).folder == tmp_path / "spool"
+    assert len({default_spool(place).folder for place in places}) == 2
+    monkeypatch.setenv("TRTOPS_SPOOL", str(tmp_path / "mine"))
+    assert {default_spool(place).folder for place in (None, *places)} == {tmp_path / "mine"}
