@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.tracking.test_keeping import NEVER, Gate, GatedTracker, come_back
+from tests.tracking.test_offline import NEVER, Gate, GatedTracker, come_back
 
 from tests import models
 from trtops import errors
