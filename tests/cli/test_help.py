@@ -11,7 +11,7 @@ from trtops import ops
 from trtops.cli import registry
 from trtops.cli.flags import Flag
 from trtops.cli.main import load, parser_of
-from trtops.ops.triaging.config import TriageConfig
+from trtops.ops.triaging.result import TriageConfig
 
 KNOWN = ("default", "unless")
 OF_CONFIG: dict[tuple[str, str], tuple[type[Any], str]] = {

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.triage.planted import Planted
 from trtops.ops.engines.convert import ConvertConfig
-from trtops.ops.triaging.config import TriageConfig
+from trtops.ops.triaging.result import TriageConfig
 
 Line = tuple[str, int]
 """A command line after ``trtops``, and how many engines it builds; -1 where it says so itself."""

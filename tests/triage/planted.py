@@ -16,7 +16,7 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.calibration import collect
 from trtops.metadata import TensorMetadata
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.triaging.config import TriageConfig
+from trtops.ops.triaging.result import TriageConfig
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, OptimizationProfile, ShapeRange
 
 Weights = dict[str, np.ndarray]

@@ -20,8 +20,8 @@ from trtops.comparator.report import Tolerances
 from trtops.ops.bundling.config import BundleConfig
 from trtops.ops.bundling.op import bundle
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.triaging.config import TriageConfig
 from trtops.ops.triaging.op import triage
+from trtops.ops.triaging.result import TriageConfig
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tracking import schema
 from trtops.tracking.memory import MemoryTracker

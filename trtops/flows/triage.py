@@ -16,9 +16,8 @@ from trtops.flows.command import config_flag, run
 from trtops.flows.parameters import Positive
 from trtops.flows.slots import current_slot
 from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
-from trtops.ops.triaging.config import TriageConfig
 from trtops.ops.triaging.op import triage as triage_op
-from trtops.ops.triaging.result import TriageResult
+from trtops.ops.triaging.result import TriageConfig, TriageResult
 from trtops.spec import BackendName, Precision
 
 

@@ -146,8 +146,8 @@ if TYPE_CHECKING:
     from trtops.ops.search.repeat import RepeatResult as RepeatResult
     from trtops.ops.search.repeat import repeat as repeat
     from trtops.ops.search.repeat import sort_artifacts as sort_artifacts
-    from trtops.ops.triaging.config import TriageConfig as TriageConfig
     from trtops.ops.triaging.op import triage as triage
+    from trtops.ops.triaging.result import TriageConfig as TriageConfig
     from trtops.ops.triaging.result import TriageResult as TriageResult
     from trtops.tracking.calibrations import load_cache as load_cache
 

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 from trtops import ops
 from trtops.cli import configs, groups, memory
 from trtops.cli.flags import Asked, Flag, Group, UsageError
-from trtops.cli.logs import say, say_json, say_result
+from trtops.cli.logs import say, say_ending, say_json, say_page
 
 if TYPE_CHECKING:
-    from trtops.ops.triaging.config import TriageConfig
-    from trtops.ops.triaging.op import Asking
+    from trtops.ops.triaging.result import Step, TriageConfig
 
 _OF_BUILDS = ("calibration_cache", "load_tactics")
 
@@ -110,16 +109,21 @@ def execute(plan: Plan) -> int:
         tracker=tracker,
         resume=plan.resume,
         experiment=plan.experiment,
-        progress=None if plan.json else _say_question,
+        progress=None if plan.json else _say_step,
     )
     if plan.json:
         say_json(result.to_dict())
     else:
-        say_result(result, plan.store)
+        say("")
+        say_page("\n".join(result.summary()))
+        say_ending(result, plan.store)
     return {"good": 0, "bad": 1, "error": 3}[result.verdict]
 
 
-def _say_question(asking: Asking) -> None:
-    if asking.last is not None:
-        say(f"   {asking.last.answer}")
-    say(f"{asking.number}. {asking.asks} {asking.why}")
+def _say_step(step: Step) -> None:
+    if not step.answer:
+        say(f"{step.asks} {step.why}")
+        return
+    say(f"  {step.answer} ({step.builds} builds, {step.seconds:.1f} s)")
+    for line in step.evidence:
+        say(f"  - {line}")

@@ -1,15 +1,18 @@
-"""What the triage found: each question with its answer, evidence and cost, and what follows from all."""
+"""What triage is asked, and what it finds: each question with its answer, evidence and cost."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from trtops import errors
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.result import OpResult
 from trtops.record import Record
 from trtops.reports.document import Chart, Point, Section
+from trtops.spec import BuildConfig
 from trtops.verdict import Verdict
 
 Kind: TypeAlias = Literal[
@@ -17,45 +20,93 @@ Kind: TypeAlias = Literal[
     "build", "intermittent", "tactic", "overflow", "underflow", "cancellation", "rounding", "range", "quantization",
     "builder", "unknown",
 ]  # fmt: skip
-"""Kinds of faults. ``model`` is a fault of the model that is none of those before it."""
+"""Kinds of faults. ``model`` is any fault of the model other than those listed before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step(Record):
-    """One question, answered.
+class TriageConfig(Record):
+    """Which engine is wrong, on what data, and what the search may cost.
 
     Attributes:
-        question: Its name.
-        asks: The question in words.
-        why: Why it was asked now.
-        answer: The answer, by which the next question follows.
-        evidence: What the answer rests on, one sentence each.
-        ruled_out: What it cannot be any more.
-        kind: The kind of fault, if the answer says one.
-        places: Where the fault is, the surest first: names of nodes, tensors, weights, inputs, tactics.
-        remedy: What mends it, as a command or in words.
-        model: The smallest failing model so far, in the triage's files.
-        builds: Engines built for it.
-        seconds: Wall time.
-        run_id: The run of it; below it are those of what was done.
+        build: How the engine is built.
+        check: The data on which it is evaluated, and the tolerances.
+        golden_model: A model that is right, for example an earlier export. Tensors are matched by name. With it the fault of
+            a wrong model is located.
+        calibration_data: Data source for INT8 calibration; the check's data by default.
+        calibration_cache: A calibration cache file that INT8 is built with.
+        replay: A tactic record that the engine is built with.
+        minutes: No question is asked after this time; the rest can be resumed. None for no limit.
+        rebuilds: Number of builds to see whether the engine is bad every time.
+        campaign_builds: Maximum number of builds to find a tactic.
+        reduce_checks: Maximum number of sub-models checked to make the failing case small.
+        keep_checks: Maximum number of sets of nodes checked to find those to keep in FP32.
+        output: Folder for the smallest failing case and its bundle; only the run has them by default.
     """
 
-    question: str
-    asks: str
-    why: str
+    build: BuildConfig = field(default_factory=BuildConfig)
+    check: CheckConfig = field(default_factory=lambda: CheckConfig(plots="never", latency_runs=0))
+    golden_model: str | None = None
+    calibration_data: str | None = None
+    calibration_cache: str | None = None
+    replay: str | None = None
+    minutes: float | None = None
+    rebuilds: int = 2
+    campaign_builds: int = 40
+    reduce_checks: int = 200
+    keep_checks: int = 200
+    output: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("rebuilds", "campaign_builds", "reduce_checks", "keep_checks"):
+            if getattr(self, name) < 1:
+                raise errors.ConfigError(f"{name} is {getattr(self, name)}; expected 1 or more.")
+        if self.minutes is not None and not self.minutes > 0:
+            raise errors.ConfigError(f"minutes is {self.minutes}; expected more than 0.")
+
+
+@dataclass(frozen=True)
+class Answer(Record):
+    """The answer to one question.
+
+    Attributes:
+        answer: The answer in a few words, which selects the next question.
+        evidence: What it rests on, one sentence each.
+        ruled_out: Faults that it rules out.
+        kind: The kind of fault, if the answer gives one.
+        places: Where the fault is, the most certain first: names of nodes, tensors, weights, inputs, tactics.
+        remedy: What corrects it, as a command or in words.
+        builds: Engines built.
+    """
+
     answer: str
     evidence: tuple[str, ...] = ()
     ruled_out: tuple[str, ...] = ()
     kind: Kind | None = None
     places: tuple[str, ...] = ()
     remedy: str = ""
-    model: str = ""
     builds: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Answer):
+    """One question with its answer; before the answer is known, that is empty.
+
+    Attributes:
+        question: The question's name.
+        asks: The question.
+        why: Why it is asked now.
+        seconds: Wall time.
+        run_id: Its run, above the runs of what was done to answer it.
+    """
+
+    question: str
+    asks: str
+    why: str
     seconds: float = 0.0
     run_id: str = ""
 
-    def told(self) -> Iterator[str]:
-        """Why it was asked, what the answer rests on, and what it rules out, as a list of Markdown."""
+    def lines(self) -> Iterator[str]:
+        """Why it is asked, what the answer rests on, and what it rules out, as a Markdown list."""
         yield f"- why now: {self.why}"
         yield from (f"- {line}" for line in self.evidence)
         if self.ruled_out:
@@ -67,11 +118,11 @@ class TriageResult(OpResult):
     """Where a bad engine goes wrong, and why.
 
     Attributes:
-        verdict: ``good`` if nothing is wrong; ``bad`` if a fault was found; ``error`` if the triage was stopped before.
-        steps: The questions, in the order in which they were asked.
-        next_question: What would be asked next, of a triage that was stopped; empty at the end.
-        minimal: The smallest failing case, a file or an artifact of the run; empty if none was made.
-        bundle: The bundle of it, likewise.
+        verdict: ``good`` if nothing is wrong; ``bad`` if a fault was found; ``error`` if time ran out.
+        steps: The questions in order.
+        next_question: The next question, if time ran out; empty otherwise.
+        minimal: The smallest failing case, a file or an artifact of the run; empty if there is none.
+        bundle: Its bundle, likewise.
     """
 
     verdict: Verdict
@@ -82,18 +133,17 @@ class TriageResult(OpResult):
 
     @property
     def kind(self) -> Kind:
-        """The kind of fault, as the last step that says one has it."""
+        """The kind of fault, from the last step that gives one."""
         return next((step.kind for step in reversed(self.steps) if step.kind is not None), "none")
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Where the fault is, the surest first."""
-        named = [step.places for step in reversed(self.steps) if step.places]
-        return tuple(dict.fromkeys(place for places in named for place in places))
+        """Where the fault is, the most certain first."""
+        return tuple(dict.fromkeys(place for step in reversed(self.steps) for place in step.places))
 
     @property
     def remedies(self) -> tuple[str, ...]:
-        """What mends it, in the order in which it was found."""
+        """What corrects the fault, in the order in which it was found."""
         return tuple(step.remedy for step in self.steps if step.remedy)
 
     @property
@@ -103,12 +153,12 @@ class TriageResult(OpResult):
 
     @property
     def seconds(self) -> float:
-        """Wall time, that of earlier processes included."""
+        """Wall time, including that of earlier processes."""
         return sum(step.seconds for step in self.steps)
 
     @property
     def next_step(self) -> str:
-        """One that was stopped goes on."""
+        """Resume, if time ran out."""
         if self.run_id and self.next_question:
             return f"trtops triage --resume {self.run_id} --experiment {shlex.quote(self.experiment)}"
         return super().next_step
@@ -123,35 +173,34 @@ class TriageResult(OpResult):
         return f"{self.kind}, {self.places[0]}" if self.places else self.kind
 
     def sections(self) -> Iterator[Section]:
-        """The fault and what mends it, what each question cost as a chart, and then the tree, a question each."""
+        """The fault and its remedies, the cost of each question as a chart, and each question."""
         points = tuple(
             Point(label=f"{number}. {step.asks}", y=step.seconds, tone="plain" if step.kind is None else "bad")
             for number, step in enumerate(self.steps, start=1)
         )
         chart = Chart(title="What each question cost", form="bars", x="seconds", points=points)
-        yield Section(text="\n".join(self._found()), chart=chart if points else None)
+        yield Section(text="\n".join(self.summary()), chart=chart if points else None)
         for number, step in enumerate(self.steps, start=1):
-            yield Section(title=f"{number}. {step.asks} {step.answer}", text="\n".join(step.told()))
+            yield Section(title=f"{number}. {step.asks} {step.answer}", text="\n".join(step.lines()))
         if self.next_question:
             yield Section(title=f"{len(self.steps) + 1}. {self.next_question}", text="Not asked yet.")
 
     def body(self) -> Iterator[str]:
-        """The fault and what mends it, and then the tree: each question with what it rests on and what it cost."""
-        yield from self._found()
+        """The fault and its remedies, and each question with its answer, evidence and cost."""
+        yield from self.summary()
         for number, step in enumerate(self.steps, start=1):
             yield f"{number}. {step.asks} **{step.answer}** ({step.builds} builds, {step.seconds:.1f} s)"
-            yield from (f"   {line}" for line in step.told())
+            yield from (f"   {line}" for line in step.lines())
         if self.next_question:
             yield f"{len(self.steps) + 1}. {self.next_question} **not asked yet**"
 
-    def _found(self) -> Iterator[str]:
-        """The fault, what mends it, and what it cost to know."""
+    def summary(self) -> Iterator[str]:
+        """The fault, its remedies, and the cost of the search."""
         if self.kind != "none":
             places = ", ".join(f"`{place}`" for place in self.places[:5])
             yield f"**{self.kind.capitalize()}**{f' at {places}' if places else ''}."
-        yield from (f"- To mend it: {remedy}" for remedy in self.remedies)
+        yield from (f"- Remedy: {remedy}" for remedy in self.remedies)
         if self.minimal:
-            yield f"- The smallest failing case: `{self.minimal}`" + (
-                f", bundled in `{self.bundle}`" if self.bundle else ""
-            )
+            bundled = f", bundled in `{self.bundle}`" if self.bundle else ""
+            yield f"- Smallest failing case: `{self.minimal}`{bundled}"
         yield from ("", f"{len(self.steps)} questions, {self.builds} builds, {self.seconds:.1f} s.", "")

@@ -1,9 +1,9 @@
-"""What the triage asks about: a model, its data and its golden side, opened once."""
+"""The model that triage asks about, with its data and golden outputs, each opened once."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,24 +20,23 @@ from trtops.comparator.report import Tolerances
 from trtops.comparator.results import RunResults
 from trtops.ops.engines.job import read_cache_file
 from trtops.ops.evaluation.check import tolerances_for
-from trtops.ops.triaging.config import TriageConfig
+from trtops.ops.triaging.result import TriageConfig
 from trtops.processes import temporary_prefix
 from trtops.tactics.record import TacticRecord
 from trtops.tracking.base import Tracker
 
-Arrays = Mapping[str, Any]
-
 
 @dataclass(frozen=True)
 class Subject:
-    """A model under the triage's hands.
+    """A model under triage.
 
     Attributes:
         path: Its file.
-        config: What the triage is asked.
-        tracker: The memory of all that is done.
-        experiment: The experiment of its runs.
-        tags: Further tags of its runs.
+        config: What triage is asked.
+        tracker: The tracking store of all runs.
+        experiment: Their experiment.
+        tags: Further tags of the runs.
+        answers: The answers so far, by question.
         files: A folder for the smallest failing case.
     """
 
@@ -45,8 +44,13 @@ class Subject:
     config: TriageConfig
     tracker: Tracker
     experiment: str
-    tags: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str]
+    answers: dict[str, str] = field(default_factory=dict)
     files: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix=temporary_prefix("triage"))))
+
+    def below(self, parent: str) -> dict[str, Any]:
+        """Options of an op whose run belongs below another."""
+        return {"tracker": self.tracker, "experiment": self.experiment, "tags": self.tags, "parent": parent}
 
     @cached_property
     def model(self) -> Model:
@@ -59,19 +63,14 @@ class Subject:
         opened = self.config.check.open_for(self.model)
         return [{name: np.asarray(array) for name, array in feed.items()} for feed in opened]
 
-    @property
-    def source(self) -> str:
-        """Where the inputs come from, in words."""
-        return self.config.check.open_for(self.model).source
-
     @cached_property
     def outputs(self) -> list[dict[str, Any]]:
-        """What the model itself gives for each feed, in its own precision and not optimized."""
+        """The outputs of the model itself for each feed, in its own precision and not optimized."""
         return [dict(outputs) for outputs in reference_outputs(self.model.proto(), self.feeds)]
 
     @cached_property
-    def golden(self) -> list[Arrays] | None:
-        """Golden outputs from elsewhere; None if the model itself is held for right."""
+    def golden(self) -> list[Mapping[str, Any]] | None:
+        """Golden outputs from elsewhere; None if the model itself is taken to be right."""
         if self.config.golden_model is not None:
             return [dict(o) for o in reference_outputs(Model.load(self.config.golden_model).proto(), self.feeds)]
         if self.config.check.golden is not None:
@@ -79,29 +78,18 @@ class Subject:
         return None
 
     @cached_property
-    def exact(self) -> Tolerances:
-        """What two computations in FP32 have to meet."""
-        return tolerances_for("fp32", None, self.model)
-
-    @cached_property
     def tolerances(self) -> Tolerances:
-        """What the engine has to meet."""
+        """The tolerances that the engine has to meet."""
         return tolerances_for(self.config.build.precision, self.config.check.tolerances, self.model)
 
     @cached_property
     def caches(self) -> Caches:
-        """What the builder is given."""
+        """Calibration cache and replay for the builder."""
         replay = read_cache_file(self.config.replay, "replay")
         return Caches(
             calibration=read_cache_file(self.config.calibration_cache, "calibration_cache"),
             replay=None if replay is None else TacticRecord.from_json(replay),
         )
-
-    def at_profile_edges(self) -> Iterator[tuple[str, dict[str, tuple[int, ...]]]]:
-        """The shapes at the ends of each profile, by what they are."""
-        for number, profile in enumerate(self.config.build.profiles):
-            for which in ("min", "opt", "max"):
-                yield f"profile {number}, {which}", {each.name: getattr(each, which) for each in profile.shapes}
 
 
 def with_outputs(proto: onnx.ModelProto, names: list[str]) -> onnx.ModelProto:

@@ -1,0 +1,426 @@
+"""Questions about the engine: is it bad every time, is it the precision or the builder, where, and how small can it get."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import onnx
+
+from trtops import errors
+from trtops.backend.base import BaseRunner, Build, Caches
+from trtops.backend.engines import engine_backend
+from trtops.backend.onnx.model import Model
+from trtops.backend.onnx.precision import LowPrecision, lower_precision
+from trtops.backend.onnx.submodel import SubModel
+from trtops.backend.onnxrt.calibration import collect
+from trtops.backend.onnxrt.reference import reference_outputs
+from trtops.backend.worker import built_safely
+from trtops.calibration.cache import CalibrationCache
+from trtops.comparator.report import Tolerances, compare_outputs
+from trtops.comparator.results import IterationResult, RunResults
+from trtops.json import load_json
+from trtops.metadata import TensorMetadata
+from trtops.ops.bundling.case import Case, built_case, emulated_case, failing_case
+from trtops.ops.bundling.config import BundleConfig
+from trtops.ops.bundling.op import write_bundle
+from trtops.ops.campaign.config import DebugBuildConfig, Vary
+from trtops.ops.campaign.debug_build import debug_build
+from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
+from trtops.ops.engines.sensitivity import SensitivityConfig, sensitivity
+from trtops.ops.evaluation.emulation import emulate
+from trtops.ops.evaluation.submodel import Check, ComparisonCheck
+from trtops.ops.search.accuracy import AccuracyConfig, AccuracyResult, accuracy
+from trtops.ops.search.accuracy_sides import Emulated
+from trtops.ops.search.precision import PrecisionConfig, precision
+from trtops.ops.search.reduce import reduce
+from trtops.ops.search.reduce_search import ReduceConfig
+from trtops.ops.triaging.model_questions import first_lines
+from trtops.ops.triaging.result import Answer, Kind
+from trtops.ops.triaging.subject import Subject
+from trtops.spec import BuildConfig
+from trtops.tracking import builds
+
+MINIMAL = "minimal.onnx"
+INPUTS = "minimal_inputs.json"
+BUNDLE = "bundle.zip"
+
+_LARGEST = 65504.0  # in FP16
+_DIVIDING = frozenset({"Div", "Log", "Reciprocal", "Pow", "Sqrt"})
+_ADDING = frozenset({"Sub", "Add", "Sum", "ReduceSum", "ReduceMean"})
+_CANCELS = 0.25  # a result smaller than this share of its operands is called cancellation
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """Builds engines of any model with the settings of a record and a calibration cache.
+
+    Attributes:
+        config: How to build.
+        caches: The record of settings, and the calibration cache.
+    """
+
+    config: BuildConfig
+    caches: Caches
+
+    def build(self, model: onnx.ModelProto) -> Build:
+        """Build an engine."""
+        return built_safely(Model.from_proto(model), self.config, self.caches)
+
+    def __call__(self, model: onnx.ModelProto) -> BaseRunner:
+        """A runner, whose engine is built when it is activated."""
+        return engine_backend(self.config.backend).runner(lambda: self.build(model).engine, self.config.backend)
+
+    def is_right(self, subject: Subject) -> bool:
+        """Whether an engine of the whole model gives the outputs of the model itself."""
+        try:
+            with self(subject.model.proto()) as runner:
+                outputs = [{n: np.array(a) for n, a in runner.infer(feed).items()} for feed in subject.feeds]
+        except errors.BackendError:
+            return False
+        return bool(compare_outputs(outputs, subject.outputs, subject.tolerances))
+
+
+def _convert(
+    subject: Subject, parent: str, build: BuildConfig, *, rebuild: bool = False, replay: bool = True
+) -> ConvertResult:
+    config = subject.config
+    asked = ConvertConfig(
+        build=build,
+        check=config.check,
+        calibration_data=config.calibration_data,
+        calibration_cache=config.calibration_cache if build.precision == "int8" else None,
+        replay=config.replay if replay else None,
+        rebuild=rebuild,
+    )
+    return convert(subject.path, asked, **subject.below(parent))
+
+
+def bad_build(subject: Subject, parent: str) -> Build:
+    """The engine under triage, as it was built first."""
+    found = _convert(subject, parent, subject.config.build)
+    return builds.load_build(builds.holder_of_engine(subject.tracker, subject.tracker.info(found.run_id)))
+
+
+def pinned_side(subject: Subject, parent: str) -> Pinned:
+    """Builds as the bad engine was built, also of parts of the model."""
+    record = bad_build(subject, parent).tactics
+    replay = replace(record, choices=()) if record.settings else None  # settings alone fit any model
+    config = replace(subject.config.build, options=replace(subject.config.build.options, tactic_seed=None))
+    return Pinned(config, Caches(replay=replay, calibration=subject.caches.calibration))
+
+
+def _low_precision(subject: Subject) -> LowPrecision:
+    return "bf16" if subject.config.build.precision == "bf16" else "fp16"
+
+
+def ask_build(subject: Subject, parent: str) -> Answer:
+    """Whether the engine is bad at all."""
+    try:
+        found = _convert(subject, parent, subject.config.build)
+    except errors.BackendError as exc:
+        remedy = (
+            f"change what the builder refuses; `trtops inspect capability {subject.path.name}` shows what it can run"
+        )
+        return Answer("it fails", tuple(first_lines([str(exc)])), kind="build", remedy=remedy, builds=1)
+    made = 0 if found.reused_from else 1
+    evidence = (f"A {found.called} engine: {found.verdict}.", *first_lines(found.reasons))
+    if found.verdict == "good":
+        return Answer("good", evidence, ruled_out=("a bad engine",), builds=made)
+    if found.evaluation.report:
+        evidence += ("The engine's outputs are right, since it does not compute in the requested precision.",)
+        return Answer("bad when rounded", evidence, builds=made)
+    return Answer("bad", evidence, builds=made)
+
+
+def ask_again(subject: Subject, parent: str) -> Answer:
+    """Whether the same engine gives the same outputs twice, and whether new engines are bad too."""
+    first = bad_build(subject, parent)
+    with engine_backend(subject.config.build.backend).runner(first.engine) as runner:
+        runs = [[{n: np.array(a) for n, a in runner.infer(feed).items()} for feed in subject.feeds] for _ in range(2)]
+    alike = Tolerances(atol=1e-6, rtol=1e-5, atol_of_scale=1e-5, nans_equal=True, infinities_equal=True)
+    report = compare_outputs(runs[1], runs[0], alike)
+    if not report:
+        evidence = (f"One engine gives different outputs each time: {'; '.join(report.reasons)[:300]}",)
+        remedy = "deny tactics that add up in no fixed order (split-K, atomic reductions)"
+        return Answer("one engine differs from run to run", evidence, kind="not repeatable", remedy=remedy)
+    count = subject.config.rebuilds
+    results = [_convert(subject, parent, subject.config.build, rebuild=True) for _ in range(count)]
+    good = sum(bool(result.evaluation.report) for result in results)
+    said = f"Built {count} times more: {count - good} bad, {good} good."
+    if good:
+        return Answer("not every time", (said,), kind="intermittent", builds=count)
+    return Answer("every time", (said,), ruled_out=("a random choice of the builder",), builds=count)
+
+
+def ask_campaign(subject: Subject, parent: str) -> Answer:
+    """Which choice of the builder makes builds bad, from builds that differ and from mixtures of them."""
+    return _run_campaign(subject, random=False, otherwise="intermittent")
+
+
+def _run_campaign(subject: Subject, *, random: bool, otherwise: Kind) -> Answer:
+    config = subject.config
+    asked = DebugBuildConfig(
+        build=replace(config.build, options=replace(config.build.options, tactic_seed=None)),
+        check=config.check,
+        calibration_data=config.calibration_data,
+        calibration_cache=config.calibration_cache,
+        vary=Vary(random_tactics=random),
+        until="decided",
+        max_iterations=config.campaign_builds,
+        max_minutes=config.minutes,
+    )
+    found = debug_build(subject.path, asked, tracker=subject.tracker, experiment=subject.experiment, tags=subject.tags)
+    counted = (
+        f"{found.good} builds good, {found.bad} bad, {found.errors} crashed; {found.mixtures} mixtures. Campaign "
+        f"`{found.run_id}`."
+    )
+    made = found.iterations + found.mixtures
+    if not found.guilty:
+        return Answer("none is confirmed", (counted, found.found.conclusion), kind=otherwise, builds=made)
+    remedy = f"deny it: `trtops debug prove {found.run_id}` and `trtops runs deny`, then build again"
+    return Answer("confirmed", (counted, *found.guilty), kind="tactic", places=found.guilty, remedy=remedy, builds=made)
+
+
+def ask_precision(subject: Subject, parent: str) -> Answer:
+    """Whether the precision alone makes it bad, or the builder."""
+    config = subject.config.build
+    if config.precision == "fp32":
+        evidence: tuple[str, ...] = ("The precision is FP32, and the model itself is right in it.",)
+        return Answer("the builder", evidence, ruled_out=("rounding",))
+    if config.precision in ("fp16", "bf16"):
+        golden = RunResults([("golden", [IterationResult(dict(o)) for o in subject.outputs])])
+        floor = emulate(subject.model, _low_precision(subject), subject.feeds, golden, subject.tolerances)
+        evidence = (f"Rounded after each node, without a builder: {floor.sentence()}",)
+        if floor.verdict == "bad":
+            return Answer("the precision", (*evidence, *first_lines(floor.reasons)), ruled_out=("the builder",))
+        return Answer("the builder", evidence, ruled_out=("rounding",))
+    plain = _convert(subject, parent, replace(config, precision="fp32"), replay=False)
+    made = 0 if plain.reused_from else 1
+    evidence = (f"The same build in FP32 is {plain.verdict}.", *first_lines(plain.reasons))
+    if plain.verdict == "good":
+        return Answer("quantization", evidence, ruled_out=("the builder",), builds=made)
+    return Answer("the builder", evidence, ruled_out=("quantization",), builds=made)
+
+
+def ask_divergence(subject: Subject, parent: str) -> Answer:
+    """Where rounding goes wrong, and how."""
+    to = _low_precision(subject)
+    config = AccuracyConfig(tolerances=subject.config.check.tolerances)
+    found = accuracy(str(subject.path), Emulated(to), config, feeds=subject.feeds, **subject.below(parent))
+    return _rounding_answer(found, lower_precision(subject.model.proto(), to).flushed)
+
+
+def _rounding_answer(found: AccuracyResult, flushed: Mapping[str, int]) -> Answer:
+    known = {tensor.name: tensor for tensor in found.tensors}
+    too_large = next((t for t in found.tensors if t.magnitude > _LARGEST), None)
+    if too_large is not None and (found.first_nonfinite is not None or found.verdict == "bad"):
+        maker = f"{too_large.op} {too_large.node!r}"
+        said = f"{too_large.name!r}, made by {maker}, reaches {too_large.magnitude:,.0f}; FP16 ends at 65,504."
+        return Answer("a value overflows", (said,), kind="overflow", places=(too_large.node, too_large.name))
+    if found.first_nonfinite is not None:
+        place = known[found.first_nonfinite]
+        evidence: tuple[str, ...] = (
+            f"{place.name!r}, made by {place.op} {place.node!r}, is NaN or infinite, and no tensor before it exceeds FP16.",
+        )
+        if flushed:
+            evidence += (f"Weights that are 0 in FP16 and not in FP32: {', '.join(map(repr, flushed))}.",)
+        kind: Kind = "underflow" if place.op in _DIVIDING else "nan"
+        return Answer("NaN appears", evidence, kind=kind, places=(place.node, place.name, *flushed))
+    origin = known.get(found.origin or found.first or "")
+    if origin is None:
+        return Answer("no tensor shows it", (found.text().splitlines()[0],), kind="rounding")
+    said = f"Most of the error appears at {origin.name!r}, made by {origin.op} {origin.node!r}: relative {origin.error:.3g}"
+    if origin.growth is not None:
+        said += f", {origin.growth:.3g} times that of its inputs"
+    places = (origin.node, origin.name)
+    # Cancellation: the result is much smaller than the operands, of which only some are known.
+    before = [t.magnitude for t in found.tensors[: found.tensors.index(origin)]][-3:]
+    above = [known[name].magnitude for name in found.chain if name in known and name != origin.name]
+    cancels = origin.magnitude < _CANCELS * max([0.0, *above, *before])
+    if origin.op in _ADDING and (origin.growth or 0) > 1 / _CANCELS and cancels:
+        return Answer("a difference cancels", (f"{said}.",), kind="cancellation", places=places)
+    return Answer("rounding adds up", (f"{said}.",), kind="rounding", places=places)
+
+
+def ask_keep(subject: Subject, parent: str) -> Answer:
+    """Which nodes have to stay in FP32."""
+    config = PrecisionConfig(
+        to=_low_precision(subject), tolerances=subject.config.check.tolerances,
+        max_checks=max(subject.config.keep_checks, 2), latency_runs=0,
+    )  # fmt: skip
+    found = precision(str(subject.path), config, feeds=subject.feeds, **subject.below(parent))
+    evidence = (f"{found.checks} sets of the {found.nodes} nodes that can be lowered were checked.",)
+    if found.outcome == "bad":
+        return Answer("keeping nodes does not help", evidence)
+    if found.outcome == "good":
+        return Answer("none", (*evidence, "The outputs are within tolerance: only values inside overflow."))
+    named = ", ".join(found.keep[:8]) + (f" and {len(found.keep) - 8} more" if len(found.keep) > 8 else "")
+    remedy = f"keep in FP32: {named} (`trtops debug precision`)"
+    return Answer(f"{len(found.keep)} nodes", (*evidence, f"Right with these in FP32: {named}."), remedy=remedy)
+
+
+def ask_ranges(subject: Subject, parent: str) -> Answer:
+    """Whether a calibrated range cuts off values, and whether the observed range corrects the engine."""
+    if subject.caches.calibration is None:
+        return Answer("calibrated here", ("The ranges come from this data.",), ruled_out=("a range that is too short",))
+    cache = CalibrationCache.from_bytes(subject.caches.calibration)
+    inputs = TensorMetadata.of(subject.model.info.inputs)
+    observed = collect(subject.model.proto(), subject.feeds, inputs=inputs, min_samples=1, counted=False).cache.ranges
+    seen = {r.name: r for r in observed}
+    ratios = {r.name: seen[r.name].amax / r.amax for r in cache.ranges if r.name in seen and r.amax > 0}
+    worst = sorted((name for name in ratios if ratios[name] > 1), key=lambda name: -ratios[name])[:3]
+    if not worst:
+        said = f"{len(ratios)} ranges hold all values of this data."
+        return Answer("all fit", (said,), ruled_out=("a range that is too short",))
+    said = f"{worst[0]!r} reaches {seen[worst[0]].amax:.4g}, {ratios[worst[0]]:.3g} times what its range holds."
+    for count in range(1, len(worst) + 1):
+        names = worst[:count]
+        corrected = replace(cache, ranges=tuple(seen[r.name] if r.name in names else r for r in cache.ranges))
+        if Pinned(subject.config.build, Caches(calibration=corrected.to_bytes())).is_right(subject):
+            evidence = (said, f"With the observed range of {', '.join(map(repr, names))} the engine is good.")
+            remedy = (
+                f"calibrate again on data like this; the range of {worst[0]!r} has to reach {seen[worst[0]].amax:.4g}"
+            )
+            return Answer("one is too short", evidence, kind="range", places=tuple(names), remedy=remedy, builds=count)
+    return Answer("other causes", (said, "Correcting that does not help."), builds=len(worst))
+
+
+def ask_layers(subject: Subject, parent: str) -> Answer:
+    """Which layers INT8 costs most."""
+    cache = bad_build(subject, parent).calibration_cache
+    if cache is None:
+        return Answer("unknown", ("The build left no calibration cache.",), kind="quantization")
+    file = subject.files / "int8.json"
+    file.write_bytes(cache)
+    limit = subject.tolerances.max_nrmse
+    config = SensitivityConfig(data=subject.config.check.data, budget=0.2 if limit is None else float(limit))
+    found = sensitivity(subject.path, str(file), config, **subject.below(parent))
+    worst = [layer.layer for layer in found.layers if layer.kept] or [layer.layer for layer in found.layers[:3]]
+    said = f"Relative error with all layers in INT8: {found.error:.3g}; {found.error_kept:.3g} with {len(found.keep)} kept."
+    remedy = f"keep in higher precision: {', '.join(found.keep)}" if found.keep else ""
+    return Answer(f"{len(found.keep)} layers", (said,), kind="quantization", places=tuple(worst), remedy=remedy)
+
+
+def ask_tactic(subject: Subject, parent: str) -> Answer:
+    """Which setting of the builder makes the engine bad: with the other value, and all others the same, it is right."""
+    bad = bad_build(subject, parent).tactics
+    if not bad.settings:
+        return _run_campaign(subject, random=True, otherwise="builder")
+    side = pinned_side(subject, parent)
+    culprits = []
+    for name, value in bad.settings:
+        other = "off" if value == "on" else "on"
+        settings = tuple((n, other if n == name else v) for n, v in bad.settings)
+        replay = replace(bad, settings=settings, choices=())
+        if replace(side, caches=replace(side.caches, replay=replay)).is_right(subject):
+            culprits.append((name, value))
+    made = len(bad.settings)
+    if not culprits:
+        said = f"The engine stays bad if any one of its {made} settings is reversed."
+        return Answer("none is confirmed", (said,), kind="builder", builds=made)
+    evidence = tuple(
+        f"With {n} {v} it is bad, reversed it is right; all other settings are equal." for n, v in culprits
+    )
+    name, value = culprits[0]
+    remedy = f"deny the setting {name}={value}, or remove {name} from the tactics that the builder may choose"
+    places = tuple(name for name, _ in culprits)
+    return Answer("confirmed", evidence, kind="tactic", places=places, remedy=remedy, builds=made)
+
+
+Shows = Literal["rounded", "built", "failing"]
+"""What shows the fault: rounding after each node, an engine's outputs, or that no engine is built or runs."""
+
+
+def _what_shows(subject: Subject) -> Shows:
+    if subject.answers.get("build") == "it fails":
+        return "failing"
+    return "rounded" if "divergence" in subject.answers else "built"
+
+
+def ask_minimal(subject: Subject, parent: str) -> Answer:
+    """How small the failing case gets."""
+    shows = _what_shows(subject)
+    tolerances = replace(subject.tolerances, per_output={})
+    check: Check
+    if shows == "built":
+        check = ComparisonCheck(runner=pinned_side(subject, parent), tolerances=tolerances)
+    elif shows == "failing":
+        check = _fails_to_build(subject)
+    else:
+
+        def check(part: SubModel) -> bool:
+            golden = RunResults([("golden", [IterationResult(dict(each)) for each in part.golden])])
+            model = Model.from_proto(part.proto)
+            return emulate(model, _low_precision(subject), part.feeds, golden, tolerances).verdict == "good"
+
+    config = ReduceConfig(output=str(subject.files / MINIMAL), max_checks=subject.config.reduce_checks)
+    found = reduce(str(subject.path), check, config, feeds=subject.feeds, **subject.below(parent))
+    made = 0 if shows == "rounded" else found.checks
+    if not found.culprits:
+        return Answer("parts do not show it", (found.detail,), builds=made)
+    culprit = found.culprits[0]
+    evidence = (f"{len(culprit.nodes)} of {found.nodes} nodes still fail: {', '.join(culprit.labels)}.",)
+    places = culprit.labels if shows == "failing" else ()
+    return Answer(f"{len(culprit.nodes)} nodes", evidence, places=places, builds=made)
+
+
+def _fails_to_build(subject: Subject) -> Check:
+    """A check that fails for parts that the builder refuses, or, if it builds the whole model, for parts that do not run."""
+    side = Pinned(subject.config.build, Caches(calibration=subject.caches.calibration))
+    try:
+        side.build(subject.model.proto())
+        refused = False
+    except errors.BackendError:
+        refused = True  # engines that are built here need not run here
+
+    def check(part: SubModel) -> bool:
+        try:
+            if refused:
+                side.build(part.proto)
+                return True
+            with side(part.proto) as runner:
+                for feed in part.feeds:
+                    runner.infer(feed)
+        except errors.BackendError:
+            return False
+        return True
+
+    return check
+
+
+def ask_bundle(subject: Subject, parent: str) -> Answer:
+    """Whether the smallest case can be reproduced without trtops."""
+    path = subject.files / MINIMAL
+    if not path.is_file():
+        return Answer("nothing to bundle", ("There is no smallest case.",))
+    shows = _what_shows(subject)
+    try:
+        proto = Model.load(path).proto()
+        feeds = [dict(feed) for feed in load_json(str(subject.files / INPUTS))]
+        case = Case(
+            name=f"{subject.experiment}, smallest case",
+            backend="onnxruntime" if shows == "rounded" else subject.config.build.backend,
+            model=proto,
+            feeds=feeds,
+            golden=[dict(outputs) for outputs in reference_outputs(proto, feeds)],
+            tolerances=replace(subject.tolerances, per_output={}),
+            verdict="error" if shows == "failing" else "bad",
+            settings={},
+            original=proto,
+        )
+        if shows == "rounded":
+            case = emulated_case(case, _low_precision(subject))
+        elif shows == "failing":
+            case = failing_case(case, subject.config.build, subject.caches.calibration)
+        else:
+            side = pinned_side(subject, parent)
+            case = built_case(case, side.build(proto), side.caches.calibration)
+        environment = engine_backend(case.backend).environment()
+        found = write_bundle(case, BundleConfig(output=str(subject.files / BUNDLE)), environment)
+    except errors.TrtopsError as exc:
+        return Answer("no", tuple(first_lines([str(exc)])))
+    said = found.said.strip().splitlines()
+    return Answer("yes", (f"{BUNDLE}, {found.size} bytes.", *(said[-1:] or ["It could not be tried here."])))

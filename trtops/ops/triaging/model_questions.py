@@ -1,0 +1,232 @@
+"""Questions about the data and the model, before anything is built."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+
+from trtops import errors
+from trtops.backend.onnx import walk
+from trtops.backend.onnx.constants import constant_tensors
+from trtops.backend.onnx.model import Model
+from trtops.backend.onnx.submodel import Cutter
+from trtops.backend.onnx.walk import node_name
+from trtops.backend.onnxrt.reference import reference_outputs
+from trtops.comparator.report import Tolerances, compare_outputs
+from trtops.ops.evaluation.check import tolerances_for
+from trtops.ops.model.lint import lint
+from trtops.ops.search.accuracy import AccuracyConfig, accuracy
+from trtops.ops.search.accuracy_sides import reference
+from trtops.ops.triaging.result import Answer
+from trtops.ops.triaging.subject import Subject, with_outputs
+
+_FAILING_NODE = re.compile(r"running (\S+) node\. Name:'([^']*)'")  # in errors of ONNX Runtime
+_WINDOW = 64  # tensors held in memory at the same time
+_TO_THE_BIT = Tolerances(atol=0.0, rtol=0.0, nans_equal=True, infinities_equal=True)
+
+
+def ask_data(subject: Subject, parent: str) -> Answer:
+    """Whether the inputs are finite."""
+    evidence = [f"Inputs come from {subject.config.check.open_for(subject.model).source}; {len(subject.feeds)} feeds."]
+    if subject.config.check.data is None:
+        evidence.append("They are random: faults that show on real data only are not found.")
+    for name in subject.feeds[0]:
+        arrays = [feed[name] for feed in subject.feeds]
+        if arrays[0].dtype.kind != "f":
+            continue
+        if any(not np.isfinite(array).all() for array in arrays):
+            evidence.append(f"Input {name!r} has NaN or infinity.")
+            remedy = f"clean the data of input {name!r}"
+            return Answer("not usable", tuple(evidence), kind="data", places=(name,), remedy=remedy)
+        if _is_constant(arrays):
+            evidence.append(f"Input {name!r} is {np.ravel(arrays[0])[0]:g} everywhere.")
+    return Answer("usable", tuple(evidence), ruled_out=("inputs with NaN or infinity",))
+
+
+def ask_structure(subject: Subject, parent: str) -> Answer:
+    """Whether the file is a valid model, node by node."""
+    found = lint(str(subject.path), feed=subject.feeds[0])
+    wrong = [entry for entry in found.entries if entry.level != "warning"]
+    evidence = [f"{len(found.passing)} nodes pass, {len(found.failing)} fail, {len(found.unchecked)} were not checked."]
+    evidence += first_lines([entry.message for entry in (wrong or found.entries)])
+    if wrong:
+        nodes = tuple(name for entry in wrong for name in entry.nodes)
+        remedy = f"see `trtops check lint {subject.path.name}`"
+        return Answer("broken", tuple(evidence), kind="invalid model", places=nodes, remedy=remedy)
+    return Answer("sound", tuple(evidence), ruled_out=("a damaged or inconsistent file",))
+
+
+def ask_shapes(subject: Subject, parent: str) -> Answer:
+    """Whether the model itself runs at the ends of each optimization profile."""
+    count = 0
+    for number, profile in enumerate(subject.config.build.profiles):
+        for which in ("min", "opt", "max"):
+            shapes = {each.name: getattr(each, which) for each in profile.shapes}
+            feed = dict(subject.feeds[0])
+            feed |= {name: np.resize(feed[name], shape) for name, shape in shapes.items() if name in feed}
+            count += 1
+            try:
+                reference_outputs(subject.model.proto(), [feed])
+            except errors.TrtopsError as exc:
+                shown = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+                failing = _FAILING_NODE.search(str(exc))
+                said = (
+                    f"In profile {number}, {which} ({shown}), the model itself fails: {next(first_lines([str(exc)]))}"
+                )
+                places = (*((failing[2],) if failing else ()), *shapes)
+                remedy = f"correct what fixes the shape, or narrow the profile: the model does not run at {shown}"
+                return Answer("one fails", (said,), kind="shape", places=places, remedy=remedy)
+    if not count:
+        return Answer("no profiles", ("There is no optimization profile: the shapes are those of the data.",))
+    return Answer("all run", (f"The model runs at {count} ends of profiles.",), ruled_out=("impossible shapes",))
+
+
+def ask_repeats(subject: Subject, parent: str) -> Answer:
+    """Whether the model itself, not optimized, gives the same outputs twice in one session, without NaN."""
+    count = len(subject.feeds)
+    twice = reference_outputs(subject.model.proto(), [*subject.feeds, *subject.feeds])
+    for outputs in twice:
+        for name, array in outputs.items():
+            if np.asarray(array).dtype.kind == "f" and np.isnan(array).any():
+                return _nan_of_model(subject, parent, name)
+    report = compare_outputs(twice[count:], twice[:count], _TO_THE_BIT)
+    if report:
+        same = "Run twice without optimizations, the model gives outputs that are equal to the bit, without NaN."
+        return Answer("yes", (same,), ruled_out=("random nodes", "NaN of the model itself"))
+    evidence = [f"Two runs on the same data differ: {'; '.join(report.reasons)[:300]}"]
+    places: tuple[str, ...] = ()
+    proto = subject.model.proto()
+    cutter = Cutter(proto)
+    names = [name for index in cutter.order for name in cutter.visible(index)]
+    for start in range(0, len(names), _WINDOW):
+        watched = names[start : start + _WINDOW]
+        twice = reference_outputs(with_outputs(proto, watched), [*subject.feeds, *subject.feeds])
+        first = _first_bad(watched, twice[count:], twice[:count], _TO_THE_BIT)
+        if first is not None:
+            node = walk.makers(proto.graph.node)[first]
+            places = (node_name(node), first)
+            evidence.append(f"The first tensor that changes is {first!r}, made by {node.op_type} {node_name(node)!r}.")
+            break
+    remedy = "give random nodes a seed, or remove them; otherwise compare under tolerances that allow for it"
+    return Answer("no", tuple(evidence), kind="not repeatable", places=places, remedy=remedy)
+
+
+def _nan_of_model(subject: Subject, parent: str, output: str) -> Answer:
+    found = accuracy(str(subject.path), reference, AccuracyConfig(), feeds=subject.feeds, **subject.below(parent))
+    said = f"The model itself gives NaN in {output!r}"
+    if found.reference_nan is None:
+        return Answer("NaN", (f"{said}.",), kind="nan", places=(output,))
+    place = found.tensor(found.reference_nan)
+    evidence = (f"{said}, first in {place.name!r}, made by {place.op} {place.node!r}.",)
+    remedy = f"guard {place.op} {place.node!r} against its inputs"
+    return Answer("NaN", evidence, kind="nan", places=(place.node, place.name), remedy=remedy)
+
+
+def ask_golden(subject: Subject, parent: str) -> Answer:
+    """Whether the model itself agrees with the golden outputs."""
+    golden = subject.golden
+    if golden is None:
+        return Answer(
+            "none given", ("There are no golden outputs and no golden model: the model is taken to be right.",)
+        )
+    exact = tolerances_for("fp32", None, subject.model)
+    names = [name for name in golden[0] if name in subject.outputs[0]]
+    report = compare_outputs(_only(names, subject.outputs), _only(names, golden), exact)
+    if report:
+        said = "In FP32, without optimizations, the model agrees with the golden outputs."
+        return Answer("agrees", (said,), ruled_out=("a fault of the model itself",))
+    evidence: tuple[str, ...] = (
+        f"In FP32, without optimizations, the model is wrong: {'; '.join(report.reasons)[:300]}",
+    )
+    # The first tensor that differs from the golden one of its name.
+    mine = subject.model.proto()
+    twin = None if subject.config.golden_model is None else Model.load(subject.config.golden_model).proto()
+    there = {name for node in twin.graph.node for name in node.output} if twin is not None else set(golden[0])
+    cutter = Cutter(mine)
+    common = [name for index in cutter.order for name in cutter.visible(index) if name in there]
+    actual = reference_outputs(with_outputs(mine, common), subject.feeds)
+    expected = golden if twin is None else reference_outputs(with_outputs(twin, common), subject.feeds)
+    first = _first_bad(common, actual, _only(common, expected), replace(exact, nans_equal=True, infinities_equal=True))
+    if first is None:
+        return Answer("differs", evidence, kind="model", remedy="export the model again")
+    node = walk.makers(mine.graph.node)[first]
+    name = node_name(node)
+    evidence += (f"The first of {len(common)} tensors that differs is {first!r}, made by {node.op_type} {name!r}.",)
+    if _is_constant([o[first] for o in actual]) and not _is_constant([o[first] for o in expected]):
+        evidence += ("It has one value for all inputs; the golden one does not.",)
+        remedy = "see why nothing gets through there"
+        return Answer("differs", evidence, kind="dead branch", places=(name, first), remedy=remedy)
+    if twin is None:
+        return Answer("differs", evidence, kind="model", places=(name, first), remedy=f"see what feeds {name!r}")
+    return _difference_of_nodes(mine, twin, node, first, evidence)
+
+
+def _difference_of_nodes(
+    mine: onnx.ModelProto, twin: onnx.ModelProto, node: onnx.NodeProto, tensor: str, evidence: tuple[str, ...]
+) -> Answer:
+    """Why a node differs from the one that makes the tensor of the same name in the golden model."""
+    makers = walk.makers(twin.graph.node)
+    other = makers[tensor]
+    places: tuple[str, ...] = (node_name(node), tensor)
+    weights, golden_weights = (
+        {name: onnx.numpy_helper.to_array(t) for name, t in constant_tensors(m.graph).items()} for m in (mine, twin)
+    )
+    for name, golden_name in zip(node.input, other.input):
+        if name not in weights or golden_name not in golden_weights:
+            continue
+        one, two = weights[name], golden_weights[golden_name]
+        same = one.dtype == two.dtype and np.array_equal(one, two, equal_nan=one.dtype.kind == "f")
+        if not same:
+            said = f"Its constant {name!r} differs from the golden model's: {_shown(one)} instead of {_shown(two)}."
+            remedy = f"replace {name!r} by the golden model's {golden_name!r}"
+            return Answer("differs", (*evidence, said), kind="wrong constant", places=(name, *places), remedy=remedy)
+    # Nodes of the golden model just above, whose results this model does not have.
+    made = {name for each in mine.graph.node for name in each.output}
+    lost = [makers[name] for name in other.input if name in makers and name not in made]
+    if other.op_type != node.op_type:
+        lost.insert(0, other)
+    if lost:
+        named = ", ".join(f"{each.op_type} {node_name(each)!r}" for each in lost)
+        evidence += (f"The golden model has {named} there; this one does not.",)
+        places = (*map(node_name, lost), *places)
+        return Answer("differs", evidence, kind="lost node", places=places, remedy=f"put {named} back")
+    evidence += (f"The golden model has {other.op_type} {node_name(other)!r} there, with other inputs or attributes.",)
+    return Answer("differs", evidence, kind="model", places=places, remedy="export the model again")
+
+
+def _only(names: Sequence[str], outputs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: each[name] for name in names} for each in outputs]
+
+
+def _first_bad(
+    names: Sequence[str],
+    actual: Sequence[Mapping[str, Any]],
+    expected: Sequence[Mapping[str, Any]],
+    tolerances: Tolerances,
+) -> str | None:
+    """The first of some tensors that misses the tolerances."""
+    report = compare_outputs(actual, expected, replace(tolerances, per_output={}))
+    bad = {output.name for output in report.outputs if output.verdict == "bad"}
+    return next((name for name in names if name in bad), None)
+
+
+def _is_constant(arrays: Sequence[Any]) -> bool:
+    flat = np.concatenate([np.ravel(np.asarray(array)) for array in arrays])
+    return flat.dtype.kind in "fiub" and flat.size > 1 and bool((flat == flat[0]).all())
+
+
+def _shown(array: Any) -> str:
+    if array.size == 1:
+        return str(array.item())
+    ends = f" from {np.nanmin(array):.4g} to {np.nanmax(array):.4g}" if array.size and array.dtype.kind in "fiu" else ""
+    return f"{array.dtype}{list(array.shape)}{ends}"
+
+
+def first_lines(texts: Sequence[str]) -> Iterator[str]:
+    """The first three texts, shortened, each in one line."""
+    yield from (" ".join(text.split())[:300] for text in texts[:3])
