@@ -1,4 +1,4 @@
-"""Feeds cut into batches and digested on the way."""
+"""Cuts feeds into batches and digests them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from trtops import errors
-from trtops.calibration.data import FeedDigest, batches, rebatch, samples_in
+from trtops.calibration.data import FeedDigest, batches, samples_in
 
 
-def test_feeds_are_cut_and_joined_without_losing_or_reordering_samples() -> None:
+def test_batches_keep_all_samples_in_order() -> None:
     rows = np.arange(23)
     feeds = [
         {"x": rows[:10], "y": -rows[:10]},
@@ -17,14 +17,14 @@ def test_feeds_are_cut_and_joined_without_losing_or_reordering_samples() -> None
         {"x": rows[11:], "y": -rows[11:]},
     ]
 
-    batches = list(rebatch(feeds, 4))
+    cut = list(batches(feeds, 4))
 
-    assert [samples_in(batch) for batch in batches] == [4, 4, 4, 4, 4, 3]
-    assert np.array_equal(np.concatenate([batch["x"] for batch in batches]), rows)
-    assert all(np.array_equal(batch["x"], -batch["y"]) for batch in batches)
+    assert [samples_in(batch) for batch in cut] == [4, 4, 4, 4, 4, 3]
+    assert np.array_equal(np.concatenate([batch["x"] for batch in cut]), rows)
+    assert all(np.array_equal(batch["x"], -batch["y"]) for batch in cut)
 
 
-def test_no_more_is_read_than_the_limit_asks_for() -> None:
+def test_only_needed_feeds_are_read() -> None:
     read = []
 
     def load():
@@ -32,18 +32,18 @@ def test_no_more_is_read_than_the_limit_asks_for() -> None:
             read.append(number)
             yield {"x": np.zeros((5, 2))}
 
-    assert sum(samples_in(batch) for batch in rebatch(load(), 8, limit=12)) == 12
+    assert sum(samples_in(batch) for batch in batches(load(), 8, samples=12)) == 12
     assert len(read) == 3
 
 
-def test_feeds_whose_arrays_disagree_cannot_be_cut() -> None:
+def test_feeds_without_common_axis_are_refused() -> None:
     with pytest.raises(errors.InputError, match=r"'y' \(3,\)"):
-        list(rebatch([{"x": np.zeros(2), "y": np.zeros(3)}], 1))
+        list(batches([{"x": np.zeros(2), "y": np.zeros(3)}], 1))
     with pytest.raises(errors.InputError, match="first axis"):
-        list(rebatch([{"x": np.zeros(())}], 1))
+        list(batches([{"x": np.zeros(())}], 1))
 
 
-def test_the_digest_sees_values_order_dtype_and_shape_but_not_the_order_of_names() -> None:
+def test_digest_covers_content_but_not_name_order() -> None:
     def digest(*feeds):
         result = FeedDigest()
         for feed in feeds:
@@ -61,7 +61,7 @@ def test_the_digest_sees_values_order_dtype_and_shape_but_not_the_order_of_names
     assert len({*others, digest({"a": a, "b": b})}) == 5
 
 
-def test_without_a_batch_size_feeds_stay_whole_until_there_are_enough_samples() -> None:
+def test_without_batch_size_feeds_stay_whole() -> None:
     feeds = [{"x": np.zeros((5, 2))}] * 9
 
     assert [samples_in(feed) for feed in batches(feeds, samples=11)] == [5, 5, 5]
@@ -69,3 +69,5 @@ def test_without_a_batch_size_feeds_stay_whole_until_there_are_enough_samples() 
     assert sum(1 for _ in batches(feeds)) == 9
     with pytest.raises(errors.ConfigError, match="0 samples"):
         list(batches(feeds, samples=0))
+    with pytest.raises(errors.ConfigError, match="batch is 0"):
+        list(batches(feeds, 0))

@@ -1,8 +1,8 @@
-"""Calibration: the ranges of a model's tensors that an INT8 engine needs, and how they are chosen and kept.
+"""Calibration: the ranges of a model's tensors that an INT8 engine needs.
 
-Values only: :mod:`~trtops.calibration.cache` is the model of a calibration cache, in our JSON and in TensorRT's text;
-:mod:`~trtops.calibration.histogram` counts a tensor's values in bounded memory and chooses its range. Nothing here knows a
-back end: :mod:`trtops.backend.onnxrt.calibration` collects, :mod:`trtops.backend.onnx.quantize` writes into models.
+:mod:`~trtops.calibration.cache` is the calibration cache, in our JSON and in TensorRT's text;
+:mod:`~trtops.calibration.histogram` counts a tensor's values in bounded memory and chooses its range. Ranges are
+collected by :mod:`trtops.backend.onnxrt.calibration` and written into models by :mod:`trtops.backend.onnx.quantize`.
 """
 
 from trtops.calibration.cache import CalibrationCache as CalibrationCache

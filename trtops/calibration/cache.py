@@ -1,11 +1,11 @@
-"""The calibration cache: the range of every tensor, where it came from, and TensorRT's own text both ways.
+"""The calibration cache: the range of every tensor and its origin, in our JSON and in TensorRT's text.
 
-TensorRT's text, as its calibrators write it: a header ``TRT-<release>-<calibrator>``, then a line per tensor with its name, a
-colon, a blank and the scale as the eight hexadecimal digits of a big-endian float32. The scale is the largest magnitude that
-INT8 should represent, divided by 127. A release reads only texts with its own number in the header.
+TensorRT's text has a header ``TRT-<release>-<calibrator>``, then a line per tensor: its name, ``: `` and the scale as
+the eight hexadecimal digits of a big-endian float32. The scale is the largest magnitude that INT8 should represent,
+divided by 127. A release reads only texts with its own number in the header.
 
-The legacy calibrator writes another header, without a release: ``0``, its regression cutoff and its quantile, both as the
-sixteen hexadecimal digits of a big-endian float64, separated by blanks (as seen in TensorRT 8.6.0).
+The legacy calibrator writes another header, without a release: ``0``, its regression cutoff and its quantile, both as
+the sixteen hexadecimal digits of a big-endian float64, separated by blanks (as seen in TensorRT 8.6.0).
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ LEVELS = 127
 DEFAULT_HEADER = "TRT-8600-EntropyCalibration2"
 
 _HEADER = re.compile(r"TRT-\d+-\w+|\d+ [0-9a-f]{16} [0-9a-f]{16}")
-_LEGACY = "LegacyCalibration"
 _ENTRY = re.compile(r"(.+): ([0-9a-fA-F]{8})")
 _LARGEST = struct.unpack(">f", bytes.fromhex("7f7fffff"))[0]
 _SMALLEST = struct.unpack(">f", bytes.fromhex("00800000"))[0]
@@ -42,11 +41,11 @@ class TensorRange(Record):
 
     Attributes:
         name: The tensor's name in the ONNX model (or in TensorRT's network, for a cache that TensorRT wrote).
-        amax: The largest magnitude that INT8 should represent, in the tensor's own unit; what is beyond is clipped. 0 for
-            a tensor that was always zero.
-        low: The smallest value seen; None where only the scale is known.
+        amax: The largest magnitude that INT8 should represent, in the tensor's unit; larger values are clipped. 0 for a
+            tensor that was always zero.
+        low: The smallest value seen; None if only the scale is known.
         high: The largest value seen; None likewise.
-        clipped: Share of the values seen that are beyond ``amax``; None where it is not known.
+        clipped: Share of the values seen that exceed ``amax``; None if it is not known.
     """
 
     name: str
@@ -63,17 +62,18 @@ class TensorRange(Record):
         bounds = [bound for bound in (self.low, self.high) if bound is not None]
         if len(bounds) == 1 or not all(map(math.isfinite, bounds)) or bounds != sorted(bounds):
             raise errors.FormatError(
-                f"Tensor {self.name!r} ranges from {self.low} to {self.high}; expected two finite numbers in order, or none."
+                f"Tensor {self.name!r} ranges from {self.low} to {self.high}; expected two finite numbers in order, or "
+                "none."
             )
 
     @property
     def scale(self) -> float:
-        """Value of one INT8 step in symmetric quantization; 1 for a tensor of zeros, for which any step is exact."""
+        """Value of one INT8 step in symmetric quantization; 1 for a tensor of zeros, where any step is exact."""
         return max(self.amax / LEVELS, _SMALLEST) if self.amax else 1.0
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The values to represent, zero among them: from low to high, clipped to ``amax``; symmetric where these are unknown."""
+        """The values to represent: low to high with zero, clipped to ``amax``; symmetric if they are not known."""
         if self.low is None or self.high is None:
             return -self.amax, self.amax
         return min(max(self.low, -self.amax), 0.0), max(min(self.high, self.amax), 0.0)
@@ -81,22 +81,20 @@ class TensorRange(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationCache(Record):
-    """What a calibration found.
-
-    Two caches with the same ranges have the same digest, wherever they came from.
+    """The result of a calibration. Caches with the same ranges have the same digest.
 
     Attributes:
         version: Version of this format.
-        algorithm: How the ranges were chosen: one of :data:`trtops.calibration.histogram.ALGORITHMS`, or the calibrator in
-            TensorRT's header.
+        algorithm: How the ranges were chosen: one of :data:`trtops.calibration.histogram.ALGORITHMS`, or the calibrator
+            in TensorRT's header.
         percentile: The percentile, for the algorithm of that name.
         ranges: One per tensor, in the model's order.
-        excluded: Floating-point tensors without a range, since NaN or infinity occurred in them.
+        excluded: Floating-point tensors without a range, since they contained NaN or infinity.
         samples: Samples seen, counted along the first axis of the first input.
         feeds: Feeds seen.
-        data_sha256: Digest of the data that was used (:class:`trtops.calibration.data.FeedDigest`).
+        data_sha256: Digest of the data (:class:`trtops.calibration.data.FeedDigest`).
         model_sha256: Digest of the calibrated model.
-        tensorrt_header: Header of the text it was read from, if it was TensorRT's.
+        tensorrt_header: Header of TensorRT's text, if the cache was read from one.
         complete: False if the data ended with an error; the ranges are then those of the data before it.
     """
 
@@ -115,7 +113,7 @@ class CalibrationCache(Record):
     def __post_init__(self) -> None:
         if self.version != VERSION:
             raise errors.FormatError(
-                f"The calibration cache has version {self.version}; this trtops reads {VERSION}. Use a newer trtops, or "
+                f"The calibration cache has version {self.version}; expected {VERSION}. Use a newer trtops, or "
                 "calibrate again."
             )
         seen: set[str] = set()
@@ -131,29 +129,25 @@ class CalibrationCache(Record):
         return any(entry.name == name for entry in self.ranges)
 
     def by_name(self) -> dict[str, TensorRange]:
-        """The ranges by tensor name, in order."""
+        """Return the ranges by tensor name, in order."""
         return {entry.name: entry for entry in self.ranges}
 
     def without(self, names: Iterable[str]) -> CalibrationCache:
-        """The cache without some tensors, which a calibrating build then leaves in higher precision."""
+        """Return the cache without some tensors, which a build then leaves in higher precision."""
         dropped = set(names)
         return replace(self, ranges=tuple(entry for entry in self.ranges if entry.name not in dropped))
 
     def deciding(self) -> JSONValue:
-        """The ranges: nothing else decides an engine."""
+        """Return the ranges: nothing else influences an engine."""
         return [[e.name, e.amax, e.low, e.high] for e in sorted(self.ranges, key=lambda e: e.name)]
 
     def to_bytes(self) -> bytes:
-        """The cache as our JSON, in UTF-8."""
+        """Return the cache as our JSON, in UTF-8."""
         return self.to_json().encode() + b"\n"
 
     @classmethod
     def from_bytes(cls, data: bytes) -> CalibrationCache:
-        """Read a cache of either format.
-
-        Raises:
-            FormatError: If it is neither our JSON nor TensorRT's text, or is damaged, cut short or too new.
-        """
+        """Read a cache of either format; FormatError if it is neither, damaged, cut short or too new."""
         if data.startswith(b"TRT-") or _HEADER.fullmatch(data[:80].partition(b"\n")[0].decode("latin-1").rstrip("\r")):
             return cls.from_tensorrt(data)
         try:
@@ -165,7 +159,7 @@ class CalibrationCache(Record):
         if not isinstance(content, dict) or "ranges" not in content:
             raise errors.FormatError("Not a calibration cache: expected a JSON object with 'ranges'.")
         if isinstance(content.get("version"), int) and content["version"] > VERSION:
-            cls(version=content["version"], algorithm="", ranges=())  # raises, saying that it is too new
+            cls(version=content["version"], algorithm="", ranges=())  # raises the error about the version
         return cls.from_dict(content)
 
     @classmethod
@@ -173,15 +167,14 @@ class CalibrationCache(Record):
         """Read TensorRT's text.
 
         Raises:
-            FormatError: If the header is missing, or a line is not a name and eight hexadecimal digits of a scale that is
-                finite and not negative; the message names the line.
+            FormatError: If the header is missing, or a line is not a name and eight hexadecimal digits of a scale that
+                is finite and not negative; the message names the line.
         """
         try:
             text = data if isinstance(data, str) else data.decode("utf-8")
         except UnicodeDecodeError as exc:
             raise errors.FormatError(f"Not TensorRT's calibration text: {exc}.") from None
-        header, *lines = text.rstrip("\r\n").split("\n")
-        header = header.rstrip("\r")
+        header, *lines = [line.rstrip("\r") for line in text.rstrip("\r\n").split("\n")]
         if not _HEADER.fullmatch(header):
             raise errors.FormatError(
                 f"Not TensorRT's calibration text: it begins with {header[:60]!r}; expected a header such as "
@@ -191,14 +184,28 @@ class CalibrationCache(Record):
             raise errors.FormatError(
                 f"The calibration cache has a header, {header!r}, and no tensors. Was it cut short?"
             )
-        ranges = tuple(_parse_entry(number, line.rstrip("\r")) for number, line in enumerate(lines, start=2))
-        algorithm = header.split("-", 2)[2] if header.startswith("TRT-") else _LEGACY
-        return cls(algorithm=algorithm, ranges=ranges, tensorrt_header=header)
+        ranges = []
+        for number, line in enumerate(lines, start=2):
+            match = _ENTRY.fullmatch(line)
+            if match is None:
+                raise errors.FormatError(
+                    f"Line {number} of the calibration cache is {line[:80]!r}; expected a tensor's name, ': ' and "
+                    "eight hexadecimal digits. Was the file cut short?"
+                )
+            name, digits = match.groups()
+            [scale] = struct.unpack(">f", bytes.fromhex(digits))
+            if not (math.isfinite(scale) and scale >= 0):
+                raise errors.FormatError(
+                    f"Line {number}: tensor {name!r} has scale {scale} ({digits}); expected 0 or more."
+                )
+            ranges.append(TensorRange(name=name, amax=scale * LEVELS))
+        algorithm = header.split("-", 2)[2] if header.startswith("TRT-") else "LegacyCalibration"
+        return cls(algorithm=algorithm, ranges=tuple(ranges), tensorrt_header=header)
 
     def to_tensorrt(self, header: str | None = None) -> bytes:
-        """The cache as TensorRT's text.
+        """Return the cache as TensorRT's text.
 
-        A cache that was read from TensorRT's text gives the same bytes again, except that a scale of zero is written as 1:
+        A cache read from TensorRT's text gives the same bytes, except that a scale of zero is written as 1, because
         TensorRT divides by it.
 
         Args:
@@ -206,11 +213,11 @@ class CalibrationCache(Record):
                 with, or that of TensorRT 8.6.0's default calibrator.
 
         Raises:
-            FormatError: If such a text cannot hold a name, or the header is none.
+            FormatError: If the text cannot contain a name, or the header is invalid.
         """
         header = header or self.tensorrt_header or DEFAULT_HEADER
         if not _HEADER.fullmatch(header):
-            raise errors.FormatError(f"{header!r} is no header of TensorRT's; expected such as {DEFAULT_HEADER!r}.")
+            raise errors.FormatError(f"{header!r} is not a header of TensorRT's; expected such as {DEFAULT_HEADER!r}.")
         lines = [header]
         for entry in self.ranges:
             if not entry.name or "\n" in entry.name or "\r" in entry.name:
@@ -222,42 +229,18 @@ class CalibrationCache(Record):
 
 
 def read_cache(data: bytes) -> CalibrationCache:
-    """Read a calibration cache of either format for a build.
-
-    Raises:
-        CalibrationError: If it cannot be read.
-    """
+    """Read a calibration cache of either format for a build; CalibrationError if it cannot be read."""
     try:
         return CalibrationCache.from_bytes(data)
     except errors.FormatError as exc:
         raise errors.CalibrationError(f"The calibration cache cannot be read: {exc}") from exc
 
 
-def _parse_entry(number: int, line: str) -> TensorRange:
-    match = _ENTRY.fullmatch(line)
-    if match is None:
-        raise errors.FormatError(
-            f"Line {number} of the calibration cache is {line[:80]!r}; expected a tensor's name, ': ' and eight "
-            "hexadecimal digits. Was the file cut short?"
-        )
-    name, digits = match.groups()
-    [scale] = struct.unpack(">f", bytes.fromhex(digits))
-    if not (math.isfinite(scale) and scale >= 0):
-        raise errors.FormatError(f"Line {number}: tensor {name!r} has scale {scale} ({digits}); expected 0 or more.")
-    return TensorRange(name=name, amax=scale * LEVELS)
-
-
 def tensorrt_header(release: str, calibrator: str = "EntropyCalibration2") -> str:
-    """The header that a TensorRT release expects.
+    """Return the header that a TensorRT release such as ``8.6.0`` expects; ConfigError if it is not three numbers.
 
-    The number is ``NV_TENSORRT_VERSION`` of ``NvInferVersion.h``: 8.6.0 is 8600, and 10.3.0 is 100300.
-
-    Args:
-        release: Such as ``8.6.0``; what follows the third number is ignored.
-        calibrator: Kind of calibrator that will read it; TensorRT does not care how the ranges were chosen.
-
-    Raises:
-        ConfigError: If the release is not three numbers.
+    The number is ``NV_TENSORRT_VERSION`` of ``NvInferVersion.h``: 8.6.0 is 8600, and 10.3.0 is 100300. The calibrator
+    is the one that will read the text; TensorRT does not check how the ranges were chosen.
     """
     match = re.match(r"(\d+)\.(\d+)\.(\d+)", release)
     if match is None:
@@ -268,28 +251,17 @@ def tensorrt_header(release: str, calibrator: str = "EntropyCalibration2") -> st
 
 
 def legacy_header(quantile: float, regression_cutoff: float) -> str:
-    """The header that TensorRT's legacy calibrator writes; it names no release.
-
-    Args:
-        quantile: What the calibrator that will read it answers to ``get_quantile``.
-        regression_cutoff: What it answers to ``get_regression_cutoff``.
-    """
+    """Return the header of TensorRT's legacy calibrator with these parameters; it names no release."""
     return f"0 {struct.pack('>d', regression_cutoff).hex()} {struct.pack('>d', quantile).hex()}"
 
 
 def fit(cache: CalibrationCache, tensors: Iterable[str], policy: FitPolicy = "refuse") -> tuple[str, ...]:
-    """Which of a model's tensors a cache lacks.
+    """Return those of the tensors to quantize that a cache lacks, in the given order.
 
-    Args:
-        cache: The cache; it may have other tensors as well.
-        tensors: The tensors to quantize.
-        policy: ``refuse`` raises if one is missing; ``partial`` keeps layers without ranges in higher precision.
-
-    Returns:
-        The missing tensors, in the given order; always empty under ``refuse``.
+    The policy ``refuse`` raises if one is missing; ``partial`` keeps layers without ranges in higher precision.
 
     Raises:
-        CalibrationError: If tensors are missing and the policy refuses that, or if the cache has none at all; names them.
+        CalibrationError: If tensors are missing and the policy refuses that, or all are missing; names them.
     """
     known = cache.by_name()
     wanted = list(dict.fromkeys(tensors))
@@ -301,19 +273,15 @@ def fit(cache: CalibrationCache, tensors: Iterable[str], policy: FitPolicy = "re
             if len(missing) == len(wanted)
             else "Calibrate this model, or allow a partial fit, which keeps these layers in higher precision."
         )
+        overflowed = ", ".join(repr(name) for name in missing if name in cache.excluded)
+        reason = (
+            f"On the calibration data NaN or infinity occurred in {overflowed}: the model overflows."
+            if overflowed
+            else errors.near(missing[0], known)
+        )
         raise errors.CalibrationError(
             f"The calibration cache has {len(known)} tensors and lacks {len(missing)} of the {len(wanted)} to be "
-            f"quantized: {shown}. {_overflow_text(missing, cache) or errors.near(missing[0], known)} {advice}",
+            f"quantized: {shown}. {reason} {advice}",
             missing=missing,
         )
     return missing
-
-
-def _overflow_text(missing: Iterable[str], cache: CalibrationCache) -> str:
-    """The tensors whose values overflowed during calibration, as the reason for missing ranges; empty if none did."""
-    spoilt = [name for name in missing if name in cache.excluded]
-    if not spoilt:
-        return ""
-    return (
-        f"On the calibration data NaN or infinity occurred in {', '.join(map(repr, spoilt[:8]))}: the model overflows."
-    )

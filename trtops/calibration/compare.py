@@ -1,4 +1,4 @@
-"""Comparing two calibration caches."""
+"""Compares two calibration caches."""
 
 from __future__ import annotations
 
@@ -14,14 +14,7 @@ DEFAULT_RATIO = 1.25
 
 @dataclass(frozen=True, kw_only=True)
 class RangeChange(Record):
-    """A tensor whose range differs.
-
-    Attributes:
-        name: The tensor.
-        before: Its ``amax`` in the first cache.
-        after: In the second.
-        ratio: The larger divided by the smaller; infinite if one is zero.
-    """
+    """A tensor's range (``amax``) in both caches, and the larger divided by the smaller (infinite if one is zero)."""
 
     name: str
     before: float
@@ -37,7 +30,7 @@ class CacheDiff(Record):
         ratio: Ranges further apart than this count as changed.
         added: Tensors that only the second has, in its order.
         lost: Tensors that only the first has, in its order.
-        apart: Ranges further apart, the furthest first.
+        apart: The changed ranges, the furthest apart first.
         common: Number of tensors in both.
     """
 
@@ -53,7 +46,7 @@ class CacheDiff(Record):
         return not (self.added or self.lost or self.apart)
 
     def text(self, limit: int = 20) -> str:
-        """The difference for a terminal, with at most ``limit`` tensors of each kind."""
+        """Return the difference for a terminal, with at most ``limit`` tensors of each kind."""
         lines = [
             f"{self.common} tensors in both, {len(self.added)} added, {len(self.lost)} lost, "
             f"{len(self.apart)} apart by more than {self.ratio:g}"
@@ -66,31 +59,21 @@ class CacheDiff(Record):
 
 
 def diff(before: CalibrationCache, after: CalibrationCache, ratio: float = DEFAULT_RATIO) -> CacheDiff:
-    """Compare two caches tensor by tensor.
-
-    Args:
-        before: One cache.
-        after: The other.
-        ratio: How far apart two ranges (``amax``) may be, larger divided by smaller, without being listed; 1 or more.
-
-    Raises:
-        ConfigError: If the ratio is below 1.
-    """
+    """Compare two caches tensor by tensor; ranges within ``ratio`` (1 or more) of each other are not listed."""
     if not ratio >= 1:
         raise errors.ConfigError(f"ratio is {ratio}; expected 1 or more.")
     first, second = before.by_name(), after.by_name()
+    changes = []
     common = [name for name in first if name in second]
-    changes = (_range_change(name, first[name].amax, second[name].amax) for name in common)
+    for name in common:
+        small, large = sorted((first[name].amax, second[name].amax))
+        quotient = 1.0 if small == large else math.inf if small == 0 else large / small
+        if quotient > ratio:
+            changes.append(RangeChange(name=name, before=first[name].amax, after=second[name].amax, ratio=quotient))
     return CacheDiff(
         ratio=ratio,
         added=tuple(name for name in second if name not in first),
         lost=tuple(name for name in first if name not in second),
-        apart=tuple(sorted((c for c in changes if c.ratio > ratio), key=lambda c: -c.ratio)),
+        apart=tuple(sorted(changes, key=lambda change: -change.ratio)),
         common=len(common),
     )
-
-
-def _range_change(name: str, before: float, after: float) -> RangeChange:
-    small, large = sorted((before, after))
-    ratio = 1.0 if small == large else math.inf if small == 0 else large / small
-    return RangeChange(name=name, before=before, after=after, ratio=ratio)

@@ -1,8 +1,8 @@
-"""One tensor's values counted in bounded memory, and the range of them that INT8 should represent.
+"""Counts one tensor's values in bounded memory, and chooses the range of values that INT8 should represent.
 
-Not taken from ``onnxruntime.quantization.calibrate``: its histogram calibrators keep every intermediate tensor of every feed
-until the data ends, and add bins without bound as the range grows; its entropy search, with its default of 128 bins, tries
-one threshold only, the largest.
+``onnxruntime.quantization.calibrate`` is not used: its histogram calibrators keep every intermediate tensor of every
+feed until the data ends, and add bins without bound as the range grows; its entropy search, with its default of 128
+bins, tries only the largest threshold.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ _FP8_SPAN = 448 / 100.057724
 _BLOCK = 1 << 16  # elements at a time, so that temporaries stay in the processor's cache
 _QUANTIZED = 128  # levels of magnitude that INT8 has
 _SHRINK = 2  # bins that are merged for the entropy search
-_KEPT = 0.9  # share of the values that the entropy search may not go below
+_MIN_KEPT = 0.9  # minimum share of the values that the entropy search does not clip
 
 
 class Histogram:
-    """Magnitudes of one tensor, in 4,096 bins between zero and a power of two that grows with the data.
+    """Magnitudes of one tensor, in 4,096 bins between zero and a power of two that grows with the data (32 KiB).
 
-    When the range doubles, neighbouring bins are merged, so counts do not depend on the order of the data or on how it is
-    cut into feeds. Takes 32 KiB.
+    When the range doubles, neighbouring bins are merged, so counts depend neither on the order of the data nor on the
+    size of the feeds.
 
     Attributes:
-        counts: Values per bin, exact zeros left out; int64.
-        limit: Upper end of the last bin; 0 while nothing but zeros was seen.
+        counts: Values per bin, without exact zeros; int64.
+        limit: Upper end of the last bin; 0 as long as only zeros were seen.
         low: Smallest finite value seen.
         high: Largest finite value seen.
-        size: Finite values seen, zeros among them.
-        not_finite: NaN and infinities seen.
+        size: Number of finite values seen, including zeros.
+        not_finite: Number of NaN and infinities seen.
     """
 
     __slots__ = ("_sum", "counts", "high", "limit", "low", "not_finite", "size")
 
     def __init__(self) -> None:
-        """Start with nothing seen."""
+        """Start empty."""
         self.counts = np.zeros(BINS, np.int64)
         self.limit = 0.0
         self.low = math.inf
@@ -61,16 +61,13 @@ class Histogram:
 
     @property
     def amax(self) -> float:
-        """The largest magnitude seen; 0 if nothing was."""
+        """The largest magnitude seen; 0 if there were no values."""
         return max(abs(self.low), abs(self.high)) if self.size else 0.0
 
     def add(self, array: NDArray[Any], counted: bool = True) -> None:
-        """Add the values of an array.
+        """Add the values of an array in float16, float32 or float64.
 
-        Args:
-            array: Of any shape, in float16, float32 or float64.
-            counted: False keeps the smallest and largest value only, which is all that ``minmax`` needs, at less than
-                half the cost.
+        ``counted=False`` keeps the smallest and largest value only, as ``minmax`` needs, at less than half the cost.
         """
         values = np.ascontiguousarray(array).reshape(-1)
         for start in range(0, values.size, _BLOCK):
@@ -94,7 +91,7 @@ class Histogram:
         self._sum += float(block.sum(dtype=np.float64))
         self._grow(max(abs(low), abs(high)))
         if self.limit:
-            # Scaling by a power of two is exact, so a value's bin is the same whatever came before it.
+            # Scaling by a power of two is exact, so a value's bin does not depend on earlier values.
             bins = (np.abs(block) * block.dtype.type(BINS / self.limit)).astype(np.intp)
             counts = np.bincount(bins, minlength=BINS)
             counts[0] -= block.size - np.count_nonzero(block)
@@ -112,58 +109,48 @@ class Histogram:
         self.limit = limit
 
     def beyond(self, amax: float) -> float:
-        """Share of the values seen whose magnitude exceeds ``amax``, to the width of a bin."""
+        """Return the share of values whose magnitude exceeds ``amax``, to the width of a bin."""
         if not self.size or not self.limit or amax >= self.amax:
             return 0.0
         first = math.ceil(amax / self.limit * BINS)
         return float(self.counts[first:].sum()) / self.size
 
     def mean(self) -> float:
-        """Mean of the values seen; 0 if there were none."""
+        """Return the mean of the values seen; 0 if there were none."""
         return self._sum / self.size if self.size else 0.0
 
     def std(self) -> float:
-        """Standard deviation of the values seen, to the width of a bin; 0 if there were none."""
+        """Return the standard deviation of the values seen, to the width of a bin; 0 if there were none."""
         if not self.size:
             return 0.0
         centers = (np.arange(BINS) + 0.5) * (self.limit / BINS)
         return math.sqrt(max(float(self.counts @ np.square(centers)) / self.size - self.mean() ** 2, 0.0))
 
     def choose(self, algorithm: Algorithm, percentile: float = DEFAULT_PERCENTILE) -> float:
-        """The largest magnitude that INT8 should represent, in the tensor's unit.
+        """Return the largest magnitude that INT8 should represent, in the tensor's unit.
 
-        Args:
-            algorithm: ``minmax``: the largest seen. ``percentile``: the one that ``percentile`` percent of all values do
-                not exceed. ``entropy``: the one whose 128 levels have the smallest Kullback-Leibler divergence
-                from the values (Migacz, "8-bit Inference with TensorRT", GTC 2017). ``distribution``: the
-                mean's magnitude and 4.48 standard deviations, which for a mean of zero is the range that ONNX Runtime's
-                calibration of that name gives FP8 E4M3 (for INT8 it takes the largest value).
-            percentile: Between 0 and 100.
-
-        Raises:
-            ConfigError: If there is no such algorithm, or the percentile is out of range.
+        Algorithms:
+            ``minmax``: the largest magnitude seen.
+            ``percentile``: the magnitude that ``percentile`` percent of all values do not exceed.
+            ``entropy``: the one whose 128 levels have the smallest Kullback-Leibler divergence from the values (Migacz,
+            "8-bit Inference with TensorRT", GTC 2017).
+            ``distribution``: the mean's magnitude and 4.48 standard deviations. For a mean of zero that is the range of
+            ONNX Runtime's calibration of that name for FP8 E4M3 (for INT8 it takes the largest value).
         """
         check_algorithm(algorithm, percentile)
         if algorithm == "minmax" or not self.limit:
             return self.amax
         if algorithm == "percentile":
-            return self._percentile(percentile)
+            within = np.cumsum(self.counts) + (self.size - int(self.counts.sum()))
+            last = int(np.searchsorted(within, self.size * (percentile / 100)))
+            return min((last + 1) * self.limit / BINS, self.amax)
         if algorithm == "distribution":
             return min(abs(self.mean()) + self.std() * _FP8_SPAN, self.amax)
         return min(_entropy_bins(self.counts) * self.limit / (BINS // _SHRINK), self.amax)
 
-    def _percentile(self, percentile: float) -> float:
-        within = np.cumsum(self.counts) + (self.size - int(self.counts.sum()))
-        last = int(np.searchsorted(within, self.size * (percentile / 100)))
-        return min((last + 1) * self.limit / BINS, self.amax)
-
 
 def check_algorithm(algorithm: str, percentile: float = DEFAULT_PERCENTILE) -> None:
-    """Check options of a calibration.
-
-    Raises:
-        ConfigError: If there is no such algorithm, or the percentile is not above 0 and at most 100.
-    """
+    """Raise ConfigError if the algorithm is unknown, or the percentile is out of range."""
     if algorithm not in ALGORITHMS:
         raise errors.ConfigError(f"Unknown calibration algorithm {algorithm!r}. {errors.near(algorithm, ALGORITHMS)}")
     if not 0 < percentile <= 100:
@@ -171,14 +158,15 @@ def check_algorithm(algorithm: str, percentile: float = DEFAULT_PERCENTILE) -> N
 
 
 def _entropy_bins(counts: NDArray[np.int64]) -> int:
-    """How many of the bins, merged in pairs, to keep so that 128 levels describe the distribution best.
+    """Return how many of the bins, merged in pairs, to keep so that 128 levels describe the distribution best.
 
-    Candidate ``i`` keeps bins ``0..i-1`` and moves what is beyond into the last of them: that is P. Q spreads each of 128
-    levels evenly over its bins that are not empty. With sums per level, KL(P || Q) needs no loop over the bins: the terms
-    P log P are running sums, and log Q is constant within a level.
+    Candidate ``i`` keeps bins ``0..i-1`` and moves all values beyond into the last of them: that is P. Q spreads each
+    of 128 levels evenly over its bins that are not empty. With sums per level, KL(P || Q) needs no loop over the bins:
+    the terms P log P are running sums, and log Q is constant within a level.
 
-    Candidates that move more than a tenth of the values are none: with nearly all of them in its last bin P is a single
-    spike, which any 128 levels describe. Values that all lie far from zero, as behind 1 + erf, would be clipped to one.
+    Candidates that move more than a tenth of the values are excluded: with nearly all values in its last bin P is a
+    single spike, which any 128 levels describe. Values that are all far from zero, as after 1 + erf, would be clipped
+    to one.
     """
     bins = counts.reshape(-1, _SHRINK).sum(axis=1).astype(np.float64)
     used = int(np.flatnonzero(bins)[-1]) + 1
@@ -202,7 +190,7 @@ def _entropy_bins(counts: NDArray[np.int64]) -> int:
         last_level = np.log(levels[:, -1] / spread[:, -1])
         moved = np.where(beyond > 0, _x_log_x(last + beyond) - _x_log_x(last) - beyond * last_level, 0.0)
         divergence = (entropies[candidates] + moved - described) / total - math.log(total) + np.log(kept)
-    divergence[((last == 0) & (beyond > 0)) | (kept < _KEPT * total)] = np.inf
+    divergence[((last == 0) & (beyond > 0)) | (kept < _MIN_KEPT * total)] = np.inf
     return int(candidates[np.argmin(divergence)])
 
 

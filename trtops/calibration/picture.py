@@ -1,4 +1,4 @@
-"""Histograms of tensors with the ranges that were chosen, as PNG pages."""
+"""Draws histograms of tensors with their chosen ranges, as PNG pages."""
 
 from __future__ import annotations
 
@@ -19,24 +19,14 @@ _ROWS = 4
 _BARS = 128
 _WIDTH, _HEIGHT = 4.2, 2.4
 _LEFT, _RIGHT, _ABOVE, _BELOW = 0.5, 0.1, 0.3, 0.5
-"""Of each histogram in inches: all of it, and what its labels need. To work that out takes longer than to draw them."""
+"""Size of each histogram and of its margins in inches: matplotlib's automatic layout takes longer than the drawing."""
 
 
 def histogram_pages(cache: CalibrationCache, histograms: Mapping[str, Histogram], limit: int) -> Iterator[bytes]:
-    """Pages of twelve histograms each, the most clipped tensors first.
-
-    Args:
-        cache: The ranges to mark.
-        histograms: By tensor name.
-        limit: How many tensors to draw at most.
-
-    Yields:
-        PNG files.
-    """
+    """Yield PNG files of twelve histograms each, for at most ``limit`` tensors, the most clipped ones first."""
     drawn = [entry for entry in cache.ranges if entry.name in histograms]
-    drawn.sort(key=lambda entry: -(entry.clipped or 0.0))
+    drawn = sorted(drawn, key=lambda entry: -(entry.clipped or 0.0))[:limit]
     per_page = _COLUMNS * _ROWS
-    drawn = drawn[:limit]
     for start in range(0, len(drawn), per_page):
         yield _draw_page(drawn[start : start + per_page], histograms)
 
@@ -59,7 +49,7 @@ def _draw_page(entries: Sequence[TensorRange], histograms: Mapping[str, Histogra
 
 
 def _draw_histogram(ax: Axes, entry: TensorRange, histogram: Histogram) -> None:
-    """Counts of magnitudes on a logarithmic axis, and a line where clipping begins."""
+    """Draw the counts of magnitudes on a logarithmic axis, and a line where clipping begins."""
     counts = histogram.counts.reshape(_BARS, BINS // _BARS).sum(axis=1)
     edges = np.linspace(0, histogram.limit or 1.0, _BARS + 1)
     ax.stairs(np.maximum(counts, 0.5), edges, fill=True, color="#4477aa", baseline=0.5)
@@ -67,7 +57,7 @@ def _draw_histogram(ax: Axes, entry: TensorRange, histogram: Histogram) -> None:
     ax.set_yscale("log")
     ax.set_xlim(0, max(histogram.amax, entry.amax) * 1.05 or 1.0)
     name = entry.name if len(entry.name) <= 40 else f"...{entry.name[-37:]}"
-    # Names may hold "$", which matplotlib would read as mathematics.
+    # matplotlib reads "$" in a name as mathematics.
     ax.set_title(name, fontsize=8, parse_math=False)
     clipped = f", {entry.clipped:.3%} clipped" if entry.clipped else ""
     ax.set_xlabel(f"|value|; range {entry.amax:.4g}{clipped}", fontsize=7)
