@@ -141,4 +141,4 @@ def say_result(result: OpResult, store: str | None = None) -> None:
 
 def say_ending(result: OpResult, store: str | None = None) -> None:
     """Print verdict, run and next step."""
-    say(f"\n{result.ending(store)}")
+    say(f"\n{result.summary_lines(store)}")

@@ -92,7 +92,7 @@ def run(flow: Callable[..., OpResult], name: str) -> int:
     if not isinstance(result, OpResult):
         return 0  # help was asked for
     print_page(result.page())
-    print(f"\n{result.ending()}")
+    print(f"\n{result.summary_lines()}")
     return 0 if result.verdict == "good" else 1
 
 

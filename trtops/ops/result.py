@@ -1,4 +1,4 @@
-"""What the result of every op has: a verdict, a page for people, and the run that remembers it."""
+"""The base of all results of ops, and the run of an op."""
 
 from __future__ import annotations
 
@@ -22,27 +22,23 @@ if TYPE_CHECKING:
     from trtops.verdict import Verdict
 
 OnProgress: TypeAlias = Callable[[int, "int | None"], None]
-"""Called with how much is done, and of how much; None where that is not known. Ops take it as ``progress``.
+"""Called with the amount done, and the total or None if it is not known."""
 
-An op that has more to tell calls with one frozen value of its own instead, under the same name.
-"""
-
-LONGEST_NAME = 250  # characters that stores take for a run's name
+LONGEST_NAME = 250  # characters of a run's name that stores accept
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpResult(Record):
-    """The base of all results of ops that evaluate something.
+    """The base of all results of ops.
 
-    A subclass has a ``verdict``, as a field or as a property that follows from its fields; it writes :meth:`body`, and
-    :attr:`headline` where there is more to say than the verdict.
+    A subclass has a ``verdict``, as a field or a property, implements :meth:`body`, and may override :attr:`headline`.
 
     Attributes:
-        title: What was done, and to what: ``convert model.onnx``. Stays the same when it is done again.
-        run_id: The run that holds everything; empty if none does.
-        url: Where a person can look at the run; empty if nowhere, since no run was kept or it ends with this process.
+        title: What was done, and to what: ``convert model.onnx``.
+        run_id: The run that holds everything; empty if there is none.
+        url: A page of the run; empty if no run was kept, or it ends with this process.
         experiment: The run's experiment.
-        subject: The file that it was done to, as it was given; empty if there is none.
+        subject: The input file, as it was given; empty if there is none.
     """
 
     title: str = ""
@@ -52,46 +48,46 @@ class OpResult(Record):
     subject: str = ""
 
     if TYPE_CHECKING:
-        # At run time there is no such attribute here: a dataclass would take it for the default of a subclass's field.
+        # Not at run time: a dataclass would use it as the default of a subclass's field.
         @property
         def verdict(self) -> Verdict:
-            """``good`` if nothing was found wrong, ``bad`` if something was, ``error`` if there could be no verdict."""
+            """``good``, ``bad``, or ``error`` if there could be no verdict."""
 
     @property
     def headline(self) -> str:
-        """The outcome in a few words, for the page's heading."""
+        """The outcome in a few words."""
         return self.verdict
 
     @property
     def next_step(self) -> str:
-        """The command line that usually comes next; empty if no run was kept, since all of them read one."""
+        """The command that usually comes next; empty without a run."""
         return f"trtops inspect run {self.run_id}" if self.run_id else ""
 
-    def ending(self, store: str | None = None) -> str:
-        """Verdict, run and next step, a line each, as every command and flow ends; the verdict alone if no run outlives this.
+    def summary_lines(self, store: str | None = None) -> str:
+        """Verdict, run and next command, a line each; only the verdict if no run was kept.
 
         Args:
-            store: The store that was named on the command line, which the next step must name, too.
+            store: The store named on the command line, which is added to the next command.
         """
-        said = self.verdict if self.headline == self.verdict else f"{self.verdict} ({self.headline})"
+        verdict = self.verdict if self.headline == self.verdict else f"{self.verdict} ({self.headline})"
         if not self.url:
-            return f"verdict: {said}"
+            return f"verdict: {verdict}"
         place = f" --store {shlex.quote(store)}" if store else ""
-        return f"verdict: {said}\nrun:     {self.run_id}\nnext:    {self.next_step}{place}"
+        return f"verdict: {verdict}\nrun:     {self.run_id}\nnext:    {self.next_step}{place}"
 
     def body(self) -> Iterable[str]:
         """Lines of Markdown below the heading: reasons, numbers, tables."""
         raise NotImplementedError
 
     def sections(self) -> Iterable[Section]:
-        """What a report shows below the reasons: the :meth:`body`, unless there is something better to show."""
+        """Sections of the report below the reasons; by default the :meth:`body`."""
         from trtops.reports.document import Section
 
-        said = {f"- {reason}" for reason in getattr(self, "reasons", ())}
-        return (Section(text="\n".join(line for line in self.body() if line not in said)),)
+        reasons = {f"- {reason}" for reason in getattr(self, "reasons", ())}
+        return (Section(text="\n".join(line for line in self.body() if line not in reasons)),)
 
     def document(self) -> Document:
-        """What the report of the run says."""
+        """The report of the run."""
         from trtops.reports.document import Document
 
         return Document(
@@ -103,7 +99,7 @@ class OpResult(Record):
         )
 
     def page(self) -> str:
-        """The result as a page of Markdown: heading, :meth:`body`, and the way to the run where a person can look at it."""
+        """The result as a page of Markdown: heading, :meth:`body`, and a link to the run."""
         lines = [f"# {self.title}: {self.headline}" if self.title else f"# {self.headline}", "", *self.body()]
         if self.url:
             run = f"[{self.run_id}]({self.url})" if self.url.startswith("http") else f"`{self.run_id}`"
@@ -111,27 +107,24 @@ class OpResult(Record):
         return "\n".join(lines)
 
     def kept_in(self, run: Run, experiment: str) -> Self:
-        """The result with its run written in; unchanged if the run keeps nothing."""
+        """The result with its run's id, page and experiment."""
         return self if not run.id else replace(self, run_id=run.id, url=run.url, experiment=masked(experiment))
 
 
 def finish_with(
     run: Run, result: OpResult, tracker: Tracker | None, *, title: str = "", evaluated: bool = True
 ) -> None:
-    """End a run with what came of it: description, report, verdict, and the manifest.
-
-    A report that cannot be made costs nothing but itself.
+    """End a run: log the report, the verdict and the manifest.
 
     Args:
         run: The run.
-        result: What came of it; its own run need not be written in yet.
-        tracker: The memory; None where nothing is kept.
-        title: What was done, where the result does not say.
-        evaluated: Whether the verdict is of what the run made, and so becomes the run's own.
+        result: The op's result.
+        tracker: The tracking store; None without one.
+        title: The report's title; the result's by default.
+        evaluated: Whether the verdict becomes the run's own.
     """
     if tracker is not None and run.id:
-        # It brings templates and Markdown, which what is not kept does not need.
-        from trtops.reports.present import present
+        from trtops.reports.present import present  # imports templates and Markdown
 
         document = result.document()
         document = replace(document, title=title or document.title, verdict=document.verdict if evaluated else "")
@@ -153,15 +146,14 @@ def op_run(
     """The run of one call of an op, ended as :func:`trtops.tracking.base.tracked` ends it.
 
     Args:
-        tracker: The memory; None keeps nothing, and the run takes everything without a word.
+        tracker: The tracking store; None logs nothing.
         experiment: The experiment's name.
-        name: The run's name; cut where it is longer than stores take.
-        kind: What the run is of (:data:`trtops.tracking.schema.KINDS`).
+        name: The run's name; shortened if it is too long.
+        kind: The kind of run (:data:`trtops.tracking.schema.KINDS`).
         model: The model file, whose absolute path becomes a tag.
         tags: Further tags.
         parent: Id of a parent run.
     """
-    # Results of ops that nobody remembers, such as lint's, are there before the memory's names could be imported.
     from trtops.tracking import schema
     from trtops.tracking.base import NO_RUN, tracked
 
@@ -175,7 +167,7 @@ def op_run(
 
 
 def model_file(path: str | Path) -> Path:
-    """The path of a model, looked at before a run begins: a name that was mistyped leaves no run and no experiment.
+    """The path of a model. Checked before a run starts, so that a mistyped name leaves no run.
 
     Raises:
         InvalidModelError: If there is no such file.

@@ -141,7 +141,7 @@ def test_data_that_fails_half_way_leaves_what_it_gave_in_the_run_and_in_a_file(c
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ([], "no data came"),
+        ([], "there is no data"),
         ([{"image": np.zeros((1, 3, 8, 8), np.float32)}], "has 1 sample"),
         ([{"image": np.full((2, 3, 8, 8), np.nan, np.float32)}], "384 values that are NaN or infinite"),
         ([{"image": np.zeros((2, 3, 8, 9), np.float32)}], r"shape \(2, 3, 8, 9\)"),

@@ -196,5 +196,5 @@ def test_the_command_holds_an_engine_to_its_precision_and_says_whose_fault_its_e
     assert main([*words, "--min-precision-share", "0.5", "--attribute-error"]) == 1
 
     said = capsys.readouterr().out
-    assert "No FP16 engine: Of" in said and "The engine is not in its precision: FP16 was requested" in said
+    assert "No FP16 engine: Of" in said and "The engine is not in its precision, FP16" in said
     assert main([*words, "--min-precision-share", "1.5"]) == 2

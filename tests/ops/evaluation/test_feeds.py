@@ -80,7 +80,7 @@ def test_a_source_that_is_nothing_readable_is_named_with_what_would_do(tmp_path:
 
 
 def test_no_data_and_data_of_another_kind_are_errors_that_name_the_source(tmp_path: Path) -> None:
-    with pytest.raises(errors.InputError, match="no data came"):
+    with pytest.raises(errors.InputError, match="there is no data"):
         list(open_feeds([], INPUTS))
     with pytest.raises(errors.InputError, match="item 2 is a list"):
         list(open_feeds([feed(1), [1, 2]], INPUTS))  # type: ignore[list-item]

@@ -172,7 +172,7 @@ def test_what_a_command_prints_is_kept_for_people_also_where_it_is_no_text():
     ("options", "message"),
     [
         ({"command": ()}, "empty"),
-        ({"command": ("polygraphy", "run")}, "does not say where the model goes"),
+        ({"command": ("polygraphy", "run")}, "has no place for the model"),
         ({"command": ("x", "{model}"), "fail_codes": (1,), "ignore_fail_codes": (2,)}, "not both"),
         ({"command": ("x", "{model}"), "fail_regex": ("(",)}, "no regular expression"),
     ],

@@ -6,8 +6,8 @@ Three errors are measured on the same data, each as a root mean square relative 
 - the precision's own: that of the model with each result rounded to the requested precision, without an engine;
 - noise: the difference of the engine's outputs from run to run, and the effect of rounding the model to FP32.
 
-They are independent, so their squares add up. What remains of the engine's error is the builder's: kernels that accumulate
-in too few bits, fusions, wrong tactics.
+They are independent, so their squares add up. What remains of the engine's error is the builder's: kernels that
+accumulate in too few bits, fusions, wrong tactics.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Attribution(Record):
             "good for its precision": f"The engine is good for its precision, {name}",
             "worse than its precision": f"The engine is worse than its precision, {name}: the builder is the cause",
             "precision is the problem": f"The precision is the problem: {name} does not suffice for this model",
-            "not in its precision": f"The engine is not in its precision: {name} was requested, and it computes in another",
+            "not in its precision": f"The engine is not in its precision, {name}: it computes in another",
         }[str(self.statement)]
         parts = (
             f"of the relative error {worst.engine:.3g} of `{worst.name}`, {worst.precision:.3g} is {name}'s own, "

@@ -42,16 +42,16 @@ class CheckConfig(DataConfig):
     """How an engine is evaluated, and on what data.
 
     Attributes:
-        golden: Saved outputs to compare with (``.json`` or ``.npz``); by default those of the model in ONNX Runtime, in its
-            own precision and without optimization.
+        golden: Saved outputs to compare with (``.json`` or ``.npz``); by default those of the model in ONNX Runtime, in
+            its own precision and without optimization.
         labels: An ``.npy`` file with the class of every sample, to report accuracy.
         tolerances: When outputs are good enough; the precision's default unless given.
         warm_up: Inferences before latency is measured.
         latency_runs: Inferences whose latency is measured, on the first feed; 0 measures none.
         plots: When heat maps and error plots are drawn and logged.
-        min_precision_share: The share of kernels, between 0 and 1, that must compute in the requested precision; 0 requires
-            one kernel. Where ONNX Runtime computes FP16 and BF16 in FP32, they are emulated instead, unless a share above
-            0 is required.
+        min_precision_share: The share of kernels, between 0 and 1, that must compute in the requested precision; 0
+            requires one kernel. Where ONNX Runtime computes FP16 and BF16 in FP32, they are emulated instead, unless a
+            share above 0 is required.
     """
 
     golden: str | None = None
@@ -156,10 +156,11 @@ class Evaluation(Record):
 def default_tolerances(precision: Precision) -> Tolerances:
     """The tolerances that a sound engine of a precision is expected to meet.
 
-    All are relative to the output's own scale. FP32 may differ by 1e-5 of it. FP16 and BF16 round each value to 11 and 8
-    bits, and about twenty such roundings are allowed. INT8 and FP8 change single values by more than any useful tolerance;
-    they are evaluated by the output as a whole: its direction and its length. In every precision the output must vary as
-    the golden one does (a constant or shuffled one never passes), and nearly all integers and booleans must be equal.
+    All are relative to the output's own scale. FP32 may differ by 1e-5 of it. FP16 and BF16 round each value to 11 and
+    8 bits, and about twenty such roundings are allowed. INT8 and FP8 change single values by more than any useful
+    tolerance; they are evaluated by the output as a whole: its direction and its length. In every precision the output
+    must vary as the golden one does (a constant or shuffled one never passes), and nearly all integers and booleans
+    must be equal.
     """
     if precision == "fp32":
         bound, agreement, correlation = 1e-5, 0.999, 0.99

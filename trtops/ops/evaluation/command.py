@@ -1,4 +1,4 @@
-"""External commands as checks: the exit code and the output decide which failure it is."""
+"""External commands as checks: exit code and output give the verdict."""
 
 from __future__ import annotations
 
@@ -29,24 +29,23 @@ _TAIL_CHARACTERS = 2000
 class CommandCheck(Record):
     """Runs a command on each sub-model, in a process group of its own, which ends with the check.
 
-    Without further options any exit code but 0 is the failure. The rules are Polygraphy's: a code in
-    ``ignore_fail_codes`` passes, whatever was printed. With ``fail_codes`` only these can be the failure; with
-    ``fail_regex`` as well, only if an expression is found too. With ``fail_regex`` alone a match is the failure,
-    whatever the code.
+    By default any exit code but 0 is the failure. The rules are Polygraphy's: a code in ``ignore_fail_codes`` passes,
+    whatever was printed. With ``fail_codes`` only these are the failure, and with ``fail_regex`` as well only if an
+    expression matches. With ``fail_regex`` alone a match is the failure, whatever the code.
 
     Attributes:
-        command: The program and its arguments, which no shell sees. In each, ``{model}`` stands for the sub-model's path
-            (or ``{engine}`` for an engine's, where engines are checked), ``{inputs}`` for a JSON file of its inputs, as
-            Polygraphy's ``--load-inputs`` takes them, and ``{golden}`` for one of the expected outputs, as
-            ``--load-outputs`` takes them.
+        command: The program and its arguments, without a shell. In each, ``{model}`` stands for the sub-model's path
+            (or ``{engine}`` for an engine's), ``{inputs}`` for a JSON file of its inputs, as Polygraphy's
+            ``--load-inputs`` reads them, and ``{golden}`` for one of the expected outputs, as ``--load-outputs`` reads
+            them.
         fail_codes: Exit codes that are the failure. A signal counts as its negative number.
-        ignore_fail_codes: Exit codes that are not.
-        fail_regex: Regular expressions of which one must be found in the output.
-        timeout_seconds: How long one run may take; None waits for ever.
-        timeout_fails: Whether running out of time is the failure that is meant.
-        artifact: Where to write the sub-model for commands that do not say ``{model}``. Then sub-models are checked one
-            at a time.
-        tell_passing: Whether the outcome of a passing check has its output too.
+        ignore_fail_codes: Exit codes that pass.
+        fail_regex: Regular expressions; one must match the output.
+        timeout_seconds: Time limit of one run; None sets no limit.
+        timeout_fails: Whether running out of time is the failure.
+        artifact: Where to write the sub-model for commands without ``{model}``. Sub-models are then checked one at a
+            time.
+        tell_passing: Whether the outcome of a passing check includes its output.
     """
 
     command: tuple[str, ...]
@@ -65,17 +64,17 @@ class CommandCheck(Record):
             raise errors.ConfigError("Give fail_codes or ignore_fail_codes, not both.")
         if self.artifact is None and not (self.wants("{model}") or self.wants("{engine}")):
             raise errors.ConfigError(
-                f"The command {' '.join(self.command)!r} does not say where the model goes. Put {{model}} where its path "
+                f"The command {' '.join(self.command)!r} has no place for the model. Put {{model}} where its path "
                 "belongs, or name the file that the command reads as artifact."
             )
         for expression in self.fail_regex:
             try:
                 re.compile(expression)
             except re.error as exc:
-                raise errors.ConfigError(f"{expression!r} is no regular expression: {exc}.") from None
+                raise errors.ConfigError(f"{expression!r} is not a regular expression: {exc}.") from None
 
     def deciding(self) -> JSONValue:
-        """What decides the answers: all but how much of the output is kept."""
+        """All fields that decide the verdict."""
         return {name: value for name, value in self.to_dict().items() if name != "tell_passing"}
 
     @property
@@ -84,7 +83,7 @@ class CommandCheck(Record):
         return self.artifact is not None
 
     def __call__(self, part: SubModel) -> CheckOutcome:
-        """Write the sub-model, run the command, and evaluate.
+        """Write the sub-model, and run the command on it.
 
         Raises:
             ConfigError: If the program does not exist or cannot be run.
@@ -95,7 +94,8 @@ class CommandCheck(Record):
             if self.wants("{inputs}"):
                 save_json(part.feeds, paths["{inputs}"], "inputs of a sub-model")
             if self.wants("{golden}"):
-                _save_golden(part, paths["{golden}"])
+                iterations = [IterationResult(outputs, runner_name="golden") for outputs in part.golden]
+                RunResults([("golden", iterations)]).save(paths["{golden}"])
             part.save(model)
             try:
                 return self.run(paths)
@@ -105,14 +105,14 @@ class CommandCheck(Record):
                         path.unlink(missing_ok=True)
 
     def wants(self, placeholder: str) -> bool:
-        """Whether a placeholder stands in the command."""
+        """Whether the command has a placeholder."""
         return any(placeholder in argument for argument in self.command)
 
     def run(self, paths: Mapping[str, Path]) -> CheckOutcome:
-        """Run the command once, and evaluate.
+        """Run the command once, and evaluate its exit code and output.
 
         Args:
-            paths: Files by the placeholders that they take the place of.
+            paths: Files by placeholder.
 
         Raises:
             ConfigError: If the program does not exist or cannot be run.
@@ -128,13 +128,12 @@ class CommandCheck(Record):
             return self.evaluate(code, output.read().decode(errors="replace"))
 
     def evaluate(self, code: int | None, printed: str) -> CheckOutcome:
-        """The outcome of an exit code (None: out of time) and of what was printed."""
+        """The outcome for an exit code (None: out of time) and the output."""
         tail = printed[-_TAIL_CHARACTERS:].strip()
         if code is None:
             detail = f"no answer within {self.timeout_seconds:g} s\n{tail}"
             return CheckOutcome(verdict="fail" if self.timeout_fails else "error", detail=detail)
         failed = self._is_meant(code, printed)
-        # A code that neither passes nor is the failure searched for is some other failure.
         other = not failed and code != 0 and code not in self.ignore_fail_codes
         verdict = "fail" if failed else "error" if other else "pass"
         keeps_output = verdict != "pass" or self.tell_passing
@@ -150,24 +149,19 @@ class CommandCheck(Record):
         return bool(self.fail_codes) or code != 0
 
 
-def _save_golden(part: SubModel, path: Path) -> None:
-    iterations = [IterationResult(outputs, runner_name="golden") for outputs in part.golden]
-    RunResults([("golden", iterations)]).save(path)
-
-
 def run_group(arguments: list[str], output: IO[bytes], timeout_seconds: float | None) -> int | None:
-    """Run a program in a process group of its own, and kill what is left of the group when the program ends.
+    """Run a program in a process group of its own, and kill the group when the program ends.
 
     Args:
         arguments: The program and its arguments.
-        output: Gets what is printed, errors included.
-        timeout_seconds: How long it may take; None waits for ever.
+        output: Receives standard output and standard error.
+        timeout_seconds: Time limit; None sets no limit.
 
     Returns:
         The exit code, negative for a signal; None if the time ran out.
 
     Raises:
-        ConfigError: If there is no such program, or it may not be run, by the system or by :mod:`trtops.allowed`.
+        ConfigError: If there is no such program, or the system or :mod:`trtops.allowed` does not allow it.
     """
     check_command(arguments)
     try:

@@ -40,8 +40,8 @@ class CompareConfig(Record):
 
     Attributes:
         check: Data, tolerances and what else to measure; ``golden`` is not used, because the second side is golden. The
-            default tolerances are those of the lowest precision that one of the sides was built for, if they are runs, and
-            else those of FP32.
+            default tolerances are those of the lowest precision that one of the sides was built for, if they are runs,
+            and else those of FP32.
     """
 
     check: CheckConfig = field(default_factory=CheckConfig)
@@ -83,8 +83,8 @@ def compare(
 ) -> CompareResult:
     """Compare one side with another, and log the comparison to a run.
 
-    A side is ``run:<id>`` (the engine of a run), an ONNX file (run by ONNX Runtime without optimization), an engine file
-    (``.ort``, ``.plan``, ``.engine``), or saved outputs (``.json``, ``.npz``).
+    A side is ``run:<id>`` (the engine of a run), an ONNX file (run by ONNX Runtime without optimization), an engine
+    file (``.ort``, ``.plan``, ``.engine``), or saved outputs (``.json``, ``.npz``).
 
     Args:
         actual: The side under test.

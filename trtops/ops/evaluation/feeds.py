@@ -1,7 +1,6 @@
-"""Where an op's input data comes from: random numbers, saved inputs, folders of arrays, a script, or an iterable.
+"""Input data of ops: random numbers, saved inputs, folders of arrays, a script, or an iterable.
 
-Every source is read one feed at a time and can be read again from the start, so that images never have to fit in
-memory together.
+Every source is read one feed at a time, and can be read again from the start.
 """
 
 from __future__ import annotations
@@ -41,34 +40,34 @@ class Feeds:
     """Feeds that can be read any number of times, in the same order.
 
     Attributes:
-        source: Where they come from, for people.
+        source: A description of where they come from.
     """
 
     source: str
     _open: Callable[[], Iterable[Feed]] = field(repr=False)
 
     def __iter__(self) -> Iterator[Feed]:
-        """One feed after the other: arrays by input name, in host memory, owned by the caller.
+        """Yield feeds: arrays by input name, in host memory, owned by the caller.
 
         Raises:
-            InputError: If the source yields something that is not a mapping of names to arrays, or nothing at all.
+            InputError: If the source yields nothing, or anything but mappings of names to arrays.
         """
         count = 0
         for count, feed in enumerate(self._open(), start=1):
             if not isinstance(feed, Mapping):
                 raise errors.InputError(
-                    f"{self.source}: item {count} is a {type(feed).__name__}; expected a mapping of input names to arrays."
+                    f"{self.source}: item {count} is a {type(feed).__name__}; expected a mapping of names to arrays."
                 )
             yield feed
         if not count:
-            raise errors.InputError(f"{self.source}: no data came; expected at least one feed.")
+            raise errors.InputError(f"{self.source}: there is no data; expected at least one feed.")
 
     def first(self, count: int) -> Feeds:
-        """The same source cut off after ``count`` feeds."""
+        """The first ``count`` feeds of the source."""
         return Feeds(f"{self.source} (first {count})", lambda: itertools.islice(self._open(), count))
 
     def digest(self) -> str:
-        """SHA-256 over names, dtypes, shapes and contents of all feeds in order; reads them all."""
+        """SHA-256 over names, dtypes, shapes and contents of all feeds in order."""
         digest = FeedDigest()
         for feed in self:
             digest.add(feed)
@@ -83,49 +82,46 @@ def open_feeds(
     seed: int = 1,
     readable: Callable[[], AcceptedInputs] | None = None,
 ) -> Feeds:
-    """Open a data source of any kind.
+    """Open a data source of any kind. Numbers of another type than the input's are cast, with a warning.
 
     Args:
-        source: None for random data (numbers of another type than the input's are cast, with a warning, whatever the source); a path to saved inputs (``.json``), to one feed (``.npz`` with an array per
-            input, ``.npy`` for a model with one input), to a folder of such files, or to a script (``loader.py`` or
+        source: None for random data; a path to saved inputs (``.json``), to one feed (``.npz`` with an array per input,
+            ``.npy`` for a model with one input), to a folder of such files, or to a script (``loader.py`` or
             ``loader.py:function``, by default ``load_data``); or an iterable of feeds. A
-            :class:`~trtops.comparator.DataLoader` is given the inputs first.
+            :class:`~trtops.comparator.DataLoader` first gets the inputs.
         inputs: The model's inputs. Dynamic dimensions of random data get size 1.
-        iterations: How many random feeds.
+        iterations: Number of random feeds.
         seed: Seed of the first random feed; each next one counts up.
-        readable: Says what random integers and strings may be; asked if there are any. Anything may be unless given.
+        readable: Returns the valid values of integer and string inputs; called only if there are any.
 
     Raises:
-        ConfigError: If the path does not exist, or its ending says nothing.
+        ConfigError: If the path does not exist, or its suffix is unknown.
     """
     if source is None:
-        return _random_feeds(_with_fixed_shapes(inputs), iterations, seed, readable)
-    if isinstance(source, (str, Path)):
-        return _cast_to(_from_path(str(source), inputs), inputs)
+        fixed = _with_fixed_shapes(inputs)
+        plain = all(spec.dtype is None or spec.dtype.is_floating for spec in fixed.values())
+        values = None if plain or readable is None else readable()
+        ranges: dict[str, tuple[float | None, float | None]] = {"": (0.0, 1.0), **(values.ranges if values else {})}
+        words = values.words if values else {}
+        return Feeds(
+            f"random data (seed {seed})",
+            lambda: DataLoader(seed=seed, iterations=iterations, input_metadata=fixed, val_range=ranges, words=words),
+        )
     if hasattr(source, "input_metadata"):
-        return _generated_feeds(source, inputs)
-    if isinstance(source, Iterator):
-        kept = list(source)  # a bare iterator can be read only once
-        return _cast_to(Feeds("the given iterator", lambda: kept), inputs)
-    return _cast_to(Feeds(f"the given {type(source).__name__}", lambda: source), inputs)
+        loader: Any = source
 
+        def generated() -> Iterable[Feed]:
+            loader.input_metadata = inputs
+            yield from loader
 
-def _random_feeds(
-    inputs: TensorMetadata, iterations: int, seed: int, readable: Callable[[], AcceptedInputs] | None
-) -> Feeds:
-    """Made-up feeds of values that the model can read."""
-    plain = all(spec.dtype is None or spec.dtype.is_floating for spec in inputs.values())
-    values = None if plain or readable is None else readable()
-    ranges: dict[str, tuple[float | None, float | None]] = {"": (0.0, 1.0), **(values.ranges if values else {})}
-    words = values.words if values else {}
-    return Feeds(
-        f"random data (seed {seed})",
-        lambda: DataLoader(seed=seed, iterations=iterations, input_metadata=inputs, val_range=ranges, words=words),
-    )
-
-
-def _cast_to(feeds: Feeds, inputs: TensorMetadata) -> Feeds:
-    """The same feeds, with numbers of another type than the model's inputs cast."""
+        return Feeds(str(loader), generated)
+    if isinstance(source, (str, Path)):
+        feeds = _from_path(str(source), inputs)
+    elif isinstance(source, Iterator):
+        kept = list(source)  # an iterator can be read only once
+        feeds = Feeds("the given iterator", lambda: kept)
+    else:
+        feeds = Feeds(f"the given {type(source).__name__}", lambda: source)
 
     def cast() -> Iterator[Feed]:
         for feed in feeds._open():
@@ -136,11 +132,11 @@ def _cast_to(feeds: Feeds, inputs: TensorMetadata) -> Feeds:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Record):
-    """Where inputs come from: the part that all configs of ops with input data have, in their JSON and as keywords.
+    """Input data: the base of all configs of ops that read data.
 
     Attributes:
-        data: A source as :func:`open_feeds` takes it; random data unless given.
-        iterations: How many random feeds, where data is random.
+        data: Where inputs come from (:func:`open_feeds`); random data by default.
+        iterations: Number of random feeds.
         seed: Seed of the random data.
     """
 
@@ -149,14 +145,10 @@ class DataConfig(Record):
     seed: int = 1
 
     def open(self, inputs: TensorMetadata, instead: Iterable[Feed] | None = None) -> Feeds:
-        """The feeds of a model with these inputs.
-
-        Args:
-            inputs: The model's inputs.
-            instead: What to read in place of :attr:`data`.
+        """The feeds of a model with these inputs, or those of ``instead``.
 
         Raises:
-            ConfigError: If :attr:`data` does not exist, or its ending says nothing.
+            ConfigError: If :attr:`data` does not exist, or its suffix is unknown.
         """
         source = self.data if instead is None else instead
         return open_feeds(source, inputs, iterations=self.iterations, seed=self.seed)
@@ -164,19 +156,17 @@ class DataConfig(Record):
     def open_for(
         self, model: Model, instead: Iterable[Feed] | None = None, inputs: TensorMetadata | None = None
     ) -> Feeds:
-        """The feeds of a model. Random integers that pick rows of a table pick from all of it; strings are words it knows.
+        """The feeds of a model; random integers and strings are values that it can read.
 
         Args:
             model: The model.
-            instead: What to read in place of :attr:`data`.
-            inputs: Its inputs, where they are to be other than it says.
+            instead: A source to read instead of :attr:`data`.
+            inputs: Its inputs, if they differ from the model's.
 
         Raises:
-            ConfigError: If :attr:`data` does not exist, or its ending says nothing.
+            ConfigError: If :attr:`data` does not exist, or its suffix is unknown.
         """
-        from trtops.backend.onnx.accepted_inputs import (
-            accepted_inputs,  # brings onnx, which whoever runs engines does not need
-        )
+        from trtops.backend.onnx.accepted_inputs import accepted_inputs  # imports onnx
 
         return open_feeds(
             self.data if instead is None else instead,
@@ -187,29 +177,16 @@ class DataConfig(Record):
         )
 
 
-def _generated_feeds(loader: Any, inputs: TensorMetadata) -> Feeds:
-    """The feeds of a data loader that generates them from the model's inputs."""
-
-    def feeds() -> Iterable[Feed]:
-        loader.input_metadata = inputs
-        feeds: Iterable[Feed] = loader
-        return feeds
-
-    return Feeds(str(loader), feeds)
-
-
 def _with_fixed_shapes(inputs: TensorMetadata) -> TensorMetadata:
     fixed = TensorMetadata()
     for name, spec in inputs.items():
         if spec.shape is None and spec.dtype is None:
             raise errors.InputError(
-                f"Input {name!r} is no tensor, or of a type that is not declared. Sequences and maps cannot be fed; make "
+                f"Input {name!r} is not a tensor, or its type is not declared. Sequences and maps cannot be fed; make "
                 "them inside the model (SequenceConstruct)."
             )
         if spec.shape is None:
-            raise errors.InputError(
-                f"Input {name!r} has no known rank, so no data can be made up for it. Give a data source."
-            )
+            raise errors.InputError(f"Input {name!r} has no known rank, so it needs data. Give a data source.")
         shape = tuple(1 if is_dynamic(dim) else dim for dim in spec.shape)
         if shape != spec.shape:
             log.info("Input %r has shape %s; random data has shape %s.", name, spec.shape, shape)
@@ -218,11 +195,7 @@ def _with_fixed_shapes(inputs: TensorMetadata) -> TensorMetadata:
 
 
 def check_source(source: str | None) -> None:
-    """Refuse a script that may not be run, before anything is done that would need it.
-
-    Raises:
-        ConfigError: If it may not be (:mod:`trtops.allowed`).
-    """
+    """Raise ConfigError for a script that may not be run (:mod:`trtops.allowed`)."""
     for script in scripts_of(source):
         check_file(script)
 
@@ -249,7 +222,7 @@ def _from_path(text: str, inputs: TensorMetadata) -> Feeds:
         return Feeds(text, lambda: _from_folder(path, inputs))
     if path.suffix not in DATA_SUFFIXES:
         raise errors.ConfigError(
-            f"Data source {text!r} has an unknown ending {path.suffix!r}. Give a path to {_KINDS}."
+            f"Data source {text!r} has an unknown suffix {path.suffix!r}. Give a path to {_KINDS}."
         )
     return Feeds(text, lambda: _read_file(path, inputs))
 
@@ -267,7 +240,7 @@ def _call_script(path: Path, function: str) -> Iterable[Feed]:
 def _from_folder(folder: Path, inputs: TensorMetadata) -> Iterator[Feed]:
     files = sorted(file for file in folder.iterdir() if file.suffix in (".npz", ".npy", ".json"))
     if not files:
-        raise errors.InputError(f"{folder}: no .npz, .npy or .json file in it.")
+        raise errors.InputError(f"{folder} has no .npz, .npy or .json file.")
     for file in files:
         yield from _read_file(file, inputs)
 

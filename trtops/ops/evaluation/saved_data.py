@@ -1,4 +1,4 @@
-"""Saved inputs and outputs, joined: side by side, or one behind the other."""
+"""Join saved inputs and outputs: side by side, or one after the other."""
 
 from __future__ import annotations
 
@@ -12,18 +12,15 @@ from trtops.json import load_json, save_json
 
 
 def merge(paths: Sequence[str | Path], output: str | Path) -> int:
-    """Make inputs of the arrays that files have for the same iteration.
+    """Merge the arrays of several files, iteration by iteration, into inputs; returns the number of iterations.
 
     Args:
-        paths: Files of saved inputs or outputs. Of a file that holds several runners the last one counts; so does the last
-            of arrays with the same name in several files.
+        paths: Files of saved inputs or outputs. The last runner of a file counts, and the last of arrays with the same
+            name.
         output: Where to write the inputs.
 
-    Returns:
-        The number of iterations.
-
     Raises:
-        FormatError: If a file cannot be read, or holds something else.
+        FormatError: If a file cannot be read, or is of another kind.
         IterationMismatchError: If files have different numbers of iterations.
     """
     merged: list[dict[str, Any]] = []
@@ -41,17 +38,14 @@ def merge(paths: Sequence[str | Path], output: str | Path) -> int:
 
 
 def concat(paths: Sequence[str | Path], output: str | Path) -> int:
-    """Put the iterations of files behind one another.
+    """Concatenate the iterations of files; returns the number of iterations.
 
     Args:
         paths: Files of saved inputs, or of saved outputs; not both.
         output: Where to write them, in the same format.
 
-    Returns:
-        The number of iterations.
-
     Raises:
-        FormatError: If a file cannot be read, or holds something else.
+        FormatError: If a file cannot be read, or is of another kind.
         ComparisonError: If inputs and outputs are mixed, or outputs are of different numbers of runners.
     """
     loaded = [_load_saved(path) for path in paths]

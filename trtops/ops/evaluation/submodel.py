@@ -1,8 +1,8 @@
-"""Checks: what is asked of a sub-model, and in which ways it can be answered.
+"""Checks of sub-models, for searches.
 
-A check is any callable that takes a :class:`~trtops.backend.onnx.submodel.SubModel` and says whether it passes: True or
-``"pass"``; False or ``"fail"``; or ``"error"``, for a failure of another kind than the one searched for. A check that raises
-counts as an error. The data of a sub-model can be read while it is checked, not later.
+A check is a callable that takes a :class:`~trtops.backend.onnx.submodel.SubModel` and returns True or ``"pass"``; False
+or ``"fail"``; or ``"error"``, for another failure than the one that is searched for. A check that raises counts as an
+error. The data of a sub-model can be read only during its check.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trtops import errors
 from trtops.backend.base import BaseRunner
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
-from trtops.backend.onnx.submodel import Arrays, SubModel
+from trtops.backend.onnx.submodel import SubModel
 from trtops.backend.worker import built_safely
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.record import Record, digest
@@ -30,11 +30,11 @@ Failure: TypeAlias = Literal["accuracy", "build", "inference"]
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOutcome(Record):
-    """What a check says.
+    """The outcome of a check.
 
     Attributes:
         verdict: ``fail`` is the failure that is searched for, ``error`` any other.
-        detail: Why, in words, for people.
+        detail: Why, for people.
     """
 
     verdict: CheckVerdict
@@ -42,10 +42,10 @@ class CheckOutcome(Record):
 
     @classmethod
     def of(cls, answer: object) -> CheckOutcome:
-        """The outcome that a check's answer stands for.
+        """The outcome for a check's return value.
 
         Raises:
-            ConfigError: If it stands for none.
+            ConfigError: If it is not a valid return value.
         """
         if isinstance(answer, CheckOutcome):
             return answer
@@ -66,10 +66,11 @@ class ComparisonCheck:
     """Compares a back end with the golden values of the whole model.
 
     Attributes:
-        runner: Makes a runner of a sub-model, which it may share but not change; the runner is not active yet.
+        runner: Makes an inactive runner of a sub-model, which it must not change.
         tolerances: When outputs are good enough.
-        failures: Which failures are searched for: outputs that differ, engines that cannot be built, inferences that fail.
-        name: The back end and its settings, by which cached answers are told apart; the name of ``runner`` unless given.
+        failures: The failures that are searched for: outputs that differ, engines that cannot be built, inferences that
+            fail.
+        name: The back end and its settings, which distinguish cached answers; the name of ``runner`` by default.
     """
 
     runner: Callable[[onnx.ModelProto], BaseRunner]
@@ -78,7 +79,7 @@ class ComparisonCheck:
     name: str = ""
 
     def __call__(self, part: SubModel) -> CheckOutcome:
-        """Build, run and compare; what the back end raises is an answer too."""
+        """Build, run and compare; an error of the back end is an outcome too."""
         feeds, golden = part.feeds, part.golden
         runner = self.runner(part.proto)
         try:
@@ -86,7 +87,11 @@ class ComparisonCheck:
         except (errors.BackendError, errors.ModelError) as exc:
             return self._failed("build", str(exc))
         try:
-            outputs = [_owned_outputs(runner.infer(feed), last=feed is feeds[-1]) for feed in feeds]
+            outputs = []
+            for feed in feeds:
+                found = runner.infer(feed)
+                # Only the last outputs are not overwritten by another inference.
+                outputs.append(found if feed is feeds[-1] else {name: array.copy() for name, array in found.items()})
             report = compare_outputs(outputs, golden, self.tolerances)
         except errors.BackendError as exc:
             return self._failed("inference", str(exc))
@@ -98,14 +103,9 @@ class ComparisonCheck:
         return CheckOutcome(verdict="fail" if how in self.failures else "error", detail=f"{how}: {why}")
 
     def describe(self) -> str:
-        """What decides the answers, as text."""
+        """Everything that decides the outcome, as text."""
         runner = self.name or _qualified_name(self.runner)
         return f"comparison:{runner}:{self.tolerances.digest}:{','.join(sorted(self.failures))}"
-
-
-def _owned_outputs(outputs: Arrays, *, last: bool) -> Arrays:
-    """Outputs that stay valid: copied, unless no further inference can overwrite them."""
-    return outputs if last else {name: array.copy() for name, array in outputs.items()}
 
 
 def onnxruntime_runner(model: onnx.ModelProto) -> BaseRunner:
@@ -118,7 +118,7 @@ def onnxruntime_runner(model: onnx.ModelProto) -> BaseRunner:
 
 @dataclass(frozen=True)
 class EngineRunner:
-    """Makes runners of sub-models by building engines: give it to :class:`ComparisonCheck` as ``runner``.
+    """Makes runners of sub-models by building engines; for :attr:`ComparisonCheck.runner`.
 
     Attributes:
         config: How to build; its options choose the back end.
@@ -133,7 +133,7 @@ class EngineRunner:
 
 
 def describe(check: Check) -> str:
-    """Text that identifies a check in caches: two checks with the same text are taken to answer alike."""
+    """Text that identifies a check in caches; two checks with the same text must have the same outcomes."""
     own = getattr(check, "describe", None)
     if callable(own):
         return str(own())
