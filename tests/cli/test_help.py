@@ -37,8 +37,6 @@ OF_CONFIG: dict[tuple[str, str], tuple[type[Any], str]] = {
     ("debug reduce", "--width"): (ops.ReduceConfig, "width"),
     ("debug precision", "--mode"): (ops.PrecisionConfig, "mode"),
     ("debug precision", "--dir"): (ops.PrecisionConfig, "direction"),
-    ("debug accuracy", "--observe"): (ops.AccuracyConfig, "observe"),
-    ("debug accuracy", "--max-probes"): (ops.AccuracyConfig, "max_probes"),
     ("inspect diff-tactics", "--by"): (ops.DiffTacticsConfig, "by"),
     ("inspect diff-tactics", "--confidence"): (ops.DiffTacticsConfig, "confidence"),
     ("gate", "--build-timeout"): (ops.GateConfig, "timeout_seconds"),

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.tracking.test_offline import NEVER, Gate, GatedTracker, come_back
 
 from tests import models
+from tests.tracking.test_offline import NEVER, Gate, GatedTracker, come_back
 from trtops import errors
 from trtops.backend.base import Build
 from trtops.cli.main import main

@@ -94,22 +94,12 @@ def test_small_windows_give_the_same_numbers_as_one(iterations: int) -> None:
     assert many.tensors == one.tensors
 
 
-def test_an_error_that_disappears_when_observed_is_said_to_and_found_one_tensor_at_a_time() -> None:
+def test_an_error_that_disappears_when_observed() -> None:
     result = accuracy(chain(), off_by("n5", 0.5, unless_observed=True), AccuracyConfig(tolerances=TIGHT))
 
-    assert result.verdict == "bad"
-    assert result.disappears
+    assert result.verdict == "bad" and result.disappears and result.first is None
     assert all(t.verdict == "good" for t in result.tensors)
-    assert result.first == "t7"  # t6 itself is right whenever anybody looks
-    assert [probe.name for probe in result.probes if not probe.output_differs] == ["t6"]
     assert "disappears when all tensors are observed" in result.text()
-    assert "removes the error: t6" in result.text()
-
-
-def test_observing_one_at_a_time_can_be_asked_for() -> None:
-    result = accuracy(chain(), off_by("n5", 0.01), AccuracyConfig(tolerances=TIGHT, observe="one"))
-    assert result.first == "t6"
-    assert not result.tensors and len(result.probes) <= 5
 
 
 def test_the_first_infinity_comes_with_the_chain_above_it() -> None:
@@ -276,4 +266,4 @@ def test_what_differs_inside_while_the_outputs_agree_is_not_the_headline() -> No
     case = zoo.masked_attention()
     config = AccuracyConfig(tolerances=Tolerances(per_output={"last_hidden_state": OutputTolerances(atol=1.0)}))
     text = accuracy(case.proto, Emulated("fp16"), config, feeds=[dict(case.feed)]).text()
-    assert text.startswith("The model's outputs agree. The first tensor inside that differs is")
+    assert text.startswith("The model's outputs agree. The first tensor that differs inside:")

@@ -108,24 +108,21 @@ def test_the_layers_that_overflow_in_fp16_are_found_and_kept_by_layer_precisions
 # --- first divergence -----------------------------------------------------------------------------------------------
 
 
-def test_triage_finds_where_fp16_overflows_whether_or_not_tensors_are_observed() -> None:
+def test_accuracy_finds_where_fp16_overflows() -> None:
     case = models.overflowing()
 
     marked = accuracy(case.proto, FP16, AccuracyConfig(tolerances=LOOSE), feeds=[case.feed])
-    single = accuracy(case.proto, FP16, AccuracyConfig(tolerances=LOOSE, observe="one"), feeds=[case.feed])
 
-    print(marked.text(), single.text(), single.probes)
-    assert marked.verdict == single.verdict == "bad"
+    print(marked.text())
+    assert marked.verdict == "bad"
     assert dict(marked.outputs_unobserved)["y"] == "bad"
-    # Marked, a convolution may well compute in FP16 and write FP32: then the error is said to be gone, or found behind it.
-    assert marked.first in ("c", "d", "y")
-    assert marked.disappears or marked.first_nonfinite in ("c", "d", "y")
+    # With marked outputs a convolution can compute in FP16 and write FP32: then the error disappears.
+    assert marked.disappears or {marked.first, marked.first_nonfinite} <= {"c", "d", "y"}
     assert not marked.tensors or {t.verdict for t in marked.tensors if t.name in ("a", "b")} == {"good"}
-    assert single.first in ("c", "d", "y") and single.probes
     assert any("conv1" in tensor.layer for tensor in marked.tensors)
 
 
-def test_triage_of_an_engine_in_fp32_finds_nothing(conv_engine: tuple[Path, Path]) -> None:
+def test_accuracy_of_an_fp32_engine_is_good(conv_engine: tuple[Path, Path]) -> None:
     case = models.conv_net()
     config = dataclasses.replace(FP32, profiles=(OptimizationProfile.fixed(image=(2, 3, 8, 8)),))
 

@@ -1,8 +1,8 @@
 """Accuracy: find the first tensor at which two back ends or precisions differ.
 
-Every tensor is compared, in order of execution, in windows that fit into memory. Making a tensor an output can change what a
-back end fuses, and so the error itself. The model's own outputs are therefore compared twice, with and without observed
-tensors. Where the error disappears when tensors are observed, they are observed one at a time.
+Every tensor is compared, in order of execution, in windows that fit into memory. Making a tensor an output can change
+what a back end fuses, and so remove the error. The model's own outputs are therefore compared twice, with and without
+observed tensors.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 from trtops import errors
 from trtops.backend.base import Feed
@@ -43,19 +42,13 @@ class AccuracyConfig(DataConfig):
     Attributes:
         tolerances: What each tensor must meet; by default what is expected of the precision under test.
         window_bytes: Maximum size of the tensors that are observed at the same time; smaller windows need more runs.
-        observe: ``all`` observes all tensors of a window at the same time. ``one`` observes one tensor at a time and finds
-            the first that differs by bisection: slower, but fusions stay as they are. ``auto`` is ``all``, and then ``one``
-            if the error disappears when tensors are observed.
-        max_probes: Maximum number of tensors observed one at a time.
     """
 
     tolerances: Tolerances | None = None
     window_bytes: int = 192 << 20
-    observe: Literal["auto", "all", "one"] = "auto"
-    max_probes: int = 64
 
     def __post_init__(self) -> None:
-        for name in ("iterations", "window_bytes", "max_probes"):
+        for name in ("iterations", "window_bytes"):
             if getattr(self, name) < 1:
                 raise errors.ConfigError(f"{name} is {getattr(self, name)}; expected 1 or more.")
 
@@ -78,7 +71,6 @@ class TensorError(Record):
         nonfinite: Number of NaNs and infinities beyond those of the reference.
         reference_nans: Number of NaNs in the reference.
         layer: The engine's layer that computes it; empty if unknown.
-        reason: Why it does not meet the tolerances.
     """
 
     name: str
@@ -93,23 +85,6 @@ class TensorError(Record):
     nonfinite: int = 0
     reference_nans: int = 0
     layer: str = ""
-    reason: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Probe(Record):
-    """One tensor observed alone.
-
-    Attributes:
-        name: The tensor.
-        differs: Whether it missed the tolerances.
-        output_differs: Whether the model's outputs missed them at the same time. If not, observing the tensor removes the
-            error: it is inside of what the back end fuses wrongly.
-    """
-
-    name: str
-    differs: bool
-    output_differs: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,9 +97,9 @@ class AccuracyResult(OpResult):
         origin: The tensor whose error exceeds that of what its node read by the largest factor.
         first_nonfinite: The first tensor with NaN or infinity that the reference does not have.
         reference_nan: The first tensor with NaN in the reference: the model itself is wrong there.
-        chain: From ``first_nonfinite`` (or else ``first``) upwards, each time what the node read with the largest error.
+        chain: From ``first_nonfinite`` (or else ``first``) upwards, each time what the node read with the largest
+            error.
         disappears: Whether the outputs differ only if no tensors are observed.
-        probes: Tensors observed one at a time.
         outputs_unobserved: Verdict of each output without observed tensors.
         tensors: Every compared tensor, in order of execution.
         windows: Number of runs with observed tensors.
@@ -138,7 +113,6 @@ class AccuracyResult(OpResult):
     reference_nan: str | None = None
     chain: tuple[str, ...] = ()
     disappears: bool = False
-    probes: tuple[Probe, ...] = ()
     outputs_unobserved: tuple[tuple[str, Verdict], ...] = ()
     tensors: tuple[TensorError, ...] = field(default=(), repr=False)
     windows: int
@@ -190,7 +164,7 @@ class AccuracyResult(OpResult):
             yield Section(title="Tensors", table=Table(columns=columns, rows=rows))
 
     def text(self, limit: int = 40) -> str:
-        """The findings for a terminal, with a table of the tensors around the first that differs, or else of the last."""
+        """The findings, with a table of the tensors around the first that differs, or else of the last."""
         shown = list(self.tensors)
         if len(shown) > limit:
             names = [t.name for t in shown]
@@ -209,15 +183,18 @@ class AccuracyResult(OpResult):
 
     def _findings(self) -> Iterator[str]:
         if self.disappears:
-            yield "The error disappears when all tensors are observed: it comes from what the back end fuses."
+            yield (
+                "The error disappears when all tensors are observed: it comes from what the back end fuses. Find the "
+                "nodes with `trtops debug reduce`, which observes nothing."
+            )
         if self.first is None:
-            yield "No observed tensor differs." if self.tensors else "Nothing was observed."
+            yield "No observed tensor differs."
         else:
             entry = next((t for t in self.tensors if t.name == self.first), None)
             where = f", made by {entry.op} {entry.node!r}" if entry else ""
             layer = f" in layer {entry.layer!r}" if entry and entry.layer else ""
             if self.verdict == "good":
-                yield f"The model's outputs agree. The first tensor inside that differs is {self.first!r}{where}{layer}."
+                yield f"The model's outputs agree. The first tensor that differs inside: {self.first!r}{where}{layer}."
             else:
                 yield f"First tensor that differs: {self.first!r}{where}{layer}."
         if self.origin is not None and self.origin != self.first:
@@ -227,12 +204,9 @@ class AccuracyResult(OpResult):
         if self.reference_nan is not None:
             maker = self.tensor(self.reference_nan)
             yield (
-                f"The reference itself has NaN, first in {maker.name!r}, made by {maker.op} {maker.node!r}. Correct the "
-                "model or its data."
+                f"The reference itself has NaN, first in {maker.name!r}, made by {maker.op} {maker.node!r}. Correct "
+                "the model or its data."
             )
-        inside = [probe.name for probe in self.probes if not probe.output_differs]
-        if inside:
-            yield f"Observing any of these removes the error: {', '.join(inside)}."
 
 
 def accuracy(
@@ -298,21 +272,16 @@ def _compare_sides(sides: Sides, config: AccuracyConfig, built: Built | None, st
     outputs = sides.run_unobserved()  # first, since the layers of this build are those to report
     found: dict[str, TensorError] = {}
     observed_differs = False
-    if config.observe != "one":
-        for window in sides.windows(config.window_bytes):
-            report, sizes = sides.compare(window)
-            compared = {output.name: output for output in report.outputs}
-            observed_differs |= any(compared[name].verdict == "bad" for name in sides.outputs)
-            for name in window:
-                found[name] = _tensor_error(sides, compared[name], sizes[name], found, built)
+    for window in sides.windows(config.window_bytes):
+        report, sizes = sides.compare(window)
+        compared = {output.name: output for output in report.outputs}
+        observed_differs |= any(compared[name].verdict == "bad" for name in sides.outputs)
+        for name in window:
+            found[name] = _tensor_error(sides, compared[name], sizes[name], found, built)
     tensors = tuple(found.values())
     unobserved = sides.compare_unobserved(outputs)
     differs = unobserved.verdict == "bad"
-    disappears = differs and not observed_differs and config.observe != "one"
     first = next((t.name for t in tensors if t.verdict == "bad"), None)
-    probes: list[Probe] = []
-    if config.observe == "one" or (disappears and config.observe == "auto"):
-        first = _probe_one_by_one(sides, config.max_probes, probes) if differs else None
     nonfinite = next((t.name for t in tensors if t.nonfinite), None)
     # The origin is where the error exceeds that of what the node read by the largest factor.
     steps = {}
@@ -327,8 +296,7 @@ def _compare_sides(sides: Sides, config: AccuracyConfig, built: Built | None, st
         first_nonfinite=nonfinite,
         reference_nan=next((t.name for t in tensors if t.reference_nans), None),
         chain=_chain_above(sides, found, nonfinite or first),
-        disappears=disappears,
-        probes=tuple(probes),
+        disappears=differs and not observed_differs,
         outputs_unobserved=tuple((output.name, output.verdict) for output in unobserved.outputs),
         tensors=tensors,
         windows=sides.passes,
@@ -367,7 +335,6 @@ def _tensor_error(
         nonfinite=nonfinite,
         reference_nans=reference_nans,
         layer="" if built is None else built.layers.get(compared.name) or built.layers.get(name, ""),
-        reason="; ".join(compared.reasons[:2]),
     )
 
 
@@ -386,23 +353,6 @@ def _chain_above(sides: Sides, known: Mapping[str, TensorError], start: str | No
         )
         start = max(reads, key=lambda t: (t.error, t.magnitude)).name if reads else None
     return tuple(chain)
-
-
-def _probe_one_by_one(sides: Sides, limit: int, probes: list[Probe]) -> str | None:
-    """The first tensor that differs when it alone is observed, by bisection; None if none of those tried does.
-
-    A probe during which the model's outputs are right does not locate the error, and counts as not differing.
-    """
-    names: Sequence[str] = list(sides.makers)
-    low, high = -1, len(names)
-    while high - low > 1 and len(probes) < limit:
-        middle = (low + high) // 2
-        report, _ = sides.compare([names[middle]])
-        bad = {output.name for output in report.outputs if output.verdict == "bad"}
-        differs = names[middle] in bad
-        probes.append(Probe(name=names[middle], differs=differs, output_differs=not bad.isdisjoint(sides.outputs)))
-        low, high = (low, middle) if differs else (middle, high)
-    return names[high] if high < len(names) else None
 
 
 def _log_result(run: Run, result: AccuracyResult) -> None:

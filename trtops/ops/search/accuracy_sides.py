@@ -32,7 +32,7 @@ from trtops.tactics.record import TacticRecord
 log = logging.getLogger(__name__)
 
 MakeRunner: TypeAlias = Callable[[onnx.ModelProto], BaseRunner]
-"""Makes a runner of a model, whose outputs may be any tensors of the whole one. The model is to be read at activation."""
+"""Makes a runner of a model with any tensors as outputs. The model is read at activation."""
 
 _UNKNOWN_BYTES = 1 << 20
 
@@ -84,8 +84,8 @@ def side_name(side: BuildConfig | MakeRunner) -> str:
 class Built:
     """A side that builds engines.
 
-    On ONNX Runtime later engines get the settings of the first, which observes no tensors: they have to compute as it does,
-    and nothing is timed again.
+    On ONNX Runtime later engines get the settings of the first, which observes no tensors: they have to compute as it
+    does, and nothing is timed again.
 
     Attributes:
         layers: Layers of the first engine, by node and by tensor.

@@ -1,10 +1,10 @@
 """Delta debugging: find a smallest set of items for which a test holds.
 
-The searches of reduce and precision differ only in their test. Reduce tests whether a set of nodes still fails; precision
-tests whether a model is accurate enough with a set of nodes in FP32. Both number their items from 0.
+The searches of reduce and precision differ only in their test. Reduce tests whether a set of nodes still fails;
+precision tests whether a model is accurate enough with a set of nodes in FP32. Both number their items from 0.
 
-A test is *monotone* if it holds for every superset of a set for which it holds. Promises in this module hold for any test
-unless they mention monotone tests.
+A test is *monotone* if it holds for every superset of a set for which it holds. Promises in this module hold for any
+test unless they mention monotone tests.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Search:
         self._evaluate = evaluate
 
     def ask(self, sets: Sequence[Items]) -> Iterator[bool]:
-        """Yield for each set whether the test holds. With a width of 1, later sets are tested only if they are consumed.
+        """Yield for each set whether the test holds. With a width of 1, sets are tested as they are consumed.
 
         Raises:
             OutOfTestsError: If a result is unknown and no more tests may run.
@@ -76,7 +76,7 @@ class Search:
         return next(self.ask([frozenset(items)]))
 
     def first(self, sets: Iterable[Items]) -> Items | None:
-        """The first set for which the test holds; None if there is none."""
+        """The first set for which the test holds, if any."""
         remaining = iter(sets)
         while batch := list(islice(remaining, self._width)):
             for each, holds in zip(batch, self.ask(batch)):
@@ -140,9 +140,9 @@ class Search:
     def smallest(self, items: Sequence[int]) -> list[int]:
         """A part of ``items`` for which the test holds and from which no single item can be left out, in their order.
 
-        This is Junker's QuickXplain ("Preferred explanations and relaxations for over-constrained problems", AAAI 2004),
-        which needs about ``2k log2(n / k) + 2k`` tests for ``k`` of ``n`` items if the test is monotone. Its answer is then
-        checked by :meth:`thin`, which also covers other tests.
+        This is Junker's QuickXplain ("Preferred explanations and relaxations for over-constrained problems", AAAI
+        2004), which needs about ``2k log2(n / k) + 2k`` tests for ``k`` of ``n`` items if the test is monotone. Its
+        answer is then checked by :meth:`thin`, which also covers other tests.
 
         Args:
             items: The items; the test is taken to hold for all of them.

@@ -1,7 +1,7 @@
 """Precision: find the nodes that must stay in FP32 so that a 16-bit model is accurate enough.
 
-Each set of nodes is tested by writing its Casts into the ONNX model and running that. By default ONNX Runtime runs it on the
-CPU, with every 16-bit result rounded as a GPU rounds it.
+Each set of nodes is tested by writing its Casts into the ONNX model and running that. By default ONNX Runtime runs it
+on the CPU, with every 16-bit result rounded as a GPU rounds it.
 """
 
 from __future__ import annotations
@@ -61,8 +61,10 @@ class PrecisionConfig(DataConfig):
         mode: ``minimal`` finds a set of nodes from which none can be left out. ``bisect`` and ``linear`` keep all nodes
             from one end of the model, as few as possible.
         direction: The end that ``bisect`` and ``linear`` keep: ``forward`` the beginning, ``reverse`` the end.
-        fastest: Measure the sets that pass, and sets with more nodes in FP32 and thus fewer Casts, and choose the fastest.
-        tolerances: What the model must meet, compared with itself in FP32; by default what is expected of the precision.
+        fastest: Measure the sets that pass, and sets with more nodes in FP32 and thus fewer Casts, and choose the
+            fastest.
+        tolerances: What the model must meet, compared with itself in FP32; by default what is expected of the
+            precision.
         exclude: Nodes that stay in FP32 in any case: names, patterns or types.
         max_checks: Maximum number of checks; the result is then the smallest set so far that passes.
         output: File for the model in mixed precision.
@@ -100,8 +102,8 @@ class Candidate:
         original: The model in FP32; not to be changed.
         keep: Names of the nodes that stay in FP32.
         config: The search that it belongs to.
-        is_control: Whether its outputs are set to 0, so that a check must fail on it. This holds for ``original`` already;
-            code that makes the candidate from something else has to do the same.
+        is_control: Whether its outputs are set to 0, so that a check must fail on it. This holds for ``original``
+            already; code that makes the candidate from something else has to do the same.
     """
 
     original: onnx.ModelProto = field(repr=False)
@@ -211,14 +213,14 @@ class PrecisionResult(OpResult):
     """The result of a precision search.
 
     Attributes:
-        outcome: ``good`` if all nodes can be lowered; ``mixed`` if some must be kept; ``bad`` if the tolerances are not met
-            even with all of them kept.
+        outcome: ``good`` if all nodes can be lowered; ``mixed`` if some must be kept; ``bad`` if the tolerances are not
+            met even with all of them kept.
         to: The lower precision.
         evaluated: Whether a command or function checked candidates, so that errors are unknown.
-        keep: Names of the nodes to keep in FP32, in the model's order. Nodes of functions have the names of :attr:`model`,
-            in which functions are inlined.
-        exclude: The same as arguments of :func:`trtops.backend.onnx.precision.lower_precision`: types where these select
-            the same nodes, or else names.
+        keep: Names of the nodes to keep in FP32, in the model's order. Nodes of functions have the names of
+            :attr:`model`, in which functions are inlined.
+        exclude: The same as arguments of :func:`trtops.backend.onnx.precision.lower_precision`: types where these
+            select the same nodes, or else names.
         minimal: Whether it was checked that no single node of ``keep`` can be lowered.
         nodes: Nodes that can be lowered.
         checks: Sets tested.
@@ -337,10 +339,11 @@ def precision(
         config: How to search.
         feeds: Inputs, instead of ``config.data``.
         runner: Makes the runner of a candidate: :func:`emulated_runner`,
-            :class:`trtops.ops.search.precision_engines.TensorRTEngines`, or one that builds ``candidate.rewritten.model``.
-        evaluate: Says whether a candidate is good, instead of running and comparing it (:func:`checking_candidates` runs a
-            command). Errors are then unknown: 0 for good candidates, infinite for others. No data is generated, and no
-            latency measured.
+            :class:`trtops.ops.search.precision_engines.TensorRTEngines`, or one that builds
+            ``candidate.rewritten.model``.
+        evaluate: Says whether a candidate is good, instead of running and comparing it (:func:`checking_candidates`
+            runs a command). Errors are then unknown: 0 for good candidates, infinite for others. No data is generated,
+            and no latency measured.
         tracker: The tracking store for the run; None keeps nothing.
         experiment: Experiment to log to; the model's name by default.
         tags: Further tags of the run.
@@ -350,16 +353,14 @@ def precision(
 
     Raises:
         ModelError: If the model cannot be used.
-        ConfigError: If an excluded name matches nothing, the output is the model's own file, ``evaluate`` passes everything,
-            or the fastest model is requested of ``evaluate``, which measures nothing.
+        ConfigError: If an excluded name matches nothing, the output is the model's own file, ``evaluate`` passes
+            everything, or the fastest model is requested of ``evaluate``, which measures nothing.
         InputError: If the data does not fit the model.
         BackendError: If the model does not run in FP32.
     """
     config = PrecisionConfig() if config is None else config
     if config.fastest and evaluate is not None:
-        raise errors.ConfigError(
-            "fastest measures engines; a check command or function gives none. Leave one of them out."
-        )
+        raise errors.ConfigError("fastest measures engines; a check command or function gives none. Use one of them.")
     subject = Subject.of(model, file)
     experiment = experiment or subject.name
     name = f"{subject.name} precision"
@@ -383,7 +384,7 @@ def precision(
 
 
 class _PrecisionSearch:
-    """One search under way. Nodes that can be lowered are numbered in the model's order; a set of them is kept in FP32."""
+    """One search under way. Nodes that can be lowered are numbered in the model's order; sets of them are kept."""
 
     def __init__(
         self,
@@ -463,8 +464,8 @@ class _PrecisionSearch:
     def fastest(self, fewest: Items) -> Items:
         """The fastest set that passes: the smallest, others that passed, and some with more nodes in FP32.
 
-        A Cast between two precisions can cost more than an operator saves in 16 bit. So small gaps between nodes in FP32
-        are closed as well.
+        A Cast between two precisions can cost more than an operator saves in 16 bit. So small gaps between nodes in
+        FP32 are closed as well.
         """
         tried = sorted((items for items, step in self.steps.items() if step.good), key=len)
         sets = [fewest, *tried[:4], self.everything]
@@ -524,7 +525,7 @@ class _PrecisionSearch:
         return compare_outputs(outputs, self.golden, self.tolerances)
 
     def require_working_check(self) -> None:
-        """Raise a ConfigError if ``evaluate``, which has passed everything so far, also passes a model whose outputs are 0."""
+        """Raise a ConfigError if ``evaluate``, which has passed everything, also passes a model with outputs of 0."""
         if self.evaluate is None:
             return
         names = frozenset(self.names)
@@ -533,12 +534,12 @@ class _PrecisionSearch:
         )
         if self.evaluate(control):
             raise errors.ConfigError(
-                "The check is broken: it passes the model in lower precision, and the model with all its outputs set to 0 as "
-                "well. Let it compare the outputs, and exit with another code than 0 if they are wrong."
+                "The check is broken: it passes the model in lower precision, and the model with all its outputs set "
+                "to 0 as well. Let it compare the outputs, and exit with another code than 0 if they are wrong."
             )
 
     def latency(self, items: Items) -> float | None:
-        """Median latency in ms, of the back end under test, or of the model in ONNX Runtime if that is only emulated."""
+        """Median latency in ms, of the back end under test, or of the model in ONNX Runtime if it is only emulated."""
         if not self.config.latency_runs or self.evaluate is not None:
             return None
         if items in self.latencies:

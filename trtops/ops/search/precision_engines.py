@@ -33,9 +33,9 @@ def candidate_runner(side: Side) -> MakeRunner:
 class TensorRTEngines:
     """Makes the runners of :func:`trtops.ops.search.precision.precision` from TensorRT engines.
 
-    Up to 10.x the network is weakly typed: the builder may use the lower precision, and binding layer precisions hold the
-    nodes to keep. On releases that take precisions from the model, the candidate's model with its Casts is built. Builds
-    share a timing cache, so that each times only new tactics.
+    Up to 10.x the network is weakly typed: the builder may use the lower precision, and binding layer precisions hold
+    the nodes to keep. On releases that take precisions from the model, the candidate's model with its Casts is built.
+    Builds share a timing cache, so that each times only new tactics.
     """
 
     def __init__(self) -> None:
@@ -124,6 +124,6 @@ def require_layer_precisions() -> None:
     """
     if not line().supports(Feature.LAYER_PRECISION):
         raise errors.UnsupportedFeatureError(
-            f"{line().name} takes precisions from the model, and not per layer. Search the model: without --trt, or by a "
-            "check that reads {model}, such as `--check trtops run {model} --trt --load-outputs golden.json`."
+            f"{line().name} takes precisions from the model, and not per layer. Search the model: without --trt, or by "
+            "a check that reads {model}, such as `--check trtops run {model} --trt --load-outputs golden.json`."
         )

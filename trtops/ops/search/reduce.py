@@ -1,7 +1,8 @@
 """Reduce: find the smallest part of a model that still fails a check, and save it as a model of its own.
 
-Sub-models are cut out of the model and checked. Each gets as inputs the values that flow there in the whole model, observed
-once at the beginning. Answers are kept by set of nodes, in memory and in a journal, and nothing is checked twice.
+Sub-models are cut out of the model and checked. Each gets as inputs the values that flow there in the whole model,
+observed once at the beginning. Answers are kept by set of nodes, in memory and in a journal, and nothing is checked
+twice.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ class ReduceResult(OpResult):
 
     Attributes:
         verdict: ``bad`` if the model fails, ``good`` otherwise.
-        whole: The check's verdict on the whole model; ``error`` for a failure of another kind than the one searched for.
+        whole: The check's verdict on the whole model; ``error`` for a failure of another kind than the one searched
+            for.
         culprits: The culprits in the order in which they were found; at least one if the model fails.
         nodes: Nodes in the whole model, without Constants.
         checks: Sub-models checked.
@@ -209,8 +211,8 @@ def reduce(
         ModelError: If the model cannot be used, or a sub-model is too large.
         InputError: If the data does not fit the model.
         BackendError: If ONNX Runtime cannot compute the values of the model's tensors.
-        ConfigError: If the journal belongs to another reduction, an output path is the model's own, or the check fails on
-            everything, also on a model that cannot be wrong.
+        ConfigError: If the journal belongs to another reduction, an output path is the model's own, or the check fails
+            on everything, also on a model that cannot be wrong.
         Exception: Any exception of the check on the whole model. On a part it counts as another failure.
     """
     config = ReduceConfig() if config is None else config
@@ -356,7 +358,7 @@ def _save_culprit(search: Reduction, parts: Items, number: int, config: ReduceCo
 
 
 def _save_min_good(search: Reduction, found: Sequence[Items], config: ReduceConfig) -> str | None:
-    """Save the passing sub-model closest in size to the first culprit; None if there is none."""
+    """Save the passing sub-model closest in size to the first culprit, if any."""
     passing = [parts for parts, answer in search.answers.items() if answer.verdict == "pass"]
     if config.min_good is None or not found or not passing:
         return None

@@ -1,6 +1,7 @@
 """The journal of a reduction: every answer reaches the disk before the next check, so that a killed search can resume.
 
-JSON lines: a header that says what the answers depend on, and one line per answer. A last line cut short by a kill is ignored.
+JSON lines: a header that says what the answers depend on, and one line per answer. A last line cut short by a kill is
+ignored.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Journal:
     Attributes:
         steps: All answers in order, those of earlier runs first.
         resumed: Number of answers from earlier runs.
-        path: The file; None if there is none.
+        path: The file, if any.
     """
 
     def __init__(self, path: Path | None, holds_for: Mapping[str, str], *, start_over: bool) -> None:
@@ -129,8 +130,8 @@ class Journal:
                 aside = path.with_name(f"{path.stem}_before{path.suffix}")
                 shutil.copyfile(path, aside)
                 log.warning(
-                    "An earlier reduction was interrupted after %d answers, which are now in %s. To resume it, use that file "
-                    "as the journal (--journal).",
+                    "An earlier reduction was interrupted after %d answers, which are now in %s. To resume it, use "
+                    "that file as the journal (--journal).",
                     len(steps),
                     aside,
                 )

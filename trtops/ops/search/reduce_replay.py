@@ -1,11 +1,12 @@
 """The questions that ``polygraphy debug reduce`` asks of a model, to read and write its debug replays.
 
-A replay has answers by question, ``_N<index>_outputs`` and then ``_N<index>_inputs``. :func:`_retrace` works the questions
-out, so that a replay of Polygraphy tells which sub-models failed, and one of trtops leads Polygraphy to the same result.
+A replay has answers by question, ``_N<index>_outputs`` and then ``_N<index>_inputs``. :func:`_retrace` works the
+questions out, so that a replay of Polygraphy tells which sub-models failed, and one of trtops leads Polygraphy to the
+same result.
 
-The search as of version 0.53.6: in the first stage, the sub-model of node *i* is the node with everything it needs. In the
-second, it is what lies between the inputs of node *i* and the outputs found before, without what does not depend on those
-inputs.
+The search as of version 0.53.6: in the first stage, the sub-model of node *i* is the node with everything it needs. In
+the second, it is what lies between the inputs of node *i* and the outputs found before, without what does not depend on
+those inputs.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def _retrace(
 
 
 def _nodes_between(cutter: Cutter, start: int, end: int | None, among: set[int]) -> Nodes:
-    """Nodes among some that depend on the inputs of one node, and that another (None: any output) needs from there on."""
+    """Nodes among some that depend on the inputs of one node, and that another (None: any output) needs."""
     cut = set(cutter.reads(start))
     depending: set[int] = set()
     reached = set(cut)

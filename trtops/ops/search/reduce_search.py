@@ -1,7 +1,7 @@
 """The search of reduce: which sub-models are checked, in which order, and what the answers mean.
 
-It works on *parts* of a model, numbered in execution order (:attr:`trtops.backend.onnx.submodel.Cutter.parts`), mostly single
-nodes. The stages:
+It works on *parts* of a model, numbered in execution order (:attr:`trtops.backend.onnx.submodel.Cutter.parts`), mostly
+single nodes. The stages:
 
 * *halves*: a stretch of parts that fails while neither of its halves does. A single wrong node is found here.
 * *outputs*: the shortest beginning of that stretch that fails. Its last part is needed.
@@ -44,8 +44,8 @@ class ReduceConfig(DataConfig):
         max_checks: Maximum number of checks; the result is then the smallest failing sub-model so far.
         reduce_outputs: Whether nodes may be removed at the end of the model. Otherwise its outputs stay.
         reduce_inputs: Whether nodes may be removed at the beginning. Otherwise its inputs stay.
-        inputs: Inputs of sub-models: ``real`` values as observed in the whole model, ``random`` numbers, or ``declared``
-            types and shapes without data, for models that ONNX Runtime does not run.
+        inputs: Inputs of sub-models: ``real`` values as observed in the whole model, ``random`` numbers, or
+            ``declared`` types and shapes without data, for models that ONNX Runtime does not run.
         branches: How tensors from other branches enter a sub-model: ``frozen`` as weights with their observed values
             (inputs where these differ between feeds), or as further ``inputs``. By default frozen if data is given.
         input_shapes: Shapes of dynamic inputs, by name, for random data; 1 for each dynamic dimension by default.
@@ -267,8 +267,8 @@ class Reduction:
 def require_working_check(check: Check) -> None:
     """Raise an error if a check that has passed nothing also fails on a model of one node, which cannot be wrong.
 
-    A check that cannot work here, for example because a module is missing, fails on the whole model and on each part of it.
-    Without this control the search would end with an arbitrary node.
+    A check that cannot work here, for example because a module is missing, fails on the whole model and on each part of
+    it. Without this control the search would end with an arbitrary node.
 
     Raises:
         ConfigError: If the check fails on the model of one node.
@@ -295,6 +295,7 @@ def require_working_check(check: Check) -> None:
             return
     said = outcome.detail.strip()
     raise errors.ConfigError(
-        "The check is broken: it fails on the model, on every part of it that was tried, and on a model of one Identity as "
-        "well. Run it by hand on a model that is right, and correct it." + (f" Its output: {said}" if said else "")
+        "The check is broken: it fails on the model, on every part of it that was tried, and on a model of one "
+        "Identity as well. Run it by hand on a model that is right, and correct it."
+        + (f" Its output: {said}" if said else "")
     )

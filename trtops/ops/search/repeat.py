@@ -1,4 +1,4 @@
-"""Repeat: make something, check it with a command, and sort the files left behind into good and bad, again and again."""
+"""Repeat: make something, check it with a command, and sort the files left behind into good and bad."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ class RepeatStep(Record):
 
     Attributes:
         number: Counts from 0.
-        verdict: ``good``, ``bad``, or ``error`` for another failure than the one meant, which is sorted with the bad ones.
+        verdict: ``good``, ``bad``, or ``error`` for another failure than the one meant, which is sorted with the bad
+            ones.
         detail: Why it is not good.
         output: What the command printed, if it is to be shown.
     """
@@ -109,8 +110,8 @@ def repeat(
     """Make and check something until the config says to stop.
 
     Args:
-        make: Makes what is checked, from the iteration's number. Errors of a back end give the verdict ``error``, except
-            for those that every iteration would meet.
+        make: Makes what is checked, from the iteration's number. Errors of a back end give the verdict ``error``,
+            except for those that every iteration would meet.
         check: The command, which reads a file that ``make`` wrote.
         config: When to stop, and what to keep.
         ask: Says whether an iteration is good, instead of a command.

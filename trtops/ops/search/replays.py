@@ -1,7 +1,7 @@
 """Debug replays: the answers of a search in a file, in Polygraphy's layout.
 
-A replay is a JSON object of answers by question. The questions themselves follow from the model, the mode and the earlier
-answers, or are part of an answer's ``state``.
+A replay is a JSON object of answers by question. The questions themselves follow from the model, the mode and the
+earlier answers, or are part of an answer's ``state``.
 """
 
 from __future__ import annotations

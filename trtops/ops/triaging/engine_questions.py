@@ -1,4 +1,4 @@
-"""Questions about the engine: is it bad every time, is it the precision or the builder, where, and how small can it get."""
+"""Questions about the engine: is it bad every time, is it the precision or the builder, where does it begin."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def _rounding_answer(found: AccuracyResult, flushed: Mapping[str, int]) -> Answe
     if found.first_nonfinite is not None:
         place = known[found.first_nonfinite]
         evidence: tuple[str, ...] = (
-            f"{place.name!r}, made by {place.op} {place.node!r}, is NaN or infinite, and no tensor before it exceeds FP16.",
+            f"{place.name!r}, made by {place.op} {place.node!r}, is NaN or infinite; no tensor before it exceeds FP16.",
         )
         if flushed:
             evidence += (f"Weights that are 0 in FP16 and not in FP32: {', '.join(map(repr, flushed))}.",)
@@ -232,11 +232,11 @@ def _rounding_answer(found: AccuracyResult, flushed: Mapping[str, int]) -> Answe
     origin = known.get(found.origin or found.first or "")
     if origin is None:
         return Answer("no tensor shows it", (found.text().splitlines()[0],), kind="rounding")
-    said = f"Most of the error appears at {origin.name!r}, made by {origin.op} {origin.node!r}: relative {origin.error:.3g}"
+    said = f"Most of the error appears at {origin.name!r}, made by {origin.op} {origin.node!r}: {origin.error:.3g}"
     if origin.growth is not None:
         said += f", {origin.growth:.3g} times that of its inputs"
     places = (origin.node, origin.name)
-    # Cancellation: the result is much smaller than the operands, of which only some are known.
+    # Cancellation: the result is much smaller than the operands; only some of these are known.
     before = [t.magnitude for t in found.tensors[: found.tensors.index(origin)]][-3:]
     above = [known[name].magnitude for name in found.chain if name in known and name != origin.name]
     cancels = origin.magnitude < _CANCELS * max([0.0, *above, *before])
@@ -299,7 +299,9 @@ def ask_layers(subject: Subject, parent: str) -> Answer:
     config = SensitivityConfig(data=subject.config.check.data, budget=0.2 if limit is None else float(limit))
     found = sensitivity(subject.path, str(file), config, **subject.below(parent))
     worst = [layer.layer for layer in found.layers if layer.kept] or [layer.layer for layer in found.layers[:3]]
-    said = f"Relative error with all layers in INT8: {found.error:.3g}; {found.error_kept:.3g} with {len(found.keep)} kept."
+    said = (
+        f"Relative error with all layers in INT8 {found.error:.3g}; {found.error_kept:.3g} with {len(found.keep)} kept."
+    )
     remedy = f"keep in higher precision: {', '.join(found.keep)}" if found.keep else ""
     return Answer(f"{len(found.keep)} layers", (said,), kind="quantization", places=tuple(worst), remedy=remedy)
 
@@ -368,7 +370,7 @@ def ask_minimal(subject: Subject, parent: str) -> Answer:
 
 
 def _fails_to_build(subject: Subject) -> Check:
-    """A check that fails for parts that the builder refuses, or, if it builds the whole model, for parts that do not run."""
+    """A check that fails for parts that the builder refuses, or, if it builds the whole, for parts that do not run."""
     side = Pinned(subject.config.build, Caches(calibration=subject.caches.calibration))
     try:
         side.build(subject.model.proto())

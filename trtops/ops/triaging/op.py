@@ -1,7 +1,7 @@
 """Triage: from a bad engine to the kind of fault, its place, a remedy, and the smallest case that shows it.
 
-A table of questions. Each has one answer out of a few, which selects the next question. Answers are stored in the run at
-once, so that an interrupted or killed triage resumes with the next question.
+A table of questions. Each has one answer out of a few, which selects the next question. Answers are stored in the run
+at once, so that an interrupted or killed triage resumes with the next question.
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ QUESTIONS: dict[str, Question] = {
         engine.ask_minimal, {_ANY: "bundle"},
     ),
     "bundle": Question(
-        "Can it be reproduced without trtops?", "A report that cannot be reproduced is not read.", engine.ask_bundle, {},
+        "Can it be reproduced without trtops?", "A report that cannot be reproduced is not read.",
+        engine.ask_bundle, {},
     ),
 }  # fmt: skip
 """Every question. The first is ``data``."""
@@ -194,7 +195,7 @@ def _resume(
 
 
 def _ask_all(subject: Subject, run: Run, steps: list[Step], progress: Callable[[Step], None] | None) -> TriageResult:
-    """Ask the questions after those that are answered, until there is none left or time runs out."""
+    """Ask the questions after those that are answered, until all are answered or time runs out."""
     began = time.perf_counter()
     title, limit = f"triage {subject.path.name}", subject.config.minutes
     subject.answers.update((step.question, step.answer) for step in steps)
@@ -253,7 +254,7 @@ def _ask(subject: Subject, run: Run, name: str, question: Question) -> Step:
 
 
 def _saved_file(subject: Subject, name: str) -> str:
-    """Where a file of the smallest case is: in the requested folder, or in the run; empty if there is none."""
+    """Where a file of the smallest case is: in the requested folder, or in the run; empty if missing."""
     file = subject.files / name
     if not file.is_file():
         return ""

@@ -16,9 +16,9 @@ from trtops.spec import BuildConfig
 from trtops.verdict import Verdict
 
 Kind: TypeAlias = Literal[
-    "none", "data", "invalid model", "shape", "not repeatable", "nan", "wrong constant", "lost node", "dead branch", "model",
-    "build", "intermittent", "tactic", "overflow", "underflow", "cancellation", "rounding", "range", "quantization",
-    "builder", "unknown",
+    "none", "data", "invalid model", "shape", "not repeatable", "nan", "wrong constant", "lost node", "dead branch",
+    "model", "build", "intermittent", "tactic", "overflow", "underflow", "cancellation", "rounding", "range",
+    "quantization", "builder", "unknown",
 ]  # fmt: skip
 """Kinds of faults. ``model`` is any fault of the model other than those listed before it."""
 
@@ -30,8 +30,8 @@ class TriageConfig(Record):
     Attributes:
         build: How the engine is built.
         check: The data on which it is evaluated, and the tolerances.
-        golden_model: A model that is right, for example an earlier export. Tensors are matched by name. With it the fault of
-            a wrong model is located.
+        golden_model: A model that is right, for example an earlier export. Tensors are matched by name. With it the
+            fault of a wrong model is located.
         calibration_data: Data source for INT8 calibration; the check's data by default.
         calibration_cache: A calibration cache file that INT8 is built with.
         replay: A tactic record that the engine is built with.
@@ -121,7 +121,7 @@ class TriageResult(OpResult):
         verdict: ``good`` if nothing is wrong; ``bad`` if a fault was found; ``error`` if time ran out.
         steps: The questions in order.
         next_question: The next question, if time ran out; empty otherwise.
-        minimal: The smallest failing case, a file or an artifact of the run; empty if there is none.
+        minimal: The smallest failing case, a file or an artifact of the run; empty if missing.
         bundle: Its bundle, likewise.
     """
 

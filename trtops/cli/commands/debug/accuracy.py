@@ -24,9 +24,7 @@ GROUPS = (
         "looking",
         (
             Flag(names=("--emulate",), usual="an engine", choices=("fp16", "bf16"), help="in place of an engine: 16 bit, rounded on the CPU as a GPU rounds"),
-            Flag(names=("--observe",), usual="auto", choices=("auto", "all", "one"), help="tensors observed together, or one at a time"),
             Flag(names=("--window",), usual="192M", convert=int, shown="BYTES", help="how much is held at a time"),
-            Flag(names=("--max-probes",), usual="64", convert=int, shown="N", help="most tensors to observe one at a time"),
         ),
     ),
     groups.JSON, groups.TRACKING, configs.BACKEND,
@@ -66,7 +64,7 @@ def plan(args: Asked) -> Plan:
     config = ops.AccuracyConfig(
         tolerances=configs.tolerances(args),
         **configs.data_options(args),
-        **configs.given(window_bytes=args.window, observe=args.observe, max_probes=args.max_probes),
+        **configs.given(window_bytes=args.window),
     )
     return Plan(
         model=args.model_file,
