@@ -1,4 +1,4 @@
-"""What an audit is asked for, and the grades that it gives."""
+"""Options of an audit, and the grades of rebuilt engines."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from trtops.record import Record
 Grade: TypeAlias = Literal[
     "bytes equal", "tactics equal", "outputs equal", "within tolerance", "drifted", "cannot be rebuilt"
 ]
-"""How well a build came out again, the best first."""
+"""Agreement of a rebuilt engine with the logged one, best first."""
 
 GRADES: tuple[Grade, ...] = get_args(Grade)
 
 AtLeast: TypeAlias = Literal["bytes", "tactics", "outputs", "tolerance"]
-"""The grade that a run must reach, in a word."""
+"""The grade that a run must reach."""
 
 LEAST: dict[AtLeast, Grade] = {
     "bytes": "bytes equal",
@@ -26,13 +26,13 @@ LEAST: dict[AtLeast, Grade] = {
 }
 
 WayName: TypeAlias = Literal["replay", "timing cache", "plain"]
-"""How a build is made again: its tactics prescribed, with the timings that it knew, or as it was asked for at first."""
+"""How an engine is rebuilt: with its recorded tactics, with its timing cache, or with its original inputs only."""
 
 WAYS: tuple[WayName, ...] = get_args(WayName)
 
 
 def reaches(grade: Grade, least: AtLeast) -> bool:
-    """Whether a grade is as good as the one asked for, or better."""
+    """True if a grade is at least as good as required."""
     return GRADES.index(grade) <= GRADES.index(LEAST[least])
 
 
@@ -41,22 +41,22 @@ class AuditConfig(Record):
     """Which runs are audited, and how.
 
     Attributes:
-        runs: Ids of runs, or what they begin with.
+        runs: Run ids, or their beginnings.
         experiment: All finished runs of an experiment.
-        kind: Of a filter: only runs of this kind.
-        verdict: Of a filter: only runs with this verdict.
-        tags: Of a filter: only runs with these tags, as names and values.
+        kind: Only runs of this kind.
+        verdict: Only runs with this verdict.
+        tags: Only runs with these tags, as names and values.
         accepted: All runs that an alias of the registry points to.
-        sample: So many of the runs found, drawn at random; all unless given.
-        seed: Of the draw.
-        rebuild: Build each run again and grade it; without, runs are only held against themselves.
-        ways: How they are built again.
+        sample: Number of runs drawn at random from those found; all if None.
+        seed: Seed of the draw.
+        rebuild: Rebuild each engine and grade it; otherwise only check integrity.
+        ways: How engines are rebuilt.
         at_least: The grade that every run must reach.
-        materials: A folder in which what was not logged is looked for, by digest.
-        keys: Public keys, as PEM files: every build must be signed with one of them.
-        repeats: How often an engine is run to see what differs from run to run.
-        timeout_seconds: How long a build may take, and how long the first inferences with it; None waits for ever.
-        resume: Resume an audit of the same that was cut short, if there is one.
+        materials: Folder that is searched by digest for files that were not logged.
+        keys: PEM files of public keys; every build must be signed with one of them.
+        repeats: Number of runs of an engine to measure its noise.
+        timeout_seconds: Time limit of a build and of its first inferences; None waits without limit.
+        resume: Resume an interrupted audit with the same options, if there is one.
     """
 
     runs: tuple[str, ...] = ()
@@ -81,15 +81,14 @@ class AuditConfig(Record):
             if value not in known:
                 raise errors.ConfigError(f"{name}: {value!r}. {errors.near(value, known)}")
         if self.rebuild and not self.ways:
-            raise errors.ConfigError(f"There is no way to rebuild: ways is empty. Expected some of {', '.join(WAYS)}.")
-        counts = {"repeats": self.repeats, "sample": 1 if self.sample is None else self.sample}
-        for name, count in counts.items():
+            raise errors.ConfigError(f"ways is empty; expected some of {', '.join(WAYS)}.")
+        for name, count in (("repeats", self.repeats), ("sample", 1 if self.sample is None else self.sample)):
             if count < 1:
                 raise errors.ConfigError(f"{name} is {count}; expected 1 or more.")
         if self.runs and (self.filters or self.accepted):
-            raise errors.ConfigError("Runs are given by their ids and by a filter; give one of the two.")
+            raise errors.ConfigError("Both run ids and a filter are given; give one of the two.")
 
     @property
     def filters(self) -> bool:
-        """Whether runs are chosen by what they are."""
+        """True if runs are selected by a filter."""
         return bool(self.experiment or self.kind or self.verdict or self.tags)

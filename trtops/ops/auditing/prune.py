@@ -1,79 +1,36 @@
-"""Retention: large artifacts of old bad runs are dropped; what they were is said in the manifest, and all records stay."""
+"""Retention: drop large artifacts of old bad runs. Records and statistics stay, and the manifest says what was dropped."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from trtops import errors
 from trtops.ops.result import OnProgress, OpResult
 from trtops.record import Record
 from trtops.tables import size
 from trtops.tracking import schema
-from trtops.tracking.base import ArtifactEntry, RunInfo, Tracker
+from trtops.tracking.base import ArtifactEntry
+from trtops.tracking.registry import RegisteringTracker
 from trtops.verdict import VERDICTS, Verdict
 
-_DAY = 86400.0
-_KEPT = (
-    schema.Artifact.ACCURACY,
-    schema.Artifact.AUDIT_PAGE,
-    schema.Artifact.AUDIT_PART,
-    schema.Artifact.AUDIT_RESULT,
-    schema.Artifact.AUDIT_RUNS,
-    schema.Artifact.BISECTION,
-    schema.Artifact.BISECTION_PLAN,
-    schema.Artifact.BUILD_LIST,
-    schema.Artifact.BUILD_LIST_PAGE,
-    schema.Artifact.BUILD_LOG,
-    schema.Artifact.CALIBRATION_JSON,
-    schema.Artifact.CALIBRATION_RANGES,
-    schema.Artifact.CAMPAIGN,
-    schema.Artifact.CAMPAIGN_TABLE,
-    schema.Artifact.DENIED,
-    schema.Artifact.DIFF,
-    schema.Artifact.DIFF_PAGE,
-    schema.Artifact.ENGINE_OPTIONS,
-    schema.Artifact.ENVIRONMENT,
-    schema.Artifact.GATE,
-    schema.Artifact.GATE_PAGE,
-    schema.Artifact.GATE_TABLE,
-    schema.Artifact.GOLDEN,
-    schema.Artifact.TRIAGE,
-    schema.Artifact.TRIAGE_PAGE,
-    schema.Artifact.LAYERS,
-    schema.Artifact.MATERIALS,
-    schema.Artifact.NAMES,
-    schema.Artifact.NOISE,
-    schema.Artifact.PRECISION_KEPT,
-    schema.Artifact.PRECISION_RESULT,
-    schema.Artifact.PROMOTION,
-    schema.Artifact.PROOF,
-    schema.Artifact.REDUCE_RESULT,
-    schema.Artifact.REDUCE_STEPS,
-    schema.Artifact.REPORT_DATA,
-    schema.Artifact.SENSITIVITY,
-    schema.Artifact.SENSITIVITY_RESULT,
-    schema.Artifact.SPEC,
-    schema.Artifact.TACTICS,
-    schema.Artifact.ACCURACY_FINDINGS,
-    schema.Artifact.ACCURACY_RESULT,
-    schema.Artifact.ACCURACY_TENSORS,
-)
-"""Records and statistics, which no rule drops, however large they are."""
+_RECORDS = (".json", ".jsonl", ".log", ".md", ".table", ".txt")
+"""Suffixes of records and statistics, which are never dropped. Models and data of users are no records."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PruneConfig(Record):
-    """The rule of what is dropped.
+    """What is dropped.
 
     Attributes:
-        older_than_days: Only runs that ended so long ago.
+        older_than_days: Only runs that ended at least this many days ago.
         verdicts: Only runs with one of these verdicts.
-        larger_than_bytes: Only artifacts that are larger.
+        larger_than_bytes: Only larger artifacts.
         kinds: Only runs of these kinds.
         experiment: Only runs of this experiment.
-        apply: Drop them; without, it is only said what would be dropped.
+        apply: Drop the artifacts; otherwise only list them.
     """
 
     older_than_days: float = 30.0
@@ -84,20 +41,17 @@ class PruneConfig(Record):
     apply: bool = False
 
     def __post_init__(self) -> None:
-        if self.older_than_days < 0 or self.larger_than_bytes < 0:
-            raise errors.ConfigError(
-                f"older_than_days={self.older_than_days} and larger_than_bytes={self.larger_than_bytes}; expected 0 or more."
-            )
-        for verdict in self.verdicts:
-            if verdict not in VERDICTS:
-                raise errors.ConfigError(f"verdicts: {verdict!r}. {errors.near(verdict, VERDICTS)}")
-        for kind in self.kinds:
-            if kind not in schema.KINDS:
-                raise errors.ConfigError(f"kinds: {kind!r}. {errors.near(kind, schema.KINDS)}")
+        for name in ("older_than_days", "larger_than_bytes"):
+            if getattr(self, name) < 0:
+                raise errors.ConfigError(f"{name} is {getattr(self, name)}; expected 0 or more.")
+        for name, known in (("verdicts", VERDICTS), ("kinds", schema.KINDS)):
+            for value in getattr(self, name):
+                if value not in known:
+                    raise errors.ConfigError(f"{name}: {value!r}. {errors.near(value, known)}")
 
     @property
     def rule(self) -> str:
-        """The rule in words, as the manifest keeps it."""
+        """The rule in words, as stored in the manifest."""
         return (
             f"artifacts larger than {size(self.larger_than_bytes)} of {' and '.join(self.verdicts)} runs, "
             f"{self.older_than_days:g} days after they ended"
@@ -106,14 +60,14 @@ class PruneConfig(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class PrunedRun(Record):
-    """A run, and what of it falls under the rule.
+    """A run with artifacts that match the rule.
 
     Attributes:
-        id: Its id.
-        name: Its name.
+        id: Run id.
+        name: Name of the run.
         verdict: Its verdict.
-        artifacts: What is dropped, or would be.
-        why_not: Why nothing could be dropped, if that went wrong.
+        artifacts: The dropped artifacts, or those that would be dropped.
+        why_not: Why they could not be dropped; empty if they could.
     """
 
     id: str
@@ -125,13 +79,13 @@ class PrunedRun(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class PruneResult(OpResult):
-    """What was dropped, or would be.
+    """The result of pruning.
 
     Attributes:
-        runs: Runs of which something falls under the rule.
-        applied: Whether it was dropped.
+        runs: Runs with artifacts that match the rule.
+        applied: Whether the artifacts were dropped.
         rule: The rule in words.
-        spared: How many runs fall under the rule and are kept, since an accepted engine or another run needs them.
+        spared: Number of matching runs that are kept because an accepted engine or another run needs them.
     """
 
     title: str = "prune"
@@ -142,7 +96,7 @@ class PruneResult(OpResult):
 
     @property
     def bytes(self) -> int:
-        """How much room that makes."""
+        """Bytes of the dropped artifacts."""
         return sum(entry.size for run in self.runs if not run.why_not for entry in run.artifacts)
 
     @property
@@ -152,89 +106,78 @@ class PruneResult(OpResult):
 
     @property
     def headline(self) -> str:
-        """How much is dropped of how many runs."""
-        done = "dropped" if self.applied else "would be dropped"
-        return f"{size(self.bytes)} of {len(self.runs)} runs {done}"
+        """Bytes and number of runs."""
+        return f"{size(self.bytes)} of {len(self.runs)} runs {'dropped' if self.applied else 'would be dropped'}"
 
     def body(self) -> Iterable[str]:
-        """The rule, and each run with what is dropped of it."""
-        yield f"Rule: {self.rule}. {self.spared} runs are kept, since an accepted engine or another run needs them."
+        """The rule, and the artifacts of each run."""
+        yield f"Rule: {self.rule}. {self.spared} runs are kept because an accepted engine or another run needs them."
         yield from ("", "| run | name | verdict | dropped |", "|---|---|---|---|")
         for run in self.runs:
             names = ", ".join(f"{entry.path} ({size(entry.size)})" for entry in run.artifacts)
             name = run.name.replace("|", "\\|")
             yield f"| `{run.id[:8]}` | {name} | {run.verdict} | {run.why_not or names} |"
         if not self.applied and self.runs:
-            yield from ("", "Nothing was changed: this was a dry run.")
+            yield from ("", "This was a dry run: nothing was changed.")
 
 
 def prune_runs(
     config: PruneConfig | None = None,
     *,
-    tracker: Tracker,
+    tracker: RegisteringTracker,
     progress: OnProgress | None = None,
     now: Callable[[], float] = time.time,
 ) -> PruneResult:
-    """Drop large artifacts of old bad runs, or say which would be dropped.
+    """Drop large artifacts of old bad runs, or list those that would be dropped.
 
-    Records, statistics and golden outputs stay, and so does every run that the registry points to, that an accepted one was
-    built from, or whose engine another run reuses.
+    Records, statistics and golden outputs are kept, and so is every run that the registry points to, that an accepted engine
+    was built from, or whose engine another run reuses.
 
     Args:
         config: The rule.
-        tracker: The memory.
+        tracker: The tracking store.
         progress: Called after each run.
-        now: The time, in seconds since the epoch.
+        now: The time in seconds since the epoch.
 
     Raises:
-        TrackingUnavailableError: If the store goes away; what was dropped until then is said in the manifests.
+        TrackingUnavailableError: If the store becomes unavailable. Manifests say what was dropped before.
     """
     config = PruneConfig() if config is None else config
-    before = now() - config.older_than_days * _DAY
-    runs = tracker.find(config.experiment, status="finished")
-    old = [info for info in runs if _falls_under(info, config, before)]
-    needed = _runs_needed(tracker)
+    before = now() - config.older_than_days * 86400.0
+    needed = {run for _, v in tracker.accepted() for run in (v.run_id, v.tags.get(schema.Tag.EVIDENCE, ""))}
+    needed |= {info.tags.get(schema.Tag.REUSED_FROM, "") for info in tracker.find()}
+    matching = [
+        info
+        for info in tracker.find(config.experiment, status="finished")
+        if info.verdict in config.verdicts and info.kind in config.kinds and (info.end_time or before) < before
+    ]
     pruned = []
-    for number, info in enumerate(old, 1):
-        if info.id not in needed and (found := _prune_run(info, config, tracker)) is not None:
-            pruned.append(found)
+    for number, info in enumerate(matching, 1):
+        if info.id not in needed:
+            large: tuple[ArtifactEntry, ...] = ()
+            why_not = ""
+            try:
+                large = tuple(
+                    entry
+                    for entry in tracker.load(info.id).manifest.artifacts
+                    if entry.size > config.larger_than_bytes and not _is_record(entry.path)
+                )
+                if large and config.apply:
+                    tracker.drop(info.id, {entry.path for entry in large}, config.rule)
+            except errors.TrackingUnavailableError:
+                raise
+            except errors.TrackingError as exc:
+                large, why_not = (), str(exc)
+            if large or why_not:
+                verdict = info.verdict or ""
+                pruned.append(PrunedRun(id=info.id, name=info.name, verdict=verdict, artifacts=large, why_not=why_not))
         if progress is not None:
-            progress(number, len(old))
-    spared = sum(info.id in needed for info in old)
+            progress(number, len(matching))
+    spared = sum(info.id in needed for info in matching)
     return PruneResult(runs=tuple(pruned), applied=config.apply, rule=config.rule, spared=spared)
 
 
-def _falls_under(info: RunInfo, config: PruneConfig, before: float) -> bool:
-    return (
-        info.verdict in config.verdicts
-        and info.kind in config.kinds
-        and info.end_time is not None
-        and info.end_time < before
-    )
-
-
-def _runs_needed(tracker: Tracker) -> set[str]:
-    """Ids of runs that accepted engines, or engines reused by other runs, come from. In any experiment."""
-    needed = set()
-    for _, version in tracker.accepted():
-        needed |= {version.run_id, version.tags.get(schema.Tag.EVIDENCE, "")}
-    for info in tracker.find():
-        if (holder := info.tags.get(schema.Tag.REUSED_FROM)) is not None:
-            needed.add(holder)
-    return needed
-
-
-def _prune_run(info: RunInfo, config: PruneConfig, tracker: Tracker) -> PrunedRun | None:
-    try:
-        large = _large_artifacts(tracker.load(info.id).manifest.artifacts, config)
-        if large and config.apply:
-            tracker.drop(info.id, {entry.path for entry in large}, config.rule)
-    except errors.TrackingUnavailableError:
-        raise
-    except errors.TrackingError as exc:
-        return PrunedRun(id=info.id, name=info.name, verdict=info.verdict or "", artifacts=(), why_not=str(exc))
-    return PrunedRun(id=info.id, name=info.name, verdict=info.verdict or "", artifacts=large) if large else None
-
-
-def _large_artifacts(entries: Iterable[ArtifactEntry], config: PruneConfig) -> tuple[ArtifactEntry, ...]:
-    return tuple(entry for entry in entries if entry.size > config.larger_than_bytes and entry.path not in _KEPT)
+def _is_record(path: str) -> bool:
+    if path.startswith((schema.Artifact.MODEL, schema.Artifact.MATERIALS_FOLDER)):
+        return False
+    return path == schema.Artifact.GOLDEN or PurePosixPath(path).suffix in _RECORDS

@@ -1,10 +1,13 @@
-"""A logged build made again, in a child process, and graded by what came out."""
+"""Rebuild a logged engine from the artifacts of its run, and grade the result."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,26 +21,319 @@ from trtops.comparator.report import ComparisonReport, Tolerances, compare_outpu
 from trtops.comparator.results import RunResults
 from trtops.comparator.table import RECORDED
 from trtops.ops.auditing.config import Grade, WayName
-from trtops.ops.auditing.gathering import Gathered
 from trtops.ops.auditing.result import Difference, Rebuild
-from trtops.ops.evaluation.check import CheckConfig, collect
-from trtops.record import sha256
-from trtops.spec import BuildConfig, Environment, Layer
+from trtops.ops.campaign.config import DebugBuildConfig
+from trtops.ops.engines.deny import deny_list
+from trtops.ops.evaluation.check import CheckConfig, Evaluation, collect, tolerances_for
+from trtops.record import sha256, sha256_file
+from trtops.spec import Environment, Layer
+from trtops.tactics.denied import DenyList
+from trtops.tactics.noise import NoiseSplit
 from trtops.tactics.record import TacticRecord
+from trtops.tracking import builds, schema
+from trtops.tracking.base import StoredRun, Tracker, incomplete
+from trtops.tracking.materials import Material, Materials, read_materials
 
-_NOT_EQUAL = 0.01
-"""Part by which two statistics may be apart and still count as the same, where outputs cannot be put side by side."""
+_MAX_CACHE_BYTES = 1 << 30
+_RELATIVE_TOLERANCE = 0.01  # of statistics, where the outputs themselves cannot be compared
+
+
+@dataclass(frozen=True)
+class Logged:
+    """A logged build, and everything needed to rebuild it.
+
+    Attributes:
+        build: The build; without the engine's bytes if these were dropped or are damaged.
+        engine_sha256: Digest of the engine.
+        model: The model.
+        caches: Caches that the builder was given.
+        check: The data it runs on, and how it is evaluated.
+        tolerances: Tolerances of the logged evaluation.
+        recorded: The logged evaluation; None if there is none.
+        same_data: False if the original data is not available.
+        noise: Noise between builds of the campaign, as far as measured; in the unit of the outputs.
+        state: The logged state of the device.
+        missing: What was not logged, and what is used instead.
+    """
+
+    build: Build
+    engine_sha256: str
+    model: Model
+    caches: Caches
+    check: CheckConfig
+    tolerances: Tolerances
+    recorded: Evaluation | None
+    same_data: bool
+    noise: float
+    state: tuple[tuple[str, str], ...]
+    missing: tuple[str, ...]
+
+
+class MaterialFolder:
+    """A folder with files that runs did not log, found by digest. Each file is read once."""
+
+    def __init__(self, path: str | None) -> None:
+        """Nothing is read before the first search."""
+        self._path = None if path is None else Path(path)
+        self._files: dict[str, Path] | None = None
+        self._models: dict[str, Path] | None = None
+
+    def file(self, digest: str) -> Path | None:
+        """The file with this digest."""
+        if self._files is None:
+            small = (file for file in self._all() if file.stat().st_size <= _MAX_CACHE_BYTES)
+            self._files = {sha256_file(file): file for file in small}
+        return self._files.get(digest)
+
+    def model(self, digest: str) -> Path | None:
+        """The ONNX file whose content has this digest."""
+        if self._models is None:
+            self._models = {}
+            for file in self._all():
+                if file.suffix == ".onnx":
+                    with contextlib.suppress(errors.ModelError):
+                        self._models[Model.load(file).info.sha256] = file
+        return self._models.get(digest)
+
+    def _all(self) -> list[Path]:
+        return [] if self._path is None else sorted(file for file in self._path.rglob("*") if file.is_file())
+
+
+def gather(run: StoredRun, tracker: Tracker, folder: MaterialFolder) -> Logged:
+    """Collect everything needed to rebuild the engine of a run.
+
+    Raises:
+        TrtopsError: If something essential is missing or damaged; the message names it.
+    """
+    missing: list[str] = []
+    held = builds.holder_of_engine(tracker, run.info)
+    engine = next(
+        (e for e in held.manifest.original().artifacts if e.path.startswith(f"{builds.ENGINE_STEM}.")), None
+    )
+    if engine is None:
+        raise incomplete(held.info.id, "it holds no engine")
+    try:
+        build = builds.load_build(held, engine=engine.path in held.manifest)
+    except errors.IncompleteRunError:  # the engine is damaged, but its digest is known
+        build = builds.load_build(held, engine=False)
+    if not build.engine.plan:
+        missing.append(f"the engine with SHA-256 {engine.sha256}: outputs are compared by their statistics")
+    parent = _campaign_of(run, tracker)
+    sources = list(dict.fromkeys(filter(None, (run, held, parent))))  # the nearest first
+    kept = _materials_of(held) or Materials(check={})
+
+    def given(name: str) -> bytes | None:
+        """A cache that was logged with the build."""
+        material = kept.of(name)
+        return held.read_bytes(material.path) if material is not None and material.path in held.manifest else None
+
+    def cache(what: str, name: str, digest: str | None) -> bytes | None:
+        """A cache with this digest, from the run or from the folder."""
+        if digest is None:
+            return None
+        data = given(name)
+        if data is None or sha256(data) != digest:
+            file = folder.file(digest)
+            data = None if file is None else file.read_bytes()
+        if data is None:
+            missing.append(f"{what} with SHA-256 {digest}")
+        return data
+
+    spec, environment = build.spec, build.engine.environment
+    calibration = build.calibration_cache
+    if spec.config.precision == "int8" and calibration is None:
+        calibration = cache("calibration cache or data", "calibration_cache", spec.calibration_sha256)
+    replay = None if spec.replay_sha256 is None else build.tactics
+    if replay is not None and replay.digest != spec.replay_sha256:
+        if (data := given("replay")) is not None:
+            replay = TacticRecord.from_json(data)
+        else:
+            missing.append(f"the replayed tactic record {spec.replay_sha256}: the record of the build is used")
+    denied = DenyList()
+    if spec.denied_sha256 is not None:
+        data = given("denied")
+        lists = [*([DenyList.from_json(data)] if data is not None else []), deny_list(tracker, environment)]
+        matching = [each for each in lists if each.here(environment).digest == spec.denied_sha256]
+        denied = matching[0] if matching else denied
+        if not matching:
+            missing.append(f"the deny-list with digest {spec.denied_sha256}: no tactic is denied")
+    check, same_data = _check_config(run, parent, sources, folder, missing)
+    recorded = None
+    if schema.Artifact.ACCURACY in run.manifest:
+        recorded = Evaluation.from_json(run.read_bytes(schema.Artifact.ACCURACY))
+    state, tags = schema.Tag.DEVICE_STATE, held.info.tags
+    return Logged(
+        build=build,
+        engine_sha256=engine.sha256,
+        model=_find_model(spec.model_sha256, [held, run, parent], folder, missing),
+        caches=Caches(
+            timing=cache("timing cache", "timing_cache", spec.timing_cache_sha256),
+            calibration=calibration,
+            replay=replay,
+            denied=denied,
+        ),
+        check=check,
+        tolerances=recorded.report.tolerances if recorded else tolerances_for(spec.config.precision, check.tolerances),
+        recorded=recorded,
+        same_data=same_data,
+        noise=_campaign_noise(run, tracker),
+        # The tag of the device's digest begins like those of its state.
+        state=tuple(
+            sorted(
+                (t[len(state) :], v) for t, v in tags.items() if t.startswith(state) and t != schema.Tag.DEVICE_SHA256
+            )
+        ),
+        missing=tuple(missing),
+    )
+
+
+def _materials_of(run: StoredRun) -> Materials | None:
+    path = schema.Artifact.MATERIALS
+    return read_materials(run.read_bytes(path)) if path in run.manifest else None
+
+
+def _campaign_of(run: StoredRun, tracker: Tracker) -> StoredRun | None:
+    """The campaign above an iteration or a proof, if it is complete."""
+    info = run.info
+    while info.parent is not None:
+        info = tracker.info(info.parent)
+        if info.kind == "debug_build":
+            try:
+                return tracker.load(info.id)
+            except errors.IncompleteRunError:
+                return None
+    return None
+
+
+def _check_config(
+    run: StoredRun,
+    parent: StoredRun | None,
+    sources: Sequence[StoredRun],
+    folder: MaterialFolder,
+    missing: list[str],
+) -> tuple[CheckConfig, bool]:
+    """How the engine was evaluated, with data and golden outputs as files here; and whether the data is the original."""
+    same_data = True
+    if (own := _materials_of(run)) is not None:
+        check = CheckConfig.from_dict(own.check)
+    elif parent is not None and schema.Artifact.CAMPAIGN in parent.manifest:
+        check = DebugBuildConfig.from_json(parent.read_bytes(schema.Artifact.CAMPAIGN)).check
+    else:
+        missing.append("how the engine was evaluated, and on what data: random data is used")
+        check, same_data = CheckConfig(), False
+    materials: dict[str, tuple[StoredRun, Material]] = {}
+    for source in reversed(sources):
+        for material in (_materials_of(source) or Materials(check={})).given:
+            materials[material.name] = (source, material)
+    data, golden = check.data, check.golden
+    if data is not None:
+        source, material = materials.get("data", (None, None))
+        if material is not None and source is not None and material.path:
+            data = str(source.local_path(material.path))
+        else:
+            digest = "" if material is None else f" (SHA-256 {material.sha256})"
+            missing.append(f"data {data!r}{digest}: random data with seed {check.seed} is used")
+            data, same_data = None, False
+    if golden is not None and not same_data:
+        golden = None  # golden outputs of other data do not fit
+    elif golden is not None:
+        source, material = materials.get("golden", (None, None))
+        found = None
+        if material is not None and source is not None and material.path in source.manifest:
+            found = source.local_path(material.path)
+        elif material is not None:
+            found = folder.file(material.sha256)
+        if found is None:
+            missing.append(f"golden outputs {golden!r}: those of the model are used")
+        golden = None if found is None else str(found)
+    return replace(check, labels=None, plots="never", latency_runs=0, data=data, golden=golden), same_data
+
+
+def _find_model(
+    wanted: str, sources: Iterable[StoredRun | None], folder: MaterialFolder, missing: list[str]
+) -> Model:
+    why = "no run logged it"
+    for run in dict.fromkeys(filter(None, sources)):
+        kept = [e.path for e in run.manifest.artifacts if e.path.startswith(schema.Artifact.MODEL)]
+        files = sorted((run.local_path(path) for path in kept), key=lambda file: file.suffix != ".onnx")
+        if files:
+            model = Model.load(files[0])
+            if model.info.sha256 == wanted:
+                return model
+            why = f"run {run.info.id} logged another one with digest {model.info.sha256}"
+    if (found := folder.model(wanted)) is not None:
+        missing.append(f"the model with digest {wanted}: {found.name} is used")
+        return Model.load(found)
+    raise errors.ConfigError(f"The model with digest {wanted} is missing: {why}. Give it in a folder of materials.")
+
+
+def _campaign_noise(run: StoredRun, tracker: Tracker) -> float:
+    """Three standard deviations of the measured noise of the campaign's engines; 0 if not measured."""
+    if run.info.parent is None:
+        return 0.0
+    wanted = {schema.Tag.KIND: "noise"}
+    for info in tracker.find(parent=run.info.parent, tags=wanted, status="finished", limit=1):
+        found = json.loads(tracker.load(info.id).read_bytes(schema.Artifact.NOISE))
+        if found.get("statistic") == "max_abs":
+            split = NoiseSplit.from_dict(found["noise"])
+            return float(split.limit() - split.mean)
+    return 0.0
+
+
+def rebuild(way: WayName, logged: Logged, backend: IsolatedBackend, repeats: int) -> Rebuild:
+    """Rebuild an engine in one way and grade the result. A failure is a grade."""
+    build, caches = logged.build, logged.caches
+    config = build.spec.config
+    missing = ""
+    if way == "plain" and build.spec.timing_cache_sha256 is not None and caches.timing is None:
+        missing = "the timing cache of the build is missing"
+    elif way == "timing cache":
+        missing = "no timing cache was logged" if build.timing_cache is None else ""
+        caches = replace(caches, timing=build.timing_cache, replay=None)
+    elif way == "replay":
+        # A seed would choose other tactics, and a deny-list might refuse recorded ones.
+        config = replace(config, options=replace(config.options, tactic_seed=None))
+        caches = Caches.replaying(build.tactics, build.timing_cache, calibration=caches.calibration)
+    if missing:
+        return Rebuild(way=way, grade="cannot be rebuilt", why=missing)
+    try:
+        new = backend.build(logged.model, config, caches=caches)
+        return _grade_build(way, logged, new, backend, repeats)
+    except errors.TrtopsError as exc:
+        return Rebuild(way=way, grade="cannot be rebuilt", why=f"{type(exc).__name__}: {exc}"[:2000])
+
+
+def _grade_build(way: WayName, logged: Logged, new: Build, backend: IsolatedBackend, repeats: int) -> Rebuild:
+    old = logged.build
+    made = Rebuild(
+        way=way,
+        grade="bytes equal",
+        engine_sha256=sha256(new.engine.plan),
+        seconds=new.seconds,
+        tactics=tuple(_tactic_differences(old.tactics, new.tactics)),
+        precisions=tuple(_precision_differences(old.layers, new.layers)),
+    )
+    if made.engine_sha256 == logged.engine_sha256:
+        return made
+    engine = old.engine if old.engine.plan else None
+    outputs = backend.worker.run(
+        _run_in_child, new.engine, engine, logged.model, logged.check, logged.tolerances, repeats, timeout=backend.timeout
+    )
+    grade, why = _grade_outputs(logged, outputs)
+    if not made.tactics and not made.precisions and grade != "drifted":
+        grade, why = "tactics equal", f"outputs: {why}"
+    return replace(made, grade=grade, why=why, outputs=tuple(_output_differences(logged, outputs)))
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a new engine gave.
+    """Outputs of a new engine.
 
     Attributes:
         against_golden: Compared with the golden outputs.
         against_logged: Compared with those of the logged engine; None if that does not run here.
-        why_not: Why it does not.
-        noise: By output, how far the logged engine's own outputs were apart from run to run.
+        why_not: Why it does not run.
+        noise: Largest difference between runs of the logged engine, by output.
     """
 
     against_golden: ComparisonReport
@@ -46,165 +342,10 @@ class Outputs:
     noise: dict[str, float]
 
 
-def rebuild(way: WayName, gathered: Gathered, backend: IsolatedBackend, repeats: int) -> Rebuild:
-    """Build in one way, and grade what comes out. Whatever fails is a grade."""
-    try:
-        config, caches = _config_and_caches(way, gathered)
-    except errors.ConfigError as exc:
-        return Rebuild(way=way, grade="cannot be rebuilt", why=str(exc))
-    return make_again(way, gathered, backend, config, caches, repeats)
-
-
-def make_again(
-    way: WayName, gathered: Gathered, backend: IsolatedBackend, config: BuildConfig, caches: Caches, repeats: int
-) -> Rebuild:
-    """Build from a config and caches, and grade what comes out against what was logged."""
-    try:
-        build = backend.build(gathered.model, config, caches=caches)
-        return _graded_build(way, gathered, build, backend, repeats)
-    except errors.TrtopsError as exc:
-        return Rebuild(way=way, grade="cannot be rebuilt", why=f"{type(exc).__name__}: {exc}"[:2000])
-
-
-def _config_and_caches(way: WayName, gathered: Gathered) -> tuple[BuildConfig, Caches]:
-    """What a way asks of the builder.
-
-    Raises:
-        ConfigError: If what it needs was not logged.
-    """
-    build, given = gathered.build, gathered.caches
-    config = build.spec.config
-    if way == "plain":
-        if build.spec.timing_cache_sha256 is not None and given.timing is None:
-            raise errors.ConfigError("the timing cache that the build was given is missing")
-        return config, given
-    if way == "timing cache":
-        if build.timing_cache is None:
-            raise errors.ConfigError("no timing cache was kept")
-        return config, replace(given, timing=build.timing_cache, replay=None)
-    # A seed would draw again what is prescribed; deny-lists would refuse what was allowed then.
-    options = replace(config.options, tactic_seed=None)
-    return replace(config, options=options), Caches.replaying(
-        build.tactics, build.timing_cache, calibration=given.calibration
-    )
-
-
-def _graded_build(way: WayName, gathered: Gathered, build: Build, backend: IsolatedBackend, repeats: int) -> Rebuild:
-    logged = gathered.build
-    digest = sha256(build.engine.plan)
-    tactics = tuple(_tactic_differences(logged.tactics, build.tactics))
-    precisions = tuple(_precision_differences(logged.layers, build.layers))
-    made = Rebuild(
-        way=way,
-        grade="bytes equal",
-        engine_sha256=digest,
-        seconds=build.seconds,
-        tactics=tactics,
-        precisions=precisions,
-    )
-    if digest == gathered.engine_sha256:
-        return made
-    outputs = backend.worker.run(
-        _outputs_in_child,
-        build.engine,
-        logged.engine if logged.engine.plan else None,
-        gathered.model,
-        gathered.check,
-        gathered.tolerances,
-        repeats,
-        timeout=backend.timeout,
-    )
-    grade, why = _grade_outputs(gathered, outputs)
-    if not tactics and not precisions and grade != "drifted":
-        grade, why = "tactics equal", f"outputs: {why}"
-    return replace(made, grade=grade, why=why, outputs=tuple(_output_differences(gathered, outputs)))
-
-
-def _grade_outputs(gathered: Gathered, outputs: Outputs) -> tuple[Grade, str]:
-    """The grade that the outputs alone deserve, and what it rests on."""
-    report = outputs.against_logged
-    if report is not None:
-        widest = max(
-            (
-                _largest_error(o.statistics) / _noise_width(outputs.noise.get(o.name, 0.0) + gathered.noise)
-                for o in report.outputs
-            ),
-            default=0.0,
-        )
-        if widest <= 1:
-            width = max(outputs.noise.values(), default=0.0) + gathered.noise
-            return "outputs equal", f"as the logged engine's, within its noise of {width:.3g}"
-        if report.verdict == "good":
-            return "within tolerance", "as the logged engine's, within the tolerances of then"
-        return "drifted", "; ".join(report.reasons)[:1000]
-    return _grade_statistics(gathered, outputs)
-
-
-def _largest_error(statistics: Any) -> float:
-    if statistics is None:
-        return math.inf
-    return 0.0 if statistics.max_abs == 0 and not statistics.nan_errors else float(statistics.max_abs) or math.inf
-
-
-def _noise_width(noise: float) -> float:
-    return noise or 5e-324  # without noise only equal outputs are equal
-
-
-def _grade_statistics(gathered: Gathered, outputs: Outputs) -> tuple[Grade, str]:
-    """Where the logged engine does not run: by the errors against the golden outputs, then and now."""
-    found = outputs.against_golden
-    recorded = gathered.recorded.report if gathered.recorded is not None and gathered.same_data else None
-    if recorded is not None and not _changed_statistics(recorded, found, gathered.noise):
-        return "outputs equal", f"by every statistic recorded ({outputs.why_not})"
-    if found.verdict == "good":
-        return "within tolerance", f"of the golden outputs ({outputs.why_not})"
-    return "drifted", "; ".join(found.reasons)[:1000]
-
-
-def _changed_statistics(then: ComparisonReport, now: ComparisonReport, noise: float) -> list[Difference]:
-    changed = []
-    others = {output.name: output for output in now.outputs}
-    for output in then.outputs:
-        other = others.get(output.name)
-        mine, theirs = output.statistics, None if other is None else other.statistics
-        if mine is None or theirs is None:
-            if mine is not theirs:
-                changed.append(Difference(what=output.name, then=_statistics_text(mine), now=_statistics_text(theirs)))
-            continue
-        for metric in RECORDED:
-            one, two = getattr(mine, metric.name), getattr(theirs, metric.name)
-            if one is None or two is None or _are_alike(float(one), float(two), noise):
-                continue
-            changed.append(Difference(what=f"{output.name} {metric.name}", then=f"{one:.6g}", now=f"{two:.6g}"))
-    return changed
-
-
-def _are_alike(one: float, two: float, noise: float) -> bool:
-    return (
-        one == two or (math.isnan(one) and math.isnan(two)) or math.isclose(one, two, rel_tol=_NOT_EQUAL, abs_tol=noise)
-    )
-
-
-def _statistics_text(statistics: object) -> str:
-    return "no statistics" if statistics is None else "statistics"
-
-
-def _output_differences(gathered: Gathered, outputs: Outputs) -> Iterable[Difference]:
-    """Statistics against the golden outputs that changed, and how far outputs are from the logged engine's."""
-    if gathered.recorded is not None and gathered.same_data:
-        yield from _changed_statistics(gathered.recorded.report, outputs.against_golden, gathered.noise)
-    for output in outputs.against_logged.outputs if outputs.against_logged is not None else ():
-        if (far := _largest_error(output.statistics)) > 0:
-            noise = outputs.noise.get(output.name, 0.0) + gathered.noise
-            yield Difference(
-                what=f"{output.name} max_abs from the logged engine", then=f"noise {noise:.3g}", now=f"{far:.3g}"
-            )
-
-
-def _outputs_in_child(
+def _run_in_child(
     engine: Engine, logged: Engine | None, model: Model, check: CheckConfig, tolerances: Tolerances, repeats: int
 ) -> Outputs:
-    """Run the new engine, the logged one, and the model itself where there are no golden outputs, on the same data."""
+    """Run the new engine, the logged one, and the model itself if there are no golden outputs, on the same data."""
     feeds = list(check.open_for(model))
     backend = engine_backend(engine.backend)
     with backend.runner(engine) as runner:
@@ -216,37 +357,84 @@ def _outputs_in_child(
             golden = collect(runner, feeds)
     against_golden = compare_outputs(ours, golden, tolerances)
     if logged is None:
-        return Outputs(against_golden, None, "the logged engine is not there", {})
+        return Outputs(against_golden, None, "the logged engine is missing", {})
     try:
         with backend.runner(logged) as runner:
             runs = [collect(runner, feeds) for _ in range(repeats)]
     except errors.BackendError as exc:
         return Outputs(against_golden, None, f"the logged engine does not run here: {exc}"[:500], {})
-    return Outputs(against_golden, compare_outputs(ours, runs[0], tolerances), "", _noise_by_output(runs))
-
-
-def _noise_by_output(runs: Sequence[RunResults]) -> dict[str, float]:
-    """By output, the largest difference between any run of an engine and its first."""
-    [first, *others] = [next(iter(run.values())) for run in runs]
     noise: dict[str, float] = {}
+    [first, *others] = [next(iter(run.values())) for run in runs]
     for other in others:
         for mine, theirs in zip(first, other):
             for name, array in mine.items():
                 if np.issubdtype(array.dtype, np.number) and array.shape == theirs[name].shape and array.size:
-                    apart = np.abs(array.astype(np.float64) - theirs[name].astype(np.float64))
-                    noise[name] = max(noise.get(name, 0.0), float(np.nanmax(apart, initial=0.0)))
-    return noise
+                    difference = np.abs(array.astype(np.float64) - theirs[name].astype(np.float64))
+                    noise[name] = max(noise.get(name, 0.0), float(np.nanmax(difference, initial=0.0)))
+    return Outputs(against_golden, compare_outputs(ours, runs[0], tolerances), "", noise)
+
+
+def _grade_outputs(logged: Logged, outputs: Outputs) -> tuple[Grade, str]:
+    """The grade of the outputs alone, and its reason."""
+    report = outputs.against_logged
+    if report is not None:
+        if all(_max_abs(o.statistics) <= outputs.noise.get(o.name, 0.0) + logged.noise for o in report.outputs):
+            noise = max(outputs.noise.values(), default=0.0) + logged.noise
+            return "outputs equal", f"equal to the logged engine's within its noise of {noise:.3g}"
+        if report.verdict == "good":
+            return "within tolerance", "within the logged tolerances of the logged engine's"
+        return "drifted", "; ".join(report.reasons)[:1000]
+    recorded = logged.recorded.report if logged.recorded is not None and logged.same_data else None
+    if recorded is not None and not _changed_statistics(recorded, outputs.against_golden, logged.noise):
+        return "outputs equal", f"by every recorded statistic ({outputs.why_not})"
+    if outputs.against_golden.verdict == "good":
+        return "within tolerance", f"compared with the golden outputs ({outputs.why_not})"
+    return "drifted", "; ".join(outputs.against_golden.reasons)[:1000]
+
+
+def _max_abs(statistics: Any) -> float:
+    """The largest absolute difference; infinite if it cannot be computed."""
+    if statistics is None or statistics.nan_errors or math.isnan(statistics.max_abs):
+        return math.inf
+    return float(statistics.max_abs)
+
+
+def _changed_statistics(then: ComparisonReport, now: ComparisonReport, noise: float) -> list[Difference]:
+    changed: list[Difference] = []
+    others = {output.name: output for output in now.outputs}
+    for output in then.outputs:
+        other = others.get(output.name)
+        mine, theirs = output.statistics, None if other is None else other.statistics
+        if mine is None or theirs is None:
+            if mine is not theirs:
+                texts = ("no statistics" if each is None else "statistics" for each in (mine, theirs))
+                changed.append(Difference(what=output.name, then=next(texts), now=next(texts)))
+            continue
+        for metric in RECORDED:
+            one, two = getattr(mine, metric.name), getattr(theirs, metric.name)
+            if one is None or two is None or (math.isnan(one) and math.isnan(two)):
+                continue
+            if one != two and not math.isclose(one, two, rel_tol=_RELATIVE_TOLERANCE, abs_tol=noise):
+                changed.append(Difference(what=f"{output.name} {metric.name}", then=f"{one:.6g}", now=f"{two:.6g}"))
+    return changed
+
+
+def _output_differences(logged: Logged, outputs: Outputs) -> Iterable[Difference]:
+    """Changed statistics against the golden outputs, and differences from the logged engine."""
+    if logged.recorded is not None and logged.same_data:
+        yield from _changed_statistics(logged.recorded.report, outputs.against_golden, logged.noise)
+    for output in outputs.against_logged.outputs if outputs.against_logged is not None else ():
+        if (largest := _max_abs(output.statistics)) > 0:
+            noise = outputs.noise.get(output.name, 0.0) + logged.noise
+            what = f"{output.name} max_abs from the logged engine"
+            yield Difference(what=what, then=f"noise {noise:.3g}", now=f"{largest:.3g}")
 
 
 def _tactic_differences(then: TacticRecord, now: TacticRecord) -> Iterable[Difference]:
-    mine, theirs = ({c.layer: c for c in record.choices} for record in (then, now))
+    mine, theirs = ({c.layer: c.tactic for c in record.choices} for record in (then, now))
     for layer in then.differing_layers(now):
-        one, two = mine.get(layer), theirs.get(layer)
-        yield Difference(
-            what=layer,
-            then="no such layer" if one is None else one.tactic,
-            now="no such layer" if two is None else two.tactic,
-        )
+        none = "no such layer"
+        yield Difference(what=layer, then=mine.get(layer, none), now=theirs.get(layer, none))
     settings, others = dict(then.settings), dict(now.settings)
     for name in sorted({*settings, *others}):
         if settings.get(name) != others.get(name):
@@ -261,22 +449,14 @@ def _precision_differences(then: Sequence[Layer], now: Sequence[Layer]) -> Itera
 
 
 _COMPARED = (
-    "backend",
-    "backend_version",
-    "device",
-    "device_sha256",
-    "compute_capability",
-    "driver",
-    "cuda",
-    "os",
-    "python",
-)
+    "backend", "backend_version", "device", "device_sha256", "compute_capability", "driver", "cuda", "os", "python",
+)  # fmt: skip
 
 
 def environment_differences(
     then: Environment, now: Environment, state_then: Iterable[tuple[str, str]], state_now: Iterable[tuple[str, str]]
 ) -> tuple[Difference, ...]:
-    """What of the environment differs, field by field and package by package, and what the device was doing."""
+    """Differences between two environments, in fields, packages and the state of the device."""
     found = [
         Difference(what=name, then=str(getattr(then, name) or ""), now=str(getattr(now, name) or ""))
         for name in _COMPARED
@@ -284,7 +464,7 @@ def environment_differences(
     ]
     tables = (("package", dict(then.packages), dict(now.packages)), ("device", dict(state_then), dict(state_now)))
     for kind, mine, theirs in tables:
-        # Of a run that was logged before a state was told nothing can be said.
+        # A state that was not logged is unknown, not different.
         for name in sorted({*mine, *(theirs if kind == "package" else ())}):
             if mine.get(name) != theirs.get(name):
                 found.append(Difference(what=f"{kind} {name}", then=mine.get(name, ""), now=theirs.get(name, "")))
