@@ -24,7 +24,7 @@ from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.schema import Artifact, Tag
 
 
-def test_runs_are_chosen_by_id_by_filter_by_the_registry_and_by_chance(pristine: Logged) -> None:
+def test_runs_are_selected_by_id_filter_registry_or_sample(pristine: Logged) -> None:
     tracker, runs = pristine.tracker, pristine.runs
 
     assert choose_runs(AuditConfig(runs=(runs["fp32"][:8], runs["fp16"])), tracker) == (runs["fp32"], runs["fp16"])
@@ -34,11 +34,11 @@ def test_runs_are_chosen_by_id_by_filter_by_the_registry_and_by_chance(pristine:
     drawn = [choose_runs(AuditConfig(experiment="conv_net", sample=2, seed=seed), tracker) for seed in range(8)]
     assert all(len(set(each)) == 2 for each in drawn) and len({frozenset(each) for each in drawn}) > 1
     assert drawn[3] == choose_runs(AuditConfig(experiment="conv_net", sample=2, seed=3), tracker)
-    with pytest.raises(errors.ConfigError, match="No run fits"):
+    with pytest.raises(errors.ConfigError, match="No run matches"):
         choose_runs(AuditConfig(experiment="another"), tracker)
 
 
-def test_what_cannot_be_meant_is_refused() -> None:
+def test_invalid_options_are_refused() -> None:
     with pytest.raises(errors.ConfigError, match="Did you mean 'tactics'"):
         AuditConfig(at_least="tactic")  # type: ignore[arg-type]
     with pytest.raises(errors.ConfigError, match="ways"):
@@ -65,7 +65,7 @@ op.audit(config, tracker=MlflowTracker(sys.argv[1]), progress=progress)
 """
 
 
-def test_an_audit_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_killed_audit_is_resumed(tmp_path: Path) -> None:
     tracker = MlflowTracker(tmp_path / "mlruns")
     ids = []
     for number in range(12):
@@ -97,7 +97,7 @@ def test_an_audit_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     assert again.run_id != half.id and {run.id for run in again.runs} == {*ids, later.id}
 
 
-def test_a_store_that_goes_away_leaves_an_audit_to_be_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audit_resumes_after_store_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     tracker = MemoryTracker()
     for number in range(4):
         tracker.start("many", f"run {number}", kind="compare").finish("good")
@@ -121,9 +121,7 @@ def test_a_store_that_goes_away_leaves_an_audit_to_be_resumed(monkeypatch: pytes
     assert len(tracker.find("audit")) == 1
 
 
-def test_an_engine_is_resolved_only_if_a_trusted_key_signed_it(
-    logged: Logged, pristine: Logged, tmp_path: Path
-) -> None:
+def test_resolve_requires_trusted_signature(logged: Logged, pristine: Logged, tmp_path: Path) -> None:
     model = next(pristine.root.parent.glob("moved-conv_net.onnx"))
     signing.new_key(tmp_path / "other.pem", tmp_path / "other.pub")
 
@@ -131,7 +129,7 @@ def test_an_engine_is_resolved_only_if_a_trusted_key_signed_it(
     assert found.run_id == logged.runs["accepted"] and found.signed_by == signing.key_id(logged.key)
     assert found.engine(logged.tracker).plan
     other = resolve(model, tracker=logged.tracker, name="conv_net", keys=[tmp_path / "other.pub"])
-    assert other.run_id is None and "fits none of the keys" in other.why
+    assert other.run_id is None and "is not one of the given keys" in other.why
 
     logged.edit("accepted", "engine/engine.ort", lambda data: data[:-1] + bytes([data[-1] ^ 1]))
     logged.rewrite_manifest("accepted")
@@ -147,7 +145,7 @@ def test_an_engine_is_resolved_only_if_a_trusted_key_signed_it(
     assert "is not signed" in resolve(model, tracker=logged.tracker, name="conv_net", keys=[logged.key]).why
 
 
-def test_an_audit_signs_its_report(logged: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audit_signs_its_report(logged: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(signing.KEY_VARIABLE, str(logged.private))
     result = audit(AuditConfig(runs=(logged.runs["fp32"],), rebuild=False), tracker=logged.tracker)
 
@@ -158,9 +156,7 @@ def test_an_audit_signs_its_report(logged: Logged, monkeypatch: pytest.MonkeyPat
     assert verified.predicate["verdict"] == "good"
 
 
-def test_the_command_s_exit_code_says_whether_every_run_passes(
-    logged: Logged, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_exit_code_reports_failed_runs(logged: Logged, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["runs", "audit", "--store", str(logged.root), "--no-rebuild"]
     page, text = tmp_path / "audit.html", tmp_path / "audit.md"
 
@@ -174,7 +170,7 @@ def test_the_command_s_exit_code_says_whether_every_run_passes(
     assert main(line) == 2
 
 
-def test_the_report_draws_how_many_builds_have_each_grade() -> None:
+def test_report_draws_builds_by_grade() -> None:
     grades = ("bytes equal", "bytes equal", "outputs equal")
     runs = tuple(RunAudit(id=f"{n}" * 32, name=f"build {n}", kind="build", grade=g) for n, g in enumerate(grades))
     tracker = MemoryTracker()

@@ -103,7 +103,7 @@ class Log:
             file.write(f"{line}\n")
 
 
-def test_twenty_builds_come_out_again_from_the_server_s_address_alone(tmp_path: Path) -> None:
+def test_twenty_builds_are_rebuilt_from_a_server(tmp_path: Path) -> None:
     out = Path(os.environ.get("OUT", tmp_path))
     log = Log(out)
     ensure_store(tmp_path / "mlruns")

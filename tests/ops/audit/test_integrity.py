@@ -75,7 +75,7 @@ FILES: dict[str, tuple[str, str, Callable[[bytes], bytes]]] = {
 """What is changed: the run, the file, and how."""
 
 
-def test_nothing_is_wrong_with_runs_as_they_were_logged(pristine: Logged) -> None:
+def test_untouched_runs_have_no_contradictions(pristine: Logged) -> None:
     for run in pristine.runs:
         found = checked(pristine, run, keys=(str(pristine.key),))
 
@@ -85,7 +85,7 @@ def test_nothing_is_wrong_with_runs_as_they_were_logged(pristine: Logged) -> Non
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_changed_file_is_named(name: str, logged: Logged) -> None:
+def test_changed_file_is_named(name: str, logged: Logged) -> None:
     run, path, change = FILES[name]
     logged.edit(run, path, change)
 
@@ -96,7 +96,7 @@ def test_a_changed_file_is_named(name: str, logged: Logged) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_changed_together_with_the_manifest_is_named_with_both_values(name: str, logged: Logged) -> None:
+def test_file_changed_with_manifest_is_named(name: str, logged: Logged) -> None:
     run, path, change = FILES[name]
     before = sha256((logged.folder(run) / path).read_bytes())
     logged.edit(run, path, change)
@@ -111,7 +111,7 @@ def test_a_file_changed_together_with_the_manifest_is_named_with_both_values(nam
     assert found.whole and not found.passes("tolerance")
 
 
-def test_an_engine_rewritten_with_its_manifest_and_its_digests_still_contradicts_the_registry(logged: Logged) -> None:
+def test_rewritten_engine_contradicts_the_registry(logged: Logged) -> None:
     logged.edit("accepted", ENGINE, flipped)
     logged.rewrite_manifest("accepted")
     logged.rewrite_tags("accepted")
@@ -137,7 +137,7 @@ IN_THE_DATABASE: dict[str, tuple[str, Callable[[Logged], None], str, str]] = {
 
 
 @pytest.mark.parametrize("name", IN_THE_DATABASE)
-def test_a_value_changed_in_the_database_is_named(name: str, logged: Logged) -> None:
+def test_changed_database_value_is_named(name: str, logged: Logged) -> None:
     run, change, what, place = IN_THE_DATABASE[name]
     change(logged)
 
@@ -146,7 +146,7 @@ def test_a_value_changed_in_the_database_is_named(name: str, logged: Logged) -> 
     assert len({claim.value for claim in named.claims}) == 2
 
 
-def test_a_campaign_s_table_is_held_against_its_iterations(logged: Logged) -> None:
+def test_campaign_table_is_compared_with_iterations(logged: Logged) -> None:
     logged.edit("campaign", Artifact.CAMPAIGN_TABLE, another_table(logged))
     logged.rewrite_manifest("campaign")
     logged.rewrite_tags("campaign")
@@ -158,14 +158,14 @@ def test_a_campaign_s_table_is_held_against_its_iterations(logged: Logged) -> No
     assert any(claim.place.startswith(Artifact.CAMPAIGN_TABLE) for claim in verdict.claims)
 
 
-def test_a_damaged_table_is_named(logged: Logged) -> None:
+def test_damaged_table_is_named(logged: Logged) -> None:
     logged.edit("campaign", Artifact.CAMPAIGN_TABLE, flipped)
 
     assert Artifact.CAMPAIGN_TABLE in {each.what for each in checked(logged, "campaign").contradictions}
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_is_rewritten_consistently_is_found_by_its_signature(name: str, logged: Logged) -> None:
+def test_consistent_forgery_breaks_the_signature(name: str, logged: Logged) -> None:
     run, path, change = FILES[name]
     logged.edit(run, path, change)
     logged.rewrite_manifest(run)
@@ -176,7 +176,7 @@ def test_what_is_rewritten_consistently_is_found_by_its_signature(name: str, log
     assert any(each.what == path and "not what was signed" in each.why for each in found.contradictions)
 
 
-def test_a_forged_signature_fits_no_trusted_key_and_a_missing_one_is_named(
+def test_forged_and_missing_signatures_are_named(
     logged: Logged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = logged.folder("fp32") / Artifact.SIGNATURE
@@ -186,7 +186,7 @@ def test_a_forged_signature_fits_no_trusted_key_and_a_missing_one_is_named(
     monkeypatch.delenv(signing.KEY_VARIABLE)
 
     [forged] = checked(logged, "fp32", keys=(str(logged.key),)).contradictions
-    assert "fits none of the keys given" in forged.why
+    assert "is not one of the given keys" in forged.why
     assert checked(logged, "fp32", keys=(str(logged.key), str(tmp_path / "forger.pub"))).passes("bytes")
 
     file.unlink()
@@ -195,7 +195,7 @@ def test_a_forged_signature_fits_no_trusted_key_and_a_missing_one_is_named(
     assert checked(logged, "fp32").passes("bytes")
 
 
-def test_a_signed_run_copied_over_another_one_is_not_that_one(logged: Logged) -> None:
+def test_signed_run_copied_over_another_is_named(logged: Logged) -> None:
     """Old runs cannot be put in the place of new ones, though every signature in them is right."""
     for path in (Artifact.SIGNATURE, Artifact.MANIFEST):
         (logged.folder("fp32") / path).write_bytes((logged.folder("fp16") / path).read_bytes())
@@ -205,7 +205,7 @@ def test_a_signed_run_copied_over_another_one_is_not_that_one(logged: Logged) ->
     assert any(f"it was made for run {logged.runs['fp16']}" in each.why for each in found.contradictions)
 
 
-def test_runs_of_earlier_releases_which_told_their_digests_once_are_no_contradiction(logged: Logged) -> None:
+def test_missing_digest_tags_are_no_contradiction(logged: Logged) -> None:
     for tag in (Tag.MANIFEST_SHA256, Tag.DIGESTS):
         logged._execute("DELETE FROM tags WHERE run_uuid = ? AND key = ?", logged.runs["fp32"], tag)
     (logged.folder("fp32") / Artifact.SIGNATURE).unlink()
@@ -213,7 +213,7 @@ def test_runs_of_earlier_releases_which_told_their_digests_once_are_no_contradic
     assert checked(logged, "fp32").passes("bytes")
 
 
-def test_the_private_key_reaches_neither_the_store_nor_the_report(pristine: Logged) -> None:
+def test_private_key_is_never_stored(pristine: Logged) -> None:
     secret = b"".join(pristine.private.read_bytes().splitlines()[1:-1])
     files = [file for file in pristine.root.rglob("*") if file.is_file()]
 

@@ -43,7 +43,7 @@ def tracker(request: pytest.FixtureRequest, tmp_path: Path) -> MemoryTracker | M
     return MemoryTracker() if request.param is MemoryTracker else MlflowTracker(tmp_path / "mlruns")
 
 
-def test_large_artifacts_of_old_bad_runs_go_and_everything_else_stays(tracker) -> None:
+def test_large_artifacts_of_old_bad_runs_are_dropped(tracker) -> None:
     bad, good, needed = logged(tracker, "bad"), logged(tracker, "good"), logged(tracker, "bad")
     logged(tracker, "good", **{Tag.REUSED_FROM: needed})
     accepted = logged(tracker, "bad")
@@ -57,7 +57,7 @@ def test_large_artifacts_of_old_bad_runs_go_and_everything_else_stays(tracker) -
 
     assert [run.id for run in done.runs] == [bad] and done.bytes == BIG and done.spared == 2
     assert [entry.path for entry in done.runs[0].artifacts] == ["engine/engine.ort"]
-    with pytest.raises(errors.IncompleteRunError, match="dropped to make room"):
+    with pytest.raises(errors.IncompleteRunError, match="removed to free space"):
         tracker.load(bad).read_bytes("engine/engine.ort")
     assert tracker.peek(bad, "engine/engine.ort") is None
     assert tracker.load(bad).read_bytes(Artifact.TACTICS) and tracker.load(bad).read_bytes("build.txt") == b"small"
@@ -65,7 +65,7 @@ def test_large_artifacts_of_old_bad_runs_go_and_everything_else_stays(tracker) -
     assert prune_runs(RULE, tracker=tracker, now=later).runs == ()
 
 
-def test_what_the_gate_found_stays_and_the_engine_that_it_refused_goes() -> None:
+def test_gate_keeps_findings_and_drops_engine() -> None:
     tracker = MemoryTracker()
     run = tracker.start("many", "refused", kind="gate")
     for path in ("engine/engine.ort", Artifact.GATE, Artifact.REPORT_DATA, Artifact.ACCURACY):
@@ -77,9 +77,7 @@ def test_what_the_gate_found_stays_and_the_engine_that_it_refused_goes() -> None
     assert [entry.path for entry in pruned.artifacts] == ["engine/engine.ort"]
 
 
-def test_an_audit_knows_what_was_dropped_and_still_finds_what_was_changed(
-    tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_audit_of_pruned_run_finds_changes(tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     signing.new_key(tmp_path / "k.pem", tmp_path / "k.pub")
     monkeypatch.setenv(signing.KEY_VARIABLE, str(tmp_path / "k.pem"))
     run = logged(tracker, "bad")
@@ -95,7 +93,7 @@ def test_an_audit_knows_what_was_dropped_and_still_finds_what_was_changed(
     assert manifest.dropped[0].why == RULE.rule and manifest.dropped[0].artifact.size == BIG
 
 
-def test_a_server_drops_them_too(tmp_path: Path) -> None:
+def test_server_drops_artifacts(tmp_path: Path) -> None:
     ensure_store(tmp_path / "mlruns")
     with MlflowServer(tmp_path / "mlruns") as server:
         tracker = MlflowTracker(server.address)
@@ -108,7 +106,7 @@ def test_a_server_drops_them_too(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("engine.ort")) and list(tmp_path.rglob("replay.json"))
 
 
-def test_a_rule_that_cannot_be_meant_is_refused() -> None:
+def test_invalid_rule_is_refused() -> None:
     with pytest.raises(errors.ConfigError, match="Did you mean 'bad'"):
         PruneConfig(verdicts=("bed",))  # type: ignore[arg-type]
     with pytest.raises(errors.ConfigError, match="kinds"):
@@ -117,7 +115,7 @@ def test_a_rule_that_cannot_be_meant_is_refused() -> None:
         PruneConfig(older_than_days=-1)
 
 
-def test_the_command_changes_nothing_unless_told_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_is_a_dry_run_by_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tracker = MlflowTracker(tmp_path / "mlruns")
     run = logged(tracker, "bad")
     line = ["runs", "prune", "--store", str(tmp_path / "mlruns"), "--older-than", "0", "--larger-than", "1K"]

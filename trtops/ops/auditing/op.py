@@ -19,9 +19,8 @@ from trtops.ops.campaign.benches import bench, close_benches
 from trtops.ops.campaign.config import Place
 from trtops.ops.result import OnProgress, finish_with
 from trtops.tracking import builds, schema
-from trtops.tracking.base import Run, RunInfo, StoredRun, ended_if_whole
+from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker, ended_if_whole
 from trtops.tracking.owner import is_abandoned
-from trtops.tracking.registry import RegisteringTracker
 
 _SAVE_SECONDS = 5.0  # interval of saved intermediate results, and so the work that a kill loses
 
@@ -29,7 +28,7 @@ _SAVE_SECONDS = 5.0  # interval of saved intermediate results, and so the work t
 def audit(
     config: AuditConfig,
     *,
-    tracker: RegisteringTracker,
+    tracker: Tracker,
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
     progress: OnProgress | None = None,
@@ -111,7 +110,7 @@ def _save(run: Run, done: Mapping[str, RunAudit]) -> None:
     run.log_json([each.to_dict() for each in done.values()], schema.Artifact.AUDIT_PART)
 
 
-def _interrupted_audit(tracker: RegisteringTracker, experiment: str, options: str) -> RunInfo | None:
+def _interrupted_audit(tracker: Tracker, experiment: str, options: str) -> RunInfo | None:
     """The newest audit with these options, if it is unfinished and no living process works on it."""
     for info in tracker.find(experiment, tags={schema.Tag.KIND: "audit", schema.Tag.AUDIT: options}):
         info = ended_if_whole(tracker, info)
@@ -122,7 +121,7 @@ def _interrupted_audit(tracker: RegisteringTracker, experiment: str, options: st
     return None
 
 
-def choose_runs(config: AuditConfig, tracker: RegisteringTracker) -> tuple[str, ...]:
+def choose_runs(config: AuditConfig, tracker: Tracker) -> tuple[str, ...]:
     """Ids of the runs to audit, in order.
 
     Raises:
@@ -152,7 +151,7 @@ def choose_runs(config: AuditConfig, tracker: RegisteringTracker) -> tuple[str, 
 
 
 def _audit_run(
-    run_id: str, config: AuditConfig, tracker: RegisteringTracker, shared: SharedReads, folder: MaterialFolder
+    run_id: str, config: AuditConfig, tracker: Tracker, shared: SharedReads, folder: MaterialFolder
 ) -> RunAudit:
     """Audit one run. Every problem with it is part of the result, except that the store is unavailable."""
     begin = time.perf_counter()
@@ -192,7 +191,7 @@ def _holds_build(run: StoredRun) -> bool:
 
 
 def _rebuild_run(
-    run: StoredRun, audited: RunAudit, config: AuditConfig, tracker: RegisteringTracker, folder: MaterialFolder
+    run: StoredRun, audited: RunAudit, config: AuditConfig, tracker: Tracker, folder: MaterialFolder
 ) -> RunAudit:
     try:
         logged = gather(run, tracker, folder)

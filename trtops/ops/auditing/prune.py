@@ -12,8 +12,7 @@ from trtops.ops.result import OnProgress, OpResult
 from trtops.record import Record
 from trtops.tables import size
 from trtops.tracking import schema
-from trtops.tracking.base import ArtifactEntry
-from trtops.tracking.registry import RegisteringTracker
+from trtops.tracking.base import ArtifactEntry, Tracker
 from trtops.verdict import VERDICTS, Verdict
 
 _RECORDS = (".json", ".jsonl", ".log", ".md", ".table", ".txt")
@@ -124,7 +123,7 @@ class PruneResult(OpResult):
 def prune_runs(
     config: PruneConfig | None = None,
     *,
-    tracker: RegisteringTracker,
+    tracker: Tracker,
     progress: OnProgress | None = None,
     now: Callable[[], float] = time.time,
 ) -> PruneResult:

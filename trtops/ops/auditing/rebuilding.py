@@ -26,7 +26,7 @@ from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.engines.deny import deny_list
 from trtops.ops.evaluation.check import CheckConfig, Evaluation, collect, tolerances_for
 from trtops.record import sha256, sha256_file
-from trtops.spec import Environment, Layer
+from trtops.spec import BuildConfig, Environment, Layer
 from trtops.tactics.denied import DenyList
 from trtops.tactics.noise import NoiseSplit
 from trtops.tactics.record import TacticRecord
@@ -107,9 +107,7 @@ def gather(run: StoredRun, tracker: Tracker, folder: MaterialFolder) -> Logged:
     """
     missing: list[str] = []
     held = builds.holder_of_engine(tracker, run.info)
-    engine = next(
-        (e for e in held.manifest.original().artifacts if e.path.startswith(f"{builds.ENGINE_STEM}.")), None
-    )
+    engine = next((e for e in held.manifest.original().artifacts if e.path.startswith(f"{builds.ENGINE_STEM}.")), None)
     if engine is None:
         raise incomplete(held.info.id, "it holds no engine")
     try:
@@ -221,37 +219,33 @@ def _check_config(
     else:
         missing.append("how the engine was evaluated, and on what data: random data is used")
         check, same_data = CheckConfig(), False
-    materials: dict[str, tuple[StoredRun, Material]] = {}
+    given: dict[str, tuple[StoredRun, Material]] = {}
     for source in reversed(sources):
         for material in (_materials_of(source) or Materials(check={})).given:
-            materials[material.name] = (source, material)
+            given[material.name] = (source, material)
+    kept_data, kept_golden = given.get("data"), given.get("golden")
     data, golden = check.data, check.golden
-    if data is not None:
-        source, material = materials.get("data", (None, None))
-        if material is not None and source is not None and material.path:
-            data = str(source.local_path(material.path))
-        else:
-            digest = "" if material is None else f" (SHA-256 {material.sha256})"
-            missing.append(f"data {data!r}{digest}: random data with seed {check.seed} is used")
-            data, same_data = None, False
+    if data is not None and kept_data is not None and kept_data[1].path:
+        data = str(kept_data[0].local_path(kept_data[1].path))
+    elif data is not None:
+        digest = "" if kept_data is None else f" (SHA-256 {kept_data[1].sha256})"
+        missing.append(f"data {data!r}{digest}: random data with seed {check.seed} is used")
+        data, same_data = None, False
     if golden is not None and not same_data:
         golden = None  # golden outputs of other data do not fit
     elif golden is not None:
-        source, material = materials.get("golden", (None, None))
         found = None
-        if material is not None and source is not None and material.path in source.manifest:
-            found = source.local_path(material.path)
-        elif material is not None:
-            found = folder.file(material.sha256)
+        if kept_golden is not None:
+            source, material = kept_golden
+            kept_here = material.path in source.manifest
+            found = source.local_path(material.path) if kept_here else folder.file(material.sha256)
         if found is None:
             missing.append(f"golden outputs {golden!r}: those of the model are used")
         golden = None if found is None else str(found)
     return replace(check, labels=None, plots="never", latency_runs=0, data=data, golden=golden), same_data
 
 
-def _find_model(
-    wanted: str, sources: Iterable[StoredRun | None], folder: MaterialFolder, missing: list[str]
-) -> Model:
+def _find_model(wanted: str, sources: Iterable[StoredRun | None], folder: MaterialFolder, missing: list[str]) -> Model:
     why = "no run logged it"
     for run in dict.fromkeys(filter(None, sources)):
         kept = [e.path for e in run.manifest.artifacts if e.path.startswith(schema.Artifact.MODEL)]
@@ -282,25 +276,36 @@ def _campaign_noise(run: StoredRun, tracker: Tracker) -> float:
 
 def rebuild(way: WayName, logged: Logged, backend: IsolatedBackend, repeats: int) -> Rebuild:
     """Rebuild an engine in one way and grade the result. A failure is a grade."""
-    build, caches = logged.build, logged.caches
-    config = build.spec.config
-    missing = ""
-    if way == "plain" and build.spec.timing_cache_sha256 is not None and caches.timing is None:
-        missing = "the timing cache of the build is missing"
-    elif way == "timing cache":
-        missing = "no timing cache was logged" if build.timing_cache is None else ""
-        caches = replace(caches, timing=build.timing_cache, replay=None)
-    elif way == "replay":
-        # A seed would choose other tactics, and a deny-list might refuse recorded ones.
-        config = replace(config, options=replace(config.options, tactic_seed=None))
-        caches = Caches.replaying(build.tactics, build.timing_cache, calibration=caches.calibration)
-    if missing:
-        return Rebuild(way=way, grade="cannot be rebuilt", why=missing)
+    try:
+        config, caches = builder_inputs(way, logged)
+    except errors.ConfigError as exc:
+        return Rebuild(way=way, grade="cannot be rebuilt", why=str(exc))
     try:
         new = backend.build(logged.model, config, caches=caches)
         return _grade_build(way, logged, new, backend, repeats)
     except errors.TrtopsError as exc:
         return Rebuild(way=way, grade="cannot be rebuilt", why=f"{type(exc).__name__}: {exc}"[:2000])
+
+
+def builder_inputs(way: WayName, logged: Logged) -> tuple[BuildConfig, Caches]:
+    """Config and caches for one way.
+
+    Raises:
+        ConfigError: If something it needs was not logged.
+    """
+    build, caches = logged.build, logged.caches
+    config = build.spec.config
+    if way == "plain":
+        if build.spec.timing_cache_sha256 is not None and caches.timing is None:
+            raise errors.ConfigError("the timing cache of the build is missing")
+        return config, caches
+    if way == "timing cache":
+        if build.timing_cache is None:
+            raise errors.ConfigError("no timing cache was logged")
+        return config, replace(caches, timing=build.timing_cache, replay=None)
+    # A seed would choose other tactics, and a deny-list might refuse recorded ones.
+    replayed = Caches.replaying(build.tactics, build.timing_cache, calibration=caches.calibration)
+    return replace(config, options=replace(config.options, tactic_seed=None)), replayed
 
 
 def _grade_build(way: WayName, logged: Logged, new: Build, backend: IsolatedBackend, repeats: int) -> Rebuild:
@@ -317,7 +322,14 @@ def _grade_build(way: WayName, logged: Logged, new: Build, backend: IsolatedBack
         return made
     engine = old.engine if old.engine.plan else None
     outputs = backend.worker.run(
-        _run_in_child, new.engine, engine, logged.model, logged.check, logged.tolerances, repeats, timeout=backend.timeout
+        _run_in_child,
+        new.engine,
+        engine,
+        logged.model,
+        logged.check,
+        logged.tolerances,
+        repeats,
+        timeout=backend.timeout,
     )
     grade, why = _grade_outputs(logged, outputs)
     if not made.tactics and not made.precisions and grade != "drifted":

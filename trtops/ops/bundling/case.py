@@ -22,7 +22,7 @@ from trtops.backend.onnxrt.tactics import Candidate
 from trtops.comparator.report import Tolerances
 from trtops.comparator.results import RunResults
 from trtops.comparator.standalone import RULES
-from trtops.ops.auditing.gathering import Gathered
+from trtops.ops.auditing.rebuilding import Logged
 from trtops.ops.evaluation.check import collect, tolerances_for
 from trtops.record import JSONValue, to_jsonable
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, TensorRTOptions
@@ -102,11 +102,11 @@ def _rule_of(name: str, tolerances: Tolerances) -> dict[str, JSONValue]:
     return {"atol": 0.0, "rtol": 0.0, **numbers, "check_dtypes": tolerances.check_dtypes}
 
 
-def case_of(gathered: Gathered, name: str, verdict: Verdict) -> Case:
+def case_of(logged: Logged, name: str, verdict: Verdict) -> Case:
     """The case of a logged build.
 
     Args:
-        gathered: The build, and what it was evaluated on.
+        logged: The build, and what it was evaluated on.
         name: What to call it.
         verdict: The run's.
 
@@ -114,29 +114,29 @@ def case_of(gathered: Gathered, name: str, verdict: Verdict) -> Case:
         ReproductionError: If the verdict rests on something that a script cannot show.
         TrtopsError: If the data or the model cannot be read.
     """
-    model, check = gathered.model, gathered.check
+    model, check = logged.model, logged.check
     feeds = [{n: np.asarray(a) for n, a in feed.items()} for feed in check.open_for(model)]
     golden = golden_outputs(model, feeds, check.golden)
-    recorded = gathered.recorded
+    recorded = logged.recorded
     case = Case(
         name=name,
-        backend=gathered.build.spec.config.backend,
+        backend=logged.build.spec.config.backend,
         model=model.proto(),
         feeds=feeds,
         golden=golden,
         tolerances=recorded.report.tolerances
         if recorded
-        else tolerances_for(gathered.build.spec.config.precision, check.tolerances, model),
+        else tolerances_for(logged.build.spec.config.precision, check.tolerances, model),
         verdict=verdict,
         settings={},
         original=model.proto() if check.golden is None else None,
         reasons=() if recorded is None else recorded.reasons,
     )
     if case.backend == "tensorrt":
-        return built_case(case, gathered.build, None)
+        return built_case(case, logged.build, None)
     emulated = None if recorded is None else recorded.emulated
     if recorded is None or recorded.report.verdict == "bad" or verdict == "good":
-        return built_case(case, gathered.build, gathered.caches.calibration)
+        return built_case(case, logged.build, logged.caches.calibration)
     if emulated is not None and emulated.verdict == "bad":
         return emulated_case(case, emulated.precision)
     raise errors.ReproductionError(

@@ -17,7 +17,7 @@ from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.onnx.model import Model
 from trtops.json import from_json
-from trtops.ops.auditing.gathering import Folder
+from trtops.ops.auditing.rebuilding import MaterialFolder
 from trtops.ops.bundling.case import Case, failing_case, golden_outputs
 from trtops.ops.evaluation.check import CheckConfig, tolerances_for
 from trtops.processes import temporary_prefix
@@ -33,7 +33,7 @@ def is_failed_build(info: RunInfo) -> bool:
 
 
 def failed_case(
-    info: RunInfo, tracker: Tracker, folder: Folder, name: str
+    info: RunInfo, tracker: Tracker, folder: MaterialFolder, name: str
 ) -> tuple[Case, Environment, dict[str, bytes], tuple[str, ...]]:
     """The case of a failed build, where it was made, further files, and what stands in for what was not kept.
 
@@ -86,7 +86,7 @@ def _materials(info: RunInfo, tracker: Tracker) -> Materials | None:
         raise errors.FormatError(f"Run {info.id}: {schema.Artifact.MATERIALS} is not JSON ({exc}).") from None
 
 
-def _model(info: RunInfo, tracker: Tracker, folder: Folder, digest: str) -> Model:
+def _model(info: RunInfo, tracker: Tracker, folder: MaterialFolder, digest: str) -> Model:
     """The model of a digest: as the run kept it, from where it was built from, or from a folder."""
     path = Path(info.tags.get(schema.Tag.MODEL_PATH, ""))
     kept = tracker.peek(info.id, f"{schema.Artifact.MODEL}{path.name}") if path.name else None

@@ -13,7 +13,7 @@ from trtops import errors
 from trtops.allowed import ask_for
 from trtops.backend.base import Build
 from trtops.backend.trt.choices.timing_cache import TimingCache
-from trtops.ops.auditing.gathering import Folder, Gathered, gather
+from trtops.ops.auditing.rebuilding import Logged, MaterialFolder, gather
 from trtops.ops.bundling.case import Case, case_of
 from trtops.ops.bundling.config import BundleConfig, BundleResult
 from trtops.ops.bundling.failed import failed_case, is_failed_build
@@ -60,20 +60,20 @@ def bundle(run: str, config: BundleConfig | None = None, *, tracker: Tracker) ->
     if verdict is None:
         raise errors.ReproductionError(f"Run {stored.info.id} has no verdict to repeat.")
     ask_for(stored.info.id, _scripts_named(stored), (), allowed=config.allow_scripts)
-    gathered = gather(stored, tracker, Folder(config.materials))
-    name = f"{stored.info.experiment} {gathered.build.spec.config.precision}"
-    case = case_of(gathered, name, verdict)
+    logged = gather(stored, tracker, MaterialFolder(config.materials))
+    name = f"{stored.info.experiment} {logged.build.spec.config.precision}"
+    case = case_of(logged, name, verdict)
     result = write_bundle(
         case,
         _with_output(config, stored.info),
-        gathered.build.engine.environment,
-        tactics=gathered.build.tactics,
-        extra=_extra_files(gathered, stripped=config.strip_weights),
+        logged.build.engine.environment,
+        tactics=logged.build.tactics,
+        extra=_extra_files(logged, stripped=config.strip_weights),
     )
     return replace(
         result,
         title=f"bundle {name}",
-        missing=gathered.missing,
+        missing=logged.missing,
         run_id=stored.info.id,
         url=stored.info.url,
         experiment=stored.info.experiment,
@@ -83,7 +83,7 @@ def bundle(run: str, config: BundleConfig | None = None, *, tracker: Tracker) ->
 def _bundle_of_failed(info: RunInfo, config: BundleConfig, tracker: Tracker) -> BundleResult:
     """The bundle of a build that came to no engine."""
     name = f"{info.experiment} {info.params.get('precision', '')}".strip()
-    case, environment, extra, missing = failed_case(info, tracker, Folder(config.materials), name)
+    case, environment, extra, missing = failed_case(info, tracker, MaterialFolder(config.materials), name)
     if config.strip_weights:
         extra = {path: data for path, data in extra.items() if not path.startswith("caches/")}
     result = write_bundle(case, _with_output(config, info), environment, extra=extra)
@@ -171,9 +171,9 @@ def _scripts_named(stored: StoredRun) -> list[str]:
     return [] if materials is None else scripts_of(CheckConfig.from_dict(materials.check).data)
 
 
-def _extra_files(gathered: Gathered, *, stripped: bool) -> dict[str, bytes]:
+def _extra_files(logged: Logged, *, stripped: bool) -> dict[str, bytes]:
     """What is not needed to repeat the verdict, and tells how it came about; without the weights no engine and no ranges."""
-    build = gathered.build
+    build = logged.build
     files: dict[str, Any] = {
         "spec.json": build.spec.to_json().encode("utf-8"),
         "tactics.json": build.tactics.to_json().encode("utf-8"),

@@ -145,9 +145,7 @@ def gate(
     return result
 
 
-def accept(
-    tracker: Tracker, run_id: str, build: Build, *, name: str, evidence: str
-) -> tuple[RegisteredVersion, str]:
+def accept(tracker: Tracker, run_id: str, build: Build, *, name: str, evidence: str) -> tuple[RegisteredVersion, str]:
     """Register a candidate as the accepted engine; returns the version and its alias.
 
     If an engine of another precision holds the alias of this device and release, the precision is appended to the alias.
