@@ -1,4 +1,4 @@
-"""What tests of models beyond 2 GiB share, with small models and the limits lowered."""
+"""Fixtures for tests of large models: small models with lowered limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture
 def temporary_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """An empty folder for temporary files, which must be empty again when nothing is used any more."""
+    """An empty folder for temporary files, which must be empty again at the end."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))

@@ -22,22 +22,18 @@ from trtops.backend.common import (
 )
 
 
-def test_bytes_go_to_a_new_folder_and_come_back(tmp_path: Path) -> None:
+def test_bytes_are_saved_and_loaded(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "file.engine"
 
     assert SaveBytes(lambda: b"plan", path)() == b"plan"
     assert BytesFromPath(path)() == bytes_from_path(str(path)) == b"plan"
     assert save_bytes(b"other", path) == b"other"
     assert path.read_bytes() == b"other"
+    save_bytes(memoryview(b"view"), path)  # type: ignore[arg-type]
+    assert path.read_bytes() == b"view"
 
 
-def test_anything_with_the_buffer_protocol_is_saved(tmp_path: Path) -> None:
-    save_bytes(memoryview(b"view"), tmp_path / "f")  # type: ignore[arg-type]
-
-    assert (tmp_path / "f").read_bytes() == b"view"
-
-
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(errors.FormatError, match=r"none\.bin cannot be read: No such file"):
         bytes_from_path(tmp_path / "none.bin")
     with pytest.raises(errors.FormatError, match="Is a directory"):
@@ -52,7 +48,7 @@ def test_loaders_can_be_pickled(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(loader))() == b"x"
 
 
-def test_saved_files_have_the_permissions_that_plain_ones_have(tmp_path: Path) -> None:
+def test_saved_files_have_usual_permissions(tmp_path: Path) -> None:
     (tmp_path / "plain").write_bytes(b"")
     save_bytes(b"", tmp_path / "saved")
 
@@ -90,33 +86,33 @@ def script(tmp_path: Path) -> Path:
     sys.modules.pop("neighbour", None)
 
 
-def test_functions_and_classes_of_a_script_are_called(script: Path) -> None:
+def test_script_functions_and_classes_are_called(script: Path) -> None:
     assert InvokeFromScript(script, "load_data")(count=2) == 42
     assert invoke_from_script(str(script), "load_data", 3) == 63
     assert InvokeFromScript(script, "Adder")(1) == 11
 
 
-def test_a_script_is_run_anew_at_every_call_and_leaves_the_path_alone(script: Path) -> None:
+def test_script_runs_at_every_call(script: Path) -> None:
     before = list(sys.path)
 
     assert [invoke_from_script(script, "runs") for _ in range(2)] == [1, 1]
     assert sys.path == before
 
 
-def test_objects_of_a_script_can_be_pickled(script: Path) -> None:
+def test_script_objects_can_be_pickled(script: Path) -> None:
     adder = import_from_script(script, "Adder")(by=1)
 
     assert pickle.loads(pickle.dumps(adder)) == adder
 
 
-def test_what_a_script_does_not_define_is_refused_with_a_hint(script: Path, tmp_path: Path) -> None:
+def test_undefined_script_names_are_refused(script: Path, tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError, match=r"does not define 'load_dat'\. Did you mean 'load_data'"):
         invoke_from_script(script, "load_dat")
     with pytest.raises(errors.ConfigError, match=r"missing\.py does not exist"):
         invoke_from_script(tmp_path / "missing.py", "f")
 
 
-def test_what_a_script_raises_passes_through_and_leaves_no_module(tmp_path: Path) -> None:
+def test_script_exceptions_pass_through(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("raise ZeroDivisionError('mine')\n")
     before = set(sys.modules)
 
@@ -127,7 +123,7 @@ def test_what_a_script_raises_passes_through_and_leaves_no_module(tmp_path: Path
 
 
 @pytest.mark.parametrize("mode", ["w+", "w+b"])
-def test_open_files_of_either_kind_are_written_and_read(mode):
+def test_text_and_binary_files(mode):
     import tempfile
 
     from trtops.backend.common import save_bytes

@@ -7,7 +7,7 @@ import pytest
 from trtops.backend import environment
 
 
-def test_the_processor_is_known_by_what_decides_kernels_and_not_by_its_clock(tmp_path, monkeypatch):
+def test_processor_digest_ignores_the_clock(tmp_path, monkeypatch):
     text = (
         "vendor_id\t: V\nmodel name\t: P 1\nflags\t\t: fpu sse avx2 {flag}\ncpu MHz\t\t: {clock}\n\nvendor_id\t: other"
     )
@@ -26,7 +26,7 @@ def test_the_processor_is_known_by_what_decides_kernels_and_not_by_its_clock(tmp
     assert found["c"].instruction_sets == ("avx2", "avx512f", "fpu", "sse")
 
 
-def test_without_cpuinfo_the_architecture_stands_for_the_processor(tmp_path, monkeypatch):
+def test_processor_without_cpuinfo(tmp_path, monkeypatch):
     monkeypatch.setattr(environment, "_CPUINFO", tmp_path / "none")
     environment.processor.cache_clear()
 
@@ -53,7 +53,7 @@ def repository(tmp_path):
     return tmp_path, git("rev-parse", "HEAD")
 
 
-def test_the_commit_is_given_in_full_and_marked_where_tracked_files_differ(repository):
+def test_commit_is_marked_dirty(repository):
     folder, head = repository
     assert environment.git_commit(folder) == head
 
@@ -62,9 +62,9 @@ def test_the_commit_is_given_in_full_and_marked_where_tracked_files_differ(repos
     assert environment.git_commit(folder) == f"{head}-dirty"
 
 
-def test_outside_git_there_is_no_commit(tmp_path):
+def test_no_commit_outside_git(tmp_path):
     assert environment.git_commit(tmp_path) is None
 
 
-def test_packages_that_are_not_installed_are_left_out():
+def test_missing_packages_are_left_out():
     assert [name for name, _ in environment.package_versions(["onnx", "no-such-package", "numpy"])] == ["numpy", "onnx"]

@@ -7,7 +7,7 @@ from trtops.backend.onnx.loader import OnnxFromTfGraph, onnx_from_tf_graph
 from trtops.backend.onnxrt import session_from_onnx
 
 
-def test_a_twin_is_a_function_like_any_other() -> None:
+def test_loader_functions_are_ordinary_functions() -> None:
     assert onnx_from_tf_graph.__name__ == "onnx_from_tf_graph"
     assert pickle.loads(pickle.dumps(onnx_from_tf_graph)) is onnx_from_tf_graph
     assert inspect.signature(onnx_from_tf_graph).parameters == inspect.signature(OnnxFromTfGraph).parameters

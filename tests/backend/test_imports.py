@@ -1,4 +1,4 @@
-"""What importing the back ends loads: names are listed, and libraries wait until something is made with them."""
+"""Importing the back ends imports no library."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIBRARIES = ("numpy", "onnx", "onnxruntime", "google.protobuf")
         "import trtops.backend.onnx; import trtops.backend.pluginref",
     ],
 )
-def test_the_first_lines_of_a_script_load_no_library(code: str) -> None:
+def test_imports_load_no_library(code: str) -> None:
     code += f"; import sys; print(*[name for name in {LIBRARIES} if name in sys.modules])"
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -8,7 +8,7 @@ from trtops.backend.worker import IsolatedBackend
 from trtops.spec import BuildConfig
 
 
-def test_of_endless_calibration_data_no_more_than_is_used_goes_to_the_child() -> None:
+def test_endless_calibration_data_is_cut() -> None:
     case = models.conv_net()
     backend = IsolatedBackend("onnxruntime", timeout=120)
 

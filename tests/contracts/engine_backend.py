@@ -1,4 +1,4 @@
-"""What every engine back end must do. A subclass supplies the back end, and a config that it can build."""
+"""The contract of engine back ends. A subclass supplies the back end, and a config that it can build."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ np.savez(f"{folder}/outputs.npz", **outputs)
 
 
 class EngineBackendContract:
-    """Subclass it as ``Test...``, and supply ``backend`` and ``config``; ``can_run`` where engines cannot run."""
+    """Subclass it as ``Test...``, and supply ``backend`` and ``config``."""
 
     rtol = 1e-4
     atol = 1e-4
@@ -67,7 +67,7 @@ class EngineBackendContract:
     def build(self, backend, model, config):
         return backend.build(model, config)
 
-    def test_the_environment_names_backend_release_and_device(self, backend):
+    def test_environment_names_release_and_device(self, backend):
         environment = backend.environment()
 
         assert environment.backend == backend.name
@@ -75,7 +75,7 @@ class EngineBackendContract:
         assert environment.build_digest() == backend.environment().build_digest()
         assert Environment.from_json(environment.to_json()) == environment
 
-    def test_a_build_tells_all_that_is_to_be_remembered(self, backend, build, model, config):
+    def test_build_is_complete(self, backend, build, model, config):
         assert build.spec.model_sha256 == model.info.sha256
         assert build.spec.config == config
         assert build.engine.backend == backend.name
@@ -84,7 +84,7 @@ class EngineBackendContract:
         assert build.layers
         assert all(layer.name and layer.op for layer in build.layers)
 
-    def test_an_engine_gives_the_models_outputs_within_its_precision(self, backend, build, model, case):
+    def test_engine_gives_the_models_outputs(self, backend, build, model, case):
         from trtops.backend.engines import reference_runner
 
         with reference_runner(model) as reference, backend.runner(build.engine) as runner:
@@ -94,7 +94,7 @@ class EngineBackendContract:
             for name, array in golden.items():
                 np.testing.assert_allclose(outputs[name], array, rtol=self.rtol, atol=self.atol)
 
-    def test_an_engine_runs_the_same_in_another_process(self, backend, build, case, tmp_path):
+    def test_engine_runs_in_another_process(self, backend, build, case, tmp_path):
         with backend.runner(build.engine) as runner:
             expected = {name: np.array(array) for name, array in runner.infer(case.feed).items()}
         (tmp_path / "engine.bin").write_bytes(build.engine.plan)
@@ -110,7 +110,7 @@ class EngineBackendContract:
             for name, array in expected.items():
                 np.testing.assert_array_equal(outputs[name], array)
 
-    def test_a_runner_takes_a_callable_that_fetches_the_engine_when_activated(self, backend, build, case):
+    def test_runner_fetches_the_engine_at_activation(self, backend, build, case):
         fetched = []
 
         def fetch() -> Engine:
@@ -125,7 +125,7 @@ class EngineBackendContract:
         assert fetched == [True]
 
     @pytest.mark.parametrize("damage", ["empty", "truncated", "one byte", "junk"])
-    def test_damaged_engines_are_refused_when_activated(self, backend, build, damage):
+    def test_damaged_engines_are_refused(self, backend, build, damage):
         plan = bytearray(build.engine.plan)
         if damage == "one byte":
             plan[len(plan) // 2] ^= 0xFF
@@ -142,7 +142,7 @@ class EngineBackendContract:
         assert not runner.is_active
 
     @pytest.mark.parametrize("part", [{"backend_version": "0.0.1"}, {"device": "Z80", "device_sha256": "0" * 64}])
-    def test_engines_of_another_release_or_device_are_refused_with_both_named(self, backend, build, part):
+    def test_foreign_engines_are_refused(self, backend, build, part):
         elsewhere = replace(build.engine.environment, **part)
 
         with pytest.raises(errors.EngineLoadError) as caught:
@@ -150,41 +150,30 @@ class EngineBackendContract:
 
         assert next(iter(part.values())) in str(caught.value)
 
-    def test_options_of_another_back_end_are_refused(self, backend, model, config):
+    def test_contradictory_configs_are_refused(self, backend, model, config):
         other = TensorRTOptions() if isinstance(config.options, OnnxRuntimeOptions) else OnnxRuntimeOptions()
+        unknown, wrong = OptimizationProfile.fixed(xx=(2, 5, 16)), OptimizationProfile.fixed(x=(2, 5, 17))
+        for change, message in (
+            ({"options": other}, r"\S"),
+            ({"profiles": (unknown,)}, r"'xx'.*'x'"),
+            ({"profiles": (wrong,)}, "17"),
+        ):
+            with pytest.raises(errors.ConfigError, match=message):
+                backend.build(model, replace(config, **change))
 
-        with pytest.raises(errors.ConfigError):
-            backend.build(model, replace(config, options=other))
-
-    def test_a_profile_for_an_unknown_input_is_refused_with_the_name_that_was_meant(self, backend, model, config):
-        profile = OptimizationProfile.fixed(xx=(2, 5, 16))
-
-        with pytest.raises(errors.ConfigError, match=r"'xx'.*'x'"):
-            backend.build(model, replace(config, profiles=(profile,)))
-
-    def test_a_profile_that_contradicts_a_fixed_dimension_is_refused(self, backend, model, config):
-        profile = OptimizationProfile.fixed(x=(2, 5, 17))
-
-        with pytest.raises(errors.ConfigError, match="17"):
-            backend.build(model, replace(config, profiles=(profile,)))
-
-    def test_an_op_without_kernel_fails_the_build_with_op_and_node_named(self, backend, config):
+    def test_unknown_op_is_named(self, backend, config):
         case = models.no_kernel()
 
         with pytest.raises(errors.EngineBuildError, match=r"(?s)Frobnicate.*|frob.*"):
             backend.build(Model.from_proto(case.proto, case.name), config)
 
-    def test_int8_without_data_or_cache_is_refused(self, backend, model, config):
-        with pytest.raises(errors.CalibrationError, match="calibration"):
-            backend.build(model, replace(config, precision="int8"))
-
-    def test_a_damaged_timing_cache_is_refused(self, backend, model, config):
-        with pytest.raises(errors.TimingCacheError):
-            backend.build(model, config, caches=Caches(timing=b"\x00not a cache"))
-
-    def test_a_replay_from_another_device_is_refused(self, backend, model, config, build):
+    def test_unusable_caches_are_refused(self, backend, model, config, build):
         elsewhere = replace(build.tactics, device_sha256="0" * 64)
 
+        with pytest.raises(errors.CalibrationError, match="calibration"):
+            backend.build(model, replace(config, precision="int8"))
+        with pytest.raises(errors.TimingCacheError):
+            backend.build(model, config, caches=Caches(timing=b"\x00not a cache"))
         with pytest.raises(errors.TacticMismatchError):
             backend.build(model, config, caches=Caches(replay=elsewhere))
 
@@ -192,7 +181,7 @@ class EngineBackendContract:
         assert TacticRecord.from_json(build.tactics.to_json()) == build.tactics
         assert 0 <= build.tactics.coverage <= 1
 
-    def test_a_build_with_the_timing_cache_of_another_makes_the_same_choices(self, backend, model, config, build):
+    def test_timing_cache_repeats_the_choices(self, backend, model, config, build):
         if build.timing_cache is None:
             pytest.skip("this back end keeps no timing cache")
 
@@ -201,7 +190,7 @@ class EngineBackendContract:
         assert again.tactics == build.tactics
         assert again.spec.timing_cache_sha256 is not None
 
-    def test_a_replay_makes_the_same_choices_and_gives_the_same_outputs(self, backend, model, config, build, case):
+    def test_replay_repeats_choices_and_outputs(self, backend, model, config, build, case):
         if not any(choice.replayable for choice in build.tactics.choices):
             pytest.skip("nothing of this build can be replayed here")
 

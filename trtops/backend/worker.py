@@ -67,11 +67,12 @@ class IsolatedBackend:
 
     def environment(self) -> Environment:
         """Return the child's build environment."""
-        return self.worker.run(_environment_in_child, self.backend, timeout=self.timeout)
+        found: Environment = self.worker.run(_call_in_child, self.backend, "environment", timeout=self.timeout)
+        return found
 
     def device_state(self) -> Mapping[str, str]:
         """Return the device's state as the child reports it."""
-        return self.worker.run(_device_state_in_child, self.backend, timeout=self.timeout)
+        return self.worker.run(_call_in_child, self.backend, "device_state", timeout=self.timeout)
 
     def build(
         self,
@@ -90,7 +91,9 @@ class IsolatedBackend:
         feeds = (
             None if calibration_data is None else list(itertools.islice(calibration_data, config.calibration_samples))
         )
-        return self.worker.run(_build_in_child, self.backend, model, config, caches, feeds, timeout=self.timeout)
+        arguments = (self.backend, "build", model, config, caches, feeds)
+        build: Build = self.worker.run(_call_in_child, *arguments, timeout=self.timeout)
+        return build
 
     def build_surviving(
         self,
@@ -159,19 +162,13 @@ def built_safely(model: Model, config: BuildConfig, caches: Caches = NO_CACHES) 
         return IsolatedBackend(config.backend, worker=worker).build_surviving(model, config, caches=caches)
 
 
-# Functions that the child runs: a pickled call names a function of a module.
-
-
-def _environment_in_child(backend: str) -> Environment:
-    return engine_backend(backend).environment()
-
-
-def _device_state_in_child(backend: str) -> Mapping[str, str]:
-    return engine_backend(backend).device_state()
-
-
-def _build_in_child(backend: str, model: Model, config: BuildConfig, caches: Caches, feeds: list[Feed] | None) -> Build:
-    return engine_backend(backend).build(model, config, caches=caches, calibration_data=feeds)
+def _call_in_child(backend: str, method: str, *build_arguments: Any) -> Any:
+    """Call a method of a back end; a pickled call must name a function of a module."""
+    bound = getattr(engine_backend(backend), method)
+    if not build_arguments:
+        return bound()
+    model, config, caches, feeds = build_arguments
+    return bound(model, config, caches=caches, calibration_data=feeds)
 
 
 def _infer_in_child(backend: str, engine: Engine, feed: Feed) -> dict[str, Any]:

@@ -17,14 +17,11 @@ from trtops import errors
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Algorithm: TypeAlias = Literal["minmax", "entropy", "percentile", "distribution"]
-ALGORITHMS: tuple[Algorithm, ...] = ("minmax", "entropy", "percentile", "distribution")
+Algorithm: TypeAlias = Literal["minmax", "entropy", "percentile"]
+ALGORITHMS: tuple[Algorithm, ...] = ("minmax", "entropy", "percentile")
 
 BINS = 4096
 DEFAULT_PERCENTILE = 99.99
-
-# Largest FP8 E4M3 value, divided by the standard deviation of all its finite values.
-_FP8_SPAN = 448 / 100.057724
 
 _BLOCK = 1 << 16  # elements at a time, so that temporaries stay in the processor's cache
 _QUANTIZED = 128  # levels of magnitude that INT8 has
@@ -47,7 +44,7 @@ class Histogram:
         not_finite: Number of NaN and infinities seen.
     """
 
-    __slots__ = ("_sum", "counts", "high", "limit", "low", "not_finite", "size")
+    __slots__ = ("counts", "high", "limit", "low", "not_finite", "size")
 
     def __init__(self) -> None:
         """Start empty."""
@@ -57,7 +54,6 @@ class Histogram:
         self.high = -math.inf
         self.size = 0
         self.not_finite = 0
-        self._sum = 0.0
 
     @property
     def amax(self) -> float:
@@ -88,7 +84,6 @@ class Histogram:
         self.size += block.size
         if not counted:
             return
-        self._sum += float(block.sum(dtype=np.float64))
         self._grow(max(abs(low), abs(high)))
         if self.limit:
             # Scaling by a power of two is exact, so a value's bin does not depend on earlier values.
@@ -115,27 +110,12 @@ class Histogram:
         first = math.ceil(amax / self.limit * BINS)
         return float(self.counts[first:].sum()) / self.size
 
-    def mean(self) -> float:
-        """Return the mean of the values seen; 0 if there were none."""
-        return self._sum / self.size if self.size else 0.0
-
-    def std(self) -> float:
-        """Return the standard deviation of the values seen, to the width of a bin; 0 if there were none."""
-        if not self.size:
-            return 0.0
-        centers = (np.arange(BINS) + 0.5) * (self.limit / BINS)
-        return math.sqrt(max(float(self.counts @ np.square(centers)) / self.size - self.mean() ** 2, 0.0))
-
     def choose(self, algorithm: Algorithm, percentile: float = DEFAULT_PERCENTILE) -> float:
         """Return the largest magnitude that INT8 should represent, in the tensor's unit.
 
-        Algorithms:
-            ``minmax``: the largest magnitude seen.
-            ``percentile``: the magnitude that ``percentile`` percent of all values do not exceed.
-            ``entropy``: the one whose 128 levels have the smallest Kullback-Leibler divergence from the values (Migacz,
-            "8-bit Inference with TensorRT", GTC 2017).
-            ``distribution``: the mean's magnitude and 4.48 standard deviations. For a mean of zero that is the range of
-            ONNX Runtime's calibration of that name for FP8 E4M3 (for INT8 it takes the largest value).
+        ``minmax`` is the largest magnitude seen; ``percentile`` the one that ``percentile`` percent of all values do
+        not exceed; ``entropy`` the one whose 128 levels have the smallest Kullback-Leibler divergence from the values
+        (Migacz, "8-bit Inference with TensorRT", GTC 2017).
         """
         check_algorithm(algorithm, percentile)
         if algorithm == "minmax" or not self.limit:
@@ -144,8 +124,6 @@ class Histogram:
             within = np.cumsum(self.counts) + (self.size - int(self.counts.sum()))
             last = int(np.searchsorted(within, self.size * (percentile / 100)))
             return min((last + 1) * self.limit / BINS, self.amax)
-        if algorithm == "distribution":
-            return min(abs(self.mean()) + self.std() * _FP8_SPAN, self.amax)
         return min(_entropy_bins(self.counts) * self.limit / (BINS // _SHRINK), self.amax)
 
 

@@ -23,7 +23,7 @@ GROUPS = (
         "calibration",
         (
             Flag(names=("-o", "--output"), to="output", shown="FILE", help="where to write the cache: JSON if it ends in .json, else TensorRT's text"),
-            Flag(names=("--algorithm",), usual="entropy", choices=("entropy", "minmax", "percentile", "distribution"), help="how ranges are chosen"),
+            Flag(names=("--algorithm",), usual="entropy", choices=("entropy", "minmax", "percentile"), help="how ranges are chosen"),
             Flag(names=("--percentile",), usual="99.99", convert=float, help="for the algorithm of that name"),
             Flag(names=("--calibrator",), usual="onnxruntime", choices=("onnxruntime", "tensorrt"), help="what runs the model"),
             Flag(names=("--samples",), usual="512", convert=int, shown="N", help="samples to use at most"),
