@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import onnx
@@ -12,6 +13,7 @@ import pytest
 from tests import models
 from trtops import errors
 from trtops.backend.onnx import copying, load_without_weights, zero_weights
+from trtops.backend.onnx.parsing import read_proto
 from trtops.backend.onnx.save import model_bytes
 
 W = {"w": np.ones((4, 4), np.float32)}
@@ -20,6 +22,7 @@ W = {"w": np.ones((4, 4), np.float32)}
 @pytest.fixture(autouse=True)
 def every_size_counts_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_without_weights, "LARGE", 0)
+    monkeypatch.setattr(load_without_weights, "SMALL_FILE", 0)
 
 
 def load(path: Path) -> load_without_weights.ModelWithoutWeights:
@@ -64,6 +67,43 @@ def test_damaged_weights_keep_their_values(damage: Callable[[onnx.TensorProto], 
 
     assert found.model.graph.initializer[0] == proto.graph.initializer[0]
     assert "w0" not in found.left_out and "w2" in found.left_out
+
+
+def test_damaged_files_are_read_as_by_any_reader(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    data = models.conv_net().proto.SerializeToString()
+    for seed in range(400):
+        random = Random(seed)
+        broken = bytearray(data)
+        for _ in range(random.randrange(1, 4)):
+            broken[random.randrange(len(broken))] = random.randrange(256)
+        path.write_bytes(broken[: random.choice((len(broken), random.randrange(len(broken))))])
+        try:
+            whole = read_proto(path)
+        except errors.InvalidModelError as exc:
+            with pytest.raises(errors.InvalidModelError) as raised:
+                load(path)
+            assert str(raised.value) == str(exc)
+        else:
+            found = load(path)
+            for mine, theirs in zip(found.model.graph.initializer, whole.graph.initializer):
+                if mine.name in found.left_out:
+                    mine.CopyFrom(theirs)
+            assert found.model.SerializeToString(deterministic=True) == whole.SerializeToString(deterministic=True)
+
+
+def test_messages_in_parts_are_merged(tmp_path: Path) -> None:
+    first, second = models.conv_net().proto, onnx.ModelProto()
+    second.graph.initializer.extend(first.graph.initializer[1:])
+    del first.graph.initializer[1:]
+    data = first.SerializeToString() + second.SerializeToString()
+    (tmp_path / "model.onnx").write_bytes(data)
+
+    found = load(tmp_path / "model.onnx")
+
+    assert {"w0", "w1", "w2"} <= found.left_out
+    names = [tensor.name for tensor in onnx.ModelProto.FromString(data).graph.initializer]
+    assert [tensor.name for tensor in found.model.graph.initializer] == names
 
 
 def test_large_external_data_is_checked_but_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,7 +154,7 @@ def test_int8_says_which_layers_it_leaves_to_bodies():
     done = insert_qdq(scan(), cache, style="onnxruntime")
 
     assert done.in_bodies == ("o",)
-    with pytest.raises(errors.CalibrationError, match=r"none but in bodies of If, Loop or Scan \(o\)"):
+    with pytest.raises(errors.CalibrationError, match=r"all of them are in bodies of If, Loop or Scan \(o\)"):
         done.require_layers()
 
 

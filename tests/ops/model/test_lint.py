@@ -41,7 +41,12 @@ def test_given_data_and_shapes_are_used() -> None:
 @pytest.fixture
 def without_weights(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Once called, weights of any size are left out where possible."""
-    return lambda: monkeypatch.setattr(reading, "LARGE", 0)
+
+    def leave_out() -> None:
+        monkeypatch.setattr(reading, "SMALL_FILE", 0)
+        monkeypatch.setattr(reading, "LARGE", 0)
+
+    return leave_out
 
 
 @pytest.mark.parametrize("make", models.ALL, ids=lambda f: f.__name__)

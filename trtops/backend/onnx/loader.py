@@ -63,12 +63,7 @@ class OnnxFromPath:
     ignore_external_data: bool = False
 
     def __call__(self) -> onnx.ModelProto:
-        """Load the model.
-
-        Raises:
-            InvalidModelError: If the file does not exist or is not an ONNX model.
-            ExternalDataError: If external data is missing, truncated, or outside its folder.
-        """
+        """Load the model."""
         log.info("Loading model: %s", self.path)
         model = read_proto(self.path)
         if not self.ignore_external_data:
@@ -86,11 +81,7 @@ class OnnxFromBytes:
     serialized_onnx: ValueOrCallable[bytes] = field(repr=False)
 
     def __call__(self) -> onnx.ModelProto:
-        """Parse the model.
-
-        Raises:
-            InvalidModelError: If the bytes are not an ONNX model.
-        """
+        """Parse the model."""
         return parse_proto(value_of(self.serialized_onnx))
 
 
@@ -128,11 +119,7 @@ class OnnxFromTfGraph:
     optimize: bool = True
 
     def __call__(self) -> onnx.ModelProto:
-        """Convert the graph.
-
-        Raises:
-            BackendUnavailableError: If TensorFlow or tf2onnx is not installed.
-        """
+        """Convert the graph."""
         try:
             import tensorflow as tf  # type: ignore[import-untyped]
             import tf2onnx
@@ -182,11 +169,7 @@ class ModifyOutputs:
     mark_types: Sequence[str] | None = None
 
     def __call__(self) -> onnx.ModelProto:
-        """Change the outputs.
-
-        Raises:
-            ConfigError: If a name, pattern or type matches nothing, or no output would be left.
-        """
+        """Change the outputs."""
         model = _model_to_change(self.model, self.copy)
         outputs = self.outputs
         if self.mark_types is not None:
@@ -248,11 +231,7 @@ class FoldConstants:
     allow_onnxruntime_shape_inference: bool = True
 
     def __call__(self) -> onnx.ModelProto:
-        """Fold constants.
-
-        Raises:
-            InferenceError: If a node cannot be evaluated, unless ``error_ok``.
-        """
+        """Fold constants."""
         model = _model_to_change(self.model, self.copy)
         fold.fold_constants(
             model,
@@ -285,11 +264,7 @@ class SetUpperBound:
     copy: bool | None = None
 
     def __call__(self) -> onnx.ModelProto:
-        """Set the bounds.
-
-        Raises:
-            ConfigError: If a name is not the output of a node.
-        """
+        """Set the bounds."""
         model = _model_to_change(self.model, self.copy)
         applied = edit.set_upper_bounds(model, self.upper_bounds)
         log.info("Upper bounds set: %s", applied)
@@ -318,11 +293,7 @@ class InferShapes:
     allow_onnxruntime: bool = True
 
     def __call__(self) -> onnx.ModelProto:
-        """Infer types and shapes.
-
-        Raises:
-            InvalidModelError: If types or shapes contradict each other, unless ``error_ok``.
-        """
+        """Infer types and shapes."""
         given = value_of(self.model)
         if isinstance(given, (str, Path)):
             model = onnx_from_path(given, self.external_data_dir)
@@ -358,11 +329,7 @@ class ExtractSubgraph:
     check_meta: bool = True
 
     def __call__(self) -> Any:
-        """Extract the part: a new ``ModelProto``, or a new graph if a graph was given.
-
-        Raises:
-            ConfigError: If a tensor does not exist, or an output depends on tensors that are not inputs.
-        """
+        """Extract the part: a new ``ModelProto``, or a new graph if a graph was given."""
         made = value_of(self.model)
         if isinstance(made, (onnx.ModelProto, Model)):
             model = _model_to_change(made, None if made is self.model else False)
@@ -408,12 +375,7 @@ class SaveOnnx:
     all_tensors_to_one_file: bool = True
 
     def __call__(self) -> onnx.ModelProto:
-        """Write the files.
-
-        Raises:
-            ExternalDataError: If ``external_data_path`` leads out of the model's folder.
-            OSError: If a file cannot be written.
-        """
+        """Write the files."""
         model = _model_to_read(self.model)
         log.info("Saving ONNX model to: %s", self.path)
         save.save_model(
@@ -436,11 +398,7 @@ class BytesFromOnnx:
     model: OnnxModel = field(repr=False)
 
     def __call__(self) -> bytes:
-        """Serialize the model.
-
-        Raises:
-            InvalidModelError: If it is too large for one protobuf message.
-        """
+        """Serialize the model."""
         return save.serialize(_model_to_read(self.model))
 
 

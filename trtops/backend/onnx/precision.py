@@ -170,7 +170,7 @@ def _excluded_names(model: onnx.ModelProto, exclude: Iterable[str]) -> frozenset
 
 @dataclass
 class _Tensor:
-    """A floating-point tensor, and the names of its FP32 and 16-bit versions; None where there is none yet."""
+    """A floating-point tensor, and the names of its FP32 and 16-bit versions, or None."""
 
     full: str | None
     low: str | None
@@ -386,7 +386,7 @@ class _Rewrite:
         return ports
 
     def _name_in(self, tensor: _Tensor, low: bool, frame: _Frame) -> str:
-        """The name of a tensor in the requested precision; writes a Cast if there is none yet."""
+        """The name of a tensor in the requested precision; writes a Cast if needed."""
         tensor.full_used |= not low
         if low and tensor.low is None:
             tensor.low = self.fresh(f"{tensor.full}_{self.dtype.value}")
@@ -448,7 +448,7 @@ class _Rewrite:
 
 
 def _type_variable(parameters: Sequence[Any], i: int) -> str:
-    """The type variable of a formal parameter, the last of which may be variadic; empty if there is none."""
+    """The type variable of a formal parameter, where the last may be variadic; empty without one."""
     if not parameters:
         return ""
     return str(parameters[min(i, len(parameters) - 1)].type_str)

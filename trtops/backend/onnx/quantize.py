@@ -266,7 +266,7 @@ def _plan_layers(
 
 
 def _channel_axis(node: onnx.NodeProto, index: int, weight: onnx.TensorProto) -> int | None:
-    """The axis of a weight's output channels; None if there is none."""
+    """The axis of a weight's output channels, or None."""
     if index != 1:
         return None
     if node.op_type == "Conv":

@@ -106,7 +106,7 @@ def _reduced_operands(node: onnx.NodeProto) -> Iterator[tuple[str, int]]:
 def _trace_weight(
     name: str, axis: int, makers: dict[str, onnx.NodeProto], tensors: dict[str, TensorProto]
 ) -> tuple[str, int] | None:
-    """The weight that an operand comes from, and the axis there; None if there is none or it cannot be sparse."""
+    """The weight that an operand comes from, and the axis there; None without a weight that can be sparse."""
     seen = set()
     while name not in tensors:
         node = makers.get(name)

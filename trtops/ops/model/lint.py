@@ -34,8 +34,8 @@ class LintConfig(Record):
     """The data that the model is run on, and the report's file.
 
     Attributes:
-        data: Source of inputs (:func:`trtops.ops.evaluation.feeds.open_feeds`), of which the first feed is used; random
-            data unless given.
+        data: Source of inputs (:func:`trtops.ops.evaluation.feeds.open_feeds`); the first feed is used. The default is
+            random data.
         input_shapes: Shapes of inputs with dynamic dimensions, by name; 1 for each such dimension unless given.
         output: The file of the report, in Polygraphy's layout.
     """

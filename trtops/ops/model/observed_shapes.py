@@ -27,8 +27,8 @@ def with_observed_shapes(
 
     Args:
         model: The model, or its path; not changed.
-        feeds: Source of inputs (:func:`trtops.ops.evaluation.feeds.open_feeds`), of which the first feed is used;
-            random data unless given.
+        feeds: Source of inputs (:func:`trtops.ops.evaluation.feeds.open_feeds`); the first feed is used. The default is
+            random data.
 
     Raises:
         ModelError: If the model cannot be used.
