@@ -202,8 +202,8 @@ class Cutter:
         self._non_tensors = _non_tensors(model.graph, self.order)
         if unsupported := self._non_tensors.intersection(self._graph_inputs):
             raise errors.UnsupportedFeatureError(
-                f"Input {min(unsupported)!r} is a sequence, map or optional; expected only tensors. Cut the model after "
-                "it first."
+                f"Input {min(unsupported)!r} is a sequence, map or optional; expected only tensors. Cut the model "
+                "after it first."
             )
         self._fixed = self._find_fixed()
         self.parts = self._find_parts()
