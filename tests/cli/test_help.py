@@ -43,8 +43,6 @@ OF_CONFIG: dict[tuple[str, str], tuple[type[Any], str]] = {
     ("runs audit", "--seed"): (ops.AuditConfig, "seed"),
     ("runs audit", "--repeats"): (ops.AuditConfig, "repeats"),
     ("runs audit", "--build-timeout"): (ops.AuditConfig, "timeout_seconds"),
-    ("runs bundle", "--attempts"): (ops.BundleConfig, "attempts"),
-    ("runs bundle", "--seed"): (ops.BundleConfig, "seed"),
     ("runs bundle", "--script-timeout"): (ops.BundleConfig, "timeout_seconds"),
     ("runs promote", "--build-timeout"): (ops.PromoteConfig, "timeout_seconds"),
 }  # fmt: skip

@@ -17,8 +17,7 @@ import pytest
 
 from tests import models
 from trtops.comparator.report import Tolerances
-from trtops.ops.bundling.config import BundleConfig
-from trtops.ops.bundling.op import bundle
+from trtops.ops.bundling.op import BundleConfig, bundle
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.triaging.op import triage
 from trtops.ops.triaging.result import TriageConfig

@@ -12,7 +12,7 @@ from typing import Annotated
 from trtops.flows.artifacts import show_result
 from trtops.flows.command import config_flag, run
 from trtops.flows.tasks import tracker, trtops_flow, trtops_task
-from trtops.ops.bundling.config import BundleConfig, BundleResult
+from trtops.ops.bundling.op import BundleConfig, BundleResult
 from trtops.ops.bundling.op import bundle as bundle_op
 
 
@@ -28,7 +28,6 @@ def bundle(
     config: Annotated[BundleConfig | None, config_flag] = None,
     *,
     output: str | None = None,
-    strip_weights: bool = False,
 ) -> BundleResult:
     """Pack a run so that a stranger repeats its verdict without trtops, and try that first.
 
@@ -36,13 +35,12 @@ def bundle(
         logged_run: A build's run, or an iteration's.
         config: Everything that can be chosen.
         output: The zip.
-        strip_weights: Replace the weights by random ones that still show the fault.
 
     Returns:
         Where the zip is, and what its script printed.
     """
     config = BundleConfig() if config is None else config
-    config = replace(config, output=output or config.output, strip_weights=strip_weights or config.strip_weights)
+    config = replace(config, output=output or config.output)
     result = pack(logged_run, config)
     show_result(result)
     return result

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from trtops.ops.auditing.prune import PruneResult as PruneResult
     from trtops.ops.auditing.prune import prune_runs as prune_runs
     from trtops.ops.auditing.result import AuditResult as AuditResult
-    from trtops.ops.bundling.config import BundleConfig as BundleConfig
-    from trtops.ops.bundling.config import BundleResult as BundleResult
+    from trtops.ops.bundling.op import BundleConfig as BundleConfig
+    from trtops.ops.bundling.op import BundleResult as BundleResult
     from trtops.ops.bundling.op import bundle as bundle
     from trtops.ops.campaign.benches import close_benches as close_benches
     from trtops.ops.campaign.bisect import bisect as bisect

@@ -1,100 +1,255 @@
-"""Bundle: one zip with which a stranger repeats a run's verdict, without trtops."""
+"""Bundle: pack a run into a zip file that reproduces its verdict without trtops."""
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Mapping
-from dataclasses import replace
+import shlex
+import sys
+import tempfile
+import zipfile
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trtops import errors
 from trtops.allowed import ask_for
-from trtops.backend.base import Build
+from trtops.backend.base import Feed
+from trtops.backend.onnx.model import Model, is_large
+from trtops.backend.onnx.save import save_model
 from trtops.backend.trt.choices.timing_cache import TimingCache
+from trtops.files import open_atomically
+from trtops.json import from_json
+from trtops.masking import masked
 from trtops.ops.auditing.rebuilding import Logged, MaterialFolder, gather
-from trtops.ops.bundling.case import Case, case_of
-from trtops.ops.bundling.config import BundleConfig, BundleResult
-from trtops.ops.bundling.failed import failed_case, is_failed_build
-from trtops.ops.bundling.files import case_files, environment_text, tried, write_zip
-from trtops.ops.bundling.issue import issue_text
-from trtops.ops.bundling.stripping import with_random_weights
-from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.bundling.case import Case, case_of, failing_case, golden_outputs
+from trtops.ops.evaluation.check import CheckConfig, tolerances_for
+from trtops.ops.evaluation.command import run_group
 from trtops.ops.evaluation.feeds import scripts_of
-from trtops.record import sha256_file
-from trtops.spec import Environment
+from trtops.ops.result import OpResult
+from trtops.processes import temporary_prefix
+from trtops.record import Record, sha256_file
+from trtops.spec import BuildSpec, Environment
+from trtops.tables import size
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import schema
-from trtops.tracking.base import RunInfo, StoredRun, Tracker
-from trtops.tracking.materials import read_materials
+from trtops.tracking.base import RunInfo, Tracker
+from trtops.tracking.materials import Materials, read_materials
+from trtops.verdict import Verdict
 
-_LIBRARIES = {"onnxruntime": "onnxruntime", "tensorrt": "tensorrt"}
+_PACKAGE = Path(__file__).parents[2]
+_SCRIPTS = {"onnxruntime": "backend/onnxrt/reproduce.py", "tensorrt": "backend/trt/reproduce.py"}
+_REQUIRED = {"onnxruntime": ("numpy", "onnxruntime"), "tensorrt": ("numpy", "tensorrt", "cuda-python")}
+_SHOWN_NODES = 40
+_ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # a fixed time, so that equal cases give equal bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleConfig(Record):
+    """Options of a bundle.
+
+    Attributes:
+        output: The zip file; ``<experiment>-<run>.zip`` in the working folder by default.
+        materials: Folder that is searched by digest for files that the run did not log.
+        allow_scripts: Allow data scripts that the run names.
+        timeout_seconds: Time limit of the script when it is tried.
+    """
+
+    output: str | None = None
+    materials: str | None = None
+    allow_scripts: bool = False
+    timeout_seconds: float = 600.0
+
+    def __post_init__(self) -> None:
+        if self.output is not None and not self.output.endswith(".zip"):
+            raise errors.ConfigError(f"output is {self.output!r}; a bundle is a .zip file.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleResult(OpResult):
+    """A bundle.
+
+    Attributes:
+        repeats: The verdict that it reproduces.
+        path: The zip file.
+        sha256: Its digest; equal cases give equal digests.
+        size: Its bytes.
+        files: Its members.
+        printed: Output of its script when it was tried here; empty if the back end is not installed here.
+        missing: What the run did not log, and what is used instead.
+    """
+
+    repeats: Verdict
+    path: str
+    sha256: str
+    size: int
+    files: tuple[str, ...]
+    printed: str = ""
+    missing: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """``good``: a bundle that does not reproduce its verdict is not written."""
+        return "good"
+
+    @property
+    def headline(self) -> str:
+        """The verdict that it reproduces."""
+        return f"reproduces {self.repeats}{'' if self.printed else ', not tried here'}"
+
+    def body(self) -> Iterable[str]:
+        """Path, members, and output of the script."""
+        yield f"`{self.path}`, {size(self.size)}, SHA-256 `{self.sha256}`. Unpack it and run `python reproduce.py`."
+        yield from (f"- {each}" for each in self.missing)
+        if self.printed:
+            yield from ("", "```", self.printed.rstrip(), "```")
+        yield from ("", *(f"- `{name}`" for name in self.files))
 
 
 def bundle(run: str, config: BundleConfig | None = None, *, tracker: Tracker) -> BundleResult:
-    """Pack a run's build so that a stranger repeats its verdict, and try that before the file is written.
+    """Pack a run so that its verdict can be reproduced without trtops. The script is tried before the file is written.
 
     Args:
-        run: A build's run or an iteration's, or what its id begins with; also of a build that failed.
-        config: What goes in.
-        tracker: The memory, which is only read.
-
-    Returns:
-        Where the zip is, and what its script printed.
+        run: Run id, or its beginning, of a build or an iteration; also of a failed build.
+        config: Options.
+        tracker: The tracking store, which is only read.
 
     Raises:
         RunNotFoundError: If there is no such run.
-        IncompleteRunError: If it is not whole, or holds no build.
-        ReproductionError: If the script does not repeat the verdict, or not without the weights; nothing is written.
-        ConfigError: If the run names a script that may not be run.
+        IncompleteRunError: If the run is incomplete or holds no build.
+        ReproductionError: If the script does not reproduce the verdict; nothing is written.
+        ConfigError: If the run names a script that is not allowed.
         OSError: If the zip cannot be written.
     """
     config = BundleConfig() if config is None else config
-    run = tracker.whole_id(run)
-    info = tracker.info(run)
-    if is_failed_build(info):
-        return _bundle_of_failed(info, config, tracker)
-    stored = tracker.load(run)
-    verdict = stored.info.verdict
-    if verdict is None:
-        raise errors.ReproductionError(f"Run {stored.info.id} has no verdict to repeat.")
-    ask_for(stored.info.id, _scripts_named(stored), (), allowed=config.allow_scripts)
-    logged = gather(stored, tracker, MaterialFolder(config.materials))
-    name = f"{stored.info.experiment} {logged.build.spec.config.precision}"
-    case = case_of(logged, name, verdict)
-    result = write_bundle(
-        case,
-        _with_output(config, stored.info),
-        logged.build.engine.environment,
-        tactics=logged.build.tactics,
-        extra=_extra_files(logged, stripped=config.strip_weights),
+    info = tracker.info(tracker.whole_id(run))
+    config = replace(config, output=config.output or f"{info.experiment}-{info.id[:8]}.zip".replace("/", "-"))
+    folder = MaterialFolder(config.materials)
+    tactics: TacticRecord | None = None
+    missing: tuple[str, ...]
+    if info.status == "failed" and info.kind in ("build", "iteration"):
+        case, environment, extra, missing = _failed_case(info, tracker, folder)
+    else:
+        stored = tracker.load(info.id)
+        if stored.info.verdict is None:
+            raise errors.ReproductionError(f"Run {info.id} has no verdict to reproduce.")
+        if schema.Artifact.MATERIALS in stored.manifest:
+            materials = read_materials(stored.read_bytes(schema.Artifact.MATERIALS))
+            scripts = [] if materials is None else scripts_of(CheckConfig.from_dict(materials.check).data)
+            ask_for(info.id, scripts, (), allowed=config.allow_scripts)
+        logged = gather(stored, tracker, folder)
+        name = f"{info.experiment} {logged.build.spec.config.precision}"
+        case, environment = case_of(logged, name, stored.info.verdict), logged.build.engine.environment
+        tactics, extra, missing = logged.build.tactics, _extra_files(logged), logged.missing
+    result = write_bundle(case, config, environment, tactics=tactics, extra=extra)
+    return replace(result, missing=missing, run_id=info.id, url=info.url, experiment=info.experiment)
+
+
+def _extra_files(logged: Logged) -> dict[str, bytes]:
+    """Files that are not needed to reproduce the verdict, but show how it came about."""
+    build = logged.build
+    timing = build.timing_cache
+    if timing is not None and build.spec.config.backend == "tensorrt":
+        timing = TimingCache.from_bytes(timing).data  # without the header of trtops
+    suffix = {"onnxruntime": ".ort", "tensorrt": ".engine"}[build.spec.config.backend]
+    files: dict[str, bytes | None] = {
+        "spec.json": build.spec.to_json().encode("utf-8"),
+        "tactics.json": build.tactics.to_json().encode("utf-8"),
+        "layers.json": json.dumps([layer.to_dict() for layer in build.layers], indent=1).encode("utf-8"),
+        "caches/timing.cache": timing,
+        "caches/calibration.cache": build.calibration_cache,
+        "build.log": build.log.encode("utf-8"),
+        f"engine/engine{suffix}": build.engine.plan or None,
+    }
+    return {name: data for name, data in files.items() if data is not None}
+
+
+def _failed_case(
+    info: RunInfo, tracker: Tracker, folder: MaterialFolder
+) -> tuple[Case, Environment, dict[str, bytes], tuple[str, ...]]:
+    """The case of a failed build, its environment, further files, and what is missing.
+
+    Such a run has no manifest, so its files are read as they are; the model is checked by its digest.
+
+    Raises:
+        ReproductionError: If the run ended before it began to build.
+        ConfigError: If the model is missing.
+        FormatError: If a file is damaged.
+    """
+    spec_bytes = tracker.peek(info.id, schema.Artifact.SPEC)
+    environment_bytes = tracker.peek(info.id, schema.Artifact.ENVIRONMENT)
+    try:
+        materials = read_materials(tracker.peek(info.id, schema.Artifact.MATERIALS))
+    except (ValueError, RecursionError) as exc:
+        raise errors.FormatError(f"Run {info.id}: {schema.Artifact.MATERIALS} is not JSON ({exc}).") from None
+    why = info.tags.get(schema.Tag.ERROR, "")
+    if spec_bytes is None or environment_bytes is None or materials is None:
+        raise errors.ReproductionError(
+            f"Run {info.id} failed before it began to build, so nothing can be reproduced: {why}"
+        )
+    spec, check = BuildSpec.from_json(spec_bytes), CheckConfig.from_dict(materials.check)
+    model = _failed_model(info, tracker, folder, spec.model_sha256)
+    missing: tuple[str, ...] = ()
+    kept = _peek(info, tracker, materials, "data")
+    source: Iterable[Feed]
+    if check.data is not None and kept is not None:
+        source = from_json(kept)
+    else:
+        missing = () if check.data is None else (f"data {check.data!r}: random data is used",)
+        source = replace(check, data=None).open_for(model)
+    feeds = [{name: np.asarray(array) for name, array in feed.items()} for feed in source]
+    golden: Sequence[Mapping[str, Any]]
+    try:
+        golden = golden_outputs(model, feeds, None)
+    except errors.TrtopsError:  # the model does not run at all
+        golden = [{} for _ in feeds]
+    case = Case(
+        name=f"{info.experiment} {info.params.get('precision', '')}".strip(),
+        backend=spec.config.backend,
+        model=model.proto(),
+        feeds=feeds,
+        golden=golden,
+        tolerances=tolerances_for(spec.config.precision, check.tolerances, model),
+        verdict="error",
+        settings={},
+        reasons=(why,) if why else (),
     )
-    return replace(
-        result,
-        title=f"bundle {name}",
-        missing=logged.missing,
-        run_id=stored.info.id,
-        url=stored.info.url,
-        experiment=stored.info.experiment,
+    ranges = _peek(info, tracker, materials, "calibration_cache")
+    extra = {"spec.json": spec_bytes, **({"caches/calibration.cache": ranges} if ranges is not None else {})}
+    environment = Environment.from_json(environment_bytes)
+    return failing_case(case, spec.config, ranges), environment, extra, missing
+
+
+def _peek(info: RunInfo, tracker: Tracker, materials: Materials, name: str) -> bytes | None:
+    material = materials.of(name)
+    return tracker.peek(info.id, material.path) if material is not None and material.path else None
+
+
+def _failed_model(info: RunInfo, tracker: Tracker, folder: MaterialFolder, digest: str) -> Model:
+    """The model with a digest: from the run, from its original path, or from a folder."""
+    path = Path(info.tags.get(schema.Tag.MODEL_PATH, ""))
+    kept = tracker.peek(info.id, f"{schema.Artifact.MODEL}{path.name}") if path.name else None
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("bundle")) as place:
+        file = Path(place, "model.onnx")
+        if kept is not None:
+            file.write_bytes(kept)
+        for candidate in (file, path, folder.model(digest)):
+            if candidate is not None and candidate.is_file():
+                try:
+                    model = Model.load(candidate)
+                    if model.info.sha256 == digest:
+                        return Model.from_proto(model.proto()) if candidate == file else model
+                except errors.ModelError:  # its external data is missing
+                    continue
+    raise errors.ConfigError(
+        f"The model of run {info.id} with digest {digest} is missing: the run did not log it completely, and {path} is gone or "
+        "has changed. Give it in a folder (--materials)."
     )
-
-
-def _bundle_of_failed(info: RunInfo, config: BundleConfig, tracker: Tracker) -> BundleResult:
-    """The bundle of a build that came to no engine."""
-    name = f"{info.experiment} {info.params.get('precision', '')}".strip()
-    case, environment, extra, missing = failed_case(info, tracker, MaterialFolder(config.materials), name)
-    if config.strip_weights:
-        extra = {path: data for path, data in extra.items() if not path.startswith("caches/")}
-    result = write_bundle(case, _with_output(config, info), environment, extra=extra)
-    return replace(
-        result, title=f"bundle {name}", missing=missing, run_id=info.id, url=info.url, experiment=info.experiment
-    )
-
-
-def _with_output(config: BundleConfig, info: RunInfo) -> BundleConfig:
-    """The config with the name of a file in it: experiment and run unless one was given."""
-    return replace(config, output=config.output or f"{info.experiment}-{info.id[:8]}.zip".replace("/", "-"))
 
 
 def write_bundle(
@@ -105,91 +260,125 @@ def write_bundle(
     tactics: TacticRecord | None = None,
     extra: Mapping[str, bytes] | None = None,
 ) -> BundleResult:
-    """Write the bundle of a case.
+    """Try the script of a case, and write its bundle.
 
     Args:
         case: The case.
-        config: What goes in; ``output`` is given.
-        environment: Where the verdict was reached.
-        tactics: The choices of the build.
-        extra: Further files, by their paths inside.
+        config: Options, with ``output``.
+        environment: Environment of the verdict.
+        tactics: Tactics of the build.
+        extra: Further members, by path.
 
     Raises:
-        ReproductionError: If the script does not repeat the verdict; nothing is written.
+        ReproductionError: If the script does not reproduce the verdict; nothing is written.
         OSError: If the zip cannot be written.
     """
     assert config.output is not None
-    stripped: tuple[str, ...] = ()
-    how = ""
-    runs_here = find_spec(_LIBRARIES[case.backend]) is not None
-    if config.strip_weights:
-        if not runs_here:
-            raise errors.ReproductionError(
-                f"Whether random weights show the fault is seen by running them, and {case.backend} is not here. Bundle it where it is."
-            )
-
-        def shows(candidate: Case) -> str | None:
-            good, printed = tried(case_files(candidate, environment), config.timeout_seconds)
-            return None if good else _verdict_in(printed)
-
-        case, stripped, how = with_random_weights(case, shows, config.attempts, config.seed)
-    files = case_files(case, environment)
-    said = ""
-    if runs_here:
-        good, said = tried(files, config.timeout_seconds)
+    versions = {**dict(environment.packages), case.backend: environment.backend_version}
+    pins = [f"{name}=={versions[name]}" for name in _REQUIRED[case.backend] if versions.get(name)]
+    files = {
+        "reproduce.py": (_PACKAGE / _SCRIPTS[case.backend]).read_bytes(),
+        "evaluate.py": (_PACKAGE / "comparator/standalone.py").read_bytes(),
+        "case.json": json.dumps(case.manifest(), indent=1, ensure_ascii=False).encode("utf-8"),
+        "inputs.npz": _npz(case.feeds),
+        "golden.npz": _npz(case.golden),
+        "constraints.txt": "".join(f"{line}\n" for line in (f"# python {environment.python}", *pins)).encode("utf-8"),
+    }
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("bundle")) as folder:
+        save_model(case.model, Path(folder, "model.onnx"), external_data_path="" if is_large(case.model) else None)
+        files |= {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+    printed = ""
+    if find_spec(case.backend) is not None:
+        good, printed = _try_script(files, config.timeout_seconds)
         if not good:
+            lines = [line for line in printed.splitlines() if line.startswith("verdict: ")]
+            found = lines[-1].split()[1] if lines else "no verdict"
             raise errors.ReproductionError(
-                f"Outside of trtops the case gives {_verdict_in(said)}, and not {case.verdict}:\n{said}\n"
-                "The verdict rests on something that the script does not repeat; nothing was written."
+                f"Without trtops the case gives {found} instead of {case.verdict}:\n{printed}\n"
+                "The verdict depends on something that the script does not reproduce; nothing was written."
             )
-    files |= {"environment.json": environment_text(environment), **(extra or {})}
-    files["issue.md"] = issue_text(case, environment, tactics, said, stripped, how).encode("utf-8")
-    write_zip(config.output, files)
+    # Host name and commit are private.
+    public = {k: v for k, v in environment.to_dict().items() if k not in ("host", "git_commit")}
+    files |= {"environment.json": json.dumps(public, indent=1, ensure_ascii=False).encode("utf-8"), **(extra or {})}
+    files["issue.md"] = masked("\n".join(_issue_lines(case, environment, tactics, printed)) + "\n").encode("utf-8")
+    path = Path(config.output)
+    with open_atomically(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+        for name in sorted(files):
+            member = zipfile.ZipInfo(name, _ZIP_EPOCH)
+            member.external_attr = 0o644 << 16
+            member.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(member, files[name])
     return BundleResult(
         title=f"bundle {case.name}",
         repeats=case.verdict,
         path=config.output,
-        sha256=sha256_file(config.output),
-        size=Path(config.output).stat().st_size,
+        sha256=sha256_file(path),
+        size=path.stat().st_size,
         files=tuple(sorted(files)),
-        stripped=stripped,
-        how=how,
-        said=said,
+        printed=printed,
     )
 
 
-def _verdict_in(printed: str) -> str:
-    """The verdict that a script printed; what it said last where it printed none."""
-    lines = printed.strip().splitlines() or ["nothing"]
-    found = next((line for line in reversed(lines) if line.startswith("verdict: ")), None)
-    return lines[-1][:200] if found is None else found.split()[1]
-
-
-def _scripts_named(stored: StoredRun) -> list[str]:
-    path = schema.Artifact.MATERIALS
-    materials = read_materials(stored.read_bytes(path)) if path in stored.manifest else None
-    return [] if materials is None else scripts_of(CheckConfig.from_dict(materials.check).data)
-
-
-def _extra_files(logged: Logged, *, stripped: bool) -> dict[str, bytes]:
-    """What is not needed to repeat the verdict, and tells how it came about; without the weights no engine and no ranges."""
-    build = logged.build
-    files: dict[str, Any] = {
-        "spec.json": build.spec.to_json().encode("utf-8"),
-        "tactics.json": build.tactics.to_json().encode("utf-8"),
-        "layers.json": json.dumps([layer.to_dict() for layer in build.layers], indent=1).encode("utf-8"),
-        "caches/timing.cache": _timing_bytes(build),
-        "build.log": build.log.encode("utf-8"),
+def _npz(iterations: Sequence[Mapping[str, Any]]) -> bytes:
+    """Arrays as npz, named by iteration and position, since tensor names may contain anything."""
+    file = io.BytesIO()
+    arrays = {
+        f"{i}_{j}": array.astype(str) if array.dtype.kind == "O" else array
+        for i, named in enumerate(iterations)
+        for j, array in enumerate(map(np.asarray, named.values()))
     }
-    if not stripped:
-        suffix = {"onnxruntime": ".ort", "tensorrt": ".engine"}[build.spec.config.backend]
-        files["caches/calibration.cache"] = build.calibration_cache
-        files[f"engine/engine{suffix}"] = build.engine.plan or None
-    return {name: data for name, data in files.items() if data is not None}
+    np.savez(file, **arrays)  # type: ignore[arg-type]
+    return file.getvalue()
 
 
-def _timing_bytes(build: Build) -> bytes | None:
-    """The timing cache as the back end's own library reads it: of TensorRT without the line that trtops puts before it."""
-    if build.timing_cache is None or build.spec.config.backend != "tensorrt":
-        return build.timing_cache
-    return TimingCache.from_bytes(build.timing_cache).data
+def _try_script(files: Mapping[str, bytes], timeout_seconds: float) -> tuple[bool, str]:
+    """Run the script of a bundle in a process without trtops; returns whether it reproduces the verdict, and its output."""
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("bundle")) as folder, tempfile.TemporaryFile() as output:
+        for name, data in files.items():
+            Path(folder, name).write_bytes(data)
+        code = run_group([sys.executable, "-E", "-s", str(Path(folder, "reproduce.py"))], output, timeout_seconds)
+        output.seek(0)
+        printed = masked(output.read().decode(errors="replace").replace(f"{folder}/", ""))
+    if code is None:
+        raise errors.ReproductionError(
+            f"The script of the bundle did not end within {timeout_seconds:g} s. Increase the limit."
+        )
+    return code == 0, printed
+
+
+def _issue_lines(case: Case, environment: Environment, tactics: TacticRecord | None, printed: str) -> Iterable[str]:
+    """A bug report in Markdown."""
+    what = {"bad": "wrong outputs", "good": "correct outputs", "error": "an error"}[case.verdict]
+    yield from (
+        f"# {environment.backend} {environment.backend_version}: {what} of {case.name}",
+        "",
+        "## What happens",
+        "",
+    )
+    if printed:
+        yield from ("```", printed.rstrip(), "```", "")
+    yield from (f"- {reason}" for reason in case.reasons)
+    expected = "The outputs in `golden.npz`, within the tolerances in `case.json`." if case.golden[0] else "An engine."
+    yield from ("", "## What is expected", "", expected, "", "## How to reproduce", "", "```")
+    yield from ("python -m pip install -r constraints.txt", "python reproduce.py", "```", "", "## Model", "")
+    nodes = Counter(node.op_type for node in case.model.graph.node)
+    counted = ", ".join(f"{count} {op}" for op, count in nodes.most_common())
+    yield from (f"{sum(nodes.values())} nodes: {counted}.", "")
+    if sum(nodes.values()) <= _SHOWN_NODES:
+        for n in case.model.graph.node:
+            yield f"- {n.op_type} `{n.name or n.output[0]}`: {shlex.join(n.input)} -> {shlex.join(n.output)}"
+        yield ""
+    places = {
+        environment.backend: environment.backend_version,
+        "device": environment.device,
+        "compute capability": environment.compute_capability,
+        "driver": environment.driver,
+        "CUDA": environment.cuda,
+        "system": environment.os,
+        "Python": environment.python,
+        **dict(environment.packages),
+    }
+    yield from ("## Environment", "", "| | |", "|---|---|", *(f"| {name} | {v} |" for name, v in places.items() if v))
+    if tactics is not None and tactics.settings:
+        settings = ", ".join(f"{name} {value}" for name, value in tactics.settings)
+        yield from ("", f"Settings of the build: {settings}. All choices are in `tactics.json`.")

@@ -24,8 +24,7 @@ from trtops.comparator.results import IterationResult, RunResults
 from trtops.json import load_json
 from trtops.metadata import TensorMetadata
 from trtops.ops.bundling.case import Case, built_case, emulated_case, failing_case
-from trtops.ops.bundling.config import BundleConfig
-from trtops.ops.bundling.op import write_bundle
+from trtops.ops.bundling.op import BundleConfig, write_bundle
 from trtops.ops.campaign.config import DebugBuildConfig, Vary
 from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
@@ -411,7 +410,6 @@ def ask_bundle(subject: Subject, parent: str) -> Answer:
             tolerances=replace(subject.tolerances, per_output={}),
             verdict="error" if shows == "failing" else "bad",
             settings={},
-            original=proto,
         )
         if shows == "rounded":
             case = emulated_case(case, _low_precision(subject))
@@ -424,5 +422,5 @@ def ask_bundle(subject: Subject, parent: str) -> Answer:
         found = write_bundle(case, BundleConfig(output=str(subject.files / BUNDLE)), environment)
     except errors.TrtopsError as exc:
         return Answer("no", tuple(first_lines([str(exc)])))
-    said = found.said.strip().splitlines()
+    said = found.printed.strip().splitlines()
     return Answer("yes", (f"{BUNDLE}, {found.size} bytes.", *(said[-1:] or ["It could not be tried here."])))

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import models
-from trtops.ops.bundling.config import BundleConfig
-from trtops.ops.bundling.op import bundle
+from trtops.ops.bundling.op import BundleConfig, bundle
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.triaging.op import triage
 from trtops.ops.triaging.result import TriageConfig

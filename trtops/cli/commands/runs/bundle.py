@@ -15,7 +15,7 @@ from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say_json, say_result
 
 if TYPE_CHECKING:
-    from trtops.ops.bundling.config import BundleConfig
+    from trtops.ops.bundling.op import BundleConfig
 
 GROUPS = (
     Group(
@@ -23,13 +23,6 @@ GROUPS = (
         (
             Flag(names=("run",), help="a build's run, or an iteration's"),
             Flag(names=("-o", "--output"), to="zip", shown="FILE", help="the zip (default: experiment and run)"),
-            Flag(
-                names=("--strip-weights",),
-                takes="switch",
-                help="replace the weights by random ones that still show the fault, and leave out the engine",
-            ),
-            Flag(names=("--attempts",), usual="12", convert=int, shown="N", help="draws of random weights to try"),
-            Flag(names=("--seed",), usual="0", convert=int, shown="N", help="seed of the first draw"),
             Flag(names=("--materials",), shown="FOLDER", help="where what the run did not keep lies"),
             Flag(
                 names=("--script-timeout",),
@@ -44,7 +37,7 @@ GROUPS = (
     groups.STORE,
     groups.JSON,
 )
-EXAMPLES = ("trtops runs bundle 8d6e3f -o fault.zip", "trtops runs bundle 8d6e3f --strip-weights")
+EXAMPLES = ("trtops runs bundle 8d6e3f -o fault.zip",)
 
 
 @dataclass(frozen=True)
@@ -68,12 +61,10 @@ def plan(args: Asked) -> Plan:
     """What the options stand for."""
     given = configs.given(
         output=args.zip,
-        attempts=args.attempts,
-        seed=args.seed,
         materials=args.materials,
         timeout_seconds=args.script_timeout,
     )
-    config = ops.BundleConfig(strip_weights=bool(args.strip_weights), allow_scripts=bool(args.allow_scripts), **given)
+    config = ops.BundleConfig(allow_scripts=bool(args.allow_scripts), **given)
     return Plan(args.run, config, args.store, bool(args.json))
 
 
