@@ -1,16 +1,16 @@
-"""trtops: TensorRT and ONNX Runtime engines, built, evaluated, explained and remembered.
+"""trtops: build, evaluate and explain TensorRT and ONNX Runtime engines, and record every build in MLflow.
 
-The names below are imported on first use, so that ``import trtops`` loads no back end, no MLflow and no Prefect.
-Loaders and runners, under Polygraphy's names, are in :mod:`trtops.backend.onnx`, :mod:`trtops.backend.onnxrt`,
-:mod:`trtops.backend.trt` and :mod:`trtops.comparator`; flows are in :mod:`trtops.flows`.
+Begin with :func:`convert`: it builds an engine from an ONNX file, compares it with the model and logs a run. The names
+below are imported on first use, so ``import trtops`` loads no back end, no MLflow and no Prefect. All ops are in
+:mod:`trtops.ops` and all flows in :mod:`trtops.flows`; loaders, runners and comparisons under Polygraphy's names are in
+:mod:`trtops.backend.onnx`, :mod:`trtops.backend.onnxrt`, :mod:`trtops.backend.trt` and :mod:`trtops.comparator`.
 """
 
 import os
 import sys
 
-# `python -m flows.convert` looks for modules in the working folder first, and an `onnxruntime.py` may lie beside a model
-# that came from elsewhere. What lies beside this package is found there all the same. (While a module's packages are
-# imported, the first argument is `-m`, and the word before the others is the module.)
+# `python -m trtops` and `python -m flows.x` search the working folder first, where a downloaded model may come with its own
+# `onnxruntime.py`. Packages next to this one are found without it. (While packages are imported, argv[0] is `-m`.)
 if (
     sys.argv[:1] == ["-m"]
     and sys.orig_argv[-len(sys.argv)].removeprefix("-m").partition(".")[0] in ("trtops", "flows")
@@ -25,14 +25,27 @@ from trtops.lazy import exports
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from trtops.backend.base import Build as Build
-    from trtops.backend.base import Engine as Engine
-    from trtops.backend.onnx.model import Model as Model
-    from trtops.calibration.cache import CalibrationCache as CalibrationCache
+    # Build an engine, and evaluate it
     from trtops.comparator.report import ComparisonReport as ComparisonReport
     from trtops.comparator.report import Tolerances as Tolerances
     from trtops.comparator.report import compare_outputs as compare_outputs
-    from trtops.errors import TrtopsError as TrtopsError
+    from trtops.ops.engines.calibrate import CalibrateConfig as CalibrateConfig
+    from trtops.ops.engines.calibrate import CalibrateResult as CalibrateResult
+    from trtops.ops.engines.calibrate import calibrate as calibrate
+    from trtops.ops.engines.convert import ConvertConfig as ConvertConfig
+    from trtops.ops.engines.convert import ConvertResult as ConvertResult
+    from trtops.ops.engines.convert import convert as convert
+    from trtops.ops.engines.sensitivity import SensitivityConfig as SensitivityConfig
+    from trtops.ops.engines.sensitivity import SensitivityResult as SensitivityResult
+    from trtops.ops.engines.sensitivity import sensitivity as sensitivity
+    from trtops.ops.evaluation.check import CheckConfig as CheckConfig
+    from trtops.ops.evaluation.compare import CompareConfig as CompareConfig
+    from trtops.ops.evaluation.compare import CompareResult as CompareResult
+    from trtops.ops.evaluation.compare import compare as compare
+
+    # isort: split
+
+    # Find the tactic that makes an engine wrong, and accept one that is right
     from trtops.ops.campaign.bisect import bisect as bisect
     from trtops.ops.campaign.bisected import BisectConfig as BisectConfig
     from trtops.ops.campaign.bisected import BisectResult as BisectResult
@@ -50,19 +63,14 @@ if TYPE_CHECKING:
     from trtops.ops.campaign.prove import ProveConfig as ProveConfig
     from trtops.ops.campaign.prove import ProveResult as ProveResult
     from trtops.ops.campaign.prove import prove as prove
-    from trtops.ops.engines.calibrate import CalibrateConfig as CalibrateConfig
-    from trtops.ops.engines.calibrate import CalibrateResult as CalibrateResult
-    from trtops.ops.engines.calibrate import calibrate as calibrate
-    from trtops.ops.engines.convert import ConvertConfig as ConvertConfig
-    from trtops.ops.engines.convert import ConvertResult as ConvertResult
-    from trtops.ops.engines.convert import convert as convert
-    from trtops.ops.engines.sensitivity import SensitivityConfig as SensitivityConfig
-    from trtops.ops.engines.sensitivity import SensitivityResult as SensitivityResult
-    from trtops.ops.engines.sensitivity import sensitivity as sensitivity
-    from trtops.ops.evaluation.check import CheckConfig as CheckConfig
-    from trtops.ops.evaluation.compare import CompareConfig as CompareConfig
-    from trtops.ops.evaluation.compare import CompareResult as CompareResult
-    from trtops.ops.evaluation.compare import compare as compare
+
+    # isort: split
+
+    # Describe a build
+    from trtops.backend.base import Build as Build
+    from trtops.backend.base import Engine as Engine
+    from trtops.backend.onnx.model import Model as Model
+    from trtops.calibration.cache import CalibrationCache as CalibrationCache
     from trtops.spec import BuildConfig as BuildConfig
     from trtops.spec import BuildSpec as BuildSpec
     from trtops.spec import Environment as Environment
@@ -70,7 +78,16 @@ if TYPE_CHECKING:
     from trtops.spec import OptimizationProfile as OptimizationProfile
     from trtops.spec import TensorRTOptions as TensorRTOptions
     from trtops.tactics.record import TacticRecord as TacticRecord
+
+    # isort: split
+
+    # Store runs
     from trtops.tracking.memory import MemoryTracker as MemoryTracker
     from trtops.tracking.store import default_tracker as default_tracker
+
+    # isort: split
+
+    # Errors
+    from trtops.errors import TrtopsError as TrtopsError
 
 __getattr__, __dir__ = exports(__name__)

@@ -365,9 +365,9 @@ def test_inputs_and_outputs_of_a_part_become_the_inputs_of_the_next(folder):
 def test_two_calibration_caches_that_differ_exit_with_1(folder):
     save_json([{"image": models.random(4, 3, 8, 8, seed=n)} for n in range(3)], "data.json")
 
-    code = run("calibrate conv_net.onnx --load-inputs data.json -o a.json --beside fp32")
+    code = run("calibrate conv_net.onnx --load-inputs data.json -o a.json --compare-with fp32")
     assert code in (0, 1)
-    assert run("calibrate conv_net.onnx --load-inputs data.json -o b.json --algorithm minmax --beside fp32") in (0, 1)
+    assert run("calibrate conv_net.onnx --load-inputs data.json -o b.json --algorithm minmax --compare-with fp32") in (0, 1)
     assert run("inspect calibration a.json") == 0
     assert run("inspect calibration a.json a.json") == 0
     assert run("inspect calibration a.json b.json --ratio 1") == 1

@@ -308,7 +308,7 @@ def test_what_fails_never_prints_as_the_limit_that_it_exceeds():
 @pytest.mark.parametrize("atol", [1e-3, 0.05, 0.1])
 def test_float32_numbers_that_are_a_tolerance_apart_keep_it_where_they_print_as_it(value, atol, caplog):
     """A bit more or less of one of them moves their difference by far more than its own last bit."""
-    told = []
+    reported = []
     for step in range(-1, 2):
         reference = np.float32(value)
         actual = np.float32(value + atol)
@@ -319,8 +319,8 @@ def test_float32_numbers_that_are_a_tolerance_apart_keep_it_where_they_print_as_
         ]
         required = abs(float(actual) - float(reference))
         assert bool(passed) or f"{required:.5g}" != f"{atol:.5g}"
-        told.append(bool(passed))
-    assert told[0]
+        reported.append(bool(passed))
+    assert reported[0]
 
 
 @pytest.mark.parametrize(

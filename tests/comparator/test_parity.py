@@ -1,4 +1,4 @@
-"""Polygraphy beside trtops: same files both ways, same inputs bit for bit, same numbers and verdicts."""
+"""Polygraphy next to trtops: same files both ways, same inputs bit for bit, same numbers and verdicts."""
 
 from __future__ import annotations
 

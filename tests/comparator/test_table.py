@@ -71,7 +71,7 @@ def test_what_is_recorded_is_a_statistic_and_is_logged(metric):
     assert found.to_dict()[metric.name] == value
     logged = error_metrics(compare_outputs({"x": actual}, {"x": golden}))
     assert logged["error", "x", metric.name] == value
-    assert logged["error", metric.name] == value  # over all outputs, of which there is one
+    assert logged["error", metric.name] == value  # over all outputs: one
     assert (("error_log10", metric.name) in logged) == metric.log10
 
 

@@ -28,7 +28,7 @@ from trtops.tracking.store import default_tracker
 CONFIG = CalibrateConfig(
     build=BuildConfig(precision="int8", options=OnnxRuntimeOptions(tactics=(), timing_iterations=1)),
     check=CheckConfig(latency_runs=0, plots="never"),
-    beside=(),
+    compare_with=(),
     pictures=4,
 )
 

@@ -262,7 +262,7 @@ def test_a_calibration_leaves_its_cache_and_the_int8_engine_built_from_it(
     config = CalibrateConfig(
         build=replace(FP16, precision="int8"),
         check=evaluated,
-        beside=(),
+        compare_with=(),
         pictures=0,
         calibrator=calibrator,  # type: ignore[arg-type]
     )

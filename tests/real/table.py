@@ -194,7 +194,7 @@ def command_line(whose: str, what: str, model: Path, folder: Path) -> list[str]:
         searched = ["--fp16", "--mode", "bisect", "--max-checks", "12", "-o", str(folder / "out.onnx")]
         return [*tool(whose), "debug", "precision", str(model), *searched, *data]
     if what == "calibrate":
-        return [*tool(whose), "calibrate", str(model), "-o", "out.json", "--samples", "4", "--beside", "fp32", *data]
+        return [*tool(whose), "calibrate", str(model), "-o", "out.json", "--samples", "4", "--compare-with", "fp32", *data]
     if what == "planted":
         return [sys.executable, "-c", PLANTED, str(model), str(model.with_suffix(".npz"))]
     return [sys.executable, "-c", CONVERT, str(model), str(model.with_suffix(".npz")), str(folder / "out.npz"), what]

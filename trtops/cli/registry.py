@@ -24,7 +24,7 @@ COMMANDS: dict[Path, str] = {
     ("run",): "run a model on several back ends and compare what they say",
     ("convert",): "make an engine, or another ONNX model",
     ("build-list",): "build every model of a list, and say what became of each",
-    ("calibrate",): "find INT8 ranges, and evaluate INT8 beside other precisions",
+    ("calibrate",): "find INT8 ranges, and evaluate INT8 next to other precisions",
     ("compare",): "compare two runs, engines, models or saved outputs, and remember it",
     ("triage",): "find out why an engine is bad, question by question, down to the smallest case",
     ("report",): "write a run, or two side by side, as one HTML page",

@@ -98,7 +98,7 @@ class SimpleThreshold(Threshold):
 
 
 class MetricThreshold(Threshold):
-    """Limits for metrics of the table, all of which must hold: base of ``L2Threshold`` and so on.
+    """Limits for metrics of the table, which must all hold: base of ``L2Threshold`` and so on.
 
     A single limit is in the field ``threshold``; several are in fields named like the options of the compare function.
     """

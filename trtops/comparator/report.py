@@ -194,7 +194,7 @@ class ComparisonReport(Record):
         """The entry of one output.
 
         Raises:
-            ComparisonError: If there is none of that name.
+            ComparisonError: If no output has that name.
         """
         for output in self.outputs:
             if output.name == name:

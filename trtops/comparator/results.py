@@ -317,7 +317,7 @@ class RunResults:
         """Load one iteration at a time.
 
         Args:
-            path: A directory of iterations, of which one is in memory at a time; or a file, which is loaded whole; or
+            path: A directory of iterations, loaded one at a time; or a file, which is loaded whole; or
                 several of these, one after the other.
             allow_dirs: Whether directories are taken.
 

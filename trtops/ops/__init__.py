@@ -1,6 +1,6 @@
-"""The verbs: one frozen config in, one frozen result out, called alike from Python, the command line and flows.
+"""The ops: functions that take a frozen config and return a frozen result, for Python, the command line and flows.
 
-Names are imported on first use, so that whoever needs one op loads what that op needs.
+Names are imported on first use, so that each op loads only its own dependencies.
 """
 
 from __future__ import annotations

@@ -35,10 +35,10 @@ class OpResult(Record):
 
     Attributes:
         title: What was done, and to what: ``convert model.onnx``.
-        run_id: The run that holds everything; empty if there is none.
+        run_id: The run that holds everything; empty without one.
         url: A page of the run; empty if no run was kept, or it ends with this process.
         experiment: The run's experiment.
-        subject: The input file, as it was given; empty if there is none.
+        subject: The input file, as it was given; empty without one.
     """
 
     title: str = ""

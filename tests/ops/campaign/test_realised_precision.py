@@ -68,7 +68,7 @@ def test_a_calibration_holds_the_engines_beside_int8_to_the_limit_as_well(tmp_pa
         data=str(tmp_path / "feed.npz"),
         min_samples=1,
         pictures=0,
-        beside=("fp16",),
+        compare_with=("fp16",),
         check=CheckConfig(latency_runs=0, plots="never", min_precision_share=0.5),
     )
     result = calibrate(case.write(tmp_path), config, tracker=MemoryTracker())

@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300), pytest.mark.filterwarni
 EACH = 10
 RIGHT_OF_30 = 28
 SECONDS = float(os.environ.get("TRTOPS_FAULT_SECONDS", "75"))
-"""After so many seconds no further engine is built in search of a wrong kernel; wrong ones are planted instead."""
+"""After this many seconds no further engine is built in search of a wrong kernel; wrong ones are planted instead."""
 
 BETWEEN_KERNELS = 0.03
 """Between the errors of kernels that add in FP32, thousandths, and of those that add in FP16, tenths."""

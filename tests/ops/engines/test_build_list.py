@@ -53,8 +53,8 @@ def test_one_that_fails_stops_no_other_and_the_page_says_which_and_why(folder: P
   - model: identity.onnx
   - model: identty.onnx
 """
-    told: list[tuple[int, int, str]] = []
-    result = build_list(listed(folder, text), tracker=tracker, progress=lambda *now: told.append(now))
+    reported: list[tuple[int, int, str]] = []
+    result = build_list(listed(folder, text), tracker=tracker, progress=lambda *now: reported.append(now))
 
     assert [(Path(b.model).stem, b.precision, b.outcome, b.failed) for b in result.builds] == [
         ("no_kernel", "fp32", "error", True),
@@ -68,7 +68,7 @@ def test_one_that_fails_stops_no_other_and_the_page_says_which_and_why(folder: P
     page = result.page()
     assert "**no_kernel.onnx fp32 onnxruntime**: error. Op 'custom:Frobnicate'" in page
     assert "nets.yaml:8)" in page and "Did you mean 'identity.onnx'?" in page
-    assert told[0] == (0, 5, "no_kernel.onnx fp32 onnxruntime") and len(told) == 4
+    assert reported[0] == (0, 5, "no_kernel.onnx fp32 onnxruntime") and len(reported) == 4
 
 
 def test_each_build_is_a_run_of_its_model_and_the_summary_one_of_the_list(folder: Path, tracker: MemoryTracker):

@@ -1,4 +1,4 @@
-"""Calibration as an op: the cache, its run, the engines evaluated beside it, and what bad data leaves behind."""
+"""Calibration as an op: the cache, its run, the engines evaluated with it, and what bad data leaves behind."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_run_holds_the_cache_in_both_formats_a_table_pictures_and_the_accura
 
 
 def test_the_digest_is_of_the_data_that_was_used(digits: Digits) -> None:
-    config = digits_config(digits, samples=20, beside=(), pictures=0)
+    config = digits_config(digits, samples=20, compare_with=(), pictures=0)
     array = np.load(digits.calibration)["image"]
     expected = FeedDigest()
     expected.add({"image": array[:16]})
@@ -98,7 +98,7 @@ def test_a_folder_of_arrays_and_an_iterable_calibrate_alike(conv_net: Path, tmp_
     folder.mkdir()
     for number, feed in enumerate(images(3)):
         np.save(folder / f"{number}.npy", feed["image"])
-    config = CalibrateConfig(build=QUICK, check=SMALL_CHECK, beside=(), pictures=0)
+    config = CalibrateConfig(build=QUICK, check=SMALL_CHECK, compare_with=(), pictures=0)
 
     first = calibrate(conv_net, replace(config, data=str(folder)), tracker=MemoryTracker())
     second = calibrate(conv_net, config, data=list(images(3)), tracker=MemoryTracker())
@@ -107,14 +107,18 @@ def test_a_folder_of_arrays_and_an_iterable_calibrate_alike(conv_net: Path, tmp_
 
 
 def test_progress_is_told(conv_net: Path) -> None:
-    told: list[int] = []
-    config = CalibrateConfig(build=QUICK, check=SMALL_CHECK, beside=(), pictures=0)
+    reported: list[int] = []
+    config = CalibrateConfig(build=QUICK, check=SMALL_CHECK, compare_with=(), pictures=0)
 
     calibrate(
-        conv_net, config, data=list(images(3)), tracker=MemoryTracker(), progress=lambda done, total: told.append(done)
+        conv_net,
+        config,
+        data=list(images(3)),
+        tracker=MemoryTracker(),
+        progress=lambda done, total: reported.append(done),
     )
 
-    assert told == [4, 8, 12]
+    assert reported == [4, 8, 12]
 
 
 def test_data_that_fails_half_way_leaves_what_it_gave_in_the_run_and_in_a_file(conv_net: Path, tmp_path: Path) -> None:
@@ -168,7 +172,7 @@ def test_random_data_and_unknown_algorithms_are_refused(conv_net: Path) -> None:
 
 def test_caches_are_written_to_a_file_and_compared_from_files_and_runs(conv_net: Path, tmp_path: Path) -> None:
     tracker = MemoryTracker()
-    config = CalibrateConfig(build=QUICK, check=SMALL_CHECK, beside=(), pictures=0, algorithm="minmax")
+    config = CalibrateConfig(build=QUICK, check=SMALL_CHECK, compare_with=(), pictures=0, algorithm="minmax")
     text = tmp_path / "first.cache"
 
     first = calibrate(conv_net, replace(config, output=str(text)), data=list(images(3)), tracker=tracker)
@@ -196,7 +200,7 @@ def test_engines_are_evaluated_on_the_calibration_data_where_no_other_is_given(
     folder.mkdir()
     for number in range(3):
         (tmp_path / f"{number}.npy").rename(folder / f"{number}.npy")
-    config = CalibrateConfig(build=QUICK, check=SMALL_CHECK, beside=(), pictures=0)
+    config = CalibrateConfig(build=QUICK, check=SMALL_CHECK, compare_with=(), pictures=0)
     if in_memory:
         result = calibrate(conv_net, config, data=iter(feeds), tracker=tracker)
     else:

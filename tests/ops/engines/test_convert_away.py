@@ -26,11 +26,11 @@ def test_once_it_is_built_an_engine_is_never_lost_whenever_the_store_goes_away(t
     while moment < calls:
         memory = GatedTracker(Gate(range(moment, NEVER)))
         tracker = OfflineTracker(memory, Spool(tmp_path / str(moment)))
-        told: list[Build] = []
+        reported: list[Build] = []
         try:
-            result = convert(model, CONFIG, tracker=tracker, built=told.append)
+            result = convert(model, CONFIG, tracker=tracker, built=reported.append)
         except errors.TrackingUnavailableError:
-            assert not told  # what it had to know before it built was not to be had
+            assert not reported  # what it had to know before it built was not to be had
             refused += 1
             wanted, verdict = "failed", "error"
         else:
@@ -46,7 +46,7 @@ def test_once_it_is_built_an_engine_is_never_lost_whenever_the_store_goes_away(t
         assert (info.status, info.verdict) == (wanted, verdict), moment
         if wanted == "finished":
             plan = memory.load(info.id).read_bytes("engine/engine.ort")
-            assert plan == told[0].engine.plan
+            assert plan == reported[0].engine.plan
         moment += 1
     assert refused <= 3 and kept >= 10
 

@@ -1,4 +1,4 @@
-"""Timing caches out of the memory: of a run, of the accepted engine, and the one that a device's builds share."""
+"""Timing caches from the tracking store: of a run, of the accepted engine, and the one that a device's builds share."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def test_an_engine_that_computes_something_else_is_worse_than_its_precision(
 
 
 def test_a_model_that_its_precision_does_not_suffice_for(tmp_path: Path) -> None:
-    """Weights of INT8 per channel are 1/254 of the largest of theirs: what is left of a thousandth beside it is nothing."""
+    """Weights of INT8 per channel are 1/254 of the largest of theirs: a thousandth of it rounds to nothing."""
     weight = np.full((64, 16), 1e-3, np.float32)
     weight[0] = 1.0
     proto = models.model("(float[4,64] x) => (float[4,16] y) { y = MatMul(x, w) }", {"w": weight})

@@ -1,4 +1,4 @@
-"""Find INT8 ranges from real data, and evaluate INT8 beside other precisions.
+"""Find INT8 ranges from real data, and evaluate INT8 next to other precisions.
 
 The calibration cache that it writes fits any build. Exits with 1 if the INT8 engine is not good enough.
 """
@@ -28,7 +28,7 @@ GROUPS = (
             Flag(names=("--calibrator",), usual="onnxruntime", choices=("onnxruntime", "tensorrt"), help="what runs the model"),
             Flag(names=("--samples",), usual="512", convert=int, shown="N", help="samples to use at most"),
             Flag(names=("--batch",), usual="as the data comes", convert=int, shown="N", help="samples per feed"),
-            Flag(names=("--beside",), usual="fp32 fp16", takes="any", choices=("fp32", "fp16", "bf16", "fp8"), shown="PRECISION", help="precisions to compare INT8 with"),
+            Flag(names=("--compare-with",), usual="fp32 fp16", takes="any", choices=("fp32", "fp16", "bf16", "fp8"), shown="PRECISION", help="precisions to compare INT8 with"),
             Flag(names=("--keep",), takes="many", shown="LAYER", help="layers that stay in higher precision: names, patterns or types"),
             groups.IN_ITS_PRECISION,
         ),
@@ -73,7 +73,7 @@ def plan(args: Asked) -> Plan:
     build = replace(configs.build_config(args, args.backend or "onnxruntime"), keep=tuple(args.keep or ()))
     given = {
         "algorithm": args.algorithm, "percentile": args.percentile, "calibrator": args.calibrator, "samples": args.samples,
-        "batch": args.batch, "beside": None if args.beside is None else tuple(args.beside),
+        "batch": args.batch, "compare_with": None if args.compare_with is None else tuple(args.compare_with),
     }  # fmt: skip
     config = ops.CalibrateConfig(
         data=data, build=build, check=check, output=args.output, **{n: v for n, v in given.items() if v is not None}

@@ -84,7 +84,7 @@ def row_blocks(pairs: Sequence[tuple[Array, Array]]) -> Iterator[tuple[Array, Ar
 
 
 def _row_length(array: Array) -> int:
-    """The length of the last axis longer than 1, the first axis apart; 0 or 1 if there is none."""
+    """The length of the last axis longer than 1, the first axis apart; 0 or 1 without one."""
     shape = list(array.shape)
     while len(shape) > 2 and shape[-1] == 1:
         shape.pop()

@@ -118,7 +118,7 @@ class Totals:
 
 
 def largest_finite(array: Array) -> float:
-    """The largest finite magnitude in an array of float64; 0 if there is none."""
+    """The largest finite magnitude in an array of float64; 0 without one."""
     largest = max(float(array.max()), -float(array.min()))
     if math.isfinite(largest):
         return largest

@@ -1,1 +1,1 @@
-"""Engines: made, calibrated, measured, and kept off what was convicted."""
+"""Ops that build engines: convert, calibrate, sensitivity, model lists, deny-list."""

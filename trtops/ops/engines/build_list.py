@@ -65,10 +65,10 @@ class BuildOutcome(Record):
         outcome: A verdict, ``error`` if there could be none, or ``skipped``.
         failed: Whether it makes the list fail.
         reasons: Why it is bad, the error, or why it was skipped.
-        run_id: Its run; empty if there is none.
+        run_id: Its run; empty without one.
         url: A page of the run.
         reused: Whether the engine was in the store.
-        engine_bytes: Size of the engine; 0 if there is none.
+        engine_bytes: Size of the engine; 0 without one.
         p50_ms: Median latency in milliseconds; None if not measured.
         seconds: Wall time.
     """

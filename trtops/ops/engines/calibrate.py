@@ -51,7 +51,7 @@ class CalibrateConfig(Record):
         samples: Maximum number of samples; None uses all.
         min_samples: Minimum number of samples.
         build: How the INT8 engine is built: its back end, and the layers it keeps in higher precision.
-        beside: Further precisions to build and evaluate for comparison with INT8.
+        compare_with: Further precisions to build and evaluate for comparison with INT8.
         check: How engines are evaluated, best with data that was held out; by default on the calibration data.
         pictures: Number of tensors whose histograms are drawn, the most clipped first.
         output: File to write the cache to as well: our JSON if it ends in ``.json``, else TensorRT's text.
@@ -65,7 +65,7 @@ class CalibrateConfig(Record):
     samples: int | None = 512
     min_samples: int = 2
     build: BuildConfig = field(default_factory=lambda: BuildConfig(precision="int8"))
-    beside: tuple[Precision, ...] = ("fp32", "fp16")
+    compare_with: tuple[Precision, ...] = ("fp32", "fp16")
     check: CheckConfig = field(default_factory=CheckConfig)
     pictures: int = 48
     output: str | None = None
@@ -94,7 +94,7 @@ class CalibrateResult(OpResult):
         tensors: Number of tensors with a range.
         excluded: Tensors without a range, because NaN or infinity occurred in them.
         seconds: Wall time of the calibration, without building and evaluating.
-        engines: The engines, in the order of the config's ``beside``, INT8 last; each has a child run of its own.
+        engines: The engines, in the order of the config's ``compare_with``, INT8 last; each has a child run of its own.
     """
 
     verdict: Verdict
@@ -204,7 +204,7 @@ def calibrate(
                 check = replace(check, data=f"{folder}/feeds.json")
                 save_json([dict(feed) for feed in given.first], f"{folder}/feeds.json", "the first calibration feeds")
         engines = []
-        precisions: list[Precision] = [*(each for each in dict.fromkeys(config.beside) if each != "int8"), "int8"]
+        precisions: list[Precision] = [*(each for each in dict.fromkeys(config.compare_with) if each != "int8"), "int8"]
         for precision in precisions:
             convert_config = ConvertConfig(
                 build=replace(config.build, precision=precision),

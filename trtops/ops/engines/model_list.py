@@ -303,7 +303,7 @@ def _found_files(entry: ListedModel) -> list[tuple[str, str]]:
 
 
 def _near_file(path: Path) -> str:
-    """A hint to a file of a similar name; empty if there is none."""
+    """A hint to a file of a similar name; empty without one."""
     try:
         names = sorted(other.name for other in path.parent.iterdir())
     except OSError:

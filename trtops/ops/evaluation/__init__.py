@@ -1,1 +1,1 @@
-"""Evaluating: the data, the comparison and the verdict."""
+"""Evaluation of engines: data, comparison and verdict."""

@@ -96,7 +96,7 @@ def compare(
         parent: Id of a parent run.
 
     Raises:
-        ConfigError: If a side is none of these.
+        ConfigError: If a side is something else.
         TrtopsError: If a side cannot be loaded or run. Outputs that differ are a result.
     """
     config = CompareConfig() if config is None else config

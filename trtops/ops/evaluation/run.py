@@ -94,7 +94,7 @@ def run_models(
         runners: The runners; without any, only saved outputs are compared.
         config: What to do.
         data_loader: Inputs of each iteration; random by default.
-        compare: Compare functions, all of which must match; Polygraphy's default, 1e-5 for each element, unless given.
+        compare: Compare functions, which must all match; Polygraphy's default, 1e-5 for each element, unless given.
         postprocess: Applied to every iteration's outputs before they are compared.
         model: The model's file; it names the run.
         tracker: The tracking store; without one nothing is logged. The first pair of runners is logged.
