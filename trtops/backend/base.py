@@ -68,14 +68,10 @@ class Caches:
 
     @classmethod
     def replaying(cls, record: TacticRecord, timing: bytes | None, **others: Any) -> Caches:
-        """Return caches with which a build repeats a record's choices.
+        """Return caches with which a build repeats a record's choices, given the recorded build's timing cache.
 
-        Args:
-            record: The choices.
-            timing: The timing cache of the recorded build. Records made through the editable timing cache are written
-                into it. With algorithm selectors it saves the timing of layers that no selector is asked about. Other
-                records need none.
-            others: Further caches.
+        Records of the editable timing cache are written into it. With algorithm selectors it saves the timing of layers
+        that no selector is asked about. Other records do not need it.
         """
         timed = record.mechanism in ("editable_timing_cache", "algorithm_selector")
         return cls(replay=record, timing=timing if timed else None, **others)
@@ -88,14 +84,7 @@ class Caches:
     def spec(
         self, model_sha256: str, config: BuildConfig, environment: Environment, data_sha256: str | None = None
     ) -> BuildSpec:
-        """Return the spec of a build with these caches.
-
-        Args:
-            model_sha256: Digest of the model's content.
-            config: The build config.
-            environment: The build environment, which selects the entries of the deny-list.
-            data_sha256: Digest of the calibration data, if INT8 is calibrated without a cache.
-        """
+        """Return the spec of a build with these caches; ``data_sha256`` is the digest of calibration data, if any."""
         return BuildSpec(
             model_sha256=model_sha256,
             config=config,
@@ -111,13 +100,10 @@ NO_CACHES = Caches()
 
 @dataclass(frozen=True, kw_only=True)
 class TimingCacheUse:
-    """Use of a timing cache in one build.
+    """Use of a timing cache in one build: timings found, timings added, and the time that finding them saved.
 
-    Attributes:
-        hits: Timings found in it.
-        misses: Timings added to it. TensorRT 8.6 does not cache all timings if tactics are drawn by a seed or denied
-            (15 of 23 in a net of two convolutions); the others are not counted.
-        saved_seconds: Time that the hits would have taken, as recorded in the cache.
+    TensorRT 8.6 does not cache all timings if tactics are drawn by a seed or denied (15 of 23 in a net of two
+    convolutions); the others are not counted.
     """
 
     hits: int = 0
@@ -129,11 +115,7 @@ class TimingCacheUse:
 class Engine:
     """An engine as bytes, with everything needed to load it.
 
-    Attributes:
-        backend: Name of the back end that loads it.
-        plan: The serialized engine: a TensorRT plan, or an optimized model in ORT format.
-        options: Further options of the loader (session options); JSON values.
-        environment: The build environment.
+    ``plan`` is a TensorRT plan, or an optimized model in ORT format; ``options`` has further options of the loader.
     """
 
     backend: str
@@ -152,16 +134,10 @@ class Build:
     """One finished build.
 
     Attributes:
-        spec: The spec.
-        engine: The engine.
         tactics: The choices made.
-        layers: The engine's layers.
         timing_cache: The timing cache after the build, including the given one; None if the back end has none.
-        timing_cache_use: Use of the given timing cache.
         skipped: Settings that the builder had no time to try.
-        calibration_cache: The calibration cache of INT8.
         seconds: Wall time of the build, without reading the model and logging.
-        log: The builder's log.
     """
 
     spec: BuildSpec
@@ -190,11 +166,7 @@ class EngineBackend(Protocol):
         ...
 
     def environment(self) -> Environment:
-        """Return the environment of builds made now.
-
-        Raises:
-            BackendUnavailableError: If the back end's library is missing or unusable here.
-        """
+        """Return the environment of builds made now; BackendUnavailableError if the library is unusable here."""
         ...
 
     def device_state(self) -> Mapping[str, str]:

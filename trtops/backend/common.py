@@ -45,11 +45,9 @@ bytes_from_path = immediately(BytesFromPath)
 
 @dataclass(frozen=True)
 class SaveBytes:
-    """Writes bytes to a file, completely or not at all, and returns them.
+    """Writes bytes (or anything with the buffer protocol) to a file, completely or not at all, and returns them.
 
-    Attributes:
-        obj: The bytes (anything with the buffer protocol), or a callable that makes them.
-        path: The file, which is replaced if it exists; its folder is created. Or an open file.
+    The file is replaced if it exists, and its folder is created; an open file is written to.
     """
 
     obj: ValueOrCallable[bytes] | memoryview = field(repr=False)
@@ -74,9 +72,7 @@ save_bytes = immediately(SaveBytes)
 class InvokeFromScript:
     """Calls a function of a Python script, or an object of a class that it defines.
 
-    Attributes:
-        path: The script. It is run at every call, with its own folder first on ``sys.path``; the caller must trust it.
-        name: The function, or the class, which is created without arguments.
+    The script is run at every call, with its own folder first on ``sys.path``; the caller must trust it.
     """
 
     path: str | Path
@@ -96,9 +92,8 @@ def invoke_from_script(path: str | Path, name: str, *args: Any, **kwargs: Any) -
 def import_from_script(path: str | Path, name: str) -> Any:
     """Run a Python script as a module, and return the object that it calls ``name``.
 
-    Raises:
-        ConfigError: If the script does not exist, may not be run (:mod:`trtops.allowed`), or does not define the name.
-            Exceptions of the script itself pass through.
+    ConfigError if the script does not exist, may not be run (:mod:`trtops.allowed`), or does not define the name.
+    Exceptions of the script itself pass through.
     """
     path = Path(path).absolute()
     if not path.exists():

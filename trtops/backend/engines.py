@@ -50,9 +50,7 @@ BACKENDS: tuple[str, ...] = tuple(_BACKENDS)
 def engine_backend(name: str) -> EngineBackend:
     """Return the back end of a name from :data:`BACKENDS`.
 
-    Raises:
-        ConfigError: If the name is unknown.
-        BackendUnavailableError: If its library is not installed.
+    ConfigError if the name is unknown, BackendUnavailableError if its library is not installed.
     """
     entry = _BACKENDS.get(name)
     if entry is None:
@@ -62,13 +60,7 @@ def engine_backend(name: str) -> EngineBackend:
 
 
 def merge_timing_caches(backend: str, caches: Sequence[bytes]) -> bytes:
-    """Merge timing caches of one device and release; of two timings with the same key the earlier cache's is kept.
-
-    Raises:
-        ConfigError: If the back end is unknown.
-        BackendUnavailableError: If its library is not installed, or TensorRT finds no GPU.
-        TimingCacheError: If one is damaged, or they are of different devices or releases.
-    """
+    """Merge timing caches of one device and release; of two timings with the same key the earlier one is kept."""
     engine_backend(backend)  # reports a wrong name or a missing library
     entry = _BACKENDS[backend]
     merged: bytes = getattr(importlib.import_module(entry.cache_module), entry.merge)(caches)

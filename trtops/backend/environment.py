@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from trtops.record import digest
 from trtops.spec import Environment
@@ -82,30 +83,15 @@ def package_versions(names: Iterable[str]) -> tuple[tuple[str, str], ...]:
     return tuple(versions)
 
 
-def environment(
-    *,
-    backend: str,
-    backend_version: str,
-    device: str,
-    device_sha256: str,
-    packages: Iterable[str] = (),
-    compute_capability: str | None = None,
-    driver: str | None = None,
-    cuda: str | None = None,
-) -> Environment:
+def environment(*, packages: Iterable[str] = (), **facts: Any) -> Environment:
     """Return an environment with the facts of a back end and those of this module.
 
-    ``device_sha256`` identifies the kind of device to the builder; ``packages`` are those that rewrite models on the
-    way to the engine.
+    ``packages`` are those that rewrite models on the way to the engine. ``facts`` are ``backend``, ``backend_version``,
+    ``device``, ``device_sha256`` (identifies the kind of device to the builder), and ``compute_capability``, ``driver``
+    and ``cuda`` of a GPU.
     """
     return Environment(
-        backend=backend,
-        backend_version=backend_version,
-        device=device,
-        device_sha256=device_sha256,
-        compute_capability=compute_capability,
-        driver=driver,
-        cuda=cuda,
+        **facts,
         os=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
         host=platform.node(),

@@ -78,14 +78,9 @@ class BaseRunner(ABC):
         self.deactivate_impl()
 
     def infer(self, feed_dict: Feed, check_inputs: bool = True) -> dict[str, Any]:
-        """Run one inference.
+        """Run one inference, and return the outputs by name, in the model's order, in host memory.
 
-        Args:
-            feed_dict: One array per input of the model, by name, with the input's dtype and a shape that fits.
-            check_inputs: Whether names, dtypes and shapes are checked first.
-
-        Returns:
-            The outputs by name, in the model's order, in host memory; valid until the next call.
+        Names, dtypes and shapes of the feed are checked first, unless ``check_inputs`` is False.
 
         Raises:
             InputError: If the feed does not fit; see :func:`trtops.metadata.check_feed`.

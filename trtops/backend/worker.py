@@ -107,11 +107,7 @@ class IsolatedBackend:
     ) -> Build:
         """Build one engine; after a crash of the child, build again without the setting that it was trying.
 
-        Args:
-            model: As in :meth:`build`.
-            config: As in :meth:`build`.
-            caches: As in :meth:`build`; settings to avoid are not tried.
-            calibration_data: As in :meth:`build`; must be iterable several times.
+        Args as in :meth:`build`, and:
             feed: An input to run the engine on once in the child; a crash then counts as the build's.
             crashed: Called with the names of all settings to avoid after every crash.
 

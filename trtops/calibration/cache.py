@@ -164,12 +164,7 @@ class CalibrationCache(Record):
 
     @classmethod
     def from_tensorrt(cls, data: bytes | str) -> CalibrationCache:
-        """Read TensorRT's text.
-
-        Raises:
-            FormatError: If the header is missing, or a line is not a name and eight hexadecimal digits of a scale that
-                is finite and not negative; the message names the line.
-        """
+        """Read TensorRT's text; the FormatError of an invalid line names it."""
         try:
             text = data if isinstance(data, str) else data.decode("utf-8")
         except UnicodeDecodeError as exc:
@@ -206,14 +201,8 @@ class CalibrationCache(Record):
         """Return the cache as TensorRT's text.
 
         A cache read from TensorRT's text gives the same bytes, except that a scale of zero is written as 1, because
-        TensorRT divides by it.
-
-        Args:
-            header: First line, from :func:`tensorrt_header` or :func:`legacy_header`; by default the one it was read
-                with, or that of TensorRT 8.6.0's default calibrator.
-
-        Raises:
-            FormatError: If the text cannot contain a name, or the header is invalid.
+        TensorRT divides by it. The header is from :func:`tensorrt_header` or :func:`legacy_header`; by default the one
+        it was read with, or that of TensorRT 8.6.0's default calibrator.
         """
         header = header or self.tensorrt_header or DEFAULT_HEADER
         if not _HEADER.fullmatch(header):

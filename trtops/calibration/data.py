@@ -44,16 +44,10 @@ def samples_in(feed: Mapping[str, Any]) -> int:
 def batches(
     feeds: Iterable[Mapping[str, Any]], size: int | None = None, samples: int | None = None
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield feeds for a calibration, cut to a batch size if one is given, and no more of them than needed.
+    """Yield feeds for a calibration, cut to ``size`` samples per batch, or as they are without a size.
 
-    Args:
-        feeds: Arrays by input name.
-        size: Samples per batch; None leaves feeds as they are.
-        samples: Number of samples to use; None uses all. Without ``size`` the last feed is used completely.
-
-    Raises:
-        ConfigError: If a number is below 1.
-        InputError: If feeds cannot be cut.
+    At most ``samples`` samples are used; without a size the last feed is used completely. InputError if feeds cannot be
+    cut.
     """
     if samples is not None and samples < 1:
         raise errors.ConfigError(f"The calibration uses {samples} samples; expected 1 or more.")

@@ -36,7 +36,7 @@ class Histogram:
     size of the feeds.
 
     Attributes:
-        counts: Values per bin, without exact zeros; int64.
+        counts: Values per bin, without exact zeros.
         limit: Upper end of the last bin; 0 as long as only zeros were seen.
         low: Smallest finite value seen.
         high: Largest finite value seen.

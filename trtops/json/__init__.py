@@ -48,11 +48,7 @@ Source: TypeAlias = "str | os.PathLike[str] | IO[str] | IO[bytes]"
 
 
 def to_json(obj: object) -> str:
-    """Return the JSON text of an object: JSON values, arrays, and objects of registered types, nested as needed.
-
-    Raises:
-        FormatError: If something in it has no saved form.
-    """
+    """Return the JSON text of JSON values, arrays, and objects of registered types, nested as needed."""
     from trtops.json.formats import TextWriter  # slow imports, needed only by scripts that save or load
 
     out = io.BytesIO()
@@ -61,27 +57,17 @@ def to_json(obj: object) -> str:
 
 
 def from_json(src: str | bytes) -> Any:
-    """Return the object that :func:`to_json` received.
-
-    Raises:
-        FormatError: If the text is not JSON, or something in it is damaged, unknown or refused.
-    """
+    """Return the object that :func:`to_json` received; FormatError if the text is damaged or not JSON."""
     from trtops.json.formats import load_text
 
     return load_text(_encoded(src), "the text")
 
 
 def save_json(obj: object, dest: Source, description: str | None = None) -> None:
-    """Save an object to a file.
+    """Save JSON values, arrays, and objects of registered types to a file.
 
-    Args:
-        obj: JSON values, arrays, and objects of registered types, nested as needed.
-        dest: A path, replaced when the file is complete: an archive if it ends in ``.npz``, otherwise JSON. Or an open
-            file, which gets JSON.
-        description: What the object is, for the log.
-
-    Raises:
-        FormatError: If something in it has no saved form; the path is left as it was.
+    A path is replaced when the file is complete: by an archive if it ends in ``.npz``, otherwise by JSON. An open file
+    gets JSON. ``description`` is for the log. FormatError if something has no saved form; the path is left as it was.
     """
     from trtops.json.formats import ArchiveWriter, TextWriter
 
@@ -99,16 +85,10 @@ def save_json(obj: object, dest: Source, description: str | None = None) -> None
 
 
 def load_json(src: Source, description: str | None = None) -> Any:
-    """Load an object that :func:`save_json`, or Polygraphy, saved.
+    """Load an object that :func:`save_json`, or Polygraphy, saved to a path or an open file.
 
-    Args:
-        src: A path, or an open file at its beginning. The format is recognized by the first bytes.
-        description: What the object is, for the log and for errors.
-
-    Raises:
-        FormatError: If the file is cut short, not one of the two formats, of a newer version, or holds something
-            unknown or refused.
-        FileNotFoundError: If the file does not exist.
+    The format is recognized by the first bytes. ``description`` is for the log and for errors. FormatError if the file
+    is cut short, not one of the two formats, of a newer version, or holds something unknown or refused.
     """
     from trtops.json.formats import load_archive, load_text
 
@@ -127,11 +107,7 @@ def load_json(src: Source, description: str | None = None) -> Any:
 
 
 def add_json_methods(description: str | None = None) -> Callable[[type[T]], type[T]]:
-    """Decorate a registered type so that it has ``to_json``, ``from_json``, ``save`` and ``load``.
-
-    Args:
-        description: What its objects are, for the log and for errors.
-    """
+    """Decorate a registered type so that it has ``to_json``, ``from_json``, ``save`` and ``load``."""
 
     def decorate(cls: type[T]) -> type[T]:
         def checked(obj: object, name: str) -> T:

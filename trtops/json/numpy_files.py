@@ -81,10 +81,8 @@ def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
 def load_numpy(path: str | os.PathLike[str]) -> Array | dict[str, Array]:
     """Return the array of an ``.npy`` file, or those of an ``.npz`` file by name. Nothing pickled is read.
 
-    Raises:
-        FormatError: If the file is damaged, holds Python objects, or unpacks to far more than its size.
-        InputError: If it would take more memory than allowed (:mod:`trtops.limits`).
-        OSError: If it cannot be opened.
+    FormatError if the file is damaged, holds Python objects, or unpacks to far more than its size; InputError if it
+    would take more memory than allowed (:mod:`trtops.limits`).
     """
     path = Path(path)
     size = path.stat().st_size

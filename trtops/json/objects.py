@@ -70,9 +70,7 @@ class Decoder:
 def decode_object(content: dict[str, Any], read_array: Callable[[Any], Array]) -> Any:
     """Return the object that a JSON object stands for; its members are decoded already.
 
-    Args:
-        content: The JSON object.
-        read_array: Reads the array that the member ``array`` of an ``ndarray`` contains or names.
+    ``read_array`` reads the array that the member ``array`` of an ``ndarray`` contains or names.
     """
     kind = content.pop(MARKER, None)
     for key, value in content.items() if kind is None else ():

@@ -1,19 +1,24 @@
 from __future__ import annotations
 
 import os
+import threading
 
 from trtops.backend.onnxrt.log import SessionLog
 
 
-def test_unfinished_lines_are_not_split(capfd) -> None:
-    first, second = SessionLog(), SessionLog()
+def test_each_log_collects_its_own_lines(capfd) -> None:
+    logs = [SessionLog() for _ in range(4)]
 
-    with second.collecting():
-        with first.collecting():
-            os.write(2, f"[W:onnxruntime:{first.log_id}, a.cc:1 f] one\n".encode())
-            os.write(2, f"[W:onnxruntime:{second.log_id}, a.cc:1 f] two ".encode())
-        os.write(2, b"halves\n")
+    def write(log: SessionLog) -> None:
+        for number in range(50):
+            with log.collecting():
+                os.write(2, f"[W:onnxruntime:{log.log_id}, a.cc:1 f] line {number}\n".encode())
 
-    assert first.text() == "[W] one\n"
-    assert second.text() == "[W] two halves\n"
+    threads = [threading.Thread(target=write, args=(log,)) for log in logs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert all(log.text() == "".join(f"[W] line {number}\n" for number in range(50)) for log in logs)
     assert capfd.readouterr().err == ""

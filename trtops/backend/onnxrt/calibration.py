@@ -75,7 +75,7 @@ def collect(
     counted: bool = True,
     progress: OnProgress | None = None,
 ) -> Collected:
-    """Collect the ranges of all of a model's tensors over feeds, one of which is in memory at a time.
+    """Collect the ranges of all of a model's tensors over feeds; one feed at a time is in memory.
 
     Args:
         model: The model, with all its weights inside; not changed. It runs on the CPU, without optimizations that would
@@ -232,15 +232,9 @@ def quantize(
 ) -> tuple[onnx.ModelProto, Quantization]:
     """Fold a model and write ranges into it as Q/DQ nodes, in the patterns that ONNX Runtime has integer kernels for.
 
-    Args:
-        proto: The model, without Q/DQ nodes; not changed.
-        cache: Ranges of its tensors.
-        log: Collects the messages of ONNX Runtime, and which layers stay in FP32.
-        keep: Layers to leave in FP32 (:func:`trtops.backend.onnx.quantize.insert_qdq`), as the model names them.
-        policy: How to treat ranges that the cache lacks.
-
-    Raises:
-        CalibrationError: If the cache does not fit the model, no layer is quantized, or the layers have 16-bit weights.
+    The model is not changed. Layers in ``keep`` stay in FP32 (:func:`trtops.backend.onnx.quantize.insert_qdq`); the
+    policy decides about ranges that the cache lacks. CalibrationError if the cache does not fit the model, no layer is
+    quantized, or the layers have 16-bit weights.
     """
     types = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
     layers = [node for node in proto.graph.node if node.op_type in INT8_OP_TYPES]

@@ -50,9 +50,6 @@ class Optimizer:
     """Optimizes one model under each candidate once; a context manager that owns a temporary folder.
 
     ONNX Runtime optimizes while it creates a session, so each candidate costs about one loading of the model.
-
-    Attributes:
-        model: The model, after its precision was rewritten.
     """
 
     def __init__(
@@ -63,14 +60,9 @@ class Optimizer:
         log: SessionLog,
         attempt_file: str | None = None,
     ) -> None:
-        """Prepare to optimize.
+        """Prepare to optimize a model, which must have all its weights inside and not change afterwards.
 
-        Args:
-            model: The model with all its weights inside; must not change afterwards.
-            providers: Execution providers in order of preference.
-            threads: Threads within one operator; 0 lets ONNX Runtime decide.
-            log: Collects the messages of ONNX Runtime.
-            attempt_file: Receives each candidate's id before ONNX Runtime, which may crash, gets the candidate.
+        The attempt file receives each candidate's id before ONNX Runtime, which may crash, gets the candidate.
         """
         self.model = model
         self._providers = find_providers(providers)

@@ -99,12 +99,7 @@ def describe(plan: Plan, model: onnx.ModelProto) -> tuple[tuple[Layer, ...], tup
     the model>~<op>``. So a layer has the same name in every build.
 
     A tactic is replayable if the layer runs on ONNX Runtime's own CPU kernels, which follow from the model, the
-    settings, the release and the processor alone. Other execution providers choose again internally, without reporting
-    it.
-
-    Args:
-        plan: The engine's graph.
-        model: The model that was optimized.
+    settings, the release and the processor alone. Other execution providers choose again internally.
     """
     origins = _Origins(plan, model)
     placed = sorted(

@@ -55,16 +55,11 @@ class Search:
     """The search of one build.
 
     Attributes:
-        optimizer: Makes the candidates' engines.
-        measurement: Times them.
         model_sha256: Digest of the model after its precision was rewritten.
         cache: Known timings; new ones are added.
         shapes: Shapes to time at; a candidate's time is the sum over them.
-        inputs: The model's inputs.
-        log: Receives a line per decision.
         avoid: Ids of candidates under which ONNX Runtime crashed in earlier attempts.
         failed: Reasons why candidates cannot be built, by id.
-        use: Use made of the timing cache so far.
     """
 
     optimizer: Optimizer
@@ -83,15 +78,12 @@ class Search:
         self.budget = self.measurement.budget
 
     def run(self, tactics: Sequence[Tactic], *, seed: int | None = None, why_denied: WhyDenied) -> Choice:
-        """Find the fastest candidate that may be built, or draw one at random.
+        """Find the fastest candidate that may be built; with a seed, draw one at random without timing.
 
         With up to three applicable tactics all their combinations are tried. With more, each is tried on its own, and
         then all that were faster than the default together. Of candidates with the same graph only one is timed. A
         candidate under which ONNX Runtime fails is left out. Candidates that there is no time for are skipped.
-        With a seed, a combination is drawn and nothing is timed.
-
-        Raises:
-            EngineBuildError: If ONNX Runtime refuses the model, or no candidate may be built.
+        EngineBuildError if ONNX Runtime refuses the model, or no candidate may be built.
         """
         if self._signature(Candidate()) is None:
             return self._without_default(tactics, why_denied)

@@ -93,11 +93,9 @@ def find(name: str) -> Tactic:
 
 
 def allowed(names: Iterable[str] | None, *, allow_approximation: bool) -> tuple[Tactic, ...]:
-    """Return the tactics that a build may vary, in the order of :data:`TACTICS`.
+    """Return the tactics that a build may vary, in the order of :data:`TACTICS`; without names, all.
 
-    Args:
-        names: Names to choose from; None selects all. ConfigError if one is unknown or not allowed.
-        allow_approximation: Whether tactics that are not exact may be varied.
+    ConfigError if a name is unknown, or not exact without permission.
     """
     if names is None:
         return tuple(tactic for tactic in TACTICS if tactic.exact or allow_approximation)

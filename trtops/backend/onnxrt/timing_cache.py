@@ -54,13 +54,9 @@ class _CacheFile(Record):
 
 @dataclass
 class TimingCache:
-    """Timings and graphs of one device and release, by :func:`timing_key`.
+    """Timings, signatures of optimized graphs, and candidates skipped for lack of time, by :func:`timing_key`.
 
-    Attributes:
-        device_key: The device and release (:attr:`trtops.spec.Environment.device_key`).
-        timings: The known timings.
-        graphs: Signatures of the optimized graphs.
-        skipped: Keys of the candidates that a build had no time for.
+    ``device_key`` is the device and release (:attr:`trtops.spec.Environment.device_key`).
     """
 
     device_key: str
