@@ -1,4 +1,4 @@
-"""The page of usual mistakes, from the table that ``tests/flows/test_mistakes.py`` makes each of them by."""
+"""The page of usual mistakes, from the table that ``tests/cli/test_mistakes.py`` makes each of them by."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ experiment. The exit code says what it was:
 
 ## Fifteen usual ones
 
-A test makes each of these in all three ways. What is quoted stands in the message.
+A test makes each of these in both ways. What is quoted stands in the message.
 """
 
 
 def text() -> str:
     """The page."""
-    header = ("mistake", "says", "exit code", "`trtops ...`", "`python -m flows....`", "Python raises")
+    header = ("mistake", "says", "exit code", "`trtops ...`", "Python raises")
     rows = (
-        (each.what, f"`{each.says}`", str(each.code), f"`{each.command}`", f"`{each.flow}`", f"`{each.error or '-'}`")
+        (each.what, f"`{each.says}`", str(each.code), f"`{each.command}`", f"`{each.error or '-'}`")
         for each in MISTAKES
     )
     return f"{HEAD}\n{markdown_table(header, rows)}\n"

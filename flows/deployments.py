@@ -1,7 +1,7 @@
-"""The deployments of ``prefect.yaml``: registered with a server for its work pools, or served from this process.
+"""Register the deployments of ``prefect.yaml`` with a server, or serve them from this process.
 
-``make deploy`` is ``python -m flows.deployments deploy``, and ``make serve`` the same with ``serve``. Both talk to the server at
-``PREFECT_API_URL``, or else to the one that ``trtops team up`` started for the default store.
+``make deploy`` is ``python -m flows.deployments deploy``, and ``make serve`` the same with ``serve``. Both use the server at
+``PREFECT_API_URL``, or else the one that ``trtops team up`` started for the default store.
 """
 
 from __future__ import annotations
@@ -13,62 +13,96 @@ import os
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.forms import form_of
+import yaml  # type: ignore[import-untyped]
+
 from trtops import errors, team
 from trtops.team.state import POOLS
 
 if TYPE_CHECKING:
     from prefect.deployments.runner import RunnerDeployment
 
-# Prefect reads the address of its server when it is first imported: nothing here does so before `_use_server`.
+# Prefect reads the address of its server when it is first imported: nothing here imports it before `use_server`.
 
 FILE = Path(__file__).resolve().parents[1] / "prefect.yaml"
-SILENCE = "trtops: flow runs that fell silent"
-SILENT_FOR = timedelta(minutes=10)
-"""More than three times as long as Prefect's default between heartbeats (PREFECT_FLOWS_HEARTBEAT_FREQUENCY)."""
+SILENCE = "trtops: flow runs without heartbeats"
+SILENT_MINUTES = 10  # more than three times Prefect's default between heartbeats (PREFECT_FLOWS_HEARTBEAT_FREQUENCY)
 
-_ANSWER_SECONDS = 60.0
-_WITHOUT_SERVER = (
-    "Start one on this machine by `make up` (trtops team up). One that runs already is found by PREFECT_API_URL, such as "
-    "http://127.0.0.1:4200/api; where `trtops team up` was called in another folder, this sets it, called there: "
-    'eval "$(trtops team env)".'
-)
+
+def read_deployments() -> list[dict[str, Any]]:
+    """The deployments of ``prefect.yaml``."""
+    listed: list[dict[str, Any]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))["deployments"]
+    return listed
+
+
+def make_deployment(listed: dict[str, Any], *, paused: bool | None) -> RunnerDeployment:
+    """A deployment of ``prefect.yaml``, without its work pool.
+
+    Args:
+        listed: The deployment as it is listed.
+        paused: Whether its schedules are paused; None leaves them as they are.
+    """
+    from prefect.client.schemas.objects import ConcurrencyLimitConfig
+    from prefect.schedules import Schedule
+    from prefect.types.entrypoint import EntrypointType
+
+    module, _, name = listed["entrypoint"].rpartition(".")
+    limit = listed.get("concurrency_limit")
+    schedules = []
+    for each in listed.get("schedules", ()):
+        interval: dict[str, Any] = {"interval": timedelta(seconds=each["interval"])} if "interval" in each else {}
+        schedules.append(Schedule(**{**each, **interval}))
+    made: RunnerDeployment = getattr(importlib.import_module(module), name).to_deployment(
+        name=listed["name"],
+        description=listed["description"],
+        parameters=listed.get("parameters"),
+        entrypoint_type=EntrypointType.MODULE_PATH,
+        paused=paused,
+        schedules=schedules,
+        concurrency_limit=None if limit is None else ConcurrencyLimitConfig(**limit),
+    )
+    return made
 
 
 def deploy(checkout: str | None = None) -> int:
-    """Register all deployments, and make the work pools that are missing.
+    """Register all deployments, with the work pools that are missing; returns the number of deployments.
 
     Args:
-        checkout: The folder of this project on the machines of the workers; this one's unless given.
-
-    Returns:
-        How many deployments there are now.
+        checkout: The folder of this project on the workers' machines; this one's unless given.
 
     Raises:
-        ConfigError: If there is no server, it lets nobody in, or a deployment is refused.
+        ConfigError: If there is no server, it refuses us, or it refuses a deployment.
     """
-    _use_server()
+    use_server()
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.deployments.runner import DeploymentApplyError
-    from prefect.exceptions import PrefectHTTPStatusError
+    from prefect.exceptions import ObjectAlreadyExists, PrefectHTTPStatusError
     from prefect.runner.storage import LocalStorage
+    from prefect.workers.process import ProcessWorker
 
-    for pool in _make_missing_pools():
-        print(f"Made the work pool {pool}.", flush=True)
-    _watch_for_silence()
-    storage = LocalStorage(checkout or str(FILE.parent))
-    paused = _paused_by_serving()
+    with get_client(sync_client=True) as client:
+        for pool in {*POOLS.values()} - {pool.name for pool in client.read_work_pools()}:
+            template = ProcessWorker.get_default_base_job_template()
+            with suppress(ObjectAlreadyExists):  # created by another process at this moment
+                client.create_work_pool(WorkPoolCreate(name=pool, type="process", base_job_template=template))
+                print(f"Created the work pool {pool}.", flush=True)
+        if not client.read_automations_by_name(SILENCE):
+            client.create_automation(_silence_automation())
+        # Those without a pool were served, and paused by Prefect when their process ended.
+        found = client.read_deployments()
+        served = {(each.entrypoint, each.name) for each in found if each.paused and each.work_pool_name is None}
     listed = read_deployments()
     for each in listed:
-        pool = each["work_pool"]
-        deployment = _deployment_from(each, paused=False if _deployment_key(each) in paused else None)
-        deployment.work_pool_name, deployment.job_variables = pool["name"], pool.get("job_variables") or {}
-        deployment.storage = storage
+        deployment = make_deployment(each, paused=False if (each["entrypoint"], each["name"]) in served else None)
+        deployment.work_pool_name = each["work_pool"]["name"]
+        deployment.job_variables = each["work_pool"].get("job_variables") or {}
+        deployment.storage = LocalStorage(checkout or str(FILE.parent))
         try:
             deployment.apply()
         except (DeploymentApplyError, PrefectHTTPStatusError) as exc:
@@ -76,120 +110,8 @@ def deploy(checkout: str | None = None) -> int:
     return len(listed)
 
 
-def serve(limit: int = 2) -> None:
-    """Register all deployments as served by this process, and carry out their runs here until it is interrupted.
-
-    Args:
-        limit: Runs at a time.
-
-    Raises:
-        ConfigError: If there is no server, or it lets nobody in.
-    """
-    _use_server()
-    from prefect import serve as prefect_serve
-
-    os.chdir(FILE.parent)  # paths in parameters are relative to it, as they are where a worker runs the flow
-    # They are paused from the end of the last time on.
-    prefect_serve(*(_deployment_from(each, paused=False) for each in read_deployments()), limit=limit)
-
-
-def read_deployments() -> list[dict[str, Any]]:
-    """The deployments as they stand in ``prefect.yaml``."""
-    import yaml  # type: ignore[import-untyped]
-
-    listed: list[dict[str, Any]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))["deployments"]
-    return listed
-
-
-def _deployment_key(deployment: Mapping[str, Any]) -> tuple[str, str]:
-    """What a deployment is known by: its flow and its name."""
-    return str(deployment["entrypoint"]), str(deployment["name"])
-
-
-def _deployment_from(deployment: Mapping[str, Any], paused: bool | None) -> RunnerDeployment:
-    """A deployment of ``prefect.yaml``, without its work pool.
-
-    Args:
-        deployment: As it stands there.
-        paused: Whether its schedules rest; None leaves that as it is.
-    """
-    from prefect.client.schemas.objects import ConcurrencyLimitConfig
-    from prefect.schedules import Schedule
-    from prefect.types.entrypoint import EntrypointType
-
-    module, _, function = deployment["entrypoint"].rpartition(".")
-    flow = getattr(importlib.import_module(module), function)
-    limit = deployment.get("concurrency_limit")
-    schedules = [
-        Schedule(**{**each, **({"interval": timedelta(seconds=each["interval"])} if "interval" in each else {})})
-        for each in deployment.get("schedules", ())
-    ]
-    described: RunnerDeployment = flow.to_deployment(
-        name=deployment["name"],
-        description=deployment["description"],
-        parameters=deployment.get("parameters"),
-        entrypoint_type=EntrypointType.MODULE_PATH,
-        paused=paused,
-        schedules=schedules,
-        concurrency_limit=None if limit is None else ConcurrencyLimitConfig(**limit),
-    )
-    described._parameter_openapi_schema = form_of(flow)
-    return described
-
-
-def _use_server() -> None:
-    """Find a server, and make sure that it answers and lets us in.
-
-    Raises:
-        ConfigError: If there is none, or it does not.
-    """
-    if not os.environ.get("PREFECT_API_URL"):
-        os.environ.pop("PREFECT_API_URL", None)
-        with suppress(errors.ConfigError):  # no team here
-            os.environ.update(team.client_environment())
-    url = os.environ.get("PREFECT_API_URL")
-    if url is None:
-        raise errors.ConfigError(f"No Prefect server is named. {_WITHOUT_SERVER}")
-    request = urllib.request.Request(f"{url.rstrip('/')}/admin/version")
-    if auth := os.environ.get("PREFECT_API_AUTH_STRING"):
-        request.add_header("Authorization", f"Basic {base64.b64encode(auth.encode()).decode()}")
-    elif key := os.environ.get("PREFECT_API_KEY"):
-        request.add_header("Authorization", f"Bearer {key}")
-    try:
-        urllib.request.urlopen(request, timeout=_ANSWER_SECONDS).close()
-    except urllib.error.HTTPError as exc:
-        if exc.code not in (401, 403):
-            raise errors.ConfigError(f"The server at {url} answered {exc.code}. Is it Prefect's API?") from None
-        raise errors.ConfigError(
-            f"The Prefect server at {url} lets nobody in ({exc.code}). Set PREFECT_API_AUTH_STRING to user:password."
-        ) from None
-    except (OSError, ValueError) as exc:
-        raise errors.ConfigError(f"No Prefect server answers at {url}: {exc}. {_WITHOUT_SERVER}") from None
-
-
-def _make_missing_pools() -> list[str]:
-    """Make the work pools that the server does not have; returns their names."""
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.actions import WorkPoolCreate
-    from prefect.exceptions import ObjectAlreadyExists
-    from prefect.workers.process import ProcessWorker
-
-    made = []
-    with get_client(sync_client=True) as client:
-        there = {pool.name for pool in client.read_work_pools()}
-        for pool in POOLS.values():
-            if pool in there:
-                continue
-            template = ProcessWorker.get_default_base_job_template()
-            with suppress(ObjectAlreadyExists):  # made by another at this moment
-                client.create_work_pool(WorkPoolCreate(name=pool, type="process", base_job_template=template))
-                made.append(pool)
-    return made
-
-
-def _watch_for_silence() -> None:
-    """Have the server end flow runs that fell silent: nobody else can tell of a process whose whole machine is gone."""
-    from prefect.client.orchestration import get_client
+def _silence_automation() -> Any:
+    """An automation that ends flow runs without heartbeats: if a whole machine is gone, only the server can do so."""
     from prefect.client.schemas.objects import StateType
     from prefect.events.actions import ChangeFlowRunState
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
@@ -198,16 +120,16 @@ def _watch_for_silence() -> None:
         "prefect.flow-run.heartbeat",
         ("Completed", "Failed", "Crashed", "Cancelled", "Paused", "Suspended"),
     )
-    silence = AutomationCore(
+    return AutomationCore(
         name=SILENCE,
-        description="A deployed flow run whose process sends no heartbeats any more is marked as crashed.",
+        description="Marks a deployed flow run as crashed if its process sends no more heartbeats.",
         trigger=EventTrigger(
             posture=Posture.Proactive,
             after={heartbeat},
             expect={heartbeat, *(f"prefect.flow-run.{end}" for end in ends)},
             for_each={"prefect.resource.id"},
             match={"prefect.resource.id": ["prefect.flow-run.*"]},
-            within=SILENT_FOR,
+            within=timedelta(minutes=SILENT_MINUTES),
             threshold=1,
         ),
         actions=[
@@ -215,37 +137,64 @@ def _watch_for_silence() -> None:
                 name=None,
                 state=StateType.CRASHED,
                 force=False,
-                message=f"Its process sent no heartbeat for {SILENT_FOR.seconds // 60} minutes: it or its machine is gone.",
+                message=f"Its process sent no heartbeat for {SILENT_MINUTES} minutes: it or its machine is gone.",
             )
         ],
     )
-    with get_client(sync_client=True) as client:
-        if not client.read_automations_by_name(SILENCE):
-            client.create_automation(silence)
 
 
-def _paused_by_serving() -> set[tuple[str, str]]:
-    """Those that are paused and have no work pool: a process that served them paused them when it ended, and no person did."""
-    from prefect.client.orchestration import get_client
+def serve(limit: int = 2) -> None:
+    """Register all deployments as served by this process, and run their flow runs here until it is interrupted.
 
-    with get_client(sync_client=True) as client:
-        return {
-            (str(found.entrypoint), found.name)
-            for found in client.read_deployments()
-            if found.paused and found.work_pool_name is None
-        }
+    Args:
+        limit: Number of flow runs at a time.
+    """
+    use_server()
+    from prefect import serve as prefect_serve
+
+    os.chdir(FILE.parent)  # paths in parameters are relative to it, as on a worker
+    prefect_serve(*(make_deployment(each, paused=False) for each in read_deployments()), limit=limit)
+
+
+def use_server() -> None:
+    """Find a server, and make sure that it answers and accepts our password.
+
+    Raises:
+        ConfigError: If there is none, or it does not.
+    """
+    hint = (
+        "Start one on this machine by `make up` (trtops team up), or set PREFECT_API_URL to the address of one, such as "
+        "http://127.0.0.1:4200/api."
+    )
+    if not os.environ.get("PREFECT_API_URL"):
+        with suppress(errors.ConfigError):  # no servers were started here
+            os.environ.update(team.client_environment())
+    url = os.environ.get("PREFECT_API_URL")
+    if not url:
+        raise errors.ConfigError(f"No Prefect server is configured. {hint}")
+    request = urllib.request.Request(f"{url.rstrip('/')}/admin/version")
+    if auth := os.environ.get("PREFECT_API_AUTH_STRING"):
+        request.add_header("Authorization", f"Basic {base64.b64encode(auth.encode()).decode()}")
+    elif key := os.environ.get("PREFECT_API_KEY"):
+        request.add_header("Authorization", f"Bearer {key}")
+    try:
+        urllib.request.urlopen(request, timeout=60.0).close()
+    except urllib.error.HTTPError as exc:
+        raise errors.ConfigError(
+            f"The Prefect server at {url} answered {exc.code}. Is it Prefect's API, and is PREFECT_API_AUTH_STRING set to its "
+            "user:password?"
+        ) from None
+    except (OSError, ValueError) as exc:
+        raise errors.ConfigError(f"No Prefect server answers at {url}: {exc}. {hint}") from None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """``python -m flows.deployments deploy|serve``. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m flows.deployments", description="Deploy the flows.")
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    register = verbs.add_parser("deploy", help="register the deployments of prefect.yaml for its work pools")
-    register.add_argument(
-        "--checkout", default=os.environ.get("TRTOPS_CHECKOUT"), help="this project's folder on the workers' machines"
-    )
-    here = verbs.add_parser("serve", help="serve all of them from this process")
-    here.add_argument("--limit", type=int, default=2, help="runs at a time (default: 2)")
+    parser.add_argument("verb", choices=("deploy", "serve"), help="register for work pools, or serve from this process")
+    checkout = os.environ.get("TRTOPS_CHECKOUT")
+    parser.add_argument("--checkout", default=checkout, help="this project's folder on the workers' machines")
+    parser.add_argument("--limit", type=int, default=2, help="number of flow runs at a time, if served (default: 2)")
     given = parser.parse_args(arguments)
     try:
         if given.verb == "serve":

@@ -45,7 +45,7 @@ def prefect_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "prefect"
     with locked(f"{home}.lock"):
         if not (home / ".trtops-ready").exists():
-            make = "from trtops.flows.home import ensure_prefect_home; ensure_prefect_home()"
+            make = "from trtops.flows.server import ensure_prefect_home; ensure_prefect_home()"
             environment = {**os.environ, "PREFECT_HOME": str(home), "TRTOPS_HOME": str(home / "store")}
             subprocess.run([sys.executable, "-c", make], env=environment, check=True)
     return home

@@ -142,7 +142,7 @@ def run_flow(own: Path, work: Path) -> dict[str, object]:
     if made.returncode:
         return {"flow": f"no model: {made.stderr.strip()[-200:]}"}
     done = subprocess.run(
-        [str(own), "-m", "trtops.flows.convert", "conv_net.onnx"],
+        [str(own), "-c", "from trtops.flows import convert; assert convert('conv_net.onnx').verdict == 'good'"],
         cwd=folder,
         capture_output=True,
         text=True,

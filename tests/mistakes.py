@@ -1,6 +1,6 @@
 """The fifteen usual mistakes, as each face of trtops is told them: what they print and the exit code.
 
-``tests/flows/test_mistakes.py`` makes each, and holds the table in ``docs/pages/mistakes.md`` to this.
+``tests/cli/test_mistakes.py`` makes each, and holds the table in ``docs/pages/mistakes.md`` to this.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ class Mistake:
     Attributes:
         what: What was done wrongly.
         says: What all faces say of it, among other words.
-        code: Exit code of the command and of the flow.
+        code: Exit code of the command.
         command: The line for ``trtops``.
-        flow: The line for ``python -m flows.``.
         python: An expression that makes it.
         error: What it raises; empty for one that gives a bad verdict.
     """
@@ -26,7 +25,6 @@ class Mistake:
     says: str
     code: int
     command: str
-    flow: str
     python: str
     error: str
 
@@ -37,7 +35,6 @@ MISTAKES = (
         "missing.onnx does not exist",
         3,
         "convert missing.onnx --convert-to ort --experiment e",
-        "convert missing.onnx",
         "convert('missing.onnx', tracker=tracker)",
         "InvalidModelError",
     ),
@@ -46,7 +43,6 @@ MISTAKES = (
         "text.onnx",
         3,
         "convert text.onnx --convert-to ort --experiment e",
-        "convert text.onnx",
         "convert('text.onnx', tracker=tracker)",
         "InvalidModelError",
     ),
@@ -55,7 +51,6 @@ MISTAKES = (
         "expriment",
         2,
         "convert model.onnx --convert-to ort --expriment e",
-        "convert model.onnx --expriment e",
         "convert('model.onnx', tracker=tracker, expriment='e')",
         "TypeError",
     ),
@@ -63,7 +58,6 @@ MISTAKES = (
         "There is no such precision",
         "fp17",
         2,
-        "gate model.onnx --precisions fp17",
         "gate model.onnx --precisions fp17",
         "BuildConfig(precision='fp17')",
         "ConfigError",
@@ -73,7 +67,6 @@ MISTAKES = (
         "nowhere.npz",
         3,
         "convert model.onnx --convert-to ort --experiment e --load-inputs nowhere.npz",
-        "convert model.onnx --load-inputs nowhere.npz",
         "convert('model.onnx', ConvertConfig(check=CheckConfig(data='nowhere.npz')), tracker=tracker)",
         "TrtopsError",
     ),
@@ -82,7 +75,6 @@ MISTAKES = (
         "image",
         3,
         "convert model.onnx --convert-to ort --experiment e --load-inputs other_name.npz",
-        "convert model.onnx --load-inputs other_name.npz",
         "convert('model.onnx', ConvertConfig(check=CheckConfig(data='other_name.npz')), tracker=tracker)",
         "InputError",
     ),
@@ -91,7 +83,6 @@ MISTAKES = (
         "shape",
         3,
         "convert model.onnx --convert-to ort --experiment e --load-inputs other_shape.npz",
-        "convert model.onnx --load-inputs other_shape.npz",
         "convert('model.onnx', ConvertConfig(check=CheckConfig(data='other_shape.npz')), tracker=tracker)",
         "InputShapeError",
     ),
@@ -100,7 +91,6 @@ MISTAKES = (
         "pip install tensorrt",
         3,
         "convert model.onnx --experiment e",
-        "convert model.onnx --trt",
         "convert('model.onnx', ConvertConfig(build=BuildConfig().on_backend('tensorrt')), tracker=tracker)",
         "BackendUnavailableError",
     ),
@@ -109,7 +99,6 @@ MISTAKES = (
         "abcdef12",
         3,
         "runs promote abcdef12",
-        "promote abcdef12",
         "promote('abcdef12', tracker=tracker)",
         "RunNotFoundError",
     ),
@@ -118,7 +107,6 @@ MISTAKES = (
         "Nothing is kept in",
         3,
         "runs list --store nowhere",
-        "diff_tactics --runs abcdef12",
         "existing_tracker('nowhere')",
         "StoreError",
     ),
@@ -127,7 +115,6 @@ MISTAKES = (
         "parallel",
         2,
         "debug build model.onnx --onnxrt --until 2 --experiment e --parallel 0",
-        "debug_build model.onnx --until 2 --parallel 0",
         "DebugBuildConfig(parallel=0)",
         "ConfigError",
     ),
@@ -136,7 +123,6 @@ MISTAKES = (
         "many",
         2,
         "debug build model.onnx --onnxrt --until 2 --experiment e --parallel many",
-        "debug_build model.onnx --until 2 --parallel many",
         'DebugBuildConfig.from_json(\'{"parallel": "many"}\')',
         "FormatError",
     ),
@@ -145,7 +131,6 @@ MISTAKES = (
         "entropie",
         2,
         "calibrate model.onnx --load-inputs images.npz --algorithm entropie",
-        "calibrate model.onnx images.npz --algorithm entropie",
         'CalibrateConfig.from_json(\'{"algorithm": "entropie"}\')',
         "FormatError",
     ),
@@ -153,7 +138,6 @@ MISTAKES = (
         "The policy is not there",
         "policy.yaml",
         3,
-        "gate model.onnx --policy policy.yaml",
         "gate model.onnx --policy policy.yaml",
         "read_policy('policy.yaml')",
         "TrtopsError",
@@ -163,7 +147,6 @@ MISTAKES = (
         "bad",
         1,
         "compare other.onnx model.onnx --experiment e",
-        "compare other.onnx model.onnx",
         "compare('other.onnx', 'model.onnx', tracker=tracker).verdict",
         "",
     ),

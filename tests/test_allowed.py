@@ -129,7 +129,7 @@ def test_unset_allows_all_and_empty_allows_nothing(scripts, monkeypatch) -> None
 )
 def test_worker_allows_no_folder_by_default(variables: dict[str, str], expected: str, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "TRTOPS_"))}
-    code = "import os, flows; print(repr(os.environ.get('TRTOPS_ALLOWED_SCRIPTS')))"
+    code = "import os, trtops.flows; print(repr(os.environ.get('TRTOPS_ALLOWED_SCRIPTS')))"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**environment, **variables, "PYTHONPATH": str(ROOT), "TRTOPS_HOME": str(tmp_path)},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import subprocess
 import sys
@@ -101,14 +100,3 @@ def test_the_wheel_has_the_flows_and_leaves_the_place_of_deployments_out() -> No
 
     assert {"trtops", "trtops.flows"} <= packages
     assert {package.partition(".")[0] for package in packages} == {"trtops"}
-
-
-def test_a_flow_is_one_module_under_both_names() -> None:
-    flow = importlib.import_module("flows.command")
-
-    assert flow is importlib.import_module("trtops.flows.command")
-    assert flow.__spec__ is not None and flow.__spec__.name == "trtops.flows.command"
-    assert importlib.import_module("flows").command is flow
-    assert importlib.util.find_spec("flows.convert").origin == importlib.util.find_spec("trtops.flows.convert").origin
-    with pytest.raises(ModuleNotFoundError, match=r"flows\.nothing"):
-        importlib.import_module("flows.nothing")

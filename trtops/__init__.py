@@ -9,7 +9,7 @@ below are imported on first use, so ``import trtops`` loads no back end, no MLfl
 import os
 import sys
 
-# `python -m trtops` and `python -m flows.x` search the working folder first, where a downloaded model may come with its own
+# `python -m trtops.cli` and others search the working folder first, where a downloaded model may come with its own
 # `onnxruntime.py`. Packages next to this one are found without it. (While packages are imported, argv[0] is `-m`.)
 if (
     sys.argv[:1] == ["-m"]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
-import importlib
 import multiprocessing
 import os
 import shutil
@@ -66,16 +65,16 @@ COMMANDS = (
     "store check",
 )
 FLOWS = (
-    "flow convert m.onnx --experiment m",
-    "flow debug_build m.onnx --until 2 --experiment m",
-    "flow reduce m.onnx --experiment m",
-    "flow promote RUN",
-    "flow nightly list.yaml",
-    "flow gate m.onnx",
-    "flow triage m.onnx --experiment m",
-    "flow calibrate m.onnx inputs.json --experiment m",
-    "flow precision m.onnx --experiment m",
-    "flow bisect CAMPAIGN",
+    'flows.convert("m.onnx", experiment="m")',
+    'flows.debug_build("m.onnx", until=2, experiment="m")',
+    'flows.reduce("m.onnx", experiment="m")',
+    'flows.promote("RUN")',
+    'flows.nightly("list.yaml")',
+    'flows.gate(["m.onnx"])',
+    'flows.triage("m.onnx", experiment="m")',
+    'flows.calibrate("m.onnx", data="inputs.json", experiment="m")',
+    'flows.precision("m.onnx", experiment="m")',
+    'flows.bisect("CAMPAIGN")',
 )
 TOLD_OF = ("_journal.jsonl", "trtops_debug")
 """What a killed search leaves in the working folder on purpose, and says so: answers by which it is resumed."""
@@ -95,14 +94,17 @@ def run_line(line: str, place: Path) -> int:
     if (place / "server").exists():
         os.environ["MLFLOW_TRACKING_URI"] = (place / "server").read_text()
     tempfile.tempdir = str(place / "tmp")
-    words = line.split()
-    if words[0] != "flow":
-        sys.argv = ["trtops", *words]
+    if not line.startswith("flows."):
+        sys.argv = ["trtops", *line.split()]
         return main()
-    from trtops.flows.command import run
+    from trtops import errors, flows
 
-    sys.argv = [words[1], *words[2:]]
-    return run(getattr(importlib.import_module(f"trtops.flows.{words[1]}"), words[1]), words[1])
+    try:
+        result = eval(line, {"flows": flows})
+    except errors.TrtopsError as exc:
+        print(f"error: {exc}", file=sys.stderr)
+        return 3
+    return 0 if result.verdict == "good" else 1
 
 
 def named(line: str, runs: dict[str, str]) -> str:
@@ -370,8 +372,8 @@ def run_all(
     places = [make_bases(work, served=served) for served in (False, True)]
     known = {path.name for path in (places[0][0] / "work").iterdir()}
     # A flow starts Prefect's server, and takes ten times as long as a command.
-    turns = [line for line in lines if not line.startswith("flow ")] * _TURNS
-    turns += [line for line in lines if line.startswith("flow ")]
+    turns = [line for line in lines if not line.startswith("flows.")] * _TURNS
+    turns += [line for line in lines if line.startswith("flows.")]
     Random(0).shuffle(turns)
     took: dict[str, float] = {}
     table: dict[str, collections.Counter[str]] = {line: collections.Counter() for line in lines}

@@ -14,6 +14,7 @@ Run: ``python tests/benchmarks/bench_convert.py [--full]``.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import subprocess
 import sys
@@ -28,9 +29,9 @@ _ROOT = tempfile.TemporaryDirectory(prefix="trtops-bench-")
 os.environ["TRTOPS_HOME"] = _ROOT.name
 
 import trtops.ops.engines.convert as convert_ops
+from flows.digits import make_digits
 from trtops.backend.engines import engine_backend
-from trtops.flows.convert import convert
-from trtops.flows.digits import make_digits
+from trtops.flows.flow_of import flow_of
 from trtops.ops.engines.convert import ConvertConfig
 from trtops.ops.evaluation.check import CheckConfig
 
@@ -56,6 +57,7 @@ class Stopwatch:
         self.seconds: Cost = (0.0, 0.0)
 
     def around(self, function: Callable) -> Callable:  # type: ignore[type-arg]
+        @functools.wraps(function)
         def timed(*args, **kwargs):  # type: ignore[no-untyped-def]
             start = now()
             try:
@@ -84,15 +86,15 @@ def main() -> int:
     runs = 15 if parser.parse_args().full else 5
     digits = make_digits(Path(_ROOT.name) / "demo")
     config = ConvertConfig(check=CheckConfig(data=str(digits.images), labels=str(digits.labels)), rebuild=True)
-    convert(digits.model, config)  # servers, store and imports are up after this
+    flow_of(convert_ops.convert, by_steps=True)(digits.model, config)  # servers, store and imports are up after this
 
     flow_beyond_op: list[Cost] = []
     op_beyond_work: list[Cost] = []
     for _ in range(runs):
         op, build, evaluating = Stopwatch(), Stopwatch(), Stopwatch()
+        convert = flow_of(op.around(convert_ops.convert), name="convert", by_steps=True)
         backend = type(engine_backend("onnxruntime"))
         with (
-            mock.patch("trtops.flows.convert.convert_op", op.around(convert_ops.convert)),
             mock.patch.object(convert_ops, "_evaluate", evaluating.around(convert_ops._evaluate)),
             mock.patch.object(backend, "build", build.around(backend.build)),
         ):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import pickle
@@ -11,17 +10,20 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from uuid import UUID
 
 import numpy as np
 import onnx
 import pytest
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
 from flows.compare import compare
-from flows.convert import convert, convert_model
-from flows.tasks import close_runs, worth_a_retry
+from flows.convert import convert
 from tests import models
+from tests.waiting import until
 from trtops import errors
+from trtops.flows.flow_of import close_runs
 from trtops.ops.engines.convert import ConvertConfig
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig
@@ -36,7 +38,7 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_flow_called_as_a_function_returns_the_verdict_and_leaves_a_whole_run(store: Path, model: Path) -> None:
+def test_called_flow_returns_result_and_logs_run(store: Path, model: Path) -> None:
     result = convert(model)
 
     run = default_tracker().load(result.run_id)
@@ -49,9 +51,7 @@ def test_a_flow_called_as_a_function_returns_the_verdict_and_leaves_a_whole_run(
     }
 
 
-def test_the_same_spec_is_built_once_and_other_bytes_at_the_same_path_are_another_model(
-    store: Path, model: Path
-) -> None:
+def test_same_spec_is_built_once(store: Path, model: Path) -> None:
     first = convert(model)
     again = convert(model)
     forced = convert(model, rebuild=True)
@@ -67,16 +67,16 @@ def test_the_same_spec_is_built_once_and_other_bytes_at_the_same_path_are_anothe
     assert changed.reused_from is None and changed.spec_sha256 != first.spec_sha256
 
 
-def test_a_flow_holds_an_engine_to_its_precision_and_says_whose_fault_its_error_is(store: Path, model: Path) -> None:
+def test_engine_must_compute_in_its_precision(store: Path, model: Path) -> None:
     result = convert(model, precision="fp16", min_precision_share=0.5, attribute_error=True)
 
     info = default_tracker().info(result.run_id)
     assert result.verdict == info.verdict == "bad"
-    assert result.reasons[-1].startswith("No FP16 engine: ") and "at least 50% have to" in result.reasons[-1]
+    assert result.reasons[-1].startswith("No FP16 engine: ") and "at least 50% are required" in result.reasons[-1]
     assert info.tags[schema.Tag.ATTRIBUTION] == "not in its precision"
 
 
-def test_parameters_are_checked_before_anything_runs(store: Path, model: Path) -> None:
+def test_invalid_parameters_leave_no_run(store: Path, model: Path) -> None:
     with pytest.raises(errors.ConfigError, match="'fp32', 'fp16'"):
         convert(model, precision="fp12")
     with pytest.raises(errors.ConfigError, match="precison"):
@@ -85,14 +85,14 @@ def test_parameters_are_checked_before_anything_runs(store: Path, model: Path) -
     assert default_tracker().find() == []
 
 
-def test_a_config_can_be_given_as_plain_json(store: Path, model: Path) -> None:
+def test_config_is_taken_as_json(store: Path, model: Path) -> None:
     result = convert(model, {"build": {"precision": "fp16"}, "check": {"latency_runs": 3}})
 
     assert result.precision == "fp16"
     assert result.evaluation.latency is not None and result.evaluation.latency.runs == 3
 
 
-def test_a_model_that_cannot_be_read_fails_the_flow_and_leaves_no_run(store: Path, tmp_path: Path) -> None:
+def test_unreadable_model_leaves_no_run(store: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"not a model")
 
@@ -102,22 +102,7 @@ def test_a_model_that_cannot_be_read_fails_the_flow_and_leaves_no_run(store: Pat
     assert default_tracker().find() == []
 
 
-def test_only_lost_infrastructure_is_worth_a_retry() -> None:
-    class State:
-        def __init__(self, error: BaseException) -> None:
-            self.error = error
-
-        def result(self, raise_on_failure: bool) -> BaseException:
-            return self.error
-
-    def worth(error: BaseException) -> bool:
-        return worth_a_retry(convert_model, None, State(error))
-
-    assert worth(errors.TrackingUnavailableError("gone")) and worth(ConnectionError())
-    assert not worth(errors.InvalidModelError("x")) and not worth(errors.LogError("full")) and not worth(ValueError())
-
-
-def test_a_flow_run_that_crashed_leaves_no_run_open(store: Path) -> None:
+def test_crashed_flow_run_closes_its_runs(store: Path) -> None:
     tags = {schema.Tag.PREFECT_FLOW_RUN: "11111111-2222-3333-4444-555555555555"}
     mine = default_tracker().start("e", "mine", kind="build", tags=tags)
     other = default_tracker().start("e", "other", kind="build")
@@ -132,7 +117,7 @@ def test_a_flow_run_that_crashed_leaves_no_run_open(store: Path) -> None:
     other.fail("done")
 
 
-def test_a_flow_closes_the_runs_of_dead_processes(store: Path, model: Path) -> None:
+def test_flow_closes_runs_of_dead_processes(store: Path, model: Path) -> None:
     code = "from trtops.tracking.store import default_tracker as t; print(t().start('e', 'dead', kind='build').id)"
     left = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     assert default_tracker().info(left).status == "running"
@@ -142,22 +127,23 @@ def test_a_flow_closes_the_runs_of_dead_processes(store: Path, model: Path) -> N
     assert default_tracker().info(left).status == "killed"
 
 
-def test_prefect_shows_the_result_with_the_way_to_the_run(store: Path, model: Path) -> None:
+def test_prefect_shows_result_and_steps(store: Path, model: Path) -> None:
     result = convert(model)
 
-    artifact = asyncio.run(_newest_artifact())
-
+    flow_run = default_tracker().info(result.run_id).tags[schema.Tag.PREFECT_FLOW_RUN]
+    with get_client(sync_client=True) as client:
+        artifact = max(client.read_artifacts(), key=lambda artifact: artifact.created)
+        wanted = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(flow_run)]))
+        until(lambda: len(client.read_task_runs(flow_run_filter=wanted)) >= 5)  # they are sent in the background
+        tasks = client.read_task_runs(flow_run_filter=wanted)
+        run = client.read_flow_run(UUID(flow_run))
     assert artifact.type == "markdown"
-    assert "good" in artifact.data and result.run_id in artifact.data
+    assert "good" in str(artifact.data) and result.run_id in str(artifact.data)
+    assert {task.name.rpartition("-")[0] for task in tasks} == {"build", "run reference", "run", "compare", "log"}
+    assert run.name == "small" and run.state is not None and run.state.name == "Good"
 
 
-async def _newest_artifact():  # type: ignore[no-untyped-def]
-    async with get_client() as client:
-        artifacts = await client.read_artifacts()
-    return max(artifacts, key=lambda a: a.created)
-
-
-def test_no_result_is_persisted_and_a_forged_one_runs_no_code(
+def test_results_are_neither_persisted_nor_read(
     store: Path, model: Path, prefect_home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PREFECT_RESULTS_PERSIST_BY_DEFAULT", "true")
@@ -174,7 +160,7 @@ def test_no_result_is_persisted_and_a_forged_one_runs_no_code(
     assert not canary.exists()
 
 
-def test_what_prefect_writes_of_a_failed_flow_is_no_pickle(store: Path, tmp_path: Path, prefect_home: Path) -> None:
+def test_failed_flow_writes_no_pickle(store: Path, tmp_path: Path, prefect_home: Path) -> None:
     results = prefect_home / "results"
     shutil.rmtree(results, ignore_errors=True)
 
@@ -204,7 +190,7 @@ def forge_results(folder: Path, canary: Path) -> None:
         (folder / name).write_text(json.dumps(record))
 
 
-def test_the_compare_flow_reads_an_engine_back_and_evaluates_it(store: Path, model: Path) -> None:
+def test_compare_flow_reads_engine_of_run(store: Path, model: Path) -> None:
     built = convert(model, precision="fp16")  # an FP32 engine may give the reference's very bits
 
     same = compare(f"run:{built.run_id}", str(model))
@@ -217,7 +203,7 @@ def test_the_compare_flow_reads_an_engine_back_and_evaluates_it(store: Path, mod
     assert default_tracker().info(strict.run_id).tags[schema.Tag.KIND] == "compare"
 
 
-def test_a_bad_engine_is_a_result_with_reasons_and_pictures(store: Path, model: Path) -> None:
+def test_bad_engine_has_reasons_and_pictures(store: Path, model: Path) -> None:
     tolerances = {"atol": 0.0, "rtol": 0.0}
     result = convert(model, ConvertConfig(build=BuildConfig(precision="fp16")), data=None)
     strict = convert(model, {"build": {"precision": "fp16"}, "check": {"tolerances": tolerances}})

@@ -24,12 +24,12 @@ from flows.diff_tactics import diff_tactics
 from flows.precision import precision
 from flows.prove import prove
 from flows.reduce import reduce
-from flows.slots import limit_name
 from tests import models
 from trtops import errors
 from trtops.backend.trt import current_gpu
 from trtops.calibration import CalibrationCache
 from trtops.comparator.report import Tolerances
+from trtops.flows.slots import limit_name
 from trtops.json import save_json
 from trtops.ops.campaign.config import DebugBuildConfig, Vary
 from trtops.ops.engines.calibrate import CalibrateConfig

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-import flows.cluster
-from flows.cluster import dask_runner, require_memory
+import trtops.flows.dask
 from flows.debug_build import debug_build
 from tests import models
 from tests.waiting import until
 from trtops import errors
+from trtops.flows.dask import check_workers, dask_runner
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig, Vary
 from trtops.ops.campaign.debug_build import DebugBuildResult, Progress
 from trtops.ops.campaign.debug_build import debug_build as debug_build_op
@@ -87,7 +87,7 @@ def check_campaign(result: DebugBuildResult) -> None:
     assert (result.iterations, result.good, tracker.info(result.run_id).status) == (BUILDS, BUILDS, "finished")
 
 
-def test_builds_on_a_local_cluster_of_which_a_worker_is_killed(store: Path, case) -> None:
+def test_campaign_survives_killed_worker_of_local_cluster(store: Path, case) -> None:
     model, campaign = case
 
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
@@ -121,7 +121,7 @@ def by_hand(folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.skipif(os.environ.get("TRTOPS_TEST_KILLS") != "1", reason="takes minutes: make test-kills")
-def test_builds_on_two_workers_started_by_hand_of_which_one_is_killed(
+def test_campaign_survives_killed_worker_started_by_hand(
     store: Path, case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, campaign = case
@@ -135,7 +135,7 @@ def test_builds_on_two_workers_started_by_hand_of_which_one_is_killed(
     check_campaign(result)
 
 
-def test_an_iteration_that_is_handed_out_again_is_made_once(case) -> None:
+def test_repeated_iteration_is_made_once(case) -> None:
     model, campaign = case
     memory = MemoryTracker()
     seen: list[Campaign] = []
@@ -154,7 +154,7 @@ def test_an_iteration_that_is_handed_out_again_is_made_once(case) -> None:
     assert len(runs) == 2 and result.iterations == 2
 
 
-def test_what_a_lost_worker_left_half_done_is_closed_with_the_reason(case) -> None:
+def test_iteration_of_lost_worker_is_closed(case) -> None:
     model, campaign = case
     memory = MemoryTracker()
     gone = dataclasses.replace(owner.current(), pid=2**22 + 1, started=1).to_json()
@@ -178,7 +178,7 @@ def test_what_a_lost_worker_left_half_done_is_closed_with_the_reason(case) -> No
     assert "handed out again" in next(info.tags[Tag.ERROR] for info in runs if info.status == "killed")
 
 
-def test_a_scheduler_that_is_not_there_is_named(store: Path, case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_scheduler_is_named(store: Path, case, monkeypatch: pytest.MonkeyPatch) -> None:
     model, campaign = case
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
@@ -194,37 +194,30 @@ def cluster() -> Iterator[LocalCluster]:
         yield cluster
 
 
-def refused(cluster: LocalCluster, api_url: str | None, message: str) -> None:
-    with (
-        temporary_settings({PREFECT_API_URL: api_url}),
-        pytest.raises(errors.ConfigError, match=message),
-        dask_runner(cluster.scheduler_address),
-    ):
-        pass
-
-
-def test_workers_that_do_not_reach_the_flow_s_server_or_memory_are_refused(
-    store: Path, cluster: LocalCluster, tmp_path: Path
-) -> None:
-    refused(cluster, "http://127.0.0.1:9/api", "do not reach the Prefect server of this flow, http://127.0.0.1:9/api")
+def test_unfit_workers_are_refused(store: Path, cluster: LocalCluster, tmp_path: Path) -> None:
     run = default_tracker().start("m", "campaign", kind="debug_build")
-    with cluster.get_client() as client:
-        client.run(keep_runs_in, str(store))
-        require_memory(client, run.id)
-        client.run(keep_runs_in, str(tmp_path / "other"))
-        with pytest.raises(errors.ConfigError, match=r"runs elsewhere.*other/mlflow\.db.*MLFLOW_TRACKING_URI"):
-            require_memory(client, run.id)
+    with dask_runner(cluster.scheduler_address) as runner:
+        runner.client.run(use_store, str(store))
+        check_workers(runner.client, run.id)  # they got the address of the flow's own server
 
-        client.run(come_from_another_machine)
-
-    refused(cluster, None, r"other machines \(tcp://.*set PREFECT_API_URL")
-    refused(cluster, "http://localhost:4200/api", "another machine for each of the Dask workers tcp://.*")
+        runner.client.run(use_store, str(tmp_path / "other"))
+        with pytest.raises(errors.ConfigError, match=r"runs go to .*other/mlflow\.db"):
+            check_workers(runner.client, run.id)
+        runner.client.run(use_store, str(store))
+        with (
+            temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}),
+            pytest.raises(errors.ConfigError, match=r"does not reach the Prefect server http://127\.0\.0\.1:9/api"),
+        ):
+            check_workers(runner.client, run.id)
+        runner.client.run(come_from_another_machine)
+        with pytest.raises(errors.ConfigError, match=r"tcp://.* on another machine.*set PREFECT_API_URL"):
+            check_workers(runner.client, run.id)
     run.finish()
 
 
-def keep_runs_in(folder: str) -> None:
+def use_store(folder: str) -> None:
     os.environ["TRTOPS_HOME"] = folder
 
 
 def come_from_another_machine() -> None:
-    flows.cluster.boot_id = lambda: "another"
+    trtops.flows.dask.boot_id = lambda: "another"

@@ -11,7 +11,6 @@ import threading
 import time
 from pathlib import Path
 
-import cyclopts
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
@@ -22,13 +21,13 @@ from flows.diff_tactics import diff_tactics
 from flows.noise import noise
 from flows.promote import promote
 from flows.prove import prove
-from flows.slots import campaign_slot, gpu_slot, limit_name
-from flows.spread import spread
 from tests.campaigns import FAST, GELUS, config, two_blocks
 from trtops import errors
+from trtops.flows.campaigns import spread
+from trtops.flows.slots import gpu_slot, limit_name, place_slot
 from trtops.ops.campaign import benches
 from trtops.ops.campaign.benches import bench, close_benches, devices_of
-from trtops.ops.campaign.config import Campaign, DebugBuildConfig
+from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.promote import resolve
 from trtops.ops.campaign.prove import ProveResult, Trial
 from trtops.spec import BuildConfig, TensorRTOptions
@@ -42,7 +41,7 @@ def case(tmp_path: Path) -> tuple[Path, DebugBuildConfig]:
     return model, config(data)
 
 
-def test_a_campaign_spread_over_threads_is_diffed_proved_promoted_and_shown(store: Path, case) -> None:
+def test_campaign_is_diffed_proved_promoted_and_shown(store: Path, case) -> None:
     model, campaign = case
 
     result = debug_build(model, campaign, until=30, parallel=2)
@@ -85,7 +84,7 @@ async def _artifacts():  # type: ignore[no-untyped-def]
     return sorted(artifacts, key=lambda a: a.created)
 
 
-def test_threads_make_iterations_side_by_side_in_children_of_their_own(store: Path, case, tmp_path: Path) -> None:
+def test_threads_build_in_children_of_their_own(store: Path, case, tmp_path: Path) -> None:
     model, campaign = case
     script = tmp_path / "slow.py"
     script.write_text(
@@ -109,7 +108,7 @@ def load_data():
     assert len(set((tmp_path / "calls").read_text().splitlines())) == 2
 
 
-def test_an_error_of_ours_in_an_iteration_fails_the_campaign_which_can_be_gone_on_with(store: Path, case) -> None:
+def test_error_in_an_iteration_fails_the_campaign(store: Path, case) -> None:
     model, campaign = case
     broken = dataclasses.replace(campaign, calibration_cache="/nowhere", build=BuildConfig(precision="int8"))
 
@@ -121,16 +120,17 @@ def test_an_error_of_ours_in_an_iteration_fails_the_campaign_which_can_be_gone_o
     assert default_tracker().find(status="running") == []
 
 
-def test_a_campaign_is_gone_on_with_by_its_run_alone(store: Path, case) -> None:
+def test_campaign_is_resumed_by_its_run(store: Path, case) -> None:
     model, campaign = case
     first = debug_build(model, campaign, until=2)
 
     again = debug_build(resume=first.run_id)
+    more = debug_build(resume=first.run_id, max_iterations=150)
 
-    assert again == first
+    assert again == first == more
 
 
-def test_dask_says_what_to_install_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_dask_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prefect_dask", None)
     monkeypatch.setitem(sys.modules, "prefect_dask.task_runners", None)
 
@@ -138,29 +138,7 @@ def test_dask_says_what_to_install_where_it_is_missing(monkeypatch: pytest.Monke
         pass
 
 
-@pytest.mark.parametrize(("text", "until"), [("16", 16), ("bad", "bad"), ("decided", "decided")])
-def test_the_command_takes_a_model_a_config_file_and_when_to_stop(
-    case, tmp_path: Path, text: str, until: object
-) -> None:
-    model, campaign = case
-    file = tmp_path / "campaign.json"
-    file.write_text(campaign.to_json())
-    app = cyclopts.App(result_action="return_value")
-    app.default(debug_build)
-
-    _, bound, _ = app.parse_args(
-        [str(model), "--config", str(file), "--until", text, "--random-tactics", "--parallel", "2"]
-    )
-
-    assert bound.arguments["model"] == model and bound.arguments["config"] == campaign
-    assert (bound.arguments["until"], bound.arguments["random_tactics"], bound.arguments["parallel"]) == (
-        until,
-        True,
-        2,
-    )
-
-
-def test_every_result_has_a_page_and_a_verdict_for_the_shell(tmp_path: Path) -> None:
+def test_proof_has_page_and_verdict(tmp_path: Path) -> None:
     proved = ProveResult(
         run_id="r",
         url="",
@@ -183,7 +161,7 @@ def test_every_result_has_a_page_and_a_verdict_for_the_shell(tmp_path: Path) -> 
 # One build per GPU
 
 
-def test_a_gpu_slot_is_held_by_one_at_a_time_as_the_server_counts() -> None:
+def test_gpu_slot_is_held_by_one_thread() -> None:
     seen: list[str] = []
 
     @flow
@@ -209,7 +187,7 @@ def test_a_gpu_slot_is_held_by_one_at_a_time_as_the_server_counts() -> None:
         assert (limit.limit, limit.active_slots) == (1, 0)
 
 
-def test_whoever_may_use_two_gpus_takes_the_one_that_is_free_and_counts_with_whoever_needs_this_one() -> None:
+def test_free_gpu_of_two_is_taken() -> None:
     took: list[str | None] = []
 
     def third() -> None:
@@ -234,20 +212,20 @@ def test_whoever_may_use_two_gpus_takes_the_one_that_is_free_and_counts_with_who
         assert none is None
 
 
-def test_a_campaign_holds_the_one_of_its_devices_whose_gpu_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_campaign_takes_device_of_free_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benches, "_gpus", {"test-1": "gpu-e", "test-2": "gpu-f", "GPU-e": "gpu-e"})
     config = DebugBuildConfig(
         build=BuildConfig(options=TensorRTOptions()), devices=("test-1", "GPU-e", "test-2"), parallel=2
     )
-    campaign = Campaign(run_id="r", experiment="e", model="m.onnx", model_sha256="0", config=config)
-    on_cpu = dataclasses.replace(campaign, config=DebugBuildConfig())
+    with (
+        place_slot(config.place) as first,
+        place_slot(config.place) as second,
+        place_slot(DebugBuildConfig().place) as third,
+    ):
+        assert (first, second, third) == (("test-1",), ("test-2",), ())
 
-    with campaign_slot(campaign) as first, campaign_slot(campaign) as second, campaign_slot(on_cpu) as third:
-        assert (first.config.devices, second.config.devices) == (("test-1",), ("test-2",))
-        assert dataclasses.replace(first, config=config) == campaign and third == on_cpu
 
-
-def test_threads_that_ask_for_a_gpu_start_one_child_to_ask() -> None:
+def test_threads_share_one_child_per_gpu() -> None:
     def ask() -> None:
         assert benches.gpus_of("tensorrt", ("test-9",)) == {}
 
@@ -261,7 +239,7 @@ def test_threads_that_ask_for_a_gpu_start_one_child_to_ask() -> None:
     close_benches()
 
 
-def test_a_limit_that_somebody_set_is_left_as_it_is() -> None:
+def test_existing_limit_is_kept() -> None:
     name = limit_name("gpu-d")
     with get_client(sync_client=True) as client:
         client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=2))
@@ -272,7 +250,7 @@ def test_a_limit_that_somebody_set_is_left_as_it_is() -> None:
     assert (limit.limit, limit.active_slots) == (2, 2)
 
 
-def test_a_device_is_one_builders_at_a_time_and_each_device_has_a_child_of_its_own() -> None:
+def test_device_is_held_by_one_builder() -> None:
     one = DebugBuildConfig(build=BuildConfig(options=TensorRTOptions()), devices=("test-7",))
     two = dataclasses.replace(one, devices=("test-7", "test-8"))
     free = threading.Event()

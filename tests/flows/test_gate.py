@@ -27,9 +27,7 @@ def policy(tmp_path: Path) -> Path:
     return path
 
 
-def test_candidates_are_gated_by_tasks_shown_in_one_table_and_accepted(
-    store: Path, tmp_path: Path, policy: Path
-) -> None:
+def test_candidates_are_gated_by_tasks(store: Path, tmp_path: Path, policy: Path) -> None:
     models = (write(perceptron(16, 2), tmp_path, "one"), write(perceptron(16, 3), tmp_path, "two"))
     begun = datetime.now(timezone.utc)  # other tests have gated on this server as well
 
@@ -51,7 +49,7 @@ def test_candidates_are_gated_by_tasks_shown_in_one_table_and_accepted(
         until(lambda: client._client.post("/events/filter", json=wanted).json()["total"] == 3)
 
 
-def test_a_policy_that_cannot_be_read_ends_the_flow_with_its_line(store: Path, tmp_path: Path, policy: Path) -> None:
+def test_invalid_policy_is_reported_with_its_line(store: Path, tmp_path: Path, policy: Path) -> None:
     policy.write_text("latency: {ratio: 1}\nsizes: 3\n")
 
     with pytest.raises(errors.FormatError, match=r"gate\.yaml:2"):

@@ -32,7 +32,7 @@ def overflowing(tmp_path: Path) -> Path:
     return path
 
 
-def test_triage_finds_the_overflow_and_logs_table_and_picture(overflowing: Path) -> None:
+def test_accuracy_finds_overflow(overflowing: Path) -> None:
     result = accuracy(overflowing, config=AccuracyConfig(tolerances=LOOSE), side="emulated", precision="fp16")
     assert result.first_nonfinite == "b"
     [info] = default_tracker().find(tags={"trtops.kind": "accuracy"})
@@ -50,7 +50,7 @@ def test_precision_keeps_what_overflows(overflowing: Path, tmp_path: Path) -> No
     assert info.metrics["precision", "kept"] == 2
 
 
-def test_reduce_checks_several_candidates_at_a_time(overflowing: Path, tmp_path: Path) -> None:
+def test_reduce_checks_candidates_in_parallel(overflowing: Path, tmp_path: Path) -> None:
     script = tmp_path / "check.py"
     script.write_text("import onnx, sys\nsys.exit(any(n.op_type == 'Sqrt' for n in onnx.load(sys.argv[1]).graph.node))")
     command = f"{sys.executable} {script} {{model}}"
@@ -63,7 +63,7 @@ def test_reduce_checks_several_candidates_at_a_time(overflowing: Path, tmp_path:
     assert info.verdict == "bad"
 
 
-def test_reduce_hunts_the_failure_that_is_meant_and_no_other(overflowing: Path, tmp_path: Path) -> None:
+def test_reduce_follows_the_given_failure(overflowing: Path, tmp_path: Path) -> None:
     script = tmp_path / "check.py"
     script.write_text(
         "import onnx, sys\nops = {n.op_type for n in onnx.load(sys.argv[1]).graph.node}\n"

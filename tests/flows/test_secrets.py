@@ -14,11 +14,11 @@ import pytest
 from flows import deployments
 from flows.convert import convert
 from flows.debug_build import debug_build
-from flows.home import ensure_prefect_home
 from tests import models
 from tests.hostile import HostileServer, serving
 from trtops import errors
 from trtops.cli.main import main
+from trtops.flows.server import ensure_prefect_home
 from trtops.masking import mask_log_records
 from trtops.ops.engines.convert import ConvertConfig
 from trtops.ops.evaluation.check import CheckConfig
@@ -59,9 +59,7 @@ def dump(database: Path) -> str:
 
 
 @pytest.mark.usefixtures("planted")
-def test_nothing_that_is_kept_printed_or_raised_has_a_secret(
-    store: Path, tmp_path: Path, prefect_home: Path, caplog, capfd
-) -> None:
+def test_secrets_are_masked_everywhere(store: Path, tmp_path: Path, prefect_home: Path, caplog, capfd) -> None:
     told = (
         f"https://me:{SECRETS['password of an address']}@h/x?token={SECRETS['token']} {SECRETS['AWS']} {SECRETS['key']} "
         f"postgresql://me:{SECRETS['password of a database']}@db/runs {SECRETS['Prefect']}"
@@ -93,9 +91,7 @@ def test_nothing_that_is_kept_printed_or_raised_has_a_secret(
 
 
 @pytest.mark.usefixtures("planted")
-def test_the_password_of_a_tracking_address_is_in_no_deployment_run_or_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
-) -> None:
+def test_password_of_tracking_address_is_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
     password = SECRETS["password of an address"]
     with serving(HostileServer()) as address:
         address = address.replace("://", f"://me:{password}@")
@@ -114,7 +110,7 @@ def test_the_password_of_a_tracking_address_is_in_no_deployment_run_or_message(
         logging.getLogger("trtops.x").exception("failed")
     assert main(["runs", "list"]) == 3
     for deployment in deployments.read_deployments():
-        described = deployments._deployment_from(deployment, paused=None)
+        described = deployments.make_deployment(deployment, paused=None)
         said.append(f"{described.model_dump_json()} {json.dumps(deployment['work_pool'].get('job_variables'))}")
     captured = capfd.readouterr()
 
@@ -122,7 +118,7 @@ def test_the_password_of_a_tracking_address_is_in_no_deployment_run_or_message(
     assert leaks(captured.out + captured.err) == []
 
 
-def test_every_log_record_is_masked_whoever_handles_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_records_are_masked_for_all_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEAM_PASSWORD", SECRETS["AWS"])
     mask_log_records()
     mask_log_records()

@@ -13,11 +13,11 @@ from prefect.client.orchestration import get_client
 
 from flows.convert import convert
 from flows.debug_build import debug_build
-from flows.slots import limit_name
 from tests import models
 from tests.flows.test_convert_gpu import CHECK, FP16, QUICK, SHAPE, convolutions
 from trtops.backend.trt import current_gpu
 from trtops.comparator.report import Tolerances
+from trtops.flows.slots import limit_name
 from trtops.ops.campaign.benches import close_benches, gpus_of
 from trtops.ops.campaign.config import DebugBuildConfig, Vary
 from trtops.ops.engines.convert import ConvertResult

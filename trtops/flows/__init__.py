@@ -1,19 +1,47 @@
-"""Prefect flows: each the procedure of one op, and nothing of its logic. Only this package knows Prefect.
+"""The flows of Prefect, one for each op, such as ``from trtops.flows import convert``. Only this package knows Prefect.
 
-Runs of deployments run no scripts but those that their worker allows (:mod:`trtops.allowed`).
+A flow is called like a function, or deployed (``prefect.yaml``). Deployed runs execute no scripts but those that their
+worker allows (:mod:`trtops.allowed`).
 
-Prefect is told a few things before anything here imports it: to keep its state beside our store instead of in the home
-directory, to send no telemetry, to wait longer than 20 s for its embedded server on a busy machine, and to show our log
-lines with its own. Whatever the environment says already wins.
+Before Prefect is imported, its settings are set here: state next to our store instead of in the home directory, no
+telemetry, more than 20 s for its own server to start on a busy machine, and our log lines with its own. Variables that are
+set already win.
 """
+
+from __future__ import annotations
 
 import contextlib
 import os
+from typing import TYPE_CHECKING
 
+from trtops.lazy import exports
 from trtops.team.access import PREFECT_SETTINGS
 from trtops.tracking.location import default_root
 
-with contextlib.suppress(OSError):  # Prefect makes its own folder, but not the one around it
+if TYPE_CHECKING:
+    from trtops.flows.campaigns import bisect as bisect
+    from trtops.flows.campaigns import debug_build as debug_build
+    from trtops.flows.campaigns import diff_tactics as diff_tactics
+    from trtops.flows.campaigns import noise as noise
+    from trtops.flows.campaigns import promote as promote
+    from trtops.flows.campaigns import prove as prove
+    from trtops.flows.checks import audit as audit
+    from trtops.flows.checks import bundle as bundle
+    from trtops.flows.checks import gate as gate
+    from trtops.flows.engines import calibrate as calibrate
+    from trtops.flows.engines import compare as compare
+    from trtops.flows.engines import convert as convert
+    from trtops.flows.engines import nightly as nightly
+    from trtops.flows.engines import sensitivity as sensitivity
+    from trtops.flows.engines import watch as watch
+    from trtops.flows.searches import accuracy as accuracy
+    from trtops.flows.searches import precision as precision
+    from trtops.flows.searches import reduce as reduce
+    from trtops.flows.searches import triage as triage
+
+__getattr__, __dir__ = exports(__name__)
+
+with contextlib.suppress(OSError):  # Prefect creates its own folder, but not the one around it
     default_root().mkdir(parents=True, exist_ok=True)
 
 if os.environ.get("PREFECT__FLOW_RUN_ID"):  # a worker started this process, for one flow run
@@ -25,6 +53,5 @@ for _name, _value in {
     **PREFECT_SETTINGS,
 }.items():
     os.environ.setdefault(_name, _value)
-os.environ["PREFECT_HOME"] = os.path.abspath(
-    os.path.expanduser(os.environ["PREFECT_HOME"])
-)  # its server starts elsewhere
+# Prefect's server starts in another folder.
+os.environ["PREFECT_HOME"] = os.path.abspath(os.path.expanduser(os.environ["PREFECT_HOME"]))

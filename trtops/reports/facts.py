@@ -106,22 +106,23 @@ def _following(info: RunInfo, verdict: str) -> Iterable[tuple[str, str]]:
     """Lines to copy into a shell, each with what it is for."""
     model = shlex.quote(info.tags.get(Tag.MODEL_PATH, "model.onnx"))
     precision = info.params.get("precision", "fp32")
-    precise = "" if precision == "fp32" else f" --precision {precision}"
+    engine = "--trt" if info.tags.get(Tag.BACKEND) == "tensorrt" else "--onnxrt"
+    engine += "" if precision == "fp32" else f" --{precision}"
     run = info.id
     if verdict == "error" and info.kind == "debug_build":
         yield f"trtops debug build --resume {run}", "go on where it stopped"
     elif info.kind in ("build", "iteration") and verdict == "good":
         yield f"trtops runs promote {run}", "accept this engine for everybody"
     elif info.kind in ("build", "iteration") and verdict == "bad":
-        yield f"python -m trtops.flows.accuracy {model}{precise}", "the first tensor that goes wrong"
-        yield f"python -m trtops.flows.debug_build {model}{precise} --until decided", "whether a tactic is to blame"
+        yield f"trtops debug accuracy {model} {engine}", "the first tensor that goes wrong"
+        yield f"trtops debug build {model} {engine} --until 40 --experiment {shlex.quote(info.experiment)}", "whether a tactic is to blame"
     elif info.kind == "debug_build" and verdict == "bad":
         yield f"trtops debug prove {run}", "swap the suspect in and out"
         yield f"trtops debug bisect {run}", "mix good and bad builds until one choice is convicted"
     elif info.kind == "proof" and info.tags.get(Tag.PROOF) == "confirmed":
         yield f"trtops runs deny {run}", "keep later builds from this tactic"
     elif info.kind == "gate" and verdict == "bad":
-        yield f"python -m trtops.flows.accuracy {model}{precise}", "the first tensor that goes wrong"
+        yield f"trtops debug accuracy {model} {engine}", "the first tensor that goes wrong"
     yield f"trtops report {run}", "this page, from the store"
     yield f"trtops inspect run {run}", "all that the store holds of it"
 

@@ -33,6 +33,7 @@ from trtops.ops.campaign.turning import Pair, Turning, bisections, results, summ
 from trtops.ops.evaluation.check import collect
 from trtops.ops.evaluation.feeds import check_source
 from trtops.ops.result import LONGEST_NAME, OpResult, finish_with
+from trtops.ops.steps import run_step
 from trtops.processes import temporary_prefix
 from trtops.record import sha256
 from trtops.tactics.diff import diff
@@ -202,8 +203,8 @@ def debug_build(
                     state.add(result)
                     state.report(progress, result)
                 if not state.turns:
-                    return state.finish(tracker)
-                state.bisect(tracker, tags, evaluate, progress)
+                    return run_step("log", state.finish, tracker)
+                run_step("bisect", state.bisect, tracker, tags, evaluate, progress)
         except BaseException as exc:
             begun.run.fail(exc)
             raise

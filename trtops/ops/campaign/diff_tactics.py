@@ -11,6 +11,7 @@ from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import diff_body, log_diff
 from trtops.ops.campaign.iteration import largest_error
 from trtops.ops.result import OpResult, finish_with, op_run
+from trtops.ops.steps import run_step
 from trtops.record import Record
 from trtops.tactics.by_size import SizeFindings, by_size, size_lines
 from trtops.tactics.diff import diff
@@ -137,7 +138,7 @@ def diff_tactics(
         RunNotFoundError: If a run does not exist.
     """
     config = replace(config, runs=tuple(tracker.whole_id(run) for run in config.runs))
-    place, parent, loaded = _load_builds(config, tracker)
+    place, parent, loaded = run_step("read builds", _load_builds, config, tracker)
     if not len(loaded.table):
         raise errors.ConfigError(
             "There is no evaluated build to compare. Give runs, or files, with tactics and a verdict."
@@ -149,7 +150,7 @@ def diff_tactics(
         run.log_params(schema.flat_params(config))
         infos = _infos_of(config, tracker)
         blocks = {info.id: _block_of(info) for info in infos}
-        found = diff(loaded.table, confidence=config.confidence, by=config.by, blocks=blocks)
+        found = run_step("compare", diff, loaded.table, confidence=config.confidence, by=config.by, blocks=blocks)
         also = [diff(loaded.table, confidence=confidence, by=by, blocks=blocks) for by in beside]
         known = {info.id: error for info in infos if (error := largest_error(info)) is not None}
         sizes = by_size(loaded.table, known, found, tolerance=_tolerance_of(tracker, parent))
@@ -162,7 +163,7 @@ def diff_tactics(
         result = DiffTacticsResult(
             builds=len(loaded.table), found=found, also=tuple(also), sizes=sizes, skipped=loaded.skipped
         )
-        finish_with(run, result, tracker, title=name, evaluated=False)
+        run_step("log", finish_with, run, result, tracker, title=name, evaluated=False)
     return result.kept_in(run, experiment)
 
 

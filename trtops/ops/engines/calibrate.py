@@ -23,6 +23,7 @@ from trtops.ops.engines.convert import ROW_HEADER, ConvertConfig, ConvertResult,
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.feeds import open_feeds
 from trtops.ops.result import OnProgress, OpResult, finish_with, op_run
+from trtops.ops.steps import run_step
 from trtops.processes import temporary_prefix
 from trtops.record import Record
 from trtops.spec import BuildConfig, Precision, TensorRTOptions
@@ -192,7 +193,9 @@ def calibrate(
         run.set_tags({schema.Tag.MODEL_SHA256: loaded.info.sha256})
         start = time.perf_counter()
         given = None if data is None else _CountedFeeds(open_feeds(data, TensorMetadata.of(loaded.info.inputs)))
-        cache, histograms = collect_ranges(loaded, config, data=given, run=run, progress=progress)
+        cache, histograms = run_step(
+            "collect ranges", collect_ranges, loaded, config, data=given, run=run, progress=progress
+        )
         seconds = time.perf_counter() - start
         _log_cache(run, cache, histograms, config, seconds)
 
@@ -230,7 +233,7 @@ def calibrate(
             seconds=seconds,
             engines=tuple(engines),
         )
-        finish_with(run, result, tracker)
+        run_step("log", finish_with, run, result, tracker)
         return result.kept_in(run, experiment)
 
 

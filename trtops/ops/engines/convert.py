@@ -35,6 +35,7 @@ from trtops.ops.evaluation.check import (
 from trtops.ops.evaluation.emulation import emulate
 from trtops.ops.evaluation.precision_check import check_precision, log_kernels
 from trtops.ops.result import OpResult, finish_with, model_file, op_run
+from trtops.ops.steps import run_step
 from trtops.record import Record
 from trtops.reports.document import Section
 from trtops.spec import BuildConfig
@@ -236,7 +237,7 @@ def convert(
             result = _build_and_evaluate(backend, loaded, config, run, tracker, built)
         title = f"convert {path.name} to {result.called} on {config.build.backend}"
         result = replace(result, title=title, subject=str(path))
-        finish_with(run, result, tracker)
+        run_step("log", finish_with, run, result, tracker)
         return replace(result, title=f"convert {path.name}").kept_in(run, experiment)
 
 
@@ -289,7 +290,7 @@ def _build_and_evaluate(
     else:
         reused_from = None
         try:
-            build, crashed = _build(job, backend, tracker, run, next(iter(feeds)))
+            build, crashed = run_step("build", _build, job, backend, tracker, run, next(iter(feeds)))
         except errors.BackendError:
             with contextlib.suppress(errors.TrtopsError, OSError):  # the builder's error matters more
                 _log_model(run, model, config)
@@ -378,7 +379,7 @@ def _evaluate(
     tolerances = tolerances_for(config.build.precision, check.tolerances, model)
     if config.build.mark:
         tolerances = replace(tolerances, allow_extra_outputs=True)
-    golden = golden_outputs(model, feeds, check.golden)
+    golden = run_step("run reference", golden_outputs, model, feeds, check.golden)
     computed = check_precision(build, model, check.min_precision_share)
     with contextlib.ExitStack() as stack:
         runner = stack.enter_context(backend.runner(build.engine))

@@ -25,6 +25,7 @@ from trtops.ops.evaluation.attribution import Attribution
 from trtops.ops.evaluation.emulation import Emulation
 from trtops.ops.evaluation.feeds import DataConfig
 from trtops.ops.evaluation.precision_check import PrecisionCheck
+from trtops.ops.steps import run_step
 from trtops.record import Record
 from trtops.spec import Precision
 from trtops.tracking import schema
@@ -260,9 +261,9 @@ def evaluate(
         InputError: If a feed does not fit the model.
         IterationMismatchError: If there are more or fewer golden outputs than feeds.
     """
-    outputs = collect(runner, feeds)
+    outputs = run_step("run", collect, runner, feeds)
     latency = measure_latency(runner, feeds, config)
-    return assess(outputs, golden, latency, config, tolerances), outputs
+    return run_step("compare", assess, outputs, golden, latency, config, tolerances), outputs
 
 
 def assess(

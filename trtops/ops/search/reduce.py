@@ -39,6 +39,7 @@ from trtops.ops.search.delta import Evaluate, Items
 from trtops.ops.search.reduce_journal import Journal, Step
 from trtops.ops.search.reduce_replay import write_replay
 from trtops.ops.search.reduce_search import ReduceConfig, Reduction, require_working_check
+from trtops.ops.steps import run_step
 from trtops.processes import temporary_prefix
 from trtops.record import Record
 from trtops.spec import BuildConfig
@@ -224,12 +225,12 @@ def reduce(
         if config.branches is None:
             real = config.inputs == "real" and (feeds is not None or config.data is not None)
             config = replace(config, branches="frozen" if real else "inputs")
-        found, steps = _find_culprits(opened, check, config, feeds, progress, evaluate)
+        found, steps = run_step("search", _find_culprits, opened, check, config, feeds, progress, evaluate)
         result = replace(found, title=f"reduce {subject}", subject=str(subject.file or "")).kept_in(run, experiment)
         run.log_params({"model": opened.name, "check": describe(check), **config.to_dict()})
         if run is not NO_RUN:
             _log_result(run, result, steps)
-        finish_with(run, result, tracker)
+        run_step("log", finish_with, run, result, tracker)
         return result
 
 

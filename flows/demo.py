@@ -1,7 +1,6 @@
-"""The demo: a real classifier becomes an engine in FP32, FP16 and INT8, each evaluated on held-out images.
+"""The demo: a real classifier becomes an engine in FP32, FP16 and INT8, each checked on held-out images.
 
-``make demo`` runs it. Everything it prints was measured in that run; an engine that an earlier run built is reused and
-said so.
+``make demo`` runs it. All numbers are measured in this run.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ import sys
 
 os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")  # read when Prefect is imported
 
-from trtops.flows.convert import convert
-from trtops.flows.digits import make_digits
-from trtops.flows.tasks import tracker
+from flows.digits import make_digits
+from trtops.flows import convert
 from trtops.ops.engines.convert import ConvertConfig, builds_table
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.runs.report import report
-from trtops.spec import BuildConfig, Precision
+from trtops.spec import Precision
 from trtops.tracking.location import default_root
+from trtops.tracking.store import default_tracker
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8")
 
@@ -28,21 +27,16 @@ def main(rebuild: bool = True) -> int:
     root = default_root()
     digits = make_digits(root / "demo")
     check = CheckConfig(data=str(digits.images), labels=str(digits.labels))
+    config = ConvertConfig(check=check, calibration_data=str(digits.calibration), rebuild=rebuild)
     results = []
     for precision in PRECISIONS:
         print(f"Converting {digits.model.name} to {precision.upper()} ...", flush=True)
-        config = ConvertConfig(
-            build=BuildConfig(precision=precision),
-            check=check,
-            calibration_data=str(digits.calibration),
-            rebuild=rebuild,
-        )
-        results.append(convert(digits.model, config))
+        results.append(convert(digits.model, config, precision=precision))
     print(f"\n{builds_table(results)}\n")
     accuracy = results[0].evaluation.accuracy
     if accuracy is not None:
         print(f"Accuracy of the model itself on the {accuracy.samples} held-out images: {accuracy.golden:.2%}")
-    written = report(results[-1].run_id, tracker=tracker(), output=root / "demo" / "report.html")
+    written = report(results[-1].run_id, tracker=default_tracker(), output=root / "demo" / "report.html")
     print(f"The {results[-1].called} engine as a page, which needs no server: {written.path}")
     print("Look at the runs in MLflow:  make ui")
     print("and open  http://127.0.0.1:5000/#/experiments?workflowType=machine_learning")

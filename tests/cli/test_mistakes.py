@@ -1,12 +1,10 @@
-"""The usual mistakes: one message, the right exit code, and neither a run nor an experiment left, from all three faces."""
+"""The usual mistakes: one message, the right exit code, and neither a run nor an experiment left, on the command line and in Python."""
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import logging
 import shlex
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,6 @@ import onnx
 import pytest
 
 import trtops
-from flows.command import run
 from tests import models
 from tests.mistakes import MISTAKES, Mistake
 from trtops import errors, ops
@@ -64,23 +61,14 @@ def checked(mistake: Mistake, code: int, said: str, store: Path) -> None:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda each: each.what)
-def test_a_command_says_it_in_one_message(mistake, here, capsys, caplog):
+def test_command_reports_mistake_in_one_message(mistake, here, capsys, caplog):
     code = main(shlex.split(mistake.command))
     said = capsys.readouterr()
     checked(mistake, code, f"{said.out}{said.err}{caplog.text}", here)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda each: each.what)
-def test_a_flow_says_it_in_one_message(mistake, here, capsys, monkeypatch):
-    name, *words = shlex.split(mistake.flow)
-    monkeypatch.setattr(sys, "argv", [name, *words])
-    code = run(getattr(importlib.import_module(f"flows.{name}"), name), name)
-    said = capsys.readouterr()
-    checked(mistake, code, f"{said.out}{said.err}", here)
-
-
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda each: each.what)
-def test_python_raises_it(mistake, here):
+def test_python_raises_mistake(mistake, here):
     names = {name: getattr(ops, name) for name in ops.__all__} | {"existing_tracker": existing_tracker}
     names |= {"BuildConfig": trtops.BuildConfig, "tracker": trtops.MemoryTracker()}
     if not mistake.error:

@@ -1,0 +1,1 @@
+from trtops.flows import bisect as bisect

@@ -1,0 +1,1 @@
+from trtops.flows import debug_build as debug_build

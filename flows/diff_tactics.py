@@ -1,0 +1,1 @@
+from trtops.flows import diff_tactics as diff_tactics

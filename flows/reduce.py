@@ -1,0 +1,1 @@
+from trtops.flows import reduce as reduce

@@ -1,0 +1,179 @@
+"""The flows of campaigns: builds of one model, again and again, and what makes some of them bad."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import UUID
+
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.futures import PrefectFuture
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from trtops.flows.dask import check_workers, dask_runner
+from trtops.flows.flow_of import flow_of, hold_nothing, open_tracker, task_of
+from trtops.flows.slots import place_slot
+from trtops.ops.campaign import bisect as bisects
+from trtops.ops.campaign import debug_build as debug_builds
+from trtops.ops.campaign import promote as promotions
+from trtops.ops.campaign.config import Campaign, DebugBuildConfig, Place
+from trtops.ops.campaign.debug_build import DebugBuildResult, Progress, Submit
+from trtops.ops.campaign.diff_tactics import diff_tactics as diff_tactics_op
+from trtops.ops.campaign.iteration import IterationResult
+from trtops.ops.campaign.noise import noise as noise_op
+from trtops.ops.campaign.once import iterate_once
+from trtops.ops.campaign.opened import open_campaign
+from trtops.ops.campaign.prove import prove as prove_op
+from trtops.tracking.base import Tracker
+
+T = TypeVar("T")
+
+_UPDATE_SECONDS = 1.0  # each update of the progress artifact is a request
+
+
+def _make_iteration(campaign: Campaign, number: int) -> IterationResult:
+    """One iteration, on a GPU of its own if it needs one. Dask repeats a task whose worker is lost with the answer."""
+    with place_slot(campaign.config.place) as devices:
+        return iterate_once(campaign.on(devices), number, tracker=open_tracker())
+
+
+make_iteration = task_of(_make_iteration, "iteration", run_name="iteration {number}")
+
+
+@contextmanager
+def spread(parallel: int, dask: str | None = None) -> Iterator[Submit]:
+    """A function that starts iterations as Prefect tasks, for the time of a block.
+
+    Args:
+        parallel: Number of threads, each with a child process to build in.
+        dask: Address of a Dask scheduler whose workers run the iterations instead. All of them must reach the model's path,
+            the flow's Prefect server and the tracking store.
+
+    Raises:
+        BackendUnavailableError: If prefect-dask is needed and not installed.
+        ConfigError: If no scheduler answers there. Starting an iteration raises it if a worker does not reach what it must.
+    """
+    threads = ThreadPoolTaskRunner[Any](max_workers=parallel)
+    place: AbstractContextManager[Any] = threads if dask is None else dask_runner(dask)
+    checked: set[str] = set()
+    with place as runner:
+
+        def submit(campaign: Campaign, number: int) -> Future[IterationResult]:
+            if dask is not None and campaign.run_id not in checked:
+                check_workers(runner.client, campaign.run_id)
+                checked.add(campaign.run_id)
+            return plain_future(runner.submit(make_iteration, parameters={"campaign": campaign, "number": number}))
+
+        yield submit
+
+
+def plain_future(task: PrefectFuture[T]) -> Future[T]:
+    """The result or error of a task as a future that is not Prefect's."""
+    done: Future[T] = Future()
+
+    def set_outcome(finished: PrefectFuture[T]) -> None:
+        try:
+            done.set_result(finished.result())
+        except BaseException as exc:  # raised where the result is waited for
+            done.set_exception(exc)
+
+    task.add_done_callback(set_outcome)
+    return done
+
+
+@contextmanager
+def _shown_progress() -> Iterator[Any]:
+    """A function that shows the progress of a campaign as an artifact of the flow run."""
+    artifact = create_progress_artifact(0.0, description="Builds: none yet")
+    assert isinstance(artifact, UUID)  # a coroutine in asynchronous flows only
+    shown: dict[str, Any] = {"time": time.monotonic(), "share": 0.0, "text": "no builds"}
+
+    def show(now: Progress) -> None:
+        found = f"; {now.found.conclusion}" if now.found is not None else ""
+        counts = f"{now.good} good, {now.bad} bad, {now.error} crashed or hung, {now.mixtures} mixtures"
+        shown.update(share=100.0 * now.done / now.limit, text=f"{now.done} builds: {counts}{found}")
+        if time.monotonic() - shown["time"] >= _UPDATE_SECONDS:
+            shown["time"] = time.monotonic()
+            update_progress_artifact(artifact, shown["share"], description=shown["text"])
+
+    try:
+        yield show
+    except BaseException:
+        update_progress_artifact(artifact, shown["share"], description=f"Stopped after {shown['text']}")
+        raise
+    update_progress_artifact(artifact, 100.0, description=shown["text"])
+
+
+def _debug_build(
+    model: Path | None = None,
+    config: DebugBuildConfig | None = None,
+    *,
+    resume: str | None = None,
+    dask: str | None = None,
+    experiment: str | None = None,
+    allow_scripts: bool = False,
+    tracker: Tracker,
+    tags: Mapping[str, str],
+) -> DebugBuildResult:
+    """Build a model until it is known which tactic makes some of its builds bad, and log every build to MLflow.
+
+    Args:
+        model: The ONNX file; not needed to resume a campaign.
+        config: Everything that can be chosen.
+        resume: The run of a campaign to resume. Finished builds are not repeated.
+        dask: Address of a Dask scheduler whose workers run the iterations.
+        experiment: MLflow experiment (default: the model's name).
+        allow_scripts: Run scripts and commands that the campaign to resume names. Everybody who may write to the store can
+            change them.
+    """
+    config = DebugBuildConfig() if config is None else config
+    # A bisection builds in this process, while only Dask's workers may have the GPU.
+    config = replace(config, bisect=config.bisect and dask is None)
+    with spread(config.parallel, dask) as submit, _shown_progress() as show:
+        return debug_builds.debug_build(
+            model,
+            config,
+            tracker=tracker,
+            resume=resume,
+            experiment=experiment,
+            tags=tags,
+            submit=submit,
+            progress=show,
+            allow_scripts=allow_scripts,
+        )
+
+
+def _config_to_resume(tracker: Tracker, given: Mapping[str, Any]) -> DebugBuildConfig | None:
+    if given.get("resume") is None:
+        return None
+    allow_scripts = bool(given.get("allow_scripts"))
+    return open_campaign(tracker, given["resume"], model=given.get("model"), allow_scripts=allow_scripts).config
+
+
+@contextmanager
+def _on_campaign_gpu(tracker: Tracker, config: Any, given: Mapping[str, Any]) -> Iterator[Any]:
+    """Hold a GPU of the campaign that an op works on."""
+    run = given["run"] if "run" in given else given["campaign_run"]
+    campaign = bisects.campaign_of(tracker, run, given.get("bad"), allow_scripts=config.allow_scripts)
+    with place_slot(campaign.config.place.on(config.devices)) as devices:
+        yield replace(config, devices=devices)
+
+
+@contextmanager
+def _on_gpu_of_run(tracker: Tracker, config: Any, given: Mapping[str, Any]) -> Iterator[Any]:
+    place: Place = promotions.promotion_place(tracker.info(tracker.whole_id(given["run_id"])), config)
+    with place_slot(place) as devices:
+        yield replace(config, devices=devices)
+
+
+debug_build = flow_of(_debug_build, name="debug_build", base=_config_to_resume, hold=hold_nothing, by_steps=True)
+diff_tactics = flow_of(diff_tactics_op, existing=("runs", "experiment"), by_steps=True)
+bisect = flow_of(bisects.bisect, hold=_on_campaign_gpu, existing=True)
+noise = flow_of(noise_op, hold=_on_campaign_gpu, existing=True)
+prove = flow_of(prove_op, hold=_on_campaign_gpu, existing=True)
+promote = flow_of(promotions.promote, hold=_on_gpu_of_run, existing=True)

@@ -1,0 +1,101 @@
+"""The flows that build, calibrate and compare engines: one model at a time, a list of models, or a folder."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from trtops.flows.flow_of import flow_of, run_as_task
+from trtops.flows.slots import backend_slot
+from trtops.ops.engines.build_list import BuildListConfig, BuildListResult, build_list
+from trtops.ops.engines.calibrate import calibrate as calibrate_op
+from trtops.ops.engines.convert import ConvertConfig, ConvertResult
+from trtops.ops.engines.convert import convert as convert_op
+from trtops.ops.engines.model_list import ListedModel, ModelList, Policy, folder_list
+from trtops.ops.engines.sensitivity import sensitivity as sensitivity_op
+from trtops.ops.evaluation.compare import compare as compare_op
+from trtops.spec import BackendName, Precision
+from trtops.tracking.base import Tracker
+
+log = logging.getLogger(__name__)
+
+
+def _nightly(
+    models: Path,
+    config: BuildListConfig | None = None,
+    *,
+    experiment: str | None = None,
+    tracker: Tracker,
+    tags: Mapping[str, str],
+) -> BuildListResult:
+    """Build and evaluate every model of a list, log everything to MLflow, and show a summary.
+
+    Args:
+        models: The list, a YAML file on the worker's machine.
+        config: Everything that can be chosen.
+        experiment: MLflow experiment of the summary (default: the list's name); builds go to those of their models.
+    """
+    return _build_all(models, config, experiment, tracker, tags)
+
+
+def _watch(
+    folder: Path,
+    *,
+    pattern: str = "**/*.onnx",
+    precisions: tuple[Precision, ...] = ("fp32",),
+    backends: tuple[BackendName, ...] = ("onnxruntime",),
+    data: str | None = None,
+    bad: Literal["fail", "report"] = "fail",
+    attempts: int = 3,
+    settle_seconds: float = 10.0,
+    tracker: Tracker,
+    tags: Mapping[str, str],
+) -> BuildListResult:
+    """Build and evaluate the models of a folder that are new or changed.
+
+    What is new is decided by the digests of the models: one that was copied, renamed or touched is not built again.
+
+    Args:
+        folder: The folder, on the worker's machine; it need not exist yet.
+        pattern: Files in it; ``**`` stands for any folders.
+        precisions: The precisions to build each model in.
+        backends: The back ends to build each model with.
+        data: Where inputs come from: saved inputs, a folder of them, or a script (default: random).
+        bad: Whether a bad engine fails the run, or is only reported.
+        attempts: How often a build that fails is tried in all.
+        settle_seconds: How long a file must be unchanged, since it may still be being copied.
+    """
+    entry = ListedModel(model="", precisions=precisions, backends=backends, data=data, policy=Policy(bad=bad))
+    models = folder_list(folder, pattern, entry)
+    if all(build.missing for build in models.builds()):
+        log.info("No file in %s matches %s.", Path(folder).resolve(), pattern)
+        return BuildListResult(title=f"build list {Path(folder).name}", builds=())
+    config = BuildListConfig(only_new=True, attempts=attempts, settle_seconds=settle_seconds)
+    return _build_all(models, config, None, tracker, tags)
+
+
+def _build_all(
+    models: Path | ModelList,
+    config: BuildListConfig | None,
+    experiment: str | None,
+    tracker: Tracker,
+    tags: Mapping[str, str],
+) -> BuildListResult:
+    def convert_one(model: str, config: ConvertConfig, experiment: str, tags: Mapping[str, str]) -> ConvertResult:
+        def build() -> ConvertResult:
+            with backend_slot(config.build.backend, config):
+                return convert_op(model, config, tracker=tracker, experiment=experiment, tags=tags)
+
+        return run_as_task(f"build {Path(model).stem} {config.build.precision} {config.build.backend}", build)
+
+    return build_list(models, config, tracker=tracker, experiment=experiment, tags=tags, convert_one=convert_one)
+
+
+convert = flow_of(convert_op, by_steps=True)
+calibrate = flow_of(calibrate_op, by_steps=True)
+sensitivity = flow_of(sensitivity_op)
+compare = flow_of(compare_op)
+nightly = flow_of(_nightly, name="nightly", by_steps=True)
+watch = flow_of(_watch, name="watch", by_steps=True)

@@ -1,0 +1,388 @@
+"""Make a Prefect flow from an op: its parameters are those of the op and the options of the op's config."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import re
+import types
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, ParamSpec, TypeAlias, TypeVar, Union, cast, get_args, get_origin
+
+import prefect.context
+from prefect import Flow, Task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.exceptions import ParameterTypeError
+from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+from prefect.states import Completed, Failed
+from prefect.utilities.callables import parameter_docstrings
+
+from trtops import errors
+from trtops.flows.server import ensure_prefect_home
+from trtops.flows.slots import backend_slot
+from trtops.masking import mask_log_records, masked, masked_json
+from trtops.ops.result import OpResult
+from trtops.ops.steps import steps_run_by
+from trtops.record import OptionField, Record, option_fields, with_options
+from trtops.spec import BackendName
+from trtops.tracking import schema
+from trtops.tracking.offline import OfflineTracker
+from trtops.tracking.store import default_tracker, existing_tracker, reap
+
+mask_log_records()  # Prefect sends them to its server
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Hold: TypeAlias = Callable[[OfflineTracker, Any, Mapping[str, Any]], AbstractContextManager[Any]]
+"""Holds a GPU while an op runs: called with tracker, config and arguments; yields the config for the op."""
+
+_OF_PYTHON = {"tracker", "tags", "parent", "progress", "submit", "evaluate", "built", "convert_one", "feeds", "file", "given",
+              "together", "chance"}  # fmt: skip
+"""Parameters of ops that take Python objects, or that only other ops set."""
+
+_NAMING = ("model", "models", "folder", "actual", "golden", "campaign_run", "run_id", "run", "bad", "runs", "resume",
+           "experiment", "precision", "precisions", "side", "backend")  # fmt: skip
+_MAX_STATE_NAME = 80  # characters that Prefect's lists show
+
+
+class VerdictError(Exception):
+    """Ends a flow run as failed whose result is not good.
+
+    Attributes:
+        result: The result.
+    """
+
+    def __init__(self, result: OpResult) -> None:
+        super().__init__(result.headline)
+        self.result = result
+
+
+class OpFlow(Flow[P, R]):
+    """The flow of an op."""
+
+    def serialize_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """The parameters as Prefect's server stores them: masked. The run itself has the real ones."""
+        stored: dict[str, Any] = masked_json(super().serialize_parameters(parameters))
+        return stored
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the flow in this process and return its result, whatever its verdict.
+
+        Raises:
+            ConfigError: If a parameter is invalid; the flow run is marked failed with the same message.
+        """
+        if prefect.context.FlowRunContext.get() is None:
+            ensure_prefect_home()
+        try:
+            # At the end of a called flow, Prefect joins its heartbeat thread, which sleeps for a second at a time. Workers
+            # do not call flows: deployed runs keep the heartbeats by which a server finds runs whose process died.
+            with temporary_settings(updates={PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+                return super().__call__(*args, **kwargs)
+        except VerdictError as bad:
+            return bad.result
+        except ParameterTypeError as exc:
+            raise errors.ConfigError(f"{self.name}: {exc}") from None
+
+
+def flow_of(
+    op: Callable[..., R],
+    *,
+    name: str = "",
+    omit: tuple[str, ...] = (),
+    base: Callable[[OfflineTracker, Mapping[str, Any]], Any] | None = None,
+    hold: Hold | None = None,
+    existing: bool | tuple[str, ...] = False,
+    by_steps: bool = False,
+) -> OpFlow[..., R]:
+    """Make the flow of an op, or of a function with an op's signature.
+
+    Parameters are those of the op, ``config``, and every option of the config under its own name; an option that is not
+    given stays as in ``config``. Of two options of one name, that of the nested record is prefixed by the record's name, such
+    as ``check_data``; a parameter of the op gives way to an option of the config itself. Types, defaults and descriptions are those of the op and the config. Parameters are validated, results
+    are never persisted (Prefect would pickle them), and a run that crashes or is cancelled closes its MLflow runs.
+
+    Args:
+        op: The op. It is called with the default tracker and the tags of the flow run.
+        name: The flow's name, in Python's spelling; the op's unless given.
+        omit: Options of the config that the flow does not have.
+        base: Called with tracker and arguments if no config is given; returns the config whose options apply, or None for
+            the defaults.
+        hold: Holds a GPU while the op runs; by default that of the config's ``build``, if it has one.
+        existing: Whether a missing store is an error, since the op reads runs; or the options that name runs.
+        by_steps: Whether the op runs its steps by :func:`trtops.ops.steps.run_step`. Any other op is one task.
+    """
+    name = name or op.__name__
+    accepted = inspect.signature(op).parameters
+    config_class = _config_class(op)
+    options = {} if config_class is None else _options(config_class, {*accepted} - _OF_PYTHON, omit)
+    signature, texts = _signature(op, config_class, options)
+
+    @functools.wraps(op)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = dict(signature.bind(*args, **kwargs).arguments)
+        needed = existing if isinstance(existing, bool) else any(given.get(key) for key in existing)
+        tracker = open_tracker(existing=needed)
+        if config_class is not None:
+            config = given.pop("config", None)
+            if config is None and base is not None:
+                config = base(tracker, given)
+            set_options = {each.path: given.pop(key, None) for key, each in options.items()}
+            set_options = {path: value for path, value in set_options.items() if value is not None}
+            backend = given.pop("backend", None) if "backend" not in accepted else None
+            config = with_options(config_class if config is None else config, set_options)
+            if backend:
+                config = with_options(config, {("build",): config.build.on_backend(backend)})
+            given["config"] = config
+        supplied = {"tracker": tracker, "tags": flow_tags()}
+        call = functools.partial(op, **{key: value for key, value in supplied.items() if key in accepted})
+        with (hold or _hold_build)(tracker, given.get("config"), given) as config, steps_run_by(run_as_task):
+            if config_class is not None:
+                given["config"] = config
+            result = call(**given) if by_steps else run_as_task(name, functools.partial(call, **given))
+        return ended(result) if isinstance(result, OpResult) else result
+
+    run.__signature__ = signature  # type: ignore[attr-defined]
+    run.__doc__ = _docstring(op, signature, texts)
+    run.__name__ = run.__qualname__ = name
+    run.__module__ = "trtops.flows"
+    made: OpFlow[..., R] = OpFlow(
+        run,
+        name=name.replace("_", "-"),
+        flow_run_name=_run_name,
+        validate_parameters=True,
+        persist_result=False,
+        on_crashed=[close_runs],
+        on_cancellation=[close_runs],
+    )
+    for part in (
+        made.parameters.properties,
+        *(each.get("properties", {}) for each in made.parameters.definitions.values()),
+    ):
+        for key, field in part.items():
+            field["title"] = key.replace("_", " ").capitalize()
+            for way in field.get("anyOf", ()):  # the form shows this title on a button, and the choices only behind it
+                if "$ref" not in way:
+                    choices = way.get("enum") or ([way["const"]] if "const" in way else [])
+                    way["title"] = " | ".join(map(str, choices)) or _KINDS.get(way.get("type", ""), "value")
+    return made
+
+
+_KINDS = {"string": "text", "integer": "whole number", "number": "number", "boolean": "yes or no", "array": "list",
+          "null": "not given"}  # fmt: skip
+
+
+def _config_class(op: Callable[..., Any]) -> type[Record] | None:
+    parameter = inspect.signature(op).parameters.get("config")
+    if parameter is None:
+        return None
+    annotation = _annotation(op, parameter)
+    return next(
+        each for each in (annotation, *get_args(annotation)) if isinstance(each, type) and issubclass(each, Record)
+    )
+
+
+def _annotation(op: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    """The type of a parameter, without the Python objects that it may take as well.
+
+    Not by get_type_hints: other parameters may name types that are imported for type checkers only.
+    """
+    text = parameter.annotation
+    found = eval(text, inspect.unwrap(op).__globals__) if isinstance(text, str) else text
+    kinds = get_args(found)
+    if str not in kinds or get_origin(found) not in (Union, types.UnionType):
+        return found
+    plain = Path if parameter.name == "model" else str
+    return plain | None if type(None) in kinds else plain
+
+
+def _options(config_class: type[Record], taken: set[str], omit: tuple[str, ...]) -> dict[str, OptionField]:
+    """The options of a config by their names as parameters; those of outer records come first and have the short names."""
+    found: dict[str, OptionField] = {}
+    for option in sorted(option_fields(config_class), key=lambda option: len(option.path)):
+        short = len(option.path) == 1 or option.name not in {*taken, *found}
+        if option.name not in omit:
+            found[option.name if short else "_".join(option.path)] = option
+    return found
+
+
+def _signature(
+    op: Callable[..., Any], config_class: type[Record] | None, options: Mapping[str, OptionField]
+) -> tuple[inspect.Signature, dict[str, str]]:
+    """The flow's signature, and the description of each parameter."""
+    parameters, texts = [], dict(parameter_docstrings(inspect.getdoc(op)))
+    for each in inspect.signature(op).parameters.values():
+        if each.name == "config":
+            assert config_class is not None
+            parameters.append(each.replace(annotation=config_class | None, default=None))
+            texts["config"] = "All options in one value; an option that is given on its own replaces the one in here."
+        elif each.name not in _OF_PYTHON and each.name not in options:
+            parameters.append(each.replace(annotation=_annotation(op, each)))
+    if ("build", "options") in {option.path for option in options.values()} and "backend" not in texts:
+        parameters.append(_keyword("backend", BackendName))
+        texts["backend"] = "The back end that builds the engine, with its default options (default: onnxruntime)."
+    for name, option in options.items():
+        parameters.append(_keyword(name, option.type))
+        shown = option.default
+        default = f" (default: {shown})." if isinstance(shown, (bool, int, float, str)) else "."
+        texts[name] = option.help.rstrip(".") + default
+    return inspect.Signature(parameters), texts
+
+
+def _keyword(name: str, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation | None, default=None)
+
+
+def _docstring(op: Callable[..., Any], signature: inspect.Signature, texts: Mapping[str, str]) -> str:
+    lines = (f"    {name}: {' '.join(texts.get(name, '').split())}" for name in signature.parameters)
+    return "\n".join([(inspect.getdoc(op) or "").partition("\n")[0], "", "Args:", *lines])
+
+
+def hold_nothing(tracker: OfflineTracker, config: Any, given: Mapping[str, Any]) -> AbstractContextManager[Any]:
+    """Hold no GPU: the tasks of the flow do so."""
+    return nullcontext(config)
+
+
+def _hold_build(tracker: OfflineTracker, config: Any, given: Mapping[str, Any]) -> AbstractContextManager[Any]:
+    """Hold the GPU that the config's back end builds on, if there is one."""
+    build = getattr(config, "build", None)
+    return nullcontext(config) if build is None else backend_slot(build.backend, config)
+
+
+def task_of(function: Callable[P, R], name: str, *, run_name: str | None = None, retries: int = 3) -> Task[P, R]:
+    """Make a Prefect task of a function.
+
+    It is retried if infrastructure was lost, never for another error of ours, and never cached: an op finds earlier engines
+    in the store by content, while Prefect's cache would use paths as keys and pickle results.
+    """
+    return Task(
+        function,
+        name=name,
+        task_run_name=run_name,
+        retries=retries,
+        retry_delay_seconds=[1.0, 5.0, 15.0][:retries],
+        retry_condition_fn=worth_a_retry,
+        persist_result=False,
+        cache_policy=NO_CACHE,
+    )
+
+
+def run_as_task(name: str, function: Callable[[], R]) -> R:
+    """Call a function as a Prefect task, which is retried unless it is a part of another task."""
+    results: list[R] = []
+
+    def step() -> None:  # no arguments and no result: Prefect would search them for futures and keep them until the end
+        results.append(function())
+
+    task_of(step, name, retries=3 if prefect.context.TaskRunContext.get() is None else 0)()
+    return results[-1]
+
+
+def worth_a_retry(task: Task[..., Any], task_run: object, state: Any) -> bool:
+    """Whether a failed task may be retried: errors of ours if they are transient, others if they are about the network."""
+    error = state.result(raise_on_failure=False)
+    if isinstance(error, errors.TrtopsError):
+        return error.transient
+    return isinstance(error, (ConnectionError, TimeoutError))
+
+
+def open_tracker(*, existing: bool = False) -> OfflineTracker:
+    """The default tracker; once per process, runs that dead processes of this machine left open are closed.
+
+    Args:
+        existing: Whether a missing store is an error.
+    """
+    opened = existing_tracker() if existing else default_tracker()
+    if opened not in _reaped:
+        with contextlib.suppress(errors.TrackingUnavailableError):  # this run is kept on disk until the store is back
+            reap(opened)
+            _reaped.add(opened)
+    return opened
+
+
+_reaped: set[OfflineTracker] = set()
+
+
+def close_runs(flow: object, flow_run: Any, state: Any) -> None:
+    """Close the MLflow runs that a crashed or cancelled flow run left open. Prefect calls it with these names."""
+    tracker = default_tracker()
+    for run in tracker.find(tags={schema.Tag.PREFECT_FLOW_RUN: str(flow_run.id)}, status="running"):
+        tracker.close(run.id, f"Prefect flow run {flow_run.name!r} ended as {state.name}")
+
+
+def flow_tags() -> dict[str, str]:
+    """Tags that lead from an MLflow run to the Prefect flow run that this code runs in; none outside of one."""
+    context = prefect.context.FlowRunContext.get()
+    if context is None or context.flow_run is None:
+        return {}
+    return {schema.Tag.PREFECT_FLOW_RUN: str(context.flow_run.id)}
+
+
+def _run_name() -> str:
+    """The name of a flow run: what it works on, and in which precision. Prefect calls it at the start of the run."""
+    context = prefect.context.FlowRunContext.get()
+    given = {} if context is None else context.parameters or {}
+    build = getattr(given.get("config"), "build", None)
+    values = {name: getattr(build, name, None) for name in ("precision", "backend")}
+    values |= {name: value for name, value in given.items() if value not in (None, ())}
+    return masked(" ".join(word for name in _NAMING if (word := _short(values.get(name)))))[:200] or "run"
+
+
+def _short(value: object) -> str:
+    """A parameter as a part of a name: the stem of a path, the first digits of a run's id."""
+    if isinstance(value, (list, tuple)):
+        shown = [_short(each) for each in value]
+        return f"{', '.join(shown[:2])}{f' and {len(shown) - 2} more' if len(shown) > 2 else ''}"
+    text = "" if value is None else str(value)
+    if isinstance(value, Path) or text.endswith((".onnx", ".ort", ".plan", ".engine", ".json", ".npz")):
+        return Path(text).stem
+    return text.removeprefix("run:")[:8] if re.fullmatch("(run:)?[0-9a-f]{8,}", text) else text
+
+
+def ended(result: R) -> R:
+    """Show a result as an artifact of the flow run, and return the state of the run, named after the verdict.
+
+    A bad verdict fails the run, so that lists, filters and automations find it. Callers of the flow get the result all the
+    same (:meth:`OpFlow.__call__`), hence the type.
+    """
+    assert isinstance(result, OpResult)
+    state_name = _state_name(result)
+    # The key keeps the results of an experiment in one history.
+    title = f"{result.title} {result.experiment}".lower()
+    words = "".join(c if c.isascii() and c.isalnum() else " " for c in title).split()
+    page = "\n".join([result.page(), *_ways_to_the_run(result)])
+    create_markdown_artifact(page, key="-".join(words) or "result", description=f"{result.title}: {state_name}")
+    if result.verdict == "good":
+        return cast("R", Completed(name=state_name, message=result.headline, data=result))
+    message = "; ".join(getattr(result, "reasons", ())) or result.headline
+    failed: State[Any] = Failed(name=state_name, message=message, data=VerdictError(result))
+    return cast("R", failed)
+
+
+def _state_name(result: OpResult) -> str:
+    """``Good``, or ``Bad:`` and the reason, as long as a list shows it."""
+    verdict = result.verdict.capitalize()
+    reason = result.headline if result.headline != result.verdict else next(iter(getattr(result, "reasons", ())), "")
+    name = " ".join(f"{verdict}: {reason}".split()) if reason else verdict
+    return name if len(name) <= _MAX_STATE_NAME else f"{name[: _MAX_STATE_NAME - 1]}…"
+
+
+def _ways_to_the_run(result: OpResult) -> list[str]:
+    """Lines on how to open report and run, also without a server."""
+    if not result.run_id:
+        return []
+    lines = ["", f"Report: `trtops report {result.run_id}`"]
+    with contextlib.suppress(errors.TrtopsError):
+        tracker = open_tracker()
+        stored = tracker.load(result.run_id)
+        if tracker.store is not None and schema.Artifact.REPORT in stored.manifest:
+            lines += ["", f"or open the file `{stored.local_path(schema.Artifact.REPORT)}`"]
+    if result.url.startswith("#"):
+        address = f"http://127.0.0.1:5000/{result.url}"
+        lines += ["", f"The run in MLflow, once `make ui` (or `trtops store ui`) runs here: [{address}]({address})"]
+    return lines

@@ -1,0 +1,141 @@
+"""The flows that search a model: for the cause of a bad engine, the first wrong tensor, and the smallest failing part."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from trtops.comparator.report import Tolerances
+from trtops.flows.flow_of import flow_of, task_of
+from trtops.flows.slots import backend_slot
+from trtops.ops.evaluation.command import CommandCheck
+from trtops.ops.evaluation.submodel import Check
+from trtops.ops.search import accuracy as accuracies
+from trtops.ops.search import precision as precisions
+from trtops.ops.search import reduce as reductions
+from trtops.ops.search.accuracy import AccuracyConfig, AccuracyResult
+from trtops.ops.search.accuracy_sides import Side, make_side
+from trtops.ops.search.delta import Items
+from trtops.ops.search.precision import PrecisionConfig, PrecisionResult
+from trtops.ops.search.precision_engines import Side as CandidateSide
+from trtops.ops.search.precision_engines import candidate_runner
+from trtops.ops.search.reduce import ReduceResult, engine_check
+from trtops.ops.search.reduce_search import ReduceConfig
+from trtops.ops.triaging.op import triage as triage_op
+from trtops.spec import BackendName, BuildConfig, Precision
+from trtops.tracking.base import Tracker
+
+
+def _accuracy(
+    model: Path,
+    config: AccuracyConfig | None = None,
+    *,
+    side: Side = "onnxruntime",
+    precision: Precision = "fp32",
+    experiment: str | None = None,
+    tracker: Tracker,
+    tags: Mapping[str, str],
+) -> AccuracyResult:
+    """Compare every tensor of a model with what an engine computes, and log table and picture to MLflow.
+
+    Args:
+        model: The ONNX file.
+        config: Everything that can be chosen.
+        side: What is under test: an engine of a back end, or 16 bit as a GPU rounds it, emulated on the CPU.
+        precision: The precision of the side under test.
+        experiment: MLflow experiment (default: the model's name).
+    """
+    side_under_test = make_side(side, precision)
+    return accuracies.accuracy(str(model), side_under_test, config, tracker=tracker, experiment=experiment, tags=tags)
+
+
+def _precision(
+    model: Path,
+    config: PrecisionConfig | None = None,
+    *,
+    side: CandidateSide = "emulated",
+    experiment: str | None = None,
+    tracker: Tracker,
+    tags: Mapping[str, str],
+) -> PrecisionResult:
+    """Search for the nodes that must stay in FP32, and log the answer and the picture to MLflow.
+
+    Args:
+        model: The ONNX file, in FP32.
+        config: Everything that can be chosen.
+        side: What candidates are run by: 16 bit as a GPU rounds it, emulated on the CPU; or TensorRT engines.
+        experiment: MLflow experiment (default: the model's name).
+    """
+    runner = candidate_runner(side)
+    return precisions.precision(str(model), config, runner=runner, tracker=tracker, experiment=experiment, tags=tags)
+
+
+def _check_together(ask: Callable[[Items], Any], candidates: Iterable[Items]) -> list[Any]:
+    """Check candidates at the same time, each as a task; returns the answers in order."""
+    check_part = task_of(ask, "check part")
+    futures = [check_part.submit(parts) for parts in candidates]
+    return [future.result() for future in futures]
+
+
+def _reduce(
+    model: Path,
+    config: ReduceConfig | None = None,
+    *,
+    command: str | None = None,
+    fail_codes: tuple[int, ...] = (),
+    ignore_fail_codes: tuple[int, ...] = (),
+    fail_regex: tuple[str, ...] = (),
+    timeout_seconds: float | None = None,
+    backend: BackendName = "onnxruntime",
+    precision: Precision = "fp32",
+    tolerances: Tolerances | None = None,
+    experiment: str | None = None,
+    tracker: Tracker,
+    tags: Mapping[str, str],
+) -> ReduceResult:
+    """Find the smallest part of a model that still fails, and log it to MLflow as a model of its own.
+
+    Args:
+        model: The ONNX file.
+        config: Everything that can be chosen.
+        command: A command that fails for models that show the failure, with ``{model}`` in place of the path. Without one,
+            engines of a back end are compared with the model itself.
+        fail_codes: Exit codes of the command that mean the failure; any but 0 unless given.
+        ignore_fail_codes: Exit codes that do not.
+        fail_regex: Regular expressions; the output of the command must match one to count as the failure.
+        timeout_seconds: How long one run of the command may take (default: no limit).
+        backend: The back end under test.
+        precision: Its precision.
+        tolerances: When its outputs are good enough; by default those of the precision.
+        experiment: MLflow experiment (default: the model's name).
+    """
+    check: Check = engine_check(BuildConfig(precision=precision).on_backend(backend), tolerances)
+    if command is not None:
+        check = CommandCheck(
+            command=tuple(shlex.split(command)),
+            fail_codes=fail_codes,
+            ignore_fail_codes=ignore_fail_codes,
+            fail_regex=fail_regex,
+            timeout_seconds=timeout_seconds,
+        )
+    config = ReduceConfig() if config is None else config
+    evaluate = _check_together if config.width > 1 else None
+    return reductions.reduce(model, check, config, tracker=tracker, experiment=experiment, tags=tags, evaluate=evaluate)
+
+
+@contextmanager
+def _on_gpu_of_side(tracker: Tracker, config: Any, given: Mapping[str, Any]) -> Iterator[Any]:
+    tested = given.get("side") or given.get("backend")
+    with backend_slot(
+        "tensorrt" if tested == "tensorrt" and given.get("command") is None else "onnxruntime", config
+    ) as held:
+        yield held
+
+
+triage = flow_of(triage_op)
+accuracy = flow_of(_accuracy, name="accuracy", hold=_on_gpu_of_side)
+precision = flow_of(_precision, name="precision", hold=_on_gpu_of_side)
+reduce = flow_of(_reduce, name="reduce", hold=_on_gpu_of_side, by_steps=True)
