@@ -1,43 +1,43 @@
-"""The page of all commands, from their own help: what each does, its options with their defaults, and examples.
-
-It is written when the documentation is built (``pages.py``).
-"""
+"""The page of all commands, made from their help when the documentation is built (``pages.py``)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from trtops.cli import registry
-from trtops.cli.flags import Flag
+from trtops.cli.flags import Flag, flags_of
 from trtops.cli.main import load
 
 HEAD = """# Commands
 
-`trtops COMMAND -h` says all of this, too. Options that every command has (`-h`, `-v`, `-q`, `--verbosity`, `--silent`,
+`trtops COMMAND -h` shows the same. Options that every command has (`-h`, `-v`, `-q`, `--verbosity`, `--silent`,
 `--log-format`, `--log-file`) are not repeated. Exit codes are 0 for good, 1 for bad, 2 for wrong usage and 3 for errors.
 """
 
 
 def text() -> str:
-    """The page."""
+    """Return the page."""
     return "\n".join([HEAD, *(line for path in registry.COMMANDS for line in section(path))]).rstrip() + "\n"
 
 
 def section(path: registry.Path) -> Iterator[str]:
-    """One command."""
+    """Yield the lines of one command."""
     module = load(path)
     about = " ".join((module.__doc__ or registry.COMMANDS[path]).split())
     yield from (f"## trtops {' '.join(path)}", "", about, "", "```text", *module.EXAMPLES, "```", "")
-    for group in module.GROUPS:
-        flags = [flag for flag in group.flags if not flag.refuse and not flag.idle]
-        if flags:
-            yield from (f"**{group.title}**", "", *map(option_line, flags), "")
+    sections: dict[str, list[str]] = {}
+    for title, flag in flags_of(module.GROUPS):
+        if not flag.refuse and not flag.idle:
+            sections.setdefault(title, []).append(option_line(flag))
+    for title, lines in sections.items():
+        yield from (f"**{title}**", "", *lines, "")
 
 
 def option_line(flag: Flag) -> str:
-    """One option: its spellings, what it takes, what it does, its default."""
+    """Return the line of an option: its spellings, values, meaning and default."""
     spelled = ", ".join(f"`{name}`" for name in flag.names)
     shown = flag.shown or ("|".join(map(str, flag.choices)) if flag.choices else "")
-    default = f" (default: {flag.default})" if flag.default not in (None, False, (), "") else ""
+    usual = flag.usual or ("" if flag.default in (None, False, (), "") else flag.default)
+    default = f" (default: {usual})" if usual else ""
     help = flag.help.replace("<", "&lt;")
     return f"- {spelled}{f' `{shown}`' if shown else ''}: {help}{default}"

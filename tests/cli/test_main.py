@@ -23,6 +23,7 @@ from trtops.tracking.base import tracked
 from trtops.tracking.store import open_tracker
 
 TRTOPS = [sys.executable, "-m", "trtops.cli"]
+WITH_TRTOPS = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
 @pytest.mark.parametrize("path", [*registry.COMMANDS, *registry.FOLDERS], ids=" ".join)
@@ -46,7 +47,7 @@ def test_help_of_a_checked_command_is_not_taken_for_our_own(tmp_path, monkeypatc
 def test_a_command_of_polygraphy_that_is_not_carried_out_is_refused_with_what_to_do(path, capsys):
     assert main([*path, "model.onnx", "-o", "other.onnx"]) == 2
     told = capsys.readouterr().err
-    assert "is not carried out" in told and ("`trtops" in told or "Polygraphy" in told)
+    assert "is not supported" in told and ("`trtops" in told or "Polygraphy" in told)
 
 
 def test_without_words_the_commands_are_listed_and_usage_is_wrong(capsys):
@@ -82,7 +83,7 @@ def test_options_of_the_log_alone_are_no_command(capsys):
 
 
 @pytest.mark.parametrize(
-    "words", [["-h"], ["run", "-h"], ["debug", "build", "-h"], ["runs", "list", "-h"], ["store", "ui", "-h"]]
+    "words", [["-h"], ["run", "-h"], ["inspect", "model", "-h"], ["runs", "list", "-h"], ["store", "ui", "-h"]]
 )
 def test_help_imports_nothing_that_takes_time(words):
     heavy = ("numpy", "onnx", "onnxruntime", "mlflow", "prefect", "cyclopts", "pandas", "matplotlib", "tensorrt")
@@ -118,14 +119,6 @@ def test_lint_starts_no_threads_for_matrices_and_loads_no_campaign(tmp_path):
     assert done.stdout.splitlines()[-1] == "0 False False"
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_the_completion_script_knows_commands_and_options(shell, capsys):
-    assert main(["completion", shell]) == 0
-
-    text = capsys.readouterr().out
-    assert "--load-outputs" in text and "diff-tactics" in text and "_trtops" in text
-
-
 def test_bash_completes_commands_and_options(tmp_path):
     script = subprocess.run([*TRTOPS, "completion", "bash"], capture_output=True, text=True).stdout
 
@@ -134,15 +127,14 @@ def test_bash_completes_commands_and_options(tmp_path):
         test = (
             f'{script}\nCOMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _trtops; printf "%s\\n" "${{COMPREPLY[@]}}"'
         )
-        done = subprocess.run(["bash", "-c", test], capture_output=True, text=True, cwd=tmp_path)
+        done = subprocess.run(["bash", "-c", test], capture_output=True, text=True, cwd=tmp_path, env=WITH_TRTOPS)
         return done.stdout.split()
 
     assert completed("trtops", "insp") == ["inspect"]
     assert set(completed("trtops", "inspect", "d")) == {"data", "diff", "diff-tactics"}
     assert completed("trtops", "run", "m.onnx", "--load-o") == ["--load-outputs"]
-    (tmp_path / "prefixed.onnx").write_bytes(b"")
-    assert completed("trtops", "debug", "pr") == ["prove", "precision"]  # no command is a file
-    assert completed("trtops", "inspect", "model", "pr") == ["prefixed.onnx"]
+    assert completed("trtops", "debug", "pr") == ["prove", "precision"]
+    assert completed("trtops", "inspect", "model", "pr") == []  # bash then completes file names
     assert completed("trtops", "debug", "reduce", "m.onnx", "--mode", "") == ["bisect", "linear"]
 
 
@@ -178,7 +170,7 @@ def test_zsh_completes_commands_and_options_from_the_first_tab_on(setup, tmp_pat
 
     done = subprocess.run(
         ["zsh", "-f", str(tmp_path / "test.zsh"), setup.format(folder=tmp_path)],
-        capture_output=True, text=True, env={**os.environ, "TERM": "dumb"},
+        capture_output=True, text=True, env={**WITH_TRTOPS, "TERM": "dumb"},
     )  # fmt: skip
     assert re.findall("GOT=(.*?) ?=", done.stdout) == ["inspect", "inspect data", "run m.onnx --load-outputs"]
 
@@ -356,7 +348,7 @@ def test_names_that_the_locale_cannot_read_are_told_of(tmp_path):
 
     odd = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     refused = script_run("inspect model identität.onnx", tmp_path, **odd)
-    assert refused.returncode == 2 and b"no text in this locale. Set PYTHONUTF8=1" in refused.stderr
+    assert refused.returncode == 2 and b"not text in this locale. Set PYTHONUTF8=1" in refused.stderr
     assert script_run("inspect model identität.onnx", tmp_path, LC_ALL="C", PYTHONUTF8="1").returncode == 0
 
 
@@ -376,7 +368,7 @@ def test_a_folder_that_is_gone_is_wrong_usage(tmp_path, monkeypatch, capsys):
     gone.rmdir()
 
     assert main(["doctor"]) == 2
-    assert "does not exist any more" in capsys.readouterr().err
+    assert "no longer exists" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -444,21 +436,18 @@ def test_tables_of_pages_are_aligned_where_they_fit_a_terminal(capsys):
     ]  # fmt: skip
 
 
-def test_completion_knows_runs_and_experiments_and_makes_no_store(tmp_path, monkeypatch, capsys):
+def test_completion_knows_runs_and_makes_no_store(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["completion", "runs"]) == 0 and not capsys.readouterr().out.strip()
+    line = ["completion", "words", "report"]
+    assert main(line) == 0 and "--store" in capsys.readouterr().out
     assert not (tmp_path / "mlruns").exists()
 
     with tracked(open_tracker("mlruns"), "digits", "a build", kind="build") as run:
         run.finish("good")
-    assert main(["completion", "runs"]) == 0
-    assert capsys.readouterr().out == f"{run.id}\ta build\n"
-    assert main(["completion", "experiments"]) == 0
+    assert main(line) == 0
+    assert run.id in capsys.readouterr().out.split()
+    assert main(["completion", "words", "run", "m.onnx", "--experiment"]) == 0
     assert capsys.readouterr().out == "digits\n"
-    assert main(["completion", "fish"]) == 0
-    script = capsys.readouterr().out
-    assert """__trtops_begins "inspect run"' -a '(trtops completion runs)'""" in script
-    assert "-l experiment -x -a '(trtops completion experiments)'" in script
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
@@ -468,8 +457,6 @@ def test_fish_completes_commands_options_and_runs(tmp_path, monkeypatch, capsys)
         run.finish("good")
     assert main(["completion", "fish"]) == 0
     (tmp_path / "trtops.fish").write_text(capsys.readouterr().out)
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-
     lines = (
         "trtops tri",
         "trtops ",
@@ -480,7 +467,7 @@ def test_fish_completes_commands_options_and_runs(tmp_path, monkeypatch, capsys)
     )
     asked = "; echo =; ".join(f"complete -C '{line}'" for line in lines)
     command = ["fish", "--no-config", "-c", f"source trtops.fish; {asked}"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PATH": path})
+    done = subprocess.run(command, capture_output=True, text=True, env=WITH_TRTOPS)
 
     assert (done.returncode, done.stderr) == (0, "")
     offers = [{offer.partition("\t")[0] for offer in part.splitlines()} - {""} for part in done.stdout.split("=\n")]
@@ -492,7 +479,7 @@ def test_fish_completes_commands_options_and_runs(tmp_path, monkeypatch, capsys)
 def test_the_doctor_says_what_to_do_where_something_is_wrong_and_makes_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["doctor"]) == 0
-    assert "the first run that is remembered makes it" in capsys.readouterr().out
+    assert "makes it" in capsys.readouterr().out
 
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     assert main(["doctor", "--store", "http://127.0.0.1:9"]) == 1

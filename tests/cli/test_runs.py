@@ -260,7 +260,7 @@ def test_a_suspect_is_proved_denied_and_pardoned(run, ids):
     entry = json.loads(run(f"runs deny {proof['run_id'][:12]} --json")[1])["run_id"]
     assert entry in run("runs list --kind deny")[1]
     assert run(f"runs pardon {entry}")[0] == 2  # without a reason
-    assert "Off the deny-list" in run(f"runs pardon {entry[:12]} --why mended")[1]
+    assert "Removed from the deny-list" in run(f"runs pardon {entry[:12]} --why mended")[1]
     for kind, tag, whole in (
         ("proof", "mlflow.parentRunId", campaign),
         ("promote", "trtops.evidence", mended),
@@ -292,19 +292,13 @@ def test_a_run_keeps_the_verdict_that_it_prints(run) -> None:
     assert (report["verdict"], report["tolerances"]["atol"], report["tolerances"]["rtol"]) == ("good", 0.1, 0.1)
 
 
-def test_a_candidate_is_gated_and_history_reevaluated_by_a_policy(home, run) -> None:
+def test_a_candidate_is_gated_by_a_policy(home, run) -> None:
     (home / "gate.yaml").write_text("latency: null\nmemory: null\n")
-    (home / "strict.yaml").write_text("accuracy: {tolerances: {max_l2: -1}}\n")
     gated = "gate conv_net.onnx --policy gate.yaml --experiment gated --name gated"
 
     first, second = run(gated), run(f"{gated} --json")
-    code, text = run("runs evaluate --experiment gated --accepted --policy strict.yaml")
-    usual = run("runs evaluate --experiment gated --json")
 
-    assert first[0] == 0 and "nothing was accepted before" in first[1]
+    assert first[0] == 0 and "no accepted engine" in first[1]
     found = json.loads(second[1])
     assert (second[0], found["version"], found["measured"]["accepted"]["precision"]) == (0, "2", "fp32")
-    assert code == 1 and "2 of 2 would not be accepted" in text and "L2 distance" in text
-    assert usual[0] == 0 and {p["runs"] for p in json.loads(usual[1])["proposals"]} == {2}
-    assert run("runs evaluate --policy nowhere.yaml --accepted")[0] == 3
-    assert run("runs evaluate")[0] == run("runs evaluate --policy gate.yaml")[0] == 2
+    assert run("gate conv_net.onnx --policy nowhere.yaml")[0] == 3

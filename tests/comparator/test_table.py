@@ -13,7 +13,7 @@ import pytest
 import trtops.comparator
 from trtops import errors
 from trtops.cli import configs, groups, loading
-from trtops.cli.flags import Asked
+from trtops.cli.flags import Options
 from trtops.comparator import (
     AccuracyResult,
     AccuracyResults,
@@ -137,9 +137,9 @@ def test_each_limit_is_an_option_of_the_command_line(metric):
     assert (flag in groups.STATISTICS.flags) == metric.recorded
 
     asked = {each.dest: None for group in (groups.THRESHOLDS, groups.COMPARING) for each in group.flags}
-    args = Asked(**{**asked, metric.option: [("", 0.5), ("x", 0.25)], "compare": [metric.function]})
+    args = Options(**{**asked, metric.option: [("", 0.5), ("x", 0.25)], "compare": [metric.function]})
     [made] = loading.compare_functions(args)
-    assert dict(made.kwargs)[metric.option] == {"": 0.5, "x": 0.25}
+    assert getattr(made, metric.option) == {"": 0.5, "x": 0.25}
     if metric.tolerance is not None:
         tolerances = configs.tolerances(args)
         assert getattr(tolerances, metric.tolerance) == 0.5

@@ -1,28 +1,28 @@
-"""The options that choose runs of the store, spelled alike by every command that reads many runs."""
+"""The options that select runs of the store, alike in every command that reads many runs."""
 
 from __future__ import annotations
 
-from trtops.cli.flags import Flag
+from trtops.cli.flags import flag
 from trtops.errors import near
 from trtops.tracking.schema import KINDS
 
 
 def _known_kind(text: str) -> str:
     if text not in KINDS:
-        raise ValueError(f"{text!r} is no kind of run. {near(text, KINDS)}")
+        raise ValueError(f"{text!r} is not a kind of run. {near(text, KINDS)}")
     return text
 
 
 def tag(text: str) -> tuple[str, str]:
-    """``NAME=VALUE``, the value as it is written: ``007`` is no number, and an empty one is one too."""
+    """Return name and value of ``NAME=VALUE``. The value stays text: ``007`` is not a number."""
     name, found, value = text.partition("=")
     if not found or not name:
-        raise ValueError(f"{text!r} is no tag with its value; expected NAME=VALUE")
+        raise ValueError(f"{text!r} is not a tag with its value; expected NAME=VALUE")
     return name, value
 
 
-EXPERIMENT = Flag(names=("--experiment",), shown="NAME", help="only runs of this experiment")
-KIND = Flag(names=("--kind",), convert=_known_kind, help="only of this kind: build, compare, debug_build, reduce, ...")
-KINDS_OF_RUNS = Flag(names=("--kind",), takes="many", convert=_known_kind, help="only runs of these kinds")
-VERDICT = Flag(names=("--verdict",), usual="any", choices=("good", "bad", "error"), help="only with this verdict")
-TAGS = Flag(names=("--tag",), takes="many", convert=tag, shown="NAME=VALUE", help="only with all of these tags")
+EXPERIMENT = flag("--experiment NAME", "only runs of this experiment")
+KIND = flag("--kind KIND", "only of this kind: build, compare, debug_build, reduce, ...", convert=_known_kind)
+KINDS_OF_RUNS = flag("--kind KIND+", "only runs of these kinds", convert=_known_kind)
+VERDICT = flag("--verdict CHOICE", "only with this verdict", usual="any", choices=("good", "bad", "error"))
+TAGS = flag("--tag NAME=VALUE+", "only with all of these tags", convert=tag)

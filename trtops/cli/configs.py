@@ -1,40 +1,143 @@
-"""From options to the configs of ops, for what is remembered as the flows do it."""
+"""Configs of ops from options: options made from the fields of a config, and the config made from the options."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from trtops import ops
 from trtops.cli import groups, loading
-from trtops.cli.flags import Asked, Flag, Group, UsageError
+from trtops.cli.flags import Flag, Group, Options, UsageError, flag
 from trtops.comparator.table import LIMITED
+from trtops.record import OptionField, Record, option_fields, with_options
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, OptimizationProfile, ShapeRange, TensorRTOptions
 
 if TYPE_CHECKING:
-    from trtops.cli.script import Call
+    from trtops.cli.script import Late
     from trtops.comparator.report import Tolerances
-    from trtops.ops.evaluation.check import CheckConfig
     from trtops.ops.evaluation.command import CommandCheck
 
 BACKEND = Group(
     "back end",
     (
-        Flag(names=("--onnxrt",), takes="switch", to="backend", value="onnxruntime", help="ONNX Runtime, on the CPU"),
-        Flag(names=("--trt",), takes="switch", to="backend", value="tensorrt", help="TensorRT"),
-        Flag(names=("--allow-approximation",), takes="switch", help="ONNX Runtime: allow tactics that are less exact"),
-        Flag(
-            names=("--timing-seconds",),
-            shown="SECONDS",
-            convert=float,
-            help="ONNX Runtime: how long settings may be tried; as long as five starts and 60 inferences take unless given",
+        flag("--onnxrt", "ONNX Runtime, on the CPU", to="backend", value="onnxruntime"),
+        flag("--trt", "TensorRT", to="backend", value="tensorrt"),
+        flag("--allow-approximation", "ONNX Runtime: allow tactics that are less exact"),
+        flag(
+            "--timing-seconds SECONDS",
+            "ONNX Runtime: how long settings may be tried (default: as long as five starts and 60 inferences take)",
         ),
     ),
 )
 
 
-def build_config(args: Asked, backend: str) -> BuildConfig:
-    """How to build, for ops.
+def config_flags(title: str, config: str, names: Mapping[str, str] | None = None, skip: str = "") -> Group:
+    """Return a group with an option for each field of a config, and of the records inside it.
+
+    A field that a command's explicit options already cover, by the same name, gets no second option.
+
+    Args:
+        title: The group's title.
+        config: The name of the config class in :mod:`trtops.ops`.
+        names: Spellings of options that are not called like their field, by the field.
+        skip: Fields without an option, separated by spaces; of a nested record, all its fields.
+    """
+    skipped, found = skip.split(), []
+    for option in option_fields(getattr(ops, config)):
+        if skipped and (option.path[0] in skipped or option.name in skipped):
+            continue
+        spelled = (
+            (names or {}).get(option.name) or " ".join(option.metadata.get("names", ())) or _SPELLED.get(option.name)
+        )
+        found += list(_flags_of_field(option, spelled or f"--{option.name.replace('_', '-')}", config))
+    return Group(title, tuple(found))
+
+
+_SPELLED = {"timeout_seconds": "--build-timeout", "mind_deny_list": "--deny-list"}
+"""Options whose name on every command line is not their field's."""
+
+
+def _flags_of_field(option: OptionField, names: str, config: str) -> Iterator[Flag]:
+    """Yield the option of a field; two for a yes or no that may stay open, none for a type that a line cannot give."""
+    kinds = [kind for kind in _members(option.type) if kind is not NoneType]
+    more: dict[str, Any] = {"to": f"{config}.{'.'.join(option.path)}", "derived": True}
+    text = _phrase(option.help)
+    if kinds == [bool]:
+        if option.default is not True:
+            yield flag(names, text, **more)
+        if option.default is not False:
+            negative = " ".join(f"--no-{name.removeprefix('--')}" for name in names.split())
+            yield flag(negative, f"do not: {text}", value=False, **more)
+        return
+    suffix = ""
+    if len(kinds) == 1 and get_origin(kinds[0]) is tuple and get_args(kinds[0])[1:] == (...,):
+        suffix, kinds = "*", [get_args(kinds[0])[0]]
+    readers = [_READERS[kind] for kind in kinds if kind in _READERS]
+    choices = tuple(word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind))
+    if len(readers) + sum(get_origin(kind) is Literal for kind in kinds) != len(kinds) or not kinds:
+        return
+    default = option.default
+    if default is not None and default != () and default is not dataclasses.MISSING and "default" not in text:
+        more["usual"] = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+    elif default is None and readers != [str] and not re.search("default|unless", text):
+        if re.search("default|unless", option.help):
+            text = "; ".join(map(_phrase, re.split(r"(?<=\.) ", option.help)))
+        else:
+            more["usual"] = "none"
+    word = "CHOICE" if not readers else {int: "N", float: "X"}.get(kinds[0], option.name.upper())
+    if choices and readers:
+        more |= {"convert": _either(readers[0], choices), "shown": f"N|{'|'.join(map(str, choices))}"}
+    elif choices:
+        more |= {"choices": choices}
+    else:
+        more |= {"convert": readers[0]}
+    yield flag(f"{names} {word}{suffix}", text, **more)
+
+
+_READERS: dict[Any, Callable[[str], Any]] = {str: str, int: int, float: float}
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def _either(read: Callable[[str], Any], words: tuple[Any, ...]) -> Callable[[str], Any]:
+    return lambda text: text if text in words else read(text)
+
+
+def _phrase(text: str) -> str:
+    """Return the first sentence of a docstring as a phrase: without a capital and a full stop."""
+    first = re.split(r"(?<=[a-z0-9)'\"])\. ", text, maxsplit=1)[0].rstrip(".")
+    return first[:1].lower() + first[1:] if first[1:2].islower() or first[1:2] == " " else first
+
+
+def make(
+    args: Options, config: str, values: Mapping[str, Any] | None = None, base: Record | None = None, **more: Any
+) -> Any:
+    """Return a config from the options that :func:`config_flags` made, and further values. None stands for the default.
+
+    Args:
+        args: The options.
+        config: The name of the config class in :mod:`trtops.ops`.
+        values: Values by field, with dots: ``{"check.seed": 3}``; these count before options.
+        base: A config whose values are the defaults.
+        more: Values by field.
+    """
+    prefix, found = f"{config}.", {}
+    for name in [name for name in args.__dict__ if name.startswith(prefix)]:
+        value = getattr(args, name)
+        if value is not None:
+            found[tuple(name.removeprefix(prefix).split("."))] = tuple(value) if isinstance(value, list) else value
+    explicit = {**(values or {}), **more}
+    found |= {tuple(name.split(".")): value for name, value in explicit.items() if value is not None}
+    return with_options(getattr(ops, config) if base is None else base, found)
+
+
+def build_config(args: Options, backend: str) -> BuildConfig:
+    """Return how to build, for ops.
 
     Raises:
         UsageError: If an option is given that such a config does not have.
@@ -48,137 +151,120 @@ def build_config(args: Asked, backend: str) -> BuildConfig:
     if backend == "tensorrt":
         mode, layers = loading.constraints(args)
         layers = dict(getattr(args, "layer_precisions", None) or ()) | layers
+        same = ("sparse_weights", "refittable", "version_compatible", "use_dla", "allow_gpu_fallback", "tf32")
         options = TensorRTOptions(
-            tf32=bool(args.tf32),
             also=tuple(asked[1:]),  # type: ignore[arg-type]
             strongly_typed=bool(args.strongly_typed),
             precision_constraints=mode or "none",  # type: ignore[arg-type]
             workspace_bytes=_workspace_bytes(args),
             optimization_level=args.builder_optimization_level,
             tactic_sources=None if args.tactic_sources is None else tuple(args.tactic_sources),
-            sparse_weights=bool(args.sparse_weights),
-            refittable=bool(args.refittable),
-            version_compatible=bool(args.version_compatible),
             layer_precisions=tuple(layers.items()),
-            use_dla=bool(args.use_dla),
-            allow_gpu_fallback=bool(args.allow_gpu_fallback),
+            **{name: bool(getattr(args, name)) for name in same},  # type: ignore[arg-type]
         )
-    precision = asked[0] if asked else "fp32"
-    return BuildConfig(precision=precision, profiles=tuple(_optimization_profiles(args)), options=options)  # type: ignore[arg-type]
+    precision: Any = asked[0] if asked else "fp32"
+    profiles = (loading.profiles(args) if hasattr(args, "trt_opt_shapes") else None) or ()
+    return BuildConfig(precision=precision, profiles=tuple(map(_profile, profiles)), options=options)
 
 
-def _refuse_others(args: Asked, backend: str) -> None:
-    """Refuse what a build's spec does not hold, and what only TensorRT knows where ONNX Runtime builds."""
-    held = {flag.dest for flag in groups.SPEC.flags}
-    files = {
-        "fp32",
-        "calibration_cache",
-        "load_timing_cache",
-        "timing_cache",
-        "load_tactics",
-        "save_tactics",
-        "save_timing_cache",
-    }
-    for flag in (flag for group in (*groups.TRT_BUILD, groups.TRT_LOAD) for flag in group.flags):
-        given = args.peek(flag.dest) not in (None, flag.default)
-        if given and flag.dest not in held | files:
+def _profile(shapes: Mapping[str, Any]) -> OptimizationProfile:
+    ranges = (
+        ShapeRange(name=name, min=tuple(each.min), opt=tuple(each.opt), max=tuple(each.max))
+        for name, each in shapes.items()
+    )
+    return OptimizationProfile(shapes=tuple(ranges))
+
+
+_FILES = (
+    "fp32", "calibration_cache", "load_timing_cache", "timing_cache", "load_tactics", "save_tactics", "save_timing_cache",
+)  # fmt: skip
+_EVERY_BACKEND = ("fp16", "bf16", "fp8", "int8", "trt_min_shapes", "trt_opt_shapes", "trt_max_shapes")
+
+
+def _refuse_others(args: Options, backend: str) -> None:
+    """Reject options that a build's spec does not hold, and options of the other back end."""
+    held = {each.dest for each in groups.SPEC.flags}
+    for each in (each for group in (*groups.TRT_BUILD, groups.TRT_LOAD) for each in group.flags):
+        given = args.peek(each.dest) not in (None, each.default)
+        if given and each.dest not in (*held, *_FILES):
             raise UsageError(
-                f"{flag.names[0]} cannot be remembered: a build's spec has no such thing. Leave it out, or --experiment"
+                f"{each.names[0]} cannot be recorded: a build's spec has no such field. Leave it out, or --experiment"
             )
-        if given and backend == "onnxruntime" and flag.dest in held and flag.dest not in _EVERYWHERE:
-            raise UsageError(
-                f"{flag.names[0]} is for TensorRT; the engine is ONNX Runtime's. Leave it out, or add --trt"
-            )
+        if given and backend == "onnxruntime" and each.dest in held and each.dest not in _EVERY_BACKEND:
+            raise UsageError(f"{each.names[0]} is for TensorRT, not ONNX Runtime. Leave it out, or add --trt")
     for name in ("allow_approximation", "timing_seconds") if backend == "tensorrt" else ():
         if getattr(args, name, None) not in (None, False):
             raise UsageError(f"--{name.replace('_', '-')} is for ONNX Runtime; add --onnxrt")
 
 
-_EVERYWHERE = ("fp16", "bf16", "fp8", "int8", "trt_min_shapes", "trt_opt_shapes", "trt_max_shapes")
-
-
-def refuse(args: Asked, names: Iterable[str], why: str) -> None:
-    """Refuse options of which nothing would come.
+def refuse(args: Options, flags: Iterable[Flag], why: str) -> None:
+    """Reject options that would have no effect.
 
     Raises:
         UsageError: If one is given.
     """
-    for name in names:
-        if getattr(args, name, None) not in (None, ()):
-            raise UsageError(f"--{name.replace('_', '-')} {why}")
+    for each in flags:
+        if getattr(args, each.dest, None) not in (None, ()):
+            raise UsageError(f"{each.names[0]} {why}")
 
 
-def _workspace_bytes(args: Asked) -> int | None:
+def _workspace_bytes(args: Options) -> int | None:
     limits = dict(args.pool_limit or ()) | ({"workspace": args.workspace} if args.workspace is not None else {})
     others = [pool for pool in limits if pool != "workspace"]
     if others:
-        raise UsageError(f"--pool-limit {others[0]} cannot be remembered, only workspace; leave out --experiment")
+        raise UsageError(f"--pool-limit {others[0]} cannot be recorded, only workspace; leave out --experiment")
     return limits.get("workspace")
 
 
-def _optimization_profiles(args: Asked) -> list[OptimizationProfile]:
-    made = []
-    for profile in (loading.profiles(args) if hasattr(args, "trt_opt_shapes") else None) or ():
-        ranges = [ShapeRange(name=a[0], **dict(kwargs)) for _, a, kwargs in profile.then]
-        made.append(OptimizationProfile(shapes=tuple(ranges)))
-    return made
+def check_values(args: Options, prefix: str = "check.") -> dict[str, Any]:
+    """Return data, seed and tolerances, as values of the ``CheckConfig`` inside a config."""
+    return {f"{prefix}tolerances": tolerances(args), **data_values(args, prefix)}
 
 
-def check_config(args: Asked, **others: Any) -> CheckConfig:
-    """How engines are evaluated: data, seed, tolerances, and how much of them has to be in its precision."""
-    if args.peek("min_precision_share") is not None:
-        others["min_precision_share"] = args.min_precision_share
-    return ops.CheckConfig(tolerances=tolerances(args), **data_options(args), **others)
+_RANDOM_DATA = ("val_range", "int_min", "int_max", "float_min", "float_max", "data_loader_backend_module")
 
 
-_MADE_UP = ("val_range", "int_min", "int_max", "float_min", "float_max", "data_loader_backend_module")
-
-
-def made_up_data(args: Asked) -> Call | None:
-    """A loader of random data, where options say more of it than seed and iterations."""
-    given = any(args.peek(name) is not None for name in (*_MADE_UP, "trt_opt_shapes", "trt_max_shapes"))
+def random_data(args: Options) -> Late | None:
+    """Return a loader of random data, where options describe it beyond seed and iterations."""
+    given = any(args.peek(name) is not None for name in (*_RANDOM_DATA, "trt_opt_shapes", "trt_max_shapes"))
     return loading.data_loader(args) if given and not (args.load_inputs or args.data_loader_script) else None
 
 
-def given(**options: Any) -> dict[str, Any]:
-    """The options that were given; without the others an op's own defaults hold."""
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def data_options(args: Asked, *, made_up: bool = False) -> dict[str, Any]:
-    """The options of a :class:`~trtops.ops.evaluation.feeds.DataConfig` that were given.
+def data_values(args: Options, prefix: str = "", *, random: bool = False) -> dict[str, Any]:
+    """Return the values of a ``DataConfig``'s fields.
 
     Args:
         args: The options.
-        made_up: Whether :func:`made_up_data` makes the inputs, in place of a source.
+        prefix: What to put before the names of the fields.
+        random: Whether :func:`random_data` makes the inputs, in place of a source.
     """
-    source = None if made_up else data_source(args)
-    return given(data=source, iterations=args.iterations, seed=args.seed)
+    source = None if random else data_source(args)
+    return {f"{prefix}data": source, f"{prefix}iterations": args.iterations, f"{prefix}seed": args.seed}
 
 
-def data_source(args: Asked) -> str | None:
-    """Where inputs come from, as ops take it.
+def data_source(args: Options) -> str | None:
+    """Return where inputs come from, as ops take it.
 
     Raises:
-        UsageError: If it cannot be said in one path.
+        UsageError: If one path cannot describe it.
     """
     if args.load_inputs and args.data_loader_script:
         raise UsageError("--load-inputs and --data-loader-script exclude each other")
     if args.load_inputs and len(args.load_inputs) > 1:
-        raise UsageError("one --load-inputs file is taken here; join several by `trtops data concat`")
+        raise UsageError("only one --load-inputs file is accepted here; join several with `trtops data concat`")
     if args.load_inputs:
         return str(args.load_inputs[0])
     if args.data_loader_script:
         path, function = args.data_loader_script
         return f"{path}:{function or args.data_loader_func_name or 'load_data'}"
-    for name in _MADE_UP:
+    for name in _RANDOM_DATA:
         if getattr(args, name, None) is not None:
-            raise UsageError(f"--{name.replace('_', '-')} has no place here; give data by --load-inputs or a script")
+            raise UsageError(f"--{name.replace('_', '-')} is not supported here; use --load-inputs or a script")
     return None
 
 
-def tolerances(args: Asked) -> Tolerances | None:
-    """When outputs are good enough; None if no option says so."""
+def tolerances(args: Options) -> Tolerances | None:
+    """Return when outputs are good enough; None if no option sets it."""
     from trtops.comparator.report import OutputTolerances, Tolerances
 
     names = {name: name for name in ("atol", "rtol", "check_error_stat", "error_quantile")}
@@ -195,15 +281,15 @@ def tolerances(args: Asked) -> Tolerances | None:
     return Tolerances(**common, infinities_equal=equal, per_output=per_output)
 
 
-def command_check(args: Asked, default_artifact: str, placeholder: str = "{model}") -> CommandCheck:
-    """The external check; a command without ``{model}`` reads the file that the iterations write."""
+def command_check(args: Options, default_artifact: str, placeholder: str = "{model}") -> CommandCheck:
+    """Return the external check; a command without ``{model}`` reads the file that the iterations write."""
     command = tuple(args.check)
-    said = any(mark in word for word in command for mark in ("{model}", placeholder))
+    named = any(mark in word for word in command for mark in ("{model}", placeholder))
     return ops.CommandCheck(
         command=command,
         fail_codes=tuple(args.fail_code or ()),
         ignore_fail_codes=tuple(args.ignore_fail_code or ()),
         fail_regex=tuple(args.fail_regex or ()),
         timeout_seconds=args.check_timeout,
-        artifact=None if said else args.iter_artifact or default_artifact,
+        artifact=None if named else args.iter_artifact or default_artifact,
     )

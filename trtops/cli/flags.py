@@ -1,4 +1,4 @@
-"""Options as data, and the parser made of them when a command is asked for."""
+"""Options as data, and the argument parser made from them when a command runs."""
 
 from __future__ import annotations
 
@@ -8,45 +8,47 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
+from trtops.cli import values
 from trtops.errors import near
 
 Takes = Literal["one", "many", "any", "optional", "switch", "count", "repeat", "rest", "runner"]
 
 
 class UsageError(Exception):
-    """Options that contradict each other, or lack one another."""
+    """Options that contradict each other, or need one another."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
-    """One option or argument of a command.
+    """One option or positional argument of a command. :func:`flag` makes them.
 
     Attributes:
-        names: Its spellings; one without dashes is an argument by place.
+        names: Its spellings; a name without dashes is a positional argument.
         help: What it does, as a phrase.
-        takes: What follows it: ``one`` word, ``many`` words (one at least), ``any`` number, an ``optional`` one, nothing
-            (``switch``, or ``count`` which counts), ``many`` words each time it is given (``repeat``), the ``rest`` of the
-            line, or nothing or one word and its place among the runners counts (``runner``).
-        to: The attribute that it sets; by its first name unless given.
+        takes: What follows it: ``one`` word, ``many`` (at least one), ``any`` number, an ``optional`` one, nothing (``switch``,
+            or ``count``, which counts), ``many`` words each time it is given (``repeat``), the ``rest`` of the line, or
+            nothing or one word with its position among the runners recorded (``runner``).
+        dest: The attribute that it sets.
         convert: Makes the value of a word; raises ``ValueError``.
-        choices: The words that it takes.
+        choices: The words that it accepts.
         default: The value without the option.
-        usual: What holds without it, in words, where the option itself has no value then: an op's own default.
+        usual: The default shown in help, where the option itself has none: that of the op.
         required: Whether it must be given.
         shown: What help calls the word.
-        value: What a switch sets; a word that is meant, for an option of the ``optional`` kind without one.
-        refuse: Why it is not carried out, and what to use instead. Such an option is known, and ends the command.
-        idle: Why it has no effect. Such an option is accepted, with a warning.
+        value: What a switch sets; the implied word of an ``optional`` one.
+        refuse: Why it is not supported, and what to use instead. Such an option ends the command.
+        idle: Why it has no effect. Such an option is accepted with a warning.
+        derived: Whether it stands for a config's field; it gives way to an explicit option of the same name.
     """
 
     names: tuple[str, ...]
     help: str
     takes: Takes = "one"
-    to: str = ""
+    dest: str = ""
     convert: Callable[[str], Any] = str
     choices: tuple[Any, ...] | None = None
     default: Any = None
@@ -56,16 +58,41 @@ class Flag:
     value: Any = True
     refuse: str = ""
     idle: str = ""
-
-    @property
-    def dest(self) -> str:
-        """The attribute that it sets."""
-        return self.to or self.names[0].lstrip("-").replace("-", "_")
+    derived: bool = False
 
     @property
     def positional(self) -> bool:
-        """Whether it is an argument by place."""
+        """Whether it is a positional argument."""
         return not self.names[0].startswith("-")
+
+
+_TAKES: Mapping[str, Takes] = {"+": "many", "*": "any", "?": "optional"}
+
+
+def flag(usage: str, help: str, *, to: str = "", **more: Any) -> Flag:
+    """Return an option from how it is used.
+
+    Args:
+        usage: Its spellings and what follows them, such as ``-n --limit N``, ``--plugins FILE+`` or ``model_file?``: ``+`` is one
+            or more, ``*`` any number, ``?`` at most one. The word decides how values are read (``values.READERS``). Nothing
+            after the spellings makes a switch.
+        help: What it does, as a phrase.
+        to: The attribute that it sets; its first spelling by default.
+        more: Further fields of :class:`Flag`.
+    """
+    words = usage.split()
+    names = [word for word in words if word.startswith("-")]
+    shown = next((word for word in words if not word.startswith("-")), None)
+    if shown is None:
+        more.setdefault("takes", "switch")
+    elif shown[-1] in _TAKES:
+        more.setdefault("takes", _TAKES[shown[-1]])
+        shown = shown[:-1]
+    names = names or [str(shown)]
+    if names[0].startswith("-") and shown != "CHOICE":
+        more.setdefault("shown", shown)
+    more.setdefault("convert", values.READERS.get(str(shown), str))
+    return Flag(names=tuple(names), help=help, dest=to or names[0].lstrip("-").replace("-", "_"), **more)
 
 
 @dataclass(frozen=True)
@@ -81,17 +108,21 @@ class Group:
     flags: tuple[Flag, ...]
 
     def without(self, *names: str) -> Group:
-        """The group without the options of these spellings."""
+        """Return the group without the options of these spellings."""
         return Group(self.title, tuple(f for f in self.flags if not set(names) & set(f.names)))
 
+    def only(self, *dests: str) -> Group:
+        """Return the group with only the options that set these attributes."""
+        return Group(self.title, tuple(f for f in self.flags if f.dest in dests))
 
-class Asked(argparse.Namespace):
-    """The options of a command line. It notes which of them are read, so that a command can warn of the others."""
 
-    def __init__(self, **values: Any) -> None:
-        """Begin with these values, none read."""
+class Options(argparse.Namespace):
+    """The options of a command line. Records which of them are read, so that the others can be warned about."""
+
+    def __init__(self, **given: Any) -> None:
+        """Start with these values, none read."""
         self.__dict__["_seen"] = set()
-        super().__init__(**values)
+        super().__init__(**given)
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
@@ -100,12 +131,12 @@ class Asked(argparse.Namespace):
         return value
 
     def peek(self, name: str, default: Any = None) -> Any:
-        """The value of an option, without counting it as read."""
+        """Return the value of an option without counting it as read."""
         return self.__dict__.get(name, default)
 
-    def but(self, **others: Any) -> Asked:
-        """The same options, some with other values; what is read here counts as read there."""
-        changed = Asked()
+    def but(self, **others: Any) -> Options:
+        """Return the same options, some with other values. Reading one counts for both."""
+        changed = Options()
         changed.__dict__.update({**self.__dict__, **others})
         return changed
 
@@ -118,37 +149,29 @@ class Asked(argparse.Namespace):
         return name not in self._seen
 
 
-_NARGS = {"many": "+", "repeat": "+", "any": "*", "optional": "?", "rest": argparse.REMAINDER}
-
-
 class Parser(argparse.ArgumentParser):
-    """An argparse parser that names the near option when one is wrong. Exits with 2 on wrong usage."""
+    """An argument parser that suggests the nearest option for a wrong one. Exits with 2 on wrong usage."""
 
-    def parse(self, words: Sequence[str]) -> Asked:
+    def parse(self, words: Sequence[str]) -> Options:
         """Parse all words, or exit."""
-        args, left = self.parse_known_args(list(words), Asked())
+        args, left = self.parse_known_args(list(words), Options())
         if left:
-            self.error(self._unknown(left))
+            word = left[0].partition("=")[0]
+            if not word.startswith("-"):
+                self.error(f"unexpected argument {word!r}; options that take several words end at the next option")
+            hint = near(word, [name for name in self._option_string_actions if name.startswith("--")])
+            self.error(f"unknown option {word}. {hint if hint.startswith('Did') else f'See {self.prog} -h.'}")
         args.forget()
         return args
 
-    def _unknown(self, left: Sequence[str]) -> str:
-        word = left[0].partition("=")[0]
-        if not word.startswith("-"):
-            return f"unexpected argument {word!r}; options that take several words end at the next option"
-
-        known = [name for name in self._option_string_actions if name.startswith("--")]
-        hint = near(word, known)
-        return f"unknown option {word}. {hint if hint.startswith('Did') else f'See {self.prog} -h.'}"
-
     def error(self, message: str) -> NoReturn:
-        """Print usage and message, and exit with 2."""
+        """Print the message, and exit with 2."""
         words = re.sub(r"argument (--?[^\s:]*):", r"\1:", message)
         self.exit(2, f"{self.prog}: {words}\nTry: {self.prog} -h\n")
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Help with room for long option names; headings in bold on a terminal."""
+    """Help with space for long option names; headings in bold on a terminal."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30, width=min(120, _terminal_width()))
@@ -156,12 +179,10 @@ class _Help(argparse.RawDescriptionHelpFormatter):
     def start_section(self, heading: str | None) -> None:
         super().start_section(bold(heading) if heading else heading)
 
-    def _format_usage(self, *args: Any, **kwargs: Any) -> str:
-        text = super()._format_usage(*args, **kwargs)
-        return text if len(text) < 400 else f"usage: {self._prog} [options]{self._places(args[1])}\n\n"
-
-    def _places(self, actions: Iterable[argparse.Action]) -> str:
-        return "".join(f" {a.metavar or a.dest}" for a in actions if not a.option_strings)
+    def _format_usage(self, usage: Any, actions: Iterable[argparse.Action], *args: Any) -> str:
+        text = super()._format_usage(usage, actions, *args)
+        places = "".join(f" {a.metavar or a.dest}" for a in actions if not a.option_strings)
+        return text if len(text) < 400 else f"usage: {self._prog} [options]{places}\n\n"
 
 
 def _terminal_width() -> int:
@@ -172,35 +193,31 @@ def _terminal_width() -> int:
 
 
 def bold(text: str) -> str:
-    """Text in bold, on a terminal whose user has not set ``NO_COLOR``."""
+    """Return text in bold on a terminal, unless ``NO_COLOR`` is set."""
     return f"\x1b[1m{text}\x1b[0m" if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else text
 
 
-def without_effect(groups: Iterable[Group], args: Asked, words: Sequence[str]) -> list[str]:
-    """A sentence about each option on a line that has no effect.
+def without_effect(groups: Iterable[Group], args: Options, words: Sequence[str]) -> list[str]:
+    """Return a sentence for each option on a line that has no effect.
 
     Args:
         groups: The command's options.
-        args: The options, after the command's plan was made of them.
+        args: The parsed options, after the command has read those it uses.
         words: The line.
     """
     flags = {name: flag for group in groups for flag in group.flags for name in flag.names if name.startswith("-")}
     found = {}
-    for name in (word.partition("=")[0] for word in _words_before_check(words)):
+    before_check = itertools.takewhile(lambda word: word not in ("--check", "--check-inference"), words)
+    for name in (word.partition("=")[0] for word in before_check):
         flag = flags.get(name)
         if flag is not None and (flag.idle or args.unseen(flag.dest)):
-            why = flag.idle or "nothing that this command line does uses it"
+            why = flag.idle or "nothing on this command line uses it"
             found[flag.names[0]] = f"{name} has no effect here: {why}"
     return list(found.values())
 
 
-def _words_before_check(words: Sequence[str]) -> Iterable[str]:
-    """The words of a line that are not those of a command behind ``--check``."""
-    return itertools.takewhile(lambda word: word not in ("--check", "--check-inference"), words)
-
-
-def make_parser(prog: str, about: str, groups: Iterable[Group], examples: Sequence[str]) -> Parser:
-    """A parser for one command."""
+def make_parser(prog: str, about: str, groups: Sequence[Group], examples: Sequence[str]) -> Parser:
+    """Return the parser of one command."""
     shown = "\n".join(f"  {line}" for example in examples for line in example.splitlines())
     parser = Parser(
         prog=prog,
@@ -210,21 +227,29 @@ def make_parser(prog: str, about: str, groups: Iterable[Group], examples: Sequen
         allow_abbrev=False,
         add_help=False,
     )
-    added: set[str] = set()
     sections: dict[str, argparse._ArgumentGroup] = {}
-    for group in groups:
-        if group.title not in sections:
-            sections[group.title] = parser.add_argument_group(group.title)
-        section = sections[group.title]
-        for flag in group.flags:
-            if flag.names[0] not in added:
-                _add_flag(section, flag)
-                added.update(flag.names)
+    for title, flag in flags_of(groups):
+        if title not in sections:
+            sections[title] = parser.add_argument_group(title)
+        _add_flag(sections[title], flag)
     return parser
 
 
+def flags_of(groups: Iterable[Group]) -> list[tuple[str, Flag]]:
+    """Return each option once with its group's title; options derived from configs give way to explicit ones."""
+    listed = [(group.title, flag) for group in groups for flag in group.flags]
+    taken = {name for _, flag in listed if not flag.derived for name in flag.names}
+    added: set[str] = set()
+    found = []
+    for title, flag in listed:
+        if flag.names[0] not in added and not (flag.derived and taken & set(flag.names)):
+            found.append((title, flag))
+            added.update(flag.names)
+    return found
+
+
 class _Runner(argparse.Action):
-    """Notes a runner in its place: its kind, and the word that came with it."""
+    """Records a runner at its position: its kind, and the word that came with it."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         known = getattr(namespace, self.dest) or ()
@@ -232,55 +257,54 @@ class _Runner(argparse.Action):
 
 
 class _Refused(argparse.Action):
-    """Ends the command with what to use instead."""
+    """Exits with a hint about the alternative."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         parser.error(f"{option_string}: {self.const}")
 
 
+_NARGS = {"many": "+", "repeat": "+", "any": "*", "optional": "?", "rest": argparse.REMAINDER}
+
+
 def _add_flag(section: argparse._ArgumentGroup, flag: Flag) -> None:
-    options: dict[str, Any] = {"help": _help_text(flag)}
+    names: Sequence[str] = flag.names
+    options: dict[str, Any] = {"help": _help_text(flag), "dest": flag.dest, "default": flag.default}
     if flag.shown or flag.takes not in ("switch", "count", "runner"):
-        word = flag.dest if flag.positional else flag.dest.replace("_", "-").upper()
+        word = flag.dest if flag.positional else flag.dest.upper()
         options["metavar"] = flag.shown or ("|".join(map(str, flag.choices)) if flag.choices else word)
-    if flag.positional:
+    if flag.refuse:
+        options |= {"action": _Refused, "const": flag.refuse, "nargs": "?"}
+    elif flag.takes == "switch":
+        options |= {"action": "store_const", "const": flag.value}
+    elif flag.takes == "count":
+        options |= {"action": "count"}
+    elif flag.takes == "runner":
+        options |= {"action": _Runner, "const": flag.value, "nargs": None if flag.shown else 0}
+    else:
         options |= {"type": _word_converter(flag)}
         if flag.takes in _NARGS:
             options["nargs"] = _NARGS[flag.takes]
-        section.add_argument(flag.dest, **options)
-        return
-    options |= {"dest": flag.dest, "default": flag.default}
-    if flag.refuse:
-        section.add_argument(*flag.names, action=_Refused, const=flag.refuse, nargs="?", **options)
-    elif flag.takes == "switch":
-        section.add_argument(*flag.names, action="store_const", const=flag.value, **options)
-    elif flag.takes == "count":
-        section.add_argument(*flag.names, action="count", **options)
-    elif flag.takes == "runner":
-        section.add_argument(*flag.names, action=_Runner, const=flag.value, nargs=None if flag.shown else 0, **options)
-    else:
-        _add_valued(section, flag, options)
-
-
-def _add_valued(section: argparse._ArgumentGroup, flag: Flag, options: dict[str, Any]) -> None:
-    options |= {"type": _word_converter(flag), "required": flag.required}
-    if flag.takes in _NARGS:
-        options["nargs"] = _NARGS[flag.takes]
-    if flag.takes == "optional":
-        options["const"] = flag.value
-    if flag.takes == "repeat":
-        options["action"] = "append"
-    section.add_argument(*flag.names, **options)
+        if flag.positional:
+            names = (options.pop("dest"),)
+        else:
+            options["required"] = flag.required
+        if flag.takes == "optional" and not flag.positional:
+            options["const"] = flag.value
+        if flag.takes == "repeat":
+            options["action"] = "append"
+    section.add_argument(*names, **options)
 
 
 def _word_converter(flag: Flag) -> Callable[[str], Any]:
-    """A converter whose ``ValueError`` becomes the message of wrong usage, with near choices."""
+    """Return a converter whose ``ValueError`` becomes a usage message, with near choices."""
 
     def convert(word: str) -> Any:
         try:
             value = flag.convert(word)
         except ValueError as exc:
-            text = str(exc) if not str(exc).startswith(("invalid literal", "could not")) else f"{word!r} is no number"
+            text = (
+                str(exc) if not str(exc).startswith(("invalid literal", "could not")) else f"{word!r} is not a number"
+            )
             raise argparse.ArgumentTypeError(text) from None
         if flag.choices is not None and value not in flag.choices:
             raise argparse.ArgumentTypeError(f"{word!r} is unknown. {near(word, map(str, flag.choices))}")
@@ -292,7 +316,7 @@ def _word_converter(flag: Flag) -> Callable[[str], Any]:
 def _help_text(flag: Flag) -> str:
     text = flag.help
     if flag.refuse:
-        text = f"not carried out: {flag.refuse}"
+        text = f"not supported: {flag.refuse}"
     elif flag.idle:
         text = f"{text} (no effect: {flag.idle})"
     elif flag.default not in (None, False, (), "") and flag.takes not in ("switch", "count"):

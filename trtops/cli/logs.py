@@ -1,4 +1,4 @@
-"""The log of a command: how much, how, and where to; and what commands print."""
+"""The log of a command, and what commands print."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtops import terminal
 from trtops.cli import values
-from trtops.cli.flags import Asked, Flag, Group
+from trtops.cli.flags import Group, Options, flag
 from trtops.logger import G_LOGGER
 
 if TYPE_CHECKING:
@@ -19,54 +19,58 @@ if TYPE_CHECKING:
 _MORE = (G_LOGGER.INFO, G_LOGGER.VERBOSE, G_LOGGER.EXTRA_VERBOSE, G_LOGGER.SUPER_VERBOSE, G_LOGGER.ULTRA_VERBOSE)
 _LESS = (G_LOGGER.INFO, G_LOGGER.START, G_LOGGER.FINISH, G_LOGGER.WARNING, G_LOGGER.ERROR, G_LOGGER.CRITICAL)
 _OFF = logging.CRITICAL + 1
-LEVELS = ("ULTRA_VERBOSE", "SUPER_VERBOSE", "EXTRA_VERBOSE", "VERBOSE", "INFO", "START", "FINISH", "WARNING", "ERROR", "CRITICAL")  # fmt: skip
+LEVELS = (
+    "ULTRA_VERBOSE",
+    "SUPER_VERBOSE",
+    "EXTRA_VERBOSE",
+    "VERBOSE",
+    "INFO",
+    "START",
+    "FINISH",
+    "WARNING",
+    "ERROR",
+    "CRITICAL",
+)
 
 
 def _log_level(text: str) -> tuple[str, str]:
     name, level = values.named(text)
     if level.upper() not in LEVELS:
-        raise ValueError(f"{level!r} is no level; expected one of {', '.join(LEVELS)}")
+        raise ValueError(f"{level!r} is not a level; expected one of {', '.join(LEVELS)}")
     return name, level.upper()
 
 
 LOGGING = Group(
     "help and log",
     (
-        Flag(names=("-h", "--help"), takes="switch", help="show this and exit"),
-        Flag(names=("-v", "--verbose"), takes="count", to="verbose", help="log more; again for still more"),
-        Flag(names=("--extra-verbose",), takes="count", help="as -v -v"),
-        Flag(names=("-q", "--quiet"), takes="count", to="quiet", help="log less; again for still less"),
-        Flag(
-            names=("--verbosity",),
-            takes="many",
+        flag("-h --help", "show this and exit"),
+        flag("-v --verbose", "log more; repeat for even more", to="verbose", takes="count"),
+        flag("--extra-verbose", "as -v -v", takes="count"),
+        flag("-q --quiet", "log less; repeat for even less", to="quiet", takes="count"),
+        flag(
+            "--verbosity LEVEL|PATH:LEVEL+",
+            "how much to log, for all or for modules: INFO backend/trt:VERBOSE",
             convert=_log_level,
-            shown="LEVEL|PATH:LEVEL",
-            help="how much to log, for all or for modules: INFO backend/trt:VERBOSE",
         ),
-        Flag(names=("--silent",), takes="switch", help="log and print nothing; only the exit code says how it went"),
-        Flag(
-            names=("--log-format",),
-            takes="many",
-            choices=("timestamp", "line-info", "no-colors"),
-            help="what lines of the log have",
-        ),
-        Flag(names=("--log-file",), shown="FILE", help="a file that gets the log as well"),
+        flag("--silent", "log and print nothing; only the exit code reports the outcome"),
+        flag("--log-format CHOICE+", "what log lines contain", choices=("timestamp", "line-info", "no-colors")),
+        flag("--log-file FILE", "a file to log to as well"),
     ),
 )
 
 _silent = False
 
 
-def severity(args: Asked) -> Mapping[str, int]:
-    """Severities by path, from the options."""
+def severity(args: Options) -> Mapping[str, int]:
+    """Return severities by path."""
     more = (args.verbose or 0) + 2 * (args.extra_verbose or 0) - (args.quiet or 0)
     level = _OFF if args.silent else _LESS[min(-more, 5)] if more < 0 else _MORE[min(more, 4)]
     return {"": level, **{path: getattr(G_LOGGER, name) for path, name in args.verbosity or ()}}
 
 
 @contextlib.contextmanager
-def logging_as(args: Asked) -> Iterator[logging.Logger]:
-    """Log as the options say for as long as the block lasts."""
+def logging_as(args: Options) -> Iterator[logging.Logger]:
+    """Log as the options say during the block."""
     global _silent
     before = G_LOGGER.module_severity, G_LOGGER.timestamp, G_LOGGER.line_info, G_LOGGER.colors, _silent
     G_LOGGER.timestamp = "timestamp" in (args.log_format or ())
@@ -86,7 +90,7 @@ def logging_as(args: Asked) -> Iterator[logging.Logger]:
 
 
 class _Once(logging.Filter):
-    """Lets a message pass once: what is logged about one iteration's data holds for all."""
+    """Lets each message pass once: iterations log the same about their data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,13 +104,13 @@ class _Once(logging.Filter):
 
 
 def say(text: str) -> None:
-    """Print what a command has to say, unless it is to be silent."""
+    """Print a command's output, unless --silent is given."""
     if not _silent:
         print(text, flush=True)
 
 
-def tell(text: str, severity: int = G_LOGGER.INFO) -> None:
-    """Print a line of Polygraphy's in its words and on its stream: as the log writes it, where it is not too quiet."""
+def log_line(text: str, severity: int = G_LOGGER.INFO) -> None:
+    """Print one of Polygraphy's lines on its stream, as the log writes it, unless the log is too quiet."""
     if not _silent:
         G_LOGGER.tell(text, severity)
 
@@ -117,7 +121,7 @@ def say_json(value: Any) -> None:
 
 
 def say_page(page: str) -> None:
-    """Print a page of Markdown as a terminal shows it best: tables are as wide as it, and aligned in a file."""
+    """Print a page of Markdown with tables as wide as the terminal, or aligned in a file."""
     if not _silent:
         terminal.print_page(page)
 
@@ -129,12 +133,7 @@ def say_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def say_result(result: OpResult, store: str | None = None) -> None:
-    """Print a result's page, and how every command ends: verdict, run and next step.
-
-    Args:
-        result: The result.
-        store: The store that the command line named.
-    """
+    """Print a result's page, then verdict, run and next step."""
     say_page(result.page())
     say_ending(result, store)
 

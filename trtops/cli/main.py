@@ -1,7 +1,7 @@
-"""``trtops``: finds the command, parses its options, lets it work, and turns what happened into an exit code.
+"""``trtops``: find the command, parse its options, run it, and return an exit code.
 
-0: all is well. 1: outputs differ, or a check failed. 2: wrong usage. 3: an error of ours (or of the system), which the
-message explains. 130: interrupted. 141: whoever read the output went away before it was known how all is.
+0: passed. 1: outputs differ, or a check failed. 2: wrong usage. 3: an error of trtops or the system, explained by the message.
+130: interrupted. 141: stdout was closed before the verdict was known.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ import trtops
 from trtops.blas import BRIEF_SPIN
 from trtops.cli import registry
 from trtops.cli.flags import Parser, UsageError, bold, make_parser, without_effect
-from trtops.cli.logs import LOGGING, logging_as, tell
+from trtops.cli.jobs import Job
+from trtops.cli.logs import LOGGING, log_line, logging_as
 from trtops.errors import ConfigError, TrtopsError, near
 from trtops.logger import G_LOGGER, module_line
 
 INTERRUPTED = 130
-UNREAD = 141  # what a shell says of a command that SIGPIPE has ended
+UNREAD = 141  # the shell's code for a command ended by SIGPIPE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,53 +46,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, value in BRIEF_SPIN.items():
         os.environ.setdefault(name, value)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter is no reason to fail
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter must not make it fail
     code = None
     try:
-        code = _refuse_surroundings(words) or _run_words(words, alone=arguments is None)
-        sys.stdout.flush()  # or Python would do it, and exit with 120 where nobody reads
+        code = _refuse_surroundings(words) or _run_words(words)
+        sys.stdout.flush()  # otherwise Python does it, and exits with 120 if stdout is closed
         return code
-    except SystemExit as exc:  # argparse's way to say that help was shown, or that usage was wrong
+    except SystemExit as exc:  # from argparse, after help or wrong usage
         return exc.code if isinstance(exc.code, int) else 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except OSError as exc:  # what was said could not be written
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or it would be tried once more at the end
+    except OSError as exc:  # the output could not be written
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python tries once more at exit
         if not isinstance(exc, BrokenPipeError):
             print(f"trtops: the output cannot be written: {_error_text(exc)}", file=sys.stderr)
             return 3
-        if code is None:  # whoever read it has seen enough; yet what evaluates must not seem to have found all well
+        if code is None:  # closed early: fine for a viewer, but not a verdict
             code = 0 if find_command(words)[0] in registry.READERS else UNREAD
         return code
     finally:
         if arguments is None:
-            gc.freeze()  # this process ends, and would search all that it imported for circles first
+            gc.freeze()  # skips a last garbage collection
 
 
 def _refuse_surroundings(words: list[str]) -> int:
-    """Wrong usage, where the folder is gone, or names cannot be read in this locale; else 0."""
+    """Return 2 if the working folder is gone, or names cannot be read in this locale; otherwise 0."""
     try:
         here = os.getcwd()
     except FileNotFoundError:
-        print("trtops: the folder that this runs in does not exist any more; change into another one", file=sys.stderr)
+        print("trtops: the working folder no longer exists; change to another one", file=sys.stderr)
         return 2
     for text in (*words, here):
         if any("\ud800" <= character <= "\udfff" for character in text):
             shown = ascii(os.fsencode(text))[2:-1]
-            print(f"trtops: {shown} is no text in this locale. Set PYTHONUTF8=1, or LC_ALL=C.UTF-8", file=sys.stderr)
+            print(f"trtops: {shown} is not text in this locale. Set PYTHONUTF8=1, or LC_ALL=C.UTF-8", file=sys.stderr)
             return 2
     return 0
 
 
-def _run_words(words: list[str], *, alone: bool) -> int:
-    """Run a command line, or help on it; ``alone`` if this process was started for it."""
+def _run_words(words: list[str]) -> int:
+    """Run a command line, or print help on it."""
     path, rest = find_command(words)
     if path not in registry.COMMANDS:
         return _help_on_words(path, rest)
     module = load(path)
     parser = parser_of(path, module)
-    if ("-h" in rest or "--help" in rest) and not _after_check(rest):
+    if ("-h" in rest or "--help" in rest) and not _after_check(path, rest):
         parser.print_help()
         return 0
     from trtops.signals import interrupted_by_signals
@@ -101,9 +102,9 @@ def _run_words(words: list[str], *, alone: bool) -> int:
 
 
 def find_command(words: list[str]) -> tuple[registry.Path, list[str]]:
-    """The longest command or folder on a line, and the words after it; behind folders there may be options of the log.
+    """Return the longest command or folder on a line, and the words after it.
 
-    Those are put before the command's own options. The first word of a line is a folder, a command or ``--version``.
+    Log options between the words of a command are moved after the command.
     """
     path, after = registry.find(words)
     moved: list[str] = []
@@ -117,7 +118,7 @@ def find_command(words: list[str]) -> tuple[registry.Path, list[str]]:
 
 
 def _words_of_log_option(words: list[str], commands: Container[str]) -> int:
-    """How many words the option of the log takes that a line begins with, itself included; 0 if it begins with none."""
+    """Return the number of words of the log option that a line starts with, itself included; 0 if there is none."""
     if not words:
         return 0
     for flag in LOGGING.flags[1:]:
@@ -131,10 +132,12 @@ def _words_of_log_option(words: list[str], commands: Container[str]) -> int:
     return 0
 
 
-def _after_check(rest: list[str]) -> bool:
-    """Whether help is asked of the command behind ``--check``, not of this one."""
+def _after_check(path: registry.Path, rest: list[str]) -> bool:
+    """Whether ``-h`` belongs to a command after ``--check``, or to a line to complete, not to this command."""
     asked = min(rest.index(word) for word in ("-h", "--help") if word in rest)
-    return any(word in rest[:asked] for word in ("--check", "--check-inference"))
+    return (path == ("completion",) and rest[0] == "words") or any(
+        word in rest[:asked] for word in ("--check", "--check-inference")
+    )
 
 
 def load(path: registry.Path) -> Any:
@@ -159,51 +162,53 @@ def _run_command(path: registry.Path, module: Any, parser: Parser, rest: list[st
         except OSError as exc:
             parser.error(f"--log-file {_error_text(exc)}")
         try:
-            plan = module.plan(args)
+            job = module.plan(args)
         except (UsageError, ConfigError) as exc:
             parser.error(str(exc))
+        except (TrtopsError, OSError) as exc:
+            log.error("%s", _error_text(exc))
+            return 3
         for sentence in without_effect(module.GROUPS, args, rest):
             log.warning("%s", sentence)
         for name, why in registry.IDLE_VARIABLES.items():
             if os.environ.get(name, "0") != "0":
                 log.warning("%s has no effect here: %s", name, why)
-        if path not in registry.TOLD or args.peek("json") or args.peek("gen_script"):
-            return _execute(module, plan, log, words)
+        if path not in registry.REPORTED or args.peek("json") or args.peek("gen_script"):
+            return _execute(job, log, words)
         line = " ".join(args.words)
-        tell(f"RUNNING | Command: {line}", G_LOGGER.START)
+        log_line(f"RUNNING | Command: {line}", G_LOGGER.START)
         started = time.perf_counter()
-        code = _execute(module, plan, log, words)
+        code = _execute(job, log, words)
         verdict, severity = ("FAILED", G_LOGGER.ERROR) if code else ("PASSED", G_LOGGER.FINISH)
-        tell(f"{verdict} | Runtime: {time.perf_counter() - started:.3f}s | Command: {line}", severity)
+        log_line(f"{verdict} | Runtime: {time.perf_counter() - started:.3f}s | Command: {line}", severity)
         return code
 
 
-def _execute(module: Any, plan: Any, log: logging.Logger, words: list[str]) -> int:
-    """Let a command work, and return its exit code; errors are told."""
+def _execute(job: Job, log: logging.Logger, words: list[str]) -> int:
+    """Run a job, log its errors, and return its exit code."""
     try:
-        return int(module.execute(plan))
+        return int(job.run())
     except (TrtopsError, OSError) as exc:
         if isinstance(exc, BrokenPipeError):
             raise
         log.error("%s", _error_text(exc))
-        return 3
     except Exception as exc:
-        if lines := _of_a_script(exc, words):
+        if lines := _script_error(exc, words):
             log.error("%s", lines)
-            return 3
-        log.exception("This is a mistake in trtops, not in what was asked. Please report it with these lines.")
-        return 3
+        else:
+            log.exception("This is a bug in trtops. Please report it with these lines.")
+    return 3
 
 
 def _error_text(exc: Exception) -> str:
-    """An error in words: the system's with the file before them."""
+    """Return an error's message; the system's with the file in front."""
     if isinstance(exc, OSError) and exc.filename is not None and exc.strerror is not None:
         return f"{os.fsdecode(exc.filename)}: {exc.strerror}"
     return str(exc)
 
 
-def _of_a_script(exc: Exception, words: list[str]) -> str:
-    """The lines of a script named on the line that an error comes from, as Python shows them; else nothing."""
+def _script_error(exc: Exception, words: list[str]) -> str:
+    """Return the traceback of an error in a script that the line names, otherwise an empty string."""
     named = {os.path.abspath(word.partition(".py")[0] + ".py") for word in words if ".py" in word}
     if isinstance(exc, SyntaxError) and exc.filename in named:
         return "".join(traceback.format_exception_only(exc)).rstrip()
@@ -216,7 +221,7 @@ def _of_a_script(exc: Exception, words: list[str]) -> str:
 
 
 def _help_on_words(path: registry.Path, rest: list[str]) -> int:
-    """Help for, or wrong usage of, words that need more words."""
+    """Print help on, or wrong usage of, words that need more words."""
     prog = " ".join(("trtops", *path))
     if not path and rest[:1] in (["--version"], ["-v"]):
         print(module_line(trtops, "trtops"))
@@ -226,7 +231,7 @@ def _help_on_words(path: registry.Path, rest: list[str]) -> int:
         return 0 if rest else 2
     words = (*path, *rest[: 2 - len(path)])
     if words in registry.NOT_CARRIED_OUT:
-        print(f"trtops {' '.join(words)} is not carried out: {registry.NOT_CARRIED_OUT[words]}.", file=sys.stderr)
+        print(f"trtops {' '.join(words)} is not supported: {registry.NOT_CARRIED_OUT[words]}.", file=sys.stderr)
         return 2
 
     known = registry.below(path)
@@ -235,11 +240,11 @@ def _help_on_words(path: registry.Path, rest: list[str]) -> int:
 
 
 def folder_help(path: registry.Path) -> str:
-    """What may follow these words, with an example."""
+    """Return what can follow these words, with an example."""
     prog = " ".join(("trtops", *path))
     words = registry.below(path)
     width = max(map(len, words)) + 2
-    about = registry.FOLDERS.get(path, "TensorRT and ONNX Runtime engines: built, evaluated, explained and remembered.")
+    about = registry.FOLDERS.get(path, "TensorRT and ONNX Runtime engines: build, check, debug and record them.")
     lines = [f"usage: {prog} <command> [options]", "", f"{about[0].upper()}{about[1:]}", "", bold("commands:")]
     lines += [f"  {word.ljust(width)}{line}" for word, line in words.items()]
     if not path:

@@ -112,7 +112,7 @@ READERS: frozenset[Path] = frozenset(
 )
 """Commands that show what is there and evaluate nothing: whoever has read the beginning may go away."""
 
-TOLD: frozenset[Path] = frozenset(
+REPORTED: frozenset[Path] = frozenset(
     {
         ("run",),
         ("check", "lint"),
@@ -129,7 +129,7 @@ TOLD: frozenset[Path] = frozenset(
         ("surgeon", "weight-reconstruct"),
     }
 )
-"""Commands that say when they begin, and at the end ``PASSED`` or ``FAILED``, the time, and the line; as Polygraphy's."""
+"""Commands that log their start and end as Polygraphy does: ``PASSED`` or ``FAILED``, the time, and the line."""
 
 _ONE_GPU = "engines that several GPUs share are not made here: each engine is built, evaluated and remembered on one"
 

@@ -1,197 +1,174 @@
-"""Calls of the public API as values: made from options, compared in tests, carried out, or written down as a script.
+"""Loaders that a command makes from its options: run here, or written as a Python script by ``--gen-script``.
 
-One description serves both, so that the script of ``--gen-script`` does what the command would have done.
+Both start from the loaders themselves, which are dataclasses. What cannot be made before the work starts, since it needs
+TensorRT, a user's script or a file, is a :class:`Late` or a :class:`Name` inside them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from trtops import errors
-from trtops.backend.common import InvokeFromScript
 
 _WIDTH = 110
 """Longest line of a script."""
 
-Pairs = tuple[tuple[str, Any], ...]
+_PACKAGES = ("trtops.backend.onnxrt", "trtops.backend.onnx", "trtops.backend.trt", "trtops.comparator")
+"""Packages that scripts import from, not from the modules in them."""
+
+_ADDED = {"Profile": ("min", "opt", "max"), "TensorMetadata": ("dtype", "shape")}
+"""Mappings that are written as calls of their ``add``, with the arguments of each call."""
 
 
 @dataclass(frozen=True)
-class Call:
-    """One call: ``name(*args, **kwargs)`` of a module, then methods of what it returns.
+class Late:
+    """A call that is made when the work starts.
 
     Attributes:
-        module: Where the name is imported from.
-        name: What is called.
-        args: Arguments by place; they may hold calls.
-        kwargs: Arguments by name, those that are None left out.
-        then: Methods called on the result, each returning what the next one is called on, as name, arguments and named arguments.
-        variable: What a script names the result; none writes it where it is used.
+        function: What is called, such as ``trtops.backend.trt.Calibrator``.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
     """
 
-    module: str
-    name: str
+    function: str
     args: tuple[Any, ...] = ()
-    kwargs: Pairs = ()
-    then: tuple[tuple[str, tuple[Any, ...], Pairs], ...] = ()
-    variable: str = ""
-
-    def option(self, name: str) -> Any:
-        """The value of an argument by name, or None."""
-        return dict(self.kwargs).get(name)
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Name:
-    """Something that a module has, or TensorRT itself: ``Name("trt", "TacticSource.CUBLAS")``.
+    """An attribute of a module, looked up when the work starts: ``Name("trt", "TacticSource.CUBLAS")``.
 
     Attributes:
         module: The module; ``trt`` is TensorRT, or TensorRT-RTX where that is used.
-        path: The name, with dots.
+        path: The attribute, with dots.
     """
 
     module: str
     path: str
 
 
-@dataclass(frozen=True)
-class Function:
-    """A function that a user's script defines.
+class Unresolved:
+    """Holds a loader that :func:`resolve` leaves as it is, for a child process to resolve: TensorRT's objects cannot be sent.
 
-    Attributes:
-        path: The script.
-        name: The function.
+    Calling it resolves the loader and calls that.
     """
 
-    path: str
-    name: str
-
-
-@dataclass(frozen=True)
-class Deferred:
-    """A loader that is made where it is called, such as in a child process: before, it holds nothing of TensorRT's.
-
-    Attributes:
-        call: Makes the loader.
-    """
-
-    call: Call
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
     def __call__(self) -> Any:
-        """Make the loader, and call it."""
-        return Maker()(self.call)()
+        """Call the loader after resolving it."""
+        return load(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Unresolved) and self.value == other.value
+
+    __hash__ = None  # type: ignore[assignment]
 
 
-def call(module: str, name: str, /, *args: Any, variable: str = "", **kwargs: Any) -> Call:
-    """A call without the options that are None, False, empty, or not asked for."""
-    given = tuple((k, v) for k, v in kwargs.items() if v is not None and v is not False)
-    return Call(module, name, args, given, variable=variable)
+def late(function: str, /, *args: Any, **kwargs: Any) -> Late:
+    """Return a call to be made later, without the keyword arguments that are None or False."""
+    return Late(function, args, given(**kwargs))
 
 
-class Maker:
-    """Carries calls out. One call that is used twice is made once."""
-
-    def __init__(self) -> None:
-        """Begin with nothing made."""
-        self._made: dict[int, Any] = {}
-        self._held: list[Call] = []
-
-    def __call__(self, value: Any) -> Any:
-        """What a value stands for: calls become their results, also inside lists, tuples and dicts.
-
-        Raises:
-            ConfigError: If TensorRT does not have a name.
-            BackendUnavailableError: If TensorRT is needed, and missing.
-        """
-        if isinstance(value, Call):
-            if id(value) not in self._made:
-                self._held.append(value)  # ids are only theirs for as long as they live
-                self._made[id(value)] = self._make(value)
-            return self._made[id(value)]
-        if isinstance(value, Name):
-            return _find_name(value)
-        if isinstance(value, Function):
-            return InvokeFromScript(value.path, value.name)
-        if isinstance(value, (list, tuple)):
-            return type(value)(self(item) for item in value)
-        if isinstance(value, Mapping):
-            return {self(key): self(item) for key, item in value.items()}
-        return value
-
-    def _make(self, call: Call) -> Any:
-        made = getattr(importlib.import_module(call.module), call.name)(
-            *self(call.args), **{name: self(value) for name, value in call.kwargs}
-        )
-        for method, args, kwargs in call.then:
-            made = getattr(made, method)(*self(args), **{name: self(value) for name, value in kwargs})
-        return made
+def given(**options: Any) -> dict[str, Any]:
+    """Return the options that were given: neither None nor False."""
+    return {name: value for name, value in options.items() if value is not None and value is not False}
 
 
-def loaded(model: str | Call) -> Any:
-    """A model as ops take it: its path, or what a loader gives."""
-    return model if isinstance(model, str) else Maker()(model)()
+def resolve(value: Any) -> Any:
+    """Return a value with all its :class:`Late` and :class:`Name` parts replaced by what they stand for.
+
+    Raises:
+        ConfigError: If TensorRT does not have a name.
+        BackendUnavailableError: If TensorRT is needed, and missing.
+    """
+    if isinstance(value, Late):
+        module, _, name = value.function.rpartition(".")
+        return getattr(importlib.import_module(module), name)(*resolve(value.args), **resolve(value.kwargs))
+    if isinstance(value, Name):
+        return _find_name(value)
+    if type(value) in (list, tuple):
+        return type(value)(map(resolve, value))
+    if type(value) is dict:
+        return {resolve(key): resolve(item) for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        old = {each.name: getattr(value, each.name) for each in dataclasses.fields(value) if each.init}
+        new = {name: resolve(item) for name, item in old.items()}
+        return dataclasses.replace(value, **new) if any(new[name] is not old[name] for name in old) else value
+    return value
+
+
+def load(loader: Any) -> Any:
+    """Call a loader after resolving it; child processes do it with loaders that hold nothing of TensorRT's."""
+    return resolve(loader)()
+
+
+def loaded(model: Any) -> Any:
+    """Return a model as ops take it: its path, or what a loader returns."""
+    found = resolve(model)
+    return found() if callable(found) else found
 
 
 def _find_name(name: Name) -> Any:
-    """What a name stands for."""
     if name.module == "trt":
-        from trtops.backend.trt import library  # which most command lines have no use for
+        from trtops.backend.trt import library  # most command lines do not need it
 
         found, parts = library.load(), name.path.split(".")
     else:
         found, parts = importlib.import_module(name.module), name.path.split(".")
     for place, part in enumerate(parts):
-        names = getattr(found, "__members__", None)
         if not hasattr(found, part):
-            raise errors.ConfigError(
-                f"{'.'.join(parts[:place]) or 'TensorRT'} has no {part!r} in this release. {errors.near(part, names or dir(found))}"
-            )
+            near = errors.near(part, getattr(found, "__members__", None) or dir(found))
+            raise errors.ConfigError(f"{'.'.join(parts[:place]) or 'TensorRT'} has no {part!r} in this release. {near}")
         found = getattr(found, part)
     return found
 
 
 @dataclass
 class Source:
-    """A script being written: imports, variables in order, and lines."""
+    """A Python script being written: imports, variables in order, and lines."""
 
     imports: dict[str, set[str]] = field(default_factory=dict)
     uses_trt: bool = False
     lines: list[str] = field(default_factory=list)
-    _variables: list[tuple[Call, str]] = field(default_factory=list)
+    _variables: list[tuple[Any, str]] = field(default_factory=list)
 
-    def use(self, module: str, name: str) -> str:
-        """Import a name, and return it."""
-        self.imports.setdefault(module, set()).add(name)
-        return name
-
-    def use_module(self, module: str) -> None:
-        """Import a module of another package."""
-        self.imports.setdefault(module, set())
+    def use(self, module: str, *names: str) -> str:
+        """Import names from a module, or the module itself; return the last."""
+        self.imports.setdefault(module, set()).update(names)
+        return names[-1] if names else module
 
     def add(self, line: str) -> None:
         """Add a line."""
         self.lines.append(line)
 
     def expression(self, value: Any) -> str:
-        """A value as Python writes it; calls that have variables are written before."""
-        if isinstance(value, Call):
-            return self._call(value)
+        """Return a value as Python writes it. Loaders become variables, which are written before."""
         if isinstance(value, Name):
             return self._name(value)
-        if isinstance(value, Function):
-            return (
-                f"{self.use('trtops.backend.common', 'InvokeFromScript')}({quoted(value.path)}, {quoted(value.name)})"
-            )
+        if isinstance(value, Late):
+            module, _, name = value.function.rpartition(".")
+            if name.endswith("DataLoader"):
+                return self._variable(value, "data_loader", module, name, value.args, value.kwargs)
+            return f"{self.use(module, name)}({self._arguments(value.args, value.kwargs)})"
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return self._loader(value)
         if isinstance(value, list):
             return f"[{', '.join(map(self.expression, value))}]"
         if isinstance(value, tuple):
             inner = ", ".join(map(self.expression, value))
             return f"({inner},)" if len(value) == 1 else f"({inner})"
+        if type(value).__name__ in _ADDED:
+            return self._added(value)
         if isinstance(value, Mapping):
             pairs = (f"{self.expression(key)}: {self.expression(item)}" for key, item in value.items())
             return f"{{{', '.join(pairs)}}}"
@@ -204,28 +181,52 @@ class Source:
             self.uses_trt = True
             return f"trt.{name.path}"
         if not name.module.startswith("trtops"):
-            self.use_module(name.module)
-            return f"{name.module}.{name.path}"
+            return f"{self.use(name.module)}.{name.path}"
         return self.use(name.module, name.path)
 
-    def _call(self, call: Call) -> str:
+    def _loader(self, value: Any) -> str:
+        """Write a dataclass as a call with the fields that differ from their defaults."""
+        cls = type(value)
+        args, kwargs = [], {}
+        for each in dataclasses.fields(cls):
+            item = getattr(value, each.name)
+            if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING:
+                args.append(item)
+            elif item != each.default:
+                kwargs[each.name] = item
+        module = next((p for p in _PACKAGES if cls.__module__.startswith(f"{p}.")), cls.__module__)
+        if not hasattr(importlib.import_module(module), cls.__name__):
+            module = cls.__module__
+        if cls.__name__.endswith("Func") or cls.__name__ in ("InvokeFromScript", "BytesFromPath", "LoadRuntime"):
+            return f"{self.use(module, cls.__name__)}({self._arguments(args, kwargs)})"
+        snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+        return self._variable(value, f"{snake}_loader", module, cls.__name__, args, kwargs)
+
+    def _variable(self, value: Any, name: str, module: str, called: str, args: Any, kwargs: Mapping[str, Any]) -> str:
+        """Write a call once, as a variable, and return its name."""
         for held, variable in self._variables:
-            # What makes something when it is called may be used twice; what a function gave may be used up.
-            if held is call or (held == call and call.name[:1].isupper()):
+            if held == value:
                 return variable
-        text = f"{self.use(call.module, call.name)}({self._arguments(call.args, call.kwargs)})"
-        for method, args, kwargs in call.then:
-            text += f".{method}({self._arguments(args, kwargs)})"
-        if not call.variable:
-            return text
+        text = f"{self.use(module, called)}({self._arguments(args, kwargs)})"
         taken = {variable for _, variable in self._variables}
-        variable = next(v for v in _numbered_names(call.variable) if v not in taken)
-        self._variables.append((call, variable))
+        names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+        variable = next(each for each in names if each not in taken)
+        self._variables.append((value, variable))
         self.add(folded(f"{variable} = {text}"))
         return variable
 
-    def _arguments(self, args: Iterable[Any], kwargs: Pairs) -> str:
-        return ", ".join([*map(self.expression, args), *(f"{name}={self.expression(v)}" for name, v in kwargs)])
+    def _added(self, value: Mapping[str, Any]) -> str:
+        name = type(value).__name__
+        module = "trtops.common" if name == "TensorMetadata" else "trtops.backend.trt"
+        adds = (
+            f".add({self._arguments([key], {each: _plain(getattr(item, each)) for each in _ADDED[name]})})"
+            for key, item in value.items()
+        )
+        return f"{self.use(module, name)}(){''.join(adds)}"
+
+    def _arguments(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
+        named = (f"{name}={self.expression(value)}" for name, value in kwargs.items())
+        return ", ".join([*map(self.expression, args), *named])
 
     def _import(self, module: str) -> str:
         names = ", ".join(sorted(self.imports[module]))
@@ -233,33 +234,29 @@ class Source:
         return line if len(line) <= _WIDTH else folded(f"from {module} import ({names})")
 
     def text(self, about: str) -> str:
-        """The whole script."""
-        head = ["#!/usr/bin/env python3", f'"""{about}"""', ""]
+        """Return the whole script."""
         if self.uses_trt:
             self.use("trtops.mod.trt_importer", "lazy_import_trt")
         others = [module for module in sorted(self.imports) if not module.startswith("trtops")]
         ours = [module for module in sorted(self.imports) if module.startswith("trtops")]
+        head = ["#!/usr/bin/env python3", f'"""{about}"""', ""]
         head += [*map(self._import, others), *([""] if others else []), *map(self._import, ours)]
         head += ["", *(["trt = lazy_import_trt()", ""] if self.uses_trt else [])]
         return "\n".join([*head, *self.lines]) + "\n"
 
 
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, (list, tuple)) else value
+
+
 def quoted(text: str) -> str:
-    """A string as Python writes it, in double quotes where it has none."""
+    """Return a string as Python writes it, in double quotes unless it has some."""
     shown = repr(text)
     return shown if '"' in shown else f'"{shown[1:-1]}"'
 
 
-def _numbered_names(name: str) -> Iterator[str]:
-    yield name
-    number = 2
-    while True:
-        yield f"{name}_{number}"
-        number += 1
-
-
 def folded(line: str, indent: str = "", width: int = _WIDTH) -> str:
-    """A long line that ends with a call or a list, with what is in its brackets one per line."""
+    """Return a long line that ends with a call or a list, with the items in its brackets one per line."""
     if len(indent) + len(line) <= width or line[-1] not in ")]":
         return indent + line
     opened: list[tuple[int, list[int]]] = []  # where each bracket is, and the commas right inside

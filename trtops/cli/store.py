@@ -1,24 +1,20 @@
-"""The common part of the ``store`` commands, which :mod:`trtops.tracking.store` executes."""
+"""What the ``store`` commands share: each passes its words to :mod:`trtops.tracking.store`, which runs them."""
 
 from __future__ import annotations
 
-from trtops.cli.flags import Flag
+from trtops.cli.flags import flag
+from trtops.cli.jobs import Job
 
-ROOT = Flag(
-    names=("--root", "--store"),
-    shown="FOLDER",
-    help="the store's folder or address (default: TRTOPS_HOME or ./mlruns)",
-)
+ROOT = flag("--root --store FOLDER", "the store's folder or address (default: TRTOPS_HOME or ./mlruns)")
 
 
-def words(command: str, **options: object) -> tuple[str, ...]:
-    """Arguments for :func:`trtops.tracking.store.main`, without options that are None."""
+def job(command: str, *switches: str, **options: object) -> Job:
+    """Return the job of a command of :func:`trtops.tracking.store.main`; options that are None are left out."""
     given = {f"--{name}": str(value) for name, value in options.items() if value is not None}
-    return (command, *(word for pair in given.items() for word in pair))
+    return Job(call=_run, args=(command, *(word for pair in given.items() for word in pair), *switches))
 
 
-def execute(plan: tuple[str, ...]) -> int:
-    """Run the command."""
+def _run(*words: str) -> int:
     from trtops.tracking.store import main  # imports MLflow, which help does not need
 
-    return main(plan)
+    return main(list(words))

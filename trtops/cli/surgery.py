@@ -1,54 +1,26 @@
-"""What the surgeon's commands share: the model they change, and how the new one is written."""
+"""What the surgeon commands share: the model they change, and how the new one is written."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtops import ops
 from trtops.cli import groups, loading
-from trtops.cli.flags import Asked, Flag, Group
+from trtops.cli.flags import Group, Options, flag
+from trtops.cli.jobs import Job
 from trtops.cli.logs import say
-from trtops.cli.script import Call, Maker, call
+from trtops.cli.script import late, loaded
 
 if TYPE_CHECKING:
     from trtops.ops.model.model_files import SaveConfig
 
-
-@dataclass(frozen=True)
-class Operation:
-    """An op of the surgeon with its arguments; the model and where the result goes are put in when it is carried out.
-
-    Attributes:
-        name: The op.
-        model: The model's path, or what makes it.
-        output: Where the new model goes.
-        save_as: Where its weights go.
-        args: Further arguments by place.
-        kwargs: Further arguments by name.
-    """
-
-    name: str
-    model: str | Call
-    output: str
-    save_as: SaveConfig
-    args: tuple[Any, ...] = ()
-    kwargs: tuple[tuple[str, Any], ...] = ()
-
-
-def operation(args: Asked, name: str, *more: Any, **kwargs: Any) -> Operation:
-    """The operation that a command stands for."""
-    return Operation(name, model(args), args.output, save_config(args), more, tuple(kwargs.items()))
-
-
 OBSERVING = Group(
-    "shapes by running the model",
+    "shapes from running the model",
     (
-        Flag(
-            names=("--force-fallback-shape-inference",),
-            takes="switch",
-            help="take all shapes from running the model once, on the input data; what was dynamic is static then",
+        flag(
+            "--force-fallback-shape-inference",
+            "take all shapes from running the model once, on the input data; dynamic shapes become static",
         ),
         *groups.DATA.without("--iterations").flags,
         *groups.ONE_FEED.flags,
@@ -56,32 +28,40 @@ OBSERVING = Group(
 )
 
 
-def model(args: Asked) -> str | Call:
-    """The model: its path where it is taken as it is, else what loads and changes it."""
-    loaded = _loaded_model(args)
+def job(args: Options, op: str, *more: Any, model: Any = None, **kwargs: Any) -> Job:
+    """Return the job of a surgeon's op on the model that the options describe, unless another one is given."""
+    source = find_model(args) if model is None else model
+    return Job(call=_operate, args=(op, source, args.output, *more), kwargs=kwargs | {"save_as": save_config(args)})
+
+
+def _operate(op: str, source: Any, output: str, *more: Any, **kwargs: Any) -> int:
+    say(getattr(ops, op)(loaded(source), output, *more, **kwargs).text())
+    return 0
+
+
+def find_model(args: Options) -> Any:
+    """Return the model: its path where it is used unchanged, otherwise a loader."""
+    model: Any = args.model_file
+    changes = ("external_data_dir", "ignore_external_data", "fp_to_fp16", "shape_inference")
+    if any([getattr(args, name, None) for name in changes]):
+        model = loading.onnx_model(args.but(model_type="onnx"))
     if not getattr(args, "force_fallback_shape_inference", None):
-        return loaded
-    data = loading.data_loader(args.but(iterations=None))
-    return call("trtops.ops", "with_observed_shapes", loaded, data)
+        return model
+    return late("trtops.cli.surgery.observed", model, loading.data_loader(args.but(iterations=None)))
 
 
-def _loaded_model(args: Asked) -> str | Call:
-    if not any(
-        getattr(args, n, None) for n in ("external_data_dir", "ignore_external_data", "fp_to_fp16", "shape_inference")
-    ):
-        return str(args.model_file)
-    made = call(
-        loading.ONNX, "onnx_from_path", args.model_file,
-        external_data_dir=args.external_data_dir, ignore_external_data=args.ignore_external_data,
-    )  # fmt: skip
-    if getattr(args, "shape_inference", None):
-        options = (("allow_onnxruntime", False),) if args.no_onnxruntime_shape_inference else ()
-        made = Call(loading.ONNX, "infer_shapes", (made,), options)
-    return call(loading.ONNX, "convert_to_fp16", made) if args.fp_to_fp16 else made
+def observed(source: Any, data: Any) -> Any:
+    """Return a model with the shapes seen when it ran."""
+    return ops.with_observed_shapes(loaded(source), data)
 
 
-def save_config(args: Asked) -> SaveConfig:
-    """Where weights go."""
+def reshaped(source: Any, config: Any) -> Any:
+    """Return a model with other input shapes."""
+    return ops.sanitize(loaded(source), None, config).model
+
+
+def save_config(args: Options) -> SaveConfig:
+    """Return where weights are saved."""
     threshold = args.external_data_size_threshold
     return ops.SaveConfig(
         external_data=args.save_external_data,
@@ -90,21 +70,6 @@ def save_config(args: Asked) -> SaveConfig:
     )
 
 
-def operate(plan: Operation) -> int:
-    """Carry it out, and say what was done."""
-    op = getattr(ops, plan.name)
-    result = op(
-        Maker()(plan.model), plan.output, *plan.args, save_as=plan.save_as, **{n: Maker()(v) for n, v in plan.kwargs}
-    )
-    say(result.text())
-    return 0
-
-
-def reshaped(model: Any, config: Any) -> Any:
-    """A model with other input shapes, in memory."""
-    return ops.sanitize(model, None, config).model
-
-
 def names_in(path: str) -> tuple[str, ...]:
-    """The lines of a file that are not empty."""
+    """Return the lines of a file that are not empty."""
     return tuple(line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip())

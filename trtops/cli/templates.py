@@ -1,53 +1,31 @@
-"""What the template commands share: a script of the op's, or one made of the options that were given."""
+"""What the template commands share: a script of the op, or one made from the options."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from trtops import ops
 from trtops.backend.common import save_bytes
-from trtops.cli.flags import Asked, Flag, Group
+from trtops.cli.flags import Group, Options, flag
+from trtops.cli.jobs import Job
 from trtops.cli.logs import say
 
-OUTPUT = Group(
-    "script", (Flag(names=("-o", "--output"), to="output", required=True, shown="FILE", help="where to write it"),)
-)
+OUTPUT = Group("script", (flag("-o --output FILE", "where to write it", to="output", required=True),))
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What to write.
-
-    Attributes:
-        kind: The op's template.
-        model: The model to fill in.
-        text: The script, where options decide what is in it; None lets the op write its own.
-        output: Where to write it.
-    """
-
-    kind: str
-    model: str | None
-    text: str | None
-    output: str
-
-
-def plan(args: Asked, kind: str, groups: Iterable[Group], text: Callable[[Asked], Any]) -> Plan:
-    """A script of the options if there are any beside model and output, else the op's."""
-    flags = [
-        flag for group in groups for flag in group.flags if flag.dest not in ("model_file", "output") and not flag.idle
-    ]
-    given = any(args.peek(flag.dest) not in (None, flag.default) for flag in flags)
+def job(args: Options, kind: Any, groups: Iterable[Group], text: Callable[[Options], str]) -> Job:
+    """Return the job that writes a script of the options if any is given besides model and output, else the op's."""
+    flags = [flag for group in groups for flag in group.flags if flag.dest not in ("model_file", "output")]
+    given = any(args.peek(flag.dest) not in (None, flag.default) for flag in flags if not flag.idle)
     model = getattr(args, "model_file", None)
-    return Plan(kind, model, str(text(args)) if given else None, args.output)
+    return Job(call=_write, args=(kind, model, text(args) if given else None, args.output))
 
 
-def execute(plan: Plan) -> int:
-    """Write it."""
-    if plan.text is None:
-        ops.template(plan.kind, plan.output, model=plan.model)  # type: ignore[arg-type]
+def _write(kind: Any, model: str | None, text: str | None, output: str) -> int:
+    if text is None:
+        ops.template(kind, output, model=model)
     else:
-        save_bytes(plan.text.encode(), plan.output)
-    say(f"Wrote {plan.output}")
+        save_bytes(text.encode(), output)
+    say(f"Wrote {output}")
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 Shape: TypeAlias = "tuple[int | str, ...]"
 
@@ -197,3 +197,30 @@ def constraint(text: str) -> tuple[str, str]:
     if not name and value not in ("prefer", "obey", "none"):
         raise ValueError(f"{text!r}: expected prefer, obey or none, or a layer's precision such as conv1:fp16")
     return name, _TYPES.get(value.lower(), value) if name else value
+
+
+READERS: dict[str, Callable[[str], Any]] = {
+    "N": int,
+    "CODE": int,
+    "PORT": int,
+    "X": float,
+    "SECONDS": float,
+    "MINUTES": float,
+    "DAYS": float,
+    "SIZE": size,
+    "BYTES": size,
+    "SIZE|PERCENT%": budget,
+    "POOL:SIZE": pool_limit,
+    "NAME:[DIMS]": shape,
+    "[LO,HI]": value_range,
+    "[OUTPUT:]X": named_number,
+    "[OUTPUT:]Q": named_number,
+    "[OUTPUT:]N": named_whole,
+    "[TENSOR:]N": named_whole,
+    "[OUTPUT:]STAT": statistic,
+    "[OUTPUT:]top-K": top_k,
+    "LAYER:TYPE": layer_type,
+    "TENSOR:TYPE": layer_type,
+    "TENSOR:FORMAT": named,
+}
+"""How the value of an option is read, by what help calls it; other values are text."""

@@ -1,5 +1,5 @@
-"""One module per command, each with ``GROUPS`` (its options), ``EXAMPLES``, ``plan(args)`` and ``execute(plan)``.
+"""One module per command, each with ``GROUPS`` (its options), ``EXAMPLES`` and ``plan(args)``.
 
-``plan`` turns parsed options into a value that can be compared (a config, or a script of loader calls) and touches nothing;
-``execute`` carries it out and returns the exit code.
+``plan`` turns parsed options into a :class:`~trtops.cli.jobs.Job`, which can be compared and does not touch anything until it
+is run.
 """

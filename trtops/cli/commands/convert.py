@@ -1,22 +1,22 @@
-"""Make a TensorRT engine of a model, an ONNX Runtime engine (.ort), or another ONNX model.
+"""Make a TensorRT engine from a model, an ONNX Runtime engine (.ort), or another ONNX model.
 
-Engines for ONNX Runtime, and all that are remembered by --experiment, are evaluated against the model itself: exit code
-1 says that they are not good enough.
+Engines for ONNX Runtime, and all that are recorded with --experiment, are compared with the model itself: exit code 1 means
+that they are not good enough.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trtops import errors, ops
-from trtops.backend.common import save_bytes
-from trtops.cli import configs, groups, loading, memory
-from trtops.cli.flags import Asked, Flag, Group, UsageError
+from trtops.backend import trt
+from trtops.backend.common import SaveBytes, save_bytes
+from trtops.cli import configs, groups, loading
+from trtops.cli.flags import Group, Options, UsageError, flag
+from trtops.cli.jobs import Job, tracker
 from trtops.cli.logs import say, say_result
-from trtops.cli.script import Call, Maker, call
 
 if TYPE_CHECKING:
     from trtops.backend.base import Build
@@ -27,42 +27,38 @@ log = logging.getLogger(__name__)
 TARGET = Group(
     "target",
     (
-        Flag(
-            names=("-o", "--output"),
+        flag(
+            "-o --output FILE",
+            "where to write it (default: the model's name with .engine, .ort or .converted.onnx)",
             to="output",
-            shown="FILE",
-            help="where to write it (default: the model's name with .engine, .ort or .converted.onnx)",
         ),
-        Flag(
-            names=("--convert-to",),
+        flag(
+            "--convert-to CHOICE",
+            "what to make; by the output's suffix unless given",
             choices=("trt", "onnx", "onnx-like-trt-network", "ort"),
-            help="what to make; by the output's ending unless given",
         ),
-        Flag(
-            names=("--config",),
-            shown="FILE",
-            help="a ConvertConfig as JSON, which holds every option of a build",
-        ),
-        Flag(names=("--rebuild",), takes="switch", help="build even if the memory holds the same engine"),
+        flag("--config FILE", "a ConvertConfig as a JSON file, instead of options"),
     ),
 )
-EVALUATION = Group(
-    "evaluating, where engines are evaluated",
-    (
-        *(f for f in groups.THRESHOLDS.flags if f.dest in ("rtol", "atol")),
-        groups.IN_ITS_PRECISION,
-        Flag(
-            names=("--attribute-error",),
-            takes="switch",
-            help="say how much of the error is the precision's own, how much is noise and how much the builder's",
-        ),
-    ),
+EVALUATION = configs.config_flags(
+    "evaluation, with --experiment or for ONNX Runtime", "ConvertConfig", skip="build replay"
 )
 
 GROUPS = (
-    groups.MODEL, TARGET, groups.TRACKING, *groups.TRT_BUILD, groups.DATA, groups.ONNX_LOAD, groups.ONNX_OUTPUTS,
-    groups.ONNX_SHAPE, Group(groups.ONNX_SAVE.title, groups.ONNX_SAVE.flags[1:]), groups.TENSORFLOW, EVALUATION,
-)  # fmt: skip
+    groups.MODEL,
+    TARGET,
+    groups.TRACKING,
+    configs.BACKEND.without("--onnxrt", "--trt"),
+    *groups.TRT_BUILD,
+    groups.DATA,
+    groups.ONNX_LOAD,
+    groups.ONNX_OUTPUTS,
+    groups.ONNX_SHAPE,
+    groups.SAVE_AS,
+    groups.TENSORFLOW,
+    Group(groups.THRESHOLDS.title, groups.THRESHOLDS.only("rtol", "atol").flags),
+    EVALUATION,
+)
 EXAMPLES = (
     "trtops convert model.onnx --fp16 -o model.engine",
     "trtops convert model.onnx --int8 --data-loader-script loader.py --calibration-cache int8.cache -o model.engine",
@@ -70,146 +66,111 @@ EXAMPLES = (
     "trtops convert --fp-to-fp16 -o fp16.onnx model.onnx",
     "trtops convert model.onnx --fp16 --experiment resnet50 -o model.engine",
     "trtops convert model.onnx --fp16 --experiment resnet50 --attribute-error --min-precision-share 0.5",
-    "trtops convert model.onnx --config fixed.json -o model.engine",
 )
 
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What is to be made.
-
-    Attributes:
-        make: Makes and writes it, where nothing is evaluated.
-        model: The model, where the result is evaluated and remembered.
-        config: The op's config then.
-        output: Where the engine or model goes.
-        experiment: Where to remember it.
-        store: Where the memory is.
-        kept: What else of the build goes to files: its field, and the file.
-    """
-
-    make: Call | None = None
-    model: str = ""
-    config: ConvertConfig | None = None
-    output: str | None = None
-    experiment: str | None = None
-    store: str | None = None
-    kept: tuple[tuple[str, str], ...] = ()
+_SUFFIXES = {".onnx": "onnx", ".ort": "ort", ".engine": "trt", ".plan": "trt", ".trt": "trt"}
 
 
-def plan(args: Asked) -> Plan:
-    """What the options stand for."""
+def plan(args: Options) -> Job:
+    """Return the job."""
     if args.config is not None:
         return _plan_of_config(args)
     kind = loading.model_type(args)
-    target = _target_kind(args)
-    ending = {"trt": ".engine", "ort": ".ort"}.get(target, ".converted.onnx")
-    output = args.output or f"{Path(args.model_file).stem}{ending}"
+    target = args.convert_to or _SUFFIXES.get(Path(args.output or "x.engine").suffix.lower())
+    if target is None:
+        raise UsageError(
+            f"{args.output}: its suffix does not say what to make; use --convert-to, such as --convert-to trt"
+        )
+    suffix = {"trt": ".engine", "ort": ".ort"}.get(target, ".converted.onnx")
+    output = args.output or f"{Path(args.model_file).stem}{suffix}"
     if target == "ort" or args.experiment is not None:
         if kind != "onnx" or target not in ("ort", "trt") or loading.wants_onnx_changes(args):
             raise UsageError(
-                "what is evaluated is an engine of an ONNX file as it is; convert the model first, or leave out --experiment"
+                "only engines of unchanged ONNX files are evaluated; convert the model first, or leave out --experiment"
             )
-        return Plan(
-            model=args.model_file,
-            config=_convert_config(args, "tensorrt" if target == "trt" else "onnxruntime"),
-            output=output if args.output or args.experiment is None else None,
-            experiment=args.experiment,
-            store=args.store,
-            kept=_parts_to_save(args),
-        )
-    evaluating = ("rtol", "atol", "min_precision_share", "attribute_error", "rebuild", "store")
-    configs.refuse(args, evaluating, "is for what is evaluated; add --experiment NAME")
+        return _evaluated(args, target, output if args.output or args.experiment is None else None)
+    recorded = (*groups.THRESHOLDS.only("rtol", "atol").flags, *groups.STORE.flags, *EVALUATION.flags)
+    configs.refuse(args, recorded, "is for evaluated engines; add --experiment NAME")
     if target == "onnx":
-        return Plan(make=loading.saved_onnx(loading.onnx_model(args), output, args), output=output)
+        return Job(call=_write, args=(loading.saved_onnx(loading.onnx_model(args), output, args), output))
     if target == "onnx-like-trt-network":
-        drawn = call(loading.TRT, "OnnxLikeFromNetwork", loading.network(args), variable="draw")
-        return Plan(make=loading.saved_onnx(drawn, output, args), output=output)
-    return Plan(make=call(loading.COMMON, "SaveBytes", loading.engine_bytes(args), output), output=output)
+        drawn = trt.OnnxLikeFromNetwork(loading.network(args))
+        return Job(call=_write, args=(loading.saved_onnx(drawn, output, args), output))
+    return Job(call=_write, args=(SaveBytes(loading.engine_bytes(args), output), output))
 
 
-def _plan_of_config(args: Asked) -> Plan:
-    """The plan of a config in a file, which leaves nothing to be said but where results go.
+def _evaluated(args: Options, target: str, output: str | None) -> Job:
+    """Return the job of an engine that is evaluated."""
+    cache = args.calibration_cache
+    calibrated = cache is not None and Path(cache).exists()
+    timing = args.timing_cache if args.timing_cache and Path(args.timing_cache).exists() else None
+    config = configs.make(
+        args,
+        "ConvertConfig",
+        configs.check_values(args),
+        build=configs.build_config(args, "tensorrt" if target == "trt" else "onnxruntime"),
+        timing_cache=args.load_timing_cache or timing,
+        calibration_cache=cache if calibrated else None,
+        replay=args.load_tactics,
+    )
+    parts = {
+        "tactics": args.save_tactics,
+        "timing_cache": args.save_timing_cache or args.timing_cache,
+        "calibration_cache": None if calibrated else cache,
+    }
+    return Job(call=_convert, args=(args.model_file, config, output, parts, args.experiment, args.store))
+
+
+def _plan_of_config(args: Options) -> Job:
+    """Return the job of a config in a file, which leaves only the outputs to the options.
 
     Raises:
-        UsageError: If a precision is given beside it, or the file cannot be read.
+        UsageError: If a precision is given as well, or the file cannot be read.
     """
-    configs.refuse(args, ("int8", "fp8", "bf16", "fp16"), "is said by the file of --config; leave one out")
+    precisions = groups.PRECISIONS.only("int8", "fp8", "bf16", "fp16").flags
+    configs.refuse(args, precisions, "is set by the file of --config; leave one out")
     try:
         config = ops.ConvertConfig.from_json(Path(args.config).read_bytes())
     except OSError as exc:
         raise UsageError(f"--config {args.config} cannot be read: {exc.strerror}") from None
-    ending = ".engine" if config.build.backend == "tensorrt" else ".ort"
-    return Plan(
-        model=args.model_file,
-        config=replace(config, rebuild=bool(args.rebuild) or config.rebuild),
-        output=args.output or (f"{Path(args.model_file).stem}{ending}" if args.experiment is None else None),
-        experiment=args.experiment,
-        store=args.store,
-    )
+    suffix = ".engine" if config.build.backend == "tensorrt" else ".ort"
+    output = args.output or (f"{Path(args.model_file).stem}{suffix}" if args.experiment is None else None)
+    config = configs.make(args, "ConvertConfig", base=config)
+    return Job(call=_convert, args=(args.model_file, config, output, {}, args.experiment, args.store))
 
 
-def _target_kind(args: Asked) -> str:
-    if args.convert_to is not None:
-        return str(args.convert_to)
-    suffix = Path(args.output or "x.engine").suffix.lower()
-    found = {".onnx": "onnx", ".ort": "ort", ".engine": "trt", ".plan": "trt", ".trt": "trt"}.get(suffix)
-    if found is None:
-        raise UsageError(
-            f"{args.output}: its ending does not say what to make; say it by --convert-to, such as --convert-to trt"
-        )
-    return found
+def _write(loader: Any, output: str) -> int:
+    loader()
+    say(f"Wrote {output}")
+    return 0
 
 
-def _convert_config(args: Asked, backend: str) -> ConvertConfig:
-    return ops.ConvertConfig(
-        build=configs.build_config(args, backend),
-        check=configs.check_config(args),
-        timing_cache=args.load_timing_cache or _path_if_exists(args.timing_cache),
-        calibration_cache=_path_if_exists(args.calibration_cache),
-        replay=args.load_tactics,
-        rebuild=bool(args.rebuild),
-        attribute_error=bool(args.attribute_error),
-    )
-
-
-def _path_if_exists(path: str | None) -> str | None:
-    """A cache that is read if it is there, and else written."""
-    return path if path is not None and Path(path).exists() else None
-
-
-def _parts_to_save(args: Asked) -> tuple[tuple[str, str], ...]:
-    wanted = {
-        "tactics": args.save_tactics,
-        "timing_cache": args.save_timing_cache or args.timing_cache,
-        "calibration_cache": None if _path_if_exists(args.calibration_cache) else args.calibration_cache,
-    }
-    return tuple((name, path) for name, path in wanted.items() if path is not None)
-
-
-def execute(plan: Plan) -> int:
-    """Make it."""
-    if plan.make is not None:
-        Maker()(plan.make)()
-        say(f"Wrote {plan.output}")
-        return 0
+def _convert(
+    model: str,
+    config: ConvertConfig,
+    output: str | None,
+    parts: dict[str, str | None],
+    experiment: str | None,
+    place: str | None,
+) -> int:
     failed: list[Exception] = []
 
     def write(build: Build) -> None:
-        """Write the engine before the memory has it, which may be away; a file that cannot be written does not keep it from that."""
+        """Write the files before the run is logged; a failure to write does not prevent logging."""
         try:
-            if plan.output is not None:
-                save_bytes(build.engine.plan, plan.output)
-            for name, path in plan.kept:
-                _save_part(build, name, path)
+            if output is not None:
+                save_bytes(build.engine.plan, output)
+            for name, path in parts.items():
+                if path is not None:
+                    _save_part(build, name, path)
         except (OSError, errors.TrtopsError) as exc:
             failed.append(exc)
 
-    tracker = memory.kept_or_forgotten(plan.experiment, plan.store)
-    result = ops.convert(plan.model, plan.config, tracker=tracker, experiment=plan.experiment, built=write)
+    store = tracker("temporary", place, experiment)
+    result = ops.convert(model, config, tracker=store, experiment=experiment, built=write)
     if failed:
         raise failed[0]
-    say_result(result, plan.store)
+    say_result(result, place)
     return 0 if result.verdict == "good" else 1
 
 

@@ -1,6 +1,6 @@
-"""Say what is installed here, whether it can be used, and what to do where something is wrong. Exits with 1 then.
+"""Report what is installed, whether it works, and how to fix what does not. Exits with 1 if there is a problem.
 
-Looked at are packages, back ends and GPU, the store, servers and workers. Nothing is started, made or changed.
+Checks packages, back ends and GPU, the store, servers and workers. Nothing is started, made or changed.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from trtops import __version__
 from trtops.backend import trt
 from trtops.backend.engines import BACKENDS, engine_backend
 from trtops.cli import groups
-from trtops.cli.flags import Asked, Flag, Group
+from trtops.cli.flags import Group, Options, flag
+from trtops.cli.jobs import Job
 from trtops.cli.logs import say, say_json
 from trtops.errors import TrtopsError
 from trtops.tracking.health import HealthFinding, store_findings
 
 GROUPS = (
-    Group("report", (Flag(names=("--support",), takes="switch", help="what each TensorRT release can do"),)),
+    Group("report", (flag("--support", "what each TensorRT release can do"),)),
     groups.STORE,
     groups.JSON,
 )
@@ -28,14 +29,12 @@ EXAMPLES = ("trtops doctor", "trtops doctor --support", "trtops doctor --store /
 _PACKAGES = ("onnx", "onnxruntime", "onnx-graphsurgeon", "mlflow", "prefect", "numpy", "tensorrt", "torch", "tf2onnx")
 
 
-def plan(args: Asked) -> tuple[bool, str | None, bool]:
-    """Whether to show the table of releases, the store, and whether to print JSON."""
-    return bool(args.support), args.store, bool(args.json)
+def plan(args: Options) -> Job:
+    """Return the job."""
+    return Job(call=_report, args=(bool(args.support), args.store, bool(args.json)))
 
 
-def execute(plan: tuple[bool, str | None, bool]) -> int:
-    """Look, and print."""
-    support, store, as_json = plan
+def _report(support: bool, store: str | None, as_json: bool) -> int:
     if support:
         say(trt.support_table().rstrip())
         return 0

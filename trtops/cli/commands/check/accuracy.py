@@ -1,4 +1,4 @@
-"""Re-evaluate a saved comparison (of --save-accuracy-results) by other tolerances, without running anything.
+"""Evaluate a saved comparison (of --save-accuracy-results) with other tolerances, without running anything.
 
 Exits with 1 if it fails.
 """
@@ -6,44 +6,41 @@ Exits with 1 if it fails.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from trtops import comparator
 from trtops.cli import groups, loading
-from trtops.cli.flags import Asked, Flag, Group, UsageError
-from trtops.cli.logs import say, say_json, tell
-from trtops.cli.script import Call, Maker
+from trtops.cli.flags import Group, Options, UsageError, flag
+from trtops.cli.jobs import Job
+from trtops.cli.logs import log_line, say, say_json
 from trtops.comparator.table import METRICS
 from trtops.logger import G_LOGGER
 
 _NO_ARRAYS = (
-    "the file has the numbers of a comparison, and not the outputs; compare those by `trtops run --load-outputs A B` "
-    "with this option"
+    "the file contains the numbers of a comparison, not the outputs; compare those with `trtops run --load-outputs A B` "
+    "and this option"
 )
-_DECIDED = "that was decided when the outputs were compared"
+_DECIDED = "this was decided when the outputs were compared"
 _NEED_ARRAYS = (
     "--compare-func-script", "--index-tolerance", "--save-heatmaps", "--show-heatmaps", "--save-error-metrics-plot",
     "--show-error-metrics-plot",
 )  # fmt: skip
+_EARLIER = {
+    "--fail-fast": "stop at the first iteration that does not match",
+    "--no-shape-check": "compare outputs of different shapes",
+    "--infinities-compare-equal": "let infinities of equal sign match",
+}
 GROUPS = (
-    Group("comparison", (Flag(names=("accuracy",), help="the file"),)),
+    Group("comparison", (flag("accuracy", "the file"),)),
     groups.THRESHOLDS.without("--index-tolerance"),
     Group(
         "options of comparing itself",
         (
-            *(Flag(names=(name,), takes="switch", help="", refuse=_NO_ARRAYS) for name in _NEED_ARRAYS),
-            *(
-                Flag(names=(name,), takes="switch", help=text, idle=_DECIDED)
-                for name, text in (
-                    ("--fail-fast", "stop at the first iteration that does not match"),
-                    ("--no-shape-check", "compare outputs of different shapes"),
-                    ("--infinities-compare-equal", "let infinities of equal sign match"),
-                )
-            ),
+            *(flag(name, "", refuse=_NO_ARRAYS) for name in _NEED_ARRAYS),
+            *(flag(name, text, idle=_DECIDED) for name, text in _EARLIER.items()),
         ),
     ),
-    Group("printing", (*groups.JSON.flags,)),
+    groups.JSON,
 )
 EXAMPLES = (
     "trtops run model.onnx --onnxrt --trt --save-accuracy-results accuracy.json",
@@ -54,78 +51,47 @@ _OPTIONS = {
     "simple": ("rtol", "atol", "check_error_stat", "error_quantile"),
     **{metric.function: (metric.option,) for metric in METRICS if metric.limit is not None},
 }
-"""The options of each compare function, which choose it where no function is named."""
+"""The options of each compare function, which select it where no function is named."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How to evaluate.
-
-    Attributes:
-        path: The saved comparison.
-        functions: Make the compare functions whose thresholds hold; none keeps those of the file.
-        average: Whether means are evaluated.
-        save: Where to write the comparison as it is evaluated now.
-        json: Whether to print JSON.
-    """
-
-    path: str
-    functions: tuple[Call, ...]
-    average: bool
-    save: str | None
-    json: bool
-
-
-def plan(args: Asked) -> Plan:
-    """What the options stand for."""
+def plan(args: Options) -> Job:
+    """Return the job."""
     names = args.compare or [name for name, flags in _OPTIONS.items() if any(getattr(args, flag) for flag in flags)]
     if "indices" in names:
-        raise UsageError(
-            "indices leaves no numbers to be re-evaluated; compare the outputs by `trtops run --load-outputs`"
-        )
-    others = dict.fromkeys(("fail_fast", "no_shape_check", "infinities_compare_equal"))
-    functions = loading.compare_functions(args.but(**others, compare=names or None))
-    return Plan(
-        args.accuracy,
-        tuple(functions) if names else (),
-        bool(args.check_average),
-        args.save_accuracy_results,
-        bool(args.json),
+        raise UsageError("indices saves no numbers to evaluate; compare the outputs with `trtops run --load-outputs`")
+    decided = dict.fromkeys(("fail_fast", "no_shape_check", "infinities_compare_equal", "compare_func_script"))
+    functions = loading.compare_functions(args.but(**decided, compare=names or None))
+    save, as_json = args.save_accuracy_results, bool(args.json)
+    return Job(
+        call=_evaluate, args=(args.accuracy, functions if names else [], bool(args.check_average), save, as_json)
     )
 
 
-def execute(plan: Plan) -> int:
-    """Evaluate, and print."""
-    results = comparator.AccuracyResults.load(plan.path)
+def _evaluate(path: str, functions: list[Any], average: bool, save: str | None, as_json: bool) -> int:
+    results = comparator.AccuracyResults.load(path)
     names = results.output_names()
-    thresholds = [{name: function.thresholds_for(name) for name in names} for function in Maker()(list(plan.functions))]
+    thresholds = [{name: function.thresholds_for(name) for name in names} for function in functions]
     if thresholds:
-        results.reevaluate(thresholds, "average" if plan.average else None)
-    elif plan.average:
+        results.reevaluate(thresholds, "average" if average else None)
+    elif average:
         for result in results:
             result.aggregation = "average"
-    if plan.save is not None:
-        results.save(plan.save)
+    if save is not None:
+        results.save(save)
     lines = list(_verdict_lines(results))
-    if plan.json:
+    if as_json:
         say_json({"passed": bool(results), "outputs": lines})
-    else:
-        say(
-            "\n".join(
-                [
-                    f"{'PASSED' if line['passed'] else 'FAILED'} {line['runners']} {line['output']}: {line['text']}"
-                    for line in lines
-                ]
-            )
-        )
-        from trtops.comparator.comparator import log_summary  # brings numpy, which help does not need
+        return 0 if results else 1
+    verdicts = {True: "PASSED", False: "FAILED"}
+    say("\n".join(f"{verdicts[each['passed']]} {each['runners']} {each['output']}: {each['text']}" for each in lines))
+    from trtops.comparator.comparator import log_summary  # imports numpy, which help does not need
 
-        log_summary(results, list(dict.fromkeys(pair for result in results for pair in result)))
-        if results:
-            tell("PASSED | Accuracy results passed the requested thresholds.", G_LOGGER.FINISH)
-        else:
-            tell("FAILED | Accuracy results did not pass the requested thresholds.", G_LOGGER.ERROR)
-    return 0 if results else 1
+    log_summary(results, list(dict.fromkeys(pair for result in results for pair in result)))
+    if results:
+        log_line("PASSED | Accuracy results passed the requested thresholds.", G_LOGGER.FINISH)
+        return 0
+    log_line("FAILED | Accuracy results did not pass the requested thresholds.", G_LOGGER.ERROR)
+    return 1
 
 
 def _verdict_lines(results: Any) -> Iterator[dict[str, Any]]:

@@ -1,34 +1,33 @@
-"""Make inputs of saved inputs and outputs: arrays of the same iteration, from all files, become one feed.
+"""Make inputs from saved inputs and outputs: arrays of the same iteration, from all files, become one feed.
 
-With it the outputs of one part of a model become the inputs of the next.
+The outputs of one part of a model can so become the inputs of the next.
 """
 
 from __future__ import annotations
 
 from trtops import ops
-from trtops.cli.flags import Asked, Flag, Group
+from trtops.cli.flags import Group, Options, flag
+from trtops.cli.jobs import Job
 from trtops.cli.logs import say
 
 GROUPS = (
     Group(
         "data",
         (
-            Flag(names=("paths",), takes="many", help="files of saved inputs or outputs"),
-            Flag(names=("-o", "--output"), to="output", required=True, shown="FILE", help="where to write the inputs"),
+            flag("paths+", "files of saved inputs or outputs"),
+            flag("-o --output FILE", "where to write the inputs", to="output", required=True),
         ),
     ),
 )
 EXAMPLES = ("trtops data merge inputs.json outputs.json -o layer_inputs.json",)
 
 
-def plan(args: Asked) -> tuple[tuple[str, ...], str]:
-    """The files, and where to write."""
-    return tuple(args.paths), args.output
+def plan(args: Options) -> Job:
+    """Return the job."""
+    return Job(call=write, args=("merge", tuple(args.paths), args.output))
 
 
-def execute(plan: tuple[tuple[str, ...], str]) -> int:
-    """Join, and write."""
-    count = ops.merge(plan[0], plan[1])
-
-    say(f"Wrote {count} iterations to {plan[1]}")
+def write(op: str, paths: tuple[str, ...], output: str) -> int:
+    """Join files with an op, and print how much was written."""
+    say(f"Wrote {getattr(ops, op)(paths, output)} iterations to {output}")
     return 0

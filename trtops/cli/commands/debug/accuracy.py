@@ -5,32 +5,38 @@ Every tensor of the model is compared with the model itself, in the order of exe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtops import ops
-from trtops.cli import configs, groups, memory
-from trtops.cli.flags import Asked, Flag, Group
-from trtops.cli.logs import say, say_ending, say_json
+from trtops.cli import configs, groups
+from trtops.cli.flags import Group, Options, flag
+from trtops.cli.jobs import Job, op_job
+from trtops.cli.logs import say, say_ending
 
 if TYPE_CHECKING:
-    from trtops.ops.search.accuracy import AccuracyConfig
-    from trtops.ops.search.accuracy_sides import Emulated
-    from trtops.spec import BuildConfig
+    from trtops.ops.search.accuracy import AccuracyResult
 
 GROUPS = (
     groups.ONNX_MODEL,
     Group(
-        "looking",
+        "comparison",
         (
-            Flag(names=("--emulate",), usual="an engine", choices=("fp16", "bf16"), help="in place of an engine: 16 bit, rounded on the CPU as a GPU rounds"),
-            Flag(names=("--window",), usual="192M", convert=int, shown="BYTES", help="how much is held at a time"),
+            flag(
+                "--emulate CHOICE",
+                "instead of an engine: 16 bit, rounded on the CPU as a GPU rounds",
+                usual="an engine",
+                choices=("fp16", "bf16"),
+            ),
         ),
     ),
-    groups.JSON, groups.TRACKING, configs.BACKEND,
+    configs.config_flags("comparison", "AccuracyConfig", {"window_bytes": "--window"}),
+    groups.JSON,
+    groups.TRACKING,
+    configs.BACKEND,
     groups.STATISTICS,
-    groups.SOURCE, groups.SPEC,
-)  # fmt: skip
+    groups.SOURCE,
+    groups.SPEC,
+)
 EXAMPLES = (
     "trtops debug accuracy model.onnx --trt --fp16 --load-inputs inputs.json",
     "trtops debug accuracy model.onnx --emulate fp16",
@@ -38,56 +44,21 @@ EXAMPLES = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What to look at.
-
-    Attributes:
-        model: The model.
-        actual: What is under test: how an engine is built, or an emulated precision.
-        config: The op's config.
-        experiment: Where to remember it.
-        store: Where the memory is.
-        json: Whether to print JSON.
-    """
-
-    model: str
-    actual: BuildConfig | Emulated
-    config: AccuracyConfig
-    experiment: str | None
-    store: str | None
-    json: bool
-
-
-def plan(args: Asked) -> Plan:
-    """What the options stand for."""
-    config = ops.AccuracyConfig(
-        tolerances=configs.tolerances(args),
-        **configs.data_options(args),
-        **configs.given(window_bytes=args.window),
-    )
-    return Plan(
-        model=args.model_file,
-        actual=(ops.Emulated(args.emulate) if args.emulate else configs.build_config(args, args.backend or "tensorrt")),
-        config=config,
+def plan(args: Options) -> Job:
+    """Return the job."""
+    build = None if args.emulate else configs.build_config(args, args.backend or "tensorrt")
+    return op_job(
+        args,
+        "accuracy",
+        args.model_file,
+        ops.Emulated(args.emulate) if build is None else build,
+        configs.make(args, "AccuracyConfig", configs.check_values(args, "")),
+        store="optional",
         experiment=args.experiment,
-        store=args.store if args.experiment else None,
-        json=bool(args.json),
+        show=_show,
     )
 
 
-def execute(plan: Plan) -> int:
-    """Look, and print."""
-    result = ops.accuracy(
-        plan.model,
-        plan.actual,
-        plan.config,
-        tracker=memory.kept(plan.experiment, plan.store),
-        experiment=plan.experiment,
-    )
-    if plan.json:
-        say_json(result.to_dict())
-    else:
-        say(result.text())
-        say_ending(result, plan.store)
-    return 0 if result.verdict == "good" else 1
+def _show(result: AccuracyResult, store: str | None) -> None:
+    say(result.text())
+    say_ending(result, store)

@@ -1,15 +1,16 @@
-"""Run a command again and again, and sort the files that it leaves into good/ and bad/."""
+"""Run a command repeatedly, and sort the files that it leaves into good/ and bad/."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trtops import ops
 from trtops.cli import configs, groups
-from trtops.cli.flags import Asked, UsageError
+from trtops.cli.flags import Options, UsageError
 from trtops.cli.iterations import Iterations
+from trtops.cli.jobs import Job
 from trtops.cli.logs import say
 
 if TYPE_CHECKING:
@@ -22,30 +23,14 @@ EXAMPLES = (
 )
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What to repeat.
-
-    Attributes:
-        check: The command; None asks at the terminal.
-        config: The op's config.
-        makes: Whether something is made in each iteration, which may fail by itself.
-        exit_on_bad: Whether a bad verdict is exit code 1.
-    """
-
-    check: CommandCheck | None
-    config: RepeatConfig
-    makes: bool = False
-    exit_on_bad: bool = False
+def plan(args: Options) -> Job:
+    """Return the job."""
+    check, config = check_of(args, "-"), repeat_config(args, args.iter_artifact)
+    return Job(call=repeat, args=(check, config), kwargs={"exit_on_bad": bool(args.exit_on_bad)})
 
 
-def plan(args: Asked) -> Plan:
-    """What the options stand for."""
-    return Plan(check_of(args, "-"), repeat_config(args, args.iter_artifact), exit_on_bad=bool(args.exit_on_bad))
-
-
-def check_of(args: Asked, artifact: str) -> CommandCheck | None:
-    """The command that evaluates, if there is one; it reads what was made by itself."""
+def check_of(args: Options, artifact: str) -> CommandCheck | None:
+    """Return the command that checks, if there is one; it reads the artifact."""
     if not args.check:
         return None
     check = configs.command_check(args, artifact, "{engine}")
@@ -53,8 +38,8 @@ def check_of(args: Asked, artifact: str) -> CommandCheck | None:
     return replace(check, command=words, artifact=artifact)
 
 
-def repeat_config(args: Asked, intermediate: str | None) -> RepeatConfig:
-    """When to stop, and what to keep."""
+def repeat_config(args: Options, intermediate: str | None) -> RepeatConfig:
+    """Return when to stop, and what to keep."""
     if args.until is None:
         raise UsageError("say when to stop: --until good, --until bad, or --until N")
     return ops.RepeatConfig(
@@ -70,18 +55,18 @@ def repeat_config(args: Asked, intermediate: str | None) -> RepeatConfig:
     )
 
 
-def execute(plan: Plan) -> int:
-    """Repeat, and print."""
-    return carry_out(plan, lambda number: None)
+def repeat(check: CommandCheck | None, config: RepeatConfig, make: Any = None, *, exit_on_bad: bool) -> int:
+    """Repeat, print each step, and return the exit code.
 
-
-def carry_out(plan: Plan, make: Any) -> int:
-    """Repeat with something made in each iteration, and print."""
-    asked = (lambda number: ask("Did this iteration")) if plan.check is None and sys.stdin.isatty() else None
-    if plan.check is None and asked is None and plan.makes:
-        say(
-            "Nothing evaluates the engines, so each that can be built counts as good. Evaluate them by --check COMMAND."
-        )
+    Args:
+        check: The command that checks; None asks at the terminal.
+        config: The op's config.
+        make: Makes what is checked in each iteration, given its number.
+        exit_on_bad: Whether a bad verdict is exit code 1.
+    """
+    asked = (lambda number: ask("Did this iteration")) if check is None and sys.stdin.isatty() else None
+    if check is None and asked is None and make is not None:
+        say("Nothing checks the engines, so each that can be built counts as good. Check them with --check COMMAND.")
         asked = lambda number: True  # noqa: E731
     iterations = Iterations()
 
@@ -91,14 +76,14 @@ def carry_out(plan: Plan, make: Any) -> int:
         say(f"iteration {step.number}: {step.verdict}{f' ({step.detail})' if step.detail else ''}")
         iterations.ended(step.verdict == "good")
 
-    result = ops.repeat(make, plan.check, plan.config, ask=asked, progress=say_step)
-    iterations.tell_all()
+    result = ops.repeat(make or (lambda number: None), check, config, ask=asked, progress=say_step)
+    iterations.log_summary()
     say(result.text())
-    return 1 if plan.exit_on_bad and result.verdict != "good" else 0
+    return 1 if exit_on_bad and result.verdict != "good" else 0
 
 
 def ask(question: str) -> bool:
-    """Let the person at the terminal evaluate; ``Did this`` asks whether it passed or failed."""
+    """Ask the person at the terminal whether it passed or failed."""
     prompt = f">>> {question} [p]ass or [f]ail? "
     while True:
         answer = input(prompt).strip().lower()

@@ -1,22 +1,21 @@
-"""Show a calibration cache, or what differs between two: files of either format, or run:<id>. Two that differ exit with 1."""
+"""Show a calibration cache, or the differences of two: files of either format, or run:<id>. Exits with 1 if they differ."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
-from trtops import ops
-from trtops.cli import asking, groups, memory
-from trtops.cli.flags import Asked, Flag, Group
-from trtops.cli.logs import say, say_json
+from trtops.cli import groups
+from trtops.cli.flags import Group, Options, flag
+from trtops.cli.jobs import Job, Store, op_job
 from trtops.tracking.ids import RUN_PREFIX
 
 GROUPS = (
     Group(
         "caches",
         (
-            Flag(names=("cache",), help="a calibration cache, or run:<id>"),
-            Flag(names=("other",), takes="optional", help="another one to compare with"),
-            Flag(names=("--ratio",), convert=float, default=1.25, help="ranges further apart count as changed"),
+            flag("cache", "a calibration cache, or run:<id>"),
+            flag("other?", "another one to compare with"),
+            flag("--ratio X", "ranges further apart count as changed", default=1.25),
         ),
     ),
     groups.JSON,
@@ -25,41 +24,14 @@ GROUPS = (
 EXAMPLES = ("trtops inspect calibration int8.cache", "trtops inspect calibration old.cache new.cache --ratio 2")
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Which caches.
-
-    Attributes:
-        cache: The cache.
-        other: Another, to compare with.
-        ratio: How far apart counts.
-        store: Where runs are.
-        json: Whether to print JSON.
-    """
-
-    cache: str
-    other: str | None
-    ratio: float
-    store: str | None
-    json: bool
+def plan(args: Options) -> Job:
+    """Return the job."""
+    stored = any(str(cache).startswith(RUN_PREFIX) for cache in (args.cache, args.other))
+    store: Store = "reads" if stored else "none"
+    if args.other is None:
+        return op_job(args, "inspect_calibration", args.cache, store=store)
+    return op_job(args, "compare_calibrations", args.cache, args.other, args.ratio, store=store, code=_differs)
 
 
-def plan(args: Asked) -> Plan:
-    """What the options stand for."""
-    return Plan(args.cache, args.other, args.ratio, args.store, bool(args.json))
-
-
-def execute(plan: Plan) -> int:
-    """Look, and print."""
-    tracker = (
-        memory.existing(plan.store) if any(str(c).startswith(RUN_PREFIX) for c in (plan.cache, plan.other)) else None
-    )
-    if plan.other is None:
-        asking.show(ops.inspect_calibration(plan.cache, tracker=tracker), plan.json)
-        return 0
-    found = ops.compare_calibrations(plan.cache, plan.other, plan.ratio, tracker=tracker)
-    if plan.json:
-        say_json(found.to_dict())
-    else:
-        say(found.text())
+def _differs(found: Any) -> int:
     return 0 if found.same else 1

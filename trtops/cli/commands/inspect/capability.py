@@ -1,68 +1,51 @@
-"""Say which nodes of a model a back end takes, and why not the others.
+"""Report which nodes of a model a back end supports, and why not the others.
 
-With partitioning the model is cut into parts that are taken and parts that are not. The answer given is exit code 0, as in
-Polygraphy; --exit-on-bad asks for 1 where some nodes are not taken.
+With partitioning the model is cut into supported and unsupported parts. The exit code is 0, as in Polygraphy; --exit-on-bad
+makes it 1 if some nodes are not supported.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from trtops import ops
 from trtops.backend.common import save_bytes
-from trtops.cli import groups, loading, surgery, values
-from trtops.cli.flags import Asked, Flag, Group
+from trtops.cli import groups, loading, surgery
+from trtops.cli.flags import Group, Options, flag
+from trtops.cli.jobs import Job
 from trtops.cli.logs import say, say_json
-from trtops.cli.script import Call, loaded
-
-if TYPE_CHECKING:
-    from trtops.ops.model.capability import CapabilityConfig
+from trtops.cli.script import loaded
 
 GROUPS = (
     groups.ONNX_MODEL,
     Group(
         "capability",
         (
-            Flag(
-                names=("-o", "--output", "--output-dir"),
+            flag(
+                "-o --output --output-dir FOLDER",
+                "where to write the report and the parts",
                 to="output",
                 default="trtops_capability_dumps",
-                shown="FOLDER",
-                help="where to write the report, and the parts",
             ),
-            Flag(names=("--with-partitioning",), takes="switch", help="write the parts as models"),
-            Flag(
-                names=("--onnxrt",),
-                takes="switch",
-                to="backend",
-                value="onnxruntime",
-                help="ask ONNX Runtime, not TensorRT",
-            ),
-            Flag(
-                names=("--input-shapes",),
-                takes="many",
-                convert=values.shape,
-                shown="NAME:[DIMS]",
-                help="shapes of inputs",
-            ),
-            Flag(names=("--exit-on-bad",), takes="switch", help="exit with 1 where some nodes are not taken"),
+            flag("--with-partitioning", "write the parts as models"),
+            flag("--onnxrt", "check ONNX Runtime, not TensorRT", to="backend", value="onnxruntime"),
+            flag("--input-shapes NAME:[DIMS]+", "shapes of inputs"),
+            flag("--exit-on-bad", "exit with 1 if some nodes are not supported"),
         ),
     ),
     groups.JSON,
     Group(
         "saving parts",
         (
-            Flag(
-                names=("--save-external-data", "--external-data-path"),
+            flag(
+                "--save-external-data --external-data-path FILE?",
+                "keep weights next to each part, in <part>.data",
                 usual="in the model file",
-                takes="optional",
                 value="",
                 choices=("",),
                 shown="",
-                help="keep weights beside each part, in <part>.data",
             ),
-            *groups.ONNX_SAVE.flags[2:],
+            *groups.SAVE_AS.without("--save-external-data").flags,
         ),
     ),
     groups.ONNX_LOAD,
@@ -72,44 +55,26 @@ GROUPS = (
 EXAMPLES = ("trtops inspect capability model.onnx --with-partitioning", "trtops inspect capability model.onnx --onnxrt")
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What to ask.
-
-    Attributes:
-        model: The model, or what makes it.
-        config: The op's config.
-        report: The file that the report goes to.
-        json: Whether to print JSON.
-        exit_on_bad: Whether nodes that are not taken are exit code 1.
-    """
-
-    model: str | Call
-    config: CapabilityConfig
-    report: str
-    json: bool
-    exit_on_bad: bool = False
-
-
-def plan(args: Asked) -> Plan:
-    """What the options stand for."""
+def plan(args: Options) -> Job:
+    """Return the job."""
+    partition = bool(args.with_partitioning)
     config = ops.CapabilityConfig(
         backend=args.backend or "tensorrt",
-        partition=bool(args.with_partitioning),
-        output_dir=args.output if args.with_partitioning else None,
-        save_as=surgery.save_config(args) if args.with_partitioning else ops.SaveConfig(),
+        partition=partition,
+        output_dir=args.output if partition else None,
+        save_as=surgery.save_config(args) if partition else ops.SaveConfig(),
         input_shapes=loading.input_shapes(args) or {},
     )
     model = loading.onnx_model(args.but(model_type="onnx")) if loading.wants_onnx_changes(args) else args.model_file
-    return Plan(model, config, f"{args.output}/results.txt", bool(args.json), bool(args.exit_on_bad))
+    report = f"{args.output}/results.txt"
+    return Job(call=_inspect, args=(model, config, report, bool(args.json), bool(args.exit_on_bad)))
 
 
-def execute(plan: Plan) -> int:
-    """Ask, write and print."""
-    report = ops.capability(loaded(plan.model), plan.config)
-    save_bytes(f"{report.text()}\n".encode(), plan.report)
-    if plan.json:
+def _inspect(model: Any, config: Any, path: str, as_json: bool, exit_on_bad: bool) -> int:
+    report = ops.capability(loaded(model), config)
+    save_bytes(f"{report.text()}\n".encode(), path)
+    if as_json:
         say_json(report.to_dict())
     else:
         say(report.text())
-    return 1 if plan.exit_on_bad and not report.supported else 0
+    return 1 if exit_on_bad and not report.supported else 0

@@ -1,37 +1,24 @@
-"""Say which tactic is guilty: from folders or files of good and bad tactic records, or from runs of the store."""
+"""Find the tactic that makes builds bad: from folders or files of good and bad tactic records, or from runs of the store."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
-from trtops import ops
-from trtops.cli import groups, memory
-from trtops.cli.flags import Asked, Flag, Group, UsageError
-from trtops.cli.logs import say, say_json, say_result
-
-if TYPE_CHECKING:
-    from trtops.ops.campaign.diff_tactics import DiffTacticsConfig
+from trtops.cli import configs, groups
+from trtops.cli.flags import Group, Options, UsageError, flag
+from trtops.cli.jobs import Job, no_verdict, op_job
+from trtops.cli.logs import say, say_result
 
 GROUPS = (
     Group(
-        "where builds come from",
+        "builds",
         (
-            Flag(names=("records",), takes="any", help="a good record and a bad one, as --good and --bad"),
-            Flag(names=("--dir",), shown="FOLDER", help="a folder with good/ and bad/ in it"),
-            Flag(names=("--good",), shown="PATH", help="a record of a good build, or a folder of them"),
-            Flag(names=("--bad",), shown="PATH", help="a record of a bad build, or a folder of them"),
-            Flag(names=("--runs",), takes="many", shown="RUN", help="campaigns or builds in the store"),
-            Flag(names=("--of-experiment",), shown="NAME", help="all evaluated builds of an experiment in the store"),
-            Flag(
-                names=("--by",),
-                usual="tactic",
-                choices=("tactic", "format", "precision", "algorithm"),
-                help="what is compared",
-            ),
-            Flag(names=("--confidence",), usual="0.95", convert=float, help="what a conviction needs"),
+            flag("records*", "a good record and a bad one, as --good and --bad"),
+            flag("--dir FOLDER", "a folder with good/ and bad/ in it"),
+            flag("--of-experiment NAME", "all evaluated builds of an experiment in the store"),
         ),
     ),
+    configs.config_flags("builds", "DiffTacticsConfig", skip="experiment folder also"),
     groups.TRACKING,
     groups.JSON,
 )
@@ -43,51 +30,26 @@ EXAMPLES = (
 )
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What to compare.
-
-    Attributes:
-        config: The op's config.
-        experiment: Where to remember it.
-        store: Where the memory is.
-        json: Whether to print JSON.
-    """
-
-    config: DiffTacticsConfig
-    experiment: str | None
-    store: str | None
-    json: bool
-
-
-def plan(args: Asked) -> Plan:
-    """What the options stand for."""
-    good, bad = args.good, args.bad
+def plan(args: Options) -> Job:
+    """Return the job."""
+    given: dict[str, str | None] = {"experiment": args.of_experiment, "folder": args.dir}
     if args.records:
-        if len(args.records) != 2 or good or bad:
+        if len(args.records) != 2 or args.peek("DiffTacticsConfig.good") or args.peek("DiffTacticsConfig.bad"):
             raise UsageError("two records are compared: the good one, then the bad one")
-        good, bad = args.records
-    given = {"by": args.by, "confidence": args.confidence}
-    config = ops.DiffTacticsConfig(
-        runs=tuple(args.runs or ()),
-        experiment=args.of_experiment,
-        folder=args.dir,
-        good=good,
-        bad=bad,
-        **{name: value for name, value in given.items() if value is not None},
+        given |= dict(zip(("good", "bad"), args.records))
+    config = configs.make(args, "DiffTacticsConfig", given)
+    return op_job(
+        args,
+        "diff_tactics",
+        config,
+        store="reads" if config.runs or config.experiment is not None else "temporary",
+        experiment=args.experiment,
+        show=_show,
+        code=no_verdict,
     )
-    return Plan(config, args.experiment, args.store, bool(args.json))
 
 
-def execute(plan: Plan) -> int:
-    """Compare, and print."""
-    stored = plan.config.runs or plan.config.experiment is not None
-    tracker = memory.existing(plan.store) if stored else memory.kept_or_forgotten(plan.experiment, plan.store)
-    result = ops.diff_tactics(plan.config, tracker=tracker, experiment=plan.experiment)
-    if plan.json:
-        say_json(result.to_dict())
-    else:
-        for line in result.difference_lines():
-            say(line)
-        say_result(result, plan.store)
-    return 0
+def _show(result: Any, store: str | None) -> None:
+    for line in result.difference_lines():
+        say(line)
+    say_result(result, store)

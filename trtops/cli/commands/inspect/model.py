@@ -1,19 +1,20 @@
-"""Show an ONNX model, a TensorRT network (from a script, or from ONNX by --display-as trt), or an engine of either back end."""
+"""Show an ONNX model, a TensorRT network (from a script, or from ONNX with --display-as trt), or an engine of either back end."""
 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from trtops import ops
 from trtops.backend import trt
 from trtops.backend.common import save_bytes
-from trtops.cli import asking, groups, loading
-from trtops.cli.flags import Asked, Flag, Group, UsageError
+from trtops.cli import groups, loading
+from trtops.cli.flags import Group, Options, UsageError, flag
+from trtops.cli.jobs import Job
 from trtops.cli.logs import say, say_json
-from trtops.cli.script import Call, loaded
+from trtops.cli.script import loaded
 from trtops.errors import ConfigError
 
 _MODES = {"none": (), "basic": ("layers",), "attrs": ("layers", "attrs"), "full": ("layers", "attrs", "weights")}
@@ -21,54 +22,49 @@ _MODES = {"none": (), "basic": ("layers",), "attrs": ("layers", "attrs"), "full"
 SHOWING = Group(
     "showing",
     (
-        Flag(
-            names=("--convert-to", "--display-as"),
+        flag(
+            "--convert-to --display-as CHOICE",
+            "parse the ONNX model into a TensorRT network, and show that",
             usual="none",
             to="display_as",
             choices=("trt",),
-            help="parse the ONNX model into a TensorRT network, and show that",
         ),
-        Flag(
-            names=("--show",),
-            usual="none",
-            takes="many",
-            choices=("layers", "attrs", "weights"),
-            shown="WHAT",
-            help="layers, attrs, weights",
-        ),
-        Flag(
-            names=("--mode",),
+        flag("--show WHAT+", "layers, attrs, weights", usual="none", choices=("layers", "attrs", "weights")),
+        flag(
+            "--mode CHOICE",
+            "as --show with nothing, layers, layers attrs, or all three",
             usual="none",
             choices=tuple(_MODES),
-            help="as --show nothing, layers, layers attrs, or all three",
         ),
-        Flag(names=("--show-weights",), takes="switch", to="show_weights", help="as --show layers weights"),
-        Flag(
-            names=("--list-unbounded-dds",),
-            takes="switch",
-            help="list tensors whose size is unbounded and known only at run time",
-        ),
-        Flag(
-            names=("--combine-tensor-info",),
-            shown="FILE",
-            help="saved outputs of a run of this engine, whose statistics are shown with its layers; see "
+        flag("--show-weights", "as --show layers weights", to="show_weights"),
+        flag("--list-unbounded-dds", "list tensors whose size is unbounded and known only at run time"),
+        flag(
+            "--combine-tensor-info FILE",
+            "saved outputs of a run of this engine, whose statistics are shown with its layers; see "
             "--mark-unfused-tensors-as-debug-tensors and --save-outputs of `trtops run`",
         ),
-        Flag(
-            names=("--visual",), takes="switch", help="show it as a picture, in a browser of this machine, until Ctrl-C"
-        ),
-        Flag(
-            names=("--visual-port",), convert=int, default=8000, shown="PORT", help="where --visual listens; 0 for any"
-        ),
-        Flag(names=("--save-visual",), shown="FILE", help="where to write the picture as an HTML page"),
+        flag("--visual", "show it as a picture, in a browser of this machine, until Ctrl-C"),
+        flag("--visual-port PORT", "port of --visual; 0 for any", default=8000),
+        flag("--save-visual FILE", "where to write the picture as an HTML page"),
     ),
 )
 
 GROUPS = (
-    groups.MODEL.without("--input-shapes"), SHOWING, groups.JSON, groups.ONNX_LOAD, groups.ONNX_OUTPUTS, groups.ONNX_SHAPE,
-    groups.TRT_NETWORK, groups.TRT_PARSE, groups.TRT_LOAD, groups.TENSORFLOW,
-    Group("TensorRT timing", (Flag(names=("--save-timing-cache",), shown="FILE", help="timing cache to write", idle="nothing is built"),)),
-)  # fmt: skip
+    groups.MODEL.without("--input-shapes"),
+    SHOWING,
+    groups.JSON,
+    groups.ONNX_LOAD,
+    groups.ONNX_OUTPUTS,
+    groups.ONNX_SHAPE,
+    groups.TRT_NETWORK,
+    groups.TRT_PARSE,
+    groups.TRT_LOAD,
+    groups.TENSORFLOW,
+    Group(
+        "TensorRT timing",
+        (flag("--save-timing-cache FILE", "timing cache to write", idle="nothing is built"),),
+    ),
+)
 EXAMPLES = (
     "trtops inspect model model.onnx --show layers attrs",
     "trtops inspect model model.onnx --display-as trt",
@@ -77,125 +73,85 @@ EXAMPLES = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What to show.
-
-    Attributes:
-        source: Makes what is shown: a network, an engine, or the changed ONNX model; None shows the file as it is.
-        described_by: What describes it.
-        path: The file.
-        show: What to show.
-        unbounded: Whether to list unbounded tensors.
-        infer_shapes: Whether to infer shapes first.
-        tensors: Saved outputs to show with an engine's layers.
-        page: Where to write a picture.
-        port: Where to serve a picture; None serves none.
-        json: Whether to print JSON.
-    """
-
-    source: Call | Any = None
-    described_by: str = ""
-    path: str = ""
-    show: tuple[str, ...] = ()
-    unbounded: bool = False
-    infer_shapes: bool = False
-    tensors: str | None = None
-    page: str | None = None
-    port: int | None = None
-    json: bool = False
-
-
-def plan(args: Asked) -> Plan:
-    """What the options stand for."""
+def plan(args: Options) -> Job:
+    """Return the job."""
     kind = loading.model_type(args) if not str(args.model_file).endswith(".ort") else "ort"
     drawn = bool(args.visual or args.save_visual)
-    show = () if drawn else _asked_parts(args)
-    source, described_by = None, ""
+    weights = ("layers", "weights") if args.show_weights else ()
+    show = tuple(dict.fromkeys((*(args.show or ()), *_MODES[args.mode or "none"], *weights)))
+    source, describe = args.model_file, ""
     if kind == "engine":
         if args.display_as:
-            raise UsageError(f"{args.model_file} is an engine; it is shown as what it is, without --display-as")
-        source, described_by = loading.engine(args), "describe_engine"
+            raise UsageError(f"{args.model_file} is an engine and is shown as one; leave out --display-as")
+        source, describe = loading.engine(args), "describe_engine"
     elif kind == "trt-network-script" or args.display_as == "trt":
-        source, described_by = loading.network(args, outputs=False), "describe_network"
+        source, describe = loading.network(args, outputs=False), "describe_network"
     elif kind in loading.TENSORFLOW or loading.wants_onnx_changes(args) or args.list_unbounded_dds:
         source = loading.onnx_model(args)
     if drawn and kind == "ort":
-        raise UsageError(
-            f"{args.model_file} is an engine of ONNX Runtime, of which no picture is drawn; draw the model"
-        )
+        raise UsageError(f"{args.model_file}: pictures of ONNX Runtime engines are not supported; draw the model")
     if args.combine_tensor_info and (kind != "engine" or drawn or args.json):
         raise UsageError("--combine-tensor-info goes with the layers of a TensorRT engine, as text: --show layers")
-    return Plan(
-        source=source,
-        described_by=described_by,
-        path=args.model_file,
-        show=show,
-        unbounded=bool(args.list_unbounded_dds),
-        infer_shapes=bool(args.shape_inference),
-        tensors=args.combine_tensor_info,
-        page=args.save_visual,
-        port=args.visual_port if args.visual else None,
-        json=bool(args.json) if not drawn else False,
-    )
+    infer = bool(args.shape_inference)
+    if drawn:
+        port = args.visual_port if args.visual else None
+        return Job(call=_draw, args=(source, describe, args.model_file, infer, args.save_visual, port))
+    if describe:
+        return Job(
+            call=_show_made,
+            args=(source, describe, args.model_file, show, args.combine_tensor_info, bool(args.json)),
+        )
+    return Job(call=_show_onnx, args=(source, show, infer, bool(args.list_unbounded_dds), bool(args.json)))
 
 
-def _asked_parts(args: Asked) -> tuple[str, ...]:
-    """What to show, each thing once."""
-    weights = ("layers", "weights") if args.show_weights else ()
-    return tuple(dict.fromkeys((*(args.show or ()), *_MODES[args.mode or "none"], *weights)))
-
-
-def execute(plan: Plan) -> int:
-    """Look, and print."""
-    if plan.page is not None or plan.port is not None:
-        return _draw_page(plan)
-    if plan.described_by:
-        described = _describe_made(plan)
-        if plan.json:
-            say_json(described.to_dict())
-        else:
-            say(described.text(plan.show))
-        if plan.tensors is not None:
-            say(ops.tensors_text(described, ops.read_tensors(plan.tensors)))
-        return 0
-    model = loaded(plan.source or plan.path)
-    found = ops.inspect_model(model, show=plan.show, infer_shapes=plan.infer_shapes)  # type: ignore[arg-type]
-    if not plan.unbounded:
-        asking.show(found, plan.json)
-        return 0
-    names = list(ops.unbounded_tensors(model))
-    if plan.json:
-        say_json({"model": found.to_json(), "unbounded": names})
-    else:
+def _show_onnx(source: Any, show: Sequence[Any], infer: bool, unbounded: bool, as_json: bool) -> int:
+    model = loaded(source)
+    found = ops.inspect_model(model, show=tuple(show), infer_shapes=infer)
+    names = list(ops.unbounded_tensors(model)) if unbounded else []
+    if as_json:
+        say_json({"model": found.to_json(), "unbounded": names} if unbounded else found.to_json())
+    elif unbounded:
         say(f"{found.text().rstrip()}\nFound tensors with unbounded DDS: {names}")
+    else:
+        say(found.text())
     return 0
 
 
-def _describe_made(plan: Plan) -> Any:
-    """The description of a TensorRT network or engine."""
-    made = loaded(plan.source)
-    if plan.described_by == "describe_engine":
+def _show_made(source: Any, describe: str, path: str, show: Sequence[Any], tensors: str | None, as_json: bool) -> int:
+    described = _describe(source, describe, path)
+    if as_json:
+        say_json(described.to_dict())
+    else:
+        say(described.text(tuple(show)))
+    if tensors is not None:
+        say(ops.tensors_text(described, ops.read_tensors(tensors)))
+    return 0
+
+
+def _describe(source: Any, describe: str, path: str) -> Any:
+    """Return the description of a TensorRT network or engine."""
+    made = loaded(source)
+    if describe == "describe_engine":
         return trt.describe_engine(made)
     if not isinstance(made, tuple) or len(made) < 2:
         raise ConfigError(
-            f"{plan.path}: its function returned a {type(made).__name__}; expected a builder and a network, as "
+            f"{path}: its function returned a {type(made).__name__}; expected a builder and a network, as "
             "CreateNetwork() makes"
         )
     return trt.describe_network(made[1])
 
 
-def _draw_page(plan: Plan) -> int:
-    """Draw it, and write the page, or serve it until Ctrl-C."""
-    if plan.described_by:
-        described = _describe_made(plan)
+def _draw(source: Any, describe: str, path: str, infer: bool, page_file: str | None, port: int | None) -> int:
+    """Draw the model, and write the page, or serve it until Ctrl-C."""
+    if describe:
+        described = _describe(source, describe, path)
     else:
-        described = ops.describe_onnx(loaded(plan.source or plan.path), infer_shapes=plan.infer_shapes)
-    page = ops.model_page(described, Path(plan.path).name)
-    if plan.page is not None:
-        save_bytes(page.encode(), plan.page)
-        say(f"Wrote {plan.page}")
-    if plan.port is not None:
-        with contextlib.suppress(KeyboardInterrupt):  # which is how it is meant to end
-            ops.serve_page(page, plan.port, lambda address: say(f"{address} (Ctrl-C ends it)"))
+        described = ops.describe_onnx(loaded(source), infer_shapes=infer)
+    page = ops.model_page(described, Path(path).name)
+    if page_file is not None:
+        save_bytes(page.encode(), page_file)
+        say(f"Wrote {page_file}")
+    if port is not None:
+        with contextlib.suppress(KeyboardInterrupt):  # the intended way to end it
+            ops.serve_page(page, port, lambda address: say(f"{address} (Ctrl-C ends it)"))
     return 0

@@ -1,44 +1,25 @@
-"""Show what the store holds of a run: params, numbers, tags and files. Exits with 1 if the run is not whole."""
+"""Show what the store holds of a run: params, numbers, tags and files. Exits with 1 if the run is incomplete."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
-from trtops import ops
-from trtops.cli import asking, groups, memory
-from trtops.cli.flags import Asked, Flag, Group
+from trtops.cli import groups
+from trtops.cli.flags import Group, Options, flag
+from trtops.cli.jobs import Job, op_job
 
 GROUPS = (
-    Group("run", (Flag(names=("run",), help="the run's id or what it begins with, with or without run: before it"),)),
+    Group("run", (flag("run", "the run's id or its first characters, with or without run: before it"),)),
     groups.JSON,
     groups.STORE,
 )
 EXAMPLES = ("trtops inspect run 8d6e3f", "trtops inspect run run:8d6e3f --json")
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Which run.
-
-    Attributes:
-        run: Its id.
-        store: Where it is.
-        json: Whether to print JSON.
-    """
-
-    run: str
-    store: str | None
-    json: bool
+def plan(args: Options) -> Job:
+    """Return the job."""
+    return op_job(args, "inspect_run", args.run, store="reads", code=_incomplete)
 
 
-def plan(args: Asked) -> Plan:
-    """What the options stand for."""
-    return Plan(args.run, args.store, bool(args.json))
-
-
-def execute(plan: Plan) -> int:
-    """Look, and print."""
-    found = ops.inspect_run(plan.run, memory.existing(plan.store))
-    asking.show(found, plan.json)
-    record = found.to_json()
-    return 0 if isinstance(record, dict) and record["whole"] else 1
+def _incomplete(found: Any) -> int:
+    return 0 if found.to_json()["whole"] else 1

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from trtops.cli.commands.plugin import match as plugin_match
-from trtops.cli.flags import Asked, Group
+from trtops.cli.commands.plugin import match
+from trtops.cli.flags import Group, Options
+from trtops.cli.jobs import Job
 
-GROUPS = (*plugin_match.MODEL, Group("plugins", (plugin_match.FOLDER, *plugin_match.CHOOSING)))
+GROUPS = (*match.MODEL, Group("plugins", (match.FOLDER, *match.CHOOSING)))
 EXAMPLES = ("trtops plugin list model.onnx --plugin-dir plugins",)
 
 
-def plan(args: Asked) -> plugin_match.Plan:
-    """What the options stand for."""
-    return plugin_match.plan_of(args, None)
-
-
-execute = plugin_match.execute
+def plan(args: Options) -> Job:
+    """Return the job."""
+    return match.job(args, None)

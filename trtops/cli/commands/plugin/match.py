@@ -1,43 +1,35 @@
-"""Find the places in a model where plugins fit, and write them down, for `trtops plugin replace`."""
+"""Find the places in a model where plugins fit, and write them to a file for `trtops plugin replace`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from trtops import ops
 from trtops.cli import groups, loading
-from trtops.cli.flags import Asked, Flag, Group, UsageError
+from trtops.cli.flags import Group, Options, UsageError, flag
+from trtops.cli.jobs import Job
 from trtops.cli.logs import say
-from trtops.cli.script import Call, loaded
+from trtops.cli.script import loaded
 from trtops.tables import table
 
-FOLDER = Flag(
-    names=("--plugin-dir",),
-    required=True,
-    shown="FOLDER",
-    help="the folder with the plugins' folders, each with a pattern.py",
-)
+FOLDER = flag("--plugin-dir FOLDER", "the folder with the plugins' folders, each with a pattern.py", required=True)
 CHOOSING = (
-    Flag(names=("--include",), takes="many", shown="PLUGIN", help="plugins to look for, no others"),
-    Flag(names=("--exclude",), takes="many", shown="PLUGIN", help="plugins not to look for"),
+    flag("--include PLUGIN+", "only these plugins"),
+    flag("--exclude PLUGIN+", "all but these plugins"),
 )
-_UNUSED = "patterns are looked for in the model, which is not run"
+_UNUSED = "patterns are searched in the model, which is not run"
+_IDLE = tuple(replace(each, idle=_UNUSED, convert=str, usual="") for each in (groups.INPUT_SHAPES, *groups.DATA.flags))
 MODEL = (
     groups.ONNX_MODEL,
     groups.ONNX_LOAD,
     groups.ONNX_SHAPE,
     groups.ONNX_OUTPUTS,
-    Group("model", tuple(f for f in groups.MODEL.flags if f.dest == "model_type")),
-    Group(
-        groups.DATA.title,
-        tuple(
-            Flag(names=f.names, to=f.to, takes=f.takes, shown=f.shown, choices=f.choices, help=f.help, idle=_UNUSED)
-            for f in (*groups.MODEL.flags[2:], *groups.DATA.flags)
-        ),
-    ),
+    Group("model", (groups.MODEL_TYPE,)),
+    Group(groups.DATA.title, _IDLE),
 )
-"""The model, and what else commands for plugins take."""
+"""Options of all commands for plugins."""
 
 GROUPS = (
     *MODEL,
@@ -46,12 +38,7 @@ GROUPS = (
         (
             FOLDER,
             *CHOOSING,
-            Flag(
-                names=("-o", "--output"),
-                to="output",
-                shown="FILE",
-                help="where to write the places (default: config.yaml beside the model)",
-            ),
+            flag("-o --output FILE", "where to write the places (default: config.yaml next to the model)", to="output"),
         ),
     ),
 )
@@ -61,49 +48,30 @@ EXAMPLES = (
 )
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What to look for.
-
-    Attributes:
-        model: The model, or what makes it.
-        folder: Where the plugins are.
-        include: Plugins to look for.
-        exclude: Plugins to leave out.
-        output: Where to write the places; None writes none.
-    """
-
-    model: str | Call
-    folder: str
-    include: tuple[str, ...]
-    exclude: tuple[str, ...]
-    output: str | None
+def plan(args: Options) -> Job:
+    """Return the job."""
+    return job(args, args.output or str(Path(args.model_file).with_name("config.yaml")))
 
 
-def plan(args: Asked) -> Plan:
-    """What the options stand for."""
-    return plan_of(args, args.output or str(Path(args.model_file).with_name("config.yaml")))
-
-
-def plan_of(args: Asked, output: str | None) -> Plan:
-    """The same, with the places going there."""
+def job(args: Options, output: str | None) -> Job:
+    """Return the job that writes the places to a file, if one is given."""
     if args.include and args.exclude:
         raise UsageError("--include and --exclude exclude each other")
-    return Plan(model(args), args.plugin_dir, tuple(args.include or ()), tuple(args.exclude or ()), output)
+    plugins = {"include": tuple(args.include or ()), "exclude": tuple(args.exclude or ())}
+    return Job(call=_match, args=(model(args), args.plugin_dir, plugins, output))
 
 
-def model(args: Asked) -> str | Call:
-    """The model: its path where it is taken as it is."""
+def model(args: Options) -> Any:
+    """Return the model: its path, or the loader that changes it."""
     if args.model_type not in (None, "onnx"):
-        raise UsageError(f"--model-type {args.model_type}: patterns are looked for in ONNX models; convert it first")
+        raise UsageError(f"--model-type {args.model_type}: patterns are searched in ONNX models; convert it first")
     return loading.onnx_model(args.but(model_type="onnx")) if loading.wants_onnx_changes(args) else args.model_file
 
 
-def execute(plan: Plan) -> int:
-    """Look, write and print."""
-    matches = ops.match_plugins(loaded(plan.model), plan.folder, include=plan.include, exclude=plan.exclude)
+def _match(model: Any, folder: str, plugins: dict[str, Any], output: str | None) -> int:
+    matches = ops.match_plugins(loaded(model), folder, **plugins)
     say(table(("plugin", "node", "places"), ((m.name, m.op, str(len(m.places))) for m in matches)))
-    if plan.output is not None:
-        ops.write_matches(matches, plan.output)
-        say(f"Wrote {plan.output}")
+    if output is not None:
+        ops.write_matches(matches, output)
+        say(f"Wrote {output}")
     return 0

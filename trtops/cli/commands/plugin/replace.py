@@ -1,75 +1,42 @@
-"""Put plugins' nodes into a model, at the places that `trtops plugin match` wrote down."""
+"""Replace subgraphs of a model by plugins, at the places that `trtops plugin match` wrote."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from trtops import ops
 from trtops.cli import groups, surgery
-from trtops.cli.commands.plugin import match as plugin_match
-from trtops.cli.flags import Asked, Flag, Group
+from trtops.cli.commands.plugin import match
+from trtops.cli.flags import Group, Options, flag
+from trtops.cli.jobs import Job
 from trtops.cli.logs import say
-from trtops.cli.script import Call, loaded
-
-if TYPE_CHECKING:
-    from trtops.ops.model.model_files import SaveConfig
+from trtops.cli.script import loaded
 
 GROUPS = (
-    *plugin_match.MODEL,
+    *match.MODEL,
     Group(
         "plugins",
         (
-            plugin_match.FOLDER,
-            Flag(names=("--config",), shown="FILE", help="the places (default: config.yaml beside the model)"),
-            Flag(
-                names=("-o", "--output"),
-                to="output",
-                shown="FILE",
-                help="where to write the model (default: replaced.onnx beside it)",
-            ),
+            match.FOLDER,
+            flag("--config FILE", "the places (default: config.yaml next to the model)"),
+            flag("-o --output FILE", "where to write the model (default: replaced.onnx next to it)", to="output"),
         ),
     ),
-    Group(groups.ONNX_SAVE.title, groups.ONNX_SAVE.flags[1:]),
+    groups.SAVE_AS,
 )
-EXAMPLES = plugin_match.EXAMPLES
+EXAMPLES = match.EXAMPLES
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What to replace.
-
-    Attributes:
-        model: The model, or what makes it.
-        folder: Where the plugins are.
-        config: The file with the places.
-        output: Where to write the model.
-        save_as: Where its weights go.
-    """
-
-    model: str | Call
-    folder: str
-    config: str
-    output: str
-    save_as: SaveConfig
+def plan(args: Options) -> Job:
+    """Return the job."""
+    model = Path(args.model_file)
+    config = args.config or str(model.with_name("config.yaml"))
+    output = args.output or str(model.with_name("replaced.onnx"))
+    return Job(call=_replace, args=(match.model(args), args.plugin_dir, config, output, surgery.save_config(args)))
 
 
-def plan(args: Asked) -> Plan:
-    """What the options stand for."""
-    beside = Path(args.model_file)
-    return Plan(
-        model=plugin_match.model(args),
-        folder=args.plugin_dir,
-        config=args.config or str(beside.with_name("config.yaml")),
-        output=args.output or str(beside.with_name("replaced.onnx")),
-        save_as=surgery.save_config(args),
-    )
-
-
-def execute(plan: Plan) -> int:
-    """Replace, and print."""
-    matches = ops.read_matches(plan.config)
-    result = ops.replace_plugins(loaded(plan.model), plan.output, matches, plan.folder, save_as=plan.save_as)
+def _replace(model: Any, folder: str, config: str, output: str, save_as: Any) -> int:
+    result = ops.replace_plugins(loaded(model), output, ops.read_matches(config), folder, save_as=save_as)
     say(result.text())
     return 0

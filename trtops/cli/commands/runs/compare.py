@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from trtops import ops
-from trtops.cli import groups, memory
-from trtops.cli.flags import Asked, Flag, Group
+from trtops.cli import groups
+from trtops.cli.flags import Group, Options, flag
+from trtops.cli.jobs import Job, tracker
 from trtops.cli.logs import say, say_json, say_table
 
 GROUPS = (
     Group(
         "runs",
         (
-            Flag(names=("runs",), takes="many", help="ids of runs, or what they begin with"),
-            Flag(names=("--all",), takes="switch", help="show what is the same as well"),
+            flag("runs+", "ids of runs, or their first characters"),
+            flag("--all", "also show what is equal"),
         ),
     ),
     groups.STORE,
@@ -23,37 +22,19 @@ GROUPS = (
 EXAMPLES = ("trtops runs compare 8d6e3f 1a2b3c",)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Which runs.
-
-    Attributes:
-        runs: Their ids.
-        all: Whether to show what is the same.
-        store: Where they are.
-        json: Whether to print JSON.
-    """
-
-    runs: tuple[str, ...]
-    all: bool
-    store: str | None
-    json: bool
+def plan(args: Options) -> Job:
+    """Return the job."""
+    return Job(call=_compare, args=(tuple(args.runs), bool(args.all), args.store, bool(args.json)))
 
 
-def plan(args: Asked) -> Plan:
-    """What the options stand for."""
-    return Plan(tuple(args.runs), bool(args.all), args.store, bool(args.json))
-
-
-def execute(plan: Plan) -> int:
-    """Show them."""
-    tracker = memory.existing(plan.store)
-    runs = [tracker.whole_id(run) for run in plan.runs]
-    lines = [line for line in ops.side_by_side(runs, tracker) if plan.all or not line.same]
-    if plan.json:
+def _compare(runs: tuple[str, ...], show_all: bool, place: str | None, as_json: bool) -> int:
+    store = tracker("reads", place)
+    ids = [store.whole_id(run) for run in runs]
+    lines = [line for line in ops.side_by_side(ids, store) if show_all or not line.same]
+    if as_json:
         say_json([line.to_dict() for line in lines])
     elif lines:
-        say_table(("", *(run[:8] for run in runs)), ((line.name, *(v or "-" for v in line.values)) for line in lines))
+        say_table(("", *(run[:8] for run in ids)), ((line.name, *(v or "-" for v in line.values)) for line in lines))
     else:
         say("Nothing differs.")
     return 0

@@ -1,46 +1,23 @@
-"""Put what a proof confirmed on the deny-list, which later builds on the same device and release mind."""
+"""Put a confirmed culprit on the deny-list, which later builds on the same device and release respect."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
-from trtops import ops
-from trtops.cli import groups, memory
-from trtops.cli.flags import Asked, Flag, Group
-from trtops.cli.logs import say, say_ending, say_json
+from trtops.cli import groups
+from trtops.cli.flags import Group, Options, flag
+from trtops.cli.jobs import Job, no_verdict, op_job
+from trtops.cli.logs import say, say_ending
 
-GROUPS = (Group("run", (Flag(names=("run",), help="a proof of `trtops debug prove`"),)), groups.STORE, groups.JSON)
+GROUPS = (Group("run", (flag("run", "a proof of `trtops debug prove`"),)), groups.STORE, groups.JSON)
 EXAMPLES = ("trtops runs deny 8d6e3f", "trtops runs list --kind deny")
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What to deny.
-
-    Attributes:
-        run: The proof's run.
-        store: Where it is.
-        json: Whether to print JSON.
-    """
-
-    run: str
-    store: str | None
-    json: bool
+def plan(args: Options) -> Job:
+    """Return the job."""
+    return op_job(args, "deny", args.run, store="reads", show=_show, code=no_verdict)
 
 
-def plan(args: Asked) -> Plan:
-    """What the options stand for."""
-    return Plan(args.run, args.store, bool(args.json))
-
-
-def execute(plan: Plan) -> int:
-    """Deny, and print."""
-    result = ops.deny(plan.run, tracker=memory.existing(plan.store))
-    if plan.json:
-        say_json(result.to_dict())
-    else:
-        say(
-            f"On the deny-list by run {result.run_id}. Take it off again by: trtops runs pardon {result.run_id} --why ..."
-        )
-        say_ending(result, plan.store)
-    return 0
+def _show(result: Any, store: str | None) -> None:
+    say(f"Added to the deny-list by run {result.run_id}. Remove it with: trtops runs pardon {result.run_id} --why ...")
+    say_ending(result, store)

@@ -1,55 +1,32 @@
-"""Take an entry off the deny-list. It stays in the store, and so does the reason."""
+"""Remove an entry from the deny-list. The entry stays in the store, with the reason."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
-from trtops import ops
-from trtops.cli import groups, memory
-from trtops.cli.flags import Asked, Flag, Group
-from trtops.cli.logs import say, say_json
+from trtops.cli import groups
+from trtops.cli.flags import Group, Options, flag
+from trtops.cli.jobs import Job, no_verdict, op_job
+from trtops.cli.logs import say
 
 GROUPS = (
     Group(
         "run",
         (
-            Flag(names=("run",), help="an entry of the deny-list, as `trtops runs list --kind deny` shows it"),
-            Flag(names=("--why",), shown="REASON", required=True, help="why it is taken off"),
+            flag("run", "an entry of the deny-list, as `trtops runs list --kind deny` shows it"),
+            flag("--why REASON", "why it is removed", required=True),
         ),
     ),
     groups.STORE,
     groups.JSON,
 )
-EXAMPLES = ("trtops runs pardon 8d6e3f --why 'mended by the new driver'",)
+EXAMPLES = ("trtops runs pardon 8d6e3f --why 'fixed by the new driver'",)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What to pardon.
-
-    Attributes:
-        run: The entry's run.
-        why: The reason.
-        store: Where it is.
-        json: Whether to print JSON.
-    """
-
-    run: str
-    why: str
-    store: str | None
-    json: bool
+def plan(args: Options) -> Job:
+    """Return the job."""
+    return op_job(args, "pardon", args.run, why=args.why, store="reads", show=_show, code=no_verdict)
 
 
-def plan(args: Asked) -> Plan:
-    """What the options stand for."""
-    return Plan(args.run, args.why, args.store, bool(args.json))
-
-
-def execute(plan: Plan) -> int:
-    """Pardon, and print."""
-    result = ops.pardon(plan.run, tracker=memory.existing(plan.store), why=plan.why)
-    if plan.json:
-        say_json(result.to_dict())
-    else:
-        say(f"Off the deny-list by run {result.run_id}")
-    return 0
+def _show(result: Any, store: str | None) -> None:
+    say(f"Removed from the deny-list by run {result.run_id}")

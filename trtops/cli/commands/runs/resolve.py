@@ -1,83 +1,48 @@
-"""Find the accepted engine for a model on this machine, and write it to a file if asked. Exits with 1 if there is none."""
+"""Find the accepted engine for a model on this machine, and write it to a file with -o. Exits with 1 if there is none."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 from trtops import ops
 from trtops.backend.common import save_bytes
-from trtops.cli import configs, groups, memory
-from trtops.cli.flags import Asked, Flag, Group
+from trtops.cli import configs, groups
+from trtops.cli.flags import Group, Options, flag
+from trtops.cli.jobs import Job, tracker
 from trtops.cli.logs import say, say_json
 
 GROUPS = (
     Group(
         "engine",
         (
-            Flag(names=("model_file",), help="the ONNX model"),
-            Flag(
-                names=("--name",),
-                help="the registered model (default: the model file's name, which experiments have unless named)",
-            ),
-            Flag(names=("--key",), takes="many", shown="FILE", help="public keys that the engine must be signed with"),
-            Flag(names=("-o", "--output"), to="output", shown="FILE", help="where to write the engine"),
+            flag("model_file", "the ONNX model"),
+            flag("--name NAME", "the registered model (default: the model file's name)"),
+            flag("--key FILE+", "public keys that the engine must be signed with"),
+            flag("-o --output FILE", "where to write the engine", to="output"),
         ),
     ),
-    Group("back end, ONNX Runtime unless named", tuple(f for f in configs.BACKEND.flags if f.dest == "backend")),
+    Group("back end (default: ONNX Runtime)", configs.BACKEND.only("backend").flags),
     groups.STORE,
     groups.JSON,
 )
 EXAMPLES = ("trtops runs resolve model.onnx --trt -o model.engine",)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What to find.
-
-    Attributes:
-        model: The model.
-        backend: Who is to run it.
-        name: The registered model.
-        keys: Public keys that it must be signed with.
-        output: Where to write the engine.
-        store: Where the memory is.
-        json: Whether to print JSON.
-    """
-
-    model: str
-    backend: str
-    name: str | None
-    keys: tuple[str, ...]
-    output: str | None
-    store: str | None
-    json: bool
+def plan(args: Options) -> Job:
+    """Return the job."""
+    engine = {"backend": args.backend or "onnxruntime", "name": args.name, "keys": tuple(args.key or ())}
+    return Job(call=_resolve, args=(args.model_file, engine, args.output, args.store, bool(args.json)))
 
 
-def plan(args: Asked) -> Plan:
-    """What the options stand for."""
-    return Plan(
-        args.model_file,
-        args.backend or "onnxruntime",
-        args.name,
-        tuple(args.key or ()),
-        args.output,
-        args.store,
-        bool(args.json),
-    )
-
-
-def execute(plan: Plan) -> int:
-    """Find it, and print."""
-    tracker = memory.existing(plan.store)
-    found = ops.resolve(plan.model, tracker=tracker, backend=plan.backend, name=plan.name, keys=plan.keys)
-    if found.run_id and found.path and plan.output:
-        save_bytes(found.engine(tracker).plan, plan.output)
-    if plan.json:
+def _resolve(model: str, engine: dict[str, Any], output: str | None, place: str | None, as_json: bool) -> int:
+    store = tracker("reads", place)
+    found = ops.resolve(model, tracker=store, **engine)
+    if found.run_id and found.path and output:
+        save_bytes(found.engine(store).plan, output)
+    if as_json:
         say_json(found.to_dict())
+    elif found.run_id:
+        say(f"Version {found.version} of {found.name!r}: run {found.run_id}, {found.path}")
     else:
-        say(
-            f"Version {found.version} of {found.name!r}: run {found.run_id}, {found.path}"
-            if found.run_id
-            else found.why
-        )
+        say(found.why)
     return 0 if found.run_id else 1

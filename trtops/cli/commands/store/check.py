@@ -7,19 +7,16 @@ runs in the spool, and leftovers of dead processes on this machine. The exit cod
 from __future__ import annotations
 
 from trtops.cli import store
-from trtops.cli.flags import Asked, Flag, Group
+from trtops.cli.flags import Group, Options, flag
+from trtops.cli.jobs import Job
 
-_ARTIFACTS = Flag(names=("--artifacts",), shown="FOLDER", help="for a server: the folder of its files")
-GROUPS = (Group("store", (store.ROOT, _ARTIFACTS)),)
+GROUPS = (Group("store", (store.ROOT, flag("--artifacts FOLDER", "for a server: the folder of its files"))),)
 EXAMPLES = (
     "trtops store check --root mlruns",
     "trtops store check --root http://127.0.0.1:5000 --artifacts mlruns/team/mlflow/artifacts",
 )
 
 
-def plan(args: Asked) -> tuple[str, ...]:
-    """The arguments for :func:`trtops.tracking.store.main`."""
-    return store.words("check", root=args.root, artifacts=args.artifacts)
-
-
-execute = store.execute
+def plan(args: Options) -> Job:
+    """Return the job."""
+    return store.job("check", root=args.root, artifacts=args.artifacts)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from trtops.cli import store
-from trtops.cli.flags import Asked, Group
+from trtops.cli.flags import Group, Options
+from trtops.cli.jobs import Job
 
 GROUPS = (Group("store", (store.ROOT,)),)
 EXAMPLES = ("trtops store reap --root mlruns",)
 
 
-def plan(args: Asked) -> tuple[str, ...]:
-    """The arguments for :func:`trtops.tracking.store.main`."""
-    return store.words("reap", root=args.root)
-
-
-execute = store.execute
+def plan(args: Options) -> Job:
+    """Return the job."""
+    return store.job("reap", root=args.root)

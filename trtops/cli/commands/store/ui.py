@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from trtops.cli import store
-from trtops.cli.flags import Asked, Flag, Group
+from trtops.cli.flags import Group, Options, flag
+from trtops.cli.jobs import Job
 
-_PORT = Flag(names=("--port",), convert=int, default=5000, help="the port on this machine")
-GROUPS = (Group("store", (store.ROOT, _PORT)),)
+GROUPS = (Group("store", (store.ROOT, flag("--port PORT", "the port on this machine", default=5000))),)
 EXAMPLES = ("trtops store ui --root mlruns",)
 
 
-def plan(args: Asked) -> tuple[str, ...]:
-    """The arguments for :func:`trtops.tracking.store.main`."""
-    return store.words("ui", root=args.root, port=args.port)
-
-
-execute = store.execute
+def plan(args: Options) -> Job:
+    """Return the job."""
+    return store.job("ui", root=args.root, port=args.port)

@@ -1,6 +1,6 @@
-"""Make weights 2:4 sparse, or take nodes of some types out of a model.
+"""Make weights 2:4 sparse, or remove nodes of some types from a model.
 
-Sparse weights show what sparse kernels gain; accuracy is lost. A node that is taken out passes its input on.
+Sparse weights show the speed of sparse kernels; accuracy is lost. A removed node passes its input on.
 """
 
 from __future__ import annotations
@@ -8,33 +8,19 @@ from __future__ import annotations
 from pathlib import Path
 
 from trtops.cli import groups, surgery
-from trtops.cli.flags import Asked, Flag, Group
+from trtops.cli.flags import Group, Options, flag
+from trtops.cli.jobs import Job
 
 GROUPS = (
     groups.ONNX_MODEL,
     Group(
         "pruning",
         (
-            Flag(
-                names=("--remove-node-types",),
-                takes="many",
-                shown="OP",
-                help="types of nodes to take out, instead of sparsity",
-            ),
+            flag("--remove-node-types OP+", "types of nodes to remove, instead of sparsity"),
+            flag("-o --output FILE", "where to write it (default: <model>.pruned.onnx)", to="output"),
         ),
     ),
-    Group(
-        "saving",
-        (
-            Flag(
-                names=("-o", "--output"),
-                to="output",
-                shown="FILE",
-                help="where to write it (default: <model>.pruned.onnx)",
-            ),
-            *groups.ONNX_SAVE.flags[1:],
-        ),
-    ),
+    groups.SAVE_AS,
     groups.ONNX_LOAD,
 )
 EXAMPLES = (
@@ -43,12 +29,9 @@ EXAMPLES = (
 )
 
 
-def plan(args: Asked) -> surgery.Operation:
-    """The operation."""
+def plan(args: Options) -> Job:
+    """Return the job."""
     args.output = args.output or f"{Path(args.model_file).stem}.pruned.onnx"
     if args.remove_node_types:
-        return surgery.operation(args, "remove_nodes", tuple(args.remove_node_types))
-    return surgery.operation(args, "prune")
-
-
-execute = surgery.operate
+        return surgery.job(args, "remove_nodes", tuple(args.remove_node_types))
+    return surgery.job(args, "prune")

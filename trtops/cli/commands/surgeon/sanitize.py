@@ -1,7 +1,7 @@
 """Clean an ONNX model.
 
-Folds constants, removes what no output needs, sorts nodes, changes input shapes and outputs, and bounds sizes that
-are known only at run time.
+Folds constants, removes what no output needs, sorts nodes, changes input shapes and outputs, and bounds sizes that are known
+only at run time.
 """
 
 from __future__ import annotations
@@ -9,52 +9,53 @@ from __future__ import annotations
 from typing import Any
 
 from trtops import ops
-from trtops.cli import groups, surgery, values
-from trtops.cli.flags import Asked, Flag, Group
+from trtops.cli import groups, surgery
+from trtops.cli.flags import Group, Options, flag
+from trtops.cli.jobs import Job
 
 GROUPS = (
     groups.ONNX_MODEL,
     Group(
         "cleaning",
         (
-            Flag(names=("--fold-constants",), takes="switch", help="compute what does not depend on inputs"),
-            Flag(names=("--num-passes", "--num-const-fold-passes"), convert=int, shown="N", help="most passes; until nothing folds unless given"),
-            Flag(
-                names=("--partitioning",), choices=("basic", "recursive"), help="what to do about nodes that cannot be folded",
-                idle="a node that cannot be folded never keeps others from it",
+            flag("--fold-constants", "compute what does not depend on inputs"),
+            flag("--num-passes --num-const-fold-passes N", "most passes (default: until nothing folds)"),
+            flag(
+                "--partitioning CHOICE",
+                "how to treat nodes that cannot be folded",
+                choices=("basic", "recursive"),
+                idle="a node that cannot be folded never prevents others from being folded",
             ),
-            Flag(names=("--no-fold-shapes",), takes="switch", help="do not fold shapes"),
-            Flag(names=("--no-per-pass-shape-inference",), takes="switch", help="do not infer shapes between passes"),
-            Flag(names=("--fold-size-threshold",), convert=values.size, shown="BYTES", help="larger tensors are not folded"),
-            Flag(names=("--cleanup",), takes="switch", help="remove nodes and weights that no output needs"),
-            Flag(names=("--toposort",), takes="switch", help="put nodes into an order of execution"),
-            Flag(
-                names=("--override-input-shapes", "--override-inputs"), to="input_shapes", takes="many", convert=values.shape,
-                shown="NAME:[DIMS]", help="other shapes of inputs",
+            flag("--no-fold-shapes", "do not fold shapes"),
+            flag("--no-per-pass-shape-inference", "do not infer shapes between passes"),
+            flag("--fold-size-threshold BYTES", "larger tensors are not folded"),
+            flag("--cleanup", "remove nodes and weights that no output needs"),
+            flag("--toposort", "sort nodes in execution order"),
+            flag(
+                "--override-input-shapes --override-inputs NAME:[DIMS]+",
+                "other shapes of inputs",
+                to="input_shapes",
             ),
-            Flag(
-                names=("--set-unbounded-dds-upper-bound",), takes="many", convert=values.named_whole, shown="[TENSOR:]N",
-                help="bounds of sizes known only at run time",
-            ),
-            Flag(names=("--outputs",), to="new_outputs", takes="many", shown="NAME", help="tensors to be the outputs; 'mark all' for all"),
-            Flag(names=("--exclude-outputs",), takes="many", shown="NAME", help="outputs to leave out"),
-            Flag(names=("--outputs-by-type",), takes="many", shown="OP", help="types of nodes whose results are to be the outputs"),
-            Flag(names=("--no-shape-inference",), takes="switch", help="infer no shapes"),
-            Flag(names=("--no-onnxruntime-shape-inference",), takes="switch", help="infer shapes without ONNX Runtime's symbolic inference"),
+            flag("--set-unbounded-dds-upper-bound [TENSOR:]N+", "bounds of sizes known only at run time"),
+            flag("--outputs NAME+", "tensors to use as outputs; 'mark all' for all", to="new_outputs"),
+            flag("--exclude-outputs NAME+", "outputs to leave out"),
+            flag("--outputs-by-type OP+", "types of nodes whose results become outputs"),
+            flag("--no-shape-inference", "infer no shapes"),
+            groups.NO_SYMBOLIC_SHAPES,
         ),
     ),
     surgery.OBSERVING,
     groups.ONNX_SAVE,
     groups.ONNX_LOAD,
-)  # fmt: skip
+)
 EXAMPLES = (
     "trtops surgeon sanitize model.onnx --fold-constants --cleanup -o clean.onnx",
     "trtops surgeon sanitize model.onnx --override-input-shapes x:[8,3,224,224] -o batch8.onnx",
 )
 
 
-def plan(args: Asked) -> surgery.Operation:
-    """The operation."""
+def plan(args: Options) -> Job:
+    """Return the job."""
     config = ops.SanitizeConfig(
         input_shapes=dict(args.input_shapes or ()),
         fold_constants=bool(args.fold_constants),
@@ -70,13 +71,10 @@ def plan(args: Asked) -> surgery.Operation:
         output_types=None if args.outputs_by_type is None else tuple(args.outputs_by_type),
         upper_bounds={name: int(bound) for name, bound in args.set_unbounded_dds_upper_bound or ()},
     )
-    return surgery.operation(args, "sanitize", config)
+    return surgery.job(args, "sanitize", config)
 
 
 def _output_names(names: Any) -> tuple[str, ...] | None:
     if names is None:
         return None
     return ("mark-all",) if list(names) == ["mark", "all"] else tuple(names)
-
-
-execute = surgery.operate

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from trtops.cli import groups, surgery
-from trtops.cli.flags import Asked, Flag, Group
+from trtops.cli.flags import Group, Options, flag
+from trtops.cli.jobs import Job
 
 GROUPS = (
     groups.ONNX_MODEL,
-    Group(
-        "weights",
-        (Flag(names=("--original",), shown="FILE", help="the model that has the weights; random ones unless given"),),
-    ),
+    Group("weights", (flag("--original FILE", "the model with the weights (default: random weights)"),)),
     groups.ONNX_SAVE,
     groups.ONNX_LOAD,
 )
 EXAMPLES = ("trtops surgeon weight-reconstruct structure.onnx -o random.onnx",)
 
 
-def plan(args: Asked) -> surgery.Operation:
-    """The operation."""
-    return surgery.operation(args, "reconstruct_weights", original=args.original)
-
-
-execute = surgery.operate
+def plan(args: Options) -> Job:
+    """Return the job."""
+    return surgery.job(args, "reconstruct_weights", original=args.original)

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from trtops.cli import store
-from trtops.cli.flags import Asked, Group
+from trtops.cli.flags import Group, Options
+from trtops.cli.jobs import Job
 from trtops.cli.logs import say
 
 GROUPS = (Group("servers", (store.ROOT,)),)
 EXAMPLES = ("trtops team down",)
 
 
-def plan(args: Asked) -> str | None:
-    """The store's folder."""
-    root: str | None = args.root
-    return root
+def plan(args: Options) -> Job:
+    """Return the job."""
+    return Job(call=_down, args=(args.root,))
 
 
-def execute(plan: str | None) -> int:
-    """End them."""
+def _down(root: str | None) -> int:
     from trtops import team
 
-    status = team.down(folder=team.TeamFolder.default(plan), progress=say)
-    say(status.text() or f"No servers were started for {team.TeamFolder.default(plan).root.parent}.")
+    folder = team.TeamFolder.default(root)
+    status = team.down(folder=folder, progress=say)
+    say(status.text() or f"No servers were started for {folder.root.parent}.")
     return 0

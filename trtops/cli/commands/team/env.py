@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from trtops.cli import store
-from trtops.cli.flags import Asked, Group
+from trtops.cli.flags import Group, Options
+from trtops.cli.jobs import Job
 from trtops.cli.logs import say
 
 GROUPS = (Group("servers", (store.ROOT,)),)
 EXAMPLES = ("trtops team env", 'eval "$(trtops team env)"')
 
 
-def plan(args: Asked) -> str | None:
-    """The store's folder."""
-    root: str | None = args.root
-    return root
+def plan(args: Options) -> Job:
+    """Return the job."""
+    return Job(call=_print_lines, args=(args.root,))
 
 
-def execute(plan: str | None) -> int:
-    """Print."""
+def _print_lines(root: str | None) -> int:
     from trtops.team.access import shell_lines
     from trtops.team.state import TeamFolder
 
-    say(shell_lines(TeamFolder.default(plan)))
+    say(shell_lines(TeamFolder.default(root)))
     return 0

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from trtops.cli import store
-from trtops.cli.flags import Asked, Flag, Group
+from trtops.cli.flags import Group, Options, flag
+from trtops.cli.jobs import Job
 from trtops.cli.logs import say
 from trtops.team.state import TeamConfig
 
@@ -16,27 +15,16 @@ GROUPS = (
         "servers",
         (
             store.ROOT,
-            Flag(names=("--prefect-port",), convert=int, help=f"port of Prefect; 0: a free one {_DEFAULT % 4200}"),
-            Flag(names=("--mlflow-port",), convert=int, help=f"port of MLflow; 0: a free one {_DEFAULT % 5000}"),
-            Flag(
-                names=("--database",),
-                shown="URL",
-                help="address of a PostgreSQL server with the databases prefect, mlflow and mlflow_auth (default: SQLite "
+            flag("--prefect-port N", f"port of Prefect; 0: a free one {_DEFAULT % 4200}"),
+            flag("--mlflow-port N", f"port of MLflow; 0: a free one {_DEFAULT % 5000}"),
+            flag(
+                "--database URL",
+                "address of a PostgreSQL server with the databases prefect, mlflow and mlflow_auth (default: SQLite "
                 "files in the store's folder; cannot change later)",
             ),
-            Flag(names=("--limit",), convert=int, help=f"number of flow runs at a time on a worker {_DEFAULT % 2}"),
-            Flag(
-                names=("--gpu",),
-                choices=("yes", "no"),
-                help="also start a worker for GPUs (default: if there is a GPU)",
-            ),
-            Flag(
-                names=("--wait",),
-                convert=float,
-                default=240.0,
-                shown="SECONDS",
-                help="how long to wait for each server",
-            ),
+            flag("--limit N", f"number of flow runs at a time on a worker {_DEFAULT % 2}"),
+            flag("--gpu CHOICE", "also start a worker for GPUs (default: if there is a GPU)", choices=("yes", "no")),
+            flag("--wait SECONDS", "how long to wait for each server", default=240.0),
         ),
     ),
 )
@@ -47,43 +35,27 @@ EXAMPLES = (
 )
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What to start.
-
-    Attributes:
-        root: The store's folder.
-        config: Ports and numbers.
-    """
-
-    root: str | None
-    config: TeamConfig
-
-
-def plan(args: Asked) -> Plan:
-    """What the options stand for."""
-    return Plan(
-        args.root,
-        TeamConfig(
-            prefect_port=args.prefect_port,
-            mlflow_port=args.mlflow_port,
-            database=args.database,
-            limit=args.limit,
-            gpu=None if args.gpu is None else args.gpu == "yes",
-            wait_seconds=args.wait,
-        ),
+def plan(args: Options) -> Job:
+    """Return the job."""
+    config = TeamConfig(
+        prefect_port=args.prefect_port,
+        mlflow_port=args.mlflow_port,
+        database=args.database,
+        limit=args.limit,
+        gpu=None if args.gpu is None else args.gpu == "yes",
+        wait_seconds=args.wait,
     )
+    return Job(call=_start, args=(args.root, config))
 
 
-def execute(plan: Plan) -> int:
-    """Start them, and say where they are."""
+def _start(root: str | None, config: TeamConfig) -> int:
     from trtops import team
 
-    folder = team.TeamFolder.default(plan.root)
-    status = team.up(plan.config, folder=folder, progress=say)
+    folder = team.TeamFolder.default(root)
+    status = team.up(config, folder=folder, progress=say)
     say(f"\n{status.text()}\n")
-    root = f" --root {folder.root.parent}" if plan.root is not None else ""
+    option = f" --root {folder.root.parent}" if root is not None else ""
     say(f"Passwords are in {folder.passwords}. To use the servers from this shell:\n")
-    say(f'  eval "$(trtops team env{root})"\n')
+    say(f'  eval "$(trtops team env{option})"\n')
     say("`make deploy` registers the deployments, `trtops team down` ends the servers.")
     return 0 if status.all_up else 1
