@@ -1,4 +1,4 @@
-"""The first tensor at which two sides part: found, explained, and said to be gone when it is."""
+"""The first tensor at which two sides differ is found and explained."""
 
 from __future__ import annotations
 
@@ -32,8 +32,13 @@ def chain(length: int = 12) -> onnx.ModelProto:
     )
 
 
+def compared(model: onnx.ModelProto, side: MakeRunner | BuildConfig, *feeds: Any, **options: Any) -> AccuracyResult:
+    config = AccuracyConfig(**{"tolerances": TIGHT, **options})
+    return accuracy(model, side, config, feeds=[dict(feed) for feed in feeds] or None)
+
+
 def off_by(node: str, amount: float, unless_observed: bool = False) -> MakeRunner:
-    """A back end that computes one node wrongly; like a bad fusion, only as long as nobody looks inside."""
+    """A back end that computes one node wrongly; like a bad fusion, only if its output is not observed."""
 
     def make(model: onnx.ModelProto) -> BaseRunner:
         wrong = onnx.ModelProto()
@@ -50,7 +55,7 @@ def off_by(node: str, amount: float, unless_observed: bool = False) -> MakeRunne
     return make
 
 
-def test_engines_that_are_observed_have_the_settings_of_the_one_that_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_observed_engines_have_the_settings_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     builds: list[Build] = []
 
     def build(*args: Any) -> Build:
@@ -68,88 +73,78 @@ def test_engines_that_are_observed_have_the_settings_of_the_one_that_is_not(monk
     assert all("tactics that change" not in each.log for each in builds[1:])
 
 
-def test_the_node_that_is_computed_wrongly_is_named() -> None:
-    result = accuracy(chain(), off_by("n5", 0.01), AccuracyConfig(tolerances=TIGHT))
+def test_the_wrong_node_is_named() -> None:
+    result = compared(chain(), off_by("n5", 0.01))
 
     assert (result.verdict, result.first, result.origin) == ("bad", "t6", "t6")
-    assert result.tensor("t6").node == "n5"
-    assert result.tensor("t5").error < 1e-5
+    assert result.tensor("t6").node == "n5" and result.tensor("t5").error < 1e-5
     assert result.chain[:3] == ("t6", "t5", "t4")
     assert "First tensor that differs: 't6', made by LeakyRelu 'n5'" in result.text()
+    with pytest.raises(errors.ConfigError, match="Did you mean 't1'"):
+        result.tensor("t01")
 
 
-def test_sides_that_agree_have_no_first_tensor() -> None:
-    result = accuracy(chain(), onnxruntime_runner, AccuracyConfig(tolerances=TIGHT))
+def test_equal_sides_have_no_first_tensor() -> None:
+    result = compared(chain(), onnxruntime_runner)
     assert (result.verdict, result.first, result.origin, result.chain) == ("good", None, None, ())
     assert [t.name for t in result.tensors] == ["t0", *(f"t{i}" for i in range(1, 13)), "y"]
 
 
 @pytest.mark.parametrize("iterations", [1, 3])
-def test_small_windows_give_the_same_numbers_as_one(iterations: int) -> None:
-    one = accuracy(chain(), off_by("n5", 0.01), AccuracyConfig(tolerances=TIGHT, iterations=iterations))
-    many = accuracy(
-        chain(), off_by("n5", 0.01), AccuracyConfig(tolerances=TIGHT, iterations=iterations, window_bytes=150)
-    )
-    assert many.windows > one.windows
-    assert many.tensors == one.tensors
+def test_small_windows_give_the_same_numbers(iterations: int) -> None:
+    one = compared(chain(), off_by("n5", 0.01), iterations=iterations)
+    many = compared(chain(), off_by("n5", 0.01), iterations=iterations, window_bytes=150)
+    assert many.windows > one.windows and many.tensors == one.tensors
 
 
 def test_an_error_that_disappears_when_observed() -> None:
-    result = accuracy(chain(), off_by("n5", 0.5, unless_observed=True), AccuracyConfig(tolerances=TIGHT))
+    result = compared(chain(), off_by("n5", 0.5, unless_observed=True))
 
     assert result.verdict == "bad" and result.disappears and result.first is None
     assert all(t.verdict == "good" for t in result.tensors)
     assert "disappears when all tensors are observed" in result.text()
 
 
-def test_the_first_infinity_comes_with_the_chain_above_it() -> None:
+def test_the_first_infinity_comes_with_the_chain_above() -> None:
     model = models.model(
-        "(float[4] x) => (float[4] y) { [a] big = Mul(x, k) [b] square = Mul(big, big) [c] root = Sqrt(square) [d] y = Div(root, k) }",
+        "(float[4] x) => (float[4] y) "
+        "{ [a] big = Mul(x, k) [b] square = Mul(big, big) [c] root = Sqrt(square) [d] y = Div(root, k) }",
         {"k": np.float32(1000)},
     )
-    result = accuracy(model, Emulated("fp16"), AccuracyConfig(tolerances=TIGHT), feeds=[{"x": np.ones(4, np.float32)}])
+    result = compared(model, Emulated("fp16"), {"x": np.ones(4, np.float32)})
 
-    assert result.first_nonfinite == "square"
-    assert result.chain == ("square", "big")
+    assert (result.first_nonfinite, result.chain) == ("square", ("square", "big"))
     assert result.tensor("big").magnitude == 1000
-    assert result.tensor("square").nonfinite == 4
-    assert result.tensor("square").error == float("inf")
+    assert (result.tensor("square").nonfinite, result.tensor("square").error) == (4, float("inf"))
     assert "First NaN or infinity: 'square'" in result.text()
 
 
-def test_where_infinity_comes_in_is_the_origin_and_not_what_is_behind_it() -> None:
+def test_the_origin_is_where_infinity_appears() -> None:
     model = models.model(
         "(float[4] x) => (float[1] y) { a = Mul(x, k) b = Mul(a, a) c = ReduceMean<axes = [0]>(b) y = Sqrt(c) }",
         {"k": np.float32(300)},
     )
-    feed = {"x": np.array([1, 0.1, 0.2, 0.3], np.float32)}
-
-    result = accuracy(model, Emulated("fp16"), AccuracyConfig(tolerances=TIGHT), feeds=[feed])
-
+    result = compared(model, Emulated("fp16"), {"x": np.array([1, 0.1, 0.2, 0.3], np.float32)})
     assert (result.origin, result.first_nonfinite) == ("b", "b")
 
 
-def test_the_error_is_measured_against_the_reference() -> None:
+def test_the_error_is_relative_to_the_reference() -> None:
     model = models.model("(float[4] x) => (float[4] y, float[4] z) { [big] y = Neg(x) [zero] z = Sub(x, x) }")
     feeds = [{"x": np.full(4, n, np.float32)} for n in (1, 2)]
 
-    large = accuracy(model, off_by("big", 1000), AccuracyConfig(tolerances=TIGHT), feeds=feeds).tensor("y")
-    beside_zero = accuracy(model, off_by("zero", 7), AccuracyConfig(tolerances=TIGHT), feeds=feeds).tensor("z")
-
-    assert large.error == pytest.approx(1000 * 8**0.5 / 20**0.5)
-    assert beside_zero.error == 1
+    assert compared(model, off_by("big", 1000), *feeds).tensor("y").error == pytest.approx(1000 * 8**0.5 / 20**0.5)
+    assert compared(model, off_by("zero", 7), *feeds).tensor("z").error == 1
 
 
-def test_nan_that_the_model_itself_makes_is_said_to_be_the_models() -> None:
+def test_nan_of_the_model_itself_is_reported() -> None:
     model = models.model("(float[2] x) => (float[2] y) { [neg] a = Neg(x) [root] b = Sqrt(a) [add] y = Add(b, x) }")
-
-    result = accuracy(model, onnxruntime_runner, feeds=[{"x": np.ones(2, np.float32)}])
+    result = compared(model, onnxruntime_runner, {"x": np.ones(2, np.float32)}, tolerances=None)
 
     assert (result.reference_nan, result.first_nonfinite, result.origin) == ("b", None, "b")
     assert "The reference itself has NaN, first in 'b', made by Sqrt 'root'" in result.text()
 
 
-def test_bodies_that_read_what_the_graph_around_them_reads_too_can_be_emulated() -> None:
+def test_subgraphs_that_read_outer_tensors_are_emulated() -> None:
     model = models.model(
         """(float[4] x, bool flag) => (float[4] y) {
             t = Mul(x, x)
@@ -163,40 +158,33 @@ def test_bodies_that_read_what_the_graph_around_them_reads_too_can_be_emulated()
         }"""
     )
     feed = {"x": np.ones(4, np.float32), "flag": np.array(True)}
-
-    assert accuracy(model, Emulated("fp16"), feeds=[feed]).tensor("y").error < 1e-3
+    assert compared(model, Emulated("fp16"), feed, tolerances=None).tensor("y").error < 1e-3
 
 
 @pytest.mark.parametrize("to", ["fp16", "bf16"])
-def test_what_is_expected_of_the_precision_that_is_emulated_is_the_default(to: Literal["fp16", "bf16"]) -> None:
-    model = models.model("(float[64] x) => (float[64] y) { y = Exp(x) }")
-    assert accuracy(model, Emulated(to)).verdict == "good"
+def test_default_tolerances_are_those_of_the_precision(to: Literal["fp16", "bf16"]) -> None:
+    assert accuracy(models.model("(float[64] x) => (float[64] y) { y = Exp(x) }"), Emulated(to)).verdict == "good"
 
 
-def test_growth_tells_where_rounding_is_blown_up() -> None:
+def test_growth_shows_where_rounding_is_amplified() -> None:
     model = models.model(
         "(float[256] x) => (float[256] y) { a = Add(x, k) b = Sub(a, k) y = Mul(b, two) }",
         {"k": np.float32(100), "two": np.float32(2)},
     )
-    result = accuracy(model, Emulated("fp16"), AccuracyConfig(tolerances=TIGHT))
-    growth = result.tensor("b").growth
-    assert growth is not None and growth > 50
-    assert result.origin == "b"
+    result = compared(model, Emulated("fp16"))
+    assert result.origin == "b" and (result.tensor("b").growth or 0) > 50
 
 
-def test_tensors_are_mapped_to_the_layers_of_the_engine() -> None:
+def test_tensors_have_the_layers_of_the_engine() -> None:
     case = models.conv_net()
-    config = BuildConfig(options=OnnxRuntimeOptions(tactics=()))
-    result = accuracy(case.proto, config, AccuracyConfig(tolerances=TIGHT), feeds=[dict(case.feed)])
-    assert result.verdict == "good"
-    assert any(t.layer for t in result.tensors)
+    result = compared(case.proto, BuildConfig(options=OnnxRuntimeOptions(tactics=())), case.feed)
+    assert result.verdict == "good" and any(t.layer for t in result.tensors)
 
 
 @pytest.mark.parametrize("make", models.ALL)
-def test_every_model_can_be_compared_with_itself(make: models.Callable[[], models.Case]) -> None:
+def test_every_model_equals_itself(make: models.Callable[[], models.Case]) -> None:
     case = make()
-    result = accuracy(case.proto, onnxruntime_runner, AccuracyConfig(tolerances=TIGHT), feeds=[dict(case.feed)])
-    assert result.verdict == "good"
+    assert compared(case.proto, onnxruntime_runner, case.feed).verdict == "good"
 
 
 def test_everything_is_logged_and_drawn() -> None:
@@ -206,15 +194,8 @@ def test_everything_is_logged_and_drawn() -> None:
     info = tracker.info(result.run_id)
     assert (info.experiment, info.verdict) == ("chain", "bad") and info.metrics["accuracy", "differing"] > 0
     report = tracker.load(result.run_id).read_bytes(Artifact.REPORT).decode()
-    assert "Error of each tensor" in report and "<svg" in report
     drawn = report[report.index("<svg") :]
-    assert all(f"{tensor.name}" in drawn for tensor in result.tensors)
-
-
-def test_a_tensor_that_was_not_compared_is_refused_by_name() -> None:
-    result = accuracy(chain(2), onnxruntime_runner, AccuracyConfig(tolerances=TIGHT))
-    with pytest.raises(errors.ConfigError, match="Did you mean 't0'"):
-        result.tensor("t00")
+    assert "Error of each tensor" in report and all(tensor.name in drawn for tensor in result.tensors)
 
 
 def reshaped_by_its_own_shape() -> onnx.ModelProto:
@@ -235,35 +216,27 @@ def reshaped_by_its_own_shape() -> onnx.ModelProto:
 
 @pytest.mark.parametrize("batches", [(1, 3), (3, 1)])
 @pytest.mark.parametrize("side", [BuildConfig(), BuildConfig(precision="fp16"), Emulated("fp16")])
-def test_a_sound_model_is_not_accused_where_feeds_differ_in_shape(
-    side: BuildConfig | Emulated, batches: tuple[int, int]
-) -> None:
+def test_feeds_of_different_shapes_cause_no_error(side: BuildConfig | Emulated, batches: tuple[int, int]) -> None:
     feeds = [{"x": models.random(batch, 4, 6, seed=batch)} for batch in batches]
-    result = accuracy(reshaped_by_its_own_shape(), side, feeds=feeds)
+    result = compared(reshaped_by_its_own_shape(), side, *feeds, tolerances=None)
     assert (result.verdict, result.first) == ("good", None)
 
 
-def test_windows_are_cut_by_the_largest_of_feeds_that_differ_in_shape() -> None:
+def test_windows_depend_on_the_largest_feed() -> None:
     feeds = [{"x": models.random(batch, 4, 6, seed=batch)} for batch in (1, 64)]
     small, large = (
-        accuracy(
-            reshaped_by_its_own_shape(), onnxruntime_runner, AccuracyConfig(window_bytes=64 * 24 * 4 * 3), feeds=given
-        )
+        compared(reshaped_by_its_own_shape(), onnxruntime_runner, *given, window_bytes=64 * 24 * 4 * 3)
         for given in (feeds[:1], feeds)
     )
     assert large.windows > small.windows
 
 
-@pytest.mark.parametrize("tolerances", [None, Tolerances(atol=2e-2, rtol=2e-2)])
-def test_a_mask_that_16_bit_clamps_is_not_blamed(tolerances: Tolerances | None) -> None:
+def test_a_mask_that_16_bit_clamps_is_no_error() -> None:
     case = zoo.masked_attention()
-    result = accuracy(case.proto, Emulated("fp16"), AccuracyConfig(tolerances=tolerances), feeds=[dict(case.feed)])
-    assert (result.verdict, result.first, result.origin) == ("good", None, None)
-    assert all(t.growth is None or t.growth < 10 for t in result.tensors)
-
-
-def test_what_differs_inside_while_the_outputs_agree_is_not_the_headline() -> None:
-    case = zoo.masked_attention()
-    config = AccuracyConfig(tolerances=Tolerances(per_output={"last_hidden_state": OutputTolerances(atol=1.0)}))
-    text = accuracy(case.proto, Emulated("fp16"), config, feeds=[dict(case.feed)]).text()
+    for tolerances in (None, Tolerances(atol=2e-2, rtol=2e-2)):
+        result = compared(case.proto, Emulated("fp16"), case.feed, tolerances=tolerances)
+        assert (result.verdict, result.first, result.origin) == ("good", None, None)
+        assert all(t.growth is None or t.growth < 10 for t in result.tensors)
+    loose = Tolerances(per_output={"last_hidden_state": OutputTolerances(atol=1.0)})
+    text = compared(case.proto, Emulated("fp16"), case.feed, tolerances=loose).text()
     assert text.startswith("The model's outputs agree. The first tensor that differs inside:")

@@ -19,6 +19,7 @@ from trtops.comparator.report import Tolerances
 from trtops.ops.evaluation.submodel import onnxruntime_runner
 from trtops.ops.search.precision import Candidate, PrecisionConfig, PrecisionResult, PrecisionStep, precision
 from trtops.tracking.memory import MemoryTracker
+from trtops.tracking.schema import Artifact
 
 
 def overflowing(blocks: int = 6, bad: tuple[int, ...] = (3,)) -> onnx.ModelProto:
@@ -35,10 +36,9 @@ def overflowing(blocks: int = 6, bad: tuple[int, ...] = (3,)) -> onnx.ModelProto
         ]
         tail = f"u{i}"
     text = "(float[2,8] x) => (float[2,8] y) {\n" + "\n".join(lines) + f"\n[end] y = Identity({tail})\n}}"
-    weights = {"big": np.float32(1000), "one": np.float32(1)}
-    proto = models.model(text, weights)
+    proto = models.model(text, {"big": np.float32(1000), "one": np.float32(1)})
     for node in proto.graph.node:
-        node.name = node.name.replace("__", "/")  # which the text syntax does not take
+        node.name = node.name.replace("__", "/")  # which the text syntax does not accept
     return proto
 
 
@@ -46,22 +46,21 @@ def fast(**options: object) -> PrecisionConfig:
     return PrecisionConfig(tolerances=Tolerances(atol=0.02, rtol=0.02), latency_runs=0, **options)  # type: ignore[arg-type]
 
 
-def test_the_one_node_that_overflows_is_found_with_the_node_that_reads_it() -> None:
-    result = precision(overflowing(), fast())
-    assert result.outcome == "mixed"
-    assert result.keep == ("b3/square", "b3/root")
-    assert result.minimal
-    assert result.checks < 60
+def test_the_overflowing_node_and_its_reader_are_kept() -> None:
+    steps: list[PrecisionStep] = []
+    result = precision(overflowing(), fast(), progress=steps.append)
+    assert (result.outcome, result.keep, result.minimal) == ("mixed", ("b3/square", "b3/root"), True)
+    assert tuple(steps) == result.steps and result.checks == len(steps) < 60
+    assert steps[0].kept == 0 and steps[0].excess > 1
 
 
-def test_leaving_out_any_node_of_the_answer_is_too_much() -> None:
+def test_no_node_of_the_answer_can_be_lowered() -> None:
     model = overflowing(5, bad=(1, 4))
     result = precision(model, fast())
     assert {name.split("/")[0] for name in result.keep} == {"b1", "b4"}
     for left_out in result.keep:
-        rest = [name for name in result.keep if name != left_out]
-        again = precision(model, fast(exclude=tuple(rest)))
-        assert again.keep == (left_out,)
+        rest = tuple(name for name in result.keep if name != left_out)
+        assert precision(model, fast(exclude=rest)).keep == (left_out,)
 
 
 def test_a_model_that_is_fine_in_fp16_keeps_nothing() -> None:
@@ -69,55 +68,52 @@ def test_a_model_that_is_fine_in_fp16_keeps_nothing() -> None:
     assert (result.verdict, result.keep, result.checks) == ("good", (), 1)
 
 
-def test_a_back_end_that_is_wrong_in_fp32_too_is_said_to_be() -> None:
+def test_a_back_end_that_is_wrong_in_fp32_too() -> None:
     def wrong(candidate: Candidate) -> BaseRunner:
         shifted = onnx.ModelProto()
         shifted.CopyFrom(candidate.rewritten.model)
         next(node for node in shifted.graph.node if node.name == "a" or "a" in node.output).op_type = "Neg"
         return onnxruntime_runner(shifted)
 
-    result = precision(
-        models.model("(float[8] x) => (float[8] y) { a = Exp(x) y = Identity(a) }"), fast(), runner=wrong
-    )
+    model = models.model("(float[8] x) => (float[8] y) { a = Exp(x) y = Identity(a) }")
+    result = precision(model, fast(), runner=wrong)
     assert (result.verdict, result.keep) == ("bad", ("a", "y"))
+    assert "Even with every node in FP32" in result.text()
 
 
-def test_the_model_that_is_written_has_casts_and_runs(tmp_path: Path) -> None:
+def test_the_written_model_has_casts_and_runs(tmp_path: Path) -> None:
     config = fast(output=str(tmp_path / "mixed.onnx"), exclude_list=str(tmp_path / "keep.txt"))
     result = precision(overflowing(), config)
 
     written = onnx.load(tmp_path / "mixed.onnx")
     kinds = {t.name: t.type.tensor_type.elem_type for t in onnx.shape_inference.infer_shapes(written).graph.value_info}
-    assert kinds["q3"] == onnx.TensorProto.FLOAT
-    assert kinds["q2"] == onnx.TensorProto.FLOAT16
+    assert (kinds["q3"], kinds["q2"]) == (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
     assert (tmp_path / "keep.txt").read_text().splitlines() == list(result.keep)
     ort.InferenceSession(written.SerializeToString(), providers=["CPUExecutionProvider"])
 
 
-def test_what_is_excluded_alike_is_named_by_its_type() -> None:
+def test_nodes_of_one_type_are_named_by_it() -> None:
     model = models.model(
-        "(float[2,8] x) => (float[2,8] y) { [p] a = Exp(x) [q] b = Exp(x) [r] c = Add(a, b) [s] d = Log(c) [t] y = Neg(d) }"
+        "(float[2,8] x) => (float[2,8] y) { [p] a = Exp(x) [q] b = Exp(x) [r] c = Sub(a, b) [t] y = Neg(c) }"
     )
-    feeds = [{"x": np.full((2, 8), 15, np.float32)}]
-    result = precision(model, fast(), feeds=feeds)
-    assert set(result.keep) >= {"p", "q"}
+    result = precision(model, fast(), feeds=[{"x": np.full((2, 8), 15, np.float32)}])
+    assert result.keep == ("p", "q", "r")
     lowered = rewriting.lower_precision(model, "fp16", exclude=result.exclude).lowered
-    assert not set(lowered) & set(result.keep)
+    assert set(result.exclude) == {"Exp", "Sub"} and not set(lowered) & set(result.keep)
 
 
 @pytest.mark.parametrize(("mode", "direction", "kept"), [("bisect", "forward", 18), ("linear", "reverse", 15)])
-def test_bisect_and_linear_keep_all_nodes_from_one_end(mode: str, direction: str, kept: int) -> None:
+def test_bisect_and_linear_keep_one_end(mode: str, direction: str, kept: int) -> None:
     result = precision(overflowing(), fast(mode=mode, direction=direction))
-    assert len(result.keep) == kept
-    assert not result.minimal
+    assert len(result.keep) == kept and not result.minimal
 
 
-def test_a_search_that_runs_out_of_checks_gives_the_best_so_far() -> None:
+def test_max_checks_gives_the_best_so_far() -> None:
     result = precision(overflowing(), fast(max_checks=4))
     assert (result.outcome, result.minimal, result.checks) == ("mixed", False, 4)
 
 
-def test_a_runner_of_ones_own_sees_the_rewritten_model() -> None:
+def test_a_runner_gets_the_rewritten_model() -> None:
     seen = []
 
     def plain(candidate: Candidate) -> BaseRunner:
@@ -129,33 +125,71 @@ def test_a_runner_of_ones_own_sees_the_rewritten_model() -> None:
     assert seen == [0]
 
 
-def test_many_small_errors_take_no_more_checks_than_a_few_per_node() -> None:
+def test_many_small_errors_take_few_checks_per_node() -> None:
     body = "\n".join(f"t{i + 1} = Mul(t{i}, k)" for i in range(40))
-    model = models.model(
-        f"(float[8] x) => (float[8] y) {{ t0 = Abs(x)\n{body}\ny = Identity(t40) }}", {"k": np.float32(1.1)}
-    )
-    tight = Tolerances(atol=6e-4, rtol=6e-4)
-    result = precision(model, PrecisionConfig(tolerances=tight, latency_runs=0))
+    text = f"(float[8] x) => (float[8] y) {{ t0 = Abs(x)\n{body}\ny = Identity(t40) }}"
+    model = models.model(text, {"k": np.float32(1.1)})
+    result = precision(model, PrecisionConfig(tolerances=Tolerances(atol=6e-4, rtol=6e-4), latency_runs=0))
     assert result.outcome == "mixed" and result.minimal
-    assert len(result.keep) > 5
-    assert result.checks < 5 * result.nodes
+    assert len(result.keep) > 5 and result.checks < 5 * result.nodes
 
 
-def test_everything_is_logged_and_the_picture_is_drawn() -> None:
+def test_everything_is_logged() -> None:
     tracker = MemoryTracker()
     config = PrecisionConfig(tolerances=Tolerances(atol=0.02), latency_runs=2)
     result = precision(overflowing(4), config, tracker=tracker)
-    assert {entry.path for entry in tracker.load(result.run_id).manifest.artifacts} >= {"precision/result.json"}
-    assert {point.label for point in result.points} >= {"all FP16", "all FP32", "found"}
+    report = tracker.load(result.run_id).read_bytes(Artifact.REPORT).decode()
+    assert "Nodes kept in FP32 in a FP16 model" in report and "<svg" in report
+    assert [point.label for point in result.points] == ["all FP16", "found", "all FP32"]
     assert all(point.latency_ms is not None for point in result.points)
     assert PrecisionResult.from_json(result.to_json()).keep == result.keep
 
 
-def test_each_step_is_told() -> None:
-    steps: list[PrecisionStep] = []
-    result = precision(overflowing(3, bad=(1,)), fast(), progress=steps.append)
-    assert tuple(steps) == result.steps
-    assert steps[0].excess > 1
+def test_the_fastest_that_passes_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Cast costs more than a node in FP32 here, so that more nodes in FP32 are faster."""
+
+    class Timed(BaseRunner):
+        def __init__(self, candidate: Candidate) -> None:
+            proto = onnx.ModelProto()
+            proto.CopyFrom(candidate.rewritten.model)
+            emulate.emulate_low_precision(proto)
+            self.inner = onnxruntime_runner(proto)
+            casts = sum(node.op_type == "Cast" for node in candidate.rewritten.model.graph.node)
+            self.seconds = 1e-3 * casts + 1e-5 * len(candidate.keep)
+            super().__init__("timed")
+
+        def activate_impl(self) -> None:
+            self.inner.activate()
+
+        def deactivate_impl(self) -> None:
+            self.inner.deactivate()
+
+        def get_input_metadata_impl(self):
+            return self.inner.get_input_metadata()
+
+        def infer_impl(self, feed):
+            outputs = self.inner.infer(feed)
+            self.inference_time = self.seconds
+            return outputs
+
+    model = models.model(
+        "(float[8] x) => (float[8] y) { [a] a = Mul(x, k) [b] b = Mul(a, a) [c] c = Sqrt(b) [d] d = Div(c, k)\n"
+        "[e] e = Mul(d, k) [f] f = Mul(e, e) [g] g = Sqrt(f) [h] h = Div(g, k) [i] i = Tanh(h) [j] y = Tanh(i) }",
+        {"k": np.float32(1000)},
+    )
+    fewest = precision(model, fast(), runner=Timed)
+    assert fewest.keep == ("b", "c", "f", "g") and fewest.minimal
+
+    config = PrecisionConfig(tolerances=Tolerances(atol=0.02, rtol=0.02), latency_runs=1, fastest=True)
+    result = precision(model, config, runner=Timed)
+
+    assert result.outcome == "mixed" and not result.minimal and set(result.keep) > set(fewest.keep)
+    labels = {point.label: point for point in result.points}
+    assert labels["fastest"].good and labels["fastest"].latency_ms < labels["fewest in FP32"].latency_ms
+    with pytest.raises(errors.ConfigError, match="latency_runs is 0"):
+        fast(fastest=True)
+    with pytest.raises(errors.ConfigError, match="fastest measures engines"):
+        precision(model, config, evaluate=lambda candidate: True)
 
 
 def test_an_unknown_node_to_exclude_is_refused() -> None:
@@ -164,7 +198,7 @@ def test_an_unknown_node_to_exclude_is_refused() -> None:
 
 
 @pytest.mark.parametrize("make", [models.conv_net, models.transformer, models.branch, models.loop])
-def test_emulated_models_give_what_rounding_each_result_gives(make: models.Callable[[], models.Case]) -> None:
+def test_emulation_rounds_each_result(make: models.Callable[[], models.Case]) -> None:
     case = make()
     low = rewriting.convert_to_fp16(case.proto)
     emulate.emulate_low_precision(low)
@@ -179,11 +213,10 @@ def test_emulation_overflows_where_fp16_does() -> None:
     low = rewriting.convert_to_fp16(models.model("(float[2] x) => (float[2] y) { a = Mul(x, x) y = Sqrt(a) }"))
     emulate.emulate_low_precision(low)
     session = ort.InferenceSession(low.SerializeToString(), providers=["CPUExecutionProvider"])
-    [array] = session.run(None, {"x": np.array([300, 2], np.float32)})
-    assert array.tolist() == [np.inf, 2.0]
+    assert session.run(None, {"x": np.array([300, 2], np.float32)})[0].tolist() == [np.inf, 2.0]
 
 
-def test_nodes_inside_functions_are_found_and_kept_one_by_one() -> None:
+def test_nodes_inside_functions_are_kept_one_by_one() -> None:
     text = """(float[4] x) => (float[4] y) {
         [scale] a = Mul(x, k)
         [first] b = custom.Norm(x)
@@ -192,10 +225,7 @@ def test_nodes_inside_functions_are_found_and_kept_one_by_one() -> None:
     }
     <domain: "custom", opset_import: ["" : 17]>
     Norm (v) => (n) { [square] s = Mul(v, v) [root] r = Sqrt(s) [divide] n = Div(v, r) }"""
-    model = models.model(text, {"k": np.float32(1000)})
-    feed = {"x": np.ones(4, np.float32)}
-
-    result = precision(model, fast(), feeds=[feed])
+    result = precision(models.model(text, {"k": np.float32(1000)}), fast(), feeds=[{"x": np.ones(4, np.float32)}])
 
     assert result.outcome == "mixed" and len(result.keep) == 2
     assert {name.split("__")[0] for name in result.keep} == {"square", "root"}
@@ -203,18 +233,14 @@ def test_nodes_inside_functions_are_found_and_kept_one_by_one() -> None:
     assert set(result.keep) <= {node.name for node in result.model.graph.node}
 
 
-def test_a_check_that_passes_whatever_it_is_given_is_broken() -> None:
-    case = models.transformer()
-    with pytest.raises(errors.ConfigError, match=r"The check is broken.*outputs set to 0"):
-        precision(case.proto, evaluate=lambda candidate: True)
-
-
-def test_a_check_that_compares_is_not() -> None:
+def test_a_check_that_passes_everything_is_broken() -> None:
     case = models.transformer()
     golden = reference_outputs(case.proto, [case.feed])[0]["y"]
 
-    def evaluate(candidate: Candidate) -> bool:
+    def compares(candidate: Candidate) -> bool:
         found = reference_outputs(candidate.rewritten.model, [case.feed])[0]["y"]
         return bool(np.abs(found - golden).max() < 0.05)
 
-    assert precision(case.proto, evaluate=evaluate).outcome == "good"
+    assert precision(case.proto, evaluate=compares).outcome == "good"
+    with pytest.raises(errors.ConfigError, match=r"The check is broken.*outputs set to 0"):
+        precision(case.proto, evaluate=lambda candidate: True)

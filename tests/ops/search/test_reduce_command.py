@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from tests import models
 from tests.waiting import FOR_EVER, commands_time_out_when, is_gone, until
 from trtops import errors
 from trtops.ops.evaluation.command import CommandCheck
-from trtops.ops.search.reduce import reduce
+from trtops.ops.search.reduce import ReduceResult, reduce
 from trtops.ops.search.reduce_search import ReduceConfig
 
 PYTHON = sys.executable
@@ -27,6 +28,11 @@ def chain() -> models.Case:
 
 def command(code: str, **options: object) -> CommandCheck:
     return CommandCheck(command=(PYTHON, "-c", code, "{model}"), **options)  # type: ignore[arg-type]
+
+
+def reduced(check: CommandCheck, **options: object) -> ReduceResult:
+    case = chain()
+    return reduce(case.proto, check, ReduceConfig(**options), feeds=[case.feed])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -53,8 +59,6 @@ def test_only_the_failure_that_is_meant_counts(options: dict[str, object], code:
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("code", [0, 1, 2, -9])
-@pytest.mark.parametrize("printed", ["", "it FAILED"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -65,9 +69,7 @@ def test_only_the_failure_that_is_meant_counts(options: dict[str, object], code:
         {"fail_regex": ("FAILED",), "fail_codes": (1,)},
     ],
 )
-def test_what_fails_is_what_fails_for_polygraphy(code: int, printed: str, options: dict[str, tuple], monkeypatch):
-    import re
-
+def test_the_same_fails_as_for_polygraphy(options: dict[str, tuple], monkeypatch: pytest.MonkeyPatch):
     from polygraphy.tools.debug.subtool import iterative_debug_args as theirs
 
     args = theirs.CheckCmdArgs()
@@ -75,140 +77,94 @@ def test_what_fails_is_what_fails_for_polygraphy(code: int, printed: str, option
     args.fail_codes = list(options.get("fail_codes", ())) or None
     args.ignore_fail_codes = list(options.get("ignore_fail_codes", ())) or None
     args.fail_regexes = [re.compile(r) for r in options.get("fail_regex", ())] or None
-    done = subprocess.CompletedProcess(["x"], code, printed.encode(), b"")
-    monkeypatch.setattr(theirs.sp, "run", lambda *_, **__: done)
+    for code in (0, 1, 2, -9):
+        for printed in ("", "it FAILED"):
+            done = subprocess.CompletedProcess(["x"], code, printed.encode(), b"")
+            monkeypatch.setattr(theirs.sp, "run", lambda *_, done=done, **__: done)
+            passed = args.run_check("model.onnx")
+            assert (command("", **options).evaluate(code, printed).verdict != "fail") == passed, (code, printed)
 
-    passed = args.run_check("model.onnx")
 
-    assert (command("", **options).evaluate(code, printed).verdict != "fail") == passed
-
-
-def test_a_reduction_by_a_command_that_looks_at_the_model(tmp_path: Path):
+def test_a_command_that_inspects_the_model():
     look = "import sys, onnx; sys.exit(7 if 'Tanh' in {n.op_type for n in onnx.load(sys.argv[1]).graph.node} else 0)"
-    case = chain()
-
-    result = reduce(case.proto, command(look, fail_codes=(7,)), ReduceConfig(width=2), feeds=[case.feed])
-
+    result = reduced(command(look, fail_codes=(7,)), width=2)
     assert [node.name for node in result.culprits[0].nodes] == ["c"]
     assert result.culprits[0].detail.startswith("exit code 7")
 
 
 @pytest.mark.parity
-def test_polygraphy_takes_the_inputs_and_the_golden_outputs_that_a_command_is_given():
-    case = chain()
+def test_polygraphy_reads_the_inputs_and_golden_outputs():
     tool = str(Path(PYTHON).with_name("polygraphy"))
-    check = CommandCheck(
-        command=(tool, "run", "{model}", "--onnxrt", "--load-inputs", "{inputs}", "--load-outputs", "{golden}")
-    )
-
-    assert reduce(case.proto, check, feeds=[case.feed]).verdict == "good"
+    words = (tool, "run", "{model}", "--onnxrt", "--load-inputs", "{inputs}", "--load-outputs", "{golden}")
+    assert reduced(CommandCheck(command=words)).verdict == "good"
 
 
-def test_a_command_may_read_the_model_from_a_fixed_place_where_nothing_is_left_behind(tmp_path: Path):
+def test_a_command_may_read_a_fixed_file(tmp_path: Path):
     artifact = tmp_path / "polygraphy_debug.onnx"
     code = f"import onnx, sys; sys.exit(any(n.name == 'b' for n in onnx.load({str(artifact)!r}).graph.node))"
     check = CommandCheck(command=(PYTHON, "-c", code), artifact=str(artifact))
-    case = chain()
 
-    result = reduce(case.proto, check, feeds=[case.feed])
-
-    assert [node.name for node in result.culprits[0].nodes] == ["b"]
+    assert [node.name for node in reduced(check).culprits[0].nodes] == ["b"]
     assert not artifact.exists()
     with pytest.raises(errors.ConfigError, match="width"):
-        reduce(case.proto, check, ReduceConfig(width=2), feeds=[case.feed])
+        reduced(check, width=2)
 
 
-def leaving_a_child(folder: Path, then: str) -> tuple[str, Path]:
-    """A program that starts a child which does not end by itself, and the file that the child's id is put into."""
-    pid = folder / "pid"
+@pytest.mark.parametrize(("then", "limit"), [(f"time.sleep({FOR_EVER})", 1.5), ("print('bye')", None)])
+def test_children_of_a_command_end_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str, limit: float | None
+):
+    pid = tmp_path / "pid"
     child = f"subprocess.Popen([sys.executable, '-c', 'import time; time.sleep({FOR_EVER})'])"
-    return f"import subprocess, sys, time; open({str(pid)!r}, 'w').write(str({child}.pid)); {then}", pid
+    code = f"import subprocess, sys, time; open({str(pid)!r}, 'w').write(str({child}.pid)); {then}"
+    if limit:
+        commands_time_out_when(monkeypatch, lambda: pid.exists() and pid.read_text())
 
+    result = reduced(command(code, timeout_seconds=limit))
 
-def test_a_command_that_hangs_is_ended_with_all_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    code, pid = leaving_a_child(tmp_path, then=f"time.sleep({FOR_EVER})")
-    commands_time_out_when(monkeypatch, lambda: pid.exists() and pid.read_text())
-    case = chain()
-
-    result = reduce(case.proto, command(code, timeout_seconds=1.5), feeds=[case.feed])
-
-    assert result.verdict == "good" and "no answer within 1.5 s" in result.detail
+    assert result.verdict == "good" and ("no answer within 1.5 s" in result.detail) == (limit is not None)
     until(lambda: is_gone(int(pid.read_text())))
 
 
-def test_a_child_that_outlives_its_command_is_ended_too_and_does_not_hold_up_the_answer(tmp_path: Path):
-    code, pid = leaving_a_child(tmp_path, then="print('bye')")
-    case = chain()
-
-    result = reduce(case.proto, command(code), feeds=[case.feed])
-
-    assert result.verdict == "good"
-    until(lambda: is_gone(int(pid.read_text())))
-
-
-def test_running_out_of_time_may_be_the_failure_that_is_meant():
+def test_a_timeout_can_be_the_failure_that_is_meant():
     code = f"import sys, time; time.sleep({FOR_EVER} if b'Tanh' in open(sys.argv[1], 'rb').read() else 0)"
-    check = command(code, timeout_seconds=1, timeout_fails=True)
-    case = chain()
-
-    result = reduce(case.proto, check, ReduceConfig(max_checks=3), feeds=[case.feed])
-
-    assert result.verdict == "bad"
+    assert reduced(command(code, timeout_seconds=1, timeout_fails=True), max_checks=3).verdict == "bad"
 
 
-def test_what_a_command_prints_is_kept_for_people_also_where_it_is_no_text():
-    case = chain()
+def test_the_output_of_a_command_is_kept():
     code = (
         "import sys; sys.stdout.buffer.write(b'\\xff bad kernel'); sys.stderr.write('!'); "
         "sys.exit(b'Tanh' in open(sys.argv[1], 'rb').read())"
     )
-
-    result = reduce(case.proto, command(code), ReduceConfig(max_checks=1), feeds=[case.feed])
-
+    result = reduced(command(code), max_checks=1)
     assert "bad kernel" in result.detail and "!" in result.detail
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_invalid_commands_are_refused():
+    for options, message in (
         ({"command": ()}, "empty"),
         ({"command": ("polygraphy", "run")}, "has no place for the model"),
         ({"command": ("x", "{model}"), "fail_codes": (1,), "ignore_fail_codes": (2,)}, "not both"),
-        ({"command": ("x", "{model}"), "fail_regex": ("(",)}, "no regular expression"),
-    ],
-)
-def test_commands_that_cannot_be_meant_are_refused(options: dict[str, object], message: str):
-    with pytest.raises(errors.ConfigError, match=message):
-        CommandCheck(**options)  # type: ignore[arg-type]
-
-
-def test_a_program_that_does_not_exist_is_named_and_is_no_verdict():
-    case = chain()
-
+        ({"command": ("x", "{model}"), "fail_regex": ("(",)}, "regular expression"),
+    ):
+        with pytest.raises(errors.ConfigError, match=message):
+            CommandCheck(**options)  # type: ignore[arg-type]
     with pytest.raises(errors.ConfigError, match="no-such-program"):
-        reduce(case.proto, CommandCheck(command=("no-such-program", "{model}")), feeds=[case.feed])
+        reduced(CommandCheck(command=("no-such-program", "{model}")))
 
 
-def test_a_command_is_a_record_and_survives_json():
+def test_a_command_survives_json():
     check = command("x", fail_codes=(3,), timeout_seconds=5.0)
-
     assert CommandCheck.from_json(check.to_json()) == check
 
 
-def test_a_check_that_cannot_work_is_told_from_a_model_that_fails(tmp_path: Path) -> None:
+def test_a_broken_check_is_reported(tmp_path: Path) -> None:
     script = tmp_path / "check.py"
     script.write_text("import a_module_that_is_not_there\n")
     check = CommandCheck(command=(sys.executable, str(script), "{model}"))
     with pytest.raises(errors.ConfigError, match=r"(?s)The check is broken.*a_module_that_is_not_there"):
         reduce(models.transformer().proto, check)
-
-
-@pytest.mark.parametrize("op", ["Identity", "Relu"])
-def test_a_model_of_one_node_that_fails_is_no_broken_check(tmp_path: Path, op: str) -> None:
-    script = tmp_path / "check.py"
-    script.write_text(
-        f"import sys, onnx\nsys.exit(any(n.op_type == {op!r} for n in onnx.load(sys.argv[1]).graph.node))\n"
-    )
-    proto = models.model(f"(float[2] x) => (float[2] y) {{ y = {op}(x) }}")
-    result = reduce(proto, CommandCheck(command=(sys.executable, str(script), "{model}")))
-    assert [len(culprit.nodes) for culprit in result.culprits] == [1]
+    for op in ("Identity", "Relu"):  # a check that fails on one operator is not broken
+        look = f"import sys, onnx; sys.exit(any(n.op_type == {op!r} for n in onnx.load(sys.argv[1]).graph.node))"
+        proto = models.model(f"(float[2] x) => (float[2] y) {{ y = {op}(x) }}")
+        assert [len(culprit.nodes) for culprit in reduce(proto, command(look)).culprits] == [1]

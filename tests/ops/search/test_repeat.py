@@ -1,4 +1,4 @@
-"""Made again and again, evaluated by a command, and what was left sorted into good and bad."""
+"""Repeated checks by a command, and the files that they leave."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from trtops import errors
 from trtops.ops.evaluation.command import CommandCheck
-from trtops.ops.search.repeat import RepeatConfig, RepeatStep, repeat
+from trtops.ops.search.repeat import RepeatConfig, RepeatResult, RepeatStep, repeat
 
 
 @pytest.fixture
@@ -25,67 +25,63 @@ def check(made: Path, program: str, **options: object) -> CommandCheck:
     return CommandCheck(command=(sys.executable, "-c", source), artifact=str(made), **options)  # type: ignore[arg-type]
 
 
-def test_what_is_left_is_sorted_by_what_the_command_says(made: Path, tmp_path: Path) -> None:
-    config = RepeatConfig(until=4, artifacts=(str(made),), folder=str(tmp_path / "sorted"))
+def repeated(made: Path, check: CommandCheck, **options: object) -> RepeatResult:
+    return repeat(lambda n: made.write_text(str(n)), check, RepeatConfig(**options))  # type: ignore[arg-type]
 
-    result = repeat(lambda n: made.write_text(str(n)), check(made, "sys.exit(n % 2)"), config)
+
+def test_files_are_sorted_by_the_verdict(made: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "sorted"
+    result = repeated(made, check(made, "sys.exit(n % 2)"), until=4, artifacts=(str(made),), folder=str(folder))
 
     assert [step.verdict for step in result.steps] == ["good", "bad", "good", "bad"]
     assert (result.count("good"), result.count("bad"), result.count("error")) == (2, 2, 0)
-    sorted_files = {file.parent.name: file for file in (tmp_path / "sorted").rglob("*_N3.txt")}
+    sorted_files = {file.parent.name: file for file in folder.rglob("*_N3.txt")}
     assert list(sorted_files) == ["bad"] and sorted_files["bad"].read_text() == "3"
     assert not made.exists()
 
 
 @pytest.mark.parametrize(("until", "iterations"), [("good", 3), ("bad", 1), (2, 2)])
-def test_it_stops_with_the_first_of_the_kind_asked_for(made: Path, until: object, iterations: int) -> None:
-    config = RepeatConfig(until=until)  # type: ignore[arg-type]
+def test_it_stops_as_requested(made: Path, until: object, iterations: int) -> None:
     seen: list[RepeatStep] = []
-
+    config = RepeatConfig(until=until)  # type: ignore[arg-type]
     result = repeat(lambda n: made.write_text(str(n)), check(made, "sys.exit(n < 2)"), config, progress=seen.append)
-
     assert len(result.steps) == iterations and tuple(seen) == result.steps
 
 
-def test_another_failure_than_the_one_meant_is_an_error_and_its_output_is_shown(made: Path) -> None:
+def test_another_failure_is_an_error_with_its_output(made: Path) -> None:
     meant = check(made, "print('segment', n); sys.exit(7)", fail_codes=(1,))
-
-    [step] = repeat(lambda n: made.write_text(str(n)), meant, RepeatConfig(until=1)).steps
-    [hidden] = repeat(lambda n: made.write_text(str(n)), meant, RepeatConfig(until=1, show="none")).steps
-
-    assert (step.verdict, step.detail, step.output) == ("error", "exit code 7", "segment 0\n")
-    assert (hidden.verdict, hidden.output) == ("error", "")
+    for show, output in (("failing", "segment 0\n"), ("none", "")):
+        [step] = repeated(made, meant, until=1, show=show).steps
+        assert (step.verdict, step.detail, step.output) == ("error", "exit code 7", output)
 
 
-def test_a_back_end_s_error_is_a_verdict_and_one_that_all_would_meet_is_raised(made: Path) -> None:
-    def fails(number: int) -> None:
-        raise errors.EngineBuildError("out of memory")
+def test_errors_of_a_back_end(made: Path) -> None:
+    def make(error: Exception):
+        def raises(number: int) -> None:
+            raise error
 
-    def cannot(number: int) -> None:
-        raise errors.BackendUnavailableError("no GPU")
+        return raises
 
-    failed = repeat(fails, check(made, "sys.exit(0)"), RepeatConfig(until="bad"))
+    failed = repeat(make(errors.EngineBuildError("no memory")), check(made, "sys.exit(0)"), RepeatConfig(until="bad"))
+    assert [(step.verdict, step.detail) for step in failed.steps] == [("error", "no memory")]
+    with pytest.raises(errors.BackendUnavailableError, match="no GPU"):  # which every iteration would meet
+        repeat(make(errors.BackendUnavailableError("no GPU")), check(made, "sys.exit(0)"), RepeatConfig(until=2))
+    with pytest.raises(errors.ConfigError, match="nothing to evaluate by"):
+        repeat(lambda n: n, None, RepeatConfig(until=1))
 
-    assert [(step.verdict, step.detail) for step in failed.steps] == [("error", "out of memory")]
-    with pytest.raises(errors.BackendUnavailableError, match="no GPU"):
-        repeat(cannot, check(made, "sys.exit(0)"), RepeatConfig(until=2))
 
-
-def test_the_command_is_told_its_iteration_and_what_is_not_to_stay_goes(made: Path, tmp_path: Path) -> None:
+def test_the_command_can_read_its_iteration(made: Path, tmp_path: Path) -> None:
     info = tmp_path / "info.json"
-    reads = CommandCheck(
-        command=(sys.executable, "-c", f"import json, sys; sys.exit(json.load(open({str(info)!r}))['iteration'])"),
-        artifact=str(made),
-    )
-    config = RepeatConfig(until=2, info=str(info), intermediate=str(made))
+    source = f"import json, sys; sys.exit(json.load(open({str(info)!r}))['iteration'])"
+    reads = CommandCheck(command=(sys.executable, "-c", source), artifact=str(made))
 
-    result = repeat(lambda n: made.write_text("x"), reads, config)
+    result = repeated(made, reads, until=2, info=str(info), intermediate=str(made))
 
     assert [step.verdict for step in result.steps] == ["good", "bad"]
     assert not info.exists() and not made.exists()
 
 
-def test_answers_of_an_earlier_run_are_not_asked_for_again(made: Path, tmp_path: Path) -> None:
+def test_recorded_answers_are_not_asked_again(tmp_path: Path) -> None:
     replay = str(tmp_path / "replay.json")
     first = repeat(lambda n: n, None, RepeatConfig(until=2, save_replay=replay), ask=lambda n: n == 0)
     asked: list[int] = []
@@ -99,8 +95,3 @@ def test_answers_of_an_earlier_run_are_not_asked_for_again(made: Path, tmp_path:
     assert [step.verdict for step in again.steps] == [*(step.verdict for step in first.steps), "good"]
     assert asked == [2] and again.steps[0].detail == "from the replay"
     assert len(json.loads(Path(replay).read_text())) == 2
-
-
-def test_something_must_evaluate() -> None:
-    with pytest.raises(errors.ConfigError, match="nothing to evaluate by"):
-        repeat(lambda n: n, None, RepeatConfig(until=1))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,14 +11,15 @@ import pytest
 
 from tests import models
 from trtops import errors
-from trtops.backend.onnx.submodel import Cutter, SubModel
-from trtops.ops.search.reduce import reduce
+from trtops.backend.onnx.submodel import SubModel
+from trtops.ops.evaluation.submodel import Check
+from trtops.ops.search.reduce import ReduceResult, reduce
 from trtops.ops.search.reduce_journal import Step
 from trtops.ops.search.reduce_search import ReduceConfig
 from trtops.ops.search.replays import load_replay, save_replay
 
 POLYGRAPHY = str(Path(sys.executable).with_name("polygraphy"))
-ASKED = "touch asked"
+THEIR_REPLAY = "polygraphy_debug_replay.json"
 
 
 def branchy() -> models.Case:
@@ -39,34 +38,40 @@ def branchy() -> models.Case:
     return models.Case(onnx.shape_inference.infer_shapes(proto), {"x": models.random(8)}, name="branchy")
 
 
-def fails_with(*names: str):
+def fails_with(name: str):
     def check(part: SubModel) -> bool:
-        return not set(names) <= {node.name for node in part.proto.graph.node}
+        return name not in {node.name for node in part.proto.graph.node}
 
     return check
 
 
-def their_reduce(model: Path, mode: str, *options: str, check: str) -> subprocess.CompletedProcess[str]:
+def never_asked(part: SubModel) -> bool:
+    raise AssertionError("nothing is to be checked")
+
+
+def ours(check: Check, steps: list[Step] | None = None, **options: object) -> ReduceResult:
+    case, progress = branchy(), None if steps is None else steps.append
+    return reduce(case.proto, check, ReduceConfig(**options), feeds=[case.feed], progress=progress)  # type: ignore[arg-type]
+
+
+def theirs(folder: Path, mode: str, check: str, *options: str) -> None:
+    model = branchy().write(folder)
     command = [POLYGRAPHY, "debug", "reduce", str(model), "-o", "theirs.onnx", "--mode", mode, *options]
-    return subprocess.run(
-        [*command, "--show-output", "--check", "sh", "-c", check],
-        cwd=model.parent,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command += ["--show-output", "--check", "sh", "-c", check]
+    subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+
+
+def looks_for(name: str) -> str:
+    return f"! grep -qa {name} polygraphy_debug.onnx"
 
 
 @pytest.mark.parity
 @pytest.mark.parametrize(("mode", "culprit"), [("bisect", "node_e"), ("linear", "node_c")])
-def test_polygraphy_retraces_our_result_from_our_replay_without_checking_anything(
-    tmp_path: Path, mode: str, culprit: str
-):
-    case = branchy()
-    model, replay = case.write(tmp_path), tmp_path / "replay.json"
-    reduce(model, fails_with(culprit), ReduceConfig(mode=mode, save_replay=str(replay)), feeds=[case.feed])  # type: ignore[arg-type]
+def test_polygraphy_retraces_our_result_without_a_check(tmp_path: Path, mode: str, culprit: str):
+    replay = tmp_path / "replay.json"
+    ours(fails_with(culprit), mode=mode, save_replay=str(replay))
 
-    their_reduce(model, mode, "--load-debug-replay", str(replay), check=ASKED)
+    theirs(tmp_path, mode, "touch asked", "--load-debug-replay", str(replay))
 
     assert not (tmp_path / "asked").exists()
     assert culprit in {node.name for node in onnx.load(tmp_path / "theirs.onnx").graph.node}
@@ -74,114 +79,64 @@ def test_polygraphy_retraces_our_result_from_our_replay_without_checking_anythin
 
 @pytest.mark.parity
 @pytest.mark.parametrize(("mode", "culprit"), [("bisect", "node_c"), ("linear", "node_e")])
-def test_a_replay_of_polygraphy_that_ends_early_gives_us_its_smallest_failing_sub_model_to_start_from(
-    tmp_path: Path, mode: str, culprit: str
-):
-    case = branchy()
-    model = case.write(tmp_path)
-    look = f"! grep -qa {culprit} polygraphy_debug.onnx"
-    their_reduce(model, mode, check=look)
-    replay = tmp_path / "polygraphy_debug_replay.json"
+def test_an_incomplete_replay_of_polygraphy_gives_a_start(tmp_path: Path, mode: str, culprit: str):
+    theirs(tmp_path, mode, looks_for(culprit))
+    replay = tmp_path / THEIR_REPLAY
     early = dict(list(load_replay(replay).items())[:-1])
     save_replay(early, replay)
-    failed = [c.state["num_nodes"] for c in early.values() if not c.success]
     steps: list[Step] = []
 
-    result = reduce(
-        model,
-        fails_with(culprit),
-        ReduceConfig(mode=mode, load_replay=str(replay)),  # type: ignore[arg-type]
-        feeds=[case.feed],
-        progress=steps.append,
-    )
+    result = ours(fails_with(culprit), steps, mode=mode, load_replay=str(replay))
 
     assert [node.name for node in result.culprits[0].nodes] == [culprit]
     assert steps[1].stage == "replay" and steps[1].verdict == "fail"
-    assert len(steps[1].nodes) == min(failed)
+    assert len(steps[1].nodes) == min(c.state["num_nodes"] for c in early.values() if not c.success)
 
 
 @pytest.mark.parity
 @pytest.mark.parametrize(("mode", "culprit"), [("bisect", "node_c"), ("linear", "node_e"), ("bisect", "none of them")])
-def test_a_replay_of_polygraphy_that_has_all_answers_leaves_nothing_to_check(tmp_path: Path, mode: str, culprit: str):
-    case = branchy()
-    model = case.write(tmp_path)
-    their_reduce(model, mode, check=f"! grep -qa {culprit} polygraphy_debug.onnx")
-    replay = tmp_path / "polygraphy_debug_replay.json"
+def test_a_complete_replay_of_polygraphy_needs_no_check(tmp_path: Path, mode: str, culprit: str):
+    theirs(tmp_path, mode, looks_for(culprit))
+    replay = tmp_path / THEIR_REPLAY
     failed = [c.state["num_nodes"] for c in load_replay(replay).values() if not c.success]
 
-    config = ReduceConfig(mode=mode, load_replay=str(replay))  # type: ignore[arg-type]
-    result = reduce(model, never_asked, config, feeds=[case.feed])
+    result = ours(never_asked, mode=mode, load_replay=str(replay))
 
     assert result.checks == 0
     assert [len(found.nodes) for found in result.culprits] == ([min(failed)] if failed else [])
-
-
-def never_asked(part):
-    raise AssertionError("nothing is to be checked")
-
-
-def test_our_own_replay_gives_the_same_result_without_checking_anything(tmp_path: Path):
-    case, replay = branchy(), tmp_path / "replay.json"
-    check = fails_with("node_e")
-    before = reduce(case.proto, check, ReduceConfig(save_replay=str(replay)), feeds=[case.feed])
-
-    again = reduce(case.proto, never_asked, ReduceConfig(load_replay=str(replay)), feeds=[case.feed])
-
-    assert (again.checks, again.culprits[0].nodes) == (0, before.culprits[0].nodes)
 
 
 @pytest.mark.parity
 @pytest.mark.parametrize(
     ("mode", "culprit"), [("bisect", "node_a"), ("bisect", "node_b"), ("bisect", "node_g"), ("linear", "node_b")]
 )
-def test_we_know_what_polygraphy_asks_and_in_which_order(tmp_path: Path, mode: str, culprit: str):
-    case = branchy()
-    model, replay = case.write(tmp_path), tmp_path / "ours.json"
-    look = f"! grep -qa {culprit} polygraphy_debug.onnx"
-    their_reduce(model, mode, check=look)
-    theirs = load_replay(tmp_path / "polygraphy_debug_replay.json")
+def test_our_replay_has_the_questions_of_polygraphy(tmp_path: Path, mode: str, culprit: str):
+    theirs(tmp_path, mode, looks_for(culprit))
+    ours(fails_with(culprit), mode=mode, save_replay=str(tmp_path / "ours.json"))
 
-    reduce(model, fails_with(culprit), ReduceConfig(mode=mode, save_replay=str(replay)), feeds=[case.feed])  # type: ignore[arg-type]
-
-    ours = load_replay(replay)
-    assert list(ours) == list(theirs)
-    for key, context in theirs.items():
-        assert (ours[key].success, ours[key].iteration_info) == (context.success, context.iteration_info), key
-        assert ours[key].state["num_nodes"] == context.state["num_nodes"], key
+    expected, found = load_replay(tmp_path / THEIR_REPLAY), load_replay(tmp_path / "ours.json")
+    assert list(found) == list(expected)
+    for key, context in expected.items():
+        assert (found[key].success, found[key].iteration_info) == (context.success, context.iteration_info), key
+        assert found[key].state["num_nodes"] == context.state["num_nodes"], key
 
 
-def test_our_replay_has_the_form_of_theirs(tmp_path: Path):
-    case, replay = branchy(), tmp_path / "replay.json"
+def test_our_own_replay_needs_no_check(tmp_path: Path):
+    replay = str(tmp_path / "replay.json")
+    before = ours(fails_with("node_c"), save_replay=replay)
 
-    reduce(case.proto, fails_with("node_e"), ReduceConfig(save_replay=str(replay)), feeds=[case.feed])
+    again = ours(never_asked, load_replay=replay)
+    assert (again.checks, again.culprits[0].nodes) == (0, before.culprits[0].nodes)
 
-    raw = json.loads(replay.read_text())
-    assert list(itertools.islice(raw, 2)) == ["_N0_outputs", "_N1_outputs"] and "_N0_inputs" in raw
-    entry = raw["_N0_outputs"]
-    assert entry["polygraphy_class"] == "IterationContext"
-    assert set(entry) == {"polygraphy_class", "state", "iteration_info", "success"}
+    save_replay(dict(list(load_replay(replay).items())[:-1]), replay)  # an incomplete one is only a start
+    assert [node.name for node in ours(fails_with("node_f"), load_replay=replay).culprits[0].nodes] == ["node_f"]
 
 
-@pytest.mark.parametrize("content", ["[]", '{"_N0_outputs": {"success": true}}', "{", '{"_N0_outputs": 3}'])
-def test_a_file_that_is_no_replay_is_refused(tmp_path: Path, content: str):
+def test_invalid_replays_are_refused(tmp_path: Path):
     replay = tmp_path / "replay.json"
-    replay.write_text(content)
-
-    with pytest.raises(errors.FormatError):
-        reduce(branchy().proto, fails_with("node_e"), ReduceConfig(load_replay=str(replay)))
-
-
-def test_a_replay_that_does_not_exist_is_named():
+    for content in ("[]", '{"_N0_outputs": {"success": true}}', "{", '{"_N0_outputs": 3}'):
+        replay.write_text(content)
+        with pytest.raises(errors.FormatError):
+            ours(fails_with("node_e"), load_replay=str(replay))
     with pytest.raises(errors.ConfigError, match=r"missing\.json"):
-        reduce(branchy().proto, fails_with("node_e"), ReduceConfig(load_replay="missing.json"))
-
-
-def test_answers_of_a_replay_that_lacks_some_are_only_a_start_and_are_checked_again(tmp_path: Path):
-    case, replay = branchy(), tmp_path / "replay.json"
-    reduce(case.proto, fails_with("node_c"), ReduceConfig(save_replay=str(replay)), feeds=[case.feed])
-    save_replay(dict(list(load_replay(replay).items())[:-1]), replay)
-
-    result = reduce(case.proto, fails_with("node_f"), ReduceConfig(load_replay=str(replay)), feeds=[case.feed])
-
-    assert [node.name for node in result.culprits[0].nodes] == ["node_f"]
-    assert Cutter(case.proto).order == list(range(1, 8))
+        ours(fails_with("node_e"), load_replay="missing.json")

@@ -1,4 +1,4 @@
-"""What a search leaves in the memory: one run, named after the model, tagged, ended, and named in the result."""
+"""What a search leaves in the tracking store: one run, named after the model, with tags, ended."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_search_that_fails_leaves_a_failed_run(kind: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", OPS)
-def test_a_name_that_was_mistyped_leaves_no_run(kind: str, tmp_path: Path) -> None:
+def test_a_missing_file_leaves_no_run(kind: str, tmp_path: Path) -> None:
     tracker = MemoryTracker()
     with pytest.raises(errors.InvalidModelError, match="nowhere"):
         OPS[kind][0](tmp_path / "nowhere.onnx", tracker=tracker, experiment="lost")
@@ -77,7 +77,7 @@ def test_a_name_that_was_mistyped_leaves_no_run(kind: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", OPS)
-def test_without_a_memory_nothing_is_kept(kind: str) -> None:
+def test_without_a_store_nothing_is_kept(kind: str) -> None:
     result = OPS[kind][0](models.multi_output().proto)
     assert (result.run_id, result.url, result.experiment) == ("", "", "")
     assert result.page().startswith(f"# {kind} model: ")
