@@ -198,7 +198,7 @@ BAD = {
     "structured dtype": (array_text(npy(np.zeros(2, "i4,f4"))), "only numbers"),
     "newer npy": (array_text(b"\x93NUMPY\x09\x00" + b"\0" * 100), "version 9"),
     "array is a number": ('{"array": 3, "polygraphy_class": "ndarray"}', "is a int; expected text"),
-    "archive in array is empty": (array_text(b"PK\x05\x06" + b"\0" * 18), "empty archive"),
+    "archive in array is empty": (array_text(b"PK\x05\x06" + b"\0" * 18), "damaged archive: it is empty"),
     "wrong runtime": (marked("IterationResult", outputs={}, runtime="x", runner_name="r"), "expected seconds"),
     "outputs are no arrays": (marked("IterationResult", outputs={"y": 3}, runtime=1, runner_name="r"), "no arrays"),
     "verdict of text": (
@@ -240,7 +240,7 @@ ENTRY = b'{"array": "%s", "polygraphy_class": "ndarray"}'
 BAD_ARCHIVES = {
     "no index": ({"index_json": None}, "no index.json"),
     "foreign index": ({"index_json": b"{}"}, "was not written by trtops"),
-    "newer version": ({"index_json": INDEX % (b"2", b"1")}, "version 2; this release reads version 1. Update trtops"),
+    "newer version": ({"index_json": INDEX % (b"2", b"1")}, "version 2; expected 1. Update trtops"),
     "array not there": ({"index_json": INDEX % (b"1", ENTRY % b"7.npy")}, "'7.npy', which is missing"),
     "array used twice": (
         {"index_json": INDEX % (b"1", b"[%s, %s]" % (ENTRY % b"000000.npy", ENTRY % b"000000.npy"))},

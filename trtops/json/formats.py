@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import IO, TYPE_CHECKING, Any
 
 from trtops import errors
-from trtops.json.numpy_files import ZIP_ERRORS, array_of_archive, read_member, read_npy, write_npy
+from trtops.json.numpy_files import array_of_archive, damage_reported, read_member, read_npy, write_npy
 from trtops.json.objects import MARKER, Encoder, decode_object
 from trtops.torch_tensors import is_torch
 
@@ -198,32 +198,25 @@ def _array_from_text(text: str | memoryview) -> Array:
 def load_archive(file: IO[bytes], name: str) -> Any:
     """Read an archive; ``name`` appears in errors."""
     size = file.seek(0, io.SEEK_END)
-    try:
-        with zipfile.ZipFile(file) as archive:
-            members = {info.filename: info for info in archive.infolist()}
-            # Members are stored uncompressed, so together they cannot be larger than the file.
-            if sum(info.file_size for info in members.values()) > size:
-                raise errors.FormatError("its members claim to be larger than the whole archive")
-            if "index.json" not in members:
-                raise errors.FormatError("it has no index.json: it is an archive, but trtops did not write it")
-            text = archive.read(members["index.json"])
-            head = json.loads(text)
-            if not isinstance(head, dict) or head.get("format") != ARCHIVE_FORMAT:
-                raise errors.FormatError("its index.json was not written by trtops")
-            if head.get("version") != ARCHIVE_VERSION:
-                raise errors.FormatError(
-                    f"it has version {head.get('version')!r:.20}; this release reads version {ARCHIVE_VERSION}. "
-                    "Update trtops"
-                )
+    with damage_reported(f"{name} is not a complete archive of trtops"), zipfile.ZipFile(file) as archive:
+        members = {info.filename: info for info in archive.infolist()}
+        # Members are stored uncompressed, so together they cannot be larger than the file.
+        if sum(info.file_size for info in members.values()) > size:
+            raise errors.FormatError("its members claim to be larger than the whole archive")
+        if "index.json" not in members:
+            raise errors.FormatError("it has no index.json")
+        text = archive.read(members["index.json"])
+        head = json.loads(text)
+        if not isinstance(head, dict) or head.get("format") != ARCHIVE_FORMAT:
+            raise errors.FormatError("its index.json was not written by trtops")
+        if head.get("version") != ARCHIVE_VERSION:
+            version = f"{head.get('version')!r:.20}"
+            raise errors.FormatError(f"it has version {version}; expected {ARCHIVE_VERSION}. Update trtops")
 
-            def read_array(member: object) -> Array:
-                info = members.pop(member, None) if isinstance(member, str) else None
-                if info is None:
-                    raise errors.FormatError(f"its index names {member!r:.80}, which is missing or was used before")
-                return read_member(archive, info)
+        def read_array(member: object) -> Array:
+            info = members.pop(member, None) if isinstance(member, str) else None
+            if info is None:
+                raise errors.FormatError(f"its index names {member!r:.80}, which is missing or was used before")
+            return read_member(archive, info)
 
-            return json.loads(text, object_hook=functools.partial(decode_object, read_array=read_array))["content"]
-    except errors.FormatError as exc:
-        raise errors.FormatError(f"{name}: {exc}") from None
-    except (*ZIP_ERRORS, RecursionError) as exc:
-        raise errors.FormatError(f"{name} is damaged, cut short, or not an archive that trtops wrote: {exc}.") from None
+        return json.loads(text, object_hook=functools.partial(decode_object, read_array=read_array))["content"]

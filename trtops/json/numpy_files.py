@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = "np.ndarray[Any, Any]"
 
-ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OverflowError)
-"""Exceptions of zipfile for damaged archives."""
+# Exceptions of zipfile for damaged archives, and of the JSON parser for their index.
+_ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OverflowError)
 
 _MAX_RATIO = 100
 _ALWAYS_ALLOWED = 1 << 28
@@ -84,9 +84,8 @@ def load_numpy(path: str | os.PathLike[str]) -> Array | dict[str, Array]:
     FormatError if the file is damaged, holds Python objects, or unpacks to far more than its size; InputError if it
     would take more memory than allowed (:mod:`trtops.limits`).
     """
-    path = Path(path)
-    size = path.stat().st_size
-    with open(path, "rb") as file, _damage_reported(path):
+    size = os.path.getsize(path)
+    with open(path, "rb") as file, damage_reported(f"{path} cannot be read as {Path(path).suffix or 'an array'}"):
         if not zipfile.is_zipfile(file):
             file.seek(0)
             return read_npy(file, size)
@@ -105,32 +104,27 @@ def archive_names(path: str | os.PathLike[str]) -> list[str]:
     """Return the names of the files in an archive; empty if the file is not an archive, or is missing."""
     if not zipfile.is_zipfile(path):
         return []
-    with _damage_reported(Path(path)), zipfile.ZipFile(path) as archive:
+    with damage_reported(f"{path} cannot be read as an archive"), zipfile.ZipFile(path) as archive:
         return archive.namelist()
 
 
 def array_of_archive(data: bytes) -> Array:
     """Return the first array of an archive in memory."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            members = archive.infolist()
-            if not members:
-                raise errors.FormatError("an array is an empty archive")
-            if members[0].file_size > 64 * len(data) + (1 << 20):
-                raise errors.FormatError("an array is an archive that unpacks to far more than its size")
-            return read_member(archive, members[0])
-    except ZIP_ERRORS as exc:
-        if isinstance(exc, errors.TrtopsError):
-            raise
-        raise errors.FormatError(f"an array is a damaged archive: {exc}") from None
+    with damage_reported("an array is a damaged archive"), zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = archive.infolist()
+        if not members:
+            raise errors.FormatError("it is empty")
+        if members[0].file_size > _MAX_RATIO * len(data) + (1 << 20):
+            raise errors.FormatError("it unpacks to far more than its size")
+        return read_member(archive, members[0])
 
 
 @contextlib.contextmanager
-def _damage_reported(path: Path) -> Iterator[None]:
+def damage_reported(what: str) -> Iterator[None]:
+    """Raise FormatError, beginning with ``what``, for damaged files."""
     try:
         yield
-    except ZIP_ERRORS as exc:
-        if isinstance(exc, errors.TrtopsError) and not isinstance(exc, errors.FormatError):
+    except (*_ZIP_ERRORS, errors.FormatError) as exc:
+        if isinstance(exc, errors.InputError):
             raise
-        message = f"{path} cannot be read as {path.suffix or 'an array'}: {exc}. Pickled arrays are refused."
-        raise errors.FormatError(message) from None
+        raise errors.FormatError(f"{what}: {exc}.") from None

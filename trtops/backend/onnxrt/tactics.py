@@ -15,13 +15,12 @@ from trtops import errors
 from trtops.backend.environment import Processor, processor
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Tactic:
     """An optimizer that runs or not.
 
     Attributes:
         name: ONNX Runtime's name for the optimizer.
-        summary: A short description.
         default: Whether ONNX Runtime runs it by default.
         exact: Whether results differ from the model's definition by rounding only.
         config: Session config entries that switch it on, if it is off by default.
@@ -31,7 +30,6 @@ class Tactic:
     """
 
     name: str
-    summary: str
     default: bool = True
     exact: bool = True
     config: tuple[tuple[str, str], ...] = ()
@@ -44,28 +42,22 @@ INTEGER_KERNELS = "QDQSelectorActionTransformer"
 """Without this optimizer an INT8 model computes in FP32."""
 
 TACTICS: tuple[Tactic, ...] = (
-    Tactic(name="NchwcTransformer", summary="convolutions and pooling on blocked channels (NCHWc)"),
-    Tactic(name="NhwcTransformer", summary="quantized and half-precision convolutions on channels last"),
-    Tactic(name="ConvActivationFusion", summary="convolution and activation in one kernel"),
-    Tactic(
-        name="ConvBNFusion",
-        summary="batch normalization folded into the convolution's weights",
-        rule=True,
-        ops=("BatchNormalization",),
-    ),
-    Tactic(name="MatMulAddFusion", summary="matrix product and bias as one Gemm"),
-    Tactic(name="GemmActivationFusion", summary="Gemm and activation in one kernel"),
-    Tactic(name="MatMulScaleFusion", summary="scaling folded into the matrix product"),
-    Tactic(name="MatmulTransposeFusion", summary="transposition folded into the matrix product"),
-    Tactic(name="LayerNormFusionL1", summary="layer normalization written in single ops as one kernel"),
-    Tactic(name="SkipLayerNormFusion", summary="residual sum and layer normalization in one kernel"),
-    Tactic(name="GeluFusionL2", summary="GELU written in single ops (with Erf) as one kernel"),
-    Tactic(name="BiasGeluFusion", summary="bias and GELU in one kernel"),
-    Tactic(name="QuickGeluFusion", summary="x * sigmoid(a * x) as one kernel"),
-    Tactic(name=INTEGER_KERNELS, summary="integer kernels where Q/DQ nodes allow them"),
-    Tactic(
-        name="GeluApproximation",
-        summary="GELU by the tanh formula; each is off by up to about 5e-4",
+    Tactic("NchwcTransformer"),  # convolutions and pooling on blocked channels (NCHWc)
+    Tactic("NhwcTransformer"),  # quantized and half-precision convolutions on channels last
+    Tactic("ConvActivationFusion"),
+    Tactic("ConvBNFusion", rule=True, ops=("BatchNormalization",)),  # into the convolution's weights
+    Tactic("MatMulAddFusion"),  # matrix product and bias as one Gemm
+    Tactic("GemmActivationFusion"),
+    Tactic("MatMulScaleFusion"),
+    Tactic("MatmulTransposeFusion"),
+    Tactic("LayerNormFusionL1"),  # layer normalization written in single ops
+    Tactic("SkipLayerNormFusion"),  # residual sum and layer normalization
+    Tactic("GeluFusionL2"),  # GELU written in single ops (with Erf)
+    Tactic("BiasGeluFusion"),
+    Tactic("QuickGeluFusion"),  # x * sigmoid(a * x)
+    Tactic(INTEGER_KERNELS),  # integer kernels where Q/DQ nodes allow them
+    Tactic(  # GELU by the tanh formula, which is off by up to about 5e-4
+        "GeluApproximation",
         default=False,
         exact=False,
         config=(("optimization.enable_gelu_approximation", "1"),),
@@ -75,10 +67,8 @@ TACTICS: tuple[Tactic, ...] = (
 """All tactics, in the order in which the builder tries them."""
 
 FALLBACKS: tuple[Tactic, ...] = (
-    Tactic(
-        name="ExtendedOptimizations", summary="all optimizers beyond the basic ones, at once", level="ORT_ENABLE_BASIC"
-    ),
-    Tactic(name="AllOptimizations", summary="all optimizers, at once", level="ORT_DISABLE_ALL"),
+    Tactic("ExtendedOptimizations", level="ORT_ENABLE_BASIC"),  # all optimizers beyond the basic ones
+    Tactic("AllOptimizations", level="ORT_DISABLE_ALL"),
 )
 """Switched off where ONNX Runtime fails under every other setting; never varied for speed."""
 
