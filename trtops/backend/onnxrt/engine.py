@@ -61,9 +61,35 @@ class SessionFromEngine:
     def __call__(self) -> ort.InferenceSession:
         """Check the engine and create the session, which belongs to the caller."""
         engine = value_of(self.engine)
-        providers, threads = _loading_options(engine)
+        if engine.backend != BACKEND:
+            raise errors.EngineLoadError(f"The engine belongs to back end {engine.backend!r}; expected {BACKEND!r}.")
         check_place(engine.environment)
-        return open_plan(engine.plan, providers=providers, threads=threads, interleaved=self.interleaved)
+        options: Mapping[str, Any] = engine.options
+        if not options:
+            return open_plan(engine.plan, providers=DEFAULT_PROVIDERS, threads=0, interleaved=self.interleaved)
+        if options.get("version") != _VERSION:
+            raise errors.EngineLoadError(
+                f"The engine's options have version {options.get('version')!r}; expected {_VERSION}. Build the engine "
+                "again, or load it with the trtops that built it."
+            )
+        expected, found = options.get("plan_sha256"), engine.sha256
+        if expected != found:
+            raise errors.EngineLoadError(
+                f"The engine's {len(engine.plan)} bytes are damaged: their SHA-256 is {found[:12]}, expected "
+                f"{str(expected)[:12]}. Fetch or build the engine again."
+            )
+        providers, threads = options.get("providers"), options.get("intra_op_threads")
+        if (
+            not isinstance(providers, (list, tuple))
+            or not all(isinstance(p, str) for p in providers)
+            or type(threads) is not int
+            or not 0 <= threads <= MAX_THREADS
+        ):
+            raise errors.EngineLoadError(
+                f"The engine's options name providers {providers!r:.200} and intra_op_threads {threads!r:.80}; "
+                f"expected a list of names and a number from 0 to {MAX_THREADS}."
+            )
+        return open_plan(engine.plan, providers=tuple(providers), threads=threads, interleaved=self.interleaved)
 
 
 def open_plan(
@@ -87,9 +113,6 @@ def check_place(built: Environment) -> None:
     """Check that an engine built in an environment can run here.
 
     Optimized graphs contain kernels, and weights in their layouts, for one release and one kind of processor.
-
-    Raises:
-        EngineLoadError: If the release or the processor differs.
     """
     if built.backend_version != ort.__version__:
         raise errors.EngineLoadError(
@@ -102,35 +125,3 @@ def check_place(built: Environment) -> None:
             f"The engine was built for processor {built.device!r} ({built.device_sha256[:8]}); this is {here.name!r} "
             f"({here.sha256[:8]}), whose model or instruction sets differ. Build it again here."
         )
-
-
-def _loading_options(engine: Engine) -> tuple[tuple[str, ...], int]:
-    """Check the engine's back end and digest, and return its providers and threads."""
-    if engine.backend != BACKEND:
-        raise errors.EngineLoadError(f"The engine belongs to back end {engine.backend!r}; expected {BACKEND!r}.")
-    options: Mapping[str, Any] = engine.options
-    if not options:
-        return DEFAULT_PROVIDERS, 0
-    if options.get("version") != _VERSION:
-        raise errors.EngineLoadError(
-            f"The engine's options have version {options.get('version')!r}; expected {_VERSION}. Build the engine "
-            "again, or load it with the trtops that built it."
-        )
-    expected, found = options.get("plan_sha256"), engine.sha256
-    if expected != found:
-        raise errors.EngineLoadError(
-            f"The engine's {len(engine.plan)} bytes are damaged: their SHA-256 is {found[:12]}, expected "
-            f"{str(expected)[:12]}. Fetch or build the engine again."
-        )
-    providers, threads = options.get("providers"), options.get("intra_op_threads")
-    if (
-        not isinstance(providers, (list, tuple))
-        or not all(isinstance(p, str) for p in providers)
-        or type(threads) is not int
-        or not 0 <= threads <= MAX_THREADS
-    ):
-        raise errors.EngineLoadError(
-            f"The engine's options name providers {providers!r:.200} and intra_op_threads {threads!r:.80}; expected a "
-            f"list of names and a number from 0 to {MAX_THREADS}."
-        )
-    return tuple(providers), threads

@@ -46,31 +46,25 @@ class Plan:
 def read_plan(plan: bytes) -> Plan:
     """Read an engine's graph. The bytes must come from ONNX Runtime: the reader does not check them."""
     nodes, types = read(plan)
-    placed: dict[str, tuple[int, str]] = {}
-    # Sorted by depth and label, which do not depend on the order in the file.
-    ranked = sorted(((*_place_node(node, placed), node) for node in _dependency_order(nodes)), key=lambda r: r[:2])
+    made: dict[str, tuple[int, str]] = {}  # depth and label by tensor
+    ranked = []
+    for node in _dependency_order(nodes):
+        # A label is a digest over the node and the labels of its inputs, so it covers everything before it: graphs with
+        # equal labels are equal. Numbers in generated names are ignored.
+        sources = [made.get(name, (0, _NUMBER.sub("", name))) for name in node.inputs]
+        depth = 1 + max((depth for depth, _ in sources), default=0)
+        outputs = [_NUMBER.sub("", name) for name in node.outputs]
+        identity = [_NUMBER.sub("", node.scope), node.kernel, node.since_version, list(node.attributes)]
+        label = digest([*identity, [label for _, label in sources], outputs])
+        made.update((name, (depth, f"{label}:{index}")) for index, name in enumerate(node.outputs))
+        ranked.append((depth, label, node))
+    ranked.sort(key=lambda entry: entry[:2])  # neither depends on the order in the file
     return Plan(
         nodes=tuple(node for _, _, node in ranked),
         depths=tuple(depth for depth, _, _ in ranked),
         signature=digest([label for _, label, _ in ranked]),
         types=types,
     )
-
-
-def _place_node(node: Node, placed: dict[str, tuple[int, str]]) -> tuple[int, str]:
-    """Return a node's depth and label, and store both for its outputs.
-
-    The label is a digest over the node and the labels of its inputs, so it covers everything before it: graphs with
-    equal labels are equal. Numbers in generated names are ignored.
-    """
-    sources = [placed.get(name, (0, _NUMBER.sub("", name))) for name in node.inputs]
-    depth = 1 + max((depth for depth, _ in sources), default=0)
-    outputs = [_NUMBER.sub("", name) for name in node.outputs]
-    scope = _NUMBER.sub("", node.scope)
-    made_from = [label for _, label in sources]
-    label = digest([scope, node.kernel, node.since_version, list(node.attributes), made_from, outputs])
-    placed.update((name, (depth, f"{label}:{index}")) for index, name in enumerate(node.outputs))
-    return depth, label
 
 
 def _dependency_order(nodes: Sequence[Node]) -> Iterator[Node]:
