@@ -1,4 +1,4 @@
-"""The triage on planted faults: it names kind and place, keeps what it found, and goes on where it was stopped. All twenty: `make triage`."""
+"""Triage of planted faults: kind and place are named, and answers are kept. `make triage` runs all twenty."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def planted(name: str) -> Planted:
 @pytest.mark.parametrize(
     "name", ["wrong constant, dense", "range cut, dense", "not repeatable, dense", "shape at the edge, embedded"]
 )
-def test_kind_and_place_of_a_planted_fault_are_named(name: str, tmp_path: Path) -> None:
+def test_kind_and_place_of_a_fault_are_named(name: str, tmp_path: Path) -> None:
     fault = planted(name)
     path, config = fault.write(tmp_path / "model")
     result = triage(path, config)
@@ -38,7 +38,7 @@ def test_kind_and_place_of_a_planted_fault_are_named(name: str, tmp_path: Path) 
     assert result.verdict == "bad" and result.remedies
 
 
-def test_a_sound_engine_is_said_to_be_one(tmp_path: Path) -> None:
+def test_a_sound_engine_is_good(tmp_path: Path) -> None:
     case = models.conv_net()
     result = triage(case.write(tmp_path), TriageConfig(check=CheckConfig(latency_runs=0, plots="never")))
     assert (result.verdict, result.kind, result.headline) == ("good", "none", "nothing is wrong")
@@ -46,16 +46,14 @@ def test_a_sound_engine_is_said_to_be_one(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[MemoryTracker, TriageResult, Path]:
-    """A triage to an overflow that had no time: it stopped before its last questions, and was resumed in two goes."""
+    """A triage of an overflow that ran out of time at once."""
     folder = tmp_path_factory.mktemp("stopped")
     path, config = planted("overflow, dense").write(folder / "model")
     tracker = MemoryTracker()
     return tracker, triage(path, replace(config, minutes=1e-9), tracker=tracker), path
 
 
-def test_triage_without_time_says_what_it_would_ask_next_and_goes_on_when_resumed(
-    stopped: tuple[MemoryTracker, TriageResult, Path], tmp_path: Path
-) -> None:
+def test_triage_out_of_time_can_be_resumed(stopped: tuple[MemoryTracker, TriageResult, Path], tmp_path: Path) -> None:
     tracker, first, path = stopped
     assert first.verdict == "error" and first.next_question == QUESTIONS["data"].asks
     assert "Resume it" in tracker.info(first.run_id).tags[Tag.ERROR]
@@ -90,12 +88,12 @@ def test_data_with_nan_ends_the_questions(tmp_path: Path) -> None:
     assert (result.kind, result.places, len(result.steps)) == ("data", (name,), 1)
 
 
-def test_every_answer_leads_to_a_question_that_there_is() -> None:
+def test_every_answer_leads_to_a_known_question() -> None:
     for question in QUESTIONS.values():
         assert set(question.then.values()) <= QUESTIONS.keys()
 
 
-def test_the_command_tells_what_it_asks_and_why(
+def test_the_command_prints_each_question_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, config = planted("dead branch, dense").write(tmp_path / "model")

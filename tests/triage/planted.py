@@ -1,4 +1,4 @@
-"""Faults planted into small models, each with its kind and its place: what the triage has to name."""
+"""Faults planted into small models, each with the kind and the place that triage has to name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ APPROXIMATE = BuildConfig(
 def dense(body: str = "c = Relu(b)", extra: Weights | None = None, out: str = "c") -> onnx.ModelProto:
     """Two matrix products with something between them."""
     weights = {"w0": models.random(32, 32, seed=1, scale=0.2), "w1": models.random(32, 8, seed=2, scale=0.2)}
-    text = f"(float[N,32] x) => (float[N,8] y) {{ [mm0] a = MatMul(x, w0)\n b = Identity(a)\n{body}\n[mm1] y = MatMul({out}, w1) }}"
+    text = (
+        f"(float[N,32] x) => (float[N,8] y) {{ [mm0] a = MatMul(x, w0)\n b = Identity(a)\n{body}\n"
+        f"[mm1] y = MatMul({out}, w1) }}"
+    )
     return models.model(text, {**weights, **(extra or {})}, name="dense")
 
 
@@ -66,8 +69,8 @@ def normed(
 def embedded(rows: int = 64) -> onnx.ModelProto:
     """Tokens and their positions, looked up and added."""
     weights = {
-        "table": models.random(50, 16, seed=6), "places": models.random(rows, 16, seed=7), "w": models.random(16, 16, seed=8, scale=0.3),
-        "zero": np.array(0), "one": np.array(1), "axis0": np.array([0]),
+        "table": models.random(50, 16, seed=6), "places": models.random(rows, 16, seed=7),
+        "w": models.random(16, 16, seed=8, scale=0.3), "zero": np.array(0), "one": np.array(1), "axis0": np.array([0]),
     }  # fmt: skip
     text = """(int64[L] tokens) => (float[L,16] y) {
         [look] e = Gather(tokens_table, tokens)
@@ -104,10 +107,10 @@ class Planted:
     """A fault in a model.
 
     Attributes:
-        name: What it is called.
-        kinds: What the triage may call it.
-        places: Names of which it has to give one.
-        make: The model and, beside what is usual, how it is asked about; gets a folder of its own.
+        name: A name for it.
+        kinds: Kinds that triage may give.
+        places: Names; triage has to give one of them.
+        make: Makes the model and the config, given a folder.
     """
 
     name: str
@@ -136,7 +139,7 @@ def plain(proto: onnx.ModelProto, build: BuildConfig = FP32, **check: Any) -> tu
 
 
 def against(golden: onnx.ModelProto, proto: onnx.ModelProto, folder: Path) -> tuple[onnx.ModelProto, TriageConfig]:
-    """A model that is held against the one it should have been."""
+    """A model with the one it should be."""
     onnx.save(golden, folder / "golden.onnx")
     return proto, TriageConfig(check=CHECK, golden_model=str(folder / "golden.onnx"))
 
@@ -154,7 +157,7 @@ def one_off(array: Any) -> Any:
 
 
 def range_cut(proto: onnx.ModelProto, tensor: str, folder: Path) -> tuple[onnx.ModelProto, TriageConfig]:
-    """INT8 with one range a twentieth of what flows there."""
+    """INT8 with one range of a twentieth of the values."""
     feed = feed_of(proto, rows=16)
     model = Model.from_proto(proto)
     cache = collect(proto, [feed], inputs=TensorMetadata.of(model.info.inputs), min_samples=1).cache
@@ -191,27 +194,87 @@ ROUNDED = "[up] i = Mul(b, ten) [toint] j = Cast<to = 7>(i) [tofloat] k = Cast<t
 UNROUNDED = "[up] i = Mul(b, ten) [down] c = Div(i, ten)"
 TEN = {"ten": np.float32(10)}
 LARGE = {"k": np.float32(3000.0)}
+FOUR_ROWS = "[fix] g = Reshape(b, four) c = Relu(g)"
+VARIANCE = "[sq] s = Mul(x, x) [ms] m2 = ReduceMean<axes = [-1]>(s) [mm2] q = Mul(mu, mu) [diff] v = Sub(m2, q)"
+
+
+def gated(make: Callable[..., onnx.ModelProto], is_open: bool) -> onnx.ModelProto:
+    """A model with a branch that can be closed."""
+    gate = np.float32(is_open)
+    return make("[gate] h = Mul(b, open) [act] c = Relu(h)", {"open": gate})
+
 
 FAULTS: tuple[Planted, ...] = (
-    Planted("wrong constant, dense", ("wrong constant",), ("w0", "mm0"), lambda f: against(dense(), with_weight(dense(), "w0", one_off), f)),
-    Planted("wrong constant, transformer", ("wrong constant",), ("w_in", "mlp_in"), lambda f: against(transformer(), with_weight(transformer(), "w_in", lambda a: a * 1.5), f)),
-    Planted("overflow, dense", ("overflow",), ("big", "square", "sq"), lambda f: plain(dense("[big] g = Mul(b, k) [sq] h = Mul(g, g) [root] c = Sqrt(h)", LARGE), FP16)),
-    Planted("overflow, convolutional", ("overflow",), ("big", "g"), lambda f: plain(convolutional("[big] g = Mul(b, k) [small] c = Div(g, k)", {"k": np.float32(5e4)}), FP16)),
-    Planted("cancellation, dense", ("cancellation",), ("down", "h"), lambda f: plain(dense("[up] g = Add(b, k) [down] c = Sub(g, k)", LARGE), FP16)),
-    Planted("cancellation, normed", ("cancellation", "underflow", "rounding"), ("diff", "v", "root", "guard", "norm"), lambda f: plain(normed(variance="[sq] s = Mul(x, x) [ms] m2 = ReduceMean<axes = [-1]>(s) [mm2] q = Mul(mu, mu) [diff] v = Sub(m2, q)"), FP16, data=saved(f, {"x": models.random(4, 16, seed=9) * 0.3 + 20}))),
-    Planted("tactic, transformer", ("tactic",), ("GeluApproximation",), lambda f: plain(transformer(), APPROXIMATE)),
-    Planted("tactic, dense", ("tactic",), ("GeluApproximation",), lambda f: plain(dense(GELU, GELU_WEIGHTS), APPROXIMATE)),
+    Planted(
+        "wrong constant, dense", ("wrong constant",), ("w0", "mm0"),
+        lambda f: against(dense(), with_weight(dense(), "w0", one_off), f),
+    ),
+    Planted(
+        "wrong constant, transformer", ("wrong constant",), ("w_in", "mlp_in"),
+        lambda f: against(transformer(), with_weight(transformer(), "w_in", lambda a: a * 1.5), f),
+    ),
+    Planted(
+        "overflow, dense", ("overflow",), ("big", "square", "sq"),
+        lambda f: plain(dense("[big] g = Mul(b, k) [sq] h = Mul(g, g) [root] c = Sqrt(h)", LARGE), FP16),
+    ),
+    Planted(
+        "overflow, convolutional", ("overflow",), ("big", "g"),
+        lambda f: plain(convolutional("[big] g = Mul(b, k) [small] c = Div(g, k)", {"k": np.float32(5e4)}), FP16),
+    ),
+    Planted(
+        "cancellation, dense", ("cancellation",), ("down", "h"),
+        lambda f: plain(dense("[up] g = Add(b, k) [down] c = Sub(g, k)", LARGE), FP16),
+    ),
+    Planted(
+        "cancellation, normed", ("cancellation", "underflow", "rounding"), ("diff", "v", "root", "guard", "norm"),
+        lambda f: plain(
+            normed(variance=VARIANCE), FP16, data=saved(f, {"x": models.random(4, 16, seed=9) * 0.3 + 20})
+        ),
+    ),
+    Planted(
+        "tactic, transformer", ("tactic",), ("GeluApproximation",), lambda f: plain(transformer(), APPROXIMATE)
+    ),
+    Planted(
+        "tactic, dense", ("tactic",), ("GeluApproximation",), lambda f: plain(dense(GELU, GELU_WEIGHTS), APPROXIMATE)
+    ),
     Planted("range cut, dense", ("range",), ("c",), lambda f: range_cut(dense(), "c", f)),
     Planted("range cut, convolutional", ("range",), ("c",), lambda f: range_cut(convolutional(), "c", f)),
-    Planted("guard underflows, normed", ("underflow", "nan"), ("norm", "o", "guard", "eps"), lambda f: plain(normed(eps=1e-12), FP16, data=flat_rows(f))),
-    Planted("guard fails, dense", ("nan",), ("root", "c"), lambda f: plain(dense("[shift] g = Sub(b, one) [root] c = Sqrt(g)", {"one": np.float32(1)}))),
-    Planted("cast lost, dense", ("lost node",), ("tofloat", "toint", "down"), lambda f: against(dense(ROUNDED, TEN), dense(UNROUNDED, TEN), f)),
-    Planted("cast lost, convolutional", ("lost node",), ("tofloat", "toint", "down"), lambda f: against(convolutional(ROUNDED, TEN), convolutional(UNROUNDED, TEN), f)),
+    Planted(
+        "guard underflows, normed", ("underflow", "nan"), ("norm", "o", "guard", "eps"),
+        lambda f: plain(normed(eps=1e-12), FP16, data=flat_rows(f)),
+    ),
+    Planted(
+        "guard fails, dense", ("nan",), ("root", "c"),
+        lambda f: plain(dense("[shift] g = Sub(b, one) [root] c = Sqrt(g)", {"one": np.float32(1)})),
+    ),
+    Planted(
+        "cast lost, dense", ("lost node",), ("tofloat", "toint", "down"),
+        lambda f: against(dense(ROUNDED, TEN), dense(UNROUNDED, TEN), f),
+    ),
+    Planted(
+        "cast lost, convolutional", ("lost node",), ("tofloat", "toint", "down"),
+        lambda f: against(convolutional(ROUNDED, TEN), convolutional(UNROUNDED, TEN), f),
+    ),
     Planted("not repeatable, dense", ("not repeatable",), ("noise", "q", "sum"), lambda f: plain(noisy(dense))),
-    Planted("not repeatable, convolutional", ("not repeatable",), ("noise", "q", "sum"), lambda f: plain(noisy(convolutional))),
-    Planted("shape at the edge, embedded", ("shape",), ("place", "places"), lambda f: at_edge(embedded(rows=16), "tokens", (1,), (32,), (4,))),
-    Planted("shape at the edge, dense", ("shape",), ("fix",), lambda f: at_edge(dense("[fix] g = Reshape(b, four) c = Relu(g)", {"four": np.array([4, 32])}), "x", (4, 32), (8, 32), (4, 32))),
-    Planted("dead branch, dense", ("dead branch",), ("gate", "h"), lambda f: against(dense("[gate] h = Mul(b, open) [act] c = Relu(h)", {"open": np.float32(1)}), dense("[gate] h = Mul(b, open) [act] c = Relu(h)", {"open": np.float32(0)}), f)),
-    Planted("dead branch, convolutional", ("dead branch",), ("gate", "h"), lambda f: against(convolutional("[gate] h = Where(open, b, closed) [act] c = Relu(h)", {"open": np.array(True), "closed": np.float32(0)}), convolutional("[gate] h = Where(open, b, closed) [act] c = Relu(h)", {"open": np.array(False), "closed": np.float32(0)}), f)),
+    Planted(
+        "not repeatable, convolutional", ("not repeatable",), ("noise", "q", "sum"),
+        lambda f: plain(noisy(convolutional)),
+    ),
+    Planted(
+        "shape at the edge, embedded", ("shape",), ("place", "places"),
+        lambda f: at_edge(embedded(rows=16), "tokens", (1,), (32,), (4,)),
+    ),
+    Planted(
+        "shape at the edge, dense", ("shape",), ("fix",),
+        lambda f: at_edge(dense(FOUR_ROWS, {"four": np.array([4, 32])}), "x", (4, 32), (8, 32), (4, 32)),
+    ),
+    Planted(
+        "dead branch, dense", ("dead branch",), ("gate", "h"),
+        lambda f: against(gated(dense, True), gated(dense, False), f),
+    ),
+    Planted(
+        "dead branch, convolutional", ("dead branch",), ("gate", "h"),
+        lambda f: against(gated(convolutional, True), gated(convolutional, False), f),
+    ),
 )  # fmt: skip
 """Twenty faults of ten kinds in five models."""
