@@ -39,7 +39,7 @@ def _accuracy(
     tracker: Tracker,
     tags: Mapping[str, str],
 ) -> AccuracyResult:
-    """Compare every tensor of a model with what an engine computes, and log table and picture to MLflow.
+    """Compare every tensor of a model with what an engine computes, and log the table to MLflow.
 
     Args:
         model: The ONNX file.
@@ -61,7 +61,7 @@ def _precision(
     tracker: Tracker,
     tags: Mapping[str, str],
 ) -> PrecisionResult:
-    """Search for the nodes that must stay in FP32, and log the answer and the picture to MLflow.
+    """Search for the nodes that must stay in FP32, and log the answer to MLflow.
 
     Args:
         model: The ONNX file, in FP32.

@@ -48,7 +48,7 @@ GROUPS = (
         "search",
         "PrecisionConfig",
         {"direction": "--dir --direction"},
-        skip="data tolerances to output load_replay save_replay keep_types latency_runs",
+        skip="data tolerances to output load_replay save_replay latency_runs",
     ),
     groups.TRACKING,
     groups.STATISTICS,

@@ -57,7 +57,7 @@ GROUPS = (
             "reduce_outputs": "--reduce-outputs",
             "inputs": "--inputs-are",
         },
-        skip="data find output save_as load_replay save_replay memory_limit_bytes max_culprits",
+        skip="data find output save_as load_replay save_replay memory_limit_bytes",
     ),
     groups.CHECK,
     groups.SAVE_AS,
