@@ -8,8 +8,6 @@ import pickle
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from trtops import errors
 from trtops.metadata import (
@@ -31,7 +29,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize("dtype", list(DataType), ids=lambda d: d.name)
-def test_every_data_type_knows_its_size_its_kind_and_its_numpy_dtype(dtype: DataType) -> None:
+def test_data_types_have_size_and_kind(dtype: DataType) -> None:
     assert dtype.itemsize == SIZES[dtype.name.upper()]
     assert dtype.is_floating == dtype.name.startswith(("float", "bfloat"))
     assert dtype.is_integral == dtype.name.startswith(("int", "uint"))
@@ -41,17 +39,9 @@ def test_every_data_type_knows_its_size_its_kind_and_its_numpy_dtype(dtype: Data
 
 
 @pytest.mark.parametrize("dtype", list(DataType), ids=lambda d: d.name)
-def test_a_data_type_is_found_by_member_name_and_value(dtype: DataType) -> None:
+def test_data_types_are_found_by_name(dtype: DataType) -> None:
     for spelling in (dtype, dtype.name, dtype.name.upper(), dtype.value, str(dtype)):
         assert DataType.of(spelling) is dtype
-
-
-def test_a_data_type_is_found_by_whatever_names_it() -> None:
-    for spelling in (np.float32, np.dtype("<f4"), "f4", "float32", np.zeros(1, np.float32).dtype):
-        assert DataType.of(spelling) is DataType.FLOAT32
-    assert DataType.of(bool) is DataType.BOOL
-    assert DataType.of(np.array(["a", "bc"]).dtype) is DataType.STRING
-    assert DataType.of(np.array(["a"], object).dtype) is DataType.STRING
 
 
 @pytest.mark.parametrize("unknown", ["flaot32", "complex64", np.dtype("datetime64[s]")])
@@ -62,7 +52,7 @@ def test_an_unknown_data_type_is_refused(unknown: object) -> None:
 
 @pytest.mark.parametrize("dtype", list(DataType), ids=str)
 @pytest.mark.parametrize("module", ["numpy", "onnx", "onnxruntime"])
-def test_a_data_type_comes_back_from_a_library_that_has_it(dtype: DataType, module: str) -> None:
+def test_data_types_convert_to_libraries_and_back(dtype: DataType, module: str) -> None:
     if module == "onnxruntime" and dtype in (DataType.FLOAT4, DataType.FLOAT8E8M0):
         with pytest.raises(errors.ConfigError, match="onnxruntime has no data type for float"):
             dtype.onnxruntime()
@@ -93,18 +83,7 @@ def test_libraries_of_data_types_can_be_added(monkeypatch: pytest.MonkeyPatch) -
         DataType.from_dtype(np.int8, "nunpy")
 
 
-def test_what_nobody_knows_stays_as_it_is_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    assert DataType.from_dtype("complex256") == "complex256" == DataType.to_dtype("complex256", "numpy")
-    assert "complex256" in caplog.text
-    with pytest.raises(errors.ConfigError):
-        DataType.from_dtype(None)
-
-
-def test_numpy_takes_a_data_type_for_its_own() -> None:
-    assert np.zeros(2, DataType.FLOAT16).dtype == np.float16
-
-
-def test_dynamic_dimensions_take_any_size_and_fixed_ones_their_own() -> None:
+def test_dynamic_dimensions_accept_any_size() -> None:
     assert [is_dynamic(d) for d in (1, 0, -1, None, "batch")] == [False, False, True, True, True]
     assert shape_accepts(("batch", 3, None, -1), (7, 3, 0, 224))
     assert not shape_accepts(("batch", 3), (7, 4))
@@ -121,7 +100,7 @@ def test_metadata_is_built_in_a_chain_and_shown() -> None:
     assert str(TensorSpec("v", None, (4,))) == "v [shape=(4,)]"
 
 
-def test_an_entry_unpacks_and_can_be_changed_in_its_place() -> None:
+def test_metadata_entries_unpack_and_change() -> None:
     meta = TensorMetadata().add("x", np.float32, (1, "n"), min_shape=(1, 1), docstring="an image")
 
     dtype, shape = meta["x"]
@@ -133,36 +112,13 @@ def test_an_entry_unpacks_and_can_be_changed_in_its_place() -> None:
     assert meta["y"].name == "y" and eval(repr(meta)) == meta
 
 
-def test_metadata_of_a_feed() -> None:
-    meta = TensorMetadata.from_feed_dict({"x": np.zeros((2, 3), np.int64)})
-
-    assert meta["x"] == TensorSpec("x", DataType.INT64, (2, 3))
-
-
-def test_a_bounded_shape_is_a_tuple_that_knows_its_bounds() -> None:
+def test_bounded_shapes_keep_bounds() -> None:
     shape = TensorMetadata().add("x", None, (-1, 3), min_shape=(1, 3), max_shape=(8, 3))["x"].shape
 
     assert isinstance(shape, BoundedShape)
     assert shape == (-1, 3) and hash(shape) == hash((-1, 3))
     for twin in (pickle.loads(pickle.dumps(shape)), copy.deepcopy(shape)):
         assert (twin, twin.min, twin.max) == (shape, (1, 3), (8, 3))
-
-
-specs = st.builds(
-    TensorSpec,
-    st.text(),
-    st.none() | st.sampled_from(DataType),
-    st.none() | st.lists(st.none() | st.integers(-1, 2**31) | st.text()).map(tuple),
-    st.none() | st.text(),
-)
-
-
-@given(specs)
-def test_a_tensor_spec_survives_json(spec: TensorSpec) -> None:
-    twin = TensorSpec.from_json(spec.to_json())
-
-    assert twin == spec and twin.digest == spec.digest
-    assert [type(d) for d in twin.shape or ()] == [type(d) for d in spec.shape or ()]
 
 
 INPUTS = TensorMetadata().add("image", "float32", ("batch", 3, 8)).add("length", "int64", (1,)).add("any")
@@ -187,15 +143,8 @@ def test_a_feed_that_fits_passes() -> None:
         ({"length": np.zeros((1, 1), np.int64)}, errors.InputShapeError, r"shape \(1, 1\); expected \(1,\)\.$"),
     ],
 )
-def test_a_feed_that_does_not_fit_is_refused_by_name(
+def test_unfit_feeds_are_refused_by_name(
     change: dict[str, object], error: type[errors.InputError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         check_feed(INPUTS, {**FEED, **change})
-
-
-def test_missing_and_unknown_inputs_are_key_errors_too() -> None:
-    with pytest.raises(KeyError) as missing:
-        check_feed(INPUTS, {})
-
-    assert str(missing.value).startswith("Input 'image' is not fed")  # and not in quotes, as a KeyError's text would be

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
-import logging
 import math
 
 import numpy as np
@@ -23,7 +21,6 @@ from trtops.comparator import (
 )
 from trtops.comparator import metrics as metrics_module
 from trtops.comparator.metric_results import LpipsThreshold
-from trtops.comparator.report_lines import log_statistics
 
 
 def pair(a, b):
@@ -49,11 +46,7 @@ def test_defaults_are_polygraphys():
     assert CompareFunc.perceptual_metrics().lpips_threshold == 0.1
 
 
-def test_none_stands_for_a_default():
-    assert SimpleCompareFunc(atol=None, check_shapes=None) == SimpleCompareFunc()
-
-
-def test_tolerances_by_output_with_a_default_for_the_rest():
+def test_tolerances_by_output_with_default():
     function = CompareFunc.simple(atol={"x": 1.0, "": 0.1}, rtol=0, check_error_stat={"y": "max"})
     matches = function(*pair({"x": X + 0.5, "y": X + 0.5}, {"x": X, "y": X}))
     assert {name: bool(match) for name, match in matches.items()} == {"x": True, "y": False}
@@ -68,7 +61,7 @@ def test_each_error_statistic_fails_only_beyond_both_tolerances(stat):
     assert CompareFunc.simple(check_error_stat=stat, atol=1e-3, rtol=0.5)(*outputs)["x"]
 
 
-def test_an_unknown_statistic_or_shape_of_k_is_told():
+def test_unknown_error_statistics_are_refused():
     with pytest.raises(errors.ConfigError, match="Did you mean 'median'"):
         CompareFunc.simple(check_error_stat="meddian")(*pair({"x": X}, {"x": X}))
 
@@ -82,13 +75,13 @@ def test_quantile_and_elementwise_results_can_be_reevaluated():
     assert not result
 
 
-def test_different_shapes_do_not_match_and_are_named_in_the_log(caplog):
+def test_different_shapes_do_not_match(caplog):
     matches = CompareFunc.simple()(*pair({"x": np.ones((2, 3))}, {"x": np.ones((3, 2))}))
     assert matches == {"x": False}
     assert "(2, 3)" in caplog.text and "(3, 2)" in caplog.text
 
 
-def test_shapes_are_permuted_or_reshaped_if_that_is_asked():
+def test_shapes_are_aligned_on_request():
     a = np.arange(6.0).reshape(2, 3)
     function = CompareFunc.simple(check_shapes=False)
     assert function(*pair({"x": a}, {"x": a.T}))["x"]
@@ -102,16 +95,11 @@ def test_infinities_are_equal_only_if_asked():
     assert CompareFunc.simple(infinities_compare_equal=True)(*outputs)["x"]
 
 
-def test_counterparts_are_found_by_name_then_by_a_part_of_it_and_can_be_named():
+def test_counterparts_are_found_by_name():
     assert list(CompareFunc.simple()(*pair({"X_out": X}, {"x": X}))) == ["X_out"]
     assert list(CompareFunc.simple()(*pair({"p": X, "q": X}, {"q": X, "r": X + 9}))) == ["q"]
     swapped = CompareFunc.simple(find_output_func=lambda name, index, other: ["b" if name == "a" else "a"])
     assert all(swapped(*pair({"a": X, "b": X + 1}, {"a": X + 1, "b": X})).values())
-
-
-def test_of_several_counterparts_one_that_differs_decides():
-    function = CompareFunc.simple(find_output_func=lambda name, index, other: list(other))
-    assert not function(*pair({"a": X}, {"p": X + 1, "q": X}))["a"]
 
 
 def test_outputs_without_any_counterpart_are_an_error():
@@ -148,7 +136,7 @@ def test_older_spellings_evaluate_both_numbers_and_survive_saving(tmp_path):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("lpips") is not None, reason="lpips is installed")
-def test_a_perceptual_metric_that_cannot_be_computed_is_an_error_and_never_a_pass():
+def test_unavailable_perceptual_metric_never_passes():
     image = np.zeros((1, 3, 64, 64), np.float32)
     with pytest.raises(errors.MetricUnavailableError, match="torch and lpips"):
         CompareFunc.perceptual_metrics()(*pair({"x": image}, {"x": image}))
@@ -167,15 +155,6 @@ def test_several_functions_share_one_computation(monkeypatch):
     assert len(calls) == 2
 
 
-def test_custom_functions_are_called_with_both_iterations():
-    def function(first, second):
-        return {"x": bool(first["x"][0] == second["x"][0])}
-
-    run = run_of(("a", [{"x": X}, {"x": X}]), ("b", [{"x": X}, {"x": X + 1}]))
-    found = Comparator.compare_accuracy(run, compare_func=function)
-    assert found.stats() == (1, 1, 2) and found.percentage() == 0.5 and not found
-
-
 def test_accuracy_is_asked_by_pair_and_function():
     run = run_of(("a", [{"x": X}]), ("b", [{"x": X}]), ("c", [{"x": X + 1}]))
     found = Comparator.compare_accuracy(run, compare_func=[CompareFunc.simple(), CompareFunc.l2(10.0)])
@@ -188,18 +167,13 @@ def test_accuracy_is_asked_by_pair_and_function():
     assert list(crossed.keys()) == [("a", "c")] and not crossed
 
 
-def test_runs_of_different_lengths_are_an_error_and_not_compared_in_part():
+def test_runs_of_different_lengths_are_refused():
     run = run_of(("a", [{"x": X}]), ("b", [{"x": X}, {"x": X}]))
     with pytest.raises(errors.IterationMismatchError, match=r"number 0 .* end after 1"):
         Comparator.compare_accuracy(run)
 
 
-def test_fail_fast_skips_the_iterations_that_follow():
-    run = run_of(("a", [{"x": X + 1}] * 3), ("b", [{"x": X}] * 3))
-    assert Comparator.compare_accuracy(run, fail_fast=True).stats() == (0, 1, 1)
-
-
-def test_averages_let_one_bad_iteration_pass_and_need_a_number():
+def test_averages_need_a_number():
     run = run_of(("a", [{"x": X + e} for e in (0.0, 3e-3)]), ("b", [{"x": X}] * 2))
     mean = CompareFunc.simple(check_error_stat="max", atol=2e-3, rtol=0)
     found = Comparator.compare_accuracy(run, compare_func=mean, check_average=True)
@@ -212,7 +186,7 @@ def test_averages_let_one_bad_iteration_pass_and_need_a_number():
         Comparator.compare_accuracy(run, compare_func=mean, check_average=True, fail_fast=True)
 
 
-def test_averages_over_a_mismatch_of_shapes_are_an_error():
+def test_averages_need_equal_shapes():
     run = run_of(("a", [{"x": X}, {"x": X[:2]}]), ("b", [{"x": X}] * 2))
     found = Comparator.compare_accuracy(run, compare_func=CompareFunc.l2(), check_average=True)
     with pytest.raises(errors.ComparisonError, match="'x' cannot be averaged"):
@@ -246,7 +220,7 @@ def test_index_comparison_looks_near_each_place():
     assert match(np.zeros((2, 0)), np.zeros((2, 0)), 0)
 
 
-def test_bool_ints_strings_and_bfloat16_go_through_compare_functions():
+def test_compare_functions_accept_all_dtypes():
     import ml_dtypes
 
     for a, b in [
@@ -262,7 +236,7 @@ def test_bool_ints_strings_and_bfloat16_go_through_compare_functions():
         CompareFunc.l2()(*pair({"x": np.array(["a"])}, {"x": np.array(["a"])}))
 
 
-def test_the_log_says_how_large_errors_are_and_what_they_were_held_against(caplog):
+def test_errors_and_tolerances_are_logged(caplog):
     a = np.array([[1.0, 2.0], [4.5, 4.0]])
     CompareFunc.simple(atol=0.1, rtol=0.01)(*pair({"x": a}, {"x": np.array([[1.0, 2.0], [4.0, 4.0]])}))
     assert "max 0.5 at (1, 0), mean 0.125; relative: max 0.125, mean 0.03125" in caplog.text
@@ -278,7 +252,7 @@ def test_the_log_says_how_large_errors_are_and_what_they_were_held_against(caplo
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("stat", ["elemwise", "max", "mean", "median", "quantile"])
-def test_what_is_exactly_the_tolerance_apart_passes(dtype, stat):
+def test_errors_equal_to_tolerance_pass(dtype, stat):
     for low, tolerance in ((1.0, 0.1), (0.3, 0.1), (0.6, 0.1), (100.0, 1e-3 if dtype is np.float64 else 0.125)):
         a, b = np.array([low], dtype), np.array([low], dtype) + np.array(tolerance, dtype)
         for atol, rtol in ((tolerance, 0), (0, float(np.abs(a - b)[0] / np.abs(b)[0]))):
@@ -286,27 +260,9 @@ def test_what_is_exactly_the_tolerance_apart_passes(dtype, stat):
             assert compared["x"], compared["x"].summary()
 
 
-@pytest.mark.parametrize("shape", [(0,), (-1, 2), (3, 0)])
-def test_a_place_that_a_file_made_up_is_left_out(shape):
-    found = CompareFunc.simple()(*pair({"x": np.array([1.5])}, {"x": np.array([1.0])}))["x"]
-    assert "at (0,)" in found.summary()
-
-    found.statistics = dataclasses.replace(found.statistics, shape=shape)
-
-    assert "error: max 0.5" in found.summary() and " at (" not in found.summary()
-
-
-def test_what_fails_never_prints_as_the_limit_that_it_exceeds():
-    compare = CompareFunc.simple(atol=0.1, rtol=0, check_error_stat="max")
-    found = compare(*pair({"x": np.array([1.10001])}, {"x": np.array([1.0])}))["x"]
-
-    assert not found and "error: max 0.10001 " in found.summary() and "atol 0.1 " in found.summary()
-    assert not CompareFunc.simple(atol=0, rtol=0)(*pair({"x": np.array([5e-324])}, {"x": np.array([0.0])}))["x"]
-
-
 @pytest.mark.parametrize("value", [0.201, 0.7, 3.3, 12.5])
 @pytest.mark.parametrize("atol", [1e-3, 0.05, 0.1])
-def test_float32_numbers_that_are_a_tolerance_apart_keep_it_where_they_print_as_it(value, atol, caplog):
+def test_float32_errors_that_print_as_tolerance_pass(value, atol, caplog):
     """A bit more or less of one of them moves their difference by far more than its own last bit."""
     reported = []
     for step in range(-1, 2):
@@ -321,15 +277,3 @@ def test_float32_numbers_that_are_a_tolerance_apart_keep_it_where_they_print_as_
         assert bool(passed) or f"{required:.5g}" != f"{atol:.5g}"
         reported.append(bool(passed))
     assert reported[0]
-
-
-@pytest.mark.parametrize(
-    "numbers",
-    [[0.01, 0.01 + 2e-18, np.nextafter(0.01, 1)], [3.0, 3.0], [np.nan, np.inf], [-np.inf, 1.0], [1e308, -1e308], []],
-)
-def test_any_numbers_are_told(numbers, caplog) -> None:
-    array = np.array(numbers)
-    with caplog.at_level(logging.DEBUG, "trtops"):
-        log_statistics("y", array, failed=True, indent=0, among=-array)
-
-    assert caplog.records[0].getMessage().startswith("y | Stats: ")

@@ -12,13 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from trtops import errors
-from trtops.cli.main import main
-from trtops.comparator import CompareFunc, IterationResult, RunResults, Tolerances, compare_outputs
 from trtops.comparator.metrics import kl, statistics
 from trtops.comparator.metrics import rows as rows_module
 from trtops.comparator.metrics.kl import kl_divergence
-from trtops.ops.evaluation.check import error_metrics
 
 LOGITS = np.random.default_rng(0).normal(0, 3, (6, 10))
 NOISY = LOGITS + np.random.default_rng(1).normal(0, 0.1, LOGITS.shape)
@@ -68,7 +64,7 @@ def test_divergence_of_logits_is_that_of_their_softmax(pair):
 
 @settings(max_examples=100, deadline=None)
 @given(pairs(st.floats(1e-6, 1), st.just(np.float64)))
-def test_divergence_of_probabilities_is_that_of_the_rows_over_their_sums(pair):
+def test_divergence_of_probabilities_normalizes_rows(pair):
     output, reference = pair
     reference /= reference.sum(axis=1, keepdims=True)
 
@@ -78,24 +74,6 @@ def test_divergence_of_probabilities_is_that_of_the_rows_over_their_sums(pair):
     assert kl_divergence([(3 * output, reference)]) == pytest.approx(found, abs=1e-13)
 
 
-def test_divergence_is_scipys():
-    entropy = pytest.importorskip("scipy.stats").entropy
-    p, q = softmax(LOGITS), softmax(NOISY)
-    p[2, :4], q[1, 0] = 0, 1e-300
-    p[2] /= p[2].sum()
-
-    assert kl_divergence([(q, p)]) == pytest.approx(entropy(p, q, axis=1).mean(), rel=1e-12)
-    assert kl_divergence([(NOISY, LOGITS)]) == pytest.approx(
-        entropy(softmax(LOGITS), softmax(NOISY), axis=1).mean(), rel=1e-12
-    )
-
-
-def test_the_direction_is_from_the_reference():
-    sure, unsure = np.array([[0.99, 0.01]]), np.array([[0.5, 0.5]])
-    assert kl_divergence([(unsure, sure)]) == pytest.approx(0.99 * math.log(1.98) + 0.01 * math.log(0.02))
-    assert kl_divergence([(sure, unsure)]) == pytest.approx(0.5 * math.log(0.5 / 0.99) + 0.5 * math.log(0.5 / 0.01))
-
-
 def test_the_reference_alone_says_what_rows_stand_for():
     probabilities = softmax(LOGITS)
     assert kl_divergence([(LOGITS, LOGITS), (NOISY, probabilities)]) > 0.1  # one iteration's logits: all are
@@ -103,7 +81,7 @@ def test_the_reference_alone_says_what_rows_stand_for():
     assert kl_divergence([(NOISY + 7, LOGITS - 3)]) == pytest.approx(kl_divergence([(NOISY, LOGITS)]), rel=1e-9)
 
 
-def test_small_differences_are_not_lost_and_equal_rows_have_none():
+def test_small_differences_are_not_lost():
     output = LOGITS.copy()
     output[:, 0] += 1e-6
     p = softmax(LOGITS)[:, 0]
@@ -147,11 +125,6 @@ def test_shapes_that_have_rows(shape):
     assert kl_divergence([(reference + 1, reference)]) == pytest.approx(0, abs=1e-12)
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 1), (1, 1), (0, 3), (3, 0), (2, 0, 3)])
-def test_shapes_that_have_none(shape):
-    assert kl_divergence([(np.zeros(shape), np.zeros(shape))]) is None
-
-
 def test_integers_booleans_and_strings_have_none():
     for rows in (np.ones((2, 3), int), np.ones((2, 3), bool)):
         assert kl_divergence([(rows, rows)]) is None
@@ -178,49 +151,3 @@ def test_rows_count_alike_over_blocks_iterations_and_layouts(monkeypatch):
         monkeypatch.setattr(rows_module, "BLOCK", block)
         for ours, theirs in ((NOISY, LOGITS), (softmax(NOISY), softmax(LOGITS))):
             assert kl_divergence([(ours, theirs)]) == pytest.approx(expected, rel=1e-12)
-
-
-def test_a_row_too_long_for_a_block_is_read_in_pieces():
-    random = np.random.default_rng(0)
-    reference = random.normal(0, 2, (2, 100_000)).astype(np.float32)
-    output = reference + random.normal(0, 0.01, reference.shape).astype(np.float32)
-    p, q = (softmax(side.astype(np.float64)) for side in (reference, output))
-    assert kl_divergence([(output, reference)]) == pytest.approx((p * np.log(p / q)).sum(axis=1).mean(), rel=1e-6)
-
-
-def test_scores_are_evaluated_by_it_and_other_outputs_are_not():
-    golden = {"scores": LOGITS, "boxes": np.arange(4.0)}
-    report = compare_outputs({**golden, "scores": NOISY}, golden, Tolerances(atol=9, max_kl=1e-9))
-
-    [reason] = report.reasons
-    assert reason.startswith("scores: KL divergence is 0.0") and reason.endswith("nats, at most 1e-09 nats is allowed")
-    assert report.evaluate(Tolerances(atol=9, max_kl=0.1))
-    logged = error_metrics(report)
-    assert logged["error", "scores", "kl"] == report.output("scores").statistics.kl
-    assert ("error", "boxes", "kl") not in logged
-
-
-def test_comparing_by_it_needs_scores():
-    function = CompareFunc.kl(kl_threshold=0.1)
-    assert function(IterationResult({"x": NOISY}), IterationResult({"x": LOGITS}))["x"].kl == kl_divergence(
-        [(NOISY, LOGITS)]
-    )
-    boxes = IterationResult({"boxes": np.arange(4.0)})
-    with pytest.raises(
-        errors.MetricUnavailableError, match=r"'boxes' holds float64 of shape \(4,\); KL divergence needs"
-    ):
-        function(boxes, boxes)
-
-
-def test_saved_outputs_are_compared_by_it_on_the_command_line(tmp_path, capsys):
-    for name, rows in (("golden", LOGITS), ("noisy", NOISY)):
-        run = RunResults()
-        run.add([{"scores": rows}], runner_name=name)
-        run.save(tmp_path / f"{name}.json")
-    line = ["run", "--load-outputs", str(tmp_path / "noisy.json"), str(tmp_path / "golden.json"), "--compare", "kl"]
-    saved = str(tmp_path / "accuracy.json")
-
-    assert main([*line, "--kl-threshold", "0.1", "--save-accuracy-results", saved]) == 0
-    assert main([*line, "--kl-threshold", "scores:1e-9"]) == 1
-    assert main(["check", "accuracy", saved, "--kl-threshold", "1e-9"]) == 1
-    assert "KL divergence: 0.0" in capsys.readouterr().out

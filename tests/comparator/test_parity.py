@@ -157,7 +157,7 @@ def test_numbers_and_verdicts_are_theirs():
                         assert getattr(mine_it[name], field) == pytest.approx(value, rel=2e-4), field
 
 
-def test_accuracy_results_go_both_ways_and_are_reevaluated_alike(tmp_path):
+def test_accuracy_results_go_both_ways(tmp_path):
     import trtops.comparator
 
     mine = results_of(trtops.comparator, functions_of(trtops.comparator))
@@ -225,7 +225,7 @@ def test_random_inputs_are_theirs_bit_for_bit(case):
     "wanted",
     [[("x", np.float64, (4, 3))], [("*", np.float32, (7, 3))], [("n", np.int64, (4, 5))], [("x", None, (2, 2, 2))]],
 )
-def test_shapes_that_were_asked_for_are_used_as_theirs_are(wanted):
+def test_requested_shapes_are_used_alike(wanted):
     loaders = []
     for kind, metadata in [(DataLoader, TensorMetadata), (theirs.DataLoader, their_common.TensorMetadata)]:
         asked, model = metadata(), metadata()

@@ -22,7 +22,7 @@ SHAPES = [(), (7,), (1000,), (3, 4), (2, 5, 6), (1, 40, 8, 9), (2, 1, 3, 2, 4, 5
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_outputs_of_any_rank_give_three_pictures_with_something_on_them(shape):
+def test_outputs_of_any_rank_are_drawn(shape):
     pictures = dict(plot.error_figures(*outputs(x=np.random.default_rng(1).standard_normal(shape))))
     assert list(pictures) == ["x.absolute.svg", "x.relative.svg", "x.errors.svg"]
     for svg in pictures.values():
@@ -35,7 +35,7 @@ def test_outputs_of_any_rank_give_three_pictures_with_something_on_them(shape):
         assert any(True for _ in root.iter(f"{_SVG}image"))
 
 
-def test_of_many_slices_the_worst_are_shown_and_named():
+def test_worst_slices_are_drawn():
     golden = np.zeros((64, 5, 5))
     actual = golden.copy()
     actual[37, 2, 2] = 1.0
@@ -52,17 +52,12 @@ def test_shrinking_an_image_keeps_its_largest_error():
     assert max(shrunk.shape) <= 512 and shrunk.max() == 8.0
 
 
-def test_large_plots_draw_a_sample_with_the_worst_elements():
+def test_large_plots_include_worst_elements():
     golden = np.zeros(300_000)
     actual = golden.copy()
     actual[299_999] = 5.0
     _, absolute, _, drawn = plot._sampled_errors(actual, golden)
     assert absolute.max() == 5.0 and drawn < 60_000
-
-
-def test_nan_infinity_and_equal_outputs_are_drawn():
-    golden = {"x": np.array([[1.0, np.nan], [np.inf, 0.0]])}
-    assert len(list(plot.error_figures(golden, golden))) == 3
 
 
 def test_strings_empty_and_mismatched_outputs_are_left_out():
@@ -71,7 +66,7 @@ def test_strings_empty_and_mismatched_outputs_are_left_out():
     assert list(plot.error_figures(a, b)) == []
 
 
-def test_every_output_name_gives_a_file_name_of_its_own():
+def test_output_names_give_distinct_files():
     names = ["a/b", "a_b", "../x", "日本", "a" * 300, "a" * 299 + "b", "", ".", "a.b", "CON:1"]
     stems = [plot.file_stem(name) for name in names]
     assert len(set(stems)) == len(names)

@@ -40,7 +40,7 @@ def test_equal_runs_are_good():
         (changed(boxes=np.full((3, 4), {}, object)), "boxes: The output is an array of Python objects"),
     ],
 )
-def test_whatever_is_wrong_is_evaluated_in_words_and_never_raised(actual, reason):
+def test_differences_are_reasons_not_errors(actual, reason):
     report = compare_outputs(actual, GOLDEN)
     assert not report and report.verdict == "bad"
     assert len(report.reasons) == 1 or "NaN" in reason
@@ -56,7 +56,7 @@ def test_int32_for_int64_is_evaluated_by_its_values():
     assert not compare_outputs(golden, {"index": np.array([1, 2, 3], np.int32)})
 
 
-def test_a_report_is_reevaluated_without_arrays_and_survives_json():
+def test_reports_are_reevaluated_without_arrays():
     report = compare_outputs(changed(boxes=GOLDEN["boxes"] + 1e-3), GOLDEN)
     again = ComparisonReport.from_json(report.to_json())
 
@@ -66,17 +66,6 @@ def test_a_report_is_reevaluated_without_arrays_and_survives_json():
     assert again.evaluate(Tolerances(check_error_stat="max", atol=1.1e-3))
     assert again.evaluate(Tolerances(per_output={"boxes": OutputTolerances(atol=1e-2)}))
     assert not again.evaluate(Tolerances(per_output={"scores": OutputTolerances(atol=1e-2)}))
-
-
-def test_every_elementwise_verdict_can_be_had_from_the_numbers_alone():
-    random = np.random.default_rng(0)
-    golden = {"x": random.standard_normal((20, 20))}
-    actual = {"x": golden["x"] + 1e-3 * random.standard_normal((20, 20))}
-    kept = compare_outputs(actual, golden)
-    for atol in (0.0, 1e-5, 1e-3, 2e-3, 1e-2):
-        for rtol in (0.0, 1e-3, 1e-2, 0.5):
-            tolerances = Tolerances(atol=atol, rtol=rtol)
-            assert kept.evaluate(tolerances).verdict == compare_outputs(actual, golden, tolerances).verdict
 
 
 @pytest.mark.parametrize(
@@ -101,7 +90,7 @@ def test_each_limit_is_evaluated_and_named(tolerances, said):
     assert reason.startswith(f"scores: {said}")
 
 
-def test_nan_fails_under_any_tolerance_unless_both_have_it_and_that_is_allowed():
+def test_nan_fails_unless_both_have_it():
     golden = {"x": np.array([1.0, np.nan, np.inf])}
     wide = {"atol": 1e30, "rtol": 1e30}
     assert not compare_outputs(golden, golden, Tolerances(**wide))
@@ -116,7 +105,7 @@ def test_another_treatment_of_nan_needs_the_arrays_again():
         compare_outputs(golden, golden).evaluate(Tolerances(nans_equal=True))
 
 
-def test_iterations_are_evaluated_together_and_must_be_as_many():
+def test_iterations_are_evaluated_together():
     report = compare_outputs([GOLDEN, changed(boxes=GOLDEN["boxes"] + 1)], [GOLDEN, GOLDEN])
     assert report.iterations == 2
     assert report.output("boxes").statistics.violations == 12
@@ -125,12 +114,7 @@ def test_iterations_are_evaluated_together_and_must_be_as_many():
         compare_outputs([GOLDEN, GOLDEN], GOLDEN)
 
 
-def test_a_mismatch_in_one_iteration_names_it():
-    report = compare_outputs([GOLDEN, changed(boxes=np.ones(3))], [GOLDEN, GOLDEN])
-    assert report.reasons == ("boxes: shape is (3,) in iteration 1, the golden one (3, 4)",)
-
-
-def test_results_of_one_runner_are_taken_and_of_two_refused():
+def test_results_must_hold_one_runner():
     results = RunResults([("ort", [IterationResult(GOLDEN)])])
     assert compare_outputs(results, GOLDEN) and compare_outputs(results["ort"], results)
     results.append(("trt", [IterationResult(GOLDEN)]))
@@ -138,13 +122,13 @@ def test_results_of_one_runner_are_taken_and_of_two_refused():
         compare_outputs(results, GOLDEN)
 
 
-def test_extra_outputs_and_other_dtypes_can_be_let_pass():
+def test_extra_outputs_and_dtypes_can_pass():
     actual = changed(extra=np.ones(2), boxes=GOLDEN["boxes"].astype(np.float32))
     report = compare_outputs(actual, GOLDEN, Tolerances(allow_extra_outputs=True, check_dtypes=False))
     assert report and report.reasons == ()
 
 
-def test_tolerances_that_cannot_be_meant_are_refused():
+def test_invalid_tolerances_are_refused():
     with pytest.raises(errors.ConfigError, match="atol is -1"):
         Tolerances(atol=-1)
     with pytest.raises(errors.ConfigError, match="rtol is nan"):

@@ -46,7 +46,7 @@ def named(metrics):
     return pytest.mark.parametrize("metric", metrics, ids=lambda metric: metric.name)
 
 
-def test_names_that_metrics_give_to_things_are_their_own():
+def test_metric_names_are_unique():
     for names in (
         [m.name for m in METRICS],
         [m.result_field for m in METRICS],
@@ -62,7 +62,7 @@ def test_names_that_metrics_give_to_things_are_their_own():
 
 
 @named(RECORDED)
-def test_what_is_recorded_is_a_statistic_and_is_logged(metric):
+def test_recorded_metrics_are_logged(metric):
     actual, golden = arrays_for(metric)
     found = statistics(actual, golden)
     value = getattr(found, metric.name)
@@ -76,7 +76,7 @@ def test_what_is_recorded_is_a_statistic_and_is_logged(metric):
 
 
 @named(LIMITED)
-def test_each_tolerance_passes_up_to_its_limit_and_says_why_not_beyond(metric):
+def test_tolerances_hold_up_to_their_limit(metric):
     actual, golden = arrays_for(metric)
     value = getattr(statistics(actual, golden), metric.name)
     beyond = math.nextafter(value, -math.inf if metric.better == "lower" else math.inf)
@@ -92,7 +92,7 @@ def test_each_tolerance_passes_up_to_its_limit_and_says_why_not_beyond(metric):
 
 
 @named([metric for metric in COMPARED if metric.recorded])
-def test_each_limit_is_a_compare_function_with_a_saved_result(metric, tmp_path):
+def test_each_limit_has_a_compare_function(metric, tmp_path):
     function = getattr(CompareFunc, metric.function)
     value = getattr(statistics(ACTUAL, GOLDEN), metric.name)
     beyond = math.nextafter(value, -math.inf if metric.better == "lower" else math.inf)
@@ -111,7 +111,7 @@ def test_each_limit_is_a_compare_function_with_a_saved_result(metric, tmp_path):
 
 
 @named([metric for metric in COMPARED if metric.recorded])
-def test_what_a_compare_function_held_an_output_against_is_kept_as_a_tolerance(metric):
+def test_thresholds_become_tolerances_of_the_report(metric):
     results = RunResults()
     results.add([{"x": ACTUAL}], runner_name="a")
     results.add([{"x": GOLDEN}], runner_name="b")
@@ -131,7 +131,7 @@ def test_classes_of_the_table_are_exported_and_documented(comparison):
 
 
 @named(COMPARED)
-def test_each_limit_is_an_option_of_the_command_line(metric):
+def test_each_limit_has_an_option(metric):
     [flag] = [flag for flag in groups.THRESHOLDS.flags if flag.dest == metric.option]
     assert flag.names[0] == f"--{metric.option.replace('_', '-')}"
     assert (flag in groups.STATISTICS.flags) == metric.recorded
@@ -146,13 +146,13 @@ def test_each_limit_is_an_option_of_the_command_line(metric):
         assert getattr(tolerances.of("x"), metric.tolerance) == 0.25
 
 
-def test_an_output_that_a_metric_does_not_apply_to_is_an_error_that_names_it():
+def test_inapplicable_metrics_name_the_output():
     outputs = IterationResult({"x": np.zeros(3)}), IterationResult({"x": np.zeros(3)})
     with pytest.raises(errors.MetricUnavailableError, match=r"'x' holds float64 of shape \(3,\); LPIPS needs images"):
         CompareFunc.perceptual_metrics()(*outputs)
 
 
-def test_an_unknown_compare_function_is_told():
+def test_unknown_compare_functions_are_refused():
     with pytest.raises(AttributeError, match=r"no compare function 'cosine'.*'cosine_similarity'"):
         CompareFunc.cosine  # noqa: B018
 
@@ -165,7 +165,7 @@ def test_reading_the_table_imports_no_numpy():
 @pytest.mark.parametrize(
     "comparison", [c for c in COMPARISONS if not c.name.endswith("_metrics")], ids=lambda c: c.name
 )
-def test_results_are_read_in_a_process_that_compared_nothing(comparison, tmp_path):
+def test_results_are_read_without_comparing(comparison, tmp_path):
     kind = getattr(trtops.comparator, comparison.result)
     result = kind(0.5, thresholds=kind.THRESHOLD(0.25))
     AccuracyResults([AccuracyResult({("a", "b"): [{"x": result}]})]).save(tmp_path / "accuracy.json")

@@ -22,36 +22,14 @@ class Measured(OpResult):
         return [f"The error is {self.error}."]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome(OpResult):
-    outcome: str
-
-    @property
-    def verdict(self) -> Verdict:
-        return "good" if self.outcome == "confirmed" else "bad"
-
-    @property
-    def headline(self) -> str:
-        return self.outcome
-
-    def body(self) -> Iterable[str]:
-        return ()
-
-
-def test_the_page_has_heading_body_and_the_way_to_the_run() -> None:
+def test_page_has_heading_body_and_link() -> None:
     result = Measured(title="measure m", run_id="ab12", url="#/runs/ab12", experiment="m", verdict="bad", error=0.5)
     assert result.page() == "# measure m: bad\n\nThe error is 0.5.\n\nMLflow run `ab12` in experiment `m`."
     linked = Measured.from_json(result.to_json().replace("#/", "http://host/#/"))
     assert "MLflow run [ab12](http://host/#/runs/ab12) in" in linked.page()
 
 
-def test_a_verdict_may_follow_from_fields() -> None:
-    result = Outcome(title="prove", outcome="confirmed")
-    assert (result.verdict, result.page()) == ("good", "# prove: confirmed\n")
-    assert "verdict" not in result.to_dict()
-
-
-def test_a_page_points_to_no_run_that_ends_with_the_process() -> None:
+def test_page_omits_runs_of_this_process() -> None:
     result = Measured(title="measure m", verdict="good", error=0.0)
     with op_run(MemoryTracker(), "m", "measure m", kind="compare") as run:
         kept = result.kept_in(run, "m")
@@ -59,7 +37,7 @@ def test_a_page_points_to_no_run_that_ends_with_the_process() -> None:
     assert "MLflow" not in kept.page() and kept.page() == result.page()
 
 
-def test_the_run_of_an_op_is_named_tagged_and_ended() -> None:
+def test_op_runs_are_named_and_tagged() -> None:
     tracker = MemoryTracker()
     with op_run(tracker, "m", "n" * 300, kind="compare", model="m.onnx", tags={"a": "b"}) as run:
         run.finish("good")
@@ -68,14 +46,14 @@ def test_the_run_of_an_op_is_named_tagged_and_ended() -> None:
     assert info.tags[Tag.MODEL_PATH] == str(Path("m.onnx").absolute()) and info.tags["a"] == "b"
 
 
-def test_without_a_memory_nothing_is_kept() -> None:
+def test_without_tracker_nothing_is_logged() -> None:
     with op_run(None, "m", "measure m", kind="compare", model="m.onnx") as run:
         run.log_text("kept nowhere", "a.txt")
     result = Measured(title="measure m", verdict="good", error=0.0)
     assert run is NO_RUN and result.kept_in(run, "m") is result
 
 
-def test_every_op_that_has_a_result_ends_its_run_with_the_report() -> None:
+def test_every_op_logs_its_report() -> None:
     """Iterations, steps of a triage and imported runs have no result of an op."""
     folder = Path(result_module.__file__).parent
     directly = {

@@ -178,7 +178,7 @@ def add_silent_fp32(faults: Faults) -> None:
         faults.note("kept" if kept else "layer precisions", SILENT, case.name, result)
 
 
-def test_at_least_28_of_30_wrong_engines_are_blamed_rightly(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_28_of_30_engines_are_attributed_correctly(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
     add_overflows(faults)
     add_silent_fp32(faults)
     add_wrong_kernels(faults, monkeypatch)
@@ -195,7 +195,7 @@ def test_at_least_28_of_30_wrong_engines_are_blamed_rightly(faults: Faults, monk
     assert {each["verdict"] for each in sought} == {"bad"}
 
 
-def test_a_silent_fp32_engine_is_bad_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_silent_fp32_engines_are_bad(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     case = convolutions(3)
     model = case.write(tmp_path)
     store = tmp_path / "mlruns"

@@ -44,7 +44,7 @@ def outcomes(result: BuildListResult) -> dict[str, str]:
     return {Path(build.model).stem: build.outcome for build in result.builds}
 
 
-def test_one_that_fails_stops_no_other_and_the_page_says_which_and_why(folder: Path, tracker: MemoryTracker):
+def test_failing_builds_do_not_stop_others(folder: Path, tracker: MemoryTracker):
     models.no_kernel().write(folder)
     text = """  - model: no_kernel.onnx
   - model: conv_net.onnx
@@ -71,7 +71,7 @@ def test_one_that_fails_stops_no_other_and_the_page_says_which_and_why(folder: P
     assert reported[0] == (0, 5, "no_kernel.onnx fp32 onnxruntime") and len(reported) == 4
 
 
-def test_each_build_is_a_run_of_its_model_and_the_summary_one_of_the_list(folder: Path, tracker: MemoryTracker):
+def test_builds_and_summary_are_runs(folder: Path, tracker: MemoryTracker):
     result = build_list(listed(folder, "  - model: conv_net.onnx\n"), tracker=tracker, tags={"night": "1"})
 
     (build,) = tracker.find("conv_net")
@@ -85,7 +85,7 @@ def test_each_build_is_a_run_of_its_model_and_the_summary_one_of_the_list(folder
     assert "| conv_net.onnx | onnxruntime | fp32 | good |" in stored.read_bytes("build_list.md").decode()
 
 
-def test_a_bad_engine_that_is_just_to_be_told_of_does_not_fail_the_list(folder: Path, tracker: MemoryTracker):
+def test_reported_bad_engines_do_not_fail_lists(folder: Path, tracker: MemoryTracker):
     text = """  - model: conv_net.onnx
     precisions: [fp16]
     tolerances: {fp16: {atol: 0.0, rtol: 0.0}}
@@ -96,15 +96,7 @@ def test_a_bad_engine_that_is_just_to_be_told_of_does_not_fail_the_list(folder: 
     assert (result.verdict, result.headline) == ("good", "1 bad")
 
 
-def test_only_builds_with_the_back_ends_that_are_asked_for_are_made(folder: Path, tracker: MemoryTracker):
-    text = "  - model: conv_net.onnx\n    backends: [onnxruntime, tensorrt]\n"
-
-    result = build_list(listed(folder, text), BuildListConfig(backends=("onnxruntime",)), tracker=tracker)
-
-    assert [build.backend for build in result.builds] == ["onnxruntime"]
-
-
-def test_a_crash_of_a_library_is_its_builds_error_and_an_interruption_is_everybodys(folder: Path, tracker):
+def test_library_crashes_are_errors_of_one_build(folder: Path, tracker):
     def broken(model: str, *rest: object):
         if "conv" in model:
             raise ZeroDivisionError("a defect")
@@ -119,7 +111,7 @@ def test_a_crash_of_a_library_is_its_builds_error_and_an_interruption_is_everybo
     assert tracker.find("nets")[0].status in ("failed", "killed")
 
 
-def test_what_is_new_or_changed_is_told_by_content(folder: Path, tracker: MemoryTracker):
+def test_new_models_are_found_by_content(folder: Path, tracker: MemoryTracker):
     assert outcomes(watch(folder, tracker)) == {"conv_net": "good", "identity": "good"}
 
     for file in folder.glob("*.onnx"):
@@ -134,7 +126,7 @@ def test_what_is_new_or_changed_is_told_by_content(folder: Path, tracker: Memory
     assert outcomes(watch(folder, tracker)) == {"identity": "good", "renamed": "skipped"}
 
 
-def test_what_failed_is_tried_again_so_often_and_no_more(folder: Path, tracker: MemoryTracker):
+def test_failed_builds_are_repeated_up_to_limit(folder: Path, tracker: MemoryTracker):
     (folder / "identity.onnx").write_bytes(b"no model")
     config = BuildListConfig(only_new=True, attempts=2)
 
@@ -146,7 +138,7 @@ def test_what_failed_is_tried_again_so_often_and_no_more(folder: Path, tracker: 
         BuildListConfig(attempts=0)
 
 
-def test_a_file_that_is_still_being_copied_is_left_for_the_next_time(folder: Path, tracker: MemoryTracker):
+def test_files_being_copied_are_skipped(folder: Path, tracker: MemoryTracker):
     os.utime(folder / "identity.onnx", (time.time() - 3600,) * 2)
 
     result = watch(folder, tracker, BuildListConfig(only_new=True, settle_seconds=600))
@@ -154,7 +146,7 @@ def test_a_file_that_is_still_being_copied_is_left_for_the_next_time(folder: Pat
     assert outcomes(result) == {"conv_net": "skipped", "identity": "good"}
 
 
-def test_what_another_process_builds_at_the_moment_is_left_to_it(folder: Path, tracker: MemoryTracker):
+def test_builds_of_other_processes_are_skipped(folder: Path, tracker: MemoryTracker):
     seen: list[str] = []
 
     def build(model: str, config, experiment: str, tags):

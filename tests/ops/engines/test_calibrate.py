@@ -47,7 +47,7 @@ def conv_net(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("algorithm", ["minmax", "entropy"])
-def test_int8_of_the_demo_model_is_within_a_point_of_fp32_on_held_out_images(digits: Digits, algorithm) -> None:
+def test_int8_demo_is_within_one_point(digits: Digits, algorithm) -> None:
     result = calibrate(digits.model, digits_config(digits, algorithm=algorithm), tracker=MemoryTracker())
 
     top1 = {engine.precision: engine.evaluation.accuracy.actual for engine in result.engines}  # type: ignore[union-attr]
@@ -57,7 +57,7 @@ def test_int8_of_the_demo_model_is_within_a_point_of_fp32_on_held_out_images(dig
     assert result.verdict == "good"
 
 
-def test_the_run_holds_the_cache_in_both_formats_a_table_pictures_and_the_accuracies(digits: Digits) -> None:
+def test_calibration_run_holds_all_artifacts(digits: Digits) -> None:
     tracker = MemoryTracker()
     result = calibrate(digits.model, digits_config(digits, algorithm="percentile", percentile=99.0), tracker=tracker)
 
@@ -81,7 +81,7 @@ def test_the_run_holds_the_cache_in_both_formats_a_table_pictures_and_the_accura
     assert int8.read_bytes("caches/calibration.cache") == ours.to_bytes()
 
 
-def test_the_digest_is_of_the_data_that_was_used(digits: Digits) -> None:
+def test_data_digest_covers_used_samples(digits: Digits) -> None:
     config = digits_config(digits, samples=20, compare_with=(), pictures=0)
     array = np.load(digits.calibration)["image"]
     expected = FeedDigest()
@@ -93,20 +93,7 @@ def test_the_digest_is_of_the_data_that_was_used(digits: Digits) -> None:
     assert (result.samples, result.data_sha256) == (20, expected.hexdigest())
 
 
-def test_a_folder_of_arrays_and_an_iterable_calibrate_alike(conv_net: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    folder.mkdir()
-    for number, feed in enumerate(images(3)):
-        np.save(folder / f"{number}.npy", feed["image"])
-    config = CalibrateConfig(build=QUICK, check=SMALL_CHECK, compare_with=(), pictures=0)
-
-    first = calibrate(conv_net, replace(config, data=str(folder)), tracker=MemoryTracker())
-    second = calibrate(conv_net, config, data=list(images(3)), tracker=MemoryTracker())
-
-    assert first.cache_sha256 == second.cache_sha256 and first.data_sha256 == second.data_sha256
-
-
-def test_progress_is_told(conv_net: Path) -> None:
+def test_progress_is_reported(conv_net: Path) -> None:
     reported: list[int] = []
     config = CalibrateConfig(build=QUICK, check=SMALL_CHECK, compare_with=(), pictures=0)
 
@@ -121,7 +108,7 @@ def test_progress_is_told(conv_net: Path) -> None:
     assert reported == [4, 8, 12]
 
 
-def test_data_that_fails_half_way_leaves_what_it_gave_in_the_run_and_in_a_file(conv_net: Path, tmp_path: Path) -> None:
+def test_partial_calibration_is_kept(conv_net: Path, tmp_path: Path) -> None:
     class Loader:
         def __iter__(self):
             yield from images(2)
@@ -152,7 +139,7 @@ def test_data_that_fails_half_way_leaves_what_it_gave_in_the_run_and_in_a_file(c
         (["image.png"], "expected a mapping"),
     ],
 )
-def test_bad_data_fails_the_run_with_a_clear_error(conv_net: Path, data, message) -> None:
+def test_bad_calibration_data_fails_the_run(conv_net: Path, data, message) -> None:
     tracker = MemoryTracker()
 
     with pytest.raises(errors.CalibrationError, match=message):
@@ -170,7 +157,7 @@ def test_random_data_and_unknown_algorithms_are_refused(conv_net: Path) -> None:
         CalibrateConfig(algorithm="percentile", calibrator="tensorrt")
 
 
-def test_caches_are_written_to_a_file_and_compared_from_files_and_runs(conv_net: Path, tmp_path: Path) -> None:
+def test_caches_are_written_and_compared(conv_net: Path, tmp_path: Path) -> None:
     tracker = MemoryTracker()
     config = CalibrateConfig(build=QUICK, check=SMALL_CHECK, compare_with=(), pictures=0, algorithm="minmax")
     text = tmp_path / "first.cache"
@@ -189,9 +176,7 @@ def test_caches_are_written_to_a_file_and_compared_from_files_and_runs(conv_net:
 
 
 @pytest.mark.parametrize("in_memory", [False, True])
-def test_engines_are_evaluated_on_the_calibration_data_where_no_other_is_given(
-    conv_net: Path, tmp_path: Path, in_memory: bool
-) -> None:
+def test_calibration_data_evaluates_engines_by_default(conv_net: Path, tmp_path: Path, in_memory: bool) -> None:
     tracker = MemoryTracker()
     feeds = [{"image": 100 + feed["image"]} for feed in images(3)]  # nothing like random data
     for number, feed in enumerate(feeds):

@@ -20,7 +20,7 @@ from trtops.tracking.spool import Spool, upload
 CONFIG = ConvertConfig(check=CheckConfig(latency_runs=0, plots="never"))
 
 
-def test_once_it_is_built_an_engine_is_never_lost_whenever_the_store_goes_away(tmp_path: Path) -> None:
+def test_built_engines_survive_store_outages(tmp_path: Path) -> None:
     model = models.identity().write(tmp_path)
     calls, moment, kept, refused = NEVER, 0, 0, 0
     while moment < calls:
@@ -51,9 +51,7 @@ def test_once_it_is_built_an_engine_is_never_lost_whenever_the_store_goes_away(t
     assert refused <= 3 and kept >= 10
 
 
-def test_an_engine_is_written_before_it_is_logged_and_logged_though_it_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_engines_are_written_before_logging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = models.identity().write(tmp_path)
     store, output = tmp_path / "mlruns", tmp_path / "out.ort"
     words = ["convert", str(model), "--convert-to", "ort", "--experiment", "e", "--store", str(store)]

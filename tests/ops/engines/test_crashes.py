@@ -71,7 +71,7 @@ def dies_of(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     return lambda *settings: monkeypatch.setenv(DEADLY, ",".join(settings))
 
 
-def test_a_setting_that_takes_the_process_down_is_left_out_named_and_remembered(block: Path, dies_of) -> None:  # type: ignore[no-untyped-def]
+def test_crashing_settings_are_left_out(block: Path, dies_of) -> None:  # type: ignore[no-untyped-def]
     tracker = MemoryTracker()
     dies_of("-BiasGeluFusion")
     config = ConvertConfig(build=FEW, check=QUICK, isolated=True, rebuild=True)
@@ -95,29 +95,7 @@ def remembering(block: Path, *settings: str) -> MemoryTracker:
     return tracker
 
 
-def test_what_crashed_is_found_without_reading_every_build_of_the_model(
-    block: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tracker, environment = remembering(block, "default"), engine_backend("onnxruntime").environment()
-    sha256 = Model.load(block).info.sha256
-    for number in range(5):
-        tracker.start("earlier", f"build {number}", kind="build", tags={schema.Tag.MODEL_SHA256: sha256})
-    read: list[int] = []
-    find = tracker.find
-    monkeypatch.setattr(tracker, "find", lambda *a, **k: read.append(len(found := find(*a, **k))) or found)
-
-    assert builds.crashed_settings(tracker, sha256, environment) == ("default",)
-    assert read == [1]
-
-
-def test_the_default_may_be_what_takes_the_process_down(block: Path, dies_of) -> None:  # type: ignore[no-untyped-def]
-    dies_of("default")
-    config = ConvertConfig(build=FEW, check=QUICK, isolated=True)
-    result = convert(block, config, tracker=remembering(block, "default"))
-    assert (result.verdict, result.crashed) == ("good", ("default",))
-
-
-def test_where_every_optimizer_takes_it_down_the_model_is_built_without(block: Path, dies_of) -> None:  # type: ignore[no-untyped-def]
+def test_all_optimizers_can_be_left_out(block: Path, dies_of) -> None:  # type: ignore[no-untyped-def]
     known = ("default", "-MatMulAddFusion", "-BiasGeluFusion", "-NhwcTransformer")
     tracker = remembering(block, *known)
     dies_of(*known, "-ExtendedOptimizations")
@@ -126,7 +104,7 @@ def test_where_every_optimizer_takes_it_down_the_model_is_built_without(block: P
     assert "-AllOptimizations is built" in tracker.load(result.run_id).read_bytes("build.log").decode()
 
 
-def test_where_nothing_is_left_it_is_an_error_and_the_run_says_what_was_tried(block: Path, dies_of) -> None:  # type: ignore[no-untyped-def]
+def test_no_setting_left_is_an_error(block: Path, dies_of) -> None:  # type: ignore[no-untyped-def]
     tracker = remembering(block, "default", "-MatMulAddFusion", "-BiasGeluFusion", "-ExtendedOptimizations")
     dies_of("all")
     with pytest.raises(errors.EngineBuildError, match="crashed with these settings"):
@@ -135,7 +113,7 @@ def test_where_nothing_is_left_it_is_an_error_and_the_run_says_what_was_tried(bl
     assert "-AllOptimizations" in run.tags[schema.Tag.CRASHED]
 
 
-def test_an_optimizer_that_refuses_the_model_costs_no_build(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusing_optimizers_cost_no_build(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = Optimizer._write_optimized
 
     def write(self: Optimizer, candidate: Candidate, path: Path) -> None:
@@ -150,9 +128,7 @@ def test_an_optimizer_that_refuses_the_model_costs_no_build(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("precision", "isolated"), [("fp32", False), ("fp16", True), ("int8", True)])
-def test_builds_below_fp32_are_isolated_unless_said_otherwise(
-    monkeypatch: pytest.MonkeyPatch, precision: str, isolated: bool
-) -> None:
+def test_builds_below_fp32_are_isolated(monkeypatch: pytest.MonkeyPatch, precision: str, isolated: bool) -> None:
     config = ConvertConfig(build=BuildConfig(precision=precision))  # type: ignore[arg-type]
     with converting._open_backend(config) as backend:
         assert isinstance(backend, IsolatedBackend) == isolated

@@ -83,7 +83,7 @@ def damage(tracker: MlflowTracker, run_id: str, how: str) -> None:
         )
     ),
 )
-def test_an_engine_that_cannot_be_used_is_passed_over_and_built_again(tracker, model, seed, how, caplog) -> None:
+def test_damaged_engines_are_built_again(tracker, model, seed, how, caplog) -> None:
     first = convert_seeded(model, tracker, seed)
     assert convert_seeded(model, tracker, seed).reused_from == first.run_id
     damage(tracker, first.run_id, how)
@@ -96,7 +96,7 @@ def test_an_engine_that_cannot_be_used_is_passed_over_and_built_again(tracker, m
     assert convert_seeded(model, tracker, seed).reused_from == again.run_id
 
 
-def test_an_engine_of_another_spec_under_a_forged_tag_is_passed_over(tracker, model, caplog) -> None:
+def test_forged_build_keys_are_ignored(tracker, model, caplog) -> None:
     honest, other = convert_seeded(model, tracker, 100), convert_seeded(model, tracker, 101)
     key = tracker.info(honest.run_id).tags[Tag.BUILD_KEY]
     tracker._client.set_tag(other.run_id, Tag.BUILD_KEY, key)
@@ -105,7 +105,7 @@ def test_an_engine_of_another_spec_under_a_forged_tag_is_passed_over(tracker, mo
     assert f"The engine of run {other.run_id} is not reused" in caplog.text
 
 
-def test_a_damaged_entry_of_the_deny_list_stops_nothing_and_can_be_pardoned(tracker, model, caplog) -> None:
+def test_damaged_deny_list_entries_are_ignored(tracker, model, caplog) -> None:
     here = engine_backend("onnxruntime").environment()
     place = {Tag.BACKEND_VERSION: here.backend_version, Tag.DEVICE_SHA256: here.device_sha256}
     entry = DeniedTactic(backend_version=here.backend_version, device_sha256=here.device_sha256, settings=(("a", "b"),))

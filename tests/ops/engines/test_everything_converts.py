@@ -118,7 +118,7 @@ def test_it_converts(name, tmp_path):
     assert result.verdict == "good" and result.evaluation.report.outputs, result.page()
 
 
-def test_made_up_ids_are_rows_of_the_tables_that_they_pick_from_and_masks_hide_nothing(tmp_path: Path):
+def test_random_ids_index_their_tables(tmp_path: Path):
     found = accepted_inputs(tokens())
     assert found.ranges == {"input_ids": (0, 49), "position_ids": (0, 2), "attention_mask": (1, 1)}
 
@@ -128,7 +128,7 @@ def test_made_up_ids_are_rows_of_the_tables_that_they_pick_from_and_masks_hide_n
     assert ids["attention_mask"] == {1}
 
 
-def test_made_up_strings_are_words_that_the_model_knows():
+def test_random_strings_are_known_words():
     found = accepted_inputs(MODELS["strings in"]())
     assert found.words == {"x": ("cat", "dog")}
 
@@ -146,7 +146,7 @@ def test_what_cannot_be_fed_or_kept_says_so(tmp_path: Path):
             convert(tmp_path / "model.onnx", tracker=MemoryTracker())
 
 
-def test_int8_says_which_layers_it_leaves_to_bodies():
+def test_int8_names_unquantized_layers():
     cache = CalibrationCache(
         algorithm="minmax", ranges=(TensorRange(name="x", amax=3.0, low=-3.0, high=3.0),), samples=2
     )
@@ -158,7 +158,7 @@ def test_int8_says_which_layers_it_leaves_to_bodies():
         done.require_layers()
 
 
-def test_layers_that_share_a_weight_get_integer_kernels():
+def test_shared_weights_get_integer_kernels():
     text = "(float[n,8] x) => (float[n,8] y) { a = Gemm(x, v, b) r = Tanh(a) c = Gemm(r, v, b) s = Tanh(c) y = Gemm(s, v, b) }"
     shared = models.model(text, {"v": random(8, 8, seed=5), "b": random(8, seed=6)})
     names = dict.fromkeys(("x", "a", "r", "c", "s", "y"), 4.0)

@@ -41,7 +41,7 @@ def timings_in(run: StoredRun) -> int:
     return len(TimingCache.from_bytes(run.read_bytes(schema.Artifact.TIMING_CACHE)))
 
 
-def test_the_cache_of_a_run_leaves_nothing_to_time(tracker: MemoryTracker, conv_net: Path) -> None:
+def test_run_cache_avoids_timing(tracker: MemoryTracker, conv_net: Path) -> None:
     first = convert(conv_net, CONFIG, tracker=tracker).run_id
 
     again = build_with(f"run:{first[:8]}", conv_net, tracker)
@@ -50,7 +50,7 @@ def test_the_cache_of_a_run_leaves_nothing_to_time(tracker: MemoryTracker, conv_
     assert again.info.metrics[schema.Metric.TIMING_CACHE_MISSES] == 0
 
 
-def test_a_run_without_a_cache_or_of_another_device_is_refused_by_name(tracker: MemoryTracker, conv_net: Path) -> None:
+def test_unsuitable_timing_caches_are_refused(tracker: MemoryTracker, conv_net: Path) -> None:
     run = tracker.start("notes", "no build", kind="compare")
     environment = engine_backend("onnxruntime").environment()
     run.log_json(environment, schema.Artifact.ENVIRONMENT)
@@ -67,7 +67,7 @@ def test_a_run_without_a_cache_or_of_another_device_is_refused_by_name(tracker: 
     assert elsewhere.device_key in str(caught.value)
 
 
-def test_the_cache_of_the_accepted_engine_is_used_once_there_is_one(tracker: MemoryTracker, conv_net: Path) -> None:
+def test_accepted_timing_cache_is_used(tracker: MemoryTracker, conv_net: Path) -> None:
     first = build_with("accepted", conv_net, tracker)
     assert first.info.metrics[schema.Metric.TIMING_CACHE_HITS] == 0
 
@@ -76,9 +76,7 @@ def test_the_cache_of_the_accepted_engine_is_used_once_there_is_one(tracker: Mem
     assert build_with("accepted", conv_net, tracker).info.metrics[schema.Metric.TIMING_CACHE_MISSES] == 0
 
 
-def test_the_shared_cache_grows_by_what_each_build_times_and_serves_the_next(
-    tracker: MemoryTracker, conv_net: Path, tmp_path: Path
-) -> None:
+def test_shared_cache_grows_with_builds(tracker: MemoryTracker, conv_net: Path, tmp_path: Path) -> None:
     other = models.transformer().write(tmp_path, "two")
 
     first = build_with("shared", conv_net, tracker)
@@ -96,9 +94,7 @@ def test_the_shared_cache_grows_by_what_each_build_times_and_serves_the_next(
     )
 
 
-def test_what_two_builds_timed_at_the_same_time_is_joined_by_the_next(
-    tracker: MemoryTracker, conv_net: Path, tmp_path: Path
-) -> None:
+def test_concurrent_shared_caches_are_merged(tracker: MemoryTracker, conv_net: Path, tmp_path: Path) -> None:
     paths = [conv_net, models.transformer().write(tmp_path, "two"), models.overflowing().write(tmp_path, "three")]
     runs = [tracker.load(convert(path, CONFIG, tracker=tracker).run_id) for path in paths]
     environment = engine_backend("onnxruntime").environment()

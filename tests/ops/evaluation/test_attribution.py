@@ -31,7 +31,7 @@ def attribution(engine: float, precision: float, *, verdict: str = "bad", **othe
     return Attribution(precision="fp16", unit=FP16, outputs=(errors_,), engine=verdict, **others)  # type: ignore[arg-type]
 
 
-def test_the_shares_of_an_error_add_up_as_squares() -> None:
+def test_error_parts_add_up_as_squares() -> None:
     found = OutputErrors(name="y", engine=0.13, precision=0.05, run_to_run=0.0, rounding=0.0)
 
     assert found.builder == pytest.approx(0.12)
@@ -63,19 +63,11 @@ def test_statements_follow_from_the_numbers(engine, precision, verdict, emulated
     assert Attribution.from_json(found.to_json()) == found
 
 
-def test_an_engine_in_another_precision_is_none_whatever_its_error() -> None:
+def test_engines_in_another_precision_are_named() -> None:
     found = attribution(1e-7, 1e-3, verdict="good", computed=False)
 
     assert found.statement == "not in its precision"
     assert "it computes in another" in found.sentence()
-
-
-def test_the_output_that_exceeds_most_what_it_may_decides() -> None:
-    good = OutputErrors(name="large", engine=0.5, precision=0.5)
-    wrong = OutputErrors(name="small", engine=0.02, precision=1e-4)
-    found = Attribution(precision="fp16", unit=FP16, outputs=(good, wrong), engine="good")
-
-    assert found.worst == wrong and found.statement == "worse than its precision"
 
 
 def converted(case: Case, precision: Precision, folder: Path, tracker: MemoryTracker) -> ConvertResult:
@@ -90,7 +82,7 @@ def converted(case: Case, precision: Precision, folder: Path, tracker: MemoryTra
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_sound_engines_are_good_for_their_precision_and_the_run_says_so(precision: Precision, tmp_path: Path) -> None:
+def test_sound_engines_are_good_for_their_precision(precision: Precision, tmp_path: Path) -> None:
     tracker = MemoryTracker()
     result = converted(zoo.classifier(), precision, tmp_path, tracker)
 
@@ -105,7 +97,7 @@ def test_sound_engines_are_good_for_their_precision_and_the_run_says_so(precisio
     assert Evaluation.from_json(result.evaluation.to_json()) == result.evaluation
 
 
-def test_an_fp16_engine_that_computes_in_fp32_is_not_in_its_precision(tmp_path: Path) -> None:
+def test_fp32_kernels_are_not_in_precision(tmp_path: Path) -> None:
     result = converted(zoo.classifier(), "fp16", tmp_path, MemoryTracker())
 
     assert result.evaluation.attribution is not None and result.evaluation.attribution.worst is not None
@@ -113,7 +105,7 @@ def test_an_fp16_engine_that_computes_in_fp32_is_not_in_its_precision(tmp_path: 
     assert result.evaluation.attribution.worst.precision > result.evaluation.attribution.worst.engine
 
 
-def test_what_overflows_in_fp16_is_the_precision_s_fault_though_onnx_runtime_computes_it(tmp_path: Path) -> None:
+def test_fp16_overflow_is_attributed_to_the_precision(tmp_path: Path) -> None:
     result = converted(zoo.overflowing(), "fp16", tmp_path, MemoryTracker())
 
     found = result.evaluation.attribution
@@ -131,7 +123,7 @@ def wrong_weight(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_an_engine_that_computes_something_else_is_worse_than_its_precision(
+def test_wrong_engines_are_worse_than_their_precision(
     precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = models.conv_net()
@@ -150,7 +142,7 @@ def test_an_engine_that_computes_something_else_is_worse_than_its_precision(
     assert found.worst.builder > 0.02 and "the builder is the cause" in found.sentence()
 
 
-def test_a_model_that_its_precision_does_not_suffice_for(tmp_path: Path) -> None:
+def test_insufficient_precision_is_the_problem(tmp_path: Path) -> None:
     """Weights of INT8 per channel are 1/254 of the largest of theirs: a thousandth of it rounds to nothing."""
     weight = np.full((64, 16), 1e-3, np.float32)
     weight[0] = 1.0
@@ -165,7 +157,7 @@ def test_a_model_that_its_precision_does_not_suffice_for(tmp_path: Path) -> None
     assert "INT8 does not suffice for this model" in found.sentence()
 
 
-def test_what_cannot_be_emulated_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_emulation_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise errors.BackendError("no such kernel")
 
@@ -177,9 +169,7 @@ def test_what_cannot_be_emulated_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     assert "The cause of the error could not be measured" in result.page()
 
 
-def test_the_command_holds_an_engine_to_its_precision_and_says_whose_fault_its_error_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_convert_command_reports_precision_and_attribution(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = zoo.classifier().write(tmp_path)
     words = [
         "convert",

@@ -21,7 +21,7 @@ CHECK = CheckConfig(iterations=8, latency_runs=0, plots="never")
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp32"])
-def test_a_run_is_held_to_the_tolerances_of_its_precision(precision: Precision, tmp_path: Path) -> None:
+def test_runs_are_compared_by_their_precision(precision: Precision, tmp_path: Path) -> None:
     case, tracker = models.conv_net(), MemoryTracker()
     path = case.write(tmp_path)
     for weight in case.proto.graph.initializer:

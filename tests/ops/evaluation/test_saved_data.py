@@ -30,21 +30,13 @@ def first(feeds: list[dict[str, np.ndarray]]) -> list[dict[str, float]]:
     return [{name: float(array[0]) for name, array in feed.items()} for feed in feeds]
 
 
-def test_merging_puts_inputs_and_the_last_runners_outputs_side_by_side(tmp_path: Path) -> None:
+def test_merge_joins_inputs_and_last_outputs(tmp_path: Path) -> None:
     one = inputs(tmp_path / "in.json", {"x": 1, "y": 9}, {"x": 2, "y": 9})
     two = outputs(tmp_path / "out.json", early=[5, 5], late=[6, 7])
 
     assert merge([one, two], tmp_path / "merged.json") == 2
 
     assert first(load_json(tmp_path / "merged.json")) == [{"x": 1, "y": 6}, {"x": 2, "y": 7}]
-
-
-def test_merging_needs_as_many_iterations_in_each_file(tmp_path: Path) -> None:
-    one, two = inputs(tmp_path / "1.json", {"x": 1}), inputs(tmp_path / "2.json", {"y": 1}, {"y": 2})
-
-    with pytest.raises(errors.IterationMismatchError, match=r"2\.json has 2 iterations, the files before it 1"):
-        merge([one, two], tmp_path / "merged.json")
-    assert not (tmp_path / "merged.json").exists()
 
 
 def test_concatenating_keeps_inputs_inputs_and_outputs_outputs(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.models import Case
 from trtops.backend.onnx.class_axes import class_axes
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.reference import reference_outputs
-from trtops.comparator import OutputTolerances, Tolerances, compare_outputs
+from trtops.comparator import Tolerances, compare_outputs
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig, default_tolerances, tolerances_for
 from trtops.spec import Precision
@@ -61,7 +61,7 @@ def test_zeros_constants_and_shuffles_never_pass(make: Callable[[], Case], preci
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4])
-def test_the_same_relative_error_gets_the_same_verdict_at_any_scale(precision: Precision, scale: float) -> None:
+def test_verdicts_do_not_depend_on_scale(precision: Precision, scale: float) -> None:
     golden = scale * models.random(4, 200, seed=1)
     bits = {"fp32": 2e-6, "fp16": 2e-3, "bf16": 2e-2, "int8": 5e-2}
     for factor, verdict in ((1, "good"), (30, "bad")):
@@ -69,18 +69,13 @@ def test_the_same_relative_error_gets_the_same_verdict_at_any_scale(precision: P
         assert compare_outputs({"y": golden + noise}, {"y": golden}, default_tolerances(precision)).verdict == verdict
 
 
-def test_an_output_that_is_all_zero_may_be_off_by_next_to_nothing() -> None:
+def test_zero_outputs_allow_tiny_errors_only() -> None:
     golden = {"y": np.zeros((2, 3), np.float32)}
     assert compare_outputs({"y": np.full((2, 3), 1e-12, np.float32)}, golden, default_tolerances("fp32"))
     assert not compare_outputs({"y": np.full((2, 3), 1e-3, np.float32)}, golden, default_tolerances("fp16"))
 
 
-def test_an_output_twice_as_large_as_it_should_be_is_no_good_int8() -> None:
-    golden = {"y": models.random(4, 50)}
-    assert not compare_outputs({"y": 2 * golden["y"]}, golden, default_tolerances("int8"))
-
-
-def test_a_mask_that_16_bit_clamps_is_sound_and_one_that_is_lost_is_not() -> None:
+def test_clamped_masks_pass_and_lost_ones_fail() -> None:
     golden = models.random(4, 8)
     golden[:, 5:] = zoo.LOWEST
     for filled in (-65504.0, -np.inf):
@@ -92,7 +87,7 @@ def test_a_mask_that_16_bit_clamps_is_sound_and_one_that_is_lost_is_not() -> Non
     assert not compare_outputs({"y": wrong}, {"y": golden}, default_tolerances("fp16"))
 
 
-def test_what_was_left_out_as_clamped_is_not_reevaluated_without() -> None:
+def test_clamped_elements_need_another_comparison() -> None:
     golden = np.array([1.0, 2.0, zoo.LOWEST], np.float32)
     report = compare_outputs({"y": np.array([1.0, 2.0, -65504], np.float32)}, {"y": golden}, default_tolerances("fp16"))
     assert report.output("y").statistics is not None
@@ -104,12 +99,12 @@ def test_what_was_left_out_as_clamped_is_not_reevaluated_without() -> None:
 
 
 @pytest.mark.parametrize("make", zoo.EVALUATED)
-def test_classes_are_found_where_they_are_and_nowhere_else(make: Callable[[], Case]) -> None:
+def test_class_axes_are_found(make: Callable[[], Case]) -> None:
     case = make()
     assert class_axes(case.proto) == zoo.CLASS_AXES.get(case.name, {})
 
 
-def test_a_segmentation_is_evaluated_by_its_classes_and_not_by_its_columns() -> None:
+def test_segmentations_are_evaluated_by_classes() -> None:
     case = zoo.segmentation()
     golden = golden_of(case)
     # The same along each row of pixels: every column wins as often as its neighbour, and the classes stay.
@@ -124,7 +119,7 @@ def test_a_segmentation_is_evaluated_by_its_classes_and_not_by_its_columns() -> 
 
 
 @pytest.mark.parametrize("make", [zoo.masked_attention, zoo.key_value_cache, zoo.lstm])
-def test_hidden_states_and_caches_are_not_asked_for_a_class(make: Callable[[], Case]) -> None:
+def test_hidden_states_have_no_classes(make: Callable[[], Case]) -> None:
     case = make()
     golden = golden_of(case)
     noisy = {n: a + 0.06 * a.std() * models.random(*a.shape, seed=i) for i, (n, a) in enumerate(golden.items())}
@@ -132,18 +127,6 @@ def test_hidden_states_and_caches_are_not_asked_for_a_class(make: Callable[[], C
     for output in report.outputs:
         if output.name not in zoo.CLASS_AXES.get(case.name, {}):
             assert output.verdict == "good", output.reasons
-
-
-def test_the_axis_of_classes_can_be_given() -> None:
-    golden = np.eye(4, dtype=np.float32)[None].repeat(3, 0)
-    actual = golden[:, ::-1]
-    for axis in (1, 2):
-        own = Tolerances(atol=9, per_output={"y": OutputTolerances(class_axis=axis, min_top1_agreement=0.9)})
-        report = compare_outputs({"y": actual}, {"y": golden}, own)
-        assert report.verdict == "bad" and report.output("y").statistics is not None
-    swapped = {"y": np.swapaxes(golden + models.random(3, 4, 4, scale=0.1), 1, 2)}
-    first = compare_outputs(swapped, {"y": golden}, Tolerances(atol=9, class_axis=1)).output("y").statistics
-    assert first is not None and first.class_axis == 1
 
 
 def test_classes_that_are_nearly_level_may_change_places() -> None:
@@ -163,13 +146,13 @@ def test_tokens_are_counted_and_not_measured() -> None:
     assert not compare_outputs({"y": golden + 1}, {"y": golden}, default_tolerances("fp16"))  # within 1 % of each
 
 
-def test_a_map_of_little_but_background_is_not_good_for_being_all_background() -> None:
+def test_background_alone_does_not_pass() -> None:
     golden = np.zeros((64, 64), np.int64)
     golden[3, :6] = 2
     assert not compare_outputs({"y": np.zeros_like(golden)}, {"y": golden}, default_tolerances("int8"))
 
 
-def test_a_quantized_model_is_not_held_to_what_fp32_is() -> None:
+def test_quantized_models_use_int8_tolerances() -> None:
     case = models.qdq_net()
     assert tolerances_for("fp32", None, Model.from_proto(case.proto)).max_nrmse == default_tolerances("int8").max_nrmse
     given = Tolerances(atol=1e-7)
@@ -177,7 +160,7 @@ def test_a_quantized_model_is_not_held_to_what_fp32_is() -> None:
 
 
 @pytest.mark.parametrize("right", [1.0, 0.0])
-def test_labels_of_a_segmentation_are_held_against_its_classes(tmp_path: Path, right: float) -> None:
+def test_labels_are_compared_with_segmentation_classes(tmp_path: Path, right: float) -> None:
     case = zoo.segmentation()
     best = golden_of(case)["best"]
     np.save(tmp_path / "labels.npy", best if right else (best + 1) % 6)
@@ -186,11 +169,3 @@ def test_labels_of_a_segmentation_are_held_against_its_classes(tmp_path: Path, r
     result = convert(case.write(tmp_path), ConvertConfig(check=check), tracker=MemoryTracker())
     assert result.evaluation.accuracy is not None
     assert (result.evaluation.accuracy.actual, result.evaluation.accuracy.samples) == (right, best.size)
-
-
-def test_a_class_map_is_not_measured_by_the_numbers_of_its_classes() -> None:
-    golden = np.repeat(np.arange(6), 200).reshape(30, 40)
-    nearly = golden.copy()
-    nearly[0, :10] = 5  # instead of 0: far away as numbers go
-    for precision in ("fp16", "int8"):
-        assert compare_outputs({"best": nearly}, {"best": golden}, default_tolerances(precision))  # type: ignore[arg-type]
