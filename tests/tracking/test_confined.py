@@ -16,7 +16,7 @@ from trtops import errors
 from trtops.record import sha256
 from trtops.tracking.base import tracked
 from trtops.tracking.mlflow import MlflowTracker
-from trtops.tracking.writer import read_manifest
+from trtops.tracking.run import read_manifest
 
 HOSTILE = ("../x", "/etc/passwd", "a/../../x", "a//b", "", ".", "a\0b", "..\\x")
 

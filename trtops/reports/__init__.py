@@ -1,6 +1,6 @@
-"""Runs as people read them: the description on MLflow's page, and a report, one HTML file that needs nothing else.
+"""Runs for people: the description on MLflow's page, and a report, one HTML file that needs nothing else.
 
-An op says what came of it in a :class:`~trtops.reports.document.Document`; what else a report shows is read from the run
-(:mod:`trtops.reports.sight`). Names of tensors, models and runs are shown, never believed: templates escape them, and the
-page's own policy lets no other script run.
+An op describes its result as a :class:`~trtops.reports.document.Document`; the rest of a report is read from the run
+(:mod:`trtops.reports.run_view`). Names of tensors, models and runs are not trusted: templates escape them, and the policy of
+the page allows no other script and fetches nothing.
 """

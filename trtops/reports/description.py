@@ -1,4 +1,4 @@
-"""A run's description in MLflow: Markdown that begins with what matters, since the page shows three lines and folds the rest."""
+"""A run's description in MLflow: Markdown with the outcome first, since the page shows three lines and folds the rest."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from trtops.tracking import schema
 from trtops.tracking.base import RunInfo
 
 _ROWS = 40
-"""Rows of a table that a description shows; the report shows all."""
+"""Maximum rows of a table; the report shows all."""
 
 
 def description(document: Document, info: RunInfo, further: Iterable[Section] = ()) -> str:
-    """What the run is and its verdict, why, the numbers that decided, size and speed, machine, what to do next, links, digests.
+    """The verdict, the reasons, the deciding numbers, size and speed, machine, next steps, links and digests.
 
-    Cut at whole lines to what a tag takes.
+    Cut at whole lines to the size of a tag.
 
     Args:
-        document: What the op says.
+        document: The op's document.
         info: The run.
-        further: What the store says (:func:`trtops.reports.sight.further_sections`); folded sections are left out.
+        further: Sections from the store (:func:`trtops.reports.run_view.stored_sections`); folded ones are left out.
     """
     facts = facts_of(info, document.verdict)
-    lines = [f"**{document.verdict or document.headline or 'done'}**{_headline(document)} · {_plain(document.title)}"]
+    repeated = not document.verdict or document.headline in ("", document.verdict)
+    headline = "" if repeated else f": {_plain(document.headline)}"
+    lines = [f"**{document.verdict or document.headline or 'done'}**{headline} · {_plain(document.title)}"]
     lines += ["", *(f"- {reason}" for reason in document.why)] if document.why else []
     for section in (*document.sections, *further):
         lines += ["", *_section_lines(section)]
@@ -34,11 +36,6 @@ def description(document: Document, info: RunInfo, further: Iterable[Section] = 
     lines += ["", "**Next**", "", "```sh", *following, "```"]
     lines += _fact_lines("Links", facts.links) + _fact_lines("Digests", facts.digests)
     return _cut_to_fit(lines)
-
-
-def _headline(document: Document) -> str:
-    said = document.headline
-    return f": {_plain(said)}" if said and said != document.verdict and document.verdict else ""
 
 
 def _section_lines(section: Section) -> list[str]:
@@ -65,12 +62,12 @@ def _fact_lines(title: str, facts: Facts) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Text that stays text in Markdown, also in a table."""
+    """Text without meaning in Markdown, also in a table."""
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(text.split()))
 
 
 def code(text: str) -> str:
-    """Text as code in Markdown, whatever is in it."""
+    """Any text as code in Markdown."""
     text = " ".join(text.split()) or " "
     ticks = "`" * (max((len(run) for run in re.findall("`+", text)), default=0) + 1)
     edge = " " if text[0] == "`" or text[-1] == "`" else ""

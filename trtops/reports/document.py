@@ -1,4 +1,4 @@
-"""What a report says, without how it looks: plain values, kept in the run so that the page can be drawn again."""
+"""The content of a report without its appearance. It is stored in the run, so that the page can be drawn again."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Point(Record):
     """One point of a chart.
 
     Attributes:
-        label: What it is, in full.
-        x: Its place along the horizontal axis; a chart of bars has none, and takes points in order.
+        label: Its full name.
+        x: Its place on the horizontal axis; not used for bars.
         y: Its value.
-        tone: What its colour says.
+        tone: The meaning of its colour.
     """
 
     label: str
@@ -46,11 +46,11 @@ class Chart(Record):
     """A chart.
 
     Attributes:
-        title: What it shows.
+        title: Its caption.
         form: ``points`` in a plane, or ``bars``, one below the other, each with its label.
-        x: What the horizontal axis is, with its unit; of bars, what their lengths are.
-        y: What the vertical axis is, with its unit.
-        points: What is drawn.
+        x: The horizontal axis with its unit; for bars, the meaning of their lengths.
+        y: The vertical axis with its unit.
+        points: The points or bars.
     """
 
     title: str
@@ -65,11 +65,11 @@ class Section(Record):
     """One part of a report.
 
     Attributes:
-        title: Its heading; none if empty.
+        title: Its heading; empty for none.
         text: Markdown; HTML and pictures in it are shown as text.
         chart: A chart below the text.
         table: A table below that.
-        folded: Whether it is folded away until somebody asks.
+        folded: Whether it is hidden until it is opened.
     """
 
     title: str = ""
@@ -81,14 +81,14 @@ class Section(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Document(Record):
-    """What a report says beyond what its run says anyway.
+    """The content of a report that only the op knows.
 
     Attributes:
-        title: What was done, and to what.
-        verdict: ``good``, ``bad`` or ``error``; empty if there was none to reach.
+        title: The work and its subject.
+        verdict: ``good``, ``bad`` or ``error``; empty for none.
         headline: The outcome in a few words.
-        why: Why it is not good, one sentence each.
-        sections: The numbers that decided, in order.
+        why: The reasons if it is not good, one sentence each.
+        sections: The deciding numbers, in order.
     """
 
     title: str

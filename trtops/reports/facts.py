@@ -1,4 +1,4 @@
-"""What every run says of itself, in the words and the order of descriptions and reports."""
+"""Facts about every run, for descriptions and reports."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import math
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+import humanize
 
 from trtops.tracking.base import RunInfo
 from trtops.tracking.schema import Metric, Tag
@@ -20,11 +22,11 @@ class RunFacts:
     """A run in groups of facts.
 
     Attributes:
-        size_and_speed: Of its engine.
-        machine: Where it was made.
-        following: Command lines for what to do next, with a comment each.
-        links: Ids of other runs that it has to do with.
-        digests: Of what it was made from and of what came out.
+        size_and_speed: Size and speed of its engine.
+        machine: The machine that made it.
+        following: Commands for the next steps, each with a comment.
+        links: Ids of related runs.
+        digests: Digests of its inputs and its engine.
     """
 
     size_and_speed: Facts
@@ -39,7 +41,7 @@ def facts_of(info: RunInfo, verdict: str) -> RunFacts:
 
     Args:
         info: The run.
-        verdict: Its verdict, which it need not have yet.
+        verdict: Its verdict, which need not be logged yet.
     """
     return RunFacts(
         size_and_speed=tuple(_size_and_speed(info)),
@@ -83,7 +85,7 @@ def _size_and_speed(info: RunInfo) -> Iterable[tuple[str, str]]:
     if precision:
         yield "precision", precision.upper()
     if (count := metrics.get(Metric.ENGINE_BYTES)) is not None:
-        yield "engine", size_text(count)
+        yield "engine", humanize.naturalsize(count, binary=True)
     if (count := metrics.get(Metric.ENGINE_LAYERS)) is not None:
         yield "layers", f"{count:.0f}"
     if (share := metrics.get(Metric.KERNELS_LOWERED)) is not None:
@@ -103,41 +105,36 @@ def _links(info: RunInfo) -> Iterable[tuple[str, str]]:
 
 
 def _following(info: RunInfo, verdict: str) -> Iterable[tuple[str, str]]:
-    """Lines to copy into a shell, each with what it is for."""
+    """Commands for a shell, each with its purpose."""
     model = shlex.quote(info.tags.get(Tag.MODEL_PATH, "model.onnx"))
     precision = info.params.get("precision", "fp32")
     engine = "--trt" if info.tags.get(Tag.BACKEND) == "tensorrt" else "--onnxrt"
     engine += "" if precision == "fp32" else f" --{precision}"
     run = info.id
     if verdict == "error" and info.kind == "debug_build":
-        yield f"trtops debug build --resume {run}", "go on where it stopped"
+        yield f"trtops debug build --resume {run}", "resume it"
     elif info.kind in ("build", "iteration") and verdict == "good":
-        yield f"trtops runs promote {run}", "accept this engine for everybody"
+        yield f"trtops runs promote {run}", "accept this engine"
     elif info.kind in ("build", "iteration") and verdict == "bad":
         yield f"trtops debug accuracy {model} {engine}", "the first tensor that goes wrong"
-        yield f"trtops debug build {model} {engine} --until 40 --experiment {shlex.quote(info.experiment)}", "whether a tactic is to blame"
+        experiment = shlex.quote(info.experiment)
+        yield (
+            f"trtops debug build {model} {engine} --until 40 --experiment {experiment}",
+            "find out whether a tactic is the cause",
+        )
     elif info.kind == "debug_build" and verdict == "bad":
         yield f"trtops debug prove {run}", "swap the suspect in and out"
-        yield f"trtops debug bisect {run}", "mix good and bad builds until one choice is convicted"
+        yield f"trtops debug bisect {run}", "mix good and bad builds until one choice is confirmed as the culprit"
     elif info.kind == "proof" and info.tags.get(Tag.PROOF) == "confirmed":
         yield f"trtops runs deny {run}", "keep later builds from this tactic"
     elif info.kind == "gate" and verdict == "bad":
         yield f"trtops debug accuracy {model} {engine}", "the first tensor that goes wrong"
     yield f"trtops report {run}", "this page, from the store"
-    yield f"trtops inspect run {run}", "all that the store holds of it"
-
-
-def size_text(count: float) -> str:
-    """Bytes for people, in binary units."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
+    yield f"trtops inspect run {run}", "everything in the store about it"
 
 
 def time_text(seconds: float | None) -> str:
-    """A time for people, in UTC; empty if there is none."""
+    """A time in UTC; empty for None."""
     if seconds is None or not math.isfinite(seconds):
         return ""
     return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")

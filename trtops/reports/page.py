@@ -1,4 +1,4 @@
-"""A run as one HTML file: nothing is fetched, and no script runs but its own."""
+"""A run as one HTML file: it fetches nothing, and only its own script runs."""
 
 from __future__ import annotations
 
@@ -6,31 +6,29 @@ import base64
 import functools
 import hashlib
 from pathlib import Path
-from typing import Any
 
 import jinja2
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from trtops.reports.charts import drawn, shortened
+from trtops.reports.charts import chart_view, short_name
 from trtops.reports.document import Document
 from trtops.reports.facts import facts_of, time_text
-from trtops.reports.pictures import picture
-from trtops.reports.sight import Sight, further_sections
+from trtops.reports.run_view import RunView, stored_sections
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
-def page(document: Document, sight: Sight) -> str:
-    """The report of a run, as the text of an HTML file."""
-    info = sight.info
+def page(document: Document, view: RunView) -> str:
+    """The report of a run as the text of an HTML file."""
+    info = view.info
     script = (_TEMPLATES / "report.js").read_text("utf-8")
     return _environment().get_template("report.html").render(
         document=document,
         info=info,
         facts=facts_of(info, document.verdict),
-        sections=[*document.sections, *further_sections(sight)],
-        pictures=list(_pictures(sight)),
+        sections=[*document.sections, *stored_sections(view)],
+        pictures=[(path, found) for path in view.pictures if (found := picture(view.read(path), path))],
         began=time_text(info.start_time),
         style=Markup((_TEMPLATES / "report.css").read_text("utf-8")),
         script=Markup(script),
@@ -38,17 +36,14 @@ def page(document: Document, sight: Sight) -> str:
     )  # fmt: skip
 
 
-def _pictures(sight: Sight) -> Any:
-    for number, path in enumerate(sight.pictures):
-        data = sight.read(path)
-        found = None if data is None else picture(data, path, f"p{number}-")
-        if found is not None:
-            form, content = found
-            yield {
-                "path": path,
-                "svg": Markup(content) if form == "svg" else "",
-                "png": content if form == "png" else "",
-            }
+def picture(data: bytes | None, name: str) -> str:
+    """A picture as a ``data:`` address for an ``<img>``, in which browsers run no script and fetch nothing; or empty."""
+    if data is None:
+        return ""
+    kind = (
+        "png" if name.endswith(".png") and data.startswith(b"\x89PNG") else "svg+xml" if name.endswith(".svg") else ""
+    )
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}" if kind else ""
 
 
 @functools.cache
@@ -60,21 +55,12 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"markdown": _html_of_markdown, "drawn": drawn, "shortened": shortened, "cell": _cell_text}
+    # Names of tensors are in these texts: HTML in them is shown as text, and no picture is fetched.
+    markdown = MarkdownIt("commonmark", {"html": False}).enable("table").disable(["image", "autolink"])
+    environment.filters |= {
+        "markdown": lambda text: Markup(markdown.render(text)),
+        "chart_view": chart_view,
+        "short_name": short_name,
+        "cell": lambda cell: f"{cell:.6g}" if isinstance(cell, float) else str(cell),
+    }
     return environment
-
-
-def _html_of_markdown(text: str) -> Markup:
-    return Markup(_markdown().render(text))
-
-
-@functools.cache
-def _markdown() -> MarkdownIt:
-    # Names of tensors stand in these texts: HTML in them is shown, and no picture is fetched.
-    return MarkdownIt("commonmark", {"html": False}).enable("table").disable(["image", "autolink"])
-
-
-def _cell_text(cell: object) -> str:
-    if cell is None:
-        return "–"
-    return f"{cell:.6g}" if isinstance(cell, float) else str(cell)

@@ -1,7 +1,8 @@
-"""A run's description and report, written into it just before it ends; and the report of any run, from the store."""
+"""Descriptions and reports: written into a run before it ends, and reports of any run from the store."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +11,7 @@ from trtops import errors
 from trtops.reports.description import description
 from trtops.reports.document import Document
 from trtops.reports.page import page
-from trtops.reports.sight import Sight, difference, document_of, further_sections
+from trtops.reports.run_view import RunView, difference, document_of, stored_sections
 from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker
 from trtops.tracking.schema import Artifact, Tag
 
@@ -22,76 +23,60 @@ _HEADLINE = 120
 
 
 def present(run: Run, tracker: Tracker, document: Document) -> None:
-    """Write description and report into a run that is about to end.
-
-    What cannot be shown is told as a warning: no run fails for its page.
-    """
+    """Write the description and the report of a run that is about to end. Problems are logged: no run fails for them."""
     try:
         info = tracker.info(run.id)
         paths = [entry.path for entry in run.logged()[0] if entry.path.endswith(_PICTURES)]
-        sight = Sight(
-            info=info,
-            read=lambda path: _reachable_file(tracker, run.id, path),
-            pictures=paths,
-            children=lambda limit: _reachable_children(tracker, info, limit),
-        )
-        said = document.headline if document.headline != document.verdict else ""
-        summary = said or "; ".join(document.why)
-        run.set_tags(
-            {Tag.NOTE: description(document, info, further_sections(sight)), Tag.HEADLINE: summary[:_HEADLINE]}
-        )
+
+        def read(path: str) -> bytes | None:
+            with contextlib.suppress(errors.TrackingUnavailableError):
+                return tracker.peek(run.id, path)
+            return None
+
+        def children(limit: int) -> Sequence[RunInfo]:
+            with contextlib.suppress(errors.TrackingUnavailableError):  # `trtops report` shows them later
+                return tracker.find(info.experiment, parent=info.id, limit=limit)
+            return ()
+
+        view = RunView(info=info, read=read, pictures=paths, children=children)
+        headline = document.headline if document.headline != document.verdict else ""
+        summary = headline or "; ".join(document.why)
+        run.set_tags({Tag.NOTE: description(document, info, stored_sections(view)), Tag.HEADLINE: summary[:_HEADLINE]})
         run.log_json(document, Artifact.REPORT_DATA)
-        run.log_text(page(document, sight), Artifact.REPORT)
+        run.log_text(page(document, view), Artifact.REPORT)
     except errors.NoRoomError:
         raise
     except Exception as exc:
         log.warning("The report of run %s could not be written: %s: %s", run.id, type(exc).__name__, exc)
 
 
-def _reachable_file(tracker: Tracker, run_id: str, path: str) -> bytes | None:
-    """A file of a run; None while the store that has it is away."""
-    try:
-        return tracker.peek(run_id, path)
-    except errors.TrackingUnavailableError:
-        return None
-
-
-def _reachable_children(tracker: Tracker, info: RunInfo, limit: int) -> Sequence[RunInfo]:
-    """The runs below one; none while the store is away, where a report is drawn anew once it is back (:func:`report_page`)."""
-    try:
-        return tracker.find(info.experiment, parent=info.id, limit=limit)
-    except errors.TrackingUnavailableError:
-        return ()
-
-
 def report_page(tracker: Tracker, run_id: str) -> str:
-    """The report of a run as an HTML page, drawn from what the store holds of it.
+    """The report of a run as an HTML page, from the store.
 
-    Whole runs are read through their manifest. Of a run that is not, only what stands in its tags, params and metrics is
-    shown.
+    Complete runs are read through their manifest. Of an incomplete run, only tags, params and metrics are shown.
 
     Args:
-        tracker: The memory.
-        run_id: The run's id, whole.
+        tracker: The tracking store.
+        run_id: The full id of the run.
 
     Raises:
         RunNotFoundError: If there is no such run.
-        IncompleteRunError: If a file is not what the manifest says.
+        IncompleteRunError: If a file does not match the manifest.
     """
-    sight = _stored_sight(tracker, run_id)
-    return page(document_of(sight.info, sight.read), sight)
+    view = _stored_view(tracker, run_id)
+    return page(document_of(view.info, view.read), view)
 
 
 def difference_page(tracker: Tracker, first: str, second: str) -> str:
     """Two runs side by side as an HTML page; raises as :func:`report_page`."""
-    one, other = _stored_sight(tracker, first), _stored_sight(tracker, second)
+    one, other = _stored_view(tracker, first), _stored_view(tracker, second)
     shown = replace(one.info, params={}, metrics={})
-    bare = Sight(info=shown, read=lambda path: None, pictures=(), children=lambda limit: ())
+    bare = RunView(info=shown, read=lambda path: None, pictures=(), children=lambda limit: ())
     return page(difference(one, other), bare)
 
 
-def _stored_sight(tracker: Tracker, run_id: str) -> Sight:
-    """A run as the store holds it."""
+def _stored_view(tracker: Tracker, run_id: str) -> RunView:
+    """A run from the store."""
     info = tracker.info(run_id)
     try:
         stored: StoredRun | None = tracker.load(run_id)
@@ -105,4 +90,4 @@ def _stored_sight(tracker: Tracker, run_id: str) -> Sight:
     def children(limit: int) -> list[RunInfo]:
         return tracker.find(info.experiment, parent=info.id, limit=limit)
 
-    return Sight(info=info, read=read, pictures=[p for p in paths if p.endswith(_PICTURES)], children=children)
+    return RunView(info=info, read=read, pictures=[p for p in paths if p.endswith(_PICTURES)], children=children)

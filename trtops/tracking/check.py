@@ -18,8 +18,8 @@ from trtops.tracking.base import RunInfo, Tracker
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.mlflow.artifacts import local_folder
 from trtops.tracking.offline import OfflineTracker
+from trtops.tracking.run import TEMPORARY
 from trtops.tracking.schema import Artifact, Tag
-from trtops.tracking.writer import TEMPORARY
 
 _FORGOTTEN_SECONDS = 3600.0
 """Younger half-written files may still be in use."""

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Sequence
 
 from trtops import errors
-from trtops.tracking.base import RunInfo
+from trtops.tracking.records import RunInfo
 
 RUN_PREFIX = "run:"
 """Prefix of a run where a file could be meant as well."""

@@ -24,10 +24,8 @@ from trtops.tracking.base import (
 )
 from trtops.tracking.ids import is_local, whole_id
 from trtops.tracking.registry import check_registration
-from trtops.tracking.schema import Artifact, Kind, Tag
-from trtops.tracking.writer import (
-    RunReader,
-    RunWriter,
+from trtops.tracking.run import (
+    Run,
     Scratch,
     check_reopening,
     checked_names,
@@ -36,6 +34,7 @@ from trtops.tracking.writer import (
     starting_tags,
     without_dropped,
 )
+from trtops.tracking.schema import Artifact, Kind, Tag
 
 
 @dataclass
@@ -250,7 +249,7 @@ class MemoryTracker:
         return next((run_id for run_id, data in self._runs.items() if data.tags.get(Tag.LOCAL_ID) == local_id), None)
 
 
-class MemoryRun(RunWriter):
+class MemoryRun(Run):
     """A run in memory, being written."""
 
     def __init__(self, run_id: str, data: _Data, lock: threading.RLock) -> None:
@@ -284,7 +283,7 @@ class MemoryRun(RunWriter):
             self._data.status, self._data.end_time = status, time.time() if at is None else at
 
 
-class _MemoryStoredRun(RunReader):
+class _MemoryStoredRun(StoredRun):
     def __init__(self, info: RunInfo, manifest: Manifest, data: _Data, folder: Path) -> None:
         super().__init__(info, manifest)
         self._data = data

@@ -34,9 +34,9 @@ from trtops.tracking.base import (
     incomplete,
 )
 from trtops.tracking.ids import RUN_PREFIX, is_local
+from trtops.tracking.run import Run, Scratch, checked_names, read_manifest, starting_tags
 from trtops.tracking.schema import Artifact, Kind, Tag
 from trtops.tracking.spool import AWAY, Draft, Spool, SpooledRun, SpoolTarget, upload
-from trtops.tracking.writer import RunReader, RunWriter, Scratch, checked_names, read_manifest, starting_tags
 
 log = logging.getLogger(__name__)
 
@@ -271,10 +271,10 @@ class OfflineTracker:
         return answer
 
 
-class OfflineRun(RunWriter):
+class OfflineRun(Run):
     """A run written to its store, or, once the store has failed, to the spool."""
 
-    def __init__(self, tracker: OfflineTracker, record: SpooledRun, inner: RunWriter | None) -> None:
+    def __init__(self, tracker: OfflineTracker, record: SpooledRun, inner: Run | None) -> None:
         super().__init__(record.id, "" if inner is None else inner.url)
         self.record = record
         self._tracker = tracker
@@ -384,7 +384,7 @@ class OfflineRun(RunWriter):
         if not self._no_space:
             self._tracker.upload_spool()
 
-    def _put(self, put: Callable[[RunWriter], None]) -> bool:
+    def _put(self, put: Callable[[Run], None]) -> bool:
         """Write to the store; False if the run is, or now becomes, spooled."""
         if self._inner is None:
             return False
@@ -395,7 +395,7 @@ class OfflineRun(RunWriter):
             return False
         return True
 
-    def _leave(self, inner: RunWriter, why: errors.TrackingError) -> None:
+    def _leave(self, inner: Run, why: errors.TrackingError) -> None:
         with self._lock:
             if self._inner is not inner:  # another thread was first
                 return
@@ -406,7 +406,7 @@ class OfflineRun(RunWriter):
                 raise type(why)(f"{why} {exc}") from why
 
 
-class _SpooledStoredRun(RunReader):
+class _SpooledStoredRun(StoredRun):
     """A complete run in the spool."""
 
     def __init__(self, run: SpooledRun, inner: SpoolTarget, scratch: Scratch) -> None:

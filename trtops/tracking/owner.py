@@ -17,7 +17,7 @@ from pathlib import Path
 from trtops import errors
 from trtops.processes import is_alive, pid_namespace, started_at
 from trtops.record import Record
-from trtops.tracking.base import RunInfo
+from trtops.tracking.records import RunInfo
 from trtops.tracking.schema import Tag
 
 SILENT_SECONDS = 300.0

@@ -21,10 +21,10 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import filelock
 
@@ -32,65 +32,24 @@ from trtops import errors
 from trtops.files import sync_to_disk
 from trtops.record import Record, sha256, sha256_file, to_jsonable
 from trtops.tracking import owner
-from trtops.tracking.base import ArtifactEntry, MetricName, RunInfo, RunStatus, Tracker
+from trtops.tracking.base import ArtifactEntry, MetricName, Run, RunInfo, RunStatus
 from trtops.tracking.ids import is_local
 from trtops.tracking.location import Store, default_root
+from trtops.tracking.run import check_path, write_artifact
 from trtops.tracking.schema import Artifact, Tag
-from trtops.tracking.writer import RunWriter, check_path, write_artifact
+
+if TYPE_CHECKING:
+    from trtops.tracking.memory import MemoryTracker
+    from trtops.tracking.mlflow import MlflowTracker
+
+SpoolTarget: TypeAlias = "MlflowTracker | MemoryTracker"
+"""A tracker that runs can be uploaded to: it can make and rewrite runs under the ids that they had."""
 
 AWAY = (errors.TrackingUnavailableError, errors.NoRoomError)
 """The errors of a store that cannot take a run now."""
 
 _WRITING = ".writing-"
 _FORGOTTEN_SECONDS = 3600.0
-
-
-class SpoolTarget(Tracker, Protocol):
-    """A tracker that runs can be uploaded to.
-
-    Attributes:
-        shown: Its address, without a password.
-        store: The embedded store that it writes; None for a server.
-        context: Tags that it gives to every run: the user, the program.
-    """
-
-    shown: str
-    store: Store | None
-    context: Mapping[str, str]
-
-    def create(
-        self,
-        experiment: str,
-        name: str,
-        *,
-        tags: Mapping[str, str],
-        parent: str | None = None,
-        began: float | None = None,
-        known: bool = False,
-    ) -> RunWriter:
-        """Make a run with exactly these tags, its local id among them.
-
-        Args:
-            experiment: As for :meth:`trtops.tracking.base.Tracker.start`.
-            name: Likewise.
-            tags: All of its tags.
-            parent: Id of the parent run.
-            began: When it began, in seconds since the epoch; now unless given.
-            known: Whether a run with this local id may exist already, which is then written again.
-        """
-        ...
-
-    def reopen(self, run_id: str) -> RunWriter:
-        """As :meth:`trtops.tracking.base.Tracker.reopen`."""
-        ...
-
-    def rewrite(self, run_id: str) -> RunWriter:
-        """Write to a run whatever its status. It is running again, without error and verdict.
-
-        Raises:
-            RunNotFoundError: If there is no run with this id.
-        """
-        ...
 
 
 @dataclass
@@ -392,7 +351,7 @@ def upload(tracker: SpoolTarget, spool: Spool, *, moved: bool = False) -> list[U
 def _uploads(tracker: SpoolTarget, spool: Spool, moved: bool) -> Iterator[Uploaded]:
     for folder, why in spool.damaged():
         yield Uploaded(folder=str(folder), outcome="left", why=why)
-    opened: list[tuple[SpooledRun, RunWriter | None]] = []
+    opened: list[tuple[SpooledRun, Run | None]] = []
     ids: dict[str, str] = {}
 
     def left(run: SpooledRun, exc: errors.TrtopsError) -> Uploaded:
@@ -436,7 +395,7 @@ def _uploads(tracker: SpoolTarget, spool: Spool, moved: bool) -> Iterator[Upload
         yield Uploaded(folder=str(run.folder), outcome="uploaded", run_id=ids[run.local_id], name=run.name)
 
 
-def _open_run(tracker: SpoolTarget, run: SpooledRun) -> RunWriter | None:
+def _open_run(tracker: SpoolTarget, run: SpooledRun) -> Run | None:
     """A writer for the store's run, made if missing; None if the run is complete there."""
     known = _find_run(tracker, run.run_id) if run.run_id else None
     if known is None:

@@ -9,7 +9,7 @@ import tempfile
 import urllib.parse
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from trtops import errors
 from trtops.files import sync_to_disk
@@ -18,7 +18,7 @@ from trtops.record import sha256_file
 from trtops.tracking.base import ArtifactEntry
 from trtops.tracking.mlflow.connection import Connection
 from trtops.tracking.mlflow.installed import library
-from trtops.tracking.writer import TEMPORARY, check_path, write_artifact
+from trtops.tracking.run import TEMPORARY, check_path, write_artifact
 
 _MAX_DEPTH = 64
 """Nested folders; the listing of a server may be endless."""
@@ -33,42 +33,7 @@ ARTIFACT_HOSTS = "TRTOPS_ARTIFACT_HOSTS"
 """Environment variable: further hosts, separated by commas, at which a tracking server may keep artifacts."""
 
 
-class Files(Protocol):
-    """The artifacts of one run.
-
-    Attributes:
-        folder: Their folder on this machine, or the one that they are prepared in.
-    """
-
-    folder: Path
-
-    def put(self, source: Path | bytes, path: str) -> ArtifactEntry:
-        """Store an artifact, whole or not at all."""
-        ...
-
-    def get(self, entry: ArtifactEntry) -> Path | None:
-        """A local file that should have an artifact's content, or None."""
-        ...
-
-    def peek(self, path: str) -> bytes | None:
-        """The present content of an artifact, or None."""
-        ...
-
-    def entries(self) -> list[ArtifactEntry]:
-        """Every whole artifact, with or without a manifest."""
-        ...
-
-    def remove(self, path: str) -> None:
-        """Remove an artifact, if it exists."""
-        ...
-
-    def sync(self, paths: Iterable[str]) -> None:
-        """Wait until the disk holds artifacts."""
-        ...
-
-    def sweep(self) -> None:
-        """Remove half-written files."""
-        ...
+Files: TypeAlias = "_LocalFiles | _RemoteFiles"
 
 
 def files_of(connection: Connection, run_id: str, uri: str) -> Files:
@@ -141,13 +106,16 @@ class _LocalFiles:
         self.folder = folder
 
     def put(self, source: Path | bytes, path: str) -> ArtifactEntry:
+        """Store an artifact, whole or not at all."""
         return write_artifact(source, self._inside(path), path)
 
     def get(self, entry: ArtifactEntry) -> Path | None:
+        """A local file that should have an artifact's content, or None."""
         file = self._inside(entry.path)
         return file if file.is_file() else None
 
     def peek(self, path: str) -> bytes | None:
+        """The present content of an artifact, or None."""
         check_path(path)
         file = self._inside(path)
         if not file.is_file():
@@ -163,6 +131,7 @@ class _LocalFiles:
         return file
 
     def entries(self) -> list[ArtifactEntry]:
+        """Every whole artifact, with or without a manifest."""
         found = []
         for file in self.folder.rglob("*"):
             if file.is_file() and not file.name.startswith(TEMPORARY):
@@ -172,15 +141,18 @@ class _LocalFiles:
         return found
 
     def remove(self, path: str) -> None:
+        """Remove an artifact, if it exists."""
         self._inside(path).unlink(missing_ok=True)
 
     def sync(self, paths: Iterable[str]) -> None:
+        """Wait until the disk holds artifacts."""
         files = [self.folder / path for path in paths]
         for place in (*files, *{folder for file in files for folder in (file.parent, self.folder)}):
             with contextlib.suppress(FileNotFoundError):
                 sync_to_disk(place)
 
     def sweep(self) -> None:
+        """Remove half-written files."""
         for leftover in self.folder.rglob(f"{TEMPORARY}*"):
             leftover.unlink(missing_ok=True)
 

@@ -21,7 +21,7 @@ from trtops.tracking.location import Store, resolve, wait_seconds
 from trtops.tracking.mlflow.credentials import use_credentials_file
 from trtops.tracking.mlflow.embedded import ensure_store, is_writable, read_only_text, readable_database
 from trtops.tracking.mlflow.installed import drop_connections_after_fork, library, translated
-from trtops.tracking.writer import Scratch
+from trtops.tracking.run import Scratch
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -17,7 +17,7 @@ from trtops.tracking.materials import Materials
 from trtops.tracking.mlflow.artifacts import Files
 from trtops.tracking.mlflow.connection import Connection
 from trtops.tracking.mlflow.datasets import dataset_inputs
-from trtops.tracking.writer import RunReader, RunWriter
+from trtops.tracking.run import Run, StoredRun
 
 if TYPE_CHECKING:
     from mlflow.entities import Run as MlflowRunEntity
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class MlflowRun(RunWriter):
+class MlflowRun(Run):
     """A run in MLflow, being written."""
 
     def __init__(self, connection: Connection, entity: MlflowRunEntity, files: Files) -> None:
@@ -138,7 +138,7 @@ class MlflowRun(RunWriter):
             self._over = True
 
 
-class MlflowStoredRun(RunReader):
+class MlflowStoredRun(StoredRun):
     """A complete run in MLflow."""
 
     def __init__(self, info: RunInfo, manifest: Manifest, files: Files) -> None:

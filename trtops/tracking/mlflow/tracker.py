@@ -24,8 +24,7 @@ from trtops.tracking.mlflow.installed import library
 from trtops.tracking.mlflow.run import MlflowRun, MlflowStoredRun, read_status, shown_status, stored_tags
 from trtops.tracking.mlflow.views import experiment_tags
 from trtops.tracking.registry import ACCEPTED, artifact_of, check_registration, source_of
-from trtops.tracking.schema import Artifact, Kind, Tag
-from trtops.tracking.writer import (
+from trtops.tracking.run import (
     check_reopening,
     checked_names,
     failure_note,
@@ -33,6 +32,7 @@ from trtops.tracking.writer import (
     starting_tags,
     without_dropped,
 )
+from trtops.tracking.schema import Artifact, Kind, Tag
 
 if TYPE_CHECKING:
     from mlflow.entities import Run as MlflowRunEntity

@@ -1,4 +1,4 @@
-"""What a report reads from a run beyond the op's own words: layers, iterations, pictures."""
+"""The parts of a report that are read from the run: outputs, iterations, layers, options, metrics."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _CHILDREN = 2000
 
 
 @dataclass(frozen=True)
-class Sight:
-    """A run as a report sees it.
+class RunView:
+    """A run for a report.
 
     Attributes:
         info: The run.
-        read: Its artifacts by their paths; None for one that it does not have.
+        read: Reads an artifact by its path; None for a missing one.
         pictures: Paths of its pictures.
-        children: The runs below it, when they are asked for, at most so many.
+        children: Finds its child runs; the argument is the maximum number.
     """
 
     info: RunInfo
@@ -35,24 +35,26 @@ class Sight:
     children: Callable[[int], Sequence[RunInfo]]
 
 
-def further_sections(sight: Sight) -> Iterable[Section]:
-    """What the store knows of a run: its iterations, its layers, all of its options and numbers."""
-    yield from _outputs(sight)
-    if sight.info.kind in ("debug_build", "proof", "bisect", "noise"):
-        yield from _iterations(sight)
-    if (section := _layers(sight)) is not None:
-        yield section
-    info = sight.info
+def stored_sections(view: RunView) -> Iterable[Section]:
+    """Sections from the store: outputs, iterations, layers, and all options and metrics."""
+    yield from _outputs(view)
+    if view.info.kind in ("debug_build", "proof", "bisect", "noise"):
+        yield from _iterations(view)
+    if layers := _read_layers(view):
+        rows = tuple(tuple(str(layer.get(name) or "") for name in _LAYER) for layer in layers)
+        table = Table(columns=("layer", "type", "precision", "kernel or tactic"), rows=rows)
+        yield Section(title=f"Layers ({len(layers)})", table=table, folded=len(layers) > 20)
+    info = view.info
     if info.params:
-        rows = tuple(sorted(info.params.items()))
-        yield Section(title="Options", table=Table(columns=("option", "value"), rows=rows), folded=True)
+        options = Table(columns=("option", "value"), rows=tuple(sorted(info.params.items())))
+        yield Section(title="Options", table=options, folded=True)
     if info.metrics:
         numbers = tuple(("/".join(name), value) for name, value in sorted(info.metrics.items()))
         yield Section(title="All numbers", table=Table(columns=("number", "value"), rows=numbers), folded=True)
 
 
 def document_of(info: RunInfo, read: Callable[[str], bytes | None]) -> Document:
-    """What a run's op said; of a run that was killed, failed or logged before there were reports, what the run says."""
+    """The document that a run's op logged; for a run that was killed or failed, its error."""
     if (kept := read(Artifact.REPORT_DATA)) is not None:
         return Document.from_json(kept)
     error = info.tags.get(Tag.ERROR)
@@ -64,15 +66,15 @@ def document_of(info: RunInfo, read: Callable[[str], bytes | None]) -> Document:
     return Document(title=info.name, verdict=verdict, headline=headline, why=why, sections=sections)
 
 
-def _outputs(sight: Sight) -> Iterable[Section]:
-    """The comparison that a run holds: its outputs with their numbers."""
-    data = sight.read(Artifact.ACCURACY)
+def _outputs(view: RunView) -> Iterable[Section]:
+    """The comparison of a run: its outputs with their statistics."""
+    data = view.read(Artifact.ACCURACY)
     if data is None:
         return
     try:
         report = ComparisonReport.from_dict(json.loads(data)["report"])
     except (ValueError, LookupError, TypeError, errors.FormatError):
-        return  # of an earlier form
+        return
     shown = [metric for metric in RECORDED if metric.column]
     rows = tuple((o.name, o.verdict, *(_number(o, metric) for metric in shown)) for o in report.outputs)
     table = Table(columns=("output", "verdict", *(metric.column for metric in shown)), rows=rows)
@@ -93,13 +95,18 @@ def _number(output: OutputComparison, metric: RecordedMetric) -> float | None:
     return None if value is None else float(value)
 
 
-def _iterations(sight: Sight) -> Iterable[Section]:
-    children = [each for each in sight.children(_CHILDREN) if each.kind == "iteration"]
+def _iterations(view: RunView) -> Iterable[Section]:
+    children = [each for each in view.children(_CHILDREN) if each.kind == "iteration"]
     if not children:
         return
-    children.sort(key=lambda each: (int(_digits(each.tags.get(Tag.ITERATION))), each.start_time))
+
+    def number_of(run: RunInfo) -> int:
+        text = run.tags.get(Tag.ITERATION, "")
+        return int(text) if text.isdecimal() else 0
+
+    children.sort(key=lambda each: (number_of(each), each.start_time))
     errors = [each.metrics.get((Metric.ERROR, "max_abs")) for each in children]
-    numbers = [int(each.tags.get(Tag.ITERATION) or place) for place, each in enumerate(children)]
+    numbers = list(map(number_of, children))
     points = tuple(
         Point(label=f"{each.name}: {each.verdict or each.status}", x=float(number), y=error, tone=_tone(each.verdict))
         for each, number, error in zip(children, numbers, errors)
@@ -119,28 +126,15 @@ def _iterations(sight: Sight) -> Iterable[Section]:
     yield Section(title="Builds", chart=chart if points else None, table=Table(columns=columns, rows=rows))
 
 
-def _digits(text: str | None) -> str:
-    return text if text and text.isdecimal() else "0"
-
-
 def _tone(verdict: str | None) -> Tone:
-    return "good" if verdict == "good" else "bad" if verdict == "bad" else "error" if verdict == "error" else "plain"
-
-
-def _layers(sight: Sight) -> Section | None:
-    layers = _read_layers(sight)
-    if not layers:
-        return None
-    rows = tuple(tuple(str(layer.get(name) or "") for name in _LAYER) for layer in layers)
-    columns = ("layer", "type", "precision", "kernel or tactic")
-    return Section(title=f"Layers ({len(layers)})", table=Table(columns=columns, rows=rows), folded=len(layers) > 20)
+    return verdict if verdict in ("good", "bad", "error") else "plain"  # type: ignore[return-value]
 
 
 _LAYER = ("name", "op", "precision", "tactic")
 
 
-def _read_layers(sight: Sight) -> list[dict[str, Any]]:
-    data = sight.read(Artifact.LAYERS)
+def _read_layers(view: RunView) -> list[dict[str, Any]]:
+    data = view.read(Artifact.LAYERS)
     try:
         layers: Any = [] if data is None else json.loads(data)
     except ValueError:
@@ -148,13 +142,21 @@ def _read_layers(sight: Sight) -> list[dict[str, Any]]:
     return layers if isinstance(layers, list) and all(isinstance(layer, dict) for layer in layers) else []
 
 
-def difference(first: Sight, second: Sight) -> Document:
-    """Two runs side by side: what differs in options, numbers and layers."""
-    names = tuple(f"{sight.info.name} ({sight.info.id[:8]})" for sight in (first, second))
-    verdicts = tuple(sight.info.verdict or sight.info.status for sight in (first, second))
+def difference(first: RunView, second: RunView) -> Document:
+    """Two runs side by side: their differences in options, numbers and layers."""
+    names = tuple(f"{view.info.name} ({view.info.id[:8]})" for view in (first, second))
+    verdicts = tuple(view.info.verdict or view.info.status for view in (first, second))
     options = _differing(dict(first.info.params), dict(second.info.params))
     numbers = _differing(*({"/".join(name): value for name, value in s.info.metrics.items()} for s in (first, second)))
-    layers = _differing(*({str(e.get("name")): _layer_text(e) for e in _read_layers(s)} for s in (first, second)))
+    layers = _differing(
+        *(
+            {
+                str(e.get("name")): ", ".join(str(e[part]) for part in _LAYER[1:] if e.get(part))
+                for e in _read_layers(view)
+            }
+            for view in (first, second)
+        )
+    )
     tables = (("Options", "option", options), ("Layers", "layer", layers), ("Numbers", "number", numbers))
     sections = [
         Section(
@@ -168,10 +170,6 @@ def difference(first: Sight, second: Sight) -> Document:
     headline = f"{len(options)} options, {len(layers)} layers and {len(numbers)} numbers differ"
     title = f"{names[0]} and {names[1]}"
     return Document(title=title, headline=headline, sections=(Section(table=summary), *sections))
-
-
-def _layer_text(layer: Mapping[str, Any]) -> str:
-    return ", ".join(str(layer[name]) for name in _LAYER[1:] if layer.get(name))
 
 
 def _differing(first: Mapping[str, Cell], second: Mapping[str, Cell]) -> tuple[tuple[Cell, ...], ...]:

@@ -1,6 +1,6 @@
-"""The common part of all runs: checks, encodings, the manifest written last, and a single end.
+"""Runs being written and runs read back: checks, encodings, the manifest written last, and a single end.
 
-A tracker's run implements the abstract methods of :class:`RunWriter`, and its stored run those of :class:`RunReader`.
+A store implements the abstract methods of :class:`Run` and :class:`StoredRun`.
 """
 
 from __future__ import annotations
@@ -19,27 +19,35 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from trtops import errors, signing
 from trtops.masking import masked, masked_values
 from trtops.processes import temporary_prefix
 from trtops.record import JSONValue, Record, canonical_json, sha256, sha256_file, to_jsonable
 from trtops.tracking import owner, schema
-from trtops.tracking.base import ArtifactEntry, Dropped, Manifest, MetricName, RunInfo, RunStatus, Verdict, incomplete
 from trtops.tracking.disk_space import check_space
 from trtops.tracking.ids import new_local_id
-from trtops.tracking.schema import Artifact, Kind, Tag
+from trtops.tracking.records import ArtifactEntry, Dropped, Manifest, RunInfo, RunStatus, incomplete
+from trtops.tracking.schema import Artifact, Kind, MetricName, Tag
+from trtops.verdict import Verdict
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
-_BLOCK = 1 << 18
 _SIGNED = (Artifact.SPEC, Artifact.ENVIRONMENT, Artifact.MATERIALS)
 _REWRITTEN = (Artifact.NAMES, Artifact.SIGNATURE)
 
+TEMPORARY = ".artifact.uploading."
+"""Prefix of files that are being written; MLflow uses the same and leaves them out of its listings."""
 
-class RunWriter(ABC):
-    """A :class:`trtops.tracking.base.Run` over a few methods that a store implements."""
+
+class Run(ABC):
+    """A run being written. Get one from :func:`trtops.tracking.base.tracked`.
+
+    Attributes:
+        id: Its id.
+        url: Address of its page, or an empty string.
+    """
 
     def __init__(self, run_id: str, url: str) -> None:
         self.id = run_id
@@ -53,12 +61,20 @@ class RunWriter(ABC):
         self._ended: RunStatus | None = None
 
     def reserve(self, size: int) -> None:
-        """Check that ``size`` bytes of artifacts can be written."""
+        """Check, before artifacts are made, that ``size`` bytes of them can be written, as far as that can be known.
+
+        Raises:
+            NoRoomError: If they cannot.
+        """
         for folder in self._folders():
             check_space(folder, size)
 
     def log_params(self, params: Mapping[str, object]) -> None:
-        """Log options; values are stored as text, nested ones as JSON."""
+        """Log options; values are stored as text, nested ones as JSON.
+
+        Raises:
+            LogError: If a param has another value already.
+        """
         self._must_be_open()
         texts = masked_values({name: schema.text(value) for name, value in params.items()})
         for name, value in texts.items():
@@ -74,7 +90,11 @@ class RunWriter(ABC):
         self._put_tags(texts)
 
     def log_metrics(self, metrics: Mapping[MetricName, float]) -> None:
-        """Log numbers, in one batch; NaN and infinities are kept."""
+        """Log numbers, in one batch; NaN and infinities are kept.
+
+        Raises:
+            LogError: If a value is not a number, or a name has no parts.
+        """
         self._must_be_open()
         numbers = {tuple(name): schema.number(name, value) for name, value in metrics.items()}
         for name in numbers:
@@ -84,7 +104,12 @@ class RunWriter(ABC):
             self._names.update(numbers)
 
     def log_file(self, source: str | Path, path: str) -> None:
-        """Copy a file into the run as artifact ``path``."""
+        """Copy a file into the run as artifact ``path``, replacing an earlier one.
+
+        Raises:
+            LogError: If there is no such file, ``path`` is not a relative path, or the artifact could not be written whole (a
+                full disk); the run then does not have it.
+        """
         source = Path(source)
         if not source.is_file():
             found = "a folder" if source.is_dir() else "nothing"
@@ -101,10 +126,21 @@ class RunWriter(ABC):
 
     def log_json(self, value: Record | JSONValue, path: str) -> None:
         """Write a record or JSON value as artifact ``path``."""
-        self.log_text(json_text(value), path)
+        if isinstance(value, Record):
+            self.log_text(value.to_json(), path)
+        else:
+            self.log_text(json.dumps(to_jsonable(value), indent=2, ensure_ascii=False, allow_nan=False), path)
+
+    def logged(self) -> tuple[tuple[ArtifactEntry, ...], frozenset[MetricName]]:
+        """The artifacts and the names of the metrics that were logged so far."""
+        with self._lock:
+            return tuple(self._artifacts.values()), frozenset(self._names)
 
     def finish(self, verdict: Verdict | None = None) -> None:
-        """Write the verdict, then the manifest, and end the run; no effect if it has ended."""
+        """Write the verdict as a tag and then the manifest, and end the run as finished.
+
+        Nothing can be logged afterwards. A run ends once: finishing or failing it again does nothing.
+        """
         with self._lock:
             if self._ended:
                 return
@@ -112,11 +148,16 @@ class RunWriter(ABC):
                 self.log_json(names, Artifact.NAMES)  # type: ignore[arg-type]
             entries = tuple(entry for _, entry in sorted(self._artifacts.items()))
             manifest = Manifest(artifacts=entries).to_json().encode("utf-8")
+            tags = {} if verdict is None else {Tag.VERDICT: str(verdict)}
+            tags[Tag.MANIFEST_SHA256] = sha256(manifest)
+            digests = canonical_json({entry.path: entry.sha256 for entry in entries})
+            if len(digests) <= schema.MAX_TEXT:
+                tags[Tag.DIGESTS] = digests
             self._sealed = True
-            self._put_tags(({} if verdict is None else {Tag.VERDICT: verdict}) | manifest_tags(manifest, entries))
+            self._put_tags(tags)
             last = [Artifact.MANIFEST]
             if signing.signs_here():
-                self._put_artifact(self._signed(manifest, entries, verdict), Artifact.SIGNATURE)
+                self._put_artifact(self._signature(manifest, entries, verdict), Artifact.SIGNATURE)
                 last.append(Artifact.SIGNATURE)
             self._sync([entry.path for entry in entries])  # the manifest must not reach the disk before the files
             self._put_artifact(manifest, Artifact.MANIFEST)
@@ -126,22 +167,26 @@ class RunWriter(ABC):
             self._ended = "finished"
 
     def fail(self, error: BaseException | str) -> None:
-        """End the run as failed, with the error's text and the verdict ``error`` as tags; no effect if it has ended."""
+        """End the run as failed, without a manifest. Never raises.
+
+        The error's text becomes the tag ``trtops.error``, and the verdict is ``error``.
+        """
         with self._lock:
             if self._ended:
                 return
             self._ended = "finished" if self._whole else "failed"
             try:
-                if self._whole:  # only the status that finish() sets was lost
-                    self._end("finished")
-                else:
-                    # A digest of a manifest that could not be written would make the run look finished.
-                    unsealed = {Tag.MANIFEST_SHA256: ""} if self._sealed else {}
+                if not self._whole:
                     text = error_text(error)
-                    note = failure_note(self.id, text)
-                    self._put_failure({Tag.ERROR: text, Tag.VERDICT: "error", Tag.NOTE: note, **unsealed})
+                    tags = {Tag.ERROR: text, Tag.VERDICT: "error", Tag.NOTE: failure_note(self.id, text)}
+                    if (
+                        self._sealed
+                    ):  # a digest of a manifest that could not be written would make the run look finished
+                        tags[Tag.MANIFEST_SHA256] = ""
+                    self._put_tags(tags)
+                self._end(self._ended)
             except Exception as exc:  # the error that made the run fail is more important
-                logger.warning("Run %s could not be marked as %s: %s", self.id, self._ended, exc)
+                log.warning("Run %s could not be marked as %s: %s", self.id, self._ended, exc)
 
     def continue_from(self, artifacts: Iterable[ArtifactEntry], names: Iterable[MetricName]) -> None:
         """Start with the artifacts and metric names that an earlier process logged to this run."""
@@ -165,23 +210,21 @@ class RunWriter(ABC):
             self._end(info.status, at=info.end_time)
             self._ended = info.status
 
-    def logged(self) -> tuple[tuple[ArtifactEntry, ...], frozenset[MetricName]]:
-        """The artifacts and the names of the metrics that were logged so far."""
-        with self._lock:
-            return tuple(self._artifacts.values()), frozenset(self._names)
-
-    def _signed(self, manifest: bytes, entries: Iterable[ArtifactEntry], verdict: Verdict | None) -> bytes:
+    def _signature(self, manifest: bytes, entries: Iterable[ArtifactEntry], verdict: Verdict | None) -> bytes:
         """The signature over the manifest, the spec, the inputs, the environment and the verdict."""
         documents = {path: json.loads(data) for path, data in self._signed_files.items()}
+        spec, materials = documents.get(Artifact.SPEC), documents.get(Artifact.MATERIALS)
+        inputs = {"model": (spec or {}).get("model_sha256")}
+        inputs |= {each["name"]: each["sha256"] for each in (materials or {}).get("given", ())}
         subjects = {Artifact.MANIFEST: sha256(manifest)} | {entry.path: entry.sha256 for entry in entries}
         predicate = {
             "buildDefinition": {
                 "buildType": "urn:trtops:build:1",
-                "externalParameters": {"spec": documents.get(Artifact.SPEC)},
+                "externalParameters": {"spec": spec},
                 "internalParameters": {"environment": documents.get(Artifact.ENVIRONMENT)},
-                "resolvedDependencies": _build_materials(
-                    documents.get(Artifact.SPEC), documents.get(Artifact.MATERIALS)
-                ),
+                "resolvedDependencies": [
+                    {"name": name, "digest": {"sha256": digest}} for name, digest in inputs.items() if digest
+                ],
             },
             "runDetails": {
                 "builder": {"id": f"urn:trtops:host:{owner.current().host}"},
@@ -190,17 +233,6 @@ class RunWriter(ABC):
             "verdict": verdict,
         }
         return signing.sign(signing.statement(subjects, predicate))
-
-    def _put_failure(self, tags: Mapping[str, str]) -> None:
-        self._put_tags(tags)
-        self._end("failed")
-
-    def _sync(self, paths: Iterable[str]) -> None:  # noqa: B027 - only a local store has a disk
-        """Wait until the disk holds these artifacts, if they are on a disk of this machine."""
-
-    def _folders(self) -> list[Path]:
-        """Folders of this machine that artifacts are written to."""
-        return []
 
     def _must_be_open(self) -> None:
         if self._ended:
@@ -225,6 +257,13 @@ class RunWriter(ABC):
             if path in _SIGNED and isinstance(source, bytes):
                 self._signed_files[path] = source
 
+    def _sync(self, paths: Iterable[str]) -> None:  # noqa: B027 - only a local store has a disk
+        """Wait until the disk holds these artifacts, if they are on a disk of this machine."""
+
+    def _folders(self) -> list[Path]:
+        """Folders of this machine that artifacts are written to."""
+        return []
+
     @abstractmethod
     def _put_params(self, params: Mapping[str, str]) -> None:
         """Store params; all or none. Raises LogError if one has another value already."""
@@ -246,8 +285,20 @@ class RunWriter(ABC):
         """Store the final status and the time, in seconds since the epoch; now unless given."""
 
 
-class RunReader(ABC):
-    """A :class:`trtops.tracking.base.StoredRun` over one method that a store implements."""
+class _NoRun:
+    """The run of an op that is not tracked: accepts everything and stores nothing."""
+
+    id = url = ""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: ((), frozenset()) if name == "logged" else None
+
+
+NO_RUN = cast("Run", _NoRun())
+
+
+class StoredRun(ABC):
+    """A complete run, read back. Every file is checked against the manifest when it is read."""
 
     def __init__(self, info: RunInfo, manifest: Manifest) -> None:
         self.info = info
@@ -256,10 +307,13 @@ class RunReader(ABC):
         self._checked: dict[str, tuple[Path, int, int]] = {}
 
     def read_bytes(self, path: str) -> bytes:
-        """The content of one artifact, checked against the manifest."""
-        entry = self._entry(path)
-        file = self._file(entry)
-        if (size := file.stat().st_size) != entry.size:  # before it is read: it may be of any size
+        """The content of one artifact.
+
+        Raises:
+            IncompleteRunError: If the manifest does not name it, or its size or digest does not match.
+        """
+        entry, file = self._find(path)
+        if (size := file.stat().st_size) != entry.size:  # before it is read, since it may be of any size
             raise self._mismatch(entry, size)
         data = file.read_bytes()
         if len(data) != entry.size or sha256(data) != entry.sha256:
@@ -267,9 +321,8 @@ class RunReader(ABC):
         return data
 
     def local_path(self, path: str) -> Path:
-        """A local file with the artifact's content, checked against the manifest; for reading only."""
-        entry = self._entry(path)
-        file = self._file(entry)
+        """A local file with the artifact's content, for reading only. Raises as :meth:`read_bytes`."""
+        entry, file = self._find(path)
         # Hashed once per state of the file: engines are large and read repeatedly.
         stat = file.stat()
         state = (file, stat.st_size, stat.st_mtime_ns)
@@ -279,21 +332,16 @@ class RunReader(ABC):
             self._checked[path] = state
         return file
 
-    def _entry(self, path: str) -> ArtifactEntry:
-        entry = self._entries.get(path)
-        if (gone := next((each for each in self.manifest.dropped if each.artifact.path == path), None)) is not None:
-            raise incomplete(self.info.id, f"{path!r} was removed to free space ({gone.why})")
-        if entry is None:
-            raise incomplete(
-                self.info.id, f"it has no artifact {path!r}. {errors.near(path, self._entries)}".rstrip(". ")
-            )
-        return entry
-
-    def _file(self, entry: ArtifactEntry) -> Path:
-        file = self._fetch(entry)
-        if file is None:
-            raise incomplete(self.info.id, f"its artifact {entry.path!r} is missing")
-        return file
+    def _find(self, path: str) -> tuple[ArtifactEntry, Path]:
+        for gone in self.manifest.dropped:
+            if gone.artifact.path == path:
+                raise incomplete(self.info.id, f"{path!r} was removed to free space ({gone.why})")
+        if (entry := self._entries.get(path)) is None:
+            near = errors.near(path, self._entries)
+            raise incomplete(self.info.id, f"it has no artifact {path!r}. {near}".rstrip(". "))
+        if (file := self._fetch(entry)) is None:
+            raise incomplete(self.info.id, f"its artifact {path!r} is missing")
+        return entry, file
 
     def _mismatch(self, entry: ArtifactEntry, size: int) -> errors.IncompleteRunError:
         return incomplete(
@@ -304,7 +352,7 @@ class RunReader(ABC):
 
     @abstractmethod
     def unlisted(self, path: str) -> bytes | None:
-        """A file that the manifest does not name; None if there is none."""
+        """A file that the manifest does not name, such as its signature; None if there is none. Not checked."""
 
     @abstractmethod
     def _fetch(self, entry: ArtifactEntry) -> Path | None:
@@ -312,20 +360,19 @@ class RunReader(ABC):
 
 
 class Scratch:
-    """A temporary folder, made on first use and removed by the process that made it."""
+    """A temporary folder, made on first use. A forked child gets its own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._folder: Path | None = None
-        self._pid = 0
+        self._folders: dict[int, Path] = {}
 
     def folder(self) -> Path:
-        """The folder. It is removed with this object or at the end of the process; a forked child gets its own."""
+        """The folder; removed with this object or at the end of the process that made it."""
         with self._lock:
-            if self._folder is None or self._pid != os.getpid():
-                self._folder, self._pid = Path(tempfile.mkdtemp(prefix=temporary_prefix("fetched"))), os.getpid()
-                weakref.finalize(self, _remove_folder, self._folder, self._pid)
-            return self._folder
+            if (pid := os.getpid()) not in self._folders:
+                folder = self._folders[pid] = Path(tempfile.mkdtemp(prefix=temporary_prefix("fetched")))
+                weakref.finalize(self, _remove_folder, folder, pid)
+            return self._folders[pid]
 
 
 def _remove_folder(folder: Path, pid: int) -> None:
@@ -352,29 +399,13 @@ def read_manifest(run_id: str, data: bytes | None) -> Manifest:
     return manifest
 
 
-def manifest_tags(manifest: bytes, entries: Iterable[ArtifactEntry]) -> dict[str, str]:
-    """Tags with the digests of the manifest and of every artifact; the latter only if they fit."""
-    digests = canonical_json({entry.path: entry.sha256 for entry in entries})
-    tags = {Tag.MANIFEST_SHA256: sha256(manifest)}
-    return tags | ({Tag.DIGESTS: digests} if len(digests) <= schema.MAX_TEXT else {})
-
-
 def without_dropped(manifest: Manifest, paths: Collection[str], why: str) -> Manifest:
     """The manifest after artifacts were dropped now, for this reason."""
-    gone = tuple(
-        Dropped(artifact=entry, at=time.time(), why=masked(why)) for entry in manifest.artifacts if entry.path in paths
-    )
+    gone = [Dropped(artifact=e, at=time.time(), why=masked(why)) for e in manifest.artifacts if e.path in paths]
     return Manifest(
         artifacts=tuple(entry for entry in manifest.artifacts if entry.path not in paths),
         dropped=tuple(sorted((*manifest.dropped, *gone), key=lambda each: each.artifact.path)),
     )
-
-
-def _build_materials(spec: Any, materials: Any) -> list[dict[str, Any]]:
-    """The inputs of a build, for the signed statement."""
-    named = {"model": (spec or {}).get("model_sha256")}
-    named |= {each["name"]: each["sha256"] for each in (materials or {}).get("given", ())}
-    return [{"name": name, "digest": {"sha256": digest}} for name, digest in named.items() if digest]
 
 
 def starting_tags(kind: Kind, tags: Mapping[str, str] | None) -> dict[str, str]:
@@ -442,10 +473,6 @@ def check_path(path: str) -> None:
         )
 
 
-TEMPORARY = ".artifact.uploading."
-"""Prefix of files that are being written; MLflow uses the same and leaves them out of its listings."""
-
-
 def write_artifact(source: Path | bytes, target: Path, path: str) -> ArtifactEntry:
     """Copy a file, or write bytes, so that the target appears whole or not at all, and hash the content.
 
@@ -458,10 +485,21 @@ def write_artifact(source: Path | bytes, target: Path, path: str) -> ArtifactEnt
         LogError: If it could not be written, for example on a full disk; nothing is left behind.
     """
     temporary = target.parent / f"{TEMPORARY}{os.getpid()}.{threading.get_ident()}.{os.urandom(4).hex()}"
+    digest, size = hashlib.sha256(), 0
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            entry = _copy_and_hash(source, temporary, path)
+            if isinstance(source, Path):
+                block = memoryview(bytearray(1 << 18))
+                with open(source, "rb", buffering=0) as reader, open(temporary, "xb") as writer:
+                    while count := reader.readinto(block):
+                        digest.update(block[:count])
+                        writer.write(block[:count])
+                        size += count
+            else:
+                temporary.write_bytes(source)
+                digest.update(source)
+                size = len(source)
             os.replace(temporary, target)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -470,20 +508,6 @@ def write_artifact(source: Path | bytes, target: Path, path: str) -> ArtifactEnt
         full = exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
         kind = errors.NoRoomError if full else errors.LogError
         raise kind(f"Artifact {path!r} could not be written to {target.parent}: {exc}.") from exc
-    return entry
-
-
-def _copy_and_hash(source: Path | bytes, target: Path, path: str) -> ArtifactEntry:
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        target.write_bytes(source)
-        return ArtifactEntry(path=path, size=len(source), sha256=sha256(source))
-    digest, size = hashlib.sha256(), 0
-    block = memoryview(bytearray(_BLOCK))
-    with open(source, "rb", buffering=0) as reader, open(target, "xb") as writer:
-        while count := reader.readinto(block):
-            digest.update(block[:count])
-            writer.write(block[:count])
-            size += count
     return ArtifactEntry(path=path, size=size, sha256=digest.hexdigest())
 
 
@@ -492,13 +516,6 @@ def failure_note(run_id: str, error: str) -> str:
     shown = error.replace("```", "~~~")[: schema.MAX_TAG // 2]
     lines = ("**error** · did not finish", "", "```text", shown, "```", "", "**Next**", "", "```sh")
     return "\n".join([*lines, f"trtops inspect run {run_id}  # everything in the store about it", "```"])
-
-
-def json_text(value: Record | JSONValue) -> str:
-    """A record or JSON value as the text of a JSON artifact."""
-    if isinstance(value, Record):
-        return value.to_json()
-    return json.dumps(to_jsonable(value), indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def error_text(error: BaseException | str) -> str:

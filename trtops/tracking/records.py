@@ -1,0 +1,141 @@
+"""The data of runs: manifests, searches, registered versions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from trtops import errors
+from trtops.record import JSONValue, Record
+from trtops.tracking.schema import KINDS, Kind, MetricName, Tag
+from trtops.verdict import VERDICTS, Verdict
+
+RunStatus: TypeAlias = Literal["running", "finished", "failed", "killed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArtifactEntry(Record):
+    """One artifact in a manifest.
+
+    Attributes:
+        path: Its path inside the run, with ``/`` between parts.
+        size: Bytes.
+        sha256: SHA-256 of its content.
+    """
+
+    path: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dropped(Record):
+    """An artifact that was removed after its run had finished, to free space.
+
+    Attributes:
+        artifact: The artifact.
+        at: When it was removed, in seconds since the epoch.
+        why: The rule that removed it.
+    """
+
+    artifact: ArtifactEntry
+    at: float
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest(Record):
+    """Every artifact of a finished run.
+
+    Attributes:
+        artifacts: Ordered by path, without the manifest itself.
+        dropped: Artifacts that were removed later, ordered likewise.
+    """
+
+    artifacts: tuple[ArtifactEntry, ...]
+    dropped: tuple[Dropped, ...] = ()
+
+    def to_dict(self) -> dict[str, JSONValue]:
+        """The manifest as JSON values; without ``dropped`` while it is empty, since signatures cover the original."""
+        values = super().to_dict()
+        if not self.dropped:
+            del values["dropped"]
+        return values
+
+    def original(self) -> Manifest:
+        """The manifest as it was when the run finished."""
+        entries = (*self.artifacts, *(each.artifact for each in self.dropped))
+        return Manifest(artifacts=tuple(sorted(entries, key=lambda entry: entry.path)))
+
+    def __contains__(self, path: object) -> bool:
+        """True if there is an artifact with this path."""
+        return any(entry.path == path for entry in self.artifacts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """A run without its artifacts, as searches return it.
+
+    Attributes:
+        id: The run's id.
+        experiment: Name of its experiment.
+        name: Its own name.
+        parent: Id of its parent run, or None.
+        status: How it ended, or ``running``.
+        start_time: Seconds since the epoch.
+        end_time: Likewise; None while it runs.
+        tags: Its tags.
+        params: Its params, as text.
+        metrics: Its metrics, by decoded names.
+        url: Address of its page, or an empty string.
+    """
+
+    id: str
+    experiment: str
+    name: str
+    parent: str | None
+    status: RunStatus
+    start_time: float
+    end_time: float | None
+    tags: Mapping[str, str] = field(repr=False)
+    params: Mapping[str, str] = field(repr=False)
+    metrics: Mapping[MetricName, float] = field(repr=False)
+    url: str = ""
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The verdict, if one was reached."""
+        return next((verdict for verdict in VERDICTS if verdict == self.tags.get(Tag.VERDICT)), None)
+
+    @property
+    def kind(self) -> Kind | None:
+        """The kind of work; None if trtops did not make the run."""
+        return next((kind for kind in KINDS if kind == self.tags.get(Tag.KIND)), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegisteredVersion(Record):
+    """One version of a registered model.
+
+    Attributes:
+        name: The registered model.
+        version: Its number, as text.
+        run_id: The run that holds the artifact.
+        path: The artifact's path in it.
+        tags: The version's own tags.
+    """
+
+    name: str
+    version: str
+    run_id: str
+    path: str
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+def incomplete(run_id: str, why: str) -> errors.IncompleteRunError:
+    """The error for a run that is not complete, with the reason and what to do."""
+    return errors.IncompleteRunError(
+        f"Run {run_id} is incomplete: {why}. It was interrupted while logging, or its files were changed since. "
+        "Use another run, or repeat this one."
+    )
