@@ -73,7 +73,7 @@ def test_description_order(tracker: MemoryTracker, run_id: str) -> None:
         for word in ("**bad**", "exceed atol", "**Outputs**", "**Size and speed**", "**Next**", "**Links**")
     ]
     assert places == sorted(places)
-    assert "3.0 MiB" in note and "'/models/odd one.onnx' --precision fp16" in note and len(note) <= 8000
+    assert "3.0 MiB" in note and "'/models/odd one.onnx' --onnxrt --fp16" in note and len(note) <= 8000
     assert info.tags[Tag.WORST_OUTPUT] == HOSTILE and info.metrics["error", "max_abs"] == pytest.approx(0.05, rel=1e-3)
     assert not any(len(name) == 3 and name[0] == "error_log10" for name in info.metrics)
 
