@@ -1,8 +1,8 @@
 """Every block of the documentation and of the examples runs as it stands there, and every link leads somewhere.
 
-The blocks of the README are run by ``tests/cli/test_readme.py`` and ``tests/flows/test_readme_flows.py``. Here all share one
-folder with the demo's model and images, so that a page can use the campaign of an earlier one. ``<campaign>``, ``<build>`` and
-``<calibration>`` stand for the newest run of their kind; a line says ``# exit code 1`` if that is not 0.
+The pages share one folder with the demo's model and images, so that a page can use the campaign of an earlier one.
+``<campaign>``, ``<build>`` and ``<calibration>`` stand for the newest run of their kind; a line says ``# exit code 1`` if that is
+not 0.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FEWER = {
 """Replacements of what would take a minute: by the example's policy, latency is not measured."""
 
 DOCUMENTS = sorted(
-    [*PAGES.rglob("*.md"), *EXAMPLES.rglob("*.md")],
+    [ROOT / "README.md", *PAGES.rglob("*.md"), *EXAMPLES.rglob("*.md")],
     key=lambda path: (ORDER.index(path.stem) if path.stem in ORDER else len(ORDER), str(path)),
 )
 NOT_RUN = (
@@ -128,7 +128,7 @@ def test_all_blocks_run(path, folder, capsys, caplog):
 
 def test_links_lead_to_files_and_headings():
     made = {PAGES / "mistakes.md", PAGES / "reference" / "commands.md", PAGES / "reference" / "config.md"}
-    for path in (ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCUMENTS):
+    for path in (ROOT / "CHANGELOG.md", *DOCUMENTS):
         text = re.sub("```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
         for target in re.findall(r"\]\(([^)\s]+)\)", text):
             if target.startswith(("http://", "https://", "mailto:")):
@@ -138,6 +138,23 @@ def test_links_lead_to_files_and_headings():
             assert there in made or there.exists(), f"{path}: {target}"
             if heading:
                 assert heading in anchors(there), f"{path}: {target}"
+
+
+def test_make_targets_in_documents_exist():
+    texts = [path.read_text(encoding="utf-8") for path in DOCUMENTS]
+    named = {target for text in texts for target in re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE)}
+    assert {"demo", "test", "docs"} <= named
+    for target in named:
+        done = subprocess.run(["make", "-n", target, "VENV=/nowhere"], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+def test_commands_in_sentences_exist():
+    for path in DOCUMENTS:
+        text = re.sub("```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for span in re.findall("`trtops ([^`(.]+)`", text):
+            words = shlex.split(re.sub("<[^>]*>", "abc", span.replace("\n", " ")))
+            assert registry.find(words)[0], (path, span)
 
 
 def anchors(path: Path) -> set[str]:
