@@ -1,4 +1,4 @@
-"""Constant folding: what folds, what stays, and that nothing computes anything else afterwards."""
+"""Constant folding: what folds, what stays, and that results do not change."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ops(proto: onnx.ModelProto) -> list[str]:
 
 @pytest.mark.parametrize("make", models.ALL, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("all_outputs", [False, True])
-def test_a_folded_model_is_valid_and_computes_the_same(make: Callable[[], models.Case], all_outputs: bool) -> None:
+def test_folded_models_are_valid_and_equal(make: Callable[[], models.Case], all_outputs: bool) -> None:
     case = make()
     proto = modify_outputs(case.proto, "mark-all") if all_outputs else case.proto
 
@@ -45,7 +45,7 @@ def test_a_folded_model_is_valid_and_computes_the_same(make: Callable[[], models
 
 @pytest.mark.parity
 @pytest.mark.parametrize("make", models.ALL, ids=lambda f: f.__name__)
-def test_no_fewer_nodes_fold_than_with_polygraphy(
+def test_as_many_nodes_fold_as_in_polygraphy(
     make: Callable[[], models.Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # its shape inference may leave a file in the working folder
@@ -58,12 +58,14 @@ def test_no_fewer_nodes_fold_than_with_polygraphy(
     assert len(fold_constants(make().proto).graph.node) <= len(its.graph.node)
 
 
-def test_static_shapes_and_arithmetic_become_weights() -> None:
+def test_shapes_and_arithmetic_become_weights() -> None:
     folded = fold_constants(models.foldable().proto)
-
     assert ops(folded) == ["Reshape", "Mul"]
     weights = {t.name: numpy_helper.to_array(t).tolist() for t in folded.graph.initializer}
     assert weights == {"target": [2, -1], "double": 3.0}
+    assert "Shape" in ops(fold_constants(models.foldable().proto, fold_shapes=False))
+    undeclared = models.model("(float[2,3] x) => (int64[2] n) { t = Transpose(x)\n u = Relu(t)\n n = Shape(u) }")
+    assert "Shape" in ops(fold_constants(undeclared, do_shape_inference=False))
 
 
 def test_known_parts_of_dynamic_shapes_fold() -> None:
@@ -77,48 +79,24 @@ def test_known_parts_of_dynamic_shapes_fold() -> None:
         }""",
         {"zero": np.array([0]), "one": np.array([1]), "three": np.array([3]), "minus": np.array([-1])},
     )
-
     folded = fold_constants(proto)
-
     assert ops(folded) == ["Reshape"]
     assert numpy_helper.to_array(folded.graph.initializer[0]).tolist() == [-1, 128]
 
-
-def test_unknown_parts_stay() -> None:
-    proto = models.model(
-        "(float[batch,16] x) => (int64 n) { s = Shape(x)\n n = Gather(s, zero) }", {"zero": np.array(0)}
-    )
-
-    assert ops(fold_constants(proto)) == ["Shape", "Gather"]
+    text = "(float[batch,16] x) => (int64 n) { s = Shape(x)\n n = Gather(s, zero) }"
+    assert ops(fold_constants(models.model(text, {"zero": np.array(0)}))) == ["Shape", "Gather"]
 
 
-def test_shapes_stay_if_asked_for() -> None:
-    assert "Shape" in ops(fold_constants(models.foldable().proto, fold_shapes=False))
-    assert "Shape" in ops(fold_constants(room_without_shapes(), do_shape_inference=False))
-
-
-def room_without_shapes() -> onnx.ModelProto:
-    proto = models.model("(float[2,3] x) => (int64[2] n) { t = Transpose(x)\n u = Relu(t)\n n = Shape(u) }")
-    del proto.graph.value_info[:]
-    return proto
-
-
-def test_the_number_of_passes_can_be_limited() -> None:
-    # The target of the first Reshape is only known after a pass, and so the shape behind it.
-    proto = models.model(
-        """(float[2,6] x) => (int64[2] n) {
-            t = Add(h, h)
-            r = Reshape(x, t)
-            n = Shape(r)
-        }""",
-        {"h": np.array([1, 3])},
-    )
+def test_passes_can_be_limited() -> None:
+    # The target of the Reshape, and so the shape after it, is known only after one pass.
+    text = "(float[2,6] x) => (int64[2] n) { t = Add(h, h) r = Reshape(x, t) n = Shape(r) }"
+    proto = models.model(text, {"h": np.array([1, 3])})
 
     assert ops(fold_constants(proto)) == ["Constant"]
     assert len(fold_constants(proto, num_passes=0).graph.node) == 3
 
 
-def test_large_results_stay_but_what_leads_to_them_folds() -> None:
+def test_large_results_stay() -> None:
     proto = models.model(
         """(float[1000] x) => (float[1000] y) {
             k = Add(one, one)
@@ -140,7 +118,7 @@ def test_random_and_quantizing_nodes_stay() -> None:
     assert ops(fold_constants(models.qdq_net().proto)).count("DequantizeLinear") == 2
 
 
-def test_a_node_without_a_kernel_keeps_nothing_else_from_folding() -> None:
+def test_nodes_without_a_kernel_stay() -> None:
     proto = models.model(
         """(float[2] x) => (float[2] y) {
             a = Add(k, k)
@@ -160,7 +138,7 @@ def test_a_node_without_a_kernel_keeps_nothing_else_from_folding() -> None:
         fold_constants(proto, error_ok=False)
 
 
-def test_a_branch_with_a_known_condition_is_inlined_under_names_of_its_own() -> None:
+def test_branches_with_known_conditions_are_inlined() -> None:
     case = models.branch()
     for value in (True, False):
         proto = models.branch().proto
@@ -168,7 +146,7 @@ def test_a_branch_with_a_known_condition_is_inlined_under_names_of_its_own() -> 
         del proto.graph.input[:]
         proto.graph.input.extend(kept)
         proto.graph.initializer.append(numpy_helper.from_array(np.array(value), "flag"))
-        # The bodies' names again in the graph around them, where they must not collide.
+        # The bodies' names are used in the graph around them as well, and must not collide.
         proto.graph.node.append(onnx.helper.make_node("Relu", ["x"], ["p"]))
         proto.graph.node.append(onnx.helper.make_node("Add", ["p", "y"], ["total"]))
         proto.graph.output.append(onnx.helper.make_tensor_value_info("total", 1, [2, 3]))
@@ -183,7 +161,7 @@ def test_a_branch_with_a_known_condition_is_inlined_under_names_of_its_own() -> 
         np.testing.assert_allclose(out["total"], y + np.maximum(x, 0), rtol=1e-6)
 
 
-def test_sparse_weights_of_an_inlined_branch_come_along() -> None:
+def test_sparse_weights_of_inlined_branches_are_kept() -> None:
     proto = models.model(
         """(float[4] x) => (float[4] y) {
             y = If(flag) <
@@ -206,7 +184,7 @@ def test_sparse_weights_of_an_inlined_branch_come_along() -> None:
 
 
 @pytest.mark.parametrize("inputs", [["v", "starts"], ["v", "starts", "ends", "unknown"], ["v", "starts", ""]])
-def test_a_slice_whose_bounds_are_not_all_known_stays(inputs: list[str]) -> None:
+def test_slices_with_unknown_bounds_stay(inputs: list[str]) -> None:
     proto = models.model(
         "(float[2,3] x, int64[1] unknown) => (int64[n] y) { v = Shape(x) }",
         {"starts": np.array([0]), "ends": np.array([1])},
@@ -216,7 +194,7 @@ def test_a_slice_whose_bounds_are_not_all_known_stays(inputs: list[str]) -> None
     assert "Slice" in ops(fold_constants(proto, do_shape_inference=False))
 
 
-def test_bodies_fold_too() -> None:
+def test_bodies_are_folded() -> None:
     proto = models.model(
         """(float[2,3] x, bool flag) => (float[2,3] y) {
             y = If(flag) <
@@ -235,7 +213,7 @@ def test_bodies_fold_too() -> None:
     np.testing.assert_allclose(run(folded, {"x": x, "flag": np.array(True)})["y"], x + 2 * w, rtol=1e-6)
 
 
-def test_weights_of_types_that_numpy_lacks_fold() -> None:
+def test_bfloat16_weights_are_folded() -> None:
     proto = models.model(
         "(bfloat16[4] x) => (float[4] y) { k = Cast<to = 1>(w)\n l = Cast<to = 1>(x)\n y = Add(k, l) }"
     )
@@ -247,13 +225,13 @@ def test_weights_of_types_that_numpy_lacks_fold() -> None:
     assert numpy_helper.to_array(folded.graph.initializer[0]).tolist() == [1, 2, 3, 4]
 
 
-def test_a_model_that_grows_by_folding_says_so(caplog):
+def test_growth_by_folding_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     proto = models.model(
         "(float[10,65536] x) => (float[10,65536] y) { t = Expand(w, s)\n y = Add(x, t) }",
         {"w": np.ones((1, 65536), np.float32), "s": np.array([10, 65536])},
     )
 
     fold_constants(proto, size_threshold=1000)
-    assert "The model has" not in caplog.text
+    assert "The model grew" not in caplog.text
     fold_constants(proto)
     assert "The model grew from 0.3 MB to 2.6 MB" in caplog.text

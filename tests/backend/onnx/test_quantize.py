@@ -1,4 +1,4 @@
-"""Q/DQ insertion: what is written, what is left alone, and that ONNX Runtime computes in integers with it."""
+"""Q/DQ insertion: what is quantized, what is not, and that ONNX Runtime computes it in integers."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def relative_error(actual: np.ndarray, golden: np.ndarray) -> float:
 @pytest.mark.parametrize("op_types", [None, OP_TYPES], ids=["default", "all"])
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
-def test_a_quantized_model_is_valid_keeps_its_interface_and_computes_nearly_the_same(make, style, op_types) -> None:
+def test_quantized_models_are_valid_and_accurate(make, style, op_types) -> None:
     case = make()
     cache = calibrated(case)
     quantized = copy_of(case.proto)
@@ -86,7 +86,7 @@ def test_a_quantized_model_is_valid_keeps_its_interface_and_computes_nearly_the_
 
 
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
-def test_tensorrt_gets_symmetric_pairs_before_its_layers_and_weights_per_channel(make) -> None:
+def test_tensorrt_pairs_are_symmetric_and_per_channel(make) -> None:
     proto = make().proto
     insert_qdq(proto, calibrated(make()), style="tensorrt")
 
@@ -101,22 +101,15 @@ def test_tensorrt_gets_symmetric_pairs_before_its_layers_and_weights_per_channel
         if node.op_type in ("Conv", "Gemm", "MatMul", "ConvTranspose"):
             assert all(makers[name].op_type == "DequantizeLinear" for name in node.input[:2])
             assert all(name in arrays and arrays[name].dtype == np.float32 for name in node.input[2:])
+            # TensorRT 8.6 cannot infer the kernel's shape from computed weights.
+            shapes = [list(a.ints) for a in node.attribute if a.name == "kernel_shape"]
+            assert shapes == ([[3, 3]] if "Conv" in node.op_type else [])
             weight = makers[node.input[1]]
             if makers[weight.input[0]].input[0] in arrays:
                 assert arrays[weight.input[1]].ndim == 1 and arrays[weight.input[1]].size > 1
 
 
-def test_tensorrt_is_told_the_kernel_shape_that_it_cannot_see_in_weights_behind_nodes() -> None:
-    case = residual()
-    insert_qdq(case.proto, calibrated(residual()), style="tensorrt")
-
-    for node in case.proto.graph.node:
-        if node.op_type in ("Conv", "ConvTranspose"):
-            [shape] = [list(a.ints) for a in node.attribute if a.name == "kernel_shape"]
-            assert shape == [3, 3]
-
-
-def test_onnx_runtime_computes_every_layer_in_integers(tmp_path) -> None:
+def test_onnx_runtime_computes_in_integers(tmp_path) -> None:
     expected = {
         "conv_net": {"QLinearConv": 2, "QGemm": 1},
         "transformer": {"QLinearMatMul": 4, "MatMulIntegerToFloat": 4},
@@ -159,7 +152,7 @@ def test_layers_are_kept_by_name_pattern_or_output(pattern, kept, style) -> None
             assert not any(name.endswith("_dequantized") for name in node.input)
 
 
-def test_layers_are_kept_by_op_type_and_keeping_all_changes_no_bit() -> None:
+def test_keeping_all_layers_changes_nothing() -> None:
     case = models.conv_net()
     golden = run(case.proto, case.feed, optimize=False)
 
@@ -169,14 +162,14 @@ def test_layers_are_kept_by_op_type_and_keeping_all_changes_no_bit() -> None:
     assert all(np.array_equal(a, b) for a, b in zip(run(case.proto, case.feed, optimize=False), golden))
 
 
-def test_a_pattern_that_fits_nothing_is_refused_with_a_near_name() -> None:
+def test_patterns_without_a_match_are_refused() -> None:
     with pytest.raises(errors.ConfigError, match="Did you mean 'conv1'"):
         insert_qdq(models.conv_net().proto, calibrated(models.conv_net()), keep=["conv11"])
     with pytest.raises(errors.ConfigError, match="'Softmax' cannot be quantized"):
         insert_qdq(models.conv_net().proto, calibrated(models.conv_net()), op_types=["Softmax"])
 
 
-def test_a_partial_cache_quantizes_what_it_can_and_names_the_rest() -> None:
+def test_partial_caches_quantize_some_layers() -> None:
     case = models.conv_net()
     cache = calibrated(models.conv_net()).without(["r0"])
 
@@ -185,9 +178,11 @@ def test_a_partial_cache_quantizes_what_it_can_and_names_the_rest() -> None:
     done = insert_qdq(case.proto, cache, policy="partial")
 
     assert done.missing == ("r0",) and done.layers == ("conv0", "fc")
+    # Layers that only move values pass their ranges on.
+    assert insert_qdq(models.conv_net().proto, calibrated(models.conv_net()).without(["f"])).layers[-1] == "fc"
 
 
-def test_a_cache_that_tensorrt_wrote_becomes_scales_in_the_model() -> None:
+def test_tensorrt_caches_become_scales() -> None:
     names = tensors_to_calibrate(models.conv_net().proto)
     assert names == ("image", "r0", "f")
     text = b"TRT-8600-EntropyCalibration2\nimage: 3c010a14\nr0: 3d003d91\n(Unnamed Layer* 7) [Constant]_output: 3f800000\nf: 3c50\n"
@@ -200,27 +195,20 @@ def test_a_cache_that_tensorrt_wrote_becomes_scales_in_the_model() -> None:
 
         if style == "tensorrt":
             assert arrays["r0_scale"].tobytes()[::-1].hex() == "3d003d91"
-        else:  # behind a Relu all 255 steps go to positive values
+        else:  # after a Relu all 255 steps are positive values
             assert (
                 arrays["r0_scale"] == pytest.approx(cache.by_name()["r0"].amax / 255) and arrays["r0_zero_point"] == 0
             )
 
 
-def test_ranges_pass_through_layers_that_only_move_values() -> None:
-    proto = models.conv_net().proto
-    cache = calibrated(models.conv_net()).without(["f"])
-
-    assert insert_qdq(proto, cache).layers[-1] == "fc"
-
-
-def test_weights_shared_by_layers_of_different_axes_are_quantized_once_per_axis() -> None:
+def test_shared_weights_are_quantized_per_axis() -> None:
     case = residual()
     insert_qdq(case.proto, calibrated(residual()), style="onnxruntime", op_types=("Conv", "ConvTranspose"))
 
     assert sum(t.name.startswith("w1_quantized") for t in case.proto.graph.initializer) == 2
 
 
-def test_weights_in_constant_nodes_count_and_dead_channels_stay_exact_zeros() -> None:
+def test_constant_nodes_and_zero_channels_are_quantized() -> None:
     weight = models.random(4, 3, 1, 1)
     weight[2] = 0
     proto = models.model("(float[1,3,4,4] x) => (float[1,4,4,4] y) { y = Conv(x, w) }")
@@ -235,7 +223,7 @@ def test_weights_in_constant_nodes_count_and_dead_channels_stay_exact_zeros() ->
     assert not y[0, 2].any() and y[0, 1].any()
 
 
-def test_a_bias_written_as_bare_numbers_is_stored_in_integers_like_any_other() -> None:
+def test_bias_in_a_constant_node_becomes_integer() -> None:
     proto = models.model("(float[2,4] x) => (float[2,3] y) { y = Gemm(x, w, b) }", {"w": models.random(4, 3)})
     proto.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["b"], value_floats=[1.0, 2.0, 3.0]))
 
@@ -248,8 +236,8 @@ def test_a_bias_written_as_bare_numbers_is_stored_in_integers_like_any_other() -
 
 
 @pytest.mark.parametrize("optimize", [True, False])
-def test_a_bias_into_which_next_to_nothing_flows_is_kept(optimize: bool) -> None:
-    """It is billions of products, and ONNX Runtime, which quantizes what stays in FP32 by itself, gave zeros for it."""
+def test_bias_with_tiny_activations_is_kept(optimize: bool) -> None:
+    """It is billions of products; ONNX Runtime quantizes FP32 biases by itself, and returned zeros for it."""
     weights = {"w": models.random(6, 8, 1, 1, seed=1, scale=0.06), "b": models.random(6, seed=2, scale=0.05)}
     weights["v"] = models.random(5, 6, 1, 1, seed=4)
     text = "(float[1,8,4,4] x) => (float[1,5,4,4] y) { t = Conv(x, w, b)\n y = Conv(t, v) }"
@@ -265,7 +253,7 @@ def test_a_bias_into_which_next_to_nothing_flows_is_kept(optimize: bool) -> None
     assert np.abs(y - golden).max() <= np.abs(golden).max() / 20
 
 
-def test_half_precision_layers_and_models_with_pairs_are_not_quantized() -> None:
+def test_fp16_and_quantized_models_are_not_quantized() -> None:
     proto = models.model(
         "(float16[2,4] x) => (float16[2,4] y) { y = MatMul(x, w) }", {"w": np.ones((4, 4), np.float16)}
     )
@@ -275,7 +263,7 @@ def test_half_precision_layers_and_models_with_pairs_are_not_quantized() -> None
         insert_qdq(models.qdq_net().proto, CalibrationCache(algorithm="minmax", ranges=()))
 
 
-def test_an_old_operator_set_is_raised_and_the_outputs_stay() -> None:
+def test_old_operator_sets_are_converted() -> None:
     old = models.model(
         "(float[2,4] x) => (float[2,3] y) { y = Gemm(x, w, b) }",
         {"w": models.random(4, 3), "b": models.random(3)},
@@ -292,7 +280,7 @@ def test_an_old_operator_set_is_raised_and_the_outputs_stay() -> None:
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_names_that_the_model_has_already_are_not_taken_twice(style) -> None:
+def test_existing_names_are_not_reused(style) -> None:
     proto = models.model(
         """(float[2,4] x) => (float[2,3] y) {
             x_quantized = Relu(x)
