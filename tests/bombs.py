@@ -42,7 +42,7 @@ def doubling_functions(count: int = 30, *, circle: bool = False) -> onnx.ModelPr
 
 
 def large_input(elements: int = 1 << 31) -> onnx.ModelProto:
-    """An input that is said to have so many elements."""
+    """A model whose input is declared with a huge number of elements."""
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [elements]) for name in "xy")
     return _model([helper.make_node("Relu", ["x"], ["y"])], [x], [y])
 

@@ -1,7 +1,6 @@
-"""An MLflow server and an embedded store that mean harm: test doubles for whatever reads what others wrote.
+"""A malicious MLflow server and a store with forged runs: test doubles for code that reads what others wrote.
 
-The server answers MLflow's requests with one run that it has made up. The store is a real one in which runs were forged:
-whoever may write to a shared store can do all of that.
+The server answers MLflow's requests with one forged run. Anyone with write access to a shared store can do the same.
 """
 
 from __future__ import annotations
@@ -166,7 +165,7 @@ def forge_run(
     uri: str | None = None,
     whole: bool = True,
 ) -> str:
-    """Put a run into an embedded store as whoever may write to it can; returns its id.
+    """Forge a run in an embedded store, and return its id.
 
     Args:
         root: The store's folder.
@@ -212,7 +211,7 @@ def forge_run(
 
 
 KINDS_READ = ("build", "debug_build", "iteration", "proof", "deny", "promote")
-"""Those of which some command reads more than what all runs have."""
+"""Kinds of runs with artifacts that commands read."""
 
 
 def forged_runs(place: Path) -> list[str]:
@@ -269,7 +268,7 @@ def write_artifact(root: Path, run_id: str, path: str, data: bytes) -> None:
 
 
 WAYS = ("id", "digest", "path", "scripts", "endless", "elsewhere", "junk", "listing")
-"""What a server may do to whoever reads a run from it."""
+"""Attacks by a server on its readers."""
 
 
 def server_that(way: str, place: Path) -> HostileServer:

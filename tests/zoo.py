@@ -228,7 +228,7 @@ EVALUATED: tuple[Callable[[], Case], ...] = (
     branch,
     loop,
 )
-"""Those of which every precision is sound."""
+"""Models that are accurate in every precision."""
 
 CLASS_AXES = {
     "segmentation": {"out": 1},

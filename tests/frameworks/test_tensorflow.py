@@ -96,7 +96,7 @@ def test_a_graph_in_memory_is_converted() -> None:
     np.testing.assert_array_equal(reference_outputs(converted, [{"x:0": ROWS}])[0]["y:0"], np.maximum(ROWS, 0))
 
 
-def test_commands_take_the_file_as_it_is(
+def test_commands_accept_tensorflow_files(
     files: Path,
     keras_model: object,
     tmp_path: Path,
@@ -116,7 +116,7 @@ def test_commands_take_the_file_as_it_is(
     assert "Graph Output(s)" in capsys.readouterr().out
 
 
-def test_a_file_that_is_no_model_is_said(tmp_path: Path) -> None:
+def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "model.keras").write_bytes(b"nothing of the kind")
     (tmp_path / "frozen.pb").write_bytes(b"\xff" * 40)
 

@@ -22,7 +22,7 @@ def runner(path: Path, name: str = "runner") -> OnnxrtRunner:
     return OnnxrtRunner(SessionFromOnnx(str(path)), name=name)
 
 
-def test_a_runner_fed_with_tensors_gives_tensors_of_the_same_values(tmp_path: Path) -> None:
+def test_tensors_in_give_tensors_out(tmp_path: Path) -> None:
     case = models.conv_net()
     with runner(case.write(tmp_path)) as active:
         wanted = active.infer(case.feed)["scores"]
@@ -40,7 +40,7 @@ def test_a_runner_fed_with_tensors_gives_tensors_of_the_same_values(tmp_path: Pa
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float16", "int8", "bool"])
-def test_tensors_of_types_that_numpy_lacks_go_in_and_out_bit_by_bit(dtype: str, tmp_path: Path) -> None:
+def test_types_without_numpy_are_passed_bitwise(dtype: str, tmp_path: Path) -> None:
     name = dtype.replace("_", "")
     proto = models.model(f"({name}[2,3] x) => ({name}[2,3] y) {{ y = Identity(x) }}", opset=21)
     onnx.save(proto, tmp_path / "same.onnx")
@@ -62,7 +62,7 @@ def test_strings_stay_arrays(tmp_path: Path) -> None:
     assert isinstance(found["y"], torch.Tensor) and found["u"].tolist() == ["a", "b"]
 
 
-def test_made_up_tensors_are_compared_saved_and_read_back(tmp_path: Path) -> None:
+def test_random_tensors_are_compared_and_saved(tmp_path: Path) -> None:
     path = models.conv_net().write(tmp_path)
     loader = DataLoader(iterations=2, data_loader_backend_module="torch")
 
@@ -79,7 +79,7 @@ def test_made_up_tensors_are_compared_saved_and_read_back(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8e4m3fn", "float16", "int64", "bool"])
-def test_tensors_are_made_up_in_the_type_of_the_input(dtype: str, tmp_path: Path) -> None:
+def test_random_tensors_have_the_input_type(dtype: str, tmp_path: Path) -> None:
     onnx.save(
         models.model(f"({dtype}[4,5] x) => ({dtype}[4,5] y) {{ y = Identity(x) }}", opset=21), tmp_path / "m.onnx"
     )
@@ -133,7 +133,7 @@ def test_the_perceptual_distance_is_what_lpips_gives(weights: Path) -> None:
     assert not bool(Comparator.compare_accuracy(both, compare_func=strict))
 
 
-def test_a_model_that_cannot_be_had_is_said(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_lpips_weights_are_reported(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError("no route to host")
 

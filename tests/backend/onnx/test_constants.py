@@ -1,4 +1,4 @@
-"""Constant nodes in all their ways of writing."""
+"""Constant nodes in each of the ways to write them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(proto):
     return session.run(None, {"x": models.random(2, 3)})[0]
 
 
-def test_bare_numbers_become_tensors_with_the_same_values_in_subgraphs_too():
+def test_plain_numbers_become_tensors():
     proto = models.model(BARE)
     before = run(proto)
     nodes = [(node.op_type, node.name, list(node.output)) for node in walk.nodes(proto)]
@@ -40,7 +40,7 @@ def test_bare_numbers_become_tensors_with_the_same_values_in_subgraphs_too():
     assert not constants.spell_out(proto)
 
 
-def test_a_model_that_may_have_bare_numbers_is_known_by_its_bytes():
+def test_plain_numbers_are_found_in_bytes():
     proto = models.model(BARE)
     assert constants.may_be_bare(proto.SerializeToString())
     constants.spell_out(proto)
@@ -57,7 +57,7 @@ def test_a_model_that_may_have_bare_numbers_is_known_by_its_bytes():
         ("value = int32[2] {3, 4}", np.int32, [3, 4]),
     ],
 )
-def test_the_tensor_of_a_constant_node_has_its_value_and_name(written, dtype, value):
+def test_constant_tensors_have_value_and_name(written, dtype, value):
     proto = models.model(f"(float[1] x) => (float[1] y) {{ c = Constant<{written}>()  y = Identity(x) }}")
     tensor = constants.constant_tensor(proto.graph.node[0])
     array = models.numpy_helper.to_array(tensor)
@@ -66,7 +66,7 @@ def test_the_tensor_of_a_constant_node_has_its_value_and_name(written, dtype, va
     np.testing.assert_array_equal(array, value)
 
 
-def test_a_constant_whose_attribute_has_another_type_than_its_name_says_makes_nothing():
+def test_constants_with_a_wrong_type_are_ignored():
     node = models.model("(float[1] x) => (float[1] y) { c = Constant<value_int = 3>()  y = Identity(x) }").graph.node[0]
     node.attribute[0].type = 1  # FLOAT
     assert constants.constant_tensor(node) is None

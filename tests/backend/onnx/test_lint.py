@@ -23,7 +23,7 @@ def messages(report: LintReport, level: str) -> str:
 
 
 @pytest.mark.parametrize("make", models.ALL, ids=lambda f: f.__name__)
-def test_valid_models_pass_and_only_the_faulty_node_fails(make: Callable[[], models.Case]) -> None:
+def test_only_faulty_nodes_fail(make: Callable[[], models.Case]) -> None:
     case = make()
 
     report = lint(case.proto, case.feed)

@@ -1,4 +1,4 @@
-"""The messages of ONNX without its package: the same classes, in whichever order they are imported."""
+"""ONNX's messages without its package: the same classes in either import order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run(code: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_the_classes_are_those_of_the_package() -> None:
+def test_classes_are_those_of_the_package() -> None:
     assert all(getattr(messages, name) is getattr(onnx, name) for name in messages.__all__)
 
 
@@ -27,7 +27,7 @@ def test_the_classes_are_those_of_the_package() -> None:
     "order",
     ["from trtops.backend.onnx import messages; import onnx", "import onnx; from trtops.backend.onnx import messages"],
 )
-def test_what_was_made_before_the_package_was_imported_is_what_the_package_takes(order: str) -> None:
+def test_messages_work_in_either_import_order(order: str) -> None:
     code = f"""{order}
 import onnx.onnx_ml_pb2
 assert all(getattr(messages, name) is getattr(onnx, name) for name in messages.__all__)
@@ -42,7 +42,7 @@ assert isinstance(model.graph.node[0], onnx.NodeProto)
     run(code)
 
 
-def test_looking_into_a_model_imports_neither_the_package_nor_numpy(tmp_path: Path) -> None:
+def test_inspection_imports_neither_onnx_nor_numpy(tmp_path: Path) -> None:
     path = models.conv_net().write(tmp_path)
     code = """import sys
 from trtops.ops.model.inspect.models import inspect_model

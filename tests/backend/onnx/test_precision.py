@@ -199,7 +199,7 @@ OUT_OF_RANGE: list[tuple[str, Any, dict[str, object], list[float] | None]] = [
 
 
 @pytest.mark.parametrize(("op", "value", "report", "stored"), OUT_OF_RANGE)
-def test_values_out_of_range_are_kept_clamped_or_flushed(
+def test_values_out_of_range_are_handled(
     op: str, value: Any, report: dict[str, object], stored: list[float] | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     text = f"(float[2] x) => (float[2] y) {{ [node] y = {op}(x, c) }}"

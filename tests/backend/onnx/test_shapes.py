@@ -1,4 +1,4 @@
-"""Types and shapes inferred: what ONNX itself gets wrong is seen to."""
+"""Inferred types and shapes, and the corrections of ONNX's own inference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trtops.backend.onnx import shapes
 from trtops.backend.onnx.shape_inference_cost import can_propagate_values
 
 
-def test_what_reads_a_sparse_weight_has_a_shape() -> None:
+def test_readers_of_sparse_weights_have_shapes() -> None:
     proto = models.model("(float[n,4] x) => (float[n,6] y) { a = MatMul(x, w) y = Relu(a) }")
     values = numpy_helper.from_array(np.array([1, 2], np.float32), "w")
     indices = numpy_helper.from_array(np.array([0, 5]), "w_indices")
@@ -27,7 +27,7 @@ def test_what_reads_a_sparse_weight_has_a_shape() -> None:
 
 
 def blocks(count: int) -> onnx.ModelProto:
-    """Blocks as exporters write them: a bias, and a Reshape whose target is worked out from the shape of what it reshapes."""
+    """Blocks as exporters write them: a bias, and a Reshape with a target computed from its input's shape."""
     lines = []
     for i in range(count):
         size_of = [
@@ -47,8 +47,8 @@ def blocks(count: int) -> onnx.ModelProto:
     return proto
 
 
-def test_shapes_that_a_deep_model_computes_are_known_after_one_pass() -> None:
-    """Sizes do not add up from block to block: a Gather gives what it is asked for, a Shape one number per dimension."""
+def test_computed_shapes_of_deep_models_are_known() -> None:
+    """Sizes must not add up from block to block: a Gather has the length of its indices, a Shape the rank."""
     proto = blocks(40)
 
     shapes.infer_shapes(proto)
@@ -60,7 +60,7 @@ def test_shapes_that_a_deep_model_computes_are_known_after_one_pass() -> None:
 @pytest.mark.parametrize(
     "first", ["t0 = Shape(x)", "t0 = Abs(x)", "t0 = Gather(x, x)", "t0 = Constant<value_ints=[1]>()"]
 )
-def test_vectors_that_are_joined_again_and_again_are_not_followed(first: str) -> None:
+def test_repeatedly_joined_vectors_are_not_propagated(first: str) -> None:
     joined = " ".join(f"t{i + 1} = Concat<axis=0>(t{i}, t{i})" for i in range(20))
     proto = models.model(f"(int64[4] x) => (int64[n] y) {{ {first} {joined} y = Identity(t20) }}")
 
@@ -70,13 +70,13 @@ def test_vectors_that_are_joined_again_and_again_are_not_followed(first: str) ->
 @pytest.mark.parametrize(
     "op", ["Unsqueeze", "Gather", "Reshape", "Expand", "Shape", "Concat", "Constant", "ConstantOfShape"]
 )
-def test_nodes_that_lack_their_inputs_are_taken_as_they_are(op: str) -> None:
+def test_nodes_without_inputs_are_accepted(op: str) -> None:
     graph = helper.make_graph([helper.make_node(op, [], ["y"])], "g", [], [helper.make_empty_tensor_value_info("y")])
 
     assert can_propagate_values(helper.make_model(graph))
 
 
-def test_functions_that_call_each_other_in_a_circle_are_refused_though_nothing_calls_them() -> None:
+def test_unused_recursive_functions_are_refused() -> None:
     proto = models.model("(float[2] x) => (float[2] y) { y = Relu(x) }")
     proto.opset_import.add(domain="circle", version=1)
     for name, other in (("f", "g"), ("g", "f")):

@@ -14,7 +14,7 @@ from trtops.backend.onnx.summary import ModelSummary, describe, summary
 from trtops.metadata import DataType
 
 
-def test_a_plain_summary_looks_as_polygraphy_shows_it() -> None:
+def test_summary_has_polygraphys_layout() -> None:
     assert summary(models.identity().proto) == "\n".join(
         [
             "==== ONNX Model ====",
@@ -33,7 +33,7 @@ def test_a_plain_summary_looks_as_polygraphy_shows_it() -> None:
     )
 
 
-def test_layers_attributes_bodies_and_weights_are_shown_when_asked_for() -> None:
+def test_layers_attributes_and_weights_are_shown_on_request() -> None:
     text = summary(models.branch().proto, ["layers", "attrs", "weights"])
 
     assert "    Node 1    | choose [Op: If]\n        {flag [dtype=bool, shape=()]}\n         -> {b}" in text
@@ -47,7 +47,7 @@ def test_layers_attributes_bodies_and_weights_are_shown_when_asked_for() -> None
     assert "conv0.pads = [1, 1, 1, 1]" in conv and "Initializer | w0 [dtype=float32" in conv
 
 
-def test_unknown_types_are_left_out_or_inferred_on_request() -> None:
+def test_unknown_types_are_inferred_on_request() -> None:
     proto = models.conv_net().proto
     before = model_digest(proto)
 
@@ -57,7 +57,7 @@ def test_unknown_types_are_left_out_or_inferred_on_request() -> None:
 
 
 @pytest.mark.parametrize("make", [*models.ALL, models.no_kernel], ids=lambda f: f.__name__)
-def test_a_description_is_complete_and_survives_json(make: Callable[[], models.Case]) -> None:
+def test_descriptions_are_complete_and_serializable(make: Callable[[], models.Case]) -> None:
     proto = make().proto
 
     described = describe(proto)

@@ -1,4 +1,4 @@
-"""Which nodes a back end takes, and the model in parts."""
+"""Which nodes a back end supports, and the model in parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trtops.ops.model.capability import CapabilityConfig, CapabilityReport, capa
 
 
 def interleaved() -> onnx.ModelProto:
-    """Two branches, with one node in each that no back end knows."""
+    """Two branches, with one node in each that no back end has."""
     return models.model(
         """(float[4] x) => (float[4] y) {
             [a] a = Relu(x) [b] b = custom.Frobnicate(a) [c] c = Abs(b)
@@ -24,7 +24,7 @@ def interleaved() -> onnx.ModelProto:
     )
 
 
-def test_nodes_without_a_kernel_are_named_and_the_rest_is_parted_around_them(tmp_path: Path) -> None:
+def test_unsupported_nodes_are_listed_and_separated(tmp_path: Path) -> None:
     config = CapabilityConfig(backend="onnxruntime")
     report = capability(interleaved(), config)
 
@@ -40,7 +40,7 @@ def test_nodes_without_a_kernel_are_named_and_the_rest_is_parted_around_them(tmp
     assert CapabilityReport.from_json(report.to_json()) == report
 
 
-def test_parts_are_written_as_models_that_hand_their_tensors_on(tmp_path: Path) -> None:
+def test_parts_are_written_as_models(tmp_path: Path) -> None:
     case = models.conv_net()
     report = capability(case.proto, CapabilityConfig(backend="onnxruntime", output_dir=str(tmp_path / "parts")))
     [part] = report.parts
@@ -57,5 +57,5 @@ def ort_outputs(case: models.Case) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("make", models.ALL)
-def test_onnx_runtime_takes_every_model_it_runs(make: models.Callable[[], models.Case]) -> None:
+def test_onnx_runtime_supports_every_model_it_runs(make: models.Callable[[], models.Case]) -> None:
     assert capability(make().proto, CapabilityConfig(backend="onnxruntime")).supported

@@ -1,4 +1,4 @@
-"""Models as pictures: where boxes go, what a page holds, and that it is served."""
+"""Models as pictures: layout, page, and server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trtops.ops.model.inspect import data
 
 
 @pytest.mark.parametrize("make", [models.identity, models.transformer, models.branch, models.loop, models.multi_output])
-def test_every_model_is_drawn_below_what_it_reads(make: Callable[[], models.Case]) -> None:
+def test_nodes_are_below_their_inputs(make: Callable[[], models.Case]) -> None:
     found = graph.boxes(graph.describe_onnx(make().proto))
     at = graph.places(found)
 
@@ -32,14 +32,14 @@ def test_every_model_is_drawn_below_what_it_reads(make: Callable[[], models.Case
     assert len(set(at)) == len(found)
 
 
-def test_a_chain_is_drawn_straight_and_branches_side_by_side() -> None:
+def test_chains_are_straight_and_branches_adjacent() -> None:
     proto = models.model("(float[4] x) => (float[4] y) { a = Relu(x)\n b = Neg(a)\n c = Abs(a)\n y = Add(b, c) }")
     at = graph.places(graph.boxes(graph.describe_onnx(proto)))
 
     assert at == [(0, 0), (0, 1), (0, 2), (1, 2), (0, 3), (0, 4)]
 
 
-def test_a_page_holds_every_node_needs_nothing_from_elsewhere_and_minds_what_names_hold() -> None:
+def test_pages_are_self_contained_and_escaped() -> None:
     proto = models.model("(float[4] x) => (float[4] y) { t = Relu(x)\n y = Neg(t) }")
     proto.graph.node[0].name = "</script><i>&@DRAWN@"
 
@@ -49,7 +49,7 @@ def test_a_page_holds_every_node_needs_nothing_from_elsewhere_and_minds_what_nam
     assert "http" not in page and "src=" not in page
 
 
-def test_a_page_is_served_to_this_machine_only_and_until_an_interruption() -> None:
+def test_pages_are_served_locally_until_interrupted() -> None:
     found: list[object] = []
 
     def visit(address: str) -> None:
@@ -60,7 +60,7 @@ def test_a_page_is_served_to_this_machine_only_and_until_an_interruption() -> No
                 try:
                     urllib.request.urlopen(other)
                 except urllib.error.URLError as exc:
-                    found.append(getattr(exc, "code", "nobody there"))
+                    found.append(getattr(exc, "code", "no server"))
             try:
                 graph.serve_page("", int(address.rstrip("/").rpartition(":")[2]), found.append)
             except errors.ConfigError as exc:
@@ -70,15 +70,15 @@ def test_a_page_is_served_to_this_machine_only_and_until_an_interruption() -> No
 
     visitors: list[threading.Thread] = []
 
-    def told(address: str) -> None:
+    def ready(address: str) -> None:
         assert address.startswith("http://127.0.0.1:")
         visitors.append(threading.Thread(target=visit, args=(address,)))
         visitors[0].start()
 
     with contextlib.suppress(KeyboardInterrupt):
-        graph.serve_page("<p>page</p>", 0, told)
+        graph.serve_page("<p>page</p>", 0, ready)
     visitors[0].join()
-    assert found[:3] == [b"<p>page</p>", 404, "nobody there"]
+    assert found[:3] == [b"<p>page</p>", 404, "no server"]
     assert "cannot be used" in str(found[3])
 
 
@@ -108,7 +108,7 @@ def test_an_engine_is_drawn_with_its_tactics() -> None:
     assert "tactic: k1" in found[1].details
 
 
-def test_what_tensors_held_stands_beside_an_engine_s_layers(tmp_path) -> None:
+def test_tensor_statistics_are_shown_with_layers(tmp_path) -> None:
     results = RunResults()
     results.add([{"t": models.random(4), "elsewhere": models.random(2)}], runner_name="trt-runner-N0")
     results.save(str(tmp_path / "saved.json"))

@@ -1,4 +1,4 @@
-"""Looking into models, engines, data, tactics, calibration and runs."""
+"""Inspection of models, engines, data, tactics, calibration caches and runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from trtops.tracking.base import tracked
 from trtops.tracking.memory import MemoryTracker
 
 
-def test_a_model_is_shown_with_its_layers_as_text_and_as_json(tmp_path: Path) -> None:
+def test_models_are_shown_as_text_and_json(tmp_path: Path) -> None:
     found = inspect_model(models.conv_net().write(tmp_path), show=("layers", "attrs"))
     assert "[Op: Conv]" in found.text() and "softmax.axis = 1" in found.text()
     described = found.to_json()
@@ -34,7 +34,7 @@ def test_a_model_is_shown_with_its_layers_as_text_and_as_json(tmp_path: Path) ->
     assert json.loads(json.dumps(described))["graph"]["nodes"][0]["op"] == "Conv"
 
 
-def test_weights_outside_the_file_are_only_read_if_they_are_to_be_shown(tmp_path: Path) -> None:
+def test_external_weights_are_only_read_when_shown(tmp_path: Path) -> None:
     path = models.write_external(models.conv_net(), tmp_path)
     (tmp_path / "weights.bin").unlink()
     assert "Initializer" in inspect_model(path).text()
@@ -54,7 +54,7 @@ def test_an_engine_of_onnx_runtime_is_shown(tmp_path: Path) -> None:
     assert build.tactics.choices[0].layer in inspect_tactics(tactics).text()
 
 
-def test_saved_outputs_are_shown_with_statistics_and_a_histogram(tmp_path: Path) -> None:
+def test_saved_outputs_have_statistics_and_histograms(tmp_path: Path) -> None:
     values = np.array([1.0, 2.0, 3.0, np.nan, np.inf], np.float32)
     results = RunResults()
     results.add([IterationResult({"y": values}, runner_name="r")] * 2, runner_name="r")
@@ -82,7 +82,7 @@ def test_saved_inputs_of_every_kind_are_shown(tmp_path: Path, suffix: str) -> No
     assert "dtype=int64, shape=(2, 3)" in inspect_data(path).text()
 
 
-def test_statistics_are_of_finite_elements_and_say_where_the_ends_are(tmp_path):
+def test_statistics_are_of_finite_elements(tmp_path):
     np.save(tmp_path / "a.npy", np.array([[1, np.nan, 4], [np.inf, -3, 2]], np.float32))
 
     found = inspect_data(tmp_path / "a.npy")
@@ -123,7 +123,7 @@ def test_saved_comparisons_are_shown(tmp_path: Path) -> None:
     assert found.to_json()[0]["numbers"]["max_absdiff"] == 0.5  # type: ignore[index, call-overload]
 
 
-def test_what_is_no_data_is_refused(tmp_path: Path) -> None:
+def test_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError):
         inspect_data(tmp_path / "nothing.json")
     (tmp_path / "bad.npz").write_bytes(b"PK")
@@ -147,7 +147,7 @@ def test_sparsity_is_shown() -> None:
     assert text.startswith("0 of ")
 
 
-def test_a_run_is_shown_with_what_it_left() -> None:
+def test_runs_are_shown() -> None:
     tracker = MemoryTracker()
     with tracked(tracker, "e", "a run", kind="build") as run:
         run.log_params({"precision": "fp16"})
@@ -170,7 +170,7 @@ def test_every_model_is_shown(make: models.Callable[[], models.Case]) -> None:
     assert json.dumps(found.to_json())
 
 
-def test_nested_lists_that_are_no_array_are_refused_by_the_name_of_the_file(tmp_path: Path) -> None:
+def test_ragged_lists_are_refused(tmp_path: Path) -> None:
     save_json([{"x": [[1.0], [1.0, 2.0]]}], tmp_path / "inputs.json")
 
     with pytest.raises(errors.FormatError, match=r"inputs\.json: 'x' is not an array"):

@@ -1,4 +1,4 @@
-"""Two engines side by side: from the inspector's JSON, from runs, with times; as a page, as JSON, and kept in a run."""
+"""Comparison of two engines from JSON files or runs: page, JSON and run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def with_times(files: tuple[str, str], **others: object) -> ops.InspectEnginesCo
     return ops.InspectEnginesConfig(a=files[0], b=files[1], times_a=times[0], times_b=times[1], **others)  # type: ignore[arg-type]
 
 
-def test_a_page_has_both_in_numbers_and_the_slowest_boundary_first(files: tuple[str, str]) -> None:
+def test_page_starts_with_the_slowest_boundary(files: tuple[str, str]) -> None:
     result = ops.inspect_engines(with_times(files))
 
     assert (result.a.layers, result.a.inserted, result.b.inserted) == (5, 2, 3)
@@ -50,7 +50,7 @@ def test_a_page_has_both_in_numbers_and_the_slowest_boundary_first(files: tuple[
     assert InspectEnginesResult.from_json(result.to_json()) == result
 
 
-def test_a_description_that_trtops_wrote_is_read_with_its_memory(files: tuple[str, str], tmp_path: Path) -> None:
+def test_own_descriptions_are_read(files: tuple[str, str], tmp_path: Path) -> None:
     described = EngineDescription(
         name="g", inputs=(), outputs=(), profiles=(), device_memory_bytes=1 << 20, weights_bytes=12, refittable=False,
         layers=parse_layers(inspected.eight_fp16()),
@@ -65,7 +65,7 @@ def test_a_description_that_trtops_wrote_is_read_with_its_memory(files: tuple[st
     assert "All layers that both engines have use the same kernels" in result.page()
 
 
-def test_engines_of_runs_are_compared_by_what_their_builds_told(tmp_path: Path) -> None:
+def test_engines_of_runs_are_compared(tmp_path: Path) -> None:
     tracker = MemoryTracker()
     path = models.conv_net().write(tmp_path)
     runs = [
@@ -94,7 +94,7 @@ def test_the_command_prints_the_page_or_json(files: tuple[str, str], capsys: pyt
     assert main(["inspect", "engines", *files, "--load-inputs", "d.json"]) == 2
 
 
-def test_what_is_no_engine_is_refused_in_words(files: tuple[str, str], tmp_path: Path) -> None:
+def test_other_files_are_refused(files: tuple[str, str], tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text('{"some": "thing"}')
     (tmp_path / "times.json").write_text("[1, 2]")
 

@@ -19,7 +19,7 @@ def shapes_of(proto: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
     }
 
 
-def test_shapes_that_depend_on_values_are_those_of_the_run() -> None:
+def test_data_dependent_shapes_are_observed() -> None:
     proto = models.model("(float[n] x) => (int64[1,k] y) { a = Abs(x)\n y = NonZero(a) }")
 
     found = with_observed_shapes(proto, [{"x": np.array([0, 2, 0, 3], np.float32)}])
@@ -27,13 +27,13 @@ def test_shapes_that_depend_on_values_are_those_of_the_run() -> None:
     assert "dim_value" not in str(proto.graph.input[0])  # the model itself is as it was
 
 
-def test_sub_graphs_are_left_as_they_are_and_the_model_still_runs() -> None:
+def test_models_with_sub_graphs_stay_valid() -> None:
     for case in (models.branch(), models.loop(), models.transformer()):
         proto = with_observed_shapes(case.proto, [case.feed])
         onnx.checker.check_model(proto)
         assert all(dim > 0 for shape in shapes_of(proto).values() for dim in shape)
 
 
-def test_data_that_does_not_fit_the_model_is_refused() -> None:
+def test_other_data_is_refused() -> None:
     with pytest.raises(errors.InputError):
         with_observed_shapes(models.identity().proto, [{"other": np.zeros(3, np.float32)}])

@@ -76,13 +76,13 @@ def test_every_place_of_every_plugin_is_found(model: Path, plugins: Path) -> Non
     assert match_plugins(model, plugins, exclude=["none"]) == FOUND[:1]
 
 
-def test_places_are_written_and_read_again_without_the_plugins_that_have_none(tmp_path: Path) -> None:
+def test_matches_are_written_and_read(tmp_path: Path) -> None:
     write_matches(FOUND, tmp_path / "config.yaml")
 
     assert read_matches(tmp_path / "config.yaml") == FOUND[:1]
 
 
-def test_nodes_between_a_place_s_ends_give_way_to_the_plugin_s(model: Path, plugins: Path, tmp_path: Path) -> None:
+def test_plugin_nodes_replace_subgraphs(model: Path, plugins: Path, tmp_path: Path) -> None:
     result = replace_plugins(model, tmp_path / "replaced.onnx", FOUND[:1], plugins)
 
     graph = onnx.load(result.path).graph
@@ -96,7 +96,7 @@ def test_nodes_between_a_place_s_ends_give_way_to_the_plugin_s(model: Path, plug
     assert result.changes == ("Inserted gelu in 2 places.",)
 
 
-def test_a_plugin_may_put_its_node_in_itself_and_refuse_a_place(model: Path, plugins: Path) -> None:
+def test_plugins_may_insert_their_nodes_themselves(model: Path, plugins: Path) -> None:
     (plugins / "gelu" / "pattern.py").write_text(GELU + OWN)
 
     result = replace_plugins(model, None, FOUND[:1], plugins)
@@ -104,7 +104,7 @@ def test_a_plugin_may_put_its_node_in_itself_and_refuse_a_place(model: Path, plu
     assert result.changes == ("Inserted gelu in 1 places, 1 not changed.",)
 
 
-def test_what_cannot_be_is_refused_with_what_to_do(model: Path, plugins: Path, tmp_path: Path) -> None:
+def test_impossible_requests_are_refused(model: Path, plugins: Path, tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError, match="Did you mean 'gelu'"):
         match_plugins(model, plugins, include=["gelo"])
     with pytest.raises(errors.ConfigError, match="has no plugins"):
@@ -132,9 +132,7 @@ def test_what_cannot_be_is_refused_with_what_to_do(model: Path, plugins: Path, t
 
 
 @pytest.mark.parity
-def test_polygraphy_reads_and_writes_the_same_file_and_makes_the_same_model(
-    model: Path, plugins: Path, tmp_path: Path
-) -> None:
+def test_files_and_models_equal_polygraphys(model: Path, plugins: Path, tmp_path: Path) -> None:
     def theirs(*words: str) -> None:
         command = [str(Path(sys.executable).with_name("polygraphy")), "plugin", *words, "--plugin-dir", str(plugins)]
         subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)

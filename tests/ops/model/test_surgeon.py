@@ -1,4 +1,4 @@
-"""Cutting, cleaning, changing and shrinking models."""
+"""Surgeon: extract, insert, sanitize, prune, strip and reconstruct."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_sanitize_folds_and_the_outputs_stay_the_same(tmp_path: Path) -> None:
     assert digests(tmp_path) == before
 
 
-def test_sanitize_sorts_nodes_that_stand_in_the_wrong_order() -> None:
+def test_sanitize_sorts_nodes() -> None:
     proto = models.model("(float[4] x) => (float[4] y) { a = Relu(x) b = Abs(a) y = Neg(b) }")
     nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in reversed(proto.graph.node)]
     del proto.graph.node[:]
@@ -53,14 +53,14 @@ def test_sanitize_sorts_nodes_that_stand_in_the_wrong_order() -> None:
     assert [node.op_type for node in proto.graph.node] == ["Neg", "Abs", "Relu"]
 
 
-def test_sanitize_removes_what_no_output_needs() -> None:
+def test_sanitize_removes_unused_nodes() -> None:
     proto = models.model("(float[4] x) => (float[4] y) { dead = Add(x, w) y = Neg(x) }", {"w": np.ones(4, np.float32)})
     result = ops.sanitize(proto, config=SanitizeConfig(cleanup=True))
     assert [node.op_type for node in result.model.graph.node] == ["Neg"]
     assert not result.model.graph.initializer
 
 
-def test_other_input_shapes_reach_all_shapes_behind_them() -> None:
+def test_other_input_shapes_change_all_shapes() -> None:
     proto = models.model("(float[1,3] x) => (float[1,3] y) { a = Relu(x) y = Neg(a) }")
     proto = onnx.shape_inference.infer_shapes(proto)
 
@@ -72,7 +72,7 @@ def test_other_input_shapes_reach_all_shapes_behind_them() -> None:
     assert result.model.graph.output[0].type.tensor_type.shape.dim[1].dim_value == 7
 
 
-def test_a_size_computed_at_run_time_gets_an_upper_bound() -> None:
+def test_sanitize_bounds_sizes() -> None:
     proto = models.model(
         """(float[n] x) => (int64[m] y) {
             total = ReduceSum<keepdims = 0>(x) count = Cast<to = 7>(total)
@@ -112,7 +112,7 @@ def test_external_data_goes_in_and_out(tmp_path: Path) -> None:
         np.testing.assert_array_equal(run(path, case.feed)[0], run(case.proto, case.feed)[0])
 
 
-def test_extract_keeps_a_part_and_names_inputs_that_are_missing() -> None:
+def test_extract_keeps_a_part() -> None:
     proto = models.model("(float[4] x, float[4] z) => (float[4] y) { a = Relu(x) b = Add(a, z) y = Neg(b) }")
 
     part = ops.extract(proto, inputs=[TensorSpec("a"), TensorSpec("z")], outputs=[TensorSpec("b")])
@@ -140,29 +140,19 @@ def test_insert_passes_a_tensor_through_the_new_node(tensor: str) -> None:
     assert array.tolist() == ([-1.0] * 4 if tensor == "a" else [1.0] * 4)
 
 
-def test_insert_refuses_a_circle_and_unknown_tensors() -> None:
+def test_insert_refuses_cycles_and_unknown_tensors() -> None:
     proto = models.model("(float[4] x) => (float[4] y) { a = Relu(x) y = Neg(a) }")
+    result = ops.insert(proto, None, InsertConfig(op="Mine", domain="acme", inputs=("x",), outputs=("a",)))
+    assert {o.domain for o in result.model.opset_import} == {"", "acme"}
     with pytest.raises(errors.ConfigError, match="depend on itself"):
         ops.insert(proto, None, InsertConfig(op="Exp", inputs=("y",), outputs=("a",)))
-    with pytest.raises(errors.ConfigError, match="no tensor 'nowhere'"):
-        ops.insert(proto, None, InsertConfig(op="Exp", inputs=("nowhere",), outputs=("y",)))
-
-
-def test_insert_names_the_tensors_there_are_in_the_same_order_every_time() -> None:
-    proto = models.conv_net().proto
-    with pytest.raises(errors.ConfigError) as caught:
-        ops.insert(proto, None, InsertConfig(op="Neg", inputs=("r0",), outputs=("zzz",)))
+    with pytest.raises(errors.ConfigError, match="no tensor 'nowhere'") as caught:
+        ops.insert(models.conv_net().proto, None, InsertConfig(op="Exp", inputs=("nowhere",), outputs=("r0",)))
     known = re.findall("'([^']*)'", str(caught.value))[1:]
     assert known == sorted(known) and len(known) > 5
 
 
-def test_insert_imports_the_domain_of_a_plugin() -> None:
-    proto = models.model("(float[4] x) => (float[4] y) { a = Relu(x) y = Neg(a) }")
-    result = ops.insert(proto, None, InsertConfig(op="Mine", domain="acme", inputs=("x",), outputs=("a",)))
-    assert {o.domain for o in result.model.opset_import} == {"", "acme"}
-
-
-def test_pruned_weights_keep_the_two_largest_of_four_along_the_summed_axis() -> None:
+def test_pruning_keeps_the_two_largest_of_four() -> None:
     kernel = models.random(8, 8, 3, 3)
     matrix = models.random(8, 6)
     proto = models.model(
@@ -205,7 +195,7 @@ def test_stripped_weights_come_back_from_the_original(tmp_path: Path) -> None:
     np.testing.assert_array_equal(run(tmp_path / "whole.onnx", case.feed)[0], run(path, case.feed)[0])
 
 
-def test_reconstructed_random_weights_are_repeatable_finite_and_as_sparse_as_before() -> None:
+def test_random_weights_are_repeatable_and_sparse() -> None:
     case = models.conv_net()
     pruned = ops.prune(case.proto).model
     bare = ops.strip_weights(pruned).model
@@ -218,14 +208,14 @@ def test_reconstructed_random_weights_are_repeatable_finite_and_as_sparse_as_bef
     assert before and {w.name for w in sparsity.check_sparsity(first) if w.sparse} >= before
 
 
-def test_stripped_weights_have_the_marks_that_polygraphy_and_tensorrt_look_for() -> None:
+def test_stripped_weights_have_polygraphys_marks() -> None:
     stripped = ops.strip_weights(models.conv_net().proto).model
     marked = [tensor for tensor in stripped.graph.initializer if tensor.doc_string.startswith("TRT_WEIGHTLESS/")]
     assert marked and all(tensor.raw_data == b"" for tensor in marked)
     assert stripped.doc_string.endswith("TRT_WEIGHTLESS")
 
 
-def test_a_model_with_other_weights_cannot_complete_a_stripped_one() -> None:
+def test_other_models_cannot_restore_weights() -> None:
     stripped = ops.strip_weights(models.conv_net().proto).model
     with pytest.raises(errors.InvalidModelError, match="has no"):
         ops.reconstruct_weights(stripped, original=models.transformer().proto)
@@ -237,3 +227,25 @@ def test_a_result_read_from_json_has_no_model() -> None:
     assert again.nodes == result.nodes
     with pytest.raises(errors.ConfigError, match="without its model"):
         _ = again.model
+
+
+def test_removed_nodes_pass_their_input_on(tmp_path: Path) -> None:
+    feed = {"x": np.arange(4, dtype=np.float32)}
+    model = models.model("(float[4] x) => (float[4] y) { a = Abs(x) b = Neg(a) y = Abs(b) }")
+    result = ops.remove_nodes(model, tmp_path / "new.onnx", ["Abs"])
+    new = onnx.load(tmp_path / "new.onnx")
+    assert [node.op_type for node in new.graph.node] == ["Neg", "Identity"]
+    assert [value.name for value in new.graph.output] == ["y"]
+    np.testing.assert_array_equal(run(new, feed)[0], -feed["x"])
+    assert (result.nodes_before, result.nodes) == (3, 2) and "2 nodes" in result.changes[0]
+    assert [node.op_type for node in model.graph.node] == ["Abs", "Neg", "Abs"]
+
+    # Weights do not count as inputs.
+    model = models.model("(float[4] x) => (float[4] y) { a = Add(x, w) y = Neg(a) }", {"w": np.ones(4, np.float32)})
+    np.testing.assert_array_equal(run(ops.remove_nodes(model, None, ["Add"]).model, feed)[0], -feed["x"])
+
+    model = models.model("(float[4] x) => (float[4] y) { a = Neg(x) y = Add(x, a) }")
+    with pytest.raises(errors.ConfigError, match="2 inputs and 1 outputs; expected one of each"):
+        ops.remove_nodes(model, None, ["Add"])
+    with pytest.raises(errors.ConfigError, match=r"no node of type 'Ad'.*Add"):
+        ops.remove_nodes(model, None, ["Ad"])

@@ -18,7 +18,7 @@ from trtops.ops.model.template import KINDS, template
 
 
 @pytest.mark.parametrize("make", [models.conv_net, models.multi_output, models.branch])
-def test_a_data_loader_makes_feeds_that_fit_the_model(tmp_path: Path, make: models.Callable[[], models.Case]) -> None:
+def test_data_loader_template_fits_the_model(tmp_path: Path, make: models.Callable[[], models.Case]) -> None:
     path = make().write(tmp_path)
     template("data-loader", tmp_path / "loader.py", model=path)
     inputs = TensorMetadata.of(Model.load(path).info.inputs)
@@ -47,7 +47,7 @@ def test_profiles_are_made_of_the_models_dynamic_inputs(tmp_path: Path) -> None:
     assert ".add('image', min=(1, 3, 8, 8), opt=(1, 3, 8, 8), max=(8, 3, 8, 8))" in text
 
 
-def test_somebodys_work_is_not_replaced(tmp_path: Path) -> None:
+def test_changed_scripts_are_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "loader.py"
     template("data-loader", path)
     template("data-loader", path)  # the same again is fine
@@ -63,5 +63,5 @@ def test_unknown_kinds_and_missing_models_are_refused() -> None:
         template("onnx-gs")
 
 
-def test_a_config_without_a_model_names_no_input_and_takes_any() -> None:
+def test_config_template_without_a_model() -> None:
     assert "profiles = " not in template("trt-config") and "CreateConfig())" in template("trt-config")
