@@ -40,7 +40,8 @@ class HostileServer:
         tags: Its run's tags.
         artifact_uri: Where it says that the run's artifacts are.
         files: Artifacts by path; what is listed and what is sent.
-        listed: Listings by folder in place of those that follow from the files: names, sizes and whether each is a folder.
+        listed: Listings by folder in place of those that follow from the files: names, sizes and whether each is a
+            folder.
         endless: Whether artifacts and pages of runs never come to an end.
         junk: What it answers to everything; None for answers of MLflow's form.
         address: Where it listens.

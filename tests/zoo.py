@@ -1,4 +1,4 @@
-"""Models with the structure of real exports, small and drawn from seeds: what true verdicts are tried on.
+"""Small models with the structure of real exports and random weights, for tests of verdicts.
 
 Each is a :class:`tests.models.Case`; ``scores`` in the tests says which of its outputs hold classes, and where.
 """
@@ -106,7 +106,7 @@ def masked_attention() -> Case:
 
 
 def key_value_cache() -> Case:
-    """A decoder step: logits over a vocabulary, and the grown caches of keys and values, with heads before positions."""
+    """A decoder step: logits over a vocabulary, and extended caches of keys and values, heads before positions."""
     weights = {n: random(16, 16, seed=i, scale=0.3) for i, n in enumerate(("wq", "wk", "wv"), start=1)}
     weights |= {
         "head": random(16, 50, seed=4, scale=0.5),
@@ -190,7 +190,7 @@ def overflowing() -> Case:
 
 
 def zipmap() -> Case:
-    """A classifier as scikit-learn's converter writes it: a label, and a map from class to probability for each sample."""
+    """A classifier as from scikit-learn's converter: a label, and a map from class to probability, per sample."""
     proto = model(
         "(float[batch,4] x) => (int64[batch] label) { l = MatMul(x, w) p = Softmax<axis = 1>(l) "
         "label = ArgMax<axis = 1, keepdims = 0>(p) }",

@@ -1,4 +1,4 @@
-"""TensorFlow and Keras models by way of tf2onnx: run where both are installed (``make test-matrix`` has a cell that does)."""
+"""TensorFlow and Keras models through tf2onnx; runs where both are installed, as in ``make test-matrix``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Torch tensors in and out, and LPIPS: run where torch is installed (``make test-matrix`` has a cell that does)."""
+"""Torch tensors in and out, and LPIPS; runs where torch is installed, as in ``make test-matrix``."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_perceptual_distance_is_what_lpips_gives(weights: Path) -> None:
     from torchvision.models import AlexNet_Weights, alexnet
 
-    # LPIPS's own weights come with its package. Those of AlexNet are downloaded otherwise; any do to see what is computed.
+    # LPIPS's own weights come with its package. Those of AlexNet would be downloaded; random ones are enough here.
     torch.manual_seed(0)
     torch.save(alexnet().state_dict(), weights / AlexNet_Weights.IMAGENET1K_V1.url.rpartition("/")[2])
     image = np.random.default_rng(0).random((2, 3, 64, 64), np.float32)

@@ -1,8 +1,9 @@
-"""Writes the zoo: real architectures with weights drawn from a seed, by the exporters that people use.
+"""Writes the zoo: real architectures with random weights, from the exporters that people use.
 
-Runs in an environment of its own (`make zoo` makes it), never in that of the tests: it imports torch, transformers and others.
+Runs in an environment of its own (`make zoo` creates it), since it imports torch, transformers and others.
 
-Run: ``python tests/real/export.py FOLDER [NAME ...]``. A model that is there already is left alone; each has a feed beside it.
+Run: ``python tests/real/export.py FOLDER [NAME ...]``. Existing models are not written again; each has a feed next to
+it.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def from_torch(module, arguments, path, names, *, dynamo=False, dynamic=None):  
 
 
 def save_feed(path: Path, feed: dict[str, np.ndarray]) -> None:
-    """The feed beside a model."""
+    """Write the feed next to a model."""
     np.savez(path.with_suffix(".npz"), **feed)
 
 
@@ -105,7 +106,7 @@ def seeded():  # type: ignore[no-untyped-def]
 
 @functools.cache
 def _spare_torchvision_its_kernels(torch) -> None:  # type: ignore[no-untyped-def]
-    """Let torchvision be imported where its own kernels cannot be: built for CUDA, beside a torch for processors."""
+    """Let torchvision be imported without its own kernels, as with a CUDA build and a CPU torch."""
     register = torch.library.register_fake
 
     def lenient(op, *arguments, **keywords):  # type: ignore[no-untyped-def]
@@ -220,7 +221,7 @@ def xgboosted(path: Path) -> None:
 
 
 def perceptron(path: Path, width: int = 10_000, layers: int = 6) -> None:
-    """A perceptron of 2.4 GB, its weights in a file beside the model: more than a message of protobuf holds."""
+    """A perceptron with 2.4 GB of external weights: more than protobuf's limit."""
     from onnx import TensorProto, helper
 
     rng = np.random.default_rng(0)
@@ -245,7 +246,7 @@ def perceptron(path: Path, width: int = 10_000, layers: int = 6) -> None:
 
 
 def zoo() -> dict[str, Callable[[Path], None]]:
-    """Who writes which model, quick ones first."""
+    """The function that writes each model, fast ones first."""
     made: dict[str, Callable[[Path], None]] = {
         f"sklearn_{n}": lambda p, n=n: learner(n, p) for n in ("forest", "boosting", "logistic", "svc", "kmeans", "mlp")
     }

@@ -1,10 +1,10 @@
-"""What each command makes of each model of the zoo: is it right, what it costs, and what the field's tool costs beside it.
+"""Correctness and cost of each command on each model of the zoo, next to Polygraphy's.
 
-Every command runs in a child of its own; its CPU time and peak memory are the kernel's figures for that child. Results are held
-against plain ONNX Runtime on the feed that lies beside the model, and not against what trtops says of itself.
+Every command runs in a child of its own, whose CPU time and peak memory the kernel reports. Results are compared with
+plain ONNX Runtime on the feed next to the model, independently of trtops.
 
-Run: ``python tests/real/table.py FOLDER [--only NAME ...] [--commands run fp32 ...]``; prints Markdown, exits with 1 if anything is
-wrong. Rows are written to ``FOLDER/table.jsonl`` as they come, and are not measured again.
+Run: ``python tests/real/table.py FOLDER [--only NAME ...] [--commands run fp32 ...]``; prints Markdown, and exits with
+1 if anything is wrong. Rows are written to ``FOLDER/table.jsonl``, and are not measured again.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 SECONDS = 600
-TOLERANCE = 1e-4  # of an output's own largest value, for what is to be the same
-LOWERED = {"fp16": 0.05, "int8": 0.6}  # what an engine may be off by and still be called good
-SMALLEST_FP16 = 2.0**-14  # that is normal
-SOUND = {"fp32": 1e-6, "fp16": 1e-3, "int8": 0.01}  # and may not be off by more to be called bad
+TOLERANCE = 1e-4  # relative to an output's largest value, for equal results
+LOWERED = {"fp16": 0.05, "int8": 0.6}  # largest error of an engine with verdict "good"
+SMALLEST_FP16 = 2.0**-14  # normal number
+SOUND = {"fp32": 1e-6, "fp16": 1e-3, "int8": 0.01}  # smallest error of an engine with verdict "bad"
 
 CONVERT = """
 import sys
@@ -44,7 +44,10 @@ from tests.real.table import perturbed
 model, feed, out, precision = sys.argv[1:]
 made = []
 check = CheckConfig(data=feed, latency_runs=20)
-config = ConvertConfig(build=BuildConfig(precision=precision, calibration_samples=4), check=check, calibration_data=out + ".calib" if precision == "int8" else None, keep_model=False)
+config = ConvertConfig(
+    build=BuildConfig(precision=precision, calibration_samples=4), check=check, keep_model=False,
+    calibration_data=out + ".calib" if precision == "int8" else None,
+)
 if precision == "int8":
     import os
     os.makedirs(out + ".calib", exist_ok=True)
@@ -98,10 +101,10 @@ for precision in ("fp32", "fp16", "bf16", "int8"):
                     missed += 1
 print("SAID", planted, missed, sep="|")
 """
-"""Zeros, constants, shuffles, another class and an overflow, in every output, evaluated as each precision is by default."""
+"""Zeros, constants, shuffles, other classes and overflows in any output must fail with each precision's tolerances."""
 
 FAULT = "planted_fault"
-REDUCING_SECONDS = 120  # what a reduction may take, of either tool
+REDUCING_SECONDS = 120  # time limit of a reduction
 
 
 @dataclass(frozen=True)
@@ -110,10 +113,10 @@ class Row:
 
     Attributes:
         model: Its name.
-        command: Whose, and which.
-        right: Whether the result is right; None where there is nothing to hold it against.
-        said: What the command made of it, in short.
-        cpu: Seconds of CPU time.
+        command: The tool and the command.
+        right: Whether the result is correct; None if there is nothing to compare it with.
+        said: A short result.
+        cpu: CPU time in seconds.
         memory: Peak resident memory, in MB.
     """
 
@@ -126,7 +129,7 @@ class Row:
 
 
 def run_measured(words: list[str], folder: Path, seconds: int = SECONDS) -> tuple[int, str, float, float]:
-    """Exit code, all that was written, CPU seconds and peak MB of a child."""
+    """Exit code, output, CPU seconds and peak MB of a child."""
     home = {"HOME": str(folder), "TRTOPS_HOME": str(folder / "mlruns"), "PYTHONPATH": str(ROOT)}
     with (folder / "said").open("w+") as file:
         limited = ["timeout", "-k", "5", str(seconds), *words]
@@ -138,7 +141,7 @@ def run_measured(words: list[str], folder: Path, seconds: int = SECONDS) -> tupl
 
 
 def plain(model: Path, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What plain ONNX Runtime computes, unoptimized; numbers only."""
+    """Outputs of plain ONNX Runtime without optimization; only numbers."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3
@@ -148,14 +151,12 @@ def plain(model: Path, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def distance(found: dict[str, np.ndarray], golden: dict[str, np.ndarray]) -> float:
-    """The largest difference of an output, as a share of its largest value, or of its elements that differ where these are
-    whole numbers; infinite where one is missing.
-    """
+    """The largest relative difference of an output, or the share of different integers; infinite if one is missing."""
     worst = 0.0
     for name, expected in golden.items():
         if name not in found or found[name].shape != expected.shape:
             return float("inf")
-        if expected.dtype.kind != "f":  # classes and masks: how many are others
+        if expected.dtype.kind != "f":  # classes and masks: the share that differs
             worst = max(worst, float((found[name] != expected).mean()) if expected.size else 0.0)
             continue
         difference = np.abs(found[name].astype(np.float64) - expected.astype(np.float64)).max(initial=0.0)
@@ -169,12 +170,12 @@ def largest(array: np.ndarray) -> float:
 
 
 def tool(name: str) -> list[str]:
-    """How a tool is called, by the interpreter that runs this."""
+    """The command of a tool installed for this interpreter."""
     return [sys.executable, "-m", "trtops.cli"] if name == "trtops" else [str(Path(sys.executable).parent / name)]
 
 
 def command_line(whose: str, what: str, model: Path, folder: Path) -> list[str]:
-    """The words of one command."""
+    """The arguments of one command."""
     if what == "inspect":
         return [*tool(whose), "inspect", "model", str(model), "--show", "layers"]
     if what == "lint":
@@ -187,29 +188,20 @@ def command_line(whose: str, what: str, model: Path, folder: Path) -> list[str]:
     if what == "reduce":
         check = ["sh", "-c", f"! grep -q {FAULT} {whose}_debug.onnx"]
         return [*tool(whose), "debug", "reduce", "faulty.onnx", "-o", "out.onnx", "--mode", "bisect", "--check", *check]
-    data = ["--load-inputs", str(folder / "inputs.json")]
-    if what == "accuracy":
-        return [*tool(whose), "debug", "accuracy", str(model), "--onnxrt", *data]
-    if what == "precision":
-        searched = ["--fp16", "--mode", "bisect", "--max-checks", "12", "-o", str(folder / "out.onnx")]
-        return [*tool(whose), "debug", "precision", str(model), *searched, *data]
-    if what == "calibrate":
-        return [*tool(whose), "calibrate", str(model), "-o", "out.json", "--samples", "4", "--compare-with", "fp32", *data]
     if what == "planted":
         return [sys.executable, "-c", PLANTED, str(model), str(model.with_suffix(".npz"))]
     return [sys.executable, "-c", CONVERT, str(model), str(model.with_suffix(".npz")), str(folder / "out.npz"), what]
 
 
 def measure(model: Path, whose: str, what: str) -> Row:
-    """Run one command on one model, and hold what came out against plain ONNX Runtime."""
+    """Run one command on one model, and compare its result with plain ONNX Runtime."""
     feed = dict(np.load(model.with_suffix(".npz")))
     with tempfile.TemporaryDirectory(prefix="trtops-zoo-") as name:
         folder = Path(name)
-        if what in ("run", "accuracy", "precision", "calibrate"):
+        if what == "run":
             from trtops.json import save_json
 
-            feeds = [feed] if what != "calibrate" else [perturbed(feed, number) for number in range(4)]
-            save_json(feeds, str(folder / "inputs.json"))
+            save_json([feed], str(folder / "inputs.json"))
         if what == "reduce":
             plant_fault(model, folder / "faulty.onnx")
         seconds = REDUCING_SECONDS if what == "reduce" else SECONDS
@@ -219,10 +211,10 @@ def measure(model: Path, whose: str, what: str) -> Row:
         right: bool | None = code == 0
         if "Traceback (most recent call last)" in text or code < 0 or code >= 124:
             right, said = False, f"exit {code}: {lines[-1][:100]}"
-        elif code == 0 or what in ("lint", "calibrate"):
+        elif code == 0 or what == "lint":
             try:
                 right, said = _CHECKS[what](model, folder, feed, text) if what in _CHECKS else (True, said)
-            except Exception as exc:  # what came out cannot be used at all
+            except Exception as exc:  # the result cannot be used at all
                 right, said = False, f"{type(exc).__name__}: {' '.join(str(exc).split())[:140]}"
         else:
             said = f"exit {code}: {lines[-1][:160]}"
@@ -244,27 +236,27 @@ def _check_run(model: Path, folder: Path, feed: dict[str, np.ndarray], text: str
 
 def _check_converted(what: str, model: Path, folder: Path, feed: dict[str, np.ndarray], text: str) -> tuple[bool, str]:
     _, verdict, called, reasons = next(line for line in text.splitlines() if line.startswith("SAID|")).split("|", 3)
-    if verdict == "refused":  # only INT8 may be: where there is nothing to quantize
+    if verdict == "refused":  # only INT8 may be, if there is nothing to quantize
         return what == "int8" and "no layer of the model is quantized" in reasons, f"refused: {reasons}"
     golden = plain(model, feed)
     with np.load(folder / "out.npz") as saved:
         off = distance(dict(saved), golden)
     if verdict == "good":
         right = off <= LOWERED.get(what, TOLERANCE)
-    else:  # outputs as small as these are 0 in FP16, which the engine beside the emulation does not compute in
+    else:  # FP16 flushes such outputs to 0, though this engine computes in FP32
         lost = what == "fp16" and min(largest(array) for array in golden.values()) < SMALLEST_FP16
         right = bool(reasons) and (off > SOUND[what] or lost)
     return right, f"{verdict}, {called}, off by {off:.1e}{': ' + reasons if verdict != 'good' else ''}"
 
 
 def perturbed(feed: dict[str, np.ndarray], number: int) -> dict[str, np.ndarray]:
-    """A feed whose numbers with a fraction are up to a tenth larger or smaller."""
+    """A feed with floating-point numbers changed by up to 10 %."""
     rng = np.random.default_rng(number)
     return {n: (a * rng.uniform(0.9, 1.1)).astype(a.dtype) if a.dtype.kind == "f" else a for n, a in feed.items()}
 
 
 def plant_fault(model: Path, out: Path) -> None:
-    """Give the middle one of a model's computing nodes a name that a check looks for."""
+    """Rename a model's middle computing node to a name that a check searches for."""
     proto = onnx.load(model)
     idle = ("Constant", "Identity", "Shape", "Cast", "Dropout")
     computing = [node for node in proto.graph.node if node.op_type not in idle]
@@ -273,7 +265,7 @@ def plant_fault(model: Path, out: Path) -> None:
 
 
 def write_small(folder: Path) -> None:
-    """The small models of the tests that have the structure of real exports: loops, branches, QDQ, masks, caches, boxes."""
+    """Write the tests' small models with the structure of real exports: loops, branches, Q/DQ, masks, caches, boxes."""
     from tests import zoo
 
     for make in zoo.EVALUATED:
@@ -289,23 +281,10 @@ def _check_reduced(model: Path, folder: Path, feed: dict[str, np.ndarray], text:
     return names == [FAULT], f"{len(names)} nodes{'' if FAULT in names else ', not the one'}"
 
 
-def _check_precision(model: Path, folder: Path, feed: dict[str, np.ndarray], text: str) -> tuple[bool, str]:
-    off = distance(plain(folder / "out.onnx", feed), plain(model, feed))
-    return off <= LOWERED["fp16"], f"off by {off:.1e}"
-
-
-def _check_calibrated(model: Path, folder: Path, feed: dict[str, np.ndarray], text: str) -> tuple[bool, str]:
-    if not (folder / "out.json").exists():  # refused: there is nothing to quantize
-        last = text.strip().splitlines()[-1]
-        return "no layer of the model is quantized" in text, last[:140]
-    verdict = next((line for line in text.splitlines() if line.startswith("verdict:")), "verdict: none")
-    return True, f"{verdict}, {(folder / 'out.json').stat().st_size} bytes"
-
-
 def _check_planted(model: Path, folder: Path, feed: dict[str, np.ndarray], text: str) -> tuple[bool, str]:
-    *told, last = text.strip().splitlines()
+    *lines, last = text.strip().splitlines()
     _, planted, missed = last.split("|")
-    first = next((line for line in told if line.startswith("MISSED")), "")
+    first = next((line for line in lines if line.startswith("MISSED")), "")
     return missed == "0", f"{planted} planted, {missed} not caught {first}".strip()[:200]
 
 
@@ -319,31 +298,26 @@ _CHECKS: dict[str, Callable[[Path, Path, dict[str, np.ndarray], str], tuple[bool
     "run": _check_run,
     "lint": _check_lint,
     "reduce": _check_reduced,
-    "precision": _check_precision,
-    "calibrate": _check_calibrated,
     "planted": _check_planted,
     **{what: functools.partial(_check_converted, what) for what in ("fp32", "fp16", "int8")},
 }
-COMMANDS = (
-    "inspect", "lint", "sanitize", "run", "planted", "reduce", "fp32", "fp16", "int8", "calibrate", "precision", "accuracy",
-)  # fmt: skip
-BESIDE = ("inspect", "lint", "sanitize", "run", "reduce")
+COMMANDS = ("inspect", "lint", "sanitize", "run", "planted", "reduce", "fp32", "fp16", "int8")
+COMPARED = ("inspect", "lint", "sanitize", "run", "reduce")
 
 
 def _bytes_of(model: Path) -> int:
-    """Of a model and the data files beside it."""
+    """Size of a model and its data files."""
     return sum(
         path.stat().st_size for path in (model, model.with_suffix(".data"), Path(f"{model}.data")) if path.exists()
     )
 
 
 def print_table(rows: list[Row]) -> None:
-    """One line per command and model, in Markdown, and the sums."""
+    """Print a row per command and model, and sums, in Markdown."""
     print("| model | command | right | result | CPU s | peak MB |\n|---|---|---|---|---|---|")
     for row in rows:
-        print(
-            f"| {row.model} | {row.command} | {'yes' if row.right else 'NO'} | {row.said} | {row.cpu:.2f} | {row.memory:.0f} |"
-        )
+        right = "yes" if row.right else "NO"
+        print(f"| {row.model} | {row.command} | {right} | {row.said} | {row.cpu:.2f} | {row.memory:.0f} |")
     print("\n| command | models | wrong | CPU s, sum | peak MB, largest |\n|---|---|---|---|---|")
     for command in dict.fromkeys(row.command for row in rows):
         of = [row for row in rows if row.command == command]
@@ -356,9 +330,9 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--commands", nargs="*", choices=COMMANDS, default=list(COMMANDS))
-    parser.add_argument("--alone", action="store_true", help="leave Polygraphy out")
+    parser.add_argument("--alone", action="store_true", help="do not run Polygraphy")
     args = parser.parse_args()
-    folder = args.folder.resolve()  # commands run elsewhere
+    folder = args.folder.resolve()  # commands run in another folder
     kept = folder / "table.jsonl"
     rows = [Row(**json.loads(line)) for line in kept.read_text().splitlines()] if kept.exists() else []
     done = {(row.model, row.command) for row in rows}
@@ -367,7 +341,7 @@ def main() -> int:
         if (args.only and model.stem not in args.only) or not model.with_suffix(".npz").exists():
             continue
         for what in args.commands:
-            for whose in ("trtops", "polygraphy") if what in BESIDE and not args.alone else ("trtops",):
+            for whose in ("trtops", "polygraphy") if what in COMPARED and not args.alone else ("trtops",):
                 if (model.stem, f"{whose} {what}") not in done:
                     rows.append(measure(model, whose, what))
                     with kept.open("a") as file:

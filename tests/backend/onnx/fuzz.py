@@ -1,4 +1,4 @@
-"""Mutations of valid models, and what the ONNX tools make of them. Runs in a child process: a mutation may crash one."""
+"""Mutations of valid models for the ONNX tools. Runs in a child process, which a mutation may crash."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A ResNet-50 in FP16 and in INT8 on real TensorRT, side by side; and a reformat that was planted.
 
-Engines are built at ``TRTOPS_RESNET_LEVEL`` (1 unless given), where the builder times few tactics: names and formats are what
-is tested. With ``OUT`` set, pages and the inspector's own words are left there.
+Engines are built at ``TRTOPS_RESNET_LEVEL`` (1 unless given), where the builder times few tactics: names and formats
+are what is tested. With ``OUT`` set, pages and the inspector's own words are left there.
 """
 
 from __future__ import annotations

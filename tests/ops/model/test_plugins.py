@@ -25,7 +25,8 @@ def get_matching_subgraphs(graph):
         if node.op == "Relu":
             reader = node.outputs[0].outputs[0]
             if reader.op == "Neg":
-                found.append({"inputs": [node.inputs[0].name], "outputs": [reader.outputs[0].name], "attributes": {"scale": 2}})
+                inputs, outputs = [node.inputs[0].name], [reader.outputs[0].name]
+                found.append({"inputs": inputs, "outputs": outputs, "attributes": {"scale": 2}})
     return found
 """
 OWN = """

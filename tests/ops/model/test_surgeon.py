@@ -156,8 +156,8 @@ def test_pruning_keeps_the_two_largest_of_four() -> None:
     kernel = models.random(8, 8, 3, 3)
     matrix = models.random(8, 6)
     proto = models.model(
-        "(float[1,8,5,5] x) => (float[1,8,3,6] y) { c = Conv(x, k) s = Slice(c, b, e, a) t = Transpose<perm=[0,2,3,1]>(c) "
-        "r = MatMul(t, m) y = Transpose<perm=[0,1,2,3]>(r) }",
+        "(float[1,8,5,5] x) => (float[1,8,3,6] y) { c = Conv(x, k) s = Slice(c, b, e, a) "
+        "t = Transpose<perm=[0,2,3,1]>(c) r = MatMul(t, m) y = Transpose<perm=[0,1,2,3]>(r) }",
         {"k": kernel, "m": matrix, "b": np.array([0]), "e": np.array([1]), "a": np.array([0])},
     )
     result = ops.prune(proto)
