@@ -214,10 +214,10 @@ BAD = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_files_are_refused(tmp_path, case):
-    text, said = BAD[case]
+    text, message = BAD[case]
     path = tmp_path / "bad.json"
     path.write_text(text)
-    with pytest.raises(errors.FormatError, match=said) as caught:
+    with pytest.raises(errors.FormatError, match=message) as caught:
         load_json(path)
     assert str(path) in str(caught.value)
     assert not Path("/tmp/trtops-bomb").exists()
@@ -253,11 +253,11 @@ BAD_ARCHIVES = {
 
 @pytest.mark.parametrize("case", BAD_ARCHIVES)
 def test_bad_archives_are_refused(tmp_path, case):
-    changes, said = BAD_ARCHIVES[case]
+    changes, message = BAD_ARCHIVES[case]
     path = tmp_path / "x.npz"
     save_json({"x": np.arange(100)}, path)
     rewritten(path, **changes)
-    with pytest.raises(errors.FormatError, match=said):
+    with pytest.raises(errors.FormatError, match=message):
         load_json(path)
     assert not Path("/tmp/trtops-bomb").exists()
 
@@ -302,7 +302,7 @@ def test_flipped_bytes_raise_only_format_errors(tmp_path_factory, data):
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         (np.array([object()]), "Python objects"),
         (object(), "cannot be saved"),
@@ -310,11 +310,11 @@ def test_flipped_bytes_raise_only_format_errors(tmp_path_factory, data):
         ({1, 2}, "set cannot be saved"),
     ],
 )
-def test_failed_save_keeps_the_old_file(tmp_path, value, said):
+def test_failed_save_keeps_the_old_file(tmp_path, value, message):
     for ending in ("json", "npz"):
         path = tmp_path / f"x.{ending}"
         save_json([1], path)
-        with pytest.raises(errors.FormatError, match=said):
+        with pytest.raises(errors.FormatError, match=message):
             save_json({"big": np.zeros(10), "bad": value}, path)
         assert load_json(path) == [1]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x.json", "x.npz"]

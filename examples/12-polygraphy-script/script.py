@@ -1,4 +1,4 @@
-"""Two runners on the same inputs, as a script for Polygraphy does it; `polygraphy` has become `trtops` in the imports."""
+"""Compare two runners on the same inputs, as a Polygraphy script; only the imports are renamed."""
 
 from trtops.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
 from trtops.comparator import Comparator, CompareFunc

@@ -192,7 +192,7 @@ class EngineBackendContract:
 
     def test_replay_repeats_choices_and_outputs(self, backend, model, config, build, case):
         if not any(choice.replayable for choice in build.tactics.choices):
-            pytest.skip("nothing of this build can be replayed here")
+            pytest.skip("this build has no replayable choices here")
 
         again = backend.build(model, config, caches=Caches(replay=build.tactics))
 

@@ -27,7 +27,7 @@ def config(precision="fp32", profiles=(), **options) -> BuildConfig:
 
 
 def pinned(backend, **settings: str) -> TacticRecord:
-    """A record that pins settings and says nothing of layers."""
+    """A record that pins settings, without layers."""
     here = backend.environment()
     return TacticRecord(
         mechanism="onnxruntime",

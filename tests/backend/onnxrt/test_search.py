@@ -62,7 +62,7 @@ def layers_net() -> Model:
 
 
 class FakeRunner:
-    """Takes a fixed time for every inference, as it reports, whatever the clock says."""
+    """Reports a fixed time for every inference, independent of the clock."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds

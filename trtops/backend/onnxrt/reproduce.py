@@ -40,12 +40,12 @@ def main(folder: Path) -> int:
         wrong = False
         for j, (name, expected) in enumerate(golden.items()):
             actual = [run[j] for run in runs]
-            said = objections(actual, expected, case["rules"][name])
-            wrong |= bool(said)
+            lines = objections(actual, expected, case["rules"][name])
+            wrong |= bool(lines)
             if expected[0].dtype.kind in "fiub" and actual[0].shape == expected[0].shape:
                 absolute, relative = errors(actual, expected, case["rules"][name])
-                said.insert(0, f"max abs error {absolute.max(initial=0):.6g}, max rel {relative.max(initial=0):.6g}")
-            print(f"{name}: {'; '.join(said)}")
+                lines.insert(0, f"max abs error {absolute.max(initial=0):.6g}, max rel {relative.max(initial=0):.6g}")
+            print(f"{name}: {'; '.join(lines)}")
         for j, (name, limit) in enumerate(case["peaks"].items(), start=len(golden)):
             peak = max(float(run[j]) for run in runs)
             if peak >= limit:
