@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from trtops import errors
 from trtops.allowed import check_file
+from trtops.backend.immediate import immediately
 from trtops.backend.runner import ValueOrCallable
 from trtops.backend.trt import library
 from trtops.backend.trt.lines import Feature
@@ -61,9 +62,7 @@ class LoadPlugins:
         return self.obj(*args, **kwargs) if callable(self.obj) else self.obj
 
 
-def load_plugins(plugins: Sequence[str | os.PathLike[str]] | None = None, obj: Any = None) -> Any:
-    """Do at once what :class:`LoadPlugins` does when called."""
-    return LoadPlugins(plugins, obj)()
+load_plugins = immediately(LoadPlugins)
 
 
 @dataclass(frozen=True)
@@ -90,9 +89,7 @@ class LoadRuntime:
         return loaded
 
 
-def load_runtime(path: str | os.PathLike[str]) -> Any:
-    """Do at once what :class:`LoadRuntime` does when called."""
-    return LoadRuntime(path)()
+load_runtime = immediately(LoadRuntime)
 
 
 @dataclass(frozen=True)
@@ -193,13 +190,7 @@ def build_plan(builder: Any, network: Any, config: Any, *, selector: Any = None)
     return plan
 
 
-def engine_bytes_from_network(
-    network: ValueOrCallable[NetworkParts],
-    config: Any = None,
-    save_timing_cache: str | os.PathLike[str] | IO[bytes] | None = None,
-) -> Any:
-    """Do at once what :class:`EngineBytesFromNetwork` does when called."""
-    return EngineBytesFromNetwork(network, config, save_timing_cache)()
+engine_bytes_from_network = immediately(EngineBytesFromNetwork)
 
 
 @dataclass(frozen=True)
@@ -231,15 +222,7 @@ class EngineFromNetwork:
         return engine_from_bytes(plan, self.runtime, self.dla_workspace_allocation_strategy, allow_host_code=True)
 
 
-def engine_from_network(
-    network: ValueOrCallable[NetworkParts],
-    config: Any = None,
-    save_timing_cache: str | os.PathLike[str] | IO[bytes] | None = None,
-    runtime: Any = None,
-    dla_workspace_allocation_strategy: Any = None,
-) -> Any:
-    """Do at once what :class:`EngineFromNetwork` does when called."""
-    return EngineFromNetwork(network, config, save_timing_cache, runtime, dla_workspace_allocation_strategy)()
+engine_from_network = immediately(EngineFromNetwork)
 
 
 @dataclass(frozen=True)
@@ -298,14 +281,7 @@ def _is_host_code_allowed() -> bool:
     return os.environ.get("TRTOPS_ALLOW_HOST_CODE") == "1"
 
 
-def engine_from_bytes(
-    serialized_engine: ValueOrCallable[Any],
-    runtime: Any = None,
-    dla_workspace_allocation_strategy: Any = None,
-    allow_host_code: bool | None = None,
-) -> Any:
-    """Do at once what :class:`EngineFromBytes` does when called."""
-    return EngineFromBytes(serialized_engine, runtime, dla_workspace_allocation_strategy, allow_host_code)()
+engine_from_bytes = immediately(EngineFromBytes)
 
 
 @dataclass(frozen=True)
@@ -334,11 +310,7 @@ class EngineFromPath:
             raise errors.EngineLoadError(f"{self.path} cannot be read: {exc}. Expected a TensorRT plan.") from exc
 
 
-def engine_from_path(
-    path: str | os.PathLike[str], runtime: Any = None, dla_workspace_allocation_strategy: Any = None
-) -> Any:
-    """Do at once what :class:`EngineFromPath` does when called."""
-    return EngineFromPath(path, runtime, dla_workspace_allocation_strategy)()
+engine_from_path = immediately(EngineFromPath)
 
 
 @dataclass(frozen=True)
@@ -356,9 +328,7 @@ class BufferFromEngine:
         return value_of(self.engine).serialize()
 
 
-def buffer_from_engine(engine: ValueOrCallable[Any]) -> Any:
-    """Do at once what :class:`BufferFromEngine` does when called."""
-    return BufferFromEngine(engine)()
+buffer_from_engine = immediately(BufferFromEngine)
 
 
 @dataclass(frozen=True)
@@ -376,9 +346,7 @@ class BytesFromEngine:
         return bytes(buffer_from_engine(self.engine))
 
 
-def bytes_from_engine(engine: ValueOrCallable[Any]) -> bytes:
-    """Do at once what :class:`BytesFromEngine` does when called."""
-    return BytesFromEngine(engine)()
+bytes_from_engine = immediately(BytesFromEngine)
 
 
 @dataclass(frozen=True)
@@ -404,9 +372,7 @@ class SaveEngine:
         return engine
 
 
-def save_engine(engine: ValueOrCallable[Any], path: str | os.PathLike[str] | IO[Any]) -> Any:
-    """Do at once what :class:`SaveEngine` does when called."""
-    return SaveEngine(engine, path)()
+save_engine = immediately(SaveEngine)
 
 
 def refit_engine(engine: Any, weights: Mapping[str, np.ndarray[Any, Any]] | onnx.ModelProto | bytes) -> tuple[str, ...]:
@@ -472,6 +438,4 @@ class OnnxLikeFromNetwork:
         return draw(make_iterable(value_of(self.network))[1])
 
 
-def onnx_like_from_network(network: ValueOrCallable[NetworkParts]) -> onnx.ModelProto:
-    """Do at once what :class:`OnnxLikeFromNetwork` does when called."""
-    return OnnxLikeFromNetwork(network)()
+onnx_like_from_network = immediately(OnnxLikeFromNetwork)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trtops import errors
 from trtops.backend.base import ValueOrCallable
+from trtops.backend.immediate import immediately
 from trtops.backend.trt import library
 from trtops.backend.trt.build import precision
 from trtops.backend.trt.lines import Feature, ReleaseLine
@@ -62,13 +63,7 @@ class CreateNetwork:
         return builder, network
 
 
-def create_network(
-    explicit_batch: bool | None = None,
-    strongly_typed: bool = False,
-    mark_unfused_tensors_as_debug_tensors: bool = False,
-) -> tuple[Any, Any]:
-    """Do at once what :class:`CreateNetwork` does when called."""
-    return CreateNetwork(explicit_batch, strongly_typed, mark_unfused_tensors_as_debug_tensors)()
+create_network = immediately(CreateNetwork)
 
 
 @dataclass(frozen=True)
@@ -175,25 +170,7 @@ class NetworkFromOnnxPath(ParserOptions, _OnnxPath):
         return self._parse(lambda parser: parser.parse(data, path), path)  # the path says where external data is
 
 
-def network_from_onnx_path(
-    path: str | os.PathLike[str],
-    flags: Sequence[Any] | None = None,
-    plugin_instancenorm: bool = False,
-    strongly_typed: bool = False,
-    mark_unfused_tensors_as_debug_tensors: bool = False,
-    enable_uint8_asymmetric_quantization_dla: bool = False,
-    config: Any = None,
-) -> tuple[Any, Any, Any]:
-    """Do at once what :class:`NetworkFromOnnxPath` does when called."""
-    return NetworkFromOnnxPath(
-        path,
-        flags,
-        plugin_instancenorm,
-        strongly_typed,
-        mark_unfused_tensors_as_debug_tensors,
-        enable_uint8_asymmetric_quantization_dla,
-        config,
-    )()
+network_from_onnx_path = immediately(NetworkFromOnnxPath)
 
 
 @dataclass(frozen=True)
@@ -243,25 +220,7 @@ class NetworkFromOnnxBytes(ParserOptions, _OnnxBytes):
         return self._parse(lambda parser: parser.parse(data), "the ONNX model")
 
 
-def network_from_onnx_bytes(
-    model_bytes: ValueOrCallable[bytes],
-    flags: Sequence[Any] | None = None,
-    plugin_instancenorm: bool = False,
-    strongly_typed: bool = False,
-    mark_unfused_tensors_as_debug_tensors: bool = False,
-    enable_uint8_asymmetric_quantization_dla: bool = False,
-    config: Any = None,
-) -> tuple[Any, Any, Any]:
-    """Do at once what :class:`NetworkFromOnnxBytes` does when called."""
-    return NetworkFromOnnxBytes(
-        model_bytes,
-        flags,
-        plugin_instancenorm,
-        strongly_typed,
-        mark_unfused_tensors_as_debug_tensors,
-        enable_uint8_asymmetric_quantization_dla,
-        config,
-    )()
+network_from_onnx_bytes = immediately(NetworkFromOnnxBytes)
 
 
 def readable(model_bytes: bytes) -> bytes:

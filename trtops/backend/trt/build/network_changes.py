@@ -13,6 +13,7 @@ from typing import Any
 
 from trtops import errors
 from trtops.backend.base import ValueOrCallable
+from trtops.backend.immediate import immediately
 from trtops.backend.trt import library
 from trtops.backend.trt.build.network import NetworkParts, ParserOptions
 from trtops.backend.trt.describe.layers import io_of, layer_outputs, layers_of, markable, tensors_of
@@ -79,11 +80,7 @@ class PostprocessNetwork(_Postprocess):
         self.func(network=network)
 
 
-def postprocess_network(
-    network: ValueOrCallable[NetworkParts], func: Callable[..., None], name: str | None = None
-) -> NetworkParts:
-    """Do at once what :class:`PostprocessNetwork` does when called."""
-    return PostprocessNetwork(network, func, name)()
+postprocess_network = immediately(PostprocessNetwork)
 
 
 @dataclass(frozen=True)
@@ -139,14 +136,7 @@ class ModifyNetworkOutputs(_Postprocess):
         )
 
 
-def modify_network_outputs(
-    network: ValueOrCallable[NetworkParts],
-    outputs: Sequence[str] | str | None = None,
-    exclude_outputs: Sequence[str] | None = None,
-    mark_layer_types: Sequence[str] | None = None,
-) -> NetworkParts:
-    """Do at once what :class:`ModifyNetworkOutputs` does when called."""
-    return ModifyNetworkOutputs(network, outputs, exclude_outputs, mark_layer_types)()
+modify_network_outputs = immediately(ModifyNetworkOutputs)
 
 
 @dataclass(frozen=True)
@@ -184,11 +174,7 @@ class SetLayerPrecisions(_Postprocess):
                 library.line().set_layer_precision(layers[name], dtypes.to_trt(dtype))
 
 
-def set_layer_precisions(
-    network: ValueOrCallable[NetworkParts], layer_precisions: Mapping[str, object]
-) -> NetworkParts:
-    """Do at once what :class:`SetLayerPrecisions` does when called."""
-    return SetLayerPrecisions(network, layer_precisions)()
+set_layer_precisions = immediately(SetLayerPrecisions)
 
 
 @dataclass(frozen=True)
@@ -218,11 +204,7 @@ class SetTensorDatatypes(_Postprocess):
                 tensor.dtype = dtypes.to_trt(dtype)
 
 
-def set_tensor_datatypes(
-    network: ValueOrCallable[NetworkParts], tensor_datatypes: Mapping[str, object] | object
-) -> NetworkParts:
-    """Do at once what :class:`SetTensorDatatypes` does when called."""
-    return SetTensorDatatypes(network, tensor_datatypes)()
+set_tensor_datatypes = immediately(SetTensorDatatypes)
 
 
 @dataclass(frozen=True)
@@ -255,11 +237,7 @@ class SetTensorFormats(_Postprocess):
                 tensor.allowed_formats = mask
 
 
-def set_tensor_formats(
-    network: ValueOrCallable[NetworkParts], tensor_formats: Mapping[str, Sequence[Any]] | Sequence[Any]
-) -> NetworkParts:
-    """Do at once what :class:`SetTensorFormats` does when called."""
-    return SetTensorFormats(network, tensor_formats)()
+set_tensor_formats = immediately(SetTensorFormats)
 
 
 def _tensor_format(item: Any) -> Any:
@@ -280,9 +258,7 @@ class SetDecomposableAttentions(_Postprocess):
         library.line().decompose_attention(network)
 
 
-def set_decomposable_attentions(network: ValueOrCallable[NetworkParts]) -> NetworkParts:
-    """Do at once what :class:`SetDecomposableAttentions` does when called."""
-    return SetDecomposableAttentions(network)()
+set_decomposable_attentions = immediately(SetDecomposableAttentions)
 
 
 @dataclass(frozen=True)
@@ -307,9 +283,7 @@ class MarkDebug(_Postprocess):
             library.line().mark_debug(network, tensors[name])
 
 
-def mark_debug(network: ValueOrCallable[NetworkParts], mark_debug: Sequence[str]) -> NetworkParts:
-    """Do at once what :class:`MarkDebug` does when called."""
-    return MarkDebug(network, mark_debug)()
+mark_debug = immediately(MarkDebug)
 
 
 def with_config(loader: Any, config: Any) -> Any:
