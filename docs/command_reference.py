@@ -22,11 +22,11 @@ def text() -> str:
 
 def section(path: registry.Path) -> Iterator[str]:
     """Yield the lines of one command."""
-    module = load(path)
-    about = " ".join((module.__doc__ or registry.COMMANDS[path]).split())
-    yield from (f"## trtops {' '.join(path)}", "", about, "", "```text", *module.EXAMPLES, "```", "")
+    command = load(path)
+    about = command.about
+    yield from (f"## trtops {' '.join(path)}", "", about, "", "```text", *command.examples, "```", "")
     sections: dict[str, list[str]] = {}
-    for title, flag in flags_of(module.GROUPS):
+    for title, flag in flags_of(command.groups):
         if not flag.refuse and not flag.idle:
             sections.setdefault(title, []).append(option_line(flag))
     for title, lines in sections.items():

@@ -10,7 +10,7 @@ import pytest
 
 from tests import models
 from trtops.cli import registry
-from trtops.cli.choosing import tag
+from trtops.cli.commands.runs import tag
 from trtops.cli.flags import Flag, Parser, UsageError, flags_of, without_effect
 from trtops.cli.logs import LOGGING
 from trtops.cli.main import load, main, parser_of
@@ -141,7 +141,7 @@ def commands() -> Iterator[tuple[str, registry.Path]]:
 
 
 def flags_of_command(path: registry.Path) -> list[Flag]:
-    return [flag for _, flag in flags_of(load(path).GROUPS)]
+    return [flag for _, flag in flags_of(load(path).groups)]
 
 
 def words_of(flag: Flag) -> list[str]:
@@ -202,7 +202,7 @@ def test_every_option_changes_the_job(capsys):
 
 def test_every_example_parses():
     for path in registry.COMMANDS:
-        for example in load(path).EXAMPLES:
+        for example in load(path).examples:
             if example.startswith("trtops"):
                 words = shlex.split(example.replace("\\\n", " "))[1:]
                 found, rest = registry.find(words)
@@ -235,7 +235,7 @@ def test_options_without_effect_warn():
                 args = parser_of(path, load(path)).parse([*base, *words])
                 assert plan_of(path, [*base, *words]) == plan_of(path, base)
                 told = [f"{flag.names[0]} has no effect here: {flag.idle}"]
-                assert without_effect(load(path).GROUPS, args, words) == told
+                assert without_effect(load(path).groups, args, words) == told
 
 
 @pytest.mark.parametrize("command", ["run", "convert", "debug build"])

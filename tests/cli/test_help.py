@@ -12,7 +12,7 @@ from trtops.record import option_fields
 
 
 def flags_of_command(path: registry.Path) -> list[Flag]:
-    return [flag for _, flag in flags_of(load(path).GROUPS)]
+    return [flag for _, flag in flags_of(load(path).groups)]
 
 
 def takes_a_value(flag: Flag) -> bool:

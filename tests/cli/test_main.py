@@ -83,7 +83,7 @@ def test_options_of_the_log_alone_are_no_command(capsys):
 
 
 @pytest.mark.parametrize(
-    "words", [["-h"], ["run", "-h"], ["inspect", "model", "-h"], ["runs", "list", "-h"], ["store", "ui", "-h"]]
+    "words", [["-h"], ["run", "-h"], ["inspect", "model", "-h"], ["team", "up", "-h"], ["store", "ui", "-h"]]
 )
 def test_help_imports_nothing_that_takes_time(words):
     heavy = ("numpy", "onnx", "onnxruntime", "mlflow", "prefect", "cyclopts", "pandas", "matplotlib", "tensorrt")

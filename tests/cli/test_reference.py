@@ -56,7 +56,7 @@ WARNED = {
 
 def ours(path: registry.Path) -> dict[str, Flag]:
     """Options of a command by spelling."""
-    return {name: flag for group in (*load(path).GROUPS, LOGGING) for flag in group.flags for name in flag.names}
+    return {name: flag for group in (*load(path).groups, LOGGING) for flag in group.flags for name in flag.names}
 
 
 def theirs() -> Iterator[tuple[registry.Path, argparse.ArgumentParser]]:

@@ -12,11 +12,7 @@ INPUT_SHAPES = flag("--input-shapes --inputs NAME:[DIMS]+", "shapes of inputs, f
 MODEL_TYPE = flag("--model-type CHOICE", "what the model is; by its file name unless given", choices=MODEL_TYPES)
 MODEL = Group(
     "model",
-    (
-        flag("model_file?", "the model: .onnx, .engine, .plan, a network script .py, ..."),
-        MODEL_TYPE,
-        INPUT_SHAPES,
-    ),
+    (flag("model_file?", "the model: .onnx, .engine, .plan, a network script .py, ..."), MODEL_TYPE, INPUT_SHAPES),
 )
 ONNX_MODEL = Group("model", (flag("model_file", "the ONNX model"),))
 
@@ -41,9 +37,10 @@ ONNX_OUTPUTS = Group(
 
 NO_SYMBOLIC_SHAPES = flag("--no-onnxruntime-shape-inference", "infer shapes without ONNX Runtime's symbolic inference")
 ONNX_SHAPE = Group(
-    "ONNX shape inference",
-    (flag("--shape-inference --do-shape-inference", "infer shapes first"), NO_SYMBOLIC_SHAPES),
+    "ONNX shape inference", (flag("--shape-inference --do-shape-inference", "infer shapes first"), NO_SYMBOLIC_SHAPES)
 )
+
+ONNX = (ONNX_LOAD, ONNX_OUTPUTS, ONNX_SHAPE)
 
 SAVE_AS = Group(
     "ONNX saving",
@@ -60,8 +57,7 @@ SAVE_AS = Group(
 """How weights are saved."""
 
 ONNX_SAVE = Group(
-    SAVE_AS.title,
-    (flag("-o --output FILE", "where to write the model", required=True, to="output"), *SAVE_AS.flags),
+    SAVE_AS.title, (flag("-o --output FILE", "where to write the model", required=True, to="output"), *SAVE_AS.flags)
 )
 SAVE_ONNX = Group(
     SAVE_AS.title, (flag("--save-onnx FILE", "where to write the ONNX model as it is run"), *SAVE_AS.flags)
@@ -344,9 +340,7 @@ UNTIL = Group(
     "when to stop",
     (
         flag(
-            "--until --num-iterations good|bad|N",
-            "stop at the first good or bad one, or after N",
-            convert=values.until,
+            "--until --num-iterations good|bad|N", "stop at the first good or bad one, or after N", convert=values.until
         ),
     ),
 )
@@ -408,6 +402,7 @@ TRACKING = Group(
     ),
 )
 STORE = TRACKING.without("--experiment")
+ROOT = flag("--root --store FOLDER", "the store's folder or address (default: TRTOPS_HOME or ./mlruns)")
 JSON = Group("printing", (flag("--json", "print JSON"),))
 RECORDED_CODE = Group(
     "code that a run names",

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from trtops import ops, terminal
 from trtops.cli import logs
-from trtops.cli.flags import Options
+from trtops.cli.flags import Group, Options
 from trtops.cli.script import resolve
 
 Store = Literal["none", "reads", "writes", "optional", "temporary"]
@@ -63,6 +63,16 @@ class Job:
         else:
             logs.say(result.text())
         return self.code(result) if self.code is not None else int(getattr(result, "verdict", "good") != "good")
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: how it becomes a job, its options, examples, and what it does."""
+
+    plan: Callable[[Options], Job]
+    groups: tuple[Group, ...]
+    examples: tuple[str, ...]
+    about: str
 
 
 def op_job(args: Options, call: str, *more: Any, store: Store = "none", **kwargs: Any) -> Job:

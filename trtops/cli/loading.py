@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtops import ops
 from trtops.backend import common, onnx, trt
 from trtops.cli.flags import Options, UsageError
-from trtops.cli.script import Late, Name, given, late
+from trtops.cli.script import Late, Name, given, late, loaded
 from trtops.cli.values import per_name
 from trtops.comparator.table import COMPARISONS
 from trtops.errors import ConfigError
@@ -19,6 +20,7 @@ from trtops.metadata import DataType, TensorMetadata
 
 if TYPE_CHECKING:
     from trtops.backend.trt import Profile
+    from trtops.ops.model.model_files import SaveConfig
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +90,32 @@ def onnx_model(args: Options) -> Any:
     if getattr(args, "save_onnx", None):
         model = saved_onnx(model, args.save_onnx, args)
     return model
+
+
+def changed_model(args: Options) -> Any:
+    """Return the model: its path where it is used unchanged, otherwise a loader."""
+    model: Any = args.model_file
+    changes = ("external_data_dir", "ignore_external_data", "fp_to_fp16", "shape_inference")
+    if any([getattr(args, name, None) for name in changes]):
+        model = onnx_model(args.but(model_type="onnx"))
+    if not getattr(args, "force_fallback_shape_inference", None):
+        return model
+    return late("trtops.cli.loading.observed", model, data_loader(args.but(iterations=None)))
+
+
+def observed(source: Any, data: Any) -> Any:
+    """Return a model with the shapes seen when it ran."""
+    return ops.with_observed_shapes(loaded(source), data)
+
+
+def save_config(args: Options) -> SaveConfig:
+    """Return where weights are saved."""
+    threshold = args.external_data_size_threshold
+    return ops.SaveConfig(
+        external_data=args.save_external_data,
+        size_threshold=1024 if threshold is None else threshold,
+        one_file=not args.no_save_all_tensors_to_one_file,
+    )
 
 
 def saved_onnx(model: Any, path: str, args: Options) -> onnx.SaveOnnx:

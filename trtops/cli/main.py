@@ -18,13 +18,12 @@ import sys
 import time
 import traceback
 from collections.abc import Container, Sequence
-from typing import Any
 
 import trtops
 from trtops.blas import BRIEF_SPIN
 from trtops.cli import registry
 from trtops.cli.flags import Parser, UsageError, bold, make_parser, without_effect
-from trtops.cli.jobs import Job
+from trtops.cli.jobs import Command, Job
 from trtops.cli.logs import LOGGING, log_line, logging_as
 from trtops.errors import ConfigError, TrtopsError, near
 from trtops.logger import G_LOGGER, module_line
@@ -90,15 +89,15 @@ def _run_words(words: list[str]) -> int:
     path, rest = find_command(words)
     if path not in registry.COMMANDS:
         return _help_on_words(path, rest)
-    module = load(path)
-    parser = parser_of(path, module)
+    command = load(path)
+    parser = parser_of(path, command)
     if ("-h" in rest or "--help" in rest) and not _after_check(path, rest):
         parser.print_help()
         return 0
     from trtops.signals import interrupted_by_signals
 
     with interrupted_by_signals():
-        return _run_command(path, module, parser, rest, words)
+        return _run_command(path, command, parser, rest, words)
 
 
 def find_command(words: list[str]) -> tuple[registry.Path, list[str]]:
@@ -140,19 +139,23 @@ def _after_check(path: registry.Path, rest: list[str]) -> bool:
     )
 
 
-def load(path: registry.Path) -> Any:
-    """Import the module of a command."""
-    return importlib.import_module(registry.module_of(path))
+def load(path: registry.Path) -> Command:
+    """Import a command: from the module of its first word, or a module of its own in ``commands``."""
+    words = registry.OTHER_WORDS.get(path, path)
+    name = ".".join(("trtops.cli.commands", *words)).replace("-", "_")
+    if words[0] in registry.IN_ONE_MODULE:
+        found: Command = importlib.import_module(name.rpartition(".")[0]).COMMANDS[words[1]]
+        return found
+    module = importlib.import_module(name)
+    return Command(module.plan, module.GROUPS, module.EXAMPLES, " ".join(str(module.__doc__).split()))
 
 
-def parser_of(path: registry.Path, module: Any) -> Parser:
-    """The parser of a command."""
-    about = module.__doc__ or registry.COMMANDS[path]
-    prog = " ".join(("trtops", *path))
-    return make_parser(prog, " ".join(about.split()), (*module.GROUPS, LOGGING), module.EXAMPLES)
+def parser_of(path: registry.Path, command: Command) -> Parser:
+    """Return the parser of a command."""
+    return make_parser(" ".join(("trtops", *path)), command.about, (*command.groups, LOGGING), command.examples)
 
 
-def _run_command(path: registry.Path, module: Any, parser: Parser, rest: list[str], words: list[str]) -> int:
+def _run_command(path: registry.Path, command: Command, parser: Parser, rest: list[str], words: list[str]) -> int:
     args = parser.parse(rest)
     args.words = ["trtops", *words]
 
@@ -162,13 +165,13 @@ def _run_command(path: registry.Path, module: Any, parser: Parser, rest: list[st
         except OSError as exc:
             parser.error(f"--log-file {_error_text(exc)}")
         try:
-            job = module.plan(args)
+            job = command.plan(args)
         except (UsageError, ConfigError) as exc:
             parser.error(str(exc))
         except (TrtopsError, OSError) as exc:
             log.error("%s", _error_text(exc))
             return 3
-        for sentence in without_effect(module.GROUPS, args, rest):
+        for sentence in without_effect(command.groups, args, rest):
             log.warning("%s", sentence)
         for name, why in registry.IDLE_VARIABLES.items():
             if os.environ.get(name, "0") != "0":

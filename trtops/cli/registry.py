@@ -92,7 +92,7 @@ COMMANDS: dict[Path, str] = {
     ("doctor",): "say whether store, servers, workers, GPU and releases can be used, and what to do",
     ("completion",): "print a completion script for bash, zsh or fish",
 }
-"""Every command, with a line about it. Its module follows from its words: see :func:`module_of`."""
+"""Every command, with a line about it. Its module follows from its words: see ``main.load``."""
 
 OTHER_WORDS: dict[Path, Path] = {
     ("inspect", "diff"): ("compare",),
@@ -100,6 +100,9 @@ OTHER_WORDS: dict[Path, Path] = {
     ("data", "to-input"): ("data", "merge"),
 }
 """Commands that are others by other words, most of them Polygraphy's."""
+
+IN_ONE_MODULE = ("data", "plugin", "runs", "store", "surgeon", "team", "template")
+"""First words whose commands are in one module, in a dict ``COMMANDS``; others have a module each."""
 
 READERS: frozenset[Path] = frozenset(
     {
@@ -172,12 +175,6 @@ IDLE_VARIABLES = {
     "TRTOPS_INTERNAL_CORRECTNESS_CHECKS": "they are part of the tests",
 }
 """Polygraphy's environment variables that have no effect here, with why."""
-
-
-def module_of(path: Path) -> str:
-    """The module of a command: ``trtops debug build`` is ``trtops.cli.commands.debug.build``."""
-    words = OTHER_WORDS.get(path, path)
-    return ".".join(("trtops.cli.commands", *words)).replace("-", "_")
 
 
 def below(folder: Path) -> dict[str, str]:

@@ -222,5 +222,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "LAYER:TYPE": layer_type,
     "TENSOR:TYPE": layer_type,
     "TENSOR:FORMAT": named,
+    "NAME[:SHAPE[:TYPE]]": tensor,
+    "NAME[:TYPE]": tensor,
 }
 """How the value of an option is read, by what help calls it; other values are text."""

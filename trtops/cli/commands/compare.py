@@ -20,8 +20,7 @@ GROUPS = (
         ),
     ),
     Group(
-        groups.STATISTICS.title,
-        (*groups.STATISTICS.flags, *groups.COMPARING.only("infinities_compare_equal").flags),
+        groups.STATISTICS.title, (*groups.STATISTICS.flags, *groups.COMPARING.only("infinities_compare_equal").flags)
     ),
     groups.SOURCE,
     groups.TRACKING,

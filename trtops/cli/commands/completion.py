@@ -59,7 +59,7 @@ def following(line: list[str]) -> list[str]:
     path, words = find_command(line)
     if path not in registry.COMMANDS:
         return [] if words else list(registry.below(path))
-    flags = [flag for _, flag in flags_of((*load(path).GROUPS, LOGGING)) if not flag.refuse]
+    flags = [flag for _, flag in flags_of((*load(path).groups, LOGGING)) if not flag.refuse]
     last = next((place for place in range(len(words) - 1, -1, -1) if words[place].startswith("-")), None)
     if last is not None:
         current = next((flag for flag in flags if words[last] in flag.names), None)

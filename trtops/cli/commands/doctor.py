@@ -19,11 +19,7 @@ from trtops.cli.logs import say, say_json
 from trtops.errors import TrtopsError
 from trtops.tracking.health import HealthFinding, store_findings
 
-GROUPS = (
-    Group("report", (flag("--support", "what each TensorRT release can do"),)),
-    groups.STORE,
-    groups.JSON,
-)
+GROUPS = (Group("report", (flag("--support", "what each TensorRT release can do"),)), groups.STORE, groups.JSON)
 EXAMPLES = ("trtops doctor", "trtops doctor --support", "trtops doctor --store /data/mlruns --json")
 
 _PACKAGES = ("onnx", "onnxruntime", "onnx-graphsurgeon", "mlflow", "prefect", "numpy", "tensorrt", "torch", "tf2onnx")

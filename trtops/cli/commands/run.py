@@ -73,8 +73,7 @@ EVALUATION = Group(
         flag("--validate", "treat NaN and infinities in outputs as faults"),
         flag("--load-outputs --load-results PATH+", "saved outputs to compare with; alone, with one another"),
         flag(
-            "--postprocess --postprocess-func [OUTPUT:]top-K+",
-            "compare the positions of the largest elements instead",
+            "--postprocess --postprocess-func [OUTPUT:]top-K+", "compare the positions of the largest elements instead"
         ),
         flag(
             "--postprocess-func-script FILE[:FUNCTION]",
@@ -97,9 +96,7 @@ GROUPS = (
     groups.THRESHOLDS,
     groups.COMPARING,
     groups.DATA,
-    groups.ONNX_LOAD,
-    groups.ONNX_OUTPUTS,
-    groups.ONNX_SHAPE,
+    *groups.ONNX,
     groups.SAVE_ONNX,
     groups.PROVIDERS,
     *groups.TRT_BUILD,

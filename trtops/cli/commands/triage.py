@@ -35,8 +35,7 @@ GROUPS = (
     groups.SOURCE,
     groups.SPEC,
     Group(
-        "building",
-        (*groups.PRECISIONS.only("calibration_cache").flags, *groups.TRT_TACTICS.only("load_tactics").flags),
+        "building", (*groups.PRECISIONS.only("calibration_cache").flags, *groups.TRT_TACTICS.only("load_tactics").flags)
     ),
 )
 EXAMPLES = (

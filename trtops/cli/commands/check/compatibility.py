@@ -9,11 +9,7 @@ from trtops.cli import configs, groups
 from trtops.cli.flags import Group, Options
 from trtops.cli.jobs import Job, op_job
 
-GROUPS = (
-    groups.ONNX_MODEL,
-    Group("back end (default: TensorRT)", configs.BACKEND.only("backend").flags),
-    groups.JSON,
-)
+GROUPS = (groups.ONNX_MODEL, Group("back end (default: TensorRT)", configs.BACKEND.only("backend").flags), groups.JSON)
 EXAMPLES = ("trtops check compatibility model.onnx --onnxrt", "trtops check compatibility model.onnx --trt")
 
 

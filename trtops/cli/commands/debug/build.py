@@ -46,9 +46,7 @@ GROUPS = (
     *groups.TRT_BUILD,
     Group("evaluation, in a campaign", groups.STATISTICS.flags),
     groups.DATA,
-    groups.ONNX_LOAD,
-    groups.ONNX_OUTPUTS,
-    groups.ONNX_SHAPE,
+    *groups.ONNX,
     groups.TENSORFLOW,
     groups.CHECK,
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtops import ops
 from trtops.backend.common import save_bytes
-from trtops.cli import configs, groups, loading, surgery
+from trtops.cli import configs, groups, loading
 from trtops.cli.commands.debug import repeat
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.iterations import Iterations
@@ -88,7 +88,7 @@ def plan(args: Options) -> Job:
             "the check read one"
         )
     feeds = None if check else configs.random_data(args)
-    model = surgery.find_model(args)
+    model = loading.changed_model(args)
     if args.golden_outputs and (check is not None or feeds is not None or not isinstance(model, str)):
         raise UsageError(
             "--golden-outputs is checked on the unchanged model file, with data of --load-inputs or --seed, and without "

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtops import ops
-from trtops.cli import configs, groups, loading, surgery
+from trtops.cli import configs, groups, loading
 from trtops.cli.commands.debug import repeat
 from trtops.cli.flags import Group, Options, flag
 from trtops.cli.iterations import Iterations
@@ -97,7 +97,7 @@ def plan(args: Options) -> Job:
         find="all" if args.find_all else "first",
         input_shapes={name: loading.fixed(shape) for name, shape in args.input_shapes or ()},
         output=args.output or "trtops_reduced.onnx",
-        save_as=surgery.save_config(args),
+        save_as=loading.save_config(args),
         load_replay=args.load_debug_replay,
         save_replay=args.save_debug_replay,
     )
@@ -114,7 +114,7 @@ def plan(args: Options) -> Job:
     return Job(
         call=_reduce,
         kwargs={
-            "source": surgery.find_model(args.but(shape_inference=None, force_fallback_shape_inference=None)),
+            "source": loading.changed_model(args.but(shape_inference=None, force_fallback_shape_inference=None)),
             "name": args.model_file,
             "check": check,
             "build": build,

@@ -10,7 +10,7 @@ from typing import Any
 
 from trtops import ops
 from trtops.backend.common import save_bytes
-from trtops.cli import groups, loading, surgery
+from trtops.cli import groups, loading
 from trtops.cli.flags import Group, Options, flag
 from trtops.cli.jobs import Job
 from trtops.cli.logs import say, say_json
@@ -48,9 +48,7 @@ GROUPS = (
             *groups.SAVE_AS.without("--save-external-data").flags,
         ),
     ),
-    groups.ONNX_LOAD,
-    groups.ONNX_OUTPUTS,
-    groups.ONNX_SHAPE,
+    *groups.ONNX,
 )
 EXAMPLES = ("trtops inspect capability model.onnx --with-partitioning", "trtops inspect capability model.onnx --onnxrt")
 
@@ -62,7 +60,7 @@ def plan(args: Options) -> Job:
         backend=args.backend or "tensorrt",
         partition=partition,
         output_dir=args.output if partition else None,
-        save_as=surgery.save_config(args) if partition else ops.SaveConfig(),
+        save_as=loading.save_config(args) if partition else ops.SaveConfig(),
         input_shapes=loading.input_shapes(args) or {},
     )
     model = loading.onnx_model(args.but(model_type="onnx")) if loading.wants_onnx_changes(args) else args.model_file

@@ -53,17 +53,12 @@ GROUPS = (
     groups.MODEL.without("--input-shapes"),
     SHOWING,
     groups.JSON,
-    groups.ONNX_LOAD,
-    groups.ONNX_OUTPUTS,
-    groups.ONNX_SHAPE,
+    *groups.ONNX,
     groups.TRT_NETWORK,
     groups.TRT_PARSE,
     groups.TRT_LOAD,
     groups.TENSORFLOW,
-    Group(
-        "TensorRT timing",
-        (flag("--save-timing-cache FILE", "timing cache to write", idle="nothing is built"),),
-    ),
+    Group("TensorRT timing", (flag("--save-timing-cache FILE", "timing cache to write", idle="nothing is built"),)),
 )
 EXAMPLES = (
     "trtops inspect model model.onnx --show layers attrs",
@@ -98,8 +93,7 @@ def plan(args: Options) -> Job:
         return Job(call=_draw, args=(source, describe, args.model_file, infer, args.save_visual, port))
     if describe:
         return Job(
-            call=_show_made,
-            args=(source, describe, args.model_file, show, args.combine_tensor_info, bool(args.json)),
+            call=_show_made, args=(source, describe, args.model_file, show, args.combine_tensor_info, bool(args.json))
         )
     return Job(call=_show_onnx, args=(source, show, infer, bool(args.list_unbounded_dds), bool(args.json)))
 
