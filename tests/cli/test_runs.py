@@ -165,7 +165,7 @@ def test_a_damaged_run_is_found_by_an_audit(run, ids, home, tmp_path):
     copy_store(home / "mlruns", copy)
     next(copy.rglob(f"{ids['build'][0]}/artifacts/build.log")).write_text("changed")
     code, text = run(f"runs audit {ids['build'][0]} --no-rebuild --store {copy}")
-    assert code == 1 and "not whole" in text
+    assert code == 1 and "incomplete" in text
 
 
 def test_a_good_run_is_promoted_and_found_by_everybody(run, ids, home):
