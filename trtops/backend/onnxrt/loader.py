@@ -37,10 +37,8 @@ class SessionFromOnnx:
     def __call__(self) -> ort.InferenceSession:
         """Create the session, which belongs to the caller.
 
-        Raises:
-            InvalidModelError: If the model is missing, damaged or contradicts itself.
-            UnsupportedFeatureError: If an op has no kernel here.
-            BackendUnavailableError: If this ONNX Runtime lacks an execution provider.
+        InvalidModelError if the model is missing, damaged or contradicts itself, UnsupportedFeatureError if an op has
+        no kernel, BackendUnavailableError if this ONNX Runtime lacks an execution provider.
         """
         from trtops.backend.onnxrt import session  # imports ONNX Runtime, which creating a loader does not need
 

@@ -27,9 +27,9 @@ _FIRST_PIECE = 64
 
 
 class Observed:
-    """The values of a model's tensors for some feeds. Filled by one thread, then safe to read from several.
+    """The values of a model's tensors for some feeds; implements :class:`trtops.backend.onnx.submodel.Values`.
 
-    Implements :class:`trtops.backend.onnx.submodel.Values`.
+    Filled by one thread, then safe to read from several.
     """
 
     def __init__(self, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
@@ -99,10 +99,9 @@ class Observed:
 
 
 class RandomInputs:
-    """Observed dtypes and shapes with random numbers: floats between 0 and 1 at the inputs of a submodel.
+    """Observed dtypes and shapes with random floats between 0 and 1, as submodel ``Values``.
 
-    Integers and booleans keep their observed values, since a random index may be out of range. Implements
-    :class:`trtops.backend.onnx.submodel.Values`.
+    Integers and booleans keep their observed values, since a random index may be out of range.
     """
 
     def __init__(self, observed: Observed, seed: int = 1) -> None:
@@ -130,13 +129,9 @@ class RandomInputs:
 
 
 def observe(cutter: Cutter, feeds: Sequence[Feed], *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Observed:
-    """Compute every tensor of a model that a node or an output uses.
+    """Compute every tensor of a model that a node or an output uses; at most ``limit_bytes`` are kept in memory.
 
-    Feeds are not copied. At most ``limit_bytes`` are kept in memory.
-
-    Raises:
-        InputError: If a feed does not fit the model.
-        BackendError: If ONNX Runtime has no kernel for a node, or fails; the message names the node.
+    InputError if a feed does not fit the model, BackendError if ONNX Runtime cannot run a node; the message names it.
     """
     observed = Observed(limit_bytes)
     for feed in feeds:

@@ -93,9 +93,8 @@ class Optimizer:
     def may_change(self, tactic: Tactic) -> bool:
         """Return whether toggling a tactic may change the default's graph, judging by one optimization of the default.
 
-        ONNX Runtime logs for each optimizer whether it changed the graph; one that did not can be left out without
-        effect. Rewrite rules are not logged one by one, and optimizers that are off by default are not logged at all:
-        both are decided by the op types that they apply to.
+        ONNX Runtime logs for each optimizer whether it changed the graph. Rewrite rules are not logged one by one, and
+        optimizers that are off by default not at all: both are decided by the op types that they apply to.
         """
         graph = self(Candidate()).graph
         if not tactic.default:

@@ -89,11 +89,7 @@ class _Table:
 
     def text(self, place: int) -> str:
         field = self._field(place)
-        return "" if field is None else self._text_at(field)
-
-    def _text_at(self, position: int) -> str:
-        text: bytes = self._table.String(position)
-        return text.decode()
+        return "" if field is None else str(self._table.String(field), "utf-8")
 
     def number(self, place: int, kind: Any) -> Any:
         field = self._field(place)
@@ -116,7 +112,7 @@ class _Table:
         return [_Table(self._table.Bytes, self._table.Indirect(position)) for position in positions]
 
     def texts(self, place: int) -> list[str]:
-        return [self._text_at(position) for position in self._elements(place, 4)]
+        return [str(self._table.String(position), "utf-8") for position in self._elements(place, 4)]
 
     def numbers(self, place: int, kind: Any) -> list[Any]:
         return [self._table.Get(kind, position) for position in self._elements(place, kind.bytewidth)]

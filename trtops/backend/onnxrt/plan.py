@@ -32,8 +32,7 @@ class Plan:
     Attributes:
         nodes: Its nodes, including those of control flow bodies, each after its inputs' nodes.
         depths: For each node, the number of nodes on the longest path to it.
-        signature: SHA-256 over kernels, attributes and connections: engines of one model with equal signatures run the
-            same code.
+        signature: SHA-256 over kernels, attributes and connections: equal for engines that run the same code.
         types: Element types by tensor name, in lower case as ONNX names them (``float``, ``int64``).
     """
 

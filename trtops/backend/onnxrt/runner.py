@@ -18,22 +18,19 @@ _RENAMED = {"FLOAT": "FLOAT32", "DOUBLE": "FLOAT64", "FLOAT4E2M1": "FLOAT4"}
 
 
 class OnnxrtRunner(BaseRunner):
-    """Runs inference in an ONNX Runtime session.
+    """Runs inference in an ONNX Runtime session; several threads may infer at once.
 
     Accepts numpy arrays in host memory (bfloat16 and 8-bit floats as arrays of ``ml_dtypes``) and torch tensors; with a
     torch tensor among the inputs, the outputs are torch tensors in host memory. Outputs are new arrays at every
-    inference, so they may be kept, and several threads may infer at once.
+    inference.
     """
 
     def __init__(
         self, sess: ValueOrCallable[ort.InferenceSession], name: str | None = None, prefix: str = "onnxrt-runner"
     ) -> None:
-        """Wrap a session.
+        """Wrap a session, which stays the caller's, or a callable that creates one at each activation.
 
-        Args:
-            sess: The session, which stays the caller's, or a callable that creates one at each activation.
-            name: The runner's name; numbered as ``<prefix>-N0`` and so on if not given.
-            prefix: Prefix of numbered names.
+        By default runners are numbered as ``<prefix>-N0`` and so on.
         """
         super().__init__(name, prefix)
         self._source = sess
@@ -65,7 +62,7 @@ class OnnxrtRunner(BaseRunner):
         self._session = self._inference = None
 
     def get_input_metadata_impl(self) -> TensorMetadata:
-        """Return the session's inputs. A tensor of unknown rank appears as a scalar, as ONNX Runtime reports it."""
+        """Return the session's inputs. A tensor of unknown rank appears as a scalar."""
         return self._inputs
 
     def get_output_metadata(self) -> TensorMetadata:

@@ -38,11 +38,7 @@ Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 
 @dataclass(frozen=True)
 class Choice:
-    """The result of a search: the candidate to build, and how it was found.
-
-    ``applicable`` has the names of the tactics that change the model's graph, ``skipped`` the ids of the candidates
-    that there was no time for.
-    """
+    """The result of a search, with the tactics that change the model's graph and the skipped candidates."""
 
     candidate: Candidate
     applicable: tuple[str, ...] = ()

@@ -1,12 +1,13 @@
 """The timing cache: timings of earlier builds, reused so that later builds are faster and choose the same.
 
-A JSON file, valid for one kind of processor and one release of ONNX Runtime. It also holds the signature of each
-candidate's optimized graph, so that a build whose timings are all cached optimizes only the candidate that it picks,
-and the candidates skipped for lack of time, so that the next build skips them too and chooses the same.
+A JSON file for one kind of processor and one release of ONNX Runtime. It also holds signatures of optimized graphs, so
+that a build whose timings are all cached optimizes only the candidate that it picks, and the candidates skipped for
+lack of time, so that the next build skips them too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,10 +68,9 @@ class TimingCache:
     @classmethod
     def from_bytes(cls, data: bytes, device_key: str | None = None) -> TimingCache:
         """Read a cache, which must be of the given device and release if one is given; else TimingCacheError."""
-        try:
-            content: Any = json.loads(data)
-        except (ValueError, RecursionError) as exc:
-            raise errors.TimingCacheError(f"Not a timing cache: {len(data)} bytes that are not JSON ({exc}).") from None
+        content: Any = None
+        with contextlib.suppress(ValueError, RecursionError):
+            content = json.loads(data)
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise errors.TimingCacheError(f"Not a timing cache: expected a JSON object with format {_FORMAT!r}.")
         if content.get("version") != _VERSION:
