@@ -143,26 +143,3 @@ def test_smallest_takes_few_tests(needed: set[int], most: int):
     search = Search(Oracle(needed))
     assert search.smallest(range(200)) == sorted(needed)
     assert search.tests < most
-
-
-@given(st.lists(st.sets(st.integers(0, 8), min_size=1, max_size=3), min_size=1, max_size=4))
-def test_every_smallest_set_is_found_and_no_other(needed: list[set[int]]):
-    oracle = Oracle(*needed)
-    search = Search(oracle)
-    smallest = {each for each in oracle.needed if not any(other < each for other in oracle.needed)}
-
-    found = list(search.all_smallest(range(9), lambda items: frozenset(search.smallest(sorted(items)))))
-
-    assert len(found) == len(set(found))
-    assert set(found) == smallest
-
-
-@pytest.mark.parametrize("count", [1, 5])
-def test_independent_items_cost_one_test_each(count: int):
-    oracle = Oracle(*({10 * i} for i in range(count)))
-
-    found = list(
-        Search(oracle).all_smallest(range(100), lambda items: next(each for each in oracle.needed if each <= items))
-    )
-
-    assert len(found) == len(oracle.asked) == count

@@ -28,7 +28,7 @@ from trtops.ops.model.inspect.models import inspect_model
 from trtops.ops.model.inspect.records import inspect_tactics
 from trtops.ops.search.accuracy import AccuracyConfig, accuracy
 from trtops.ops.search.precision import PrecisionConfig, precision
-from trtops.ops.search.precision_engines import TensorRTEngines
+from trtops.ops.search.precision_engines import EngineWriter
 from trtops.ops.search.reduce import reduce
 from trtops.ops.search.reduce_search import ReduceConfig
 from trtops.ops.search.repeat import RepeatConfig, repeat
@@ -81,7 +81,7 @@ def test_the_layers_that_overflow_in_fp16_are_found_and_kept_by_layer_precisions
         exclude_list=str(tmp_path / "keep.txt"),
     )
 
-    result = precision(case.proto, config, feeds=[case.feed], runner=TensorRTEngines(), progress=print)
+    result = precision(case.proto, config, feeds=[case.feed], runner=EngineWriter().runner, progress=print)
 
     print(result.keep, result.exclude, f"{result.checks} checks in {result.seconds:.1f} s")
     assert result.outcome == "mixed" and result.minimal

@@ -188,36 +188,3 @@ class Search:
             if size == 1 and len(items) == before:
                 return items
             size = max(size // 2, 1)
-
-    def all_smallest(self, items: Iterable[int], find: Callable[[Items], Items]) -> Iterator[Items]:
-        """Yield every smallest set for which the test holds, also sets that share items. Complete for monotone tests.
-
-        After each set, the search continues without one item of it, for each of its items in turn: Reiter's hitting-set
-        tree ("A theory of diagnosis from first principles", Artificial Intelligence 32(1), 1987).
-
-        Args:
-            items: The items; the test is taken to hold for all of them.
-            find: Finds one smallest set within a set for which the test holds.
-        """
-        everything = frozenset(items)
-        found: list[Items] = []
-        exhausted: list[Items] = []  # sets of left-out items; nothing holds without them, nor without more
-        queue: list[Items] = [frozenset()]
-        seen = set(queue)
-        while queue:
-            left_out = queue.pop(0)
-            if any(known <= left_out for known in exhausted):
-                continue
-            smallest = next((known for known in found if not known & left_out), None)
-            if smallest is None:
-                if left_out and not self.holds(everything - left_out):
-                    exhausted.append(left_out)
-                    continue
-                smallest = find(everything - left_out)
-                found.append(smallest)
-                yield smallest
-            for item in sorted(smallest):
-                more = left_out | {item}
-                if more not in seen:
-                    seen.add(more)
-                    queue.append(more)

@@ -339,7 +339,7 @@ def precision(
         config: How to search.
         feeds: Inputs, instead of ``config.data``.
         runner: Makes the runner of a candidate: :func:`emulated_runner`,
-            :class:`trtops.ops.search.precision_engines.TensorRTEngines`, or one that builds
+            :func:`trtops.ops.search.precision_engines.candidate_runner`, or one that builds
             ``candidate.rewritten.model``.
         evaluate: Says whether a candidate is good, instead of running and comparing it (:func:`checking_candidates`
             runs a command). Errors are then unknown: 0 for good candidates, infinite for others. No data is generated,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -27,51 +27,30 @@ Side: TypeAlias = Literal["emulated", "tensorrt"]
 
 def candidate_runner(side: Side) -> MakeRunner:
     """What makes the runners of a side."""
-    return TensorRTEngines() if side == "tensorrt" else emulated_runner
-
-
-class TensorRTEngines:
-    """Makes the runners of :func:`trtops.ops.search.precision.precision` from TensorRT engines.
-
-    Up to 10.x the network is weakly typed: the builder may use the lower precision, and binding layer precisions hold
-    the nodes to keep. On releases that take precisions from the model, the candidate's model with its Casts is built.
-    Builds share a timing cache, so that each times only new tactics.
-    """
-
-    def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix=temporary_prefix("precision"))
-
-    def __call__(self, candidate: Candidate) -> BaseRunner:
-        """The runner of one candidate, whose engine is built when it is activated; needs TensorRT."""
-        options: dict[str, Any] = {}
-        if line().supports(Feature.LAYER_PRECISION):
-            low = candidate.config.to
-            options = {"fp16": low == "fp16", "bf16": low == "bf16", "precision_constraints": "obey"}
-            network = _restrict_layers(trt.NetworkFromOnnxBytes(serialize(candidate.original)), candidate)
-        else:
-            network = trt.NetworkFromOnnxBytes(serialize(candidate.rewritten.model), strongly_typed=True)
-        cache = Path(self._folder.name, "timing.cache")
-        config = trt.CreateConfig(load_timing_cache=cache, **options)
-        return trt.TrtRunner(trt.EngineFromNetwork(network, config, save_timing_cache=cache))
+    return EngineWriter().runner if side == "tensorrt" else emulated_runner
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineWriter:
-    """Writes a candidate as a TensorRT engine, with binding precisions for the layers to keep.
+    """Makes TensorRT engines of candidates.
+
+    Up to 10.x the network is weakly typed: the builder may use the lower precision, and binding layer precisions hold
+    the nodes to keep. On releases that take precisions from the model, the candidate's model with its Casts is built.
 
     Attributes:
-        network: Makes the network: builder, network, parser.
-        config: Makes the builder config.
+        network: Makes the network: builder, network, parser. By default that of the candidate's model.
+        config: Makes the builder config. By default that of the search's precision.
         path: File for the engine.
         kept_in: Precision of the kept layers: ``float32`` or ``float16``.
-        save_timing_cache: File in which timings are kept from one build to the next.
+        save_timing_cache: File in which timings are kept from one build to the next. A temporary one by default.
     """
 
-    network: Callable[[], Any]
-    config: Callable[..., Any]
-    path: str
+    network: Callable[[], Any] | None = None
+    config: Callable[..., Any] | None = None
+    path: str = ""
     kept_in: str = "float32"
     save_timing_cache: str | None = None
+    _folder: Any = field(default_factory=lambda: tempfile.TemporaryDirectory(prefix=temporary_prefix("precision")))
 
     def __call__(self, candidate: Candidate) -> None:
         """Build and write the engine.
@@ -79,23 +58,40 @@ class EngineWriter:
         Raises:
             BackendError: If the candidate cannot be built.
         """
-        network = self.network
-        if candidate.is_control:
-            network = trt.PostprocessNetwork(network, _multiply_outputs_by_zero, "outputs of 0")
-        network = _restrict_layers(network, candidate, self.kept_in)
-        plan = trt.engine_bytes_from_network(network, config=self.config, save_timing_cache=self.save_timing_cache)
+        network, config = self._network_and_config(candidate)
+        plan = trt.engine_bytes_from_network(network, config=config, save_timing_cache=self.save_timing_cache)
         save_bytes(plan, self.path)
 
     def runner(self, candidate: Candidate) -> BaseRunner:
-        """A runner of the candidate's engine, for :func:`trtops.ops.search.precision.precision`."""
-        network = _restrict_layers(self.network, candidate, self.kept_in)
-        return trt.TrtRunner(trt.EngineFromNetwork(network, self.config, save_timing_cache=self.save_timing_cache))
+        """A runner of the candidate, whose engine is built when it is activated."""
+        network, config = self._network_and_config(candidate)
+        cache = self.save_timing_cache or (self._own_cache if self.config is None else None)
+        return trt.TrtRunner(trt.EngineFromNetwork(network, config, save_timing_cache=cache))
 
+    @property
+    def _own_cache(self) -> Path:
+        return Path(self._folder.name, "timing.cache")
 
-def _restrict_layers(network: Callable[[], Any], candidate: Candidate, kept_in: str = "float32") -> Callable[[], Any]:
-    """A network in which the layers to keep compute in a given precision."""
-    layers = {name: kept_in for name in sorted(candidate.keep)}
-    return trt.SetLayerPrecisions(network, layers) if layers else network
+    def _network_and_config(self, candidate: Candidate) -> tuple[Callable[[], Any], Callable[..., Any]]:
+        by_layer = line().supports(Feature.LAYER_PRECISION)
+        if self.network is not None:
+            network = self.network
+        elif by_layer:
+            network = trt.NetworkFromOnnxBytes(serialize(candidate.original))
+        else:
+            network = trt.NetworkFromOnnxBytes(serialize(candidate.rewritten.model), strongly_typed=True)
+        if candidate.is_control:
+            network = trt.PostprocessNetwork(network, _multiply_outputs_by_zero, "outputs of 0")
+        layers = {name: self.kept_in for name in sorted(candidate.keep)}
+        if layers and (by_layer or self.network is not None):
+            network = trt.SetLayerPrecisions(network, layers)
+        if self.config is not None:
+            return network, self.config
+        low = candidate.config.to
+        options: dict[str, Any] = {}
+        if by_layer:
+            options = {"fp16": low == "fp16", "bf16": low == "bf16", "precision_constraints": "obey"}
+        return network, trt.CreateConfig(load_timing_cache=self._own_cache, **options)
 
 
 def _multiply_outputs_by_zero(network: Any) -> None:

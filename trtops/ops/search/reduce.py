@@ -115,7 +115,7 @@ class ReduceResult(OpResult):
         verdict: ``bad`` if the model fails, ``good`` otherwise.
         whole: The check's verdict on the whole model; ``error`` for a failure of another kind than the one searched
             for.
-        culprits: The culprits in the order in which they were found; at least one if the model fails.
+        culprits: The culprit, if the model fails.
         nodes: Nodes in the whole model, without Constants.
         checks: Sub-models checked.
         resumed: Answers taken from the journal.
@@ -275,7 +275,7 @@ def _find_culprits(
             if config.load_replay is not None:
                 search.recall(config.load_replay)
             whole = search.check_whole()
-            found = list(search.culprits()) if whole.verdict == "fail" else []
+            found = search.culprit() if whole.verdict == "fail" else None
         except KeyboardInterrupt:
             if journal.path is not None and journal.steps:
                 log.warning(
@@ -286,10 +286,10 @@ def _find_culprits(
             raise
         if found and not any(answer.verdict == "pass" for answer in search.answers.values()):
             require_working_check(check)
-        culprits = tuple(_save_culprit(search, parts, number, config) for number, parts in enumerate(found, start=1))
+        culprits = () if found is None else (_save_culprit(search, found, config),)
         min_good = _save_min_good(search, found, config)
         if config.save_replay is not None:
-            write_replay(config.save_replay, cutter, [search.nodes(parts) for parts in found], config.mode)
+            write_replay(config.save_replay, cutter, search.nodes(found or ()), config.mode)
         journal.close(remove=config.journal is None)
     result = ReduceResult(
         verdict="bad" if found else "good",
@@ -336,14 +336,12 @@ def _next_to(output: Path, what: str) -> Path:
     return output.with_name(f"{output.stem}_{what}")
 
 
-def _save_culprit(search: Reduction, parts: Items, number: int, config: ReduceConfig) -> Culprit:
+def _save_culprit(search: Reduction, parts: Items, config: ReduceConfig) -> Culprit:
     cut = search.cut(parts)
     path = inputs_path = None
     if config.output is not None:
         path = Path(config.output)
-        if number > 1:
-            path = path.with_name(f"{path.stem}_{number}{path.suffix}")
-        cut.save(path, **(config.save_as.to_options() if number == 1 else config.save_as.for_another()))
+        cut.save(path, **config.save_as.to_options())
         if config.inputs != "declared":
             inputs_path = _next_to(path, "inputs.json")
             save_json(cut.feeds, inputs_path, "inputs of the reduced model")
@@ -358,12 +356,12 @@ def _save_culprit(search: Reduction, parts: Items, number: int, config: ReduceCo
     )
 
 
-def _save_min_good(search: Reduction, found: Sequence[Items], config: ReduceConfig) -> str | None:
-    """Save the passing sub-model closest in size to the first culprit, if any."""
+def _save_min_good(search: Reduction, found: Items | None, config: ReduceConfig) -> str | None:
+    """Save the passing sub-model closest in size to the culprit, if any."""
     passing = [parts for parts, answer in search.answers.items() if answer.verdict == "pass"]
-    if config.min_good is None or not found or not passing:
+    if config.min_good is None or found is None or not passing:
         return None
-    size = len(search.nodes(found[0]))
+    size = len(search.nodes(found))
     closest = min(passing, key=lambda parts: (abs(len(search.nodes(parts)) - size), len(parts), sorted(parts)))
     search.cut(closest).save(config.min_good, **config.save_as.for_another())
     return config.min_good

@@ -7,9 +7,7 @@ ignored.
 from __future__ import annotations
 
 import json
-import logging
 import os
-import shutil
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,8 +19,6 @@ import filelock
 from trtops import errors
 from trtops.ops.evaluation.submodel import CheckVerdict
 from trtops.record import Record
-
-log = logging.getLogger(__name__)
 
 FORMAT = "trtops.reduce.journal"
 
@@ -63,7 +59,7 @@ class Journal:
         Args:
             path: The file; None keeps no file.
             holds_for: What the answers depend on; must be equal to that of an existing journal.
-            start_over: Copy the answers of an existing journal to another file and begin with none.
+            start_over: Remove the answers of an existing journal.
 
         Raises:
             ConfigError: If the journal belongs to another model, check or data, or is in use.
@@ -126,15 +122,6 @@ class Journal:
                 f"{path} is not a journal of a reduction, or damaged; expected one, or no file."
             ) from None
         if start_over:
-            if steps:
-                aside = path.with_name(f"{path.stem}_before{path.suffix}")
-                shutil.copyfile(path, aside)
-                log.warning(
-                    "An earlier reduction was interrupted after %d answers, which are now in %s. To resume it, use "
-                    "that file as the journal (--journal).",
-                    len(steps),
-                    aside,
-                )
             return 0
         for key, value in header.items():
             if first.get(key) != value:

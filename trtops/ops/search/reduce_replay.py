@@ -12,7 +12,7 @@ those inputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 from trtops.backend.onnx.submodel import Cutter
@@ -20,11 +20,11 @@ from trtops.ops.search.delta import Mode
 from trtops.ops.search.replays import IterationContext, load_replay, save_replay
 
 Nodes: TypeAlias = frozenset[int]
-_CULPRITS = "trtops_culprits"
-"""Key in the state of a replay's last answer: the nodes of each culprit found by trtops."""
+_CULPRIT = "trtops_culprit"
+"""Key in the state of a replay's last answer: the nodes of the culprit found by trtops."""
 
 
-def read_replay(path: str, cutter: Cutter, mode: Mode) -> tuple[list[Nodes], list[Nodes] | None]:
+def read_replay(path: str, cutter: Cutter, mode: Mode) -> tuple[list[Nodes], Nodes | None]:
     """Read the failing sub-models and the result of a replay.
 
     Args:
@@ -33,8 +33,7 @@ def read_replay(path: str, cutter: Cutter, mode: Mode) -> tuple[list[Nodes], lis
         mode: The mode in which the replay was made.
 
     Returns:
-        The sub-models that failed, and the culprits (an empty list if the model passes); None for the culprits if an
-        answer is missing.
+        The sub-models that failed, and the culprit (empty if the model passes); None for it if an answer is missing.
 
     Raises:
         FormatError: If the file is not a replay.
@@ -53,20 +52,20 @@ def read_replay(path: str, cutter: Cutter, mode: Mode) -> tuple[list[Nodes], lis
     if not complete or not asked:
         return failing, None
     for context in replay.values():
-        found = context.state.get(_CULPRITS)
-        if isinstance(found, list) and all(isinstance(each, list) and set(each) <= set(cutter.order) for each in found):
-            return failing, [frozenset(each) for each in found]
-    return failing, failing[:1]
+        found = context.state.get(_CULPRIT)
+        if isinstance(found, list) and set(found) <= set(cutter.order):
+            return failing, frozenset(found)
+    return failing, failing[0] if failing else frozenset()
 
 
-def write_replay(path: str, cutter: Cutter, culprits: Sequence[Nodes], mode: Mode) -> None:
-    """Write the replay that leads Polygraphy to the culprits, without a check."""
+def write_replay(path: str, cutter: Cutter, culprit: Nodes, mode: Mode) -> None:
+    """Write the replay that leads Polygraphy to the culprit without a check; it is empty if the model passes."""
     replay = {
         key: IterationContext({"num_nodes": len(nodes)}, {"iteration": index}, passed)
-        for key, index, nodes, passed in _retrace(cutter, mode, lambda _, nodes: not any(c <= nodes for c in culprits))
+        for key, index, nodes, passed in _retrace(cutter, mode, lambda _, nodes: not culprit or not culprit <= nodes)
     }
     if replay:
-        list(replay.values())[-1].state[_CULPRITS] = [sorted(each) for each in culprits]
+        list(replay.values())[-1].state[_CULPRIT] = sorted(culprit)
     save_replay(replay, path)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -40,7 +40,6 @@ class ReduceConfig(DataConfig):
     Attributes:
         mode: ``bisect`` checks ``log2(nodes)`` sub-models in each stage but the last. ``linear`` checks one after the
             other from the smallest, and so also finds failures that larger sub-models hide.
-        find: Stop at the first culprit, or find all, also those that share nodes.
         max_checks: Maximum number of checks; the result is then the smallest failing sub-model so far.
         reduce_outputs: Whether nodes may be removed at the end of the model. Otherwise its outputs stay.
         reduce_inputs: Whether nodes may be removed at the beginning. Otherwise its inputs stay.
@@ -51,8 +50,7 @@ class ReduceConfig(DataConfig):
         input_shapes: Shapes of dynamic inputs, by name, for random data; 1 for each dynamic dimension by default.
         width: Number of sub-models checked at the same time.
         memory_limit_bytes: Observed values kept in memory; the rest goes to temporary files.
-        output: File for the reduced model. Its inputs are saved next to it as ``<name>_inputs.json``. Further culprits
-            get ``_2`` and so on after the name.
+        output: File for the reduced model. Its inputs are saved next to it as ``<name>_inputs.json``.
         save_as: Where the weights of these models go.
         min_good: File for the passing sub-model that is closest in size to the culprit.
         journal: File of answers, with which a killed reduction resumes. By default ``<name>_journal.jsonl`` next to
@@ -63,7 +61,6 @@ class ReduceConfig(DataConfig):
     """
 
     mode: Literal["bisect", "linear"] = "bisect"
-    find: Literal["first", "all"] = "first"
     max_checks: int | None = None
     reduce_outputs: bool = True
     reduce_inputs: bool = True
@@ -125,7 +122,7 @@ class Reduction:
         self._progress = progress
         self._stage = "whole"
         self._starts: list[Items] = []
-        self._recalled: list[Items] | None = None
+        self._recalled: Items | None = None
         self._part_of = {index: part for part, members in enumerate(cutter.parts) for index in members}
         self._search = Search(self._fails, max_tests=config.max_checks, width=config.width, evaluate=evaluate)
         for step in journal.steps:
@@ -141,44 +138,32 @@ class Reduction:
 
     def recall(self, path: str) -> None:
         """Read a replay. If it answers every question its result is taken, and nothing is checked."""
-        failing, culprits = read_replay(path, self.cutter, self._config.mode)
+        failing, culprit = read_replay(path, self.cutter, self._config.mode)
         self._starts = [self._parts(nodes) for nodes in failing]
-        if (
-            culprits is None
-            or self._config.find == "all"
-            or not all(nodes <= self._part_of.keys() for nodes in culprits)
-        ):
+        if culprit is None or not culprit <= self._part_of.keys():
             return
-        self._recalled = [self._parts(nodes) for nodes in culprits]
-        for parts in (self.everything, *self._recalled):
-            self._know(parts, CheckOutcome(verdict="fail" if culprits else "pass", detail="from the replay"))
+        if culprit:
+            self._recalled = self._parts(culprit)
+        for parts in filter(None, (self.everything, self._recalled)):
+            self._know(parts, CheckOutcome(verdict="fail" if culprit else "pass", detail="from the replay"))
 
     def check_whole(self) -> CheckOutcome:
         """Check the whole model. Exceptions of the check are raised."""
         self._search.holds(self.everything)
         return self.answers[self.everything]
 
-    def culprits(self) -> Iterator[Items]:
-        """Smallest failing sets of parts, given that the whole model fails."""
+    def culprit(self) -> Items:
+        """A smallest failing set of parts, given that the whole model fails."""
         if self._recalled is not None:
-            yield from self._recalled
-            return
-        found = 0
+            return self._recalled
+        self._stage = "replay"
         try:
-            self._stage = "replay"
-            if self._config.find == "all":
-                for culprit in self._search.all_smallest(self.everything, self._smallest):
-                    yield culprit
-                    found += 1
-                    self._stage = "all"
-            else:
-                yield self._smallest(self._search.first(self._starts) or self.everything)
+            return self._smallest(self._search.first(self._starts) or self.everything)
         except OutOfTestsError:
-            log.warning("Stopped after %d checks; a smaller culprit, or more of them, may exist.", self._search.tests)
-            if not found:
-                failing = [parts for parts, answer in self.answers.items() if answer.verdict == "fail"]
-                self.unfinished = min(failing, key=lambda parts: (len(self.nodes(parts)), sorted(parts)))
-                yield self.unfinished
+            log.warning("Stopped after %d checks; a smaller culprit may exist.", self._search.tests)
+            failing = [parts for parts, answer in self.answers.items() if answer.verdict == "fail"]
+            self.unfinished = min(failing, key=lambda parts: (len(self.nodes(parts)), sorted(parts)))
+            return self.unfinished
 
     def _smallest(self, within: Items) -> Items:
         """One smallest failing set within a set that fails."""
