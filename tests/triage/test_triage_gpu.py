@@ -60,9 +60,7 @@ def as_a_stranger(zipped: Path, folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_triage_names_the_overflow_and_a_bundle_of_the_engine_repeats_it(
-    overflowing: tuple[Path, CheckConfig], tmp_path: Path
-) -> None:
+def test_triage_names_the_overflow_and_bundles_it(overflowing: tuple[Path, CheckConfig], tmp_path: Path) -> None:
     path, check = overflowing
     started, tracker = time.perf_counter(), MemoryTracker()
     config = TriageConfig(build=FP16, check=check, rebuilds=1, keep_checks=40, reduce_checks=40, output=str(tmp_path))

@@ -100,7 +100,7 @@ def test_halving_ends_where_neither_half_holds(needed: set[int], width: int):
     assert list(map(oracle.holds, found)) == [True, False, False]
 
 
-def test_halving_finds_one_number_where_long_ranges_hold_too():
+def test_halving_finds_a_number_in_long_ranges():
     assert Search(lambda items: 133 in items or len(items) > 110).halve(range(202)) == (133, 134)
 
 

@@ -63,12 +63,12 @@ def test_no_node_of_the_answer_can_be_lowered() -> None:
         assert precision(model, fast(exclude=rest)).keep == (left_out,)
 
 
-def test_a_model_that_is_fine_in_fp16_keeps_nothing() -> None:
+def test_a_good_fp16_model_keeps_nothing() -> None:
     result = precision(overflowing(bad=()), fast())
     assert (result.verdict, result.keep, result.checks) == ("good", (), 1)
 
 
-def test_a_back_end_that_is_wrong_in_fp32_too() -> None:
+def test_a_back_end_wrong_in_fp32() -> None:
     def wrong(candidate: Candidate) -> BaseRunner:
         shifted = onnx.ModelProto()
         shifted.CopyFrom(candidate.rewritten.model)

@@ -160,7 +160,7 @@ def test_a_model_that_passes_is_a_result():
     assert reduced(ComparisonCheck(runner=EngineRunner(BuildConfig())), models.conv_net()).verdict == "good"
 
 
-def test_other_failures_than_the_one_meant_do_not_count():
+def test_other_failures_do_not_count():
     def refuses_n3(model: onnx.ModelProto) -> BaseRunner:
         if any(node.name == "n3" for node in model.graph.node):
             model = models.no_kernel().proto
@@ -479,7 +479,7 @@ def test_dynamic_inputs_get_the_requested_shapes():
         reduce(case.proto, look, ReduceConfig(input_shapes={"imge": (3, 3, 8, 8)}))
 
 
-def test_models_that_do_not_run_are_reduced_without_data():
+def test_unrunnable_models_are_reduced_without_data():
     model = models.model(
         """(float[4] x) => (float[2,2] y) {
             [a] t = Relu(x)

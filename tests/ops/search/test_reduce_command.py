@@ -126,7 +126,7 @@ def test_children_of_a_command_end_with_it(
     until(lambda: is_gone(int(pid.read_text())))
 
 
-def test_a_timeout_can_be_the_failure_that_is_meant():
+def test_a_timeout_can_be_the_failure():
     code = f"import sys, time; time.sleep({FOR_EVER} if b'Tanh' in open(sys.argv[1], 'rb').read() else 0)"
     assert reduced(command(code, timeout_seconds=1, timeout_fails=True), max_checks=3).verdict == "bad"
 

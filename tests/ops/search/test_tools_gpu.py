@@ -1,7 +1,4 @@
-"""The tools on models and engines, on real TensorRT and a GPU: what each says of a failure that was planted.
-
-Run with ``-s`` to read what they found.
-"""
+"""The tools on models and engines, with planted failures, on real TensorRT and a GPU. Run with ``-s`` to read results."""
 
 from __future__ import annotations
 
@@ -62,7 +59,7 @@ def conv_engine(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 # --- precision ------------------------------------------------------------------------------------------------------
 
 
-def test_the_layers_that_overflow_in_fp16_are_found_and_kept_by_layer_precisions(tmp_path: Path) -> None:
+def test_overflowing_layers_are_kept_by_layer_precisions(tmp_path: Path) -> None:
     from trtops.backend.onnxrt.reference import reference_outputs
     from trtops.backend.trt import (
         CreateConfig,
@@ -74,18 +71,15 @@ def test_the_layers_that_overflow_in_fp16_are_found_and_kept_by_layer_precisions
     from trtops.backend.trt.describe.inspector import read_layers
 
     case = models.overflowing()
-    config = PrecisionConfig(
-        tolerances=LOOSE,
-        latency_runs=0,
-        output=str(tmp_path / "mixed.onnx"),
-        exclude_list=str(tmp_path / "keep.txt"),
-    )
+    files = {"output": str(tmp_path / "mixed.onnx"), "exclude_list": str(tmp_path / "keep.txt")}
+    config = PrecisionConfig(tolerances=LOOSE, latency_runs=2, **files)
 
     result = precision(case.proto, config, feeds=[case.feed], runner=EngineWriter().runner, progress=print)
 
     print(result.keep, result.exclude, f"{result.checks} checks in {result.seconds:.1f} s")
     assert result.outcome == "mixed" and result.minimal
     assert {"conv1", "conv2"} <= set(result.keep) <= {"conv1", "relu1", "conv2"}
+    assert all(point.latency_ms for point in result.points)
     assert (tmp_path / "keep.txt").read_text().split() == list(result.keep)
     kinds = {
         t.name: t.type.tensor_type.elem_type
@@ -138,7 +132,7 @@ def test_accuracy_of_an_fp32_engine_is_good(conv_engine: tuple[Path, Path]) -> N
 # --- inspect --------------------------------------------------------------------------------------------------------
 
 
-def test_a_network_and_an_engine_are_shown_as_text_and_as_json(conv_engine: tuple[Path, Path], capsys) -> None:
+def test_networks_and_engines_are_inspected(conv_engine: tuple[Path, Path], capsys) -> None:
     path, engine = conv_engine
 
     network = inspect_model(path, display_as="trt", show=("layers", "attrs", "weights"))
@@ -149,9 +143,7 @@ def test_a_network_and_an_engine_are_shown_as_text_and_as_json(conv_engine: tupl
     assert next(layer["name"] for layer in network.to_json()["layers"]) == "conv0"
     assert built.to_json()["profiles"][0][0] == {
         "name": "image",
-        "min": [2, 3, 8, 8],
-        "opt": [2, 3, 8, 8],
-        "max": [2, 3, 8, 8],
+        **{key: [2, 3, 8, 8] for key in ("min", "opt", "max")},
     }
     assert main(["inspect", "model", str(engine), "--show", "layers", "attrs", "weights", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["layers"]
@@ -159,7 +151,7 @@ def test_a_network_and_an_engine_are_shown_as_text_and_as_json(conv_engine: tupl
     assert "LayerType.CONVOLUTION" in capsys.readouterr().out
 
 
-def test_the_tactics_of_a_build_and_of_a_replay_are_shown(conv_engine: tuple[Path, Path], tmp_path: Path) -> None:
+def test_tactics_of_builds_and_replays_are_inspected(conv_engine: tuple[Path, Path], tmp_path: Path) -> None:
     from trtops.backend.trt import CreateConfig, NetworkFromOnnxBytes, TacticRecorder, engine_bytes_from_network
 
     network = NetworkFromOnnxBytes(models.conv_net().proto.SerializeToString())
@@ -177,7 +169,7 @@ def test_the_tactics_of_a_build_and_of_a_replay_are_shown(conv_engine: tuple[Pat
 # --- capability -----------------------------------------------------------------------------------------------------
 
 
-def test_nodes_that_the_parser_does_not_know_are_named_and_the_parts_around_them_build(tmp_path: Path) -> None:
+def test_unknown_nodes_are_named_and_other_parts_build(tmp_path: Path) -> None:
     from trtops.backend.trt import CreateConfig, engine_bytes_from_network, network_from_onnx_path
 
     proto = models.model(
@@ -200,19 +192,14 @@ def test_nodes_that_the_parser_does_not_know_are_named_and_the_parts_around_them
             config = CreateConfig(builder_optimization_level=0)
             assert len(bytes(engine_bytes_from_network(network_from_onnx_path(part.path), config))) > 0
     assert sum(part.path is not None for part in report.parts if part.supported) >= 1
-
-
-def test_a_model_that_the_parser_takes_is_one_part() -> None:
-    report = capability(models.transformer().proto)
-
-    print(report.text())
-    assert report.supported and len(report.parts) == 1
+    supported = capability(models.transformer().proto)
+    assert supported.supported and len(supported.parts) == 1
 
 
 # --- reduce ---------------------------------------------------------------------------------------------------------
 
 
-def test_reduce_leaves_the_one_node_that_tensorrt_without_int64_computes_wrongly(tmp_path: Path) -> None:
+def test_reduce_finds_the_wrong_node_without_int64(tmp_path: Path) -> None:
     from trtops.backend.trt.library import load
 
     if "INT64" in load().DataType.__members__:
@@ -241,7 +228,7 @@ def test_reduce_leaves_the_one_node_that_tensorrt_without_int64_computes_wrongly
     assert [node.op_type for node in onnx.load(tmp_path / "small.onnx").graph.node] == ["Mul"]
 
 
-def test_reduce_leaves_a_convolution_that_overflows_in_fp16() -> None:
+def test_reduce_finds_an_overflowing_convolution() -> None:
     case = models.overflowing()
     check = ComparisonCheck(runner=EngineRunner(FP16), tolerances=LOOSE)
 
@@ -261,17 +248,9 @@ def test_an_engine_file_is_compared_with_its_model(conv_engine: tuple[Path, Path
     check = CheckConfig(data=str(path.with_name("feed.npz")), latency_runs=5, warm_up=1)
     tracker = MemoryTracker()
 
-    usual = compare(
-        engine,
-        path,
-        CompareConfig(check=dataclasses.replace(check, tolerances=Tolerances(atol=1e-4, rtol=1e-4))),
-        tracker=tracker,
-    )
-    strict = compare(
-        engine,
-        path,
-        CompareConfig(check=dataclasses.replace(check, tolerances=Tolerances(min_snr=500))),
-        tracker=tracker,
+    usual, strict = (
+        compare(engine, path, CompareConfig(check=dataclasses.replace(check, tolerances=t)), tracker=tracker)
+        for t in (Tolerances(atol=1e-4, rtol=1e-4), Tolerances(min_snr=500))
     )
 
     assert usual.verdict == "good" and strict.verdict == "bad" and strict.reasons
@@ -279,7 +258,7 @@ def test_an_engine_file_is_compared_with_its_model(conv_engine: tuple[Path, Path
     assert tracker.info(usual.run_id).metrics["error", "scores", "max_abs"] < 1e-4
 
 
-def test_a_comparison_that_the_command_saved_is_reevaluated(conv_engine: tuple[Path, Path], tmp_path: Path) -> None:
+def test_saved_accuracy_results_are_evaluated_again(conv_engine: tuple[Path, Path], tmp_path: Path) -> None:
     path, _ = conv_engine
     accuracy = str(tmp_path / "accuracy.json")
     words = ["run", str(path), "--onnxrt", "--trt", "--builder-optimization-level", "1", "--atol", "1e-4"]
@@ -295,7 +274,7 @@ def test_a_comparison_that_the_command_saved_is_reevaluated(conv_engine: tuple[P
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_noise_of_a_campaigns_engines_is_split(conv_engine: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_noise_of_engines_is_split(conv_engine: tuple[Path, Path], tmp_path: Path) -> None:
     from trtops.ops.campaign.config import DebugBuildConfig
     from trtops.ops.campaign.debug_build import debug_build
     from trtops.ops.campaign.noise import NoiseConfig, noise
@@ -319,7 +298,7 @@ def test_the_noise_of_a_campaigns_engines_is_split(conv_engine: tuple[Path, Path
     assert found.noise.share_run == 0
 
 
-def test_builds_are_repeated_evaluated_by_a_command_and_sorted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_builds_are_repeated_and_sorted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from trtops.backend.trt import CreateConfig, NetworkFromOnnxBytes, TacticRecorder, engine_bytes_from_network
 
     monkeypatch.chdir(tmp_path)

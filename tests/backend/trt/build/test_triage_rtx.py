@@ -19,7 +19,7 @@ from trtops.tracking.memory import MemoryTracker
 pytestmark = pytest.mark.usefixtures("rtx")
 
 
-def test_what_the_builder_refuses_is_cut_down_to_the_node_and_bundled(tmp_path: Path) -> None:
+def test_a_refused_node_is_found_and_bundled(tmp_path: Path) -> None:
     text = """(float[4,4] x) => (float[4,4] y) {
         [mm] a = MatMul(x, w) [act] b = Relu(a) [det] c = Det(b) [add] d = Add(b, c) [out] y = MatMul(d, w)
     }"""
