@@ -52,8 +52,7 @@ class Caches:
         timing: A timing cache, in the back end's own bytes.
         calibration: A calibration cache, in bytes.
         replay: A tactic record whose choices the builder must repeat.
-        denied: Tactics that the builder must not choose; it takes the next best and logs that. Entries of other devices
-            and releases are ignored. A replay of a denied tactic is refused.
+        denied: Tactics that the builder must not choose; entries of other devices and releases are ignored.
         avoid: Settings under which the builder crashed, as named in ``attempt_file``. They are not part of the spec,
             since they cannot lead to an engine.
         attempt_file: A file that receives the name of each setting before the builder tries it.

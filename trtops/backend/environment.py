@@ -27,14 +27,10 @@ _INSTRUCTION_SETS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Processor:
-    """This machine's processor.
+    """This machine's processor, with its sorted instruction sets (empty if they are not known).
 
-    Attributes:
-        name: Its model name, or the architecture if the name is not known.
-        machine: The architecture, such as ``x86_64``.
-        instruction_sets: Its instruction sets as Linux names them, sorted; empty if they are not known.
-        sha256: Digest of vendor, family, model, name and instruction sets, without clock and number of cores: equal on
-            machines for which the same kernels are best.
+    ``sha256`` is a digest of vendor, family, model, name and instruction sets, without clock and number of cores: equal
+    on machines for which the same kernels are best.
     """
 
     name: str

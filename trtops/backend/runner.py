@@ -31,12 +31,8 @@ class BaseRunner(ABC):
     and may be overwritten by the next call.
 
     Subclasses implement :meth:`infer_impl`, :meth:`get_input_metadata_impl` and, if they hold resources,
-    :meth:`activate_impl` and :meth:`deactivate_impl`.
-
-    Attributes:
-        name: The runner's name in results. By default it is numbered per kind of runner, so that a script gives its
-            runners the same names every time.
-        is_active: Whether the runner is active.
+    :meth:`activate_impl` and :meth:`deactivate_impl`. By default runners are numbered per kind, so that a script gives
+    its runners the same names every time.
     """
 
     _counters: ClassVar[defaultdict[str, itertools.count[int]]] = defaultdict(itertools.count)
@@ -80,11 +76,8 @@ class BaseRunner(ABC):
     def infer(self, feed_dict: Feed, check_inputs: bool = True) -> dict[str, Any]:
         """Run one inference, and return the outputs by name, in the model's order, in host memory.
 
-        Names, dtypes and shapes of the feed are checked first, unless ``check_inputs`` is False.
-
-        Raises:
-            InputError: If the feed does not fit; see :func:`trtops.metadata.check_feed`.
-            InferenceError: If the back end fails, or the runner is not active.
+        Names, dtypes and shapes of the feed are checked first, unless ``check_inputs`` is False (InputError).
+        InferenceError if the back end fails, or the runner is not active.
         """
         self._require_active()
         if check_inputs:
@@ -96,8 +89,7 @@ class BaseRunner(ABC):
     def get_input_metadata(self, use_numpy_dtypes: bool | None = None) -> TensorMetadata:
         """Return names, dtypes and shapes of the model's inputs, in order; only while active.
 
-        ``use_numpy_dtypes`` is accepted for Polygraphy's scripts and ignored: dtypes are always
-        :class:`trtops.metadata.DataType`.
+        ``use_numpy_dtypes`` is accepted for Polygraphy's scripts and ignored.
         """
         self._require_active()
         if self._input_metadata is None:

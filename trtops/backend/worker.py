@@ -43,13 +43,7 @@ def warm_worker() -> Iterator[Worker]:
 
 @dataclass(frozen=True)
 class IsolatedBackend:
-    """An engine back end whose builds run in a child process.
-
-    Attributes:
-        backend: Name of the back end (:func:`trtops.backend.engines.engine_backend`).
-        timeout: Maximum seconds of a build or a first inference; None means no limit.
-        worker: The child.
-    """
+    """An engine back end whose builds run in a child process, with a limit of ``timeout`` seconds each."""
 
     backend: str
     timeout: float | None = None
@@ -82,10 +76,9 @@ class IsolatedBackend:
         caches: Caches = NO_CACHES,
         calibration_data: Iterable[Feed] | None = None,
     ) -> Build:
-        """Build one engine in the child; see :meth:`trtops.backend.base.EngineBackend.build`.
+        """Build one engine in the child; WorkerError if it crashed, was killed, or exceeded the timeout.
 
-        Raises:
-            WorkerError: If the child crashed, was killed, or exceeded the timeout.
+        See :meth:`trtops.backend.base.EngineBackend.build`.
         """
         # Feeds are sent as a list. Their source may be endless, and no more than these are used.
         feeds = (
@@ -107,13 +100,10 @@ class IsolatedBackend:
     ) -> Build:
         """Build one engine; after a crash of the child, build again without the setting that it was trying.
 
-        Args as in :meth:`build`, and:
-            feed: An input to run the engine on once in the child; a crash then counts as the build's.
-            crashed: Called with the names of all settings to avoid after every crash.
-
-        Raises:
-            WorkerError: If the child exceeded the timeout, or crashed without a known setting.
-            EngineBuildError: If no setting is left.
+        The calibration data must be iterable several times. With a feed, the engine is run on it once in the child, and
+        a crash then counts as the build's. ``crashed`` is called with the names of all settings to avoid after every
+        crash. WorkerError if the child exceeded the timeout, or crashed without a known setting; EngineBuildError if no
+        setting is left.
         """
         with tempfile.TemporaryDirectory(prefix=temporary_prefix("attempt")) as folder:
             note = Path(folder, "attempt")

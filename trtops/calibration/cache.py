@@ -41,8 +41,7 @@ class TensorRange(Record):
 
     Attributes:
         name: The tensor's name in the ONNX model (or in TensorRT's network, for a cache that TensorRT wrote).
-        amax: The largest magnitude that INT8 should represent, in the tensor's unit; larger values are clipped. 0 for a
-            tensor that was always zero.
+        amax: The largest magnitude that INT8 should represent; larger values are clipped. 0 for a tensor of zeros.
         low: The smallest value seen; None if only the scale is known.
         high: The largest value seen; None likewise.
         clipped: Share of the values seen that exceed ``amax``; None if it is not known.
@@ -84,7 +83,6 @@ class CalibrationCache(Record):
     """The result of a calibration. Caches with the same ranges have the same digest.
 
     Attributes:
-        version: Version of this format.
         algorithm: How the ranges were chosen: one of :data:`trtops.calibration.histogram.ALGORITHMS`, or the calibrator
             in TensorRT's header.
         percentile: The percentile, for the algorithm of that name.
@@ -247,10 +245,8 @@ def legacy_header(quantile: float, regression_cutoff: float) -> str:
 def fit(cache: CalibrationCache, tensors: Iterable[str], policy: FitPolicy = "refuse") -> tuple[str, ...]:
     """Return those of the tensors to quantize that a cache lacks, in the given order.
 
-    The policy ``refuse`` raises if one is missing; ``partial`` keeps layers without ranges in higher precision.
-
-    Raises:
-        CalibrationError: If tensors are missing and the policy refuses that, or all are missing; names them.
+    CalibrationError if all are missing, or one is and the policy is ``refuse``; with ``partial``, layers without ranges
+    stay in higher precision.
     """
     known = cache.by_name()
     wanted = list(dict.fromkeys(tensors))

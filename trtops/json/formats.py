@@ -34,8 +34,6 @@ class TextWriter:
 
     def write(self, obj: Any, indent: str = "\n") -> None:
         """Write one value; ``indent`` is its line break and margin."""
-        import numpy as np
-
         if isinstance(obj, dict):
             self._write_items("{", "}", ((_key_text(key), value) for key, value in obj.items()), indent)
         elif isinstance(obj, (list, tuple)):
@@ -45,16 +43,20 @@ class TextWriter:
         elif (known := Encoder.registered.get(type(obj))) is not None:
             name, encode = known
             self.write({**encode(obj), MARKER: name}, indent)
-        elif isinstance(obj, np.ndarray):
-            if obj.dtype.isbuiltin == 2:  # bfloat16 and other types of ml_dtypes, which .npy files cannot name
-                bits = obj.view(f"u{obj.itemsize}")
-                self.write({"bits": bits, "dtype": obj.dtype.name, MARKER: "ExtendedArray"}, indent)
-            elif obj.dtype.kind in "OT" and all(isinstance(item, str) for item in obj.flat):
-                self.write_array(obj.astype(np.str_), indent)
-            else:
-                self.write_array(obj, indent)
-        elif isinstance(obj, np.generic):
+        else:
+            self._write_other(obj, indent)
+
+    def _write_other(self, obj: Any, indent: str) -> None:
+        import numpy as np  # a slow import, which files without arrays do not need
+
+        if isinstance(obj, np.generic):
             self.write(obj.item() if obj.dtype.kind in "biufU" else np.asarray(obj), indent)
+        elif isinstance(obj, np.ndarray) and obj.dtype.isbuiltin == 2:  # types of ml_dtypes, unknown to .npy files
+            bits = obj.view(f"u{obj.itemsize}")
+            self.write({"bits": bits, "dtype": obj.dtype.name, MARKER: "ExtendedArray"}, indent)
+        elif isinstance(obj, np.ndarray):
+            are_texts = obj.dtype.kind in "OT" and all(isinstance(item, str) for item in obj.flat)
+            self.write_array(obj.astype(np.str_) if are_texts else obj, indent)
         elif is_torch(obj):
             import torch
 
