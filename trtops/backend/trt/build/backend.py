@@ -1,4 +1,4 @@
-"""TensorRT as an engine back end: one build config in, one build out, with everything worth remembering."""
+"""The TensorRT engine back end: a build config in, a build with tactics, layers and caches out."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ NO_CACHES = Caches()
 
 @dataclass(frozen=True)
 class TensorRTBackend:
-    """Builds TensorRT engines (or TensorRT-RTX engines, see :mod:`trtops.backend.trt.library`), and runs them.
+    """Builds and runs TensorRT or TensorRT-RTX engines.
 
     Attributes:
-        name: The back end's name.
-        engine_suffix: Ending of engine files.
+        name: Name of the back end.
+        engine_suffix: Suffix of engine files.
         calibration_algorithm: One of :data:`trtops.backend.trt.build.calibrator.ALGORITHMS`.
     """
 
@@ -52,7 +52,7 @@ class TensorRTBackend:
     calibration_algorithm: str = "entropy2"
 
     def environment(self) -> Environment:
-        """Where builds made now are made.
+        """The environment of builds in this process.
 
         Raises:
             BackendUnavailableError: If TensorRT or the GPU cannot be used here.
@@ -60,7 +60,7 @@ class TensorRTBackend:
         return device.environment()
 
     def device_state(self) -> dict[str, str]:
-        """The GPU by a digest of its UUID, its clocks, and how many other processes use it; empty without a GPU."""
+        """UUID digest and clocks of the GPU, and the number of other processes on it; empty without a GPU."""
         return device.state()
 
     def build(
@@ -77,33 +77,28 @@ class TensorRTBackend:
     def runner(
         self, engine: Engine | Callable[[], Engine], name: str | None = None, *, interleaved: bool = False
     ) -> BaseRunner:
-        """A runner for an engine, or for the one that a callable returns at activation; outputs are in the model's order.
+        """A runner for an engine, or for a callable that returns one; outputs are in the order of the model.
 
-        ``interleaved`` changes nothing: whoever waits for a GPU takes nothing from it.
+        ``interleaved`` has no effect: a process that waits does not slow down the GPU.
         """
 
         def load() -> Any:
             built = engine() if callable(engine) else engine
-            runner.output_order = _output_names(built)
+            names = built.options.get("outputs")
+            runner.output_order = tuple(map(str, names)) if isinstance(names, list) else ()
             return _load_checked(built)
 
         runner = TrtRunner(load, name)
         return runner
 
 
-def _output_names(built: Engine) -> tuple[str, ...]:
-    """Names of the model's outputs in its order; none for engines of early builds, which do not have them."""
-    names = built.options.get("outputs")
-    return tuple(map(str, names)) if isinstance(names, list) else ()
-
-
 def _load_checked(built: Engine) -> Any:
-    """Load an engine whose bytes are whole, and that was built for this kind of device and this release.
+    """Load an engine after checking its digest, device and release.
 
     Raises:
-        EngineLoadError: If one of these is not so.
+        EngineLoadError: If the bytes are damaged, or the device or release is another one.
     """
-    # TensorRT checks little itself: it silently runs engines whose weights were altered.
+    # TensorRT runs engines with altered weights without an error.
     expected = built.options.get("sha256")
     found = sha256(built.plan)
     if expected is not None and expected != found:
@@ -114,21 +109,21 @@ def _load_checked(built: Engine) -> Any:
     here, there = device.environment(), built.environment
     if here.device_sha256 != there.device_sha256:
         raise errors.EngineLoadError(
-            f"The engine was built for {there.device}; this is {here.device}. TensorRT engines run on the kind of GPU "
-            "that they were built on: rebuild it here."
+            f"The engine was built for {there.device}; this is {here.device}. A TensorRT engine only runs on the kind of "
+            "GPU it was built on: rebuild it here."
         )
     if here.backend_version != there.backend_version and not built.options.get("version_compatible"):
         raise errors.EngineLoadError(
             f"The engine was built by TensorRT {there.backend_version}; this is {here.backend_version}. Rebuild it, or "
             "build with version_compatible=True."
         )
-    # The record of the build vouches for it, as the memory vouches for the record.
+    # The digest shows that these are the bytes of the recorded build, so its host code may run.
     return engine_from_bytes(built.plan, allow_host_code=True if built.options.get("version_compatible") else None)
 
 
 @dataclass(frozen=True)
 class _Made:
-    """A plan as the builder made it, the config that it was made with, the seconds it took, and whether a selector watched."""
+    """A plan, the builder config it was built with, its build time, and whether an algorithm selector recorded it."""
 
     plan: bytes
     config: Any
@@ -137,7 +132,7 @@ class _Made:
 
 
 class _Building:
-    """One build: its request, and what the steps leave for those after them."""
+    """One build: the request, and the results of its steps."""
 
     def __init__(
         self,
@@ -157,7 +152,7 @@ class _Building:
         self.options = build_config.options
         self.caches = caches
         self.calibration_data = calibration_data
-        self.line = library.line()
+        self.line = line = library.line()
         self.environment = device.environment()
         self.timing = None if caches.timing is None else timing_cache.TimingCache.from_bytes(caches.timing)
         self.timings_read: int | None = None
@@ -167,9 +162,25 @@ class _Building:
         self.restriction = selector.restriction(self.denied, self.options.tactic_seed)
         self.calibrator: TrtopsCalibrator | None = None
         self.quantized: int8.Quantized | None = None
+        wanted = {build_config.precision, *self.options.also} - {"fp32"}
+        self.precisions = tuple(name for name in ("fp16", "bf16", "fp8", "int8") if name in wanted)
+        # Layers that stay in FP32. For INT8 this is written into the model instead.
+        lowered = build_config.precision in ("fp16", "bf16")
+        self.kept: dict[str, str] = dict.fromkeys(build_config.keep, "float32") if lowered else {}
+        # Tactics are recorded through the editable timing cache, or else by an algorithm selector.
+        self.edits = line.supports(Feature.EDITABLE_TIMING_CACHE)
+        self.restricted = bool(self.denied.entries) or self.options.tactic_seed is not None
+        has_selector = not self.edits and line.supports(Feature.ALGORITHM_SELECTOR)
+        self.replays_by_selector = caches.replay is not None and not self.edits
+        self.records = has_selector and caches.replay is None and (self.options.record_tactics or self.restricted)
+        # TensorRT 8.6 times all tactics before it asks a selector, and stores no timing of a layer it asked about. With the
+        # timing cache of a build without selector it only offers the fastest tactics, within half a second. So the network
+        # is built twice: the timing cache is then complete, and a replay or a build with it times nothing.
+        self.times_first = self.records and not self.restricted
+        self.is_quantized = "int8" in self.precisions and is_quantized(model.structure())
 
     def run(self) -> Build:
-        """Build, load the engine to read its layers, and put everything together."""
+        """Build, load the engine to read its layers, and collect the results."""
         self._check_request()
         with library.collect_log() as log, tempfile.TemporaryDirectory(prefix=temporary_prefix("build")) as folder:
             self._quantize()
@@ -191,11 +202,11 @@ class _Building:
         )
 
     def _make(self, folder: str) -> _Made:
-        """Build the plan; a replay that is not followed beside a timing cache is tried once more without."""
+        """Build the plan; a replay that fails with a timing cache is repeated without it."""
         try:
             return self._make_once(folder)
         except errors.TacticMismatchError as exc:
-            if not self._replays_by_selector or self.timing is None:
+            if not self.replays_by_selector or self.timing is None:
                 raise
             self.restriction.notes.append(
                 f"the replay was repeated without its timing cache: {str(exc).splitlines()[0]}"
@@ -204,26 +215,32 @@ class _Building:
             return self._make_once(folder)
 
     def _make_once(self, folder: str) -> _Made:
-        algorithm_selector = self._algorithm_selector()
-        loader = self._config_loader(None if self._times_first else algorithm_selector, folder)
-        builder, network, _parser = self._network(loader)  # the parser holds weights that the build reads
+        algorithm_selector: Any = None
+        if self.replays_by_selector and self.caches.replay is not None:
+            algorithm_selector = selector.TacticReplayer(selector.from_record(self.caches.replay))
+            self.recorded = algorithm_selector.chosen
+        elif self.records:
+            restriction = self.restriction if self.restricted else None
+            algorithm_selector = selector.TacticRecorder(self.recorded, restriction)
+        loader = self._config_loader(None if self.times_first else algorithm_selector, folder)
+        builder, network, _parser = self._network(loader)  # the parser owns weights that the build reads
         builder_config = loader(builder, network)
         self.timings_read = timing_cache.held(builder_config) if loader.load_timing_cache else None
-        started = time.perf_counter()
+        begin = time.perf_counter()
         try:
             plan = self._build_plan(builder, network, builder_config, algorithm_selector)
         finally:
             if self.calibrator is not None:
                 self.calibrator.free()
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - begin
         return _Made(plan, builder_config, seconds, watched=algorithm_selector is not None)
 
     def _build_plan(self, builder: Any, network: Any, builder_config: Any, algorithm_selector: Any) -> bytes:
         def build_once() -> bytes:
             return bytes(build_plan(builder, network, builder_config, selector=algorithm_selector))
 
-        if not self._edits:
-            if self._times_first:
+        if not self.edits:
+            if self.times_first:
                 build_plan(builder, network, builder_config)
                 self.line.set_algorithm_selector(builder_config, algorithm_selector)
             return build_once()
@@ -240,64 +257,18 @@ class _Building:
         self.restriction.notes.extend(editing.notes)
         return plan
 
-    # --- before -------------------------------------------------------------------------------------------------
-
-    @property
-    def _edits(self) -> bool:
-        """Whether tactics are recorded through the editable timing cache rather than by a selector."""
-        return self.line.supports(Feature.EDITABLE_TIMING_CACHE)
-
-    @property
-    def _records(self) -> bool:
-        """Whether an algorithm selector watches the builder, and prescribes nothing."""
-        wanted = self.options.record_tactics or self._restricted
-        return (
-            wanted and not self._edits and self.line.supports(Feature.ALGORITHM_SELECTOR) and self.caches.replay is None
-        )
-
-    @property
-    def _restricted(self) -> bool:
-        """Whether some tactics must not be chosen: those that are denied, or all that a seed does not draw."""
-        return bool(self.denied.entries) or self.options.tactic_seed is not None
-
-    @property
-    def _times_first(self) -> bool:
-        """Whether the network is built once without a selector before what is chosen is recorded.
-
-        TensorRT 8.6 times all tactics before it asks a selector, and keeps no timing of a layer that it asked about. With the
-        timings of a build that nobody watched it asks about the fastest tactics alone, within half a second: so what is
-        recorded is in the timing cache, and both a replay and a build by that cache find it there.
-        """
-        return self._records and not self._restricted
-
-    @property
-    def _replays_by_selector(self) -> bool:
-        return self.caches.replay is not None and not self._edits
-
-    @property
-    def _precisions(self) -> tuple[str, ...]:
-        wanted = {self.build_config.precision, *self.options.also} - {"fp32"}
-        return tuple(name for name in ("fp16", "bf16", "fp8", "int8") if name in wanted)
-
-    @property
-    def _kept(self) -> dict[str, str]:
-        """Layers that are kept out of 16 bit; what INT8 spares is written into the model."""
-        lowered = self.build_config.precision in ("fp16", "bf16")
-        return dict.fromkeys(self.build_config.keep, "float32") if lowered else {}
-
     def _check_request(self) -> None:
-        """Refuse a request that cannot be met, before anything is built."""
+        """Check the request before anything is built."""
         if self.timing is not None:
             self.timing.check(self.environment)
-        if self.caches.replay is not None:
-            self._check_replay(self.caches.replay)
-        if self.options.tactic_seed is not None and self.caches.replay is not None:
+        replay = self.caches.replay
+        if replay is None:
+            return
+        if self.options.tactic_seed is not None:
             raise errors.UnsupportedFeatureError(
-                "tactic_seed and a replay exclude each other: the one draws tactics, the other says which. Leave one out."
+                "tactic_seed and a replay exclude each other: both determine the tactics. Leave one out."
             )
-
-    def _check_replay(self, replay: TacticRecord) -> None:
-        if not self._edits:
+        if not self.edits:
             self.line.require(Feature.ALGORITHM_SELECTOR)
         if (why := self.denied.why(replay.choices)) is not None:
             raise errors.TacticMismatchError(
@@ -310,22 +281,11 @@ class _Building:
                 f"{here[0]} on {here[1][:8]}. Tactics are numbered per release and device: record them here.",
             )
 
-    def _algorithm_selector(self) -> Any:
-        if self._edits or not self.line.supports(Feature.ALGORITHM_SELECTOR):
-            return None
-        if self.caches.replay is not None:
-            replayer = selector.TacticReplayer(selector.from_record(self.caches.replay))
-            self.recorded = replayer.chosen
-            return replayer
-        if not self._records:
-            return None
-        return selector.TacticRecorder(self.recorded, self.restriction if self._restricted else None)
-
     def _config_loader(self, algorithm_selector: Any, folder: str) -> CreateConfig:
         options = self.options
         trt = library.load()
         pools = None if options.workspace_bytes is None else {trt.MemoryPoolType.WORKSPACE: options.workspace_bytes}
-        wanted = self._precisions
+        wanted = self.precisions
         return CreateConfig(
             tf32=options.tf32,
             calibrator=self._make_calibrator(folder),
@@ -338,7 +298,7 @@ class _Building:
             refittable=options.refittable,
             version_compatible=options.version_compatible,
             builder_optimization_level=options.optimization_level,
-            edit_timing_cache=self._edits,
+            edit_timing_cache=self.edits,
             fp16="fp16" in wanted,
             bf16="bf16" in wanted,
             fp8="fp8" in wanted,
@@ -346,22 +306,22 @@ class _Building:
             use_dla=options.use_dla,
             allow_gpu_fallback=options.allow_gpu_fallback,
             precision_constraints="obey"
-            if self._kept
+            if self.kept
             else None
             if options.precision_constraints == "none"
             else options.precision_constraints,
         )
 
     def _timing_data(self) -> bytes | None:
-        """The timing cache to build with; empty where none is given, or where it would leave a selector without a choice."""
+        """The timing cache to build with; empty if none is given, or if it would restrict an algorithm selector."""
         if not self.line.supports(Feature.TIMING_CACHE):
             return None
         if self.timing is None:
-            # A replay is given none, and not an empty one: what TensorRT times for it is of no use to other builds.
-            return None if self._replays_by_selector else b""
-        if self._records and self._restricted:
+            # A replay gets no cache: its timings are useless for other builds.
+            return None if self.replays_by_selector else b""
+        if self.records and self.restricted:
             self.restriction.notes.append(
-                "the timing cache was not used: of a layer in it TensorRT offers a selector the fastest tactics alone"
+                "the timing cache was not used: TensorRT only offers the fastest tactics of layers in it to a selector"
             )
             self.timing = None
             return b""
@@ -379,8 +339,8 @@ class _Building:
         return [members[name.upper()] for name in self.options.tactic_sources]
 
     def _quantize(self) -> None:
-        """Write INT8 into the model where the release has no calibrators, or where layers are to keep higher precision."""
-        if "int8" not in self._precisions or self._is_quantized():
+        """Write Q/DQ nodes into the model if the release has no calibrators, or if layers keep a higher precision."""
+        if "int8" not in self.precisions or self.is_quantized:
             return
         if self.build_config.keep or not self.line.supports(Feature.CALIBRATOR):
             self.quantized = int8.quantize(
@@ -388,7 +348,7 @@ class _Building:
             )
 
     def _make_calibrator(self, folder: str) -> Any:
-        if "int8" not in self._precisions or self.quantized is not None or self._is_quantized():
+        if "int8" not in self.precisions or self.quantized is not None or self.is_quantized:
             return None
         if self.caches.calibration is None and self.calibration_data is None:
             raise int8.nothing_to_calibrate_with()
@@ -409,9 +369,6 @@ class _Building:
             return self.quantized.calibration_cache
         return None if self.calibrator is None else self.calibrator.cache_contents
 
-    def _is_quantized(self) -> bool:
-        return is_quantized(self.model.structure())
-
     def _network(self, loader: CreateConfig) -> tuple[Any, Any, Any]:
         strongly = self.options.strongly_typed
         network: Any
@@ -420,33 +377,31 @@ class _Building:
         else:
             proto = self.model.proto() if self.quantized is None else self.quantized.model
             network = NetworkFromModel(model=proto, strongly_typed=strongly, config=loader)
-        if self.options.layer_precisions or self._kept:
-            network = SetLayerPrecisions(network, {**self._kept, **dict(self.options.layer_precisions)})
+        if self.options.layer_precisions or self.kept:
+            network = SetLayerPrecisions(network, {**self.kept, **dict(self.options.layer_precisions)})
         if self.build_config.mark:
             outputs = [spec.name for spec in self.model.info.outputs]
             network = ModifyNetworkOutputs(network, [*outputs, *self.build_config.mark])
         parts: tuple[Any, Any, Any] = network()
         return parts
 
-    # --- after --------------------------------------------------------------------------------------------------
-
     def _collect_cache(self, made: _Made) -> timing_cache.TimingCache | None:
         if not self.line.supports(Feature.TIMING_CACHE):
             return None
-        if self._replays_by_selector:
-            return None  # what was chosen among one is no timing that another build should go by
+        if self.replays_by_selector:
+            return None  # a replay offers one tactic per layer, so its timings are useless for other builds
         before = None if self.timings_read == 0 else self.timing
         return timing_cache.collect(made.config, self.environment, before, made.seconds, tuple(self.ops.values()))
 
     def _layers(self, plan: bytes) -> tuple[Layer, ...]:
-        """The engine's layers, which takes loading it; none where there is no GPU for that."""
+        """The layers of the engine, which must be loaded; empty without a GPU."""
         if library.uses_rtx() and self.environment.compute_capability is None:
             return ()
         return tuple(found.to_layer() for found in inspector.read_layers(engine_from_bytes(plan, allow_host_code=True)))
 
     def _record(self, builder_config: Any, layers: tuple[Layer, ...], *, watched: bool) -> TacticRecord:
         version, sha = self.line.version, self.environment.device_sha256
-        if self._edits:
+        if self.edits:
             entries = self.line.timing_entries(builder_config)
             return editable.to_record(
                 entries, backend_version=version, device_sha256=sha, layers=layers, ops=self.ops.values()
@@ -457,8 +412,8 @@ class _Building:
         return TacticRecord(mechanism="inspector", backend_version=version, device_sha256=sha, choices=choices)
 
     def _check_denied(self, record: TacticRecord) -> None:
-        """Refuse a build with a denied tactic for which the log named no other, or that came back after each replacement."""
-        why = self.denied.why(record.choices) if self._edits else None
+        """Raise if the build still uses a denied tactic, because the log named no alternative or replacing it failed."""
+        why = self.denied.why(record.choices) if self.edits else None
         if why is not None:
             raise errors.EngineBuildError(
                 f"{self.line.name} chose a tactic on the deny-list: {why}. No tactic that is not denied is known for this "
