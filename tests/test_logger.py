@@ -179,7 +179,7 @@ def test_lines_tell_what_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_nothing_is_coloured_off_a_terminal() -> None:
-    out, err = run("G_LOGGER.error('plain'); G_LOGGER.tell('said', G_LOGGER.WARNING)")
+    out, err = run("G_LOGGER.error('plain'); G_LOGGER.print_line('said', G_LOGGER.WARNING)")
 
     assert (out, err) == (["[E] plain", "[W] said"], [])
 

@@ -16,10 +16,10 @@ __all__ = ["BoundedShape", "FormattedArray", "TensorMetadata"]
 @add_json_methods("formatted array")
 @dataclass(eq=False)
 class FormattedArray:
-    """An array whose bytes lie in another format than its shape tells, such as a vectorized TensorRT tensor.
+    """An array in another memory format than its shape, such as a vectorized TensorRT tensor.
 
     Attributes:
-        array: The bytes as they lie, usually an array of bytes; on the host or, as a device view, on the device.
+        array: The bytes, on the host or, as a device view, on the device.
         shape: The tensor's own shape.
     """
 

@@ -22,4 +22,4 @@ __all__ = [
 TAB = " " * 4
 
 MARK_ALL = "mark-all"
-"""Stands for all tensors where outputs are listed."""
+"""All tensors, as a list of outputs."""

@@ -1,7 +1,4 @@
-"""Device memory and streams, for those who hand arrays on the GPU to runners and calibrators.
-
-The names are Polygraphy's; the work is done in :mod:`trtops.backend.trt.library.memory`.
-"""
+"""Device memory and streams under Polygraphy's names; :mod:`trtops.backend.trt.library.memory` implements them."""
 
 from __future__ import annotations
 
@@ -20,18 +17,13 @@ known_as(__name__, "cuda")
 
 
 class MemcpyKind(enum.IntEnum):
-    """From where to where memory is copied."""
+    """Source and target of a copy; ``Default`` follows from the addresses."""
 
     HostToHost = 0
-    """From host memory to host memory."""
     HostToDevice = 1
-    """From host memory to device memory."""
     DeviceToHost = 2
-    """From device memory to host memory."""
     DeviceToDevice = 3
-    """From device memory to device memory."""
     Default = 4
-    """As the addresses say."""
 
 
 def __getattr__(name: str) -> Any:
@@ -43,30 +35,26 @@ def __getattr__(name: str) -> Any:
 
 
 class Cuda:
-    """The CUDA runtime's calls for memory and streams, by addresses; use :func:`wrapper` to get it.
+    """The CUDA runtime's calls for memory and streams, by address; :func:`wrapper` returns it.
 
-    The classes above do the same, and free what they hold. What the bindings have besides is found here as well; those
-    functions return a status and values.
-
-    Raises:
-        InferenceError: From each method, if CUDA reports an error.
-        BackendUnavailableError: From each, if cuda-python is not installed.
+    Other attributes are those of the bindings. Each method raises InferenceError if CUDA reports an error, and
+    BackendUnavailableError without cuda-python.
     """
 
     def __getattr__(self, name: str) -> Any:
         return getattr(_device_memory().cudart(), name)
 
     def check(self, status: Any) -> None:
-        """Raise the error that a status stands for; nothing if it is no error."""
+        """Raise an error unless the status is success."""
         if int(status) != 0:
             raise _device_memory().cuda_error("check", status)
 
     def create_stream(self) -> int:
-        """Make a stream; its address."""
+        """Create a stream and return its address."""
         return int(_device_memory().call("cudaStreamCreate"))
 
     def stream_synchronize(self, ptr: int) -> None:
-        """Wait for all that a stream was given."""
+        """Wait until a stream is idle."""
         _device_memory().call("cudaStreamSynchronize", ptr)
 
     def destroy_stream(self, ptr: int) -> None:
@@ -74,15 +62,15 @@ class Cuda:
         _device_memory().call("cudaStreamDestroy", ptr)
 
     def malloc(self, nbytes: int) -> int:
-        """Take device memory; its address."""
+        """Allocate device memory and return its address."""
         return int(_device_memory().call("cudaMalloc", nbytes))
 
     def free(self, ptr: int) -> None:
-        """Give device memory back."""
+        """Free device memory."""
         _device_memory().call("cudaFree", ptr)
 
     def memcpy(self, dst: int, src: int, nbytes: int, kind: MemcpyKind, stream_ptr: int | None = None) -> None:
-        """Copy bytes from one address to another; asynchronously if a stream is given."""
+        """Copy bytes between addresses; asynchronously if a stream is given."""
         memory = _device_memory()
         direction = memory.cudart().cudaMemcpyKind(int(kind))
         if stream_ptr is None:
@@ -95,12 +83,12 @@ _CUDA = Cuda()
 
 
 def wrapper() -> Cuda:
-    """The CUDA runtime's calls; nothing is imported before one of them is used."""
+    """Return the CUDA runtime's calls, imported on use."""
     return _CUDA
 
 
 def try_get_stream_handle(stream: Stream | None) -> int | None:
-    """The address of a stream; None for none."""
+    """Return the address of a stream, or None."""
     return None if stream is None else stream.ptr
 
 

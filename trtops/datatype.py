@@ -1,8 +1,4 @@
-"""Data types of tensors and those of other libraries, under Polygraphy's module name.
-
-The members of :class:`~trtops.metadata.DataType` convert through the functions here; none imports a library unless a type
-of that library is asked for, or one is given.
-"""
+"""Conversion of data types to and from other libraries, under Polygraphy's module name. Libraries are imported on use."""
 
 from __future__ import annotations
 
@@ -37,11 +33,7 @@ _NOT_IN_ONNXRT = (DataType.FLOAT4, DataType.FLOAT8E8M0)
 
 
 def register_dtype_importer(source_module: str) -> Callable[[F], F]:
-    """Decorate a function that finds our data type for one of a library; it returns None for what it does not know.
-
-    Args:
-        source_module: What :meth:`DataType.from_dtype` calls the library.
-    """
+    """Decorate a function that returns our data type for one of a library, or None; ``source_module`` names the library."""
 
     def register(function: F) -> F:
         IMPORTERS[source_module] = function
@@ -51,11 +43,7 @@ def register_dtype_importer(source_module: str) -> Callable[[F], F]:
 
 
 def register_dtype_exporter(target_module: str) -> Callable[[F], F]:
-    """Decorate a function that finds a library's data type for one of ours, or None.
-
-    Args:
-        target_module: What :meth:`DataType.to_dtype` calls the library, and the method that members get.
-    """
+    """Decorate a function that returns a library's data type for ours, or None; ``target_module`` names the method."""
 
     def register(function: F) -> F:
         EXPORTERS[target_module] = function
@@ -67,12 +55,9 @@ def register_dtype_exporter(target_module: str) -> Callable[[F], F]:
 
 
 def from_numpy(numpy_type: Any) -> DataType | None:
-    """Our data type for one of numpy."""
-    if isinstance(numpy_type, int) or type(numpy_type).__module__.split(".")[0] not in (
-        "numpy",
-        "builtins",
-        "ml_dtypes",
-    ):
+    """Return our data type for one of numpy."""
+    home = type(numpy_type).__module__.split(".")[0]
+    if isinstance(numpy_type, int) or home not in ("numpy", "builtins", "ml_dtypes"):
         return None
     try:
         return DataType.of(numpy_type)
@@ -81,12 +66,12 @@ def from_numpy(numpy_type: Any) -> DataType | None:
 
 
 def to_numpy(dtype: DataType) -> Any:
-    """Numpy's data type for one of ours."""
+    """Return numpy's data type for one of ours."""
     return dtype.numpy()
 
 
 def from_onnx(onnx_type: Any) -> DataType | None:
-    """Our data type for a ``TensorProto.DataType``, a whole number."""
+    """Return our data type for a ``TensorProto.DataType``, a whole number."""
     if not isinstance(onnx_type, int) or isinstance(onnx_type, bool):
         return None
     found: DataType | None = importlib.import_module("trtops.backend.onnx.model").data_type(int(onnx_type))
@@ -94,27 +79,23 @@ def from_onnx(onnx_type: Any) -> DataType | None:
 
 
 def to_onnx(dtype: DataType) -> int | None:
-    """ONNX's data type for one of ours."""
+    """Return ONNX's data type for one of ours."""
     data_type = importlib.import_module("trtops.backend.onnx.model").data_type
     return next((element for element in range(1, 64) if data_type(element) is dtype), None)
 
 
 def from_onnxrt(onnxrt_type: Any) -> DataType | None:
-    """Our data type for ONNX Runtime's name of one, such as ``tensor(float)``."""
-    return (
-        next((each for each in DataType if to_onnxrt(each) == onnxrt_type), None)
-        if isinstance(onnxrt_type, str)
-        else None
-    )
+    """Return our data type for ONNX Runtime's name of one, such as ``tensor(float)``."""
+    return next((each for each in DataType if to_onnxrt(each) == onnxrt_type), None)
 
 
 def to_onnxrt(dtype: DataType) -> str | None:
-    """ONNX Runtime's name for a data type."""
+    """Return ONNX Runtime's name for a data type."""
     return None if dtype in _NOT_IN_ONNXRT else f"tensor({_ONNXRT_NAMES.get(dtype, dtype.name)})"
 
 
 def from_tensorrt(tensorrt_type: Any) -> DataType | None:
-    """Our data type for a ``tensorrt.DataType``."""
+    """Return our data type for a ``tensorrt.DataType``."""
     if type(tensorrt_type).__name__ != "DataType" or not type(tensorrt_type).__module__.startswith("tensorrt"):
         return None
     found: DataType = importlib.import_module("trtops.backend.trt.library.dtypes").from_trt(tensorrt_type)
@@ -122,12 +103,12 @@ def from_tensorrt(tensorrt_type: Any) -> DataType | None:
 
 
 def to_tensorrt(dtype: DataType) -> Any:
-    """TensorRT's data type for one of ours; UnsupportedFeatureError if this release has none."""
+    """Return TensorRT's data type for one of ours; UnsupportedFeatureError if this release has none."""
     return importlib.import_module("trtops.backend.trt.library.dtypes").to_trt(dtype)
 
 
 def from_torch(torch_type: Any) -> DataType | None:
-    """Our data type for one of PyTorch."""
+    """Return our data type for one of PyTorch."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(torch_type, torch.dtype):
         return None
@@ -135,11 +116,7 @@ def from_torch(torch_type: Any) -> DataType | None:
 
 
 def to_torch(dtype: DataType) -> Any:
-    """PyTorch's data type for one of ours, or None.
-
-    Raises:
-        BackendUnavailableError: If PyTorch is not installed.
-    """
+    """Return PyTorch's data type for one of ours, or None; BackendUnavailableError without PyTorch."""
     try:
         torch = importlib.import_module("torch")
     except ImportError as exc:

@@ -1,4 +1,4 @@
-"""Polygraphy's names for errors. New code catches the classes of :mod:`trtops.errors`."""
+"""Polygraphy's names for errors; new code uses :mod:`trtops.errors`."""
 
 from __future__ import annotations
 

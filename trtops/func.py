@@ -1,4 +1,4 @@
-"""Small tools to compose loaders: extend one with a function, make one of a value, call one."""
+"""Tools to compose loaders: extend one with a function, make one from a value, call one."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def extend(extend_func: Callable[P, Any]) -> Callable[[Callable[..., Any]], Callable[P, Any]]:
-    """A decorator: the decorated function continues where ``extend_func`` ended.
+    """Return a decorator that lets a function continue where ``extend_func`` ended.
 
-    Calling the result calls ``extend_func``, passes what it returned to the decorated function (a tuple as separate
-    arguments), and returns what that returned, or, if that was None, what ``extend_func`` returned::
+    The result calls ``extend_func``, passes its result to the decorated function (a tuple as separate arguments), and returns
+    the decorated function's result, or, if that is None, the result of ``extend_func``::
 
         @func.extend(NetworkFromOnnxPath("model.onnx"))
         def load_network(builder, network, parser):
@@ -28,15 +28,10 @@ def extend(extend_func: Callable[P, Any]) -> Callable[[Callable[..., Any]], Call
 
         builder, network, parser = load_network()
 
-    A decorated function that has room for the arguments of ``extend_func`` as well gets those first. One without
-    parameters goes with an ``extend_func`` that returns None.
-
-    Args:
-        extend_func: What to extend: a function or a loader. What it returns may be changed in place.
+    A decorated function with enough parameters also gets the arguments of ``extend_func``, first.
 
     Raises:
-        ConfigError: When decorating, if the function has variadic parameters; when called, if it does not take as many
-            arguments as ``extend_func`` returned.
+        ConfigError: If the function has variadic parameters, or, when called, the wrong number of parameters.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[P, Any]:
@@ -76,49 +71,40 @@ def extend(extend_func: Callable[P, Any]) -> Callable[[Callable[..., Any]], Call
 
 
 def make_iterable(obj: Any) -> tuple[Any, ...]:
-    """A tuple as it is, and anything else (a list too) as a tuple of one."""
+    """Return a tuple as it is, and anything else, including a list, as a tuple of one."""
     return obj if type(obj) is tuple else (obj,)
 
 
 @dataclass(frozen=True)
 class constant(Generic[T]):
-    """A loader that returns a value at hand: ``constant(model)() is model``.
-
-    Attributes:
-        value: What every call returns; shared, not copied.
-    """
+    """A loader that always returns the same value: ``constant(model)() is model``."""
 
     value: T
 
     def __call__(self) -> T:
-        """The value."""
+        """Return the value."""
         return self.value
 
 
 def invoke(loader: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Call a loader; for places that want a function, such as ``map(invoke, loaders)``."""
+    """Call a loader."""
     return loader(*args, **kwargs)
 
 
 def invoke_if_callable(obj: T | Callable[..., T], *args: Any, **kwargs: Any) -> tuple[T, bool]:
-    """Call what can be called, and pass through what cannot.
-
-    Returns:
-        The product or the value itself, and whether there was a call. A product is the caller's own; a value still
-        belongs to whoever gave it.
-    """
+    """Return the result of a callable or the value itself, and whether there was a call."""
     if callable(obj):
         return obj(*args, **kwargs), True
     return obj, False
 
 
 def value_of(obj: T | Callable[[], T]) -> T:
-    """What a loader makes, or the value itself."""
+    """Return what a loader makes, or the value itself."""
     return invoke_if_callable(obj)[0]
 
 
 def constantmethod(func: F) -> F:
-    """Marks a method that leaves its object unchanged. Says so to the reader; frozen dataclasses enforce it."""
+    """Mark a method that does not change its object."""
     return func
 
 

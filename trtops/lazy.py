@@ -1,7 +1,7 @@
-"""What is imported on first use: names of packages, listed once, and functions named by a path.
+"""Names that are imported on first use.
 
-Such a package lists its names as type checkers and editors read them, ``from a.b import Name as Name`` under
-``if TYPE_CHECKING:``. The same lines are read here, when a name is first asked for, to tell where to import it from.
+A package lists its names for type checkers, as ``from a.b import Name as Name`` under ``if TYPE_CHECKING:``. The same lines are
+read here when a name is first used, so that each name is listed once.
 """
 
 from __future__ import annotations
@@ -17,14 +17,11 @@ _LINE = re.compile(r"^    from ([\w.]+) import (\w+) as \2$", re.MULTILINE)
 
 
 def exports(package: str, table: str = "") -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Make the functions ``__getattr__`` and ``__dir__`` of a package.
+    """Return the functions ``__getattr__`` and ``__dir__`` of a package.
 
     Args:
         package: Its name, ``__name__``.
-        table: A module whose ``MORE_EXPORTS`` has names that are not listed, with the modules that have them.
-
-    Returns:
-        Both. The first also makes ``__all__``.
+        table: A module whose ``MORE_EXPORTS`` maps further names to their modules.
     """
 
     @functools.cache
@@ -46,14 +43,9 @@ def exports(package: str, table: str = "") -> tuple[Callable[[str], Any], Callab
 
 
 def known_as(module: str, *names: str) -> None:
-    """Let a module be imported by further names below its own, under which Polygraphy documents what is in it.
+    """Let a module be imported by further names below its own, which Polygraphy documents.
 
-    After ``known_as("trtops.cuda", "cuda")`` there is ``from trtops.cuda.cuda import Stream``. Python looks such a name up
-    once it has imported what is above it, as with ``os.path``.
-
-    Args:
-        module: Its name, ``__name__``.
-        names: The names below it.
+    After ``known_as("trtops.cuda", "cuda")``, ``from trtops.cuda.cuda import Stream`` works.
     """
     for name in names:
         sys.modules[f"{module}.{name}"] = sys.modules[module]
@@ -61,11 +53,7 @@ def known_as(module: str, *names: str) -> None:
 
 
 def function(path: str) -> Callable[..., Any]:
-    """A function that stands for another, which is imported when it is called.
-
-    Args:
-        path: The other's module and name, ``package.module.name``.
-    """
+    """Return a function that imports and calls another, given as ``package.module.name``."""
     module, _, name = path.rpartition(".")
 
     @functools.cache
@@ -80,7 +68,7 @@ def function(path: str) -> Callable[..., Any]:
 
 
 def _listed_names(package: str) -> dict[str, str]:
-    """The names that a package imports under their own names for type checkers, with the modules that have them."""
+    """Return the names that a package lists for type checkers, with their modules."""
     spec = sys.modules[package].__spec__
     source = spec.loader.get_source(package) if spec is not None else None  # type: ignore[union-attr]
     if source is None:

@@ -1,10 +1,9 @@
-"""The log as Polygraphy's scripts use it: ``G_LOGGER``, a thin cover over Python's own logger named ``trtops``.
+"""Polygraphy's ``G_LOGGER``, on top of Python's logger named ``trtops``.
 
-trtops itself logs through ``logging.getLogger(__name__)`` and leaves handlers to the program that uses it. Importing
-this module sets the logger ``trtops`` to ``INFO`` unless it has a level; the first message or severity that goes
-through ``G_LOGGER`` adds a handler, unless the program has set up logging itself. What scripts log through ``G_LOGGER``
-goes to standard output, as with Polygraphy, and critical messages to standard error; so do trtops' own messages, but for
-those that are what was asked for, such as the lines of a comparison.
+trtops itself logs through ``logging.getLogger(__name__)`` and leaves handlers to the program. Importing this module sets
+the logger to ``INFO`` unless it has a level; the first message through ``G_LOGGER`` adds a handler, unless the program set
+up logging itself. Messages of scripts go to standard output, as in Polygraphy; critical ones and trtops' own messages go to
+standard error, except results such as the lines of a comparison.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn, ParamSpec, TypeAlias, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeAlias, TypeVar
 
 from trtops import errors
 from trtops.lazy import known_as
@@ -35,27 +34,27 @@ T = TypeVar("T")
 _LETTERS = {2: "U", 4: "S", 6: "X", 10: "V", 20: "I", 22: "I", 28: "I", 30: "W", 40: "E", 50: "!"}
 _COLORS = {2: 90, 4: 35, 6: 35, 10: 95, 22: 96, 28: 92, 30: 93, 40: 91, 50: 91}
 ON_STDOUT: Mapping[str, object] = {"on_stdout": True}
-"""``extra`` of messages that are what was asked for: they go to standard output, where people look for them."""
+"""``extra`` of messages that are results, which go to standard output."""
 
 _indent: contextvars.ContextVar[int] = contextvars.ContextVar("trtops_log_indent", default=0)
 
 
 class InternalError(Exception):
-    """Raised by :meth:`Logger.internal_error`, where a script asked for checks of that kind. trtops has none itself."""
+    """Raised by :meth:`Logger.internal_error` if a script enabled such checks."""
 
 
 class LogMode(enum.IntEnum):
-    """How often one and the same message is logged."""
+    """How often the same message is logged."""
 
     EACH = 0
     ONCE = 1
 
 
 class ModuleSeverity(dict[str, int]):
-    """Severities by path below the package (``"backend/trt"``), with ``""`` for all the rest."""
+    """Severities by path below the package (``"backend/trt"``), with ``""`` for all others."""
 
     def get(self, path: str | None = None, default: int | None = None) -> int:  # type: ignore[override]
-        """The severity that holds for a path: that of the longest known path above it."""
+        """Return the severity of a path: that of the longest known path above it."""
         parts = _path_parts(path or "")
         for length in range(len(parts), 0, -1):
             for known, severity in self.items():
@@ -64,18 +63,24 @@ class ModuleSeverity(dict[str, int]):
         return self[""] if default is None else default
 
 
-class Logger:
-    """The log; use :data:`G_LOGGER` and do not make another.
+def _log_at(severity: int, *, error_ok: bool = False) -> Any:
+    """Return a method that logs with a severity; ``mode`` is that of :meth:`Logger.log`."""
 
-    Severities are levels of Python's ``logging``, with names for those it has not.
+    def log(self: Logger, message: Message, mode: LogMode = LogMode.EACH) -> None:
+        self.log(message, severity, mode, stack_depth=3, error_ok=error_ok)
+
+    return log
+
+
+class Logger:
+    """The log; use :data:`G_LOGGER`. Severities are levels of Python's ``logging``, with further names.
 
     Attributes:
-        colors: Whether lines on a terminal are coloured (``NO_COLOR`` in the environment wins).
-        letter: Whether lines begin with a letter for their severity.
-        timestamp: Whether lines tell the time.
-        line_info: Whether lines tell the file and line that logged.
-        use_python_logging_system: Whether messages go to the handlers of the program's own ``logging`` alone. They go
-            through ``logging`` in any case.
+        colors: Whether lines on a terminal are coloured; ``NO_COLOR`` in the environment overrides it.
+        letter: Whether lines start with a letter for their severity.
+        timestamp: Whether lines contain the time.
+        line_info: Whether lines contain the file and line that logged.
+        use_python_logging_system: Whether only the program's own handlers get messages.
     """
 
     ULTRA_VERBOSE = 2
@@ -146,11 +151,7 @@ class Logger:
 
     @contextlib.contextmanager
     def verbosity(self, severity: Severity = CRITICAL) -> Iterator[Logger]:
-        """Another severity for a while: ``with G_LOGGER.verbosity(G_LOGGER.VERBOSE): ...``.
-
-        Args:
-            severity: As for :attr:`module_severity`. Left out, only critical messages come through.
-        """
+        """Set another severity during a block; by default only critical messages are logged."""
         before = self._severity
         self._ensure_console()
         self.module_severity = severity
@@ -161,7 +162,7 @@ class Logger:
 
     @contextlib.contextmanager
     def indent(self, level: int = 1) -> Iterator[Logger]:
-        """Indent messages by ``level`` steps of four spaces, in this thread or task, for a while."""
+        """Indent messages by ``level`` steps of four spaces during a block, in this thread or task."""
         token = _indent.set(_indent.get() + level)
         try:
             yield self
@@ -170,7 +171,7 @@ class Logger:
 
     @property
     def log_file(self) -> str | None:
-        """A file that gets every line as well, overwritten when set; None for none. Folders are made as needed."""
+        """A file that gets every line as well, overwritten when set. Folders are created as needed."""
         return None if self._file is None else self._file.baseFilename
 
     @log_file.setter
@@ -201,11 +202,11 @@ class Logger:
         """Log a message.
 
         Args:
-            message: Text, or a callable that makes it and is only called if the message is wanted.
+            message: Text, or a callable that returns it and is only called if the message is logged.
             severity: One of the levels above.
             mode: With ``ONCE``, the same text is logged only the first time.
-            stack_depth: Whose file and line to tell: 2 is the caller's.
-            error_ok: Whether a callable that fails is told of in place of its message, rather than raising.
+            stack_depth: Whose file and line to log: 2 is the caller's.
+            error_ok: Whether an error in a callable is logged instead of raised.
         """
         if not self._logger.isEnabledFor(severity):
             return
@@ -226,8 +227,8 @@ class Logger:
             severity, "%s", margin + text.replace("\n", "\n" + margin), stacklevel=stack_depth, extra=extra
         )
 
-    def tell(self, message: str, severity: int) -> None:
-        """Write a line to standard output, as the log writes it, and to the log file, whoever else takes messages."""
+    def print_line(self, message: str, severity: int) -> None:
+        """Write a line to standard output and the log file, formatted as the log does."""
         if severity < self._severity.get():
             return
         record = logging.LogRecord("trtops", severity, __file__, 0, message, None, None)
@@ -237,16 +238,16 @@ class Logger:
             self._file.handle(record)
 
     def module_info(self, module: ModuleType, name: str | None = None, severity: int = VERBOSE) -> None:
-        """Log a module's version and place, once."""
+        """Log a module's version and path, once."""
         self.log(module_line(module, name), severity, LogMode.ONCE, stack_depth=3)
 
     def backtrace(self, depth: int = 0, limit: int | None = None, severity: int = ERROR) -> None:
-        """Log the lines of the program that led here: ``limit`` of them, the last ``depth`` left out."""
+        """Log the stack: ``limit`` frames, without the last ``depth``."""
         frames = traceback.format_stack(sys._getframe(depth + 2), limit)
         self.log(" ".join(frames), severity, stack_depth=3)
 
     def log_exception(self, func: Callable[P, T]) -> Callable[P, T]:
-        """Decorate a function so that what it raises is logged, and raised all the same."""
+        """Decorate a function to log what it raises."""
 
         @functools.wraps(func)
         def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -259,57 +260,23 @@ class Logger:
         return wrapped
 
     def internal_error(self, message: Message) -> None:
-        """Raise if checks of Polygraphy's own kind were asked for (``config.INTERNAL_CORRECTNESS_CHECKS``), else nothing.
-
-        Raises:
-            InternalError: If they were.
-        """
+        """Raise InternalError if ``config.INTERNAL_CORRECTNESS_CHECKS`` is set."""
         config = sys.modules.get("trtops.config")
         if config is not None and config.INTERNAL_CORRECTNESS_CHECKS:
             raise InternalError(str(message() if callable(message) else message))
 
-    def ultra_verbose(self, message: Message, mode: LogMode = LogMode.EACH) -> None:
-        """Log with severity ``ULTRA_VERBOSE``."""
-        self.log(message, self.ULTRA_VERBOSE, mode, stack_depth=3, error_ok=True)
-
-    def super_verbose(self, message: Message, mode: LogMode = LogMode.EACH) -> None:
-        """Log with severity ``SUPER_VERBOSE``."""
-        self.log(message, self.SUPER_VERBOSE, mode, stack_depth=3, error_ok=True)
-
-    def extra_verbose(self, message: Message, mode: LogMode = LogMode.EACH) -> None:
-        """Log with severity ``EXTRA_VERBOSE``."""
-        self.log(message, self.EXTRA_VERBOSE, mode, stack_depth=3, error_ok=True)
-
-    def verbose(self, message: Message, mode: LogMode = LogMode.EACH) -> None:
-        """Log with severity ``VERBOSE``."""
-        self.log(message, self.VERBOSE, mode, stack_depth=3, error_ok=True)
-
-    def info(self, message: Message, mode: LogMode = LogMode.EACH) -> None:
-        """Log with severity ``INFO``."""
-        self.log(message, self.INFO, mode, stack_depth=3)
-
-    def start(self, message: Message, mode: LogMode = LogMode.EACH) -> None:
-        """Log with severity ``START``."""
-        self.log(message, self.START, mode, stack_depth=3)
-
-    def finish(self, message: Message, mode: LogMode = LogMode.EACH) -> None:
-        """Log with severity ``FINISH``."""
-        self.log(message, self.FINISH, mode, stack_depth=3)
-
-    def warning(self, message: Message, mode: LogMode = LogMode.EACH) -> None:
-        """Log with severity ``WARNING``."""
-        self.log(message, self.WARNING, mode, stack_depth=3)
-
-    def error(self, message: Message, mode: LogMode = LogMode.EACH) -> None:
-        """Log with severity ``ERROR``."""
-        self.log(message, self.ERROR, mode, stack_depth=3)
+    ultra_verbose = _log_at(ULTRA_VERBOSE, error_ok=True)
+    super_verbose = _log_at(SUPER_VERBOSE, error_ok=True)
+    extra_verbose = _log_at(EXTRA_VERBOSE, error_ok=True)
+    verbose = _log_at(VERBOSE, error_ok=True)
+    info = _log_at(INFO)
+    start = _log_at(START)
+    finish = _log_at(FINISH)
+    warning = _log_at(WARNING)
+    error = _log_at(ERROR)
 
     def critical(self, message: Message, ExceptionType: type[Exception] | None = None) -> NoReturn:
-        """Log with severity ``CRITICAL`` and raise. For scripts that count on it; trtops raises where it knows.
-
-        Raises:
-            TrtopsError: Always, or ``ExceptionType`` if given.
-        """
+        """Log with severity ``CRITICAL`` and raise TrtopsError, or ``ExceptionType`` if given."""
         text = str(message() if callable(message) else message)
         self.log(text, self.CRITICAL, stack_depth=3)
         raise (ExceptionType or errors.TrtopsError)(text)
@@ -317,7 +284,7 @@ class Logger:
     exit = critical
 
     def _ensure_console(self) -> None:
-        """Write to standard error if nobody else takes the messages."""
+        """Add a handler if messages have none."""
         handlers = [h for h in self._logger.handlers if h is not self._file]
         if (
             not handlers
@@ -330,7 +297,7 @@ class Logger:
 
 
 class _Console(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to whatever ``sys.stderr`` is at the time, or ``sys.stdout`` where a message says so."""
+    """Writes to the current ``sys.stderr``, or ``sys.stdout`` if a message says so."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -346,7 +313,7 @@ class _Console(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 class _Formatter(logging.Formatter):
-    """Lines such as ``[I] (12:00:00) [logger.py:7] text``, each part if the logger's attributes ask for it."""
+    """Formats lines such as ``[I] (12:00:00) [logger.py:7] text``; the logger's attributes select the parts."""
 
     def __init__(self, settings: Logger, *, terminal: bool) -> None:
         super().__init__(datefmt="%H:%M:%S")
@@ -374,7 +341,7 @@ class _Formatter(logging.Formatter):
 
 
 def module_line(module: ModuleType, name: str | None = None) -> str:
-    """A module's version and folders, in a line."""
+    """Return a module's version and folders on one line."""
     parts = [name or f"Loaded Module: {module.__name__}"]
     if hasattr(module, "__version__"):
         parts.append(f"Version: {module.__version__}")
@@ -388,7 +355,7 @@ def _path_parts(path: str) -> list[str]:
 
 
 def _python_logger(path: str) -> logging.Logger:
-    """Python's logger for a path below the package."""
+    """Return Python's logger for a path below the package."""
     return logging.getLogger(".".join(["trtops", *_path_parts(path)]))
 
 

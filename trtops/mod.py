@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 LATEST_VERSION = "==latest"
-"""In place of a version: the newest there is. Any installed one is taken."""
+"""Any installed version."""
 
 _SUFFIXES = ("a", "b", "rc", "post", "dev")
 _RELATIONS = {"==": operator.eq, ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
@@ -38,10 +38,10 @@ known_as(__name__, "importer", "trt_importer", "util")
 
 
 class LazyModule:
-    """A module that is imported when something in it is first asked for, or set."""
+    """A module that is imported when an attribute is first read or set."""
 
     def __init__(self, name: str, wanted: str | None = None) -> None:
-        """Name the module, and the version it should have, such as ``>=1.8``."""
+        """Store the module's name, and the version it should have, such as ``>=1.8``."""
         vars(self).update(_name=name, _wanted=wanted, _module=None)
 
     def __getattr__(self, name: str) -> Any:
@@ -58,14 +58,14 @@ class LazyModule:
             except ImportError as exc:
                 package = own["_name"].partition(".")[0]
                 raise errors.BackendUnavailableError(
-                    f"Module: '{own['_name']}' is required but could not be imported ({exc}). Nothing is installed by "
-                    f"itself here: pip install {package}"
+                    f"Module: '{own['_name']}' is required but could not be imported ({exc}). trtops installs "
+                    f"nothing itself: pip install {package}"
                 ) from exc
             _warn_of_version(own["_module"], own["_wanted"])
         return own["_module"]
 
     def is_installed(self) -> bool:
-        """Whether there is such a module; it is not imported."""
+        """Whether the module exists, without importing it."""
         name = vars(self)["_name"]
         try:
             return name in sys.modules or importlib.util.find_spec(name) is not None
@@ -73,16 +73,16 @@ class LazyModule:
             return False
 
     def is_importable(self) -> bool:
-        """Whether it can be imported, which is tried."""
+        """Whether the module can be imported, by importing it."""
         try:
             importlib.import_module(vars(self)["_name"])
-        except Exception:  # whatever a broken module raises
+        except Exception:  # a broken module can raise anything
             return False
         return True
 
 
 def _import_module(name: str) -> Any:
-    """Import a module; TensorRT as trtops loads it, with its libraries and the checks of the release."""
+    """Import a module; TensorRT with its libraries and the checks of its release."""
     if name == ("tensorrt_rtx" if config.USE_TENSORRT_RTX else "tensorrt"):
         return importlib.import_module("trtops.backend.trt.library").load()
     return importlib.import_module(name)
@@ -106,39 +106,32 @@ def lazy_import(
     install_flags: Sequence[str] | None = None,
     requires: Sequence[str] | None = None,
 ) -> Any:
-    """A module that is imported on first use.
+    """Return a stand-in for a module that is imported on first use.
 
     Args:
-        name: The module, with a version if one is needed: ``onnx>=1.8``. Another version is told of, and used.
-        log: Accepted for scripts that pass it, as are those below: nothing is installed by itself.
-        pkg_name: The package that has the module.
-        install_flags: What its installation takes.
-        requires: What else it needs.
-
-    Returns:
-        What stands for the module.
+        name: The module, with a version if one is needed: ``onnx>=1.8``. Other versions are used with an error message.
+        log: Ignored, as are the following: trtops installs nothing. Scripts pass them.
+        pkg_name: Ignored.
+        install_flags: Ignored.
+        requires: Ignored.
     """
     bare, relation, rest = re.fullmatch(r"([^=<>]*)([=<>]*)(.*)", name).groups()  # type: ignore[union-attr]
     return LazyModule(bare.strip(), f"{relation}{rest}" if relation else None)
 
 
 def autoinstall(lazy_mod: Any) -> None:
-    """Do nothing: nothing is installed by itself. For scripts that call it."""
+    """Do nothing; scripts call it."""
 
 
 def import_from_script(path: str | Path, name: str) -> Any:
-    """What a Python script calls ``name``; see :func:`trtops.backend.common.import_from_script`.
-
-    Raises:
-        ConfigError: If there is no such script, or nothing of that name in it.
-    """
-    from trtops.backend.common import import_from_script as load  # back ends are not needed to import modules
+    """Return an object of a Python script; see :func:`trtops.backend.common.import_from_script`."""
+    from trtops.backend.common import import_from_script as load  # most users of this module do not need back ends
 
     return load(path, name)
 
 
 def version(version_str: str) -> tuple[Any, ...]:
-    """A version as a tuple, for comparing: ``(1, 8, 0)``; a part such as ``0rc1`` is a tuple of its own."""
+    """Return a version as a tuple to compare: ``(1, 8, 0)``; a part such as ``0rc1`` becomes a nested tuple."""
     parts: list[Any] = []
     for part in version_str.split("."):
         number, _, local = part.partition("+")
@@ -149,10 +142,10 @@ def version(version_str: str) -> tuple[Any, ...]:
 
 
 def tensorrt_module_and_version_string() -> str:
-    """The module that TensorRT comes from, with the least version, as :func:`lazy_import` takes it."""
+    """Return TensorRT's module name with its minimum version, for :func:`lazy_import`."""
     return "tensorrt_rtx>=1.0" if config.USE_TENSORRT_RTX else "tensorrt>=8.6"
 
 
 def lazy_import_trt() -> Any:
-    """TensorRT, or TensorRT-RTX where that is used, imported on first use."""
+    """Return TensorRT, or TensorRT-RTX where that is used, imported on first use."""
     return lazy_import(tensorrt_module_and_version_string())

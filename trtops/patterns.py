@@ -1,4 +1,4 @@
-"""Shell patterns that stand for names."""
+"""Shell patterns of names."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from trtops import errors
 def expand(patterns: Iterable[str], names: Iterable[str], *, of: str = "The model", what: str = "tensor") -> list[str]:
     """Replace each shell pattern (``*``, ``?``, ``[...]``) by the names that match; in order, each name once.
 
-    A pattern that is itself a name stands for that name.
+    A pattern that is itself a name matches only that name.
 
     Args:
         patterns: Names or patterns.
-        names: The names that there are.
-        of: Whose names they are, for the message.
-        what: What they name.
+        names: The known names.
+        of: Their owner, for the message.
+        what: What they name, for the message.
 
     Raises:
         ConfigError: If a pattern matches nothing, or a plain name is not known.

@@ -1,4 +1,4 @@
-"""Tables in plain text and in Markdown, and sizes in words. A terminal that is too narrow is the command line's affair."""
+"""Tables in plain text and in Markdown, and sizes as text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Columns aligned with spaces: text to the left, the rest to the right."""
+    """Return columns aligned with spaces: text to the left, numbers to the right."""
     body = [list(row) for row in rows]
     lines = [list(header), *body]
     widths = column_widths(lines)
@@ -20,13 +20,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, aligned: bool = False) -> str:
-    """A table in Markdown; what would end a cell or a line in one is escaped.
-
-    Args:
-        header: Names of the columns.
-        rows: One text per column.
-        aligned: Whether the columns are filled up with spaces, for people who read the source.
-    """
+    """Return a table in Markdown, with cells escaped; ``aligned`` pads the columns with spaces."""
     lines = [[_cell_text(cell) for cell in line] for line in (header, *rows)]
     widths = column_widths(lines) if aligned else [0] * len(header)
     ruler = ["-" * max(3, width) if not aligned else "-" * width for width in widths]
@@ -37,12 +31,12 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, alig
 
 
 def text_columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]:
-    """Which columns hold text, which stands to the left: the first, and those in which nothing begins with a digit."""
+    """Return which columns hold text: the first, and those where no cell starts with a digit."""
     return [i == 0 or not any(row[i][:1].isdigit() for row in rows) for i in range(len(header))]
 
 
 def column_widths(lines: Sequence[Sequence[str]]) -> list[int]:
-    """Characters in the longest cell of each column."""
+    """Return the length of the longest cell of each column."""
     return [max(map(len, column)) for column in zip(*lines)]
 
 
@@ -51,7 +45,7 @@ def _cell_text(cell: str) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes for people, in binary units."""
+    """Return a number of bytes as text, in binary units."""
     value = float(count)
     for unit in ("B", "KiB", "MiB"):
         if value < 1024:

@@ -1,7 +1,6 @@
-"""What is shown to a person at a terminal: progress beside log lines, and pages whose tables fit the width.
+"""Output for terminals: progress bars below log lines, and pages whose tables fit the width.
 
-Where nobody looks, since output goes to a file or a pipe, pages are plain text and progress is nothing. rich is imported on
-first use: it takes longer than ``trtops -h`` may.
+In a file or a pipe, pages are plain text and there are no bars. rich is imported on first use, since ``trtops -h`` must be fast.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ _WIDEST = 120  # characters of an aligned table in a file
 
 
 class Bar:
-    """How much is done, of how much, for how long still; shows nothing without a terminal."""
+    """A progress bar; shows nothing without a terminal."""
 
     def __init__(self, shown: Progress | None, label: str, unit: str, total: int | None) -> None:
-        """Make a bar; ``shown`` is None where nobody looks."""
+        """Make a bar; ``shown`` is None without a terminal."""
         self._shown, self._unit = shown, unit
         self._task = shown.add_task(label, total=total, note=unit) if shown is not None else None
 
     def update(self, done: int, total: int | None = None, note: str = "") -> None:
-        """Say how much is done, of how much, if that was not known before, and what else there is to say."""
+        """Show how much is done, of how much if that is known by now, and a note."""
         if self._shown is not None and self._task is not None:
             known = {} if total is None else {"total": total}
             self._shown.update(self._task, completed=done, note=f"{self._unit}{note}", **known)  # type: ignore[arg-type]
@@ -40,12 +39,11 @@ class Bar:
 
 @contextmanager
 def progress(label: str, unit: str, total: int | None = None, file: TextIO | None = None) -> Iterator[Bar]:
-    """A bar for the time of a block, on standard error unless a file is given. Log lines and prints appear above it."""
+    """Show a bar during a block, on standard error unless a file is given. Log lines and prints appear above it."""
     file = sys.stderr if file is None else file
     if not file.isatty():
         yield Bar(None, label, unit, total)
         return
-    # Here and below, imported on first use: see the module.
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
@@ -61,7 +59,7 @@ def progress(label: str, unit: str, total: int | None = None, file: TextIO | Non
 
 @contextmanager
 def _logs_above() -> Iterator[None]:
-    """Let log handlers write where rich puts lines above what moves: it takes over ``sys.stderr``, which they hold."""
+    """Redirect log handlers to the ``sys.stderr`` of rich, which prints their lines above the bar."""
     real = {sys.__stderr__, sys.__stdout__, getattr(sys.stderr, "rich_proxied_file", None)}
     real |= {getattr(sys.stdout, "rich_proxied_file", None)}
     changed: list[tuple[Any, str, Any]] = []
@@ -80,7 +78,7 @@ def _logs_above() -> Iterator[None]:
 
 
 def page_text(page: str) -> str:
-    """A page of Markdown for a file or a pipe: columns of tables that are not too wide are aligned."""
+    """Return a page of Markdown for a file or a pipe, with aligned columns unless a table is too wide."""
     lines: list[str] = []
     for is_table, block in _blocks(page):
         lines += _aligned(block) if is_table else block
@@ -97,7 +95,7 @@ def _aligned(block: list[str]) -> list[str]:
 
 
 def print_page(page: str, file: TextIO | None = None) -> None:
-    """Print a page of Markdown: on a terminal with tables as wide as it, elsewhere as :func:`page_text`."""
+    """Print a page of Markdown: on a terminal with tables that fit it, elsewhere as :func:`page_text`."""
     file = sys.stdout if file is None else file
     if not file.isatty():
         print(page_text(page), file=file, flush=True)
@@ -115,7 +113,7 @@ def print_page(page: str, file: TextIO | None = None) -> None:
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], file: TextIO | None = None) -> None:
-    """Print a table: on a terminal as wide as it, elsewhere in columns of plain text."""
+    """Print a table: on a terminal to fit it, elsewhere in columns of plain text."""
     file = sys.stdout if file is None else file
     listed = list(rows)
     if file.isatty():
@@ -152,12 +150,12 @@ def _rich_table(header: Sequence[str], rows: list[list[str]] | list[Sequence[str
 
 
 def _blocks(page: str) -> Iterator[tuple[bool, list[str]]]:
-    """The lines of a page, those of a table together."""
+    """Yield the lines of a page in blocks, each table as one block."""
     for is_table, group in itertools.groupby(page.rstrip().splitlines(), lambda line: line.startswith("|")):
         yield is_table, list(group)
 
 
 def _cells(block: list[str]) -> list[list[str]]:
-    """The cells of a table in Markdown, without the line below its head."""
+    """Return the cells of a table in Markdown, without the line below its head."""
     lines = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in block]
     return [[cell.replace("\\|", "|") for cell in line] for line in (lines[0], *lines[2:])]

@@ -1,4 +1,4 @@
-"""Torch tensors as arrays and back. Never imports torch by itself: where it is not loaded there are no tensors."""
+"""Conversion of torch tensors to arrays and back. Torch is only imported if it is needed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ def is_torch(value: object) -> bool:
 
 
 def from_torch(tensor: Any) -> np.ndarray[Any, Any]:
-    """A torch tensor on any device as an array in host memory; shares memory with a tensor that is there.
-
-    bfloat16 and 8-bit floats, which numpy lacks, become arrays of ``ml_dtypes`` with the same bits.
-    """
+    """Return a tensor as an array in host memory, sharing memory if it is there; bfloat16 and float8 become ``ml_dtypes``."""
     host = tensor.detach().cpu()
     name = str(host.dtype).removeprefix("torch.")
     if name == "bfloat16" or name.startswith("float8"):
@@ -31,7 +28,7 @@ def from_torch(tensor: Any) -> np.ndarray[Any, Any]:
 
 
 def to_torch(array: np.ndarray[Any, Any]) -> Any:
-    """An array as a torch tensor in host memory, which shares its memory; strings, which torch lacks, stay an array."""
+    """Return an array as a tensor that shares its memory; strings stay an array."""
     import torch
 
     if array.dtype.kind in "OSUT":

@@ -112,7 +112,7 @@ def say(text: str) -> None:
 def log_line(text: str, severity: int = G_LOGGER.INFO) -> None:
     """Print one of Polygraphy's lines on its stream, as the log writes it, unless the log is too quiet."""
     if not _silent:
-        G_LOGGER.tell(text, severity)
+        G_LOGGER.print_line(text, severity)
 
 
 def say_json(value: Any) -> None:
