@@ -25,11 +25,7 @@ _TYPES = {name: onnx.AttributeProto.AttributeType.Value(name.removeprefix("value
 
 
 def numpy_dtype(element: int, of: str) -> np.dtype[Any]:
-    """Numpy's data type for the ONNX element type of a tensor, which is named in the message.
-
-    Raises:
-        InvalidModelError: If ONNX has no such type.
-    """
+    """Numpy's data type for the ONNX element type of a tensor, which is named in the message."""
     try:
         return helper.tensor_dtype_to_np_dtype(element)
     except KeyError:

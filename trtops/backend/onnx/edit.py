@@ -31,11 +31,7 @@ def tensor_names(graph: onnx.GraphProto) -> list[str]:
 
 
 def set_outputs(model: onnx.ModelProto, outputs: Sequence[str]) -> None:
-    """Make these tensors the outputs, in this order; names or shell patterns, or :data:`MARK_ALL`.
-
-    Raises:
-        ConfigError: If a name or pattern matches no tensor.
-    """
+    """Make these tensors the outputs, in this order; names or shell patterns, or :data:`MARK_ALL`."""
     graph = model.graph
     made = tensor_names(graph)
     if outputs == MARK_ALL or list(outputs) in (["mark", "all"], [MARK_ALL]):
@@ -54,11 +50,7 @@ def set_outputs(model: onnx.ModelProto, outputs: Sequence[str]) -> None:
 
 
 def outputs_of_types(graph: onnx.GraphProto, types: Iterable[str]) -> list[str]:
-    """Names of the tensors that nodes of these types produce, ignoring case, in order of the types.
-
-    Raises:
-        ConfigError: If there is no node of such a type.
-    """
+    """Names of the tensors that nodes of these types produce, ignoring case, in order of the types."""
     by_type: dict[str, list[str]] = {}
     for node in graph.node:
         by_type.setdefault(node.op_type.lower(), []).extend(filter(None, node.output))
@@ -72,11 +64,7 @@ def outputs_of_types(graph: onnx.GraphProto, types: Iterable[str]) -> list[str]:
 
 
 def drop_outputs(model: onnx.ModelProto, patterns: Iterable[str]) -> None:
-    """Remove these tensors from the outputs; names or shell patterns.
-
-    Raises:
-        ConfigError: If a name or pattern matches no tensor, or no output would be left.
-    """
+    """Remove these tensors from the outputs; names or shell patterns."""
     graph = model.graph
     outputs = [value.name for value in graph.output]
     dropped = set(expand(patterns, list(dict.fromkeys([*tensor_names(graph), *outputs]))))
@@ -93,9 +81,6 @@ def extract(
     """Keep only the part of a model between these tensors; None keeps the model's inputs or outputs.
 
     Dtypes and shapes that are None are inferred.
-
-    Raises:
-        ConfigError: If a tensor does not exist, or an output also depends on other tensors.
     """
     graph = model.graph
     shapes.infer_shapes(model)
@@ -167,10 +152,6 @@ def insert_node(
         name: Its name.
         domain: Its operator domain; imported as version 1 if the model does not import it.
         attributes: Its attributes: numbers, text, or lists of these.
-
-    Raises:
-        ConfigError: If a tensor does not exist, an attribute's value is not possible, or the node would depend on its
-            own output.
     """
     graph = model.graph
     known = {value.name for value in graph.input} | walk.initializer_names(graph)
@@ -220,11 +201,7 @@ def _split_tensor(graph: onnx.GraphProto, tensor: str) -> tuple[str, str]:
 
 
 def override_input_shapes(model: onnx.ModelProto, input_shapes: Mapping[str, Shape]) -> None:
-    """Give inputs other shapes, and remove the declared shapes of all other tensors; infer them again afterwards.
-
-    Raises:
-        ConfigError: If there is no such input, or it is not a tensor.
-    """
+    """Give inputs other shapes, and remove the declared shapes of all other tensors; infer them again afterwards."""
     inputs = {value.name: value for value in model.graph.input}
     for name, shape in input_shapes.items():
         value = inputs.get(name)
@@ -242,11 +219,7 @@ def override_input_shapes(model: onnx.ModelProto, input_shapes: Mapping[str, Sha
 
 
 def sort_nodes(model: onnx.ModelProto) -> bool:
-    """Sort nodes in order of execution, in sub-graphs too; True if that changed anything.
-
-    Raises:
-        InvalidModelError: If nodes form a cycle.
-    """
+    """Sort nodes in order of execution, in sub-graphs too; True if that changed anything."""
     changed = False
     for graph in walk.graphs(model.graph):
         order = walk.execution_order(graph.node)
@@ -307,9 +280,6 @@ def set_upper_bounds(model: onnx.ModelProto, bounds: int | Mapping[str, int]) ->
 
     Returns:
         The bounds set, by tensor name.
-
-    Raises:
-        ConfigError: If a name is not the output of a node.
     """
     graph = model.graph
     unbounded = unbounded_tensors(model)

@@ -35,9 +35,6 @@ def emulate_low_precision(model: onnx.ModelProto) -> None:
 
     Args:
         model: A model from :func:`trtops.backend.onnx.precision.lower_precision`, with its weights inside.
-
-    Raises:
-        InvalidModelError: If its types contradict each other.
     """
     shapes.infer_shapes(model)
     _emulate_graph(model.graph, {}, {}, itertools.count())

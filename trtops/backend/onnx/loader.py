@@ -154,11 +154,9 @@ class ModifyOutputs:
     """Changes a model's outputs; types and shapes are inferred.
 
     Attributes:
-        model: The model.
         outputs: Names or shell patterns (``conv_*``) of the new outputs; ``"mark-all"`` for everything that nodes
             produce, except constants. None keeps the outputs.
         exclude_outputs: Names or patterns of outputs to remove afterwards.
-        copy: See the module.
         mark_types: Types of nodes, ignoring case, whose outputs become the model's outputs; replaces ``outputs``.
     """
 
@@ -208,13 +206,11 @@ class FoldConstants:
     """Folds constants; see :func:`trtops.backend.onnx.fold.fold_constants`.
 
     Attributes:
-        model: The model.
         num_passes: Maximum number of passes; None repeats until a pass folds nothing.
         do_shape_inference: Whether shapes are inferred, which folding Shape nodes needs.
         partitioning: No effect. A node that cannot be evaluated never prevents others from being folded, which is what
             ``"recursive"`` requests.
         fold_shapes: Whether Shape nodes of static shapes, and everything computed from them, are folded.
-        copy: See the module.
         error_ok: Whether nodes that cannot be evaluated stay as they are; otherwise they are errors.
         size_threshold: Tensors with more bytes are not folded.
         allow_onnxruntime_shape_inference: Whether ONNX Runtime's symbolic inference may be used.
@@ -256,7 +252,6 @@ class SetUpperBound:
         model: The model, with constants folded and shapes inferred.
         upper_bounds: One bound for all unbounded tensors that determine a size, or bounds by tensor name, with ``""``
             for those not named.
-        copy: See the module.
     """
 
     model: OnnxModel = field(repr=False)
@@ -360,7 +355,6 @@ class SaveOnnx:
     """Writes a model file, and returns the model, which is not changed.
 
     Attributes:
-        model: The model.
         path: The file; missing folders are created, and an existing file is replaced.
         external_data_path: A file for the weights, relative to the model's folder; ``""`` takes the model file's name
             with ``.data`` appended. None keeps them in the model file if it stays below 2 GiB.

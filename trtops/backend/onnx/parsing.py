@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 def read_proto(path: str | Path) -> onnx.ModelProto:
-    """Parse a model file; external data is not loaded.
-
-    Raises:
-        InvalidModelError: If the file does not exist or is not an ONNX model.
-    """
+    """Parse a model file; external data is not loaded."""
     path = Path(path)
     if path.is_dir():
         raise errors.InvalidModelError(f"{path} is a folder; expected an ONNX file.")
@@ -35,11 +31,7 @@ def read_proto(path: str | Path) -> onnx.ModelProto:
 
 
 def parse_proto(data: bytes, where: str = "") -> onnx.ModelProto:
-    """Parse a serialized model; error messages begin with ``where``, such as ``"model.onnx: "``.
-
-    Raises:
-        InvalidModelError: If the bytes are empty, truncated, or not an ONNX model.
-    """
+    """Parse a serialized model; error messages begin with ``where``, such as ``"model.onnx: "``."""
     if not data:
         raise errors.InvalidModelError(f"{where}empty; expected an ONNX model.")
     if data[4:8] == b"ORTM":

@@ -76,12 +76,7 @@ def convert_to_fp16(
     keep_types: Collection[str] = KEPT_TYPES,
     weights: Path | None = None,
 ) -> onnx.ModelProto:
-    """A model that computes in FP16 where possible; see :func:`lower_precision`, which also returns a report.
-
-    Raises:
-        ConfigError: As :func:`lower_precision` raises it.
-        ModelError: If the model is inconsistent, or its weights are not loaded.
-    """
+    """A model that computes in FP16 where possible; see :func:`lower_precision`, which also returns a report."""
     check_structure(proto)
     rewritten = lower_precision(proto, "fp16", keep_io=keep_io, exclude=exclude, keep_types=keep_types, weights=weights)
     log.info("Nodes in lower precision: %d, kept: %d", len(rewritten.lowered), len(rewritten.kept))
@@ -113,11 +108,6 @@ def lower_precision(
         keep_types: Further operator types to keep in FP32.
         weights: A folder for the 16-bit weights of a lean model (:meth:`trtops.backend.onnx.model.Model.proto`), which
             must exist as long as the result is used; without one they are inside.
-
-    Raises:
-        ConfigError: If ``exclude`` matches no node, or the operator set is too old for BF16.
-        InvalidModelError: If the model's types contradict each other.
-        ExternalDataError: If a weight is not loaded.
     """
     model = copy_of(proto)
     if to == "bf16" and walk.opset(model) < 13:
@@ -142,11 +132,7 @@ def lower_precision(
 
 
 def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with its functions inlined, under unique names; the same if it has none.
-
-    Raises:
-        InvalidModelError: If a call does not match its function.
-    """
+    """The model with its functions inlined, under unique names; the same if it has none."""
     if not model.functions:
         return model
     check_inlined_size(model)

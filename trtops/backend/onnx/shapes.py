@@ -27,9 +27,6 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool
         symbolic: Whether ONNX Runtime's symbolic inference, slow and thorough, runs afterwards if ONNX's own left a
             tensor without a rank. It is skipped if sympy is not installed.
         strict: Whether contradicting types and shapes are an error.
-
-    Raises:
-        InvalidModelError: If ONNX finds such a contradiction, or inference needs too much memory.
     """
     check_inlined_size(model)
     bare = copying.copy_model(model, _put_plausible)

@@ -50,11 +50,7 @@ class Values(Protocol):
     """What is known of a model's tensors, for one or more feeds."""
 
     def spec(self, name: str) -> TensorSpec:
-        """Dtype and shape of a tensor; a dimension that differs between feeds is None.
-
-        Raises:
-            InvalidModelError: If nothing is known of it.
-        """
+        """Dtype and shape of a tensor; a dimension that differs between feeds is None."""
         ...
 
     def constant(self, name: str) -> Array | None:
@@ -74,11 +70,7 @@ class Declared:
     """Declared or inferred types and shapes, without data. Implements :class:`Values`."""
 
     def __init__(self, model: onnx.ModelProto, inputs: Mapping[str, TensorSpec]) -> None:
-        """Infer types and shapes of a model, which is not changed, from these input shapes.
-
-        Raises:
-            InvalidModelError: If shapes contradict each other.
-        """
+        """Infer types and shapes of a model, which is not changed, from these input shapes."""
         inferred = copy_of(model)
         for value in inferred.graph.input:
             if value.name in inputs:
@@ -87,11 +79,7 @@ class Declared:
         self._declared = shapes.values(inferred.graph)
 
     def spec(self, name: str) -> TensorSpec:
-        """The declared or inferred dtype and shape.
-
-        Raises:
-            InvalidModelError: If the dtype is unknown.
-        """
+        """The declared or inferred dtype and shape."""
         value = self._declared.get(name)
         spec = TensorSpec(name) if value is None else tensor_spec(value)
         if spec.dtype is None:
@@ -175,12 +163,7 @@ class Cutter:
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        """Analyze a model that passes :func:`trtops.backend.onnx.model.check_structure`, with its weights inside.
-
-        Raises:
-            InvalidModelError: If nodes form a cycle.
-            UnsupportedFeatureError: If an input of the model is not a tensor.
-        """
+        """Analyze a model that passes :func:`trtops.backend.onnx.model.check_structure`, with its weights inside."""
         self.model = model
         nodes = model.graph.node
         self._constants = _constants_by_name(model.graph)
@@ -271,9 +254,6 @@ class Cutter:
             expose: Which tensors become outputs: those at the ends, or all.
             freeze_branches: Whether tensors that enter from other branches, at nodes that the set leads to, become
                 weights if they are the same for every feed. A beginning of the model keeps the model's own inputs.
-
-        Raises:
-            InvalidModelError: If the set is empty, or nothing is known of a tensor that is cut through.
         """
         if not nodes:
             raise errors.InvalidModelError(

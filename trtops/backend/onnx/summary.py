@@ -84,9 +84,6 @@ def describe(model: onnx.ModelProto | Model, *, infer_shapes: bool = False) -> M
     Args:
         model: The model.
         infer_shapes: Whether to infer dtypes and shapes that the model does not declare.
-
-    Raises:
-        InvalidModelError: If inferred shapes contradict each other.
     """
     proto = _inferred_proto(model, infer_shapes)
     return ModelSummary(

@@ -45,9 +45,6 @@ def strip_weights(model: onnx.ModelProto, exclude: Collection[str] = ()) -> tupl
 
     Returns:
         Names of the removed weights.
-
-    Raises:
-        ConfigError: If an excluded name is not a weight.
     """
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     for name in exclude:
@@ -102,9 +99,6 @@ def reconstruct_weights(model: onnx.ModelProto, original: onnx.ModelProto | None
 
     Returns:
         Names of the restored weights.
-
-    Raises:
-        InvalidModelError: If the original lacks a weight, or has it in another type or shape.
     """
     known = {} if original is None else {tensor.name: tensor for tensor in original.graph.initializer}
     axes = sparsity.reduced_axes(model.graph)

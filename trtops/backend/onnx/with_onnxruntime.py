@@ -33,11 +33,7 @@ _MAX_SUSPECT_BYTES = 1 << 22  # larger models are not suspect: a hostile one nee
 
 
 def load(model: onnx.ModelProto | str) -> Any:
-    """A session for a model or a model file, on the CPU, with one thread and without optimization.
-
-    Raises:
-        InferenceError: If the model is invalid, a kernel is missing, or loading takes too much memory.
-    """
+    """A session for a model or a model file, on the CPU, with one thread and without optimization."""
     import onnxruntime as ort  # noqa: TID251
 
     options = ort.SessionOptions()
@@ -67,9 +63,6 @@ def evaluate(
         model: The model, below 2 GiB, or the path of its file, which may be larger.
         outputs: Names of the wanted outputs.
         feed: Arrays by input name.
-
-    Raises:
-        InferenceError: If a kernel is missing, the run fails, or it exceeds the time limit: a Loop may be endless.
     """
     import onnxruntime as ort  # noqa: TID251
 
@@ -99,10 +92,6 @@ def check_loads(source: bytes | str) -> None:
 
     Some small models make ONNX Runtime propagate vectors until there is no memory left, which native code of other
     threads may not survive.
-
-    Raises:
-        InferenceError: If loading takes too much memory, or crashes the child.
-        InvalidModelError: If the model has too many nodes after its functions are inlined.
     """
     size = os.path.getsize(source) if isinstance(source, str) else len(source)
     if size > _MAX_SUSPECT_BYTES:
@@ -178,11 +167,7 @@ def can_infer_symbolic_shapes() -> bool:
 
 
 def infer_symbolic_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of the model with the shapes that ONNX Runtime's symbolic inference finds, complete or not.
-
-    Raises:
-        InferenceError: If it fails on this model; operator sets before 7 are not supported.
-    """
+    """A copy of the model with the shapes that ONNX Runtime's symbolic inference finds, complete or not."""
     from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference, get_opset  # noqa: TID251
 
     if (get_opset(model) or 0) < 7:
