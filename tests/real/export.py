@@ -18,30 +18,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-IMAGE = (1, 3, 224, 224)
 WORDS = 100  # a small vocabulary keeps the embeddings small
 
-VISION = {
-    "alexnet": IMAGE,
-    "resnet18": IMAGE,
-    "resnet50": IMAGE,
-    "resnext50_32x4d": IMAGE,
-    "squeezenet1_1": IMAGE,
-    "densenet121": IMAGE,
-    "googlenet": IMAGE,
-    "inception_v3": (1, 3, 299, 299),
-    "shufflenet_v2_x0_5": IMAGE,
-    "mobilenet_v2": IMAGE,
-    "mobilenet_v3_small": IMAGE,
-    "mnasnet0_5": IMAGE,
-    "efficientnet_b0": IMAGE,
-    "regnet_y_400mf": IMAGE,
-    "convnext_tiny": IMAGE,
-    "swin_t": IMAGE,
-    "maxvit_t": IMAGE,
-    "vit_b_16": IMAGE,
-}
-SEGMENTING = {"lraspp_mobilenet_v3_large": (1, 3, 128, 160), "deeplabv3_mobilenet_v3_large": (1, 3, 128, 160)}
+VISION = (
+    *("alexnet", "resnet18", "resnet50", "resnext50_32x4d", "squeezenet1_1", "densenet121", "googlenet"),
+    *("inception_v3", "shufflenet_v2_x0_5", "mobilenet_v2", "mobilenet_v3_small", "mnasnet0_5", "efficientnet_b0"),
+    *("regnet_y_400mf", "convnext_tiny", "swin_t", "maxvit_t", "vit_b_16"),
+)
+SEGMENTING = ("lraspp_mobilenet_v3_large", "deeplabv3_mobilenet_v3_large")
 TRANSFORMERS = {
     "bert": ("BertConfig", "BertModel"),
     "distilbert": ("DistilBertConfig", "DistilBertModel"),
@@ -53,25 +37,16 @@ TRANSFORMERS = {
 }
 _SMALL = {
     "vocab_size": WORDS,
-    "hidden_size": 64,
-    "dim": 64,
-    "d_model": 64,
     "d_kv": 16,
-    "d_ff": 128,
-    "embedding_size": 64,
-    "num_hidden_layers": 3,
-    "n_layers": 3,
-    "num_layers": 3,
-    "num_attention_heads": 4,
-    "num_heads": 4,
-    "n_heads": 4,
-    "intermediate_size": 128,
-    "hidden_dim": 128,
+    **dict.fromkeys(("hidden_size", "dim", "d_model", "embedding_size"), 64),
+    **dict.fromkeys(("d_ff", "intermediate_size", "hidden_dim"), 128),
+    **dict.fromkeys(("num_hidden_layers", "n_layers", "num_layers"), 3),
+    **dict.fromkeys(("num_attention_heads", "num_heads", "n_heads"), 4),
 }
 
 
-def from_torch(module, arguments, path, names, *, dynamo=False, dynamic=None):  # type: ignore[no-untyped-def]
-    """Export a module of torch, by the old exporter or the new one."""
+def from_torch(module, arguments, path, names, *, dynamo=False):  # type: ignore[no-untyped-def]
+    """Export a torch module, with the old exporter or the new one."""
     import torch
 
     module.eval()
@@ -85,7 +60,6 @@ def from_torch(module, arguments, path, names, *, dynamo=False, dynamic=None):  
         output_names=[f"out{i}" for i in range(count)],
         opset_version=18 if dynamo else 17,
         dynamo=dynamo,
-        dynamic_axes=None if dynamo else dynamic,
     )
     save_feed(path, {name: value.numpy() for name, value in zip(names, arguments)})
 
@@ -129,7 +103,8 @@ def vision(name: str, path: Path, *, dynamo: bool = False) -> None:
     torch = seeded()
     import torchvision
 
-    shape = {**VISION, **SEGMENTING}[name]
+    size = {"inception_v3": (299, 299), **dict.fromkeys(SEGMENTING, (128, 160))}.get(name, (224, 224))
+    shape = (1, 3, *size)
     where = torchvision.models.segmentation if name in SEGMENTING else torchvision.models
     extra = {"aux_logits": False, "init_weights": False} if name in ("googlenet", "inception_v3") else {}
     if name in SEGMENTING:
@@ -253,7 +228,7 @@ def zoo() -> dict[str, Callable[[Path], None]]:
     made["xgboost"] = xgboosted
     made |= {n: lambda p, n=n: recurrent(n, p) for n in ("lstm", "gru")}
     made |= {n: lambda p, n=n: language(n, p) for n in TRANSFORMERS}
-    made |= {n: lambda p, n=n: vision(n, p) for n in sorted({**VISION, **SEGMENTING}, key=lambda n: "vit" in n)}
+    made |= {n: lambda p, n=n: vision(n, p) for n in sorted((*VISION, *SEGMENTING), key=lambda n: "vit" in n)}
     made |= {f"{n}_dynamo": lambda p, n=n: vision(n, p, dynamo=True) for n in ("resnet18", "mobilenet_v2")}
     made["perceptron_2400mb"] = perceptron
     return made
