@@ -175,7 +175,7 @@ def noisy(proto_of: Callable[..., onnx.ModelProto]) -> onnx.ModelProto:
 
 
 def flat_rows(folder: Path) -> str:
-    """Inputs of which one row has the same value everywhere, so that its variance is 0."""
+    """Inputs with one row of equal values, whose variance is 0."""
     x = models.random(4, 16, seed=9)
     x[1] = 3.0
     return saved(folder, {"x": x})

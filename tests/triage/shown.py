@@ -68,7 +68,7 @@ def _bundled_cases(folder: Path) -> Iterator[tuple[str, Path, ConvertConfig]]:
     """Twenty builds that are evaluated against the model itself: planted faults, and sound ones."""
     for number, fault in enumerate(FAULTS):
         path, asked = fault.write(folder / str(number))
-        if asked.golden_model is None and fault.kinds != ("not repeatable",):  # a coin's verdict cannot be repeated
+        if asked.golden_model is None and fault.kinds != ("not repeatable",):  # a random verdict cannot be reproduced
             yield (
                 fault.name,
                 path,

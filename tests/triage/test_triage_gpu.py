@@ -31,7 +31,7 @@ FP16 = BuildConfig(precision="fp16", options=TensorRTOptions(optimization_level=
 LOOSE = Tolerances(atol=0.05, rtol=0.05)
 
 
-def told(name: str, text: str, started: float) -> None:
+def show(name: str, text: str, started: float) -> None:
     """Say what was found and how long it took, here and in the folder that takes results."""
     said = f"{text}\n{time.perf_counter() - started:.1f} s\n"
     print(said)
@@ -41,7 +41,7 @@ def told(name: str, text: str, started: float) -> None:
 
 @pytest.fixture
 def overflowing(tmp_path: Path) -> tuple[Path, CheckConfig]:
-    """A model of which TensorRT makes an FP16 engine that overflows, and how it is evaluated."""
+    """A model whose FP16 engine overflows, and its check."""
     case = models.overflowing()
     np.savez(tmp_path / "inputs.npz", **case.feed)
     check = CheckConfig(data=str(tmp_path / "inputs.npz"), tolerances=LOOSE, latency_runs=0, plots="never")
@@ -65,7 +65,7 @@ def test_triage_names_the_overflow_and_bundles_it(overflowing: tuple[Path, Check
     started, tracker = time.perf_counter(), MemoryTracker()
     config = TriageConfig(build=FP16, check=check, rebuilds=1, keep_checks=40, reduce_checks=40, output=str(tmp_path))
     result = triage(path, config, tracker=tracker)
-    told("tree", result.page(), started)
+    show("tree", result.page(), started)
     assert result.kind == "overflow" and {"conv1", "c"} & set(result.places[:3])
     assert any("keep in FP32" in remedy for remedy in result.remedies) and (tmp_path / "bundle.zip").is_file()
     bad = [info for info in tracker.find(tags={schema.Tag.KIND: "build"}) if info.verdict == "bad"]
@@ -74,6 +74,6 @@ def test_triage_names_the_overflow_and_bundles_it(overflowing: tuple[Path, Check
     started = time.perf_counter()
     made = bundle(bad[0].id, BundleConfig(output=str(tmp_path / "engine.zip")), tracker=tracker)
     reported = as_a_stranger(tmp_path / "engine.zip", tmp_path / "there")
-    told("bundle", f"{made.page()}\nas a stranger: {reported}", started)
+    show("bundle", f"{made.page()}\nwithout trtops: {reported}", started)
     assert "engine/engine.engine" in made.files and "verdict: bad" in made.said
     assert "verdict: bad" in reported and "TensorRT" in reported

@@ -1,4 +1,4 @@
-"""The tools on models and engines, with planted failures, on real TensorRT and a GPU. Run with ``-s`` to read results."""
+"""The tools on models and engines on real TensorRT and a GPU, with planted failures; ``-s`` shows the results."""
 
 from __future__ import annotations
 

@@ -58,15 +58,9 @@ class TensorError(Record):
     """The error of one tensor.
 
     Attributes:
-        name: The tensor.
-        node: The node that makes it.
-        op: The node's type.
-        verdict: Whether it meets the tolerances.
         error: Euclidean norm of the difference over that of the reference; infinite if the difference has NaN or
             infinity, and 1 if the reference is 0.
         growth: ``error`` over the largest ``error`` of what its node reads; None if that is 0 or unknown.
-        max_abs: Largest absolute error.
-        max_rel: Largest relative error.
         magnitude: Largest finite absolute value in the reference.
         nonfinite: Number of NaNs and infinities beyond those of the reference.
         reference_nans: Number of NaNs in the reference.
@@ -100,10 +94,6 @@ class AccuracyResult(OpResult):
         chain: From ``first_nonfinite`` (or else ``first``) upwards, each time what the node read with the largest
             error.
         disappears: Whether the outputs differ only if no tensors are observed.
-        outputs_unobserved: Verdict of each output without observed tensors.
-        tensors: Every compared tensor, in order of execution.
-        windows: Number of runs with observed tensors.
-        seconds: Wall time.
     """
 
     verdict: Verdict

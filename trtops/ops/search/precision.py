@@ -195,7 +195,6 @@ class PrecisionStep(Record):
         kept: Number of nodes in FP32.
         good: Whether the tolerances are met.
         excess: Largest error as a multiple of the tolerances: above 1 is too large.
-        seconds: Wall time of the check.
         label: What it is, if it is one of the result's models.
         latency_ms: Median latency of one inference then; None if not measured.
     """
@@ -223,11 +222,7 @@ class PrecisionResult(OpResult):
             select the same nodes, or else names.
         minimal: Whether it was checked that no single node of ``keep`` can be lowered.
         nodes: Nodes that can be lowered.
-        checks: Sets tested.
-        seconds: Wall time.
-        steps: Every tested set, in order.
         points: Accuracy and latency of the result and of the models at both ends.
-        path: File of the model in mixed precision, if it was written.
     """
 
     outcome: Literal["good", "mixed", "bad"]

@@ -56,9 +56,6 @@ class CulpritNode(Record):
 
     Attributes:
         index: Its index in the whole model's ``graph.node``.
-        name: Its name; may be empty.
-        op: Its operator.
-        outputs: Names of its outputs.
     """
 
     index: int
@@ -72,12 +69,8 @@ class Culprit(Record):
     """A smallest sub-model that fails.
 
     Attributes:
-        nodes: Its nodes, in the model's order.
         minimal: Whether every set without one node was checked and passes; False if ``max_checks`` stopped the search.
             If only outputs or only inputs are reduced, this concerns nodes at the end or at the beginning.
-        detail: How it fails.
-        path: Its file, if it was saved.
-        inputs_path: The file of its inputs, if they were saved.
     """
 
     nodes: tuple[CulpritNode, ...]
@@ -117,9 +110,7 @@ class ReduceResult(OpResult):
             for.
         culprits: The culprit, if the model fails.
         nodes: Nodes in the whole model, without Constants.
-        checks: Sub-models checked.
         resumed: Answers taken from the journal.
-        seconds: Wall time.
         detail: How the whole model fails, or why it does not.
         min_good: File of the passing sub-model, if it was requested and there is one.
     """

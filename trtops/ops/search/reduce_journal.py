@@ -31,9 +31,6 @@ class Step(Record):
         number: Counts answers from 1, including those of earlier runs.
         stage: Stage of the search: ``whole``, ``halves``, ``outputs``, ``inputs``, ``nodes``, ``replay`` or ``all``.
         nodes: Its nodes as indices into the model's ``graph.node``.
-        verdict: The check's verdict.
-        seconds: Wall time of the check.
-        detail: Reason for the verdict.
     """
 
     number: int

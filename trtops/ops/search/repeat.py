@@ -56,10 +56,8 @@ class RepeatStep(Record):
     """One iteration.
 
     Attributes:
-        number: Counts from 0.
         verdict: ``good``, ``bad``, or ``error`` for another failure than the one meant, which is sorted with the bad
             ones.
-        detail: Why it is not good.
         output: What the command printed, if it is to be shown.
     """
 
@@ -71,11 +69,7 @@ class RepeatStep(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class RepeatResult(OpResult):
-    """All iterations.
-
-    Attributes:
-        steps: Every iteration.
-    """
+    """All iterations."""
 
     steps: tuple[RepeatStep, ...]
 
