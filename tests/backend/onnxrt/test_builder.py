@@ -15,7 +15,7 @@ from trtops.backend.base import Caches
 from trtops.backend.engines import BACKENDS, backend_of_suffix, engine_backend, reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
-from trtops.backend.onnxrt.timing_cache import TimingCache, merge
+from trtops.backend.onnxrt.timing_cache import TimingCache
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, OptimizationProfile
 from trtops.tactics.record import TacticRecord
 
@@ -160,14 +160,6 @@ def test_timings_depend_on_shapes(backend, model):
     assert both.timing_cache_use.misses == 2 * other.timing_cache_use.misses
 
 
-def test_without_tactics_the_default_is_built(backend, model):
-    build = backend.build(model, config(tactics=()))
-
-    assert build.timing_cache_use.misses == 0
-    assert build.tactics.settings == ()
-    assert build.engine.options["built_with"]["disabled_optimizers"] == []
-
-
 def test_model_that_refuses_random_inputs_is_built(backend):
     proto = models.model(
         "(float[2,6] x, int64[2] shape) => (float[a,b] y) { m = MatMul(x, w)\n n = Add(m, c)\n y = Reshape(n, shape) }",
@@ -180,7 +172,9 @@ def test_model_that_refuses_random_inputs_is_built(backend):
     build = backend.build(Model.from_proto(proto), config())
 
     assert "nothing was timed" in build.log
-    assert build.engine.options["built_with"]["disabled_optimizers"] == []
+    for default in (build, backend.build(Model.from_proto(proto), config(tactics=()))):
+        assert default.engine.options["built_with"]["disabled_optimizers"] == []
+        assert default.timing_cache_use.misses == 0
 
 
 def test_replay_of_settings_pins_them(backend, model):
@@ -375,17 +369,6 @@ def test_foreign_lines_reach_standard_error(backend, model, capfd, monkeypatch):
 
     assert "another line" in capfd.readouterr().err
     assert "another line" not in build.log
-
-
-def test_merged_timing_caches_serve_both_models(backend, model):
-    other = Model.from_proto(models.conv_net().proto)
-    caches = [backend.build(m, config()).timing_cache for m in (model, other)]
-
-    merged = merge(caches)
-
-    for m in (model, other):
-        assert backend.build(m, config(), caches=Caches(timing=merged)).timing_cache_use.misses == 0
-    assert merge([merged, *caches]) == merged
 
 
 def test_loading_does_not_optimize_again(backend, model, case):
