@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
     # Find the tactic that makes an engine wrong, and accept one that is right
     from trtops.ops.campaign.bisect import bisect as bisect
-    from trtops.ops.campaign.bisected import BisectConfig as BisectConfig
-    from trtops.ops.campaign.bisected import BisectResult as BisectResult
+    from trtops.ops.campaign.bisect_result import BisectConfig as BisectConfig
+    from trtops.ops.campaign.bisect_result import BisectResult as BisectResult
     from trtops.ops.campaign.config import DebugBuildConfig as DebugBuildConfig
     from trtops.ops.campaign.config import Vary as Vary
     from trtops.ops.campaign.debug_build import DebugBuildResult as DebugBuildResult

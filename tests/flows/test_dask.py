@@ -24,8 +24,7 @@ from trtops.flows.dask import check_workers, dask_runner
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig, Vary
 from trtops.ops.campaign.debug_build import DebugBuildResult, Progress
 from trtops.ops.campaign.debug_build import debug_build as debug_build_op
-from trtops.ops.campaign.iteration import IterationResult
-from trtops.ops.campaign.once import iterate_once
+from trtops.ops.campaign.iteration import IterationResult, iterate_once
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking import owner

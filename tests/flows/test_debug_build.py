@@ -25,11 +25,11 @@ from tests.campaigns import FAST, GELUS, config, two_blocks
 from trtops import errors
 from trtops.flows.campaigns import spread
 from trtops.flows.slots import gpu_slot, limit_name, place_slot
-from trtops.ops.campaign import benches
-from trtops.ops.campaign.benches import bench, close_benches, devices_of
+from trtops.ops.campaign import workers
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.promote import resolve
 from trtops.ops.campaign.prove import ProveResult, Trial
+from trtops.ops.campaign.workers import close_workers, devices_of, warm_backend
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tracking.schema import Tag
 from trtops.tracking.store import default_tracker
@@ -53,7 +53,7 @@ def test_campaign_is_diffed_proved_promoted_and_shown(store: Path, case) -> None
     promoted = promote(next(info.id for info in runs if info.verdict == "good"))
 
     assert sorted(int(i.tags[Tag.ITERATION]) for i in runs if Tag.ITERATION in i.tags) == list(range(30))
-    assert {(c.layer, c.choice) for c in result.found.convicted[0].choices} == {(layer, FAST) for layer in GELUS}
+    assert {(c.layer, c.choice) for c in result.found.confirmed[0].choices} == {(layer, FAST) for layer in GELUS}
     assert diffed.found == result.found
     assert proved.outcome == "confirmed"
     assert resolve(model, tracker=tracker).run_id == promoted.run_id
@@ -67,7 +67,7 @@ def test_campaign_is_diffed_proved_promoted_and_shown(store: Path, case) -> None
     assert bars[-1].data == 100.0
     pages = "\n".join(a.data for a in artifacts if a.type == "markdown")
     for words in (
-        "convicted",
+        "confirmed",
         "## Plain set difference",
         "confirmed",
         "suspect put in",
@@ -213,7 +213,7 @@ def test_free_gpu_of_two_is_taken() -> None:
 
 
 def test_campaign_takes_device_of_free_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benches, "_gpus", {"test-1": "gpu-e", "test-2": "gpu-f", "GPU-e": "gpu-e"})
+    monkeypatch.setattr(workers, "_gpus", {"test-1": "gpu-e", "test-2": "gpu-f", "GPU-e": "gpu-e"})
     config = DebugBuildConfig(
         build=BuildConfig(options=TensorRTOptions()), devices=("test-1", "GPU-e", "test-2"), parallel=2
     )
@@ -227,7 +227,7 @@ def test_campaign_takes_device_of_free_gpu(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_threads_share_one_child_per_gpu() -> None:
     def ask() -> None:
-        assert benches.gpus_of("tensorrt", ("test-9",)) == {}
+        assert workers.gpus_of("tensorrt", ("test-9",)) == {}
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
@@ -235,8 +235,8 @@ def test_threads_share_one_child_per_gpu() -> None:
     for thread in threads:
         thread.join()
 
-    assert len(benches._idle["test-9"]) == 1
-    close_benches()
+    assert len(workers._idle["test-9"]) == 1
+    close_workers()
 
 
 def test_existing_limit_is_kept() -> None:
@@ -257,10 +257,10 @@ def test_device_is_held_by_one_builder() -> None:
     came_when_free: list[bool] = []
 
     def wait() -> None:
-        with bench(one.place):
+        with warm_backend("tensorrt", one.devices):
             came_when_free.append(free.is_set())
 
-    with bench(one.place) as first, bench(two.place) as second:
+    with warm_backend("tensorrt", one.devices) as first, warm_backend("tensorrt", two.devices) as second:
         assert first.worker.run(_visible) == "test-7"
         assert second.worker.run(_visible) == "test-8"
         thread = threading.Thread(target=wait)
@@ -270,7 +270,7 @@ def test_device_is_held_by_one_builder() -> None:
     thread.join()
     assert came_when_free == [True]
     assert devices_of("onnxruntime", ("0",)) == () and devices_of("tensorrt", ("1", "2")) == ("1", "2")
-    close_benches()
+    close_workers()
 
 
 def _visible() -> str:

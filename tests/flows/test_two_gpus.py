@@ -18,8 +18,8 @@ from tests.flows.test_convert_gpu import CHECK, FP16, QUICK, SHAPE, convolutions
 from trtops.backend.trt import current_gpu
 from trtops.comparator.report import Tolerances
 from trtops.flows.slots import limit_name
-from trtops.ops.campaign.benches import close_benches, gpus_of
 from trtops.ops.campaign.config import DebugBuildConfig, Vary
+from trtops.ops.campaign.workers import close_workers, gpus_of
 from trtops.ops.engines.convert import ConvertResult
 from trtops.tracking.base import RunInfo
 from trtops.tracking.schema import Tag
@@ -32,7 +32,7 @@ UUID = Tag.DEVICE_STATE + "uuid_sha256"
 
 def test_a_gpu_is_the_same_by_whatever_name_it_is_asked_for() -> None:
     by_number = gpus_of("tensorrt", ("0", "1"))
-    close_benches()
+    close_workers()
 
     assert sorted(by_number.values()) == ["0", "1"]
     assert by_number[current_gpu().uuid_sha256] == "0"
@@ -41,7 +41,7 @@ def test_a_gpu_is_the_same_by_whatever_name_it_is_asked_for() -> None:
     by_uuid = gpus_of("tensorrt", uuids)
     assert set(by_uuid) == set(by_number) and set(by_uuid.values()) == set(uuids)
     assert gpus_of("tensorrt", ("1", "0", uuids[0])) == by_number
-    close_benches()
+    close_workers()
 
 
 def test_a_campaign_builds_on_both_gpus_at_a_time_and_a_conversion_waits_for_its_own(

@@ -1,4 +1,4 @@
-"""Campaigns of :mod:`tests.tactics.cells` without mixtures: a diff after every build, and what it says.
+"""Campaigns of :mod:`tests.tactics.cells` without mixtures: a diff after every build, with its figures.
 
 Run as a script for the figures of cells: ``python -m tests.tactics.alone 100 60 20,one,0 100,either,0.05``, seeds and builds first.
 """
@@ -15,25 +15,25 @@ from tests.tactics.cells import Cell, Clause, World, cell_of, table_of, truth
 from trtops.tactics.diff import diff
 from trtops.tactics.findings import Suspect, TacticDiff
 
-SURE = 0.9  # a probability from which on a statement is looked at
+SURE = 0.9  # a probability from which on a statement is checked
 FEWEST = 4  # builds
 
 
 @dataclass
 class Watched:
-    """What diffs of a campaign said.
+    """The diffs of a campaign.
 
     Attributes:
-        when: After how many builds a culprit was convicted; 0 if none was.
-        accused: Whether something innocent was, at any time.
-        suspects: Of those said to be guilty with a probability of :data:`SURE`, once something was convicted: whether they are.
-        explanations: Of explanations said to be whole with that probability: whether they are.
-        promised: After how many builds, and in how many in all, a conviction was expected.
+        when: After how many builds a culprit was confirmed; 0 if none was.
+        named_wrongly: Whether another choice was, at any time.
+        suspects: For suspects with a probability of :data:`SURE`, once something was confirmed: whether they are culprits.
+        explanations: For explanations complete with that probability: whether they are.
+        promised: After how many builds, and in how many in all, a confirmation was expected.
         complete: Whether the last diff's explanation is the whole truth.
     """
 
     when: int = 0
-    accused: bool = False
+    named_wrongly: bool = False
     suspects: list[bool] = field(default_factory=list)
     explanations: list[bool] = field(default_factory=list)
     promised: list[tuple[int, int]] = field(default_factory=list)
@@ -41,14 +41,14 @@ class Watched:
 
     @property
     def ratios(self) -> list[float]:
-        """How many times the builds that a conviction took were promised before it."""
+        """The promised number of builds divided by the actual one."""
         return [total / self.when for builds, total in self.promised if 8 <= builds < self.when]
 
 
 def watch(world: World, builds: int) -> Watched:
-    """Look after every build."""
+    """Diff after every build."""
     world.built, watched = 0, Watched()
-    guilty = {key for clause in world.culprits for key in clause}
+    culprits = {key for clause in world.culprits for key in clause}
     rows: list[np.ndarray] = []
     bad: list[bool] = []
     for count in range(1, builds + 1):
@@ -57,14 +57,14 @@ def watch(world: World, builds: int) -> Watched:
         if count < FEWEST or len(set(bad)) < 2:
             continue
         found = diff(table_of(rows, bad))
-        if found.conclusion == "convicted":
-            is_right = [bool(keys_of(suspect) & guilty) for suspect in found.convicted]
-            watched.accused |= not all(is_right)
+        if found.conclusion == "confirmed":
+            is_right = [bool(keys_of(suspect) & culprits) for suspect in found.confirmed]
+            watched.named_wrongly |= not all(is_right)
             watched.when = watched.when or count * is_right[0]
-            watched.suspects += [bool(keys_of(s) & guilty) for s in found.suspects if s.guilt >= SURE]
+            watched.suspects += [bool(keys_of(s) & culprits) for s in found.suspects if s.probability >= SURE]
             if found.explanation is not None and found.explanation.probability >= SURE:
                 watched.explanations.append(is_whole(found, truth(world)))
-        watched.accused |= not guilty and found.conclusion == "narrowed down"
+        watched.named_wrongly |= not culprits and found.conclusion == "narrowed down"
         if found.conclusion == "not enough runs" and found.more_builds is not None:
             watched.promised.append((count, count + found.more_builds))
         watched.complete = is_whole(found, truth(world))
@@ -101,9 +101,9 @@ def figures(cell: Cell, seeds: range, builds: int) -> str:
     explanations = [said for w in all_of for said in w.explanations]
     ratios = [ratio for w in all_of for ratio in w.ratios]
     return (
-        f"{cell.layers:4} layers  {cell.kind:11}  {cell.noise:4.0%} wrong: convicted after a median of "
+        f"{cell.layers:4} layers  {cell.kind:11}  {cell.noise:4.0%} wrong: confirmed after a median of "
         f"{np.median([w.when or builds + 1 for w in all_of]):g}, complete {sum(w.complete for w in all_of)} of {len(all_of)}, "
-        f"accused {sum(w.accused for w in all_of)}; at {SURE:.0%} and more: suspects {sum(suspects)} of {len(suspects)} right, "
+        f"named_wrongly {sum(w.named_wrongly for w in all_of)}; at {SURE:.0%} and more: suspects {sum(suspects)} of {len(suspects)} right, "
         f"explanations {sum(explanations)} of {len(explanations)}; wrong ones in "
         f"{sum(not all(w.explanations) for w in all_of)} campaigns; builds promised within a factor of two "
         f"{np.mean([0.5 <= r <= 2 for r in ratios]) if ratios else 1:.0%} of {len(ratios)}"

@@ -1,7 +1,7 @@
 """Campaigns made to behave as TensorRT does, played from the first build to the verdict: builds as they come, then mixtures.
 
 Layers are chosen with skewed frequencies, neighbours flip together, and some layers are missing from some builds. What is
-built next says :class:`trtops.ops.campaign.turning.Turning`, as in a real campaign; mixtures are made as
+built next is decided by :class:`trtops.ops.campaign.bisection_planner.Planner`, as in a real campaign; mixtures are made as
 :mod:`trtops.ops.campaign.bisect` makes them. Run as a script for the figures of cells, one line each, and a line of JSON for
 each campaign in a file: ``python -m tests.tactics.cells 100 results.jsonl 20,one,0 100,either,0.05``; all cells if none is named.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -18,13 +18,10 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from trtops.ops.campaign.bisected import BisectResult, Culprit, Trial
+from trtops.ops.campaign.bisect_result import BisectResult, Culprit, Trial, Unit
+from trtops.ops.campaign.bisection_planner import Pair, Planner, choose_exclusions
 from trtops.ops.campaign.config import DebugBuildConfig
-from trtops.ops.campaign.guilty import Guilty, joined, kept_out
-from trtops.ops.campaign.mixture import Unit
-from trtops.ops.campaign.turning import Pair, Turning
-from trtops.tactics.bisection import Bisection, Seen
-from trtops.tactics.narrowing import Narrowing
+from trtops.tactics.bisection import Built, FoundCulprits, Search, Seen
 from trtops.tactics.table import CampaignTable, Choice
 
 Kind = Literal["one", "layer", "together", "either", "two of four", "sometimes", "none", "drift", "machines"]
@@ -116,10 +113,10 @@ class World:
 
     def is_bad(self, codes: np.ndarray) -> bool:
         """The verdict of a build."""
-        self.verdicts.append(self._evaluated(codes))
+        self.verdicts.append(self._judged(codes))
         return self.verdicts[-1]
 
-    def _evaluated(self, codes: np.ndarray) -> bool:
+    def _judged(self, codes: np.ndarray) -> bool:
         self.built += 1
         bad = any(all(codes[layer] == code for layer, code in clause) for clause in self.culprits)
         if self.kind == "sometimes":
@@ -132,32 +129,40 @@ class World:
 
 @dataclass(frozen=True)
 class Played:
-    """How a campaign ended: the clauses it convicted, after how many builds, and how many there were in all.
+    """How a campaign ended.
 
-    ``when`` counts all builds and mixtures until the last conviction; 0 if there was none.
+    Attributes:
+        confirmed: The culprits; an unresolved combination as one clause.
+        unresolved: Whether there is such a combination.
+        when: Number of builds and mixtures until the last culprit was confirmed; 0 if there is none.
+        builds: Number of builds and mixtures.
     """
 
-    convicted: frozenset[Clause]
+    confirmed: frozenset[Clause]
+    unresolved: bool
     when: int
     builds: int
 
 
 def play(world: World, limit: int = LIMIT) -> Played:
     """A campaign ``until decided``."""
-    turning = Turning(DebugBuildConfig(max_iterations=limit))
+    planner = Planner(DebugBuildConfig(max_iterations=limit))
     rows: list[np.ndarray] = []
     bad: list[bool] = []
     when = 0
-    while world.built < limit and not turning.is_answered(table := table_of(rows, bad)):
-        pair = turning.pair(table)
+    while world.built < limit and not planner.is_answered(table := table_of(rows, bad)):
+        pair = planner.pair(table)
         if pair is not None:
-            result = bisected(world, table, pair, (turning.confidence(), turning.confidence_of_one(pair)), limit)
-            turning.take(result, len(table))
-            when = world.built if result.culprits or (result.together and result.outcome == "enough") else when
+            result = bisected(world, table, pair, planner, limit)
+            planner.add(result, len(table))
+            when = world.built if result.culprits else when
             continue
-        rows.append(world.draw(key_of(unit) for unit in kept_out(joined(turning.done), len(rows)) if unit is not None))
+        excluded = choose_exclusions(planner.culprits, len(rows))
+        rows.append(world.draw(key_of(unit) for unit in excluded if unit is not None))
         bad.append(world.is_bad(rows[-1]))
-    return Played(frozenset(clauses_of(turning.guilty(table_of(rows, bad)))), when, world.built)
+    confirmed, _ = planner.confirmed_and_doubtful(table_of(rows, bad))
+    clauses = frozenset(tuple(sorted(key_of(unit) for unit in each.units)) for each in confirmed)
+    return Played(clauses, any(not each.resolved for each in confirmed), when, world.built)
 
 
 def table_of(rows: Sequence[np.ndarray], bad: Sequence[bool]) -> CampaignTable:
@@ -171,132 +176,80 @@ def table_of(rows: Sequence[np.ndarray], bad: Sequence[bool]) -> CampaignTable:
     )
 
 
-def clauses_of(found: Iterable[Guilty]) -> list[Clause]:
-    """What a campaign convicted."""
-    return [tuple(sorted(key_of(unit) for unit in guilty.units)) for guilty in found]
-
-
 def key_of(unit: Unit) -> tuple[int, int]:
     layer, code = (int(text.rpartition("-")[2]) for text in (unit.name, unit.bad))
     return layer, code
 
 
-def bisected(
-    world: World, table: CampaignTable, pair: Pair, confidence: tuple[float, float | None], limit: int
-) -> BisectResult:
+def bisected(world: World, table: CampaignTable, pair: Pair, planner: Planner, limit: int) -> BisectResult:
     """Mixtures of two builds, as :mod:`trtops.ops.campaign.bisect` makes them."""
     builds = dict(zip(table.names, table.codes)) | world.mixtures
-    good, bad = builds[pair.good].copy(), builds[pair.bad]
-    for layer, code in map(key_of, pair.given):
-        good[layer] = code
+    good, bad = builds[pair.good], builds[pair.bad]
+    given = dict(map(key_of, pair.given))
     places = np.flatnonzero((good != bad) & (good >= 0) & (bad >= 0))
     units = [
         Unit(kind="layer", name=f"layer-{n}", good=f"tactic-{good[n]}", bad=f"tactic-{bad[n]}") for n in places.tolist()
     ]
+    shape = (len(units), len(table))
+    taken = np.array([unit.is_bad_in(table) for unit in units], np.bool_).reshape(shape)
+    kept = np.array([unit.is_good_in(table) for unit in units], np.bool_).reshape(shape)
+    having = np.logical_and.reduce([np.ones(len(table), np.bool_), *(unit.is_bad_in(table) for unit in pair.given)])
+    search = Search(
+        units=len(units),
+        held=np.isin(places, list(given)),
+        is_held_by_good=bool(given) and not np.isin(places, list(given)).any(),
+        seen=tuple(
+            Seen(taken[:, row], bool(table.verdicts[row]), ~taken[:, row] & ~kept[:, row])
+            for row in np.flatnonzero(having).tolist()
+        ),
+        chance=pair.chance,
+        confidence=planner.confidence(),
+        confidence_of_one=planner.confidence_of_one(pair),
+        seed=world.seed,
+    )
     trials: list[Trial] = []
-
-    def is_bad(codes: np.ndarray) -> bool:
+    steps, answer = search.run(), None
+    while True:
+        try:
+            mask = steps.send(answer)
+        except StopIteration as ended:
+            found = ended.value
+            break
+        if world.built >= limit:
+            answer = None
+            continue
+        codes = good.copy()
+        codes[places[mask]] = bad[places[mask]]
         name = f"mixture-{world.built}"
-        world.mixtures[name] = codes.copy()
-        verdict = world.is_bad(codes)
-        taken = tuple(unit.name for unit, place in zip(units, places) if codes[place] == bad[place])
-        trials.append(Trial(run_id=name, taken=taken, verdict="bad" if verdict else "good", counted=True))
-        return verdict
-
-    tries = 2 if holds(pair, table) else 3
-    is_enough = bool(pair.given) and is_bad_often(is_bad, good, tries, 2 if pair.together else 1)
-    if is_enough or pair.together:
-        outcome, found = "enough" if is_enough else "not repeatable", []
-    else:
-        outcome, found = searched(world, is_bad, table, pair, good, units, confidence, limit)
+        world.mixtures[name] = codes
+        is_bad = world.is_bad(codes)
+        names = tuple(unit.name for unit, t in zip(units, mask) if t)
+        trials.append(Trial(run_id=name, taken=names, verdict="bad" if is_bad else "good", counted=True))
+        answer = Built(mask, is_bad)
     return BisectResult(
-        outcome=outcome,  # type: ignore[arg-type]
+        outcome=found.outcome,
         summary="",
-        culprits=tuple(found),
-        complete=True,
+        culprits=tuple(culprit_of(each, units) for each in found.culprits),
+        complete=found.complete,
         good_run=pair.good,
         bad_run=pair.bad,
         units=len(units),
         consequences=(),
         given=pair.given,
-        together=pair.together,
         trials=tuple(trials),
         seconds=0.0,
         overhead_seconds=0.0,
     )
 
 
-def is_bad_often(is_bad: Callable[[np.ndarray], bool], codes: np.ndarray, tries: int, wanted: int) -> bool:
-    """Whether builds are bad so often, trying no more often than it takes to know."""
-    while wanted and tries >= wanted:
-        wanted -= is_bad(codes)
-        tries -= 1
-    return not wanted
-
-
-def holds(pair: Pair, table: CampaignTable) -> bool:
-    return all(bool(unit.taken_by(table)[table.names.index(pair.good)]) for unit in pair.given)
-
-
-def searched(
-    world: World,
-    evaluated_bad: Callable[[np.ndarray], bool],
-    table: CampaignTable,
-    pair: Pair,
-    good: np.ndarray,
-    units: Sequence[Unit],
-    confidence: tuple[float, float | None],
-    limit: int,
-) -> tuple[str, list[Culprit]]:
-    having = np.logical_and.reduce([np.ones(len(table), np.bool_), *(unit.taken_by(table) for unit in pair.given)])
-    taken_by = np.array([unit.taken_by(table) for unit in units], np.bool_).reshape(len(units), len(table))
-    good_by = np.array([unit.kept_by(table) for unit in units], np.bool_).reshape(taken_by.shape)
-    third = ~taken_by & ~good_by
-    free = np.ones(len(units), np.bool_)
-    healed: set[bytes] = set()
-    found: list[Culprit] = []
-
-    def built(taken: np.ndarray) -> bool:
-        codes = good.copy()
-        for unit, taken_ in zip(units, taken):
-            if taken_:
-                codes[key_of(unit)[0]] = key_of(unit)[1]
-        is_bad = evaluated_bad(codes)
-        if not is_bad:
-            healed.add(taken.tobytes())
-        return is_bad
-
-    while free.any() and len(found) < 4:
-        places = np.flatnonzero(free)
-        seen = [
-            Seen(taken_by[places, row], bool(table.verdicts[row]), third[places, row])
-            for row in np.flatnonzero(having).tolist()
-        ]
-        bisection = Narrowing(Bisection(np.ones(len(places)), world.seed, seen, pair.chance))
-        while (decided := bisection.decided(*confidence)) is None and world.built < limit:
-            wanted, opposite = bisection.next(*confidence)
-            taken = np.zeros(len(units), np.bool_)
-            taken[places[wanted]] = True
-            bisection.add(wanted, built(taken), opposite)
-        if decided != "convicted":
-            outcome = "convicted" if found else "not repeatable" if decided == "chance" else "cannot be told"
-            return outcome, found
-        found.append(culprit_of(bisection, [units[place] for place in places]))
-        free[places[list(bisection.best.units)]] = False
-        if free.tobytes() in healed or not free.any() or not (built(free) and built(free)):
-            break
-    return ("convicted" if found else "cannot be told"), found
-
-
-def culprit_of(bisection: Narrowing, units: Sequence[Unit]) -> Culprit:
-    best = bisection.best
-    clauses = tuple(tuple(best.units.index(unit) for unit in clause) for clause in best.clauses)
+def culprit_of(found: FoundCulprits, units: Sequence[Unit]) -> Culprit:
+    places = sorted({place for clause in found.clauses for place in clause})
     return Culprit(
-        units=tuple(units[unit] for unit in best.units),
-        clauses=clauses,
-        probability=best.probability,
-        log10_e_value=bisection.log_e_value / np.log(10),
-        builds=bisection.trials,
+        units=tuple(units[place] for place in places),
+        clauses=tuple(tuple(places.index(place) for place in clause) for clause in found.clauses),
+        probability=found.probability,
+        log10_e_value=0.0,
+        builds=found.trials,
     )
 
 
@@ -329,9 +282,9 @@ def truth(world: World) -> frozenset[Clause]:
     return frozenset(tuple(sorted(clause)) for clause in world.culprits)
 
 
-def accuses(world: World, convicted: Iterable[Clause]) -> bool:
-    """Whether something is convicted that takes no part in making builds bad."""
-    return not {key for c in convicted for key in c} <= {key for c in truth(world) for key in c}
+def names_wrongly(world: World, confirmed: Iterable[Clause]) -> bool:
+    """Whether a choice is confirmed that does not make builds bad."""
+    return not {key for c in confirmed for key in c} <= {key for c in truth(world) for key in c}
 
 
 def figures(cell: Cell, seeds: range, log: Path | None = None) -> str:
@@ -339,16 +292,17 @@ def figures(cell: Cell, seeds: range, log: Path | None = None) -> str:
     for world, p in cell.play(seeds):
         played.append((world, p))
         if log is not None:
-            line = {"cell": str(cell), "seed": world.seed, "right": p.convicted == truth(world), "when": p.when}
-            line |= {"builds": p.builds, "convicted": sorted(p.convicted), "truth": sorted(truth(world))}
+            line = {"cell": str(cell), "seed": world.seed, "right": p.confirmed == truth(world), "when": p.when}
+            line |= {"builds": p.builds, "confirmed": sorted(p.confirmed), "truth": sorted(truth(world))}
             with log.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line, default=int) + "\n")
-    right = sum(p.convicted == truth(w) for w, p in played)
-    accused = sum(accuses(w, p.convicted) for w, p in played)
+    right = sum(p.confirmed == truth(w) for w, p in played)
+    unresolved = sum(p.unresolved for _, p in played)
+    wrong = sum(names_wrongly(w, p.confirmed) for w, p in played)
     when = [p.when for _, p in played if p.when]
     return (
-        f"{cell.layers:4} layers  {cell.kind:11}  {cell.noise:4.0%} wrong: exactly right {right} of {len(played)}, something "
-        f"innocent accused in {accused}; median builds until convicted {np.median(when) if when else 0:g}, "
+        f"{cell.layers:4} layers  {cell.kind:11}  {cell.noise:4.0%} wrong: exactly right {right} of {len(played)}, unresolved {unresolved}, something "
+        f"wrongly named in {wrong}; median builds until confirmed {np.median(when) if when else 0:g}, "
         f"in all {np.median([p.builds for _, p in played]):g}"
     )
 

@@ -1,8 +1,7 @@
-"""Bisections whose culprits are known, because they were planted; and verdicts that have nothing to do with the units."""
+"""Bisections with planted culprits, and with verdicts that do not depend on the units."""
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from collections import Counter
@@ -12,20 +11,19 @@ import numpy as np
 import pytest
 
 from tests.amounts import amount
-from trtops.tactics.bisection import Bisection, Seen
-from trtops.tactics.narrowing import Narrowing
-from trtops.tactics.several import MAX_SEVERAL
+from trtops.tactics.bisection import Bisection, Built, Found, Search, Seen
 
 SEEDS = amount(60, in_every_run=15)
 LIMIT = 80
+Bad = Callable[[np.random.Generator, np.ndarray, int], bool]
 
 
-def played(seed: int, units: int, bad: Callable[[np.random.Generator, np.ndarray, int], bool]) -> Narrowing:
-    """A bisection that is asked after every trial, until it is decided."""
+def played(seed: int, units: int, bad: Bad, confidence_of_one: float | None = None) -> Bisection:
+    """A bisection that is decided as soon as possible."""
     rng = np.random.default_rng(10_000 + seed)
-    bisection = Narrowing(Bisection(np.ones(units), seed))
-    while bisection.decided() is None and bisection.trials < LIMIT:
-        taken, opposite = bisection.next()
+    bisection, needed = Bisection(units, seed), (0.95, confidence_of_one)
+    while bisection.decided(*needed) is None and bisection.trials < LIMIT:
+        taken, opposite = bisection.next(*needed)
         bisection.add(taken, bad(rng, taken, bisection.trials), opposite)
     return bisection
 
@@ -67,7 +65,7 @@ def test_planted_culprits_are_named_within_few_trials(kind, units, wrong, fails,
         found = played(seed, units, bad)
         trials.append(found.trials)
         expected = {"one": ((a,),), "together": ((a, b),), "either": ((a,), (b,))}[kind]
-        named += found.decided() == "convicted" and found.best.clauses == expected
+        named += found.decided() == "confirmed" and found.best.clauses == expected
 
     assert named >= int(right / 60 * SEEDS)
     assert np.median(trials) <= median
@@ -83,21 +81,21 @@ def test_planted_culprits_are_named_within_few_trials(kind, units, wrong, fails,
     ],
     ids=["three in ten", "half", "drifting", "two machines in turns"],
 )
-def test_where_verdicts_depend_on_no_unit_few_are_accused_whatever_else_they_depend_on(bad):
-    innocent = amount(100, in_every_run=20)
-    outcomes = Counter(played(seed, 12, bad).decided() for seed in range(innocent))
+def test_chance_is_seldom_blamed_on_units(bad):
+    bisections = amount(100, in_every_run=20)
+    outcomes = Counter(played(seed, 12, bad).decided() for seed in range(bisections))
 
     # One in twenty at most, and what chance adds to that.
-    assert outcomes["convicted"] <= 0.05 * innocent + 2 * (0.05 * 0.95 * innocent) ** 0.5
-    assert outcomes["chance"] >= 0.8 * innocent
+    assert outcomes["confirmed"] <= 0.05 * bisections + 2 * (0.05 * 0.95 * bisections) ** 0.5
+    assert outcomes["chance"] >= 0.6 * bisections
 
 
-def test_the_e_value_has_the_mean_one_over_the_coin_whatever_the_verdicts():
-    """Every way that the coin can fall, for a few sequences of verdicts: the mean of the e-values is 1 exactly."""
+def test_e_value_has_mean_one_over_the_coin():
+    """Exactly, over all falls of the coin, for a few sequences of verdicts."""
     for verdicts in ((True, False, True), (False, False, False), (True, True, False)):
         values = []
         for falls in itertools.product((False, True), repeat=len(verdicts)):
-            bisection = Bisection([3.0, 1.0, 1.0, 1.0])
+            bisection = Bisection(4)
             for verdict, fall in zip(verdicts, falls):
                 one, other = sorted(bisection.next(), key=lambda taken: taken.tolist())
                 bisection.add(*((one, verdict, other) if fall else (other, verdict, one)))
@@ -106,89 +104,20 @@ def test_the_e_value_has_the_mean_one_over_the_coin_whatever_the_verdicts():
         assert np.mean(values) == pytest.approx(1.0, rel=1e-9)
 
 
-SEVERAL = {
-    "any of four": ((0,), (1,), (2,), (3,)),
-    "two of four": tuple(itertools.combinations(range(4), 2)),
-    "all of three": ((0, 1, 2),),
-    "one with either of two": ((0, 1), (0, 2)),
-}
-
-
-@pytest.mark.parametrize("clauses", SEVERAL.values(), ids=SEVERAL)
-def test_among_a_few_units_whatever_several_do_is_named(clauses):
-    trials, named = [], 0
-    for seed in range(20):
-        found = played(seed, 5, lambda rng, taken, _: any(taken[list(clause)].all() for clause in clauses))
-        trials.append(found.trials)
-        named += found.decided() == "convicted" and found.best.clauses == clauses
-
-    assert named >= 18
-    assert np.median(trials) <= 26
-
-
-@pytest.mark.parametrize("units", [12, 40])
-@pytest.mark.parametrize("clauses", SEVERAL.values(), ids=SEVERAL)
-def test_among_many_units_a_few_that_are_bad_alone_are_told_apart(clauses, units):
-    trials, named = [], 0
+def test_two_of_four_is_an_unresolved_combination():
+    decisions: Counter[str | None] = Counter()
     for seed in range(10):
-        guilty = np.random.default_rng(seed).permutation(units)
-        wanted = tuple(sorted(tuple(sorted(guilty[list(clause)].tolist())) for clause in clauses))
-        found = played(
-            seed, units, lambda rng, taken, _, wanted=wanted: any(taken[list(clause)].all() for clause in wanted)
-        )
-        trials.append(found.trials)
-        # Culprits that are not among the few are found by further bisections.
-        named += found.decided() == "convicted" and set(found.best.clauses) <= set(wanted)
+        found = played(seed, 12, lambda rng, taken, _: bool(taken[:4].sum() >= 2))
+        decisions[found.decided()] += 1
+        if found.decided() == "combination":
+            assert set(np.flatnonzero(found.probabilities >= 0.5).tolist()) <= {0, 1, 2, 3}
 
-    assert named >= 9
-    assert np.median(trials) <= 60
+    assert decisions["combination"] >= 5
+    assert decisions["chance"] == 0
 
 
-def two_of_four(taken: np.ndarray) -> bool:
-    return bool(taken[:4].sum() >= 2)
-
-
-def test_units_that_are_not_guilty_stay_as_in_the_good_build_once_a_few_are_left():
-    bisection, asked = Narrowing(Bisection(np.ones(30), seed=3)), []
-    while bisection.decided() is None:
-        taken, opposite = bisection.next()
-        asked.append(taken)
-        bisection.add(taken, two_of_four(taken), opposite)
-
-    assert bisection.decided() == "convicted"
-    assert set(bisection.best.clauses) <= set(itertools.combinations(range(4), 2))
-    assert np.logical_or.reduce(asked[-5:]).sum() <= MAX_SEVERAL
-
-
-def test_a_few_that_cannot_be_built_alone_are_tried_again_only_after_some_trials():
-    bisection, shunned = Narrowing(Bisection(np.ones(30), seed=3)), []
-    while bisection.trials < 60:
-        taken, opposite = bisection.next()
-        if opposite is None and bisection.log_e_value < math.log(20):  # other trials throw a coin until then
-            bisection.shun(taken)
-            shunned.append(bisection.trials)
-        else:
-            bisection.add(taken, two_of_four(taken), opposite)
-
-    assert len(shunned) > 1
-    assert min(np.diff(shunned)) >= 8
-
-
-def test_verdicts_on_what_strayed_say_nothing_once_a_few_are_left():
-    bisection = narrowed = Narrowing(Bisection(np.ones(30), seed=3))
-    while bisection.decided() is None:
-        narrowed = copy.deepcopy(bisection)
-        taken, opposite = bisection.next()
-        bisection.add(taken, two_of_four(taken), opposite)
-    best = narrowed.best
-
-    narrowed.add(np.ones(30, np.bool_), False)
-
-    assert narrowed.best == best
-
-
-def test_a_trial_without_a_coin_says_which_unit_and_nothing_against_chance():
-    bisection = Bisection(np.ones(4))
+def test_trial_without_a_coin_is_no_evidence_against_chance():
+    bisection = Bisection(4)
 
     bisection.add(np.array([True, False, False, False]), True)
 
@@ -197,10 +126,10 @@ def test_a_trial_without_a_coin_says_which_unit_and_nothing_against_chance():
 
 
 @pytest.mark.parametrize("units", [5, 30])
-def test_once_there_is_evidence_against_chance_no_coin_is_thrown(units):
+def test_coin_stops_once_evidence_suffices(units):
     threw = {False: 0, True: 0}
     for seed in range(10):
-        bisection = Bisection(np.ones(units), seed)
+        bisection = Bisection(units, seed)
         for _ in range(20):
             enough = bisection.log_e_value >= math.log(2)
             taken, opposite = bisection.next(confidence=0.5)
@@ -214,43 +143,28 @@ def test_once_there_is_evidence_against_chance_no_coin_is_thrown(units):
     assert threw[False] and threw[True]
 
 
-def test_what_is_known_already_is_asked_first():
-    prior = np.full(64, 0.001)
-    prior[[5, 6]] = 1.0
-
-    taken, opposite = Bisection(prior).next()
-
-    few = min(taken, opposite, key=np.sum)
-    assert few[[5, 6]].any()
-    assert few.sum() <= 8
-
-
-def test_one_unit_alone_is_tried_both_ways():
-    bisection = Bisection([1.0])
-    seen = set()
+def test_single_unit_is_tried_both_ways():
+    bisection = Bisection(1)
+    tried = set()
     while bisection.decided() is None:
         taken, opposite = bisection.next()
-        seen.add(bool(taken[0]))
+        tried.add(bool(taken[0]))
         bisection.add(taken, bool(taken[0]), opposite)
 
-    assert (bisection.decided(), bisection.best.units, seen) == ("convicted", (0,), {False, True})
+    assert (bisection.decided(), bisection.best.units, tried) == ("confirmed", (0,), {False, True})
 
 
 @pytest.mark.parametrize(("kind", "fewer"), [("one", True), ("together", False)])
-def test_less_suffices_against_chance_where_one_unit_alone_is_most_probable(kind, fewer):
+def test_lower_confidence_of_one_saves_trials(kind, fewer):
     trials, named = [], 0
     for seed in range(SEEDS):
-        expected = EXPECTED[kind]
         a, b = culprits(seed, 7)
-        taken_by_confidence = []
-        for of_one in (None, 0.8):
-            bisection = Narrowing(Bisection(np.ones(7), seed))
-            while bisection.decided(0.95, of_one) is None and bisection.trials < LIMIT:
-                taken, opposite = bisection.next(0.95, of_one)
-                bisection.add(taken, bool(expected(taken, a, b)), opposite)
-            taken_by_confidence.append(bisection.trials)
-        trials.append(taken_by_confidence)
-        named += set(bisection.best.units) == ({a} if kind == "one" else {a, b})
+        both = [
+            played(seed, 7, lambda rng, taken, _, a=a, b=b: bool(EXPECTED[kind](taken, a, b)), of_one)
+            for of_one in (None, 0.8)
+        ]
+        trials.append([bisection.trials for bisection in both])
+        named += set(both[1].best.units) == ({a} if kind == "one" else {a, b})
     usual, sooner = np.mean(trials, axis=0)
 
     assert named >= 0.9 * SEEDS
@@ -261,21 +175,93 @@ def mask(units: int, *taken: int) -> np.ndarray:
     return np.isin(np.arange(units), taken)
 
 
-def test_builds_that_nobody_mixed_say_whom_to_suspect_first():
+def test_earlier_builds_raise_suspicions():
     seen = [Seen(mask(8, 2, 5), True, mask(8)), Seen(mask(8, 5, 6), False, mask(8))]
 
-    guilt = Bisection(np.ones(8), seen=seen).guilt
+    probabilities = Bisection(8, seen=seen).probabilities
 
-    assert guilt.argmax() == 2 and guilt[2] > 2 * np.delete(guilt, 2).max()
+    assert probabilities.argmax() == 2 and probabilities[2] > 2 * np.delete(probabilities, 2).max()
 
 
-def test_a_bad_build_with_a_third_choice_speaks_neither_for_a_unit_nor_against_it():
-    """Layers may have several bad tactics: what has another one than the bad build says nothing of this one's."""
+def test_third_choice_is_no_evidence_about_a_unit():
+    """Layers may have several bad tactics: a bad build with another one than the bad build says nothing of this one's."""
     bad_with, third = Seen(mask(8, 2, 5), True, mask(8)), mask(8, 2)
     others = [Seen(mask(8, 6), True, third), Seen(mask(8, 7), True, third)]
-    taken_for_good = [bad_with, *(seen._replace(other=mask(8)) for seen in others)]
+    as_good = [bad_with, *(seen._replace(other=mask(8)) for seen in others)]
 
-    told, untold = (Bisection(np.ones(8), seen=seen).guilt for seen in ([bad_with, *others], taken_for_good))
+    third_choice, good_choice = (Bisection(8, seen=seen).probabilities for seen in ([bad_with, *others], as_good))
 
-    assert told[2] > 2 * untold[2]
-    assert told[2] > 4 * told[5]  # which both bad builds lack
+    assert third_choice[2] > 2 * good_choice[2]
+    assert third_choice[2] > 4 * third_choice[5]  # which both bad builds lack
+
+
+def searched(search: Search, build: Callable[[np.ndarray], Built | None]) -> tuple[Found, list[np.ndarray]]:
+    """The result of a search, and the trials it made."""
+    steps, answer, masks = search.run(), None, []
+    while True:
+        try:
+            masks.append(steps.send(answer))
+        except StopIteration as ended:
+            return ended.value, masks
+        answer = build(masks[-1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "clauses"), [("one", ((3,),)), ("either", ((3,), (9,))), ("together", ((3, 9),))], ids=EXPECTED
+)
+def test_search_confirms_and_checks_the_rest(kind, clauses):
+    search = Search(units=20, held=mask(20))
+    found, masks = searched(search, lambda taken: Built(taken, bool(EXPECTED[kind](taken, 3, 9))))
+
+    assert [c.clauses for c in found.culprits] == [clauses]
+    assert (found.outcome, found.complete) == ("confirmed", True)
+    assert found.culprits[0].trials <= len(masks) <= found.culprits[0].trials + 1
+    rest = ~mask(20, *(unit for clause in clauses for unit in clause))
+    assert any(np.array_equal(taken, rest) for taken in masks)
+
+
+def test_search_continues_while_the_rest_is_bad():
+    """Something else than the first culprit makes nearly all of the bad build bad."""
+    search = Search(units=8, held=mask(8))
+    found, _ = searched(search, lambda taken: Built(taken, bool(taken[3] or taken.sum() >= 7)))
+
+    assert found.culprits[0].clauses == ((3,),) and not found.complete
+
+
+def test_held_units_are_checked_first():
+    needs_more = Search(units=10, held=mask(10, 4))
+    found, masks = searched(needs_more, lambda taken: Built(taken, bool(taken[4] and taken[7])))
+    enough, tried = searched(needs_more, lambda taken: Built(taken, bool(taken[4])))
+
+    assert all(taken[4] for taken in masks)
+    assert found.culprits[0].clauses == ((7,),) and masks[0].sum() == 1
+    assert (enough.outcome, len(tried)) == ("sufficient", 1)
+
+
+@pytest.mark.parametrize(
+    ("build", "outcome"),
+    [
+        (lambda taken: None, "undecided"),
+        (lambda taken: Built(None, False), "undecided"),
+        (lambda taken: Built(taken, False), "not repeatable"),
+    ],
+    ids=["budget", "not built as wanted", "always good"],
+)
+def test_searches_without_culprits_end(build, outcome):
+    found, masks = searched(Search(units=6, held=mask(6)), build)
+
+    assert found.outcome == outcome and not found.culprits
+    assert len(masks) < LIMIT
+
+
+def test_trials_that_stray_are_not_repeated():
+    def build(taken: np.ndarray) -> Built:
+        got = taken.copy()
+        got[1] = got[0]  # a layer that follows another one
+        return Built(got, bool(got[4]))
+
+    found, masks = searched(Search(units=8, held=mask(8)), build)
+
+    strayed = [tuple(taken) for taken in masks if taken[0] != taken[1]]
+    assert found.culprits[0].clauses == ((4,),)
+    assert len(set(strayed)) == len(strayed)

@@ -9,10 +9,10 @@ import pytest
 
 from tests.amounts import amount
 from tests.tactics.synthetic import Campaign, Culprit, campaign
-from trtops.tactics import evidence
+from trtops.tactics.choice_keys import features_of, groups_of
 from trtops.tactics.diff import diff
-from trtops.tactics.features import features_of, groups_of
 from trtops.tactics.findings import TacticDiff
+from trtops.tactics.model import weigh
 from trtops.tactics.table import VERDICTS, CampaignTable
 
 SEEDS = amount(100, in_every_run=20)
@@ -35,60 +35,64 @@ def is_named_first(played: Campaign, found: TacticDiff) -> bool:
     return all(any(c in played.culprits for c in ((x.layer, x.choice) for x in s.choices)) for s in first)
 
 
-def convicts_an_innocent(played: Campaign, found: TacticDiff) -> bool:
-    return any(not any((c.layer, c.choice) in played.culprits for c in suspect.choices) for suspect in found.convicted)
+def names_wrongly(played: Campaign, found: TacticDiff) -> bool:
+    return any(not any((c.layer, c.choice) in played.culprits for c in suspect.choices) for suspect in found.confirmed)
 
 
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("builds", [16, 40])
 @pytest.mark.parametrize("culprit", ["one", "together"])
-def test_in_a_short_campaign_the_culprit_is_named_first_or_runs_are_said_to_be_missing(culprit, builds, ordered):
+def test_short_campaigns_rank_the_culprit_first(culprit, builds, ordered):
     found = outcomes(culprit, builds, ordered=ordered)
 
     missing = ("not enough runs", "no bad builds")
     assert sum(is_named_first(*pair) or pair[1].conclusion in missing for pair in found) >= 0.95 * SEEDS
-    assert sum(convicts_an_innocent(*pair) for pair in found) <= 0.05 * SEEDS
+    assert sum(names_wrongly(*pair) for pair in found) <= 0.05 * SEEDS
 
 
 @pytest.mark.parametrize("builds", [100, 500])
 @pytest.mark.parametrize("culprit", ["one", "together"])
-def test_with_100_builds_and_more_the_culprit_is_named_first_and_runs_are_enough(culprit, builds):
+def test_long_campaigns_confirm_the_culprit(culprit, builds):
     found = outcomes(culprit, builds)
 
     assert sum(is_named_first(*pair) for pair in found) >= 0.95 * SEEDS
-    assert sum(outcome.conclusion in ("convicted", "narrowed down") for _, outcome in found) >= 0.95 * SEEDS
-    assert sum(convicts_an_innocent(*pair) for pair in found) <= 0.05 * SEEDS
+    assert sum(outcome.conclusion in ("confirmed", "narrowed down") for _, outcome in found) >= 0.95 * SEEDS
+    assert sum(names_wrongly(*pair) for pair in found) <= 0.05 * SEEDS
 
 
 @pytest.mark.parametrize("builds", [16, 100, 500])
-def test_a_clean_campaign_is_accused_in_at_most_5_of_100(builds):
+def test_clean_campaigns_name_few_culprits(builds):
     conclusions = Counter(found.conclusion for _, found in outcomes("none", builds))
 
-    assert conclusions["convicted"] + conclusions["narrowed down"] <= 0.05 * SEEDS
+    assert conclusions["confirmed"] + conclusions["narrowed down"] <= 0.05 * SEEDS
     if builds >= 100:
         assert conclusions["no single tactic explains this"] >= 0.85 * SEEDS
 
 
 @pytest.mark.parametrize("builds", [20, 100])
-def test_builds_without_an_order_are_accused_in_at_most_5_of_100_clean_tables(builds):
+def test_clean_unordered_tables_name_few_culprits(builds):
     conclusions = Counter(found.conclusion for _, found in outcomes("none", builds, ordered=False))
 
-    assert conclusions["convicted"] + conclusions["narrowed down"] <= 0.05 * SEEDS
+    assert conclusions["confirmed"] + conclusions["narrowed down"] <= 0.05 * SEEDS
 
 
-def test_looking_after_every_build_accuses_a_clean_campaign_in_at_most_5_of_100():
-    accused = 0
+def test_looking_after_every_build_names_few_culprits():
+    named = 0
     for seed in range(SEEDS):
         table = campaign(seed, 60, culprit="none", layers=30, bad_rate=(0.1, 0.3, 0.5)[seed % 3]).table
         bad = table.verdicts == VERDICTS.index("bad")
         looks = [n for n in range(4, 61, 2) if bad[:n].any() and not bad[:n].all()]
         groups = {n: groups_of(features_of(table.codes[:n])) for n in looks}
-        accused += any(evidence.weigh(groups[n], bad[:n]).log_e_value >= np.log(20) for n in looks if groups[n].members)
-    assert accused <= 0.05 * SEEDS
+        named += any(
+            weigh(groups[n].present, groups[n].log_share, bad[:n]).log_e_value >= np.log(20)
+            for n in looks
+            if groups[n].members
+        )
+    assert named <= 0.05 * SEEDS
 
 
 def first(table: CampaignTable, builds: int) -> CampaignTable:
-    """The campaign as it stood after so many builds."""
+    """The campaign as it stood after a number of builds."""
     return CampaignTable.from_columns(
         names=table.names[:builds],
         verdicts=[VERDICTS[v] for v in table.verdicts[:builds]],
@@ -98,7 +102,7 @@ def first(table: CampaignTable, builds: int) -> CampaignTable:
     )
 
 
-def test_about_k_more_builds_is_about_right():
+def test_predicted_number_of_builds_is_right():
     """At 16 builds, the diff says how many it takes; then they are made, until it convicts."""
     ratios = []
     for seed in range(amount(40, in_every_run=20)):
@@ -106,7 +110,7 @@ def test_about_k_more_builds_is_about_right():
         promised = diff(first(played, 16)).more_builds
         if promised is None:
             continue
-        needed = next((n for n in range(17, 151, 3) if diff(first(played, n)).conclusion == "convicted"), 150)
+        needed = next((n for n in range(17, 151, 3) if diff(first(played, n)).conclusion == "confirmed"), 150)
         ratios.append((16 + promised) / needed)
     assert len(ratios) >= amount(15, in_every_run=8)
     assert 0.7 < np.median(ratios) < 1.5

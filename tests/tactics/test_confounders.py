@@ -1,4 +1,4 @@
-"""Time and machines that decide verdicts, and choices that go with them: nobody is accused of that."""
+"""Verdicts that depend on time or machines, and choices that go with them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trtops.tactics.diff import diff
 from trtops.tactics.table import CampaignTable, Choice
 
 
-def innocent(seed: int, kind: str, builds: int = 60, layers: int = 20) -> tuple[CampaignTable, dict[str, str]]:
+def without_culprit(seed: int, kind: str, builds: int = 60, layers: int = 20) -> tuple[CampaignTable, dict[str, str]]:
     """Choices and verdicts that change with the second half of builds, or from machine to machine, and else are chance."""
     rng = np.random.default_rng(seed)
     later = np.arange(builds) >= rng.integers(15, 45) if kind == "drift" else rng.random(builds) < 0.5
@@ -38,25 +38,25 @@ def first(table: CampaignTable, builds: int) -> CampaignTable:
 
 
 @pytest.mark.parametrize("kind", ["drift", "machines"])
-def test_choices_that_go_with_time_or_a_machine_are_seldom_accused_of_what_these_do(kind):
-    accused = accused_without = said = 0
+def test_time_and_machines_are_not_blamed_on_choices(kind):
+    named = more_evidence = reported = 0
     seeds = amount(50, in_every_run=15)
     for seed in range(seeds):
-        table, machines = innocent(seed, kind)
+        table, machines = without_culprit(seed, kind)
         blocks = machines if kind == "machines" else {}
         looks = [diff(first(table, n), blocks=blocks) for n in range(12, 61, 6)]
-        accused += any(found.conclusion == "convicted" for found in looks)
-        accused_without += diff(table).e_value_log10 < diff(table, blocks=blocks).e_value_log10
-        said += bool(looks[-1].confounder)
+        named += any(found.conclusion == "confirmed" for found in looks)
+        more_evidence += diff(table).e_value_log10 < diff(table, blocks=blocks).e_value_log10
+        reported += bool(looks[-1].confounder)
 
-    assert accused <= 1
-    assert accused_without == 0  # what else matters never makes anybody more suspicious
-    assert said >= 0.8 * seeds
+    assert named <= 1
+    assert more_evidence == 0  # a confounder never adds evidence
+    assert reported >= 0.8 * seeds
 
 
-def test_a_culprit_is_convicted_where_nothing_else_matters():
+def test_culprit_is_confirmed_without_confounders():
     rng = np.random.default_rng(0)
-    table, _ = innocent(1, "drift")
+    table, _ = without_culprit(1, "drift")
     codes = rng.integers(0, 4, (60, 20))
     culprit = CampaignTable.from_columns(
         names=table.names,
@@ -68,4 +68,4 @@ def test_a_culprit_is_convicted_where_nothing_else_matters():
 
     found = diff(culprit, blocks={name: f"machine {i % 2}" for i, name in enumerate(table.names)})
 
-    assert found.conclusion == "convicted" and found.confounder == ""
+    assert found.conclusion == "confirmed" and found.confounder == ""

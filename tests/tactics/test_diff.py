@@ -7,7 +7,7 @@ import pytest
 
 from tests.tactics.synthetic import campaign
 from trtops import errors
-from trtops.tactics.diff import builds_with, decided, diff, set_difference
+from trtops.tactics.diff import builds_with, diff, set_difference
 from trtops.tactics.findings import TacticDiff
 from trtops.tactics.record import TacticChoice, TacticRecord, TensorFormat
 from trtops.tactics.report import markdown
@@ -49,18 +49,18 @@ def gelu_campaign(builds: int = 40) -> CampaignTable:
     return table
 
 
-def test_tactics_that_one_setting_decides_are_one_suspect_named_after_it_and_nothing_else():
+def test_layers_of_one_setting_are_one_suspect():
     found = diff(gelu_campaign())
 
-    assert found.conclusion == "convicted"
-    (guilty,) = found.convicted
-    assert guilty.settings == (("optimization.enable_gelu_approximation", "1"),)
-    assert [(c.layer, c.choice) for c in guilty.choices] == [("block0/gelu", FAST), ("block1/gelu", FAST)]
-    assert guilty.guilt > 0.95 and (guilty.bad, guilty.good) == (found.bad, 0)
+    assert found.conclusion == "confirmed"
+    (culprit,) = found.confirmed
+    assert culprit.settings == (("optimization.enable_gelu_approximation", "1"),)
+    assert [(c.layer, c.choice) for c in culprit.choices] == [("block0/gelu", FAST), ("block1/gelu", FAST)]
+    assert culprit.probability > 0.95 and (culprit.bad, culprit.good) == (found.bad, 0)
     assert "optimization.enable_gelu_approximation=1" in found.summary
 
 
-def test_a_suspect_that_needs_two_settings_is_named_after_both():
+def test_suspect_of_two_settings_names_both():
     rng = np.random.default_rng(2)
     table = CampaignTable()
     for i in range(60):
@@ -72,7 +72,7 @@ def test_a_suspect_that_needs_two_settings_is_named_after_both():
     assert diff(table).suspects[0].settings == (("approximate", "1"), ("fuse", "1"))
 
 
-def test_two_tactics_that_fail_only_together_are_one_explanation():
+def test_two_that_fail_together_are_one_clause():
     played = campaign(4, 200, culprit="together", noise=0.03)
     found = diff(played.table)
 
@@ -82,7 +82,7 @@ def test_two_tactics_that_fail_only_together_are_one_explanation():
     assert "which fail only together" in found.summary
 
 
-def test_either_of_two_tactics_is_told_from_both():
+def test_either_of_two_is_two_clauses():
     rng = np.random.default_rng(0)
     table = CampaignTable()
     for i in range(120):
@@ -92,10 +92,10 @@ def test_either_of_two_tactics_is_told_from_both():
     found = diff(table)
 
     assert found.explanation is not None and found.explanation.clauses == ((0,), (1,))
-    assert {(c.layer, c.choice) for s in found.convicted for c in s.choices} == {("layer3", "0"), ("layer8", "2")}
+    assert {(c.layer, c.choice) for s in found.confirmed for c in s.choices} == {("layer3", "0"), ("layer8", "2")}
 
 
-def test_two_layers_that_part_in_one_build_are_both_named_until_more_builds_part_them():
+def test_layers_that_part_once_are_both_named():
     rng = np.random.default_rng(5)
     table = CampaignTable()
     for i in range(60):
@@ -109,18 +109,17 @@ def test_two_layers_that_part_in_one_build_are_both_named_until_more_builds_part
 
     assert found.conclusion == "narrowed down" and not found.decided
     assert "most likely a: t1" in found.summary and "or instead b: t1" in found.summary
-    assert found.more_builds is not None and found.more_builds > 10
 
 
-def test_a_proof_finds_the_builds_that_have_the_suspect():
+def test_builds_with_finds_the_suspects_builds():
     table = gelu_campaign()
     table.append("crashed", "error")
-    (guilty,) = diff(table).convicted
+    (culprit,) = diff(table).confirmed
 
-    assert builds_with(table, guilty) == table.named("bad")
+    assert builds_with(table, culprit) == table.named("bad")
 
 
-def test_crashed_builds_are_listed_but_are_evidence_for_nothing():
+def test_crashed_builds_are_no_evidence():
     table = gelu_campaign()
     before = diff(table)
     table.append("crashed", "error", build(gelu=FAST))
@@ -134,24 +133,24 @@ def test_crashed_builds_are_listed_but_are_evidence_for_nothing():
 @pytest.mark.parametrize(
     ("verdicts", "conclusion", "words"),
     [
-        ([], "no builds", "No build was evaluated"),
+        ([], "no builds", "No build has a verdict"),
         (["good"] * 20, "no bad builds", "fewer than 13.9 % are bad"),
         (["bad"] * 5, "no good builds", "All 5 builds are bad"),
         (["good", "bad"], "not enough runs", "more builds should decide"),
     ],
 )
-def test_what_cannot_be_answered_is_said(verdicts, conclusion, words):
+def test_conclusions_without_an_answer(verdicts, conclusion, words):
     table = CampaignTable()
     for i, verdict in enumerate(verdicts):
         table.append(f"run-{i}", verdict, build(a=str(i % 2)))
     found = diff(table)
 
     assert found.conclusion == conclusion and words in found.summary
-    assert not decided(table)
+    assert not diff(table).decided
     assert markdown(found)
 
 
-def test_equal_choices_with_opposite_verdicts_point_outside_the_choices():
+def test_equal_choices_with_opposite_verdicts():
     table = CampaignTable()
     for i in range(20):
         table.append(f"run-{i}", "bad" if i % 3 else "good", build(a="x"))
@@ -161,7 +160,7 @@ def test_equal_choices_with_opposite_verdicts_point_outside_the_choices():
     assert "same choices" in found.summary and not found.decided
 
 
-def test_by_precision_and_by_format_see_what_tactic_names_hide():
+def test_precision_and_format_differ_under_one_tactic():
     table = CampaignTable()
     rng = np.random.default_rng(0)
     for i in range(40):
@@ -170,18 +169,18 @@ def test_by_precision_and_by_format_see_what_tactic_names_hide():
 
     assert diff(table).suspects == ()
     for by in ("precision", "format"):
-        assert diff(table, by=by).convicted[0].choices[0].choice == " -> float16"
-    assert [d.layer for d in set_difference(table)] == ["fc"], "the plain difference tells formats apart"
+        assert diff(table, by=by).confirmed[0].choices[0].choice == " -> float16"
+    assert [d.layer for d in set_difference(table)] == ["fc"], "the plain difference compares formats"
 
 
-def test_tactics_of_one_name_are_told_apart_by_their_numbers():
+def test_equal_tactic_names_are_numbered():
     table = CampaignTable()
     for i in range(30):
         choice = TacticChoice(layer="fc", op="", tactic="gemm", implementation=1, tactic_id=i % 2)
         record = TacticRecord(mechanism="algorithm_selector", backend_version="", device_sha256="", choices=(choice,))
         table.append(f"run-{i}", "bad" if i % 2 else "good", record)
 
-    assert diff(table).convicted[0].choices[0].choice == "gemm (implementation 1, tactic 1)"
+    assert diff(table).confirmed[0].choices[0].choice == "gemm (implementation 1, tactic 1)"
 
 
 def shuffled(table: CampaignTable, seed: int, *, ordered: bool) -> CampaignTable:
@@ -196,7 +195,7 @@ def shuffled(table: CampaignTable, seed: int, *, ordered: bool) -> CampaignTable
     )
 
 
-def test_builds_without_an_order_weigh_the_same_in_any_order():
+def test_unordered_builds_ignore_their_order():
     table = campaign(7, 24, culprit="together", noise=0.05).table
 
     found = diff(shuffled(table, 0, ordered=False))
@@ -207,18 +206,18 @@ def test_builds_without_an_order_weigh_the_same_in_any_order():
 
 
 @pytest.mark.parametrize("builds", [12, 40])
-def test_a_diff_of_builds_without_an_order_claims_one_look_and_decides_nothing(builds):
+def test_unordered_builds_hold_for_one_look(builds):
     table = campaign(3, builds, layers=40, ordered=False).table
     found = diff(table)
 
-    assert found.conclusion == ("convicted" if builds == 40 else "not enough runs")
-    assert ("look again only then" in found.summary) == (builds == 12)
+    assert found.conclusion == ("confirmed" if builds == 40 else "not enough runs")
+    assert ("repeat the diff only then" in found.summary) == (builds == 12)
     assert "for one look" in markdown(found) and "however often" not in markdown(found)
-    assert not found.decided and not decided(table)
+    assert not found.decided and not diff(table).decided
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_one_choice_comes_before_two_settings_that_change_far_more_layers_and_need_each_other(seed):
+def test_one_choice_ranks_before_two_settings(seed):
     on = np.random.default_rng(seed).random((30, 8)) < 0.5
     fast = on[:, 0] & on[:, 1]
     codes = np.hstack([*(on[:, [k]].repeat(60 if k < 2 else 8, axis=1) for k in range(8)), fast[:, None].repeat(4, 1)])
@@ -234,41 +233,41 @@ def test_one_choice_comes_before_two_settings_that_change_far_more_layers_and_ne
     assert {c.layer for c in diff(table).suspects[0].choices} == {f"layer-{codes.shape[1] - k}" for k in range(1, 5)}
 
 
-def test_a_layer_that_bad_builds_lack_is_a_suspect():
+def test_missing_layer_is_a_suspect():
     table = CampaignTable()
     for i in range(30):
         table.append(f"run-{i}", "bad" if i % 3 == 0 else "good", build(a="x", **({} if i % 3 == 0 else {"cast": "y"})))
 
-    (guilty,) = diff(table).convicted
-    assert guilty.choices[0].layer == "cast" and guilty.choices[0].choice is None
+    (culprit,) = diff(table).confirmed
+    assert culprit.choices[0].layer == "cast" and culprit.choices[0].choice is None
 
 
-def test_a_diff_survives_its_json():
+def test_diff_json_round_trip():
     found = diff(campaign(1, 60, culprit="together", noise=0.05).table)
 
     assert TacticDiff.from_json(found.to_json()) == found
 
 
-def test_an_impossible_confidence_or_aspect_is_refused():
+def test_invalid_arguments_are_refused():
     with pytest.raises(errors.ConfigError, match="confidence is 95"):
         diff(CampaignTable(), confidence=95)
     with pytest.raises(errors.ConfigError, match="by is 'kernel'"):
         diff(CampaignTable(), by="kernel")  # type: ignore[arg-type]
 
 
-def test_the_page_names_the_culprit_counts_what_it_leaves_out_and_keeps_its_tables_whole():
+def test_page_names_culprit_and_counts_omissions():
     played = campaign(3, 100, layers=200)
     page = markdown(diff(played.table), limit=5)
 
-    assert page.startswith("# Convicted\n") and all(layer in page for layer, _ in played.culprits)
+    assert page.startswith("# Confirmed\n") and all(layer in page for layer, _ in played.culprits)
     assert "more, less suspicious." in page
-    assert {line.count("|") for line in page.splitlines() if line.startswith("| ") and "P(bad)" in line} == {8}
+    assert {line.count("|") for line in page.splitlines() if line.startswith("| ") and "P(bad)" in line} == {7}
 
 
-def test_a_name_with_a_bar_does_not_break_the_page():
+def test_bar_in_a_name_is_escaped():
     table = CampaignTable()
     for i in range(30):
         table.append(f"run-{i}", "bad" if i % 3 == 0 else "good", build(**{"a|b": "x|y" if i % 3 == 0 else "z"}))
 
     row = next(line for line in markdown(diff(table)).splitlines() if "x\\|y" in line)
-    assert row.replace("\\|", "").count("|") == 8
+    assert row.replace("\\|", "").count("|") == 7

@@ -24,7 +24,7 @@ def count(picture: np.ndarray, colour: tuple[int, int, int]) -> int:
     return int((picture == colour).all(axis=-1).sum())
 
 
-def test_good_and_bad_builds_take_the_width_that_is_theirs():
+def test_verdict_row_shows_the_share_of_bad():
     table = campaign(2, 50, culprit="one", layers=30).table
     picture = pixels(draw(table, diff(table)))
     first_row = max(picture, key=lambda row: count(row, (44, 160, 44)) + count(row, (214, 39, 40)))
@@ -33,7 +33,7 @@ def test_good_and_bad_builds_take_the_width_that_is_theirs():
     assert share == pytest.approx(len(table.named("bad")) / 50, abs=0.03)
 
 
-def test_a_large_campaign_keeps_its_rows_legible_by_showing_the_suspicious_ones():
+def test_large_campaign_shows_the_most_suspicious_layers():
     table = campaign(2, 150, culprit="one", layers=120).table
     small, large = (pixels(draw(table, diff(table), max_layers=n)) for n in (5, 35))
 
@@ -41,7 +41,7 @@ def test_a_large_campaign_keeps_its_rows_legible_by_showing_the_suspicious_ones(
     assert max(large.shape) < 4000
 
 
-def test_tables_with_nothing_to_show_can_be_drawn():
+def test_empty_tables_can_be_drawn():
     same = campaign(1, 5, culprit="none", settle=1.0).table
     for table in (CampaignTable(), same):
         assert pixels(draw(table, diff(table))).size

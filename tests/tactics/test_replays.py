@@ -54,7 +54,7 @@ def write_campaign(folder: Path, builds: int, seed: int) -> None:
     (folder / "good" / "iteration.json").write_text('{"iteration": 3}')
 
 
-def test_sorted_folders_become_a_campaign_and_other_artifacts_are_listed(tmp_path):
+def test_sorted_folders_become_a_campaign(tmp_path):
     write_campaign(tmp_path, 60, seed=1)
     loaded = load_replay_folder(tmp_path)
 
@@ -62,13 +62,13 @@ def test_sorted_folders_become_a_campaign_and_other_artifacts_are_listed(tmp_pat
         str(path) for path in (tmp_path / "bad").rglob("replay.json")
     }
     assert [Path(path).name for path, _ in loaded.skipped] == ["engine.plan", "iteration.json"]
-    (guilty,) = diff(loaded.table, by="algorithm").convicted
-    assert [c.layer for c in guilty.choices] == ["fc"] and "tactic 1: DataType.HALF[8, 1]" in guilty.describe()
+    (culprit,) = diff(loaded.table, by="algorithm").confirmed
+    assert [c.layer for c in culprit.choices] == ["fc"] and "tactic 1: DataType.HALF[8, 1]" in culprit.describe()
     assert loaded.table.choices[0].inputs[0].dtype == "DataType.FLOAT"
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_what_files_are_called_changes_nothing_but_the_names_of_the_builds(tmp_path, seed):
+def test_file_names_only_name_builds(tmp_path, seed):
     write_campaign(tmp_path / "first", 16, seed)
     names = random.Random(seed)
     for path in (tmp_path / "first").rglob("replay.json"):
@@ -83,13 +83,13 @@ def test_what_files_are_called_changes_nothing_but_the_names_of_the_builds(tmp_p
         assert diff(first, by=by) == diff(second, by=by)
 
 
-def test_a_campaign_without_bad_builds_has_no_bad_folder(tmp_path):
+def test_bad_folder_may_be_missing(tmp_path):
     write_replay(tmp_path / "good" / "r.json", {"fc": algorithm(1, 2)})
 
     assert diff(load_replay_folder(tmp_path).table).conclusion == "no bad builds"
 
 
-def test_our_own_records_are_read_as_well(tmp_path):
+def test_own_records_are_read(tmp_path):
     choice = TacticChoice(layer="fc", op="Gemm", tactic="x")
     record = TacticRecord(mechanism="onnxruntime", backend_version="1", device_sha256="d", choices=(choice,))
     good = tmp_path / "good.json"
@@ -112,7 +112,7 @@ def test_our_own_records_are_read_as_well(tmp_path):
         "[" * 9999,
     ],
 )
-def test_a_damaged_file_is_named(tmp_path, content):
+def test_damaged_file_is_named(tmp_path, content):
     path = tmp_path / "replay.json"
     path.write_text(content)
 
@@ -123,7 +123,7 @@ def test_a_damaged_file_is_named(tmp_path, content):
     assert [Path(p).name for p, _ in load_replay_folder(tmp_path).skipped] == ["replay.json"]
 
 
-def test_a_path_that_does_not_exist_is_named(tmp_path):
+def test_missing_path_is_named(tmp_path):
     with pytest.raises(errors.ConfigError, match="nowhere: no such file or folder"):
         load_replays(tmp_path / "nowhere", tmp_path)
     with pytest.raises(errors.ConfigError, match="good/ and bad/"):
@@ -131,7 +131,7 @@ def test_a_path_that_does_not_exist_is_named(tmp_path):
 
 
 @pytest.mark.parity
-def test_the_set_difference_is_the_one_that_polygraphy_prints(tmp_path):
+def test_set_difference_equals_polygraphys(tmp_path):
     """The tool needs TensorRT only to turn the spelling of a data type into its value; an enum of them suffices."""
     stand_in = tmp_path / "site" / "tensorrt"
     stand_in.mkdir(parents=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import zlib
 
 import numpy as np
@@ -12,9 +11,8 @@ from hypothesis import strategies as st
 
 from tests.tactics.synthetic import campaign
 from trtops import errors
-from trtops.tactics.merge import merge
 from trtops.tactics.record import TacticChoice, TacticRecord, TensorFormat
-from trtops.tactics.table import CampaignTable
+from trtops.tactics.table import CampaignTable, merge
 
 
 def record(settings: dict[str, str] | None = None, **tactics: str) -> TacticRecord:
@@ -36,7 +34,7 @@ def same(a: CampaignTable, b: CampaignTable) -> bool:
     )
 
 
-def test_builds_become_rows_and_layers_columns_that_may_appear_late():
+def test_layers_may_appear_late():
     table = CampaignTable()
     table.append("r0", "good", record(a="x", b="y"))
     table.append("r1", "error")
@@ -48,18 +46,18 @@ def test_builds_become_rows_and_layers_columns_that_may_appear_late():
     assert table.named("error") == ("r1",)
 
 
-def test_a_build_counts_once_and_only_an_error_may_lack_a_record():
+def test_append_refuses_duplicates_and_missing_records():
     table = CampaignTable()
     table.append("r0", "good", record(a="x"))
 
     with pytest.raises(errors.ConfigError, match="'r0' is in the table already"):
         table.append("r0", "bad", record(a="x"))
-    with pytest.raises(errors.ConfigError, match="evaluated bad but has no tactic record"):
+    with pytest.raises(errors.ConfigError, match="is bad but has no tactic record"):
         table.append("r1", "bad")
     assert len(table) == 1
 
 
-def test_layers_of_the_same_name_are_both_kept():
+def test_layers_of_one_name_are_kept():
     choices = tuple(TacticChoice(layer="fc", op="Gemm", tactic=t) for t in "xyz")
     table = CampaignTable()
     table.append(
@@ -69,7 +67,7 @@ def test_layers_of_the_same_name_are_both_kept():
     assert table.layers == ("fc", "fc#2", "fc#3")
 
 
-def test_a_table_grows_the_same_whether_it_was_saved_in_between_or_not():
+def test_saved_table_continues_to_grow():
     straight, saved = CampaignTable(), CampaignTable()
     rows = [
         ("r0", "good", record(a="x", b="y")),
@@ -87,19 +85,13 @@ def test_a_table_grows_the_same_whether_it_was_saved_in_between_or_not():
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10_000), st.integers(0, 40), st.booleans())
-def test_every_table_survives_its_bytes(seed, builds, ordered):
+def test_bytes_round_trip(seed, builds, ordered):
     table = campaign(seed, builds, culprit="none", ordered=ordered).table
 
     assert same(CampaignTable.from_bytes(table.to_bytes()), table)
 
 
-def test_a_table_that_does_not_say_whether_it_is_ordered_is():
-    head = b'{"names":[],"layers":[],"settings":[],"choices":[],"values":[]}'
-
-    assert CampaignTable.from_bytes(packed(len(head).to_bytes(8, "little") + head)).ordered
-
-
-def test_a_merged_table_is_ordered_if_all_are_that_builds_came_from():
+def test_merged_table_is_ordered_if_all_are():
     campaigns = campaign(1, 4).table
     files = CampaignTable(ordered=False)
     files.append("file", "good", record(a="x"))
@@ -109,14 +101,14 @@ def test_a_merged_table_is_ordered_if_all_are_that_builds_came_from():
     assert merge([(campaigns, None), (files, ["another"])]).ordered
 
 
-def test_ten_thousand_builds_of_two_hundred_layers_take_less_than_a_byte_per_choice():
+def test_file_takes_under_a_byte_per_choice():
     table = campaign(1, 10_000, layers=200, culprit="none").table
 
     assert len(table.to_bytes()) < table.codes.size
 
 
 @pytest.mark.parametrize("cut", [0, 1, 30, 100, -1])
-def test_a_table_that_is_cut_short_is_refused(cut):
+def test_truncated_table_is_refused(cut):
     data = campaign(1, 20, culprit="none").table.to_bytes()
 
     with pytest.raises(errors.FormatError, match=r"[Cc]ampaign table"):
@@ -125,8 +117,8 @@ def test_a_table_that_is_cut_short_is_refused(cut):
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_a_table_with_a_changed_byte_is_refused_unless_it_says_the_same(data):
-    """A few bits of compressed data can be otherwise and unpack to the same, whose digest is right."""
+def test_changed_byte_is_refused(data):
+    """A few bits of compressed data can be changed and unpack to the same."""
     sound = campaign(1, 12, culprit="none", layers=20).table.to_bytes()
     whole = bytearray(sound)
     place = data.draw(st.integers(0, len(whole) - 1))
@@ -140,12 +132,11 @@ def test_a_table_with_a_changed_byte_is_refused_unless_it_says_the_same(data):
 
 
 def packed(body: bytes, version: int = 1, size: int | None = None) -> bytes:
-    line = f"trtops-campaign {version} {hashlib.sha256(body).hexdigest()} {len(body) if size is None else size}\n"
-    return line.encode() + zlib.compress(body)
+    return b"trtops-campaign %d %d\n" % (version, len(body) if size is None else size) + zlib.compress(body)
 
 
-def test_a_newer_version_is_refused_by_name():
-    with pytest.raises(errors.FormatError, match="version 2; this trtops reads 1"):
+def test_newer_version_is_refused():
+    with pytest.raises(errors.FormatError, match="Not a campaign table of version 1"):
         CampaignTable.from_bytes(packed(b"12345678{}", version=2))
 
 
@@ -160,14 +151,14 @@ def test_a_newer_version_is_refused_by_name():
         b'{"names":[],"layers":[],"settings":[],"choices":[{"tactic":"x","inputs":[{}],"outputs":[]}],"values":[]}',
     ],
 )
-def test_content_that_contradicts_itself_is_refused_even_with_a_right_digest(head):
+def test_contradicting_content_is_refused(head):
     body = len(head).to_bytes(8, "little") + head + bytes(2)
 
     with pytest.raises(errors.FormatError):
         CampaignTable.from_bytes(packed(body))
 
 
-def test_a_code_that_points_nowhere_is_refused():
+def test_code_out_of_range_is_refused():
     with pytest.raises(errors.FormatError, match="codes hold 3; expected -1 to 0"):
         CampaignTable.from_columns(names=["r"], verdicts=["good"], layers=["a"], choices=_one_choice(), codes=[[3]])
 
@@ -178,6 +169,6 @@ def _one_choice():
     return table.choices
 
 
-def test_a_size_that_no_compression_reaches_is_refused_before_anything_is_unpacked():
-    with pytest.raises(errors.FormatError, match="cannot be"):
+def test_impossible_size_is_refused():
+    with pytest.raises(errors.FormatError, match="impossible"):
         CampaignTable.from_bytes(packed(b"x" * 100, size=10**12))

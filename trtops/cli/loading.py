@@ -312,7 +312,7 @@ def _tactic_selector(args: Options) -> Late | None:
     record: Any = args.save_tactics or late("trtops.backend.trt.TacticReplayData")
     if args.exclude_tactics is None:
         return late("trtops.backend.trt.TacticRecorder", record)
-    denied = late("trtops.tactics.exclusions.read_exclusions", args.exclude_tactics)
+    denied = late("trtops.tactics.denied.read_exclusions", args.exclude_tactics)
     restriction = late("trtops.backend.trt.choices.selector.restriction", denied, None)
     return late("trtops.backend.trt.TacticRecorder", record, restriction=restriction)
 

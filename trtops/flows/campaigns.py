@@ -24,10 +24,9 @@ from trtops.ops.campaign import promote as promotions
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig, Place
 from trtops.ops.campaign.debug_build import DebugBuildResult, Progress, Submit
 from trtops.ops.campaign.diff_tactics import diff_tactics as diff_tactics_op
-from trtops.ops.campaign.iteration import IterationResult
+from trtops.ops.campaign.iteration import IterationResult, iterate_once
 from trtops.ops.campaign.noise import noise as noise_op
-from trtops.ops.campaign.once import iterate_once
-from trtops.ops.campaign.opened import open_campaign
+from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.campaign.prove import prove as prove_op
 from trtops.tracking.base import Tracker
 

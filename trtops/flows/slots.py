@@ -15,8 +15,8 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPS
 
 from trtops.backend.engines import engine_backend
 from trtops.errors import BackendError
-from trtops.ops.campaign.benches import gpus_of
 from trtops.ops.campaign.config import Place
+from trtops.ops.campaign.workers import gpus_of
 
 T = TypeVar("T")
 

@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from trtops.ops.bundling.op import BundleConfig as BundleConfig
     from trtops.ops.bundling.op import BundleResult as BundleResult
     from trtops.ops.bundling.op import bundle as bundle
-    from trtops.ops.campaign.benches import close_benches as close_benches
     from trtops.ops.campaign.bisect import bisect as bisect
-    from trtops.ops.campaign.bisected import BisectConfig as BisectConfig
-    from trtops.ops.campaign.bisected import BisectResult as BisectResult
+    from trtops.ops.campaign.bisect_result import BisectConfig as BisectConfig
+    from trtops.ops.campaign.bisect_result import BisectResult as BisectResult
     from trtops.ops.campaign.config import DebugBuildConfig as DebugBuildConfig
     from trtops.ops.campaign.config import Vary as Vary
     from trtops.ops.campaign.debug_build import DebugBuildResult as DebugBuildResult
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from trtops.ops.campaign.prove import ProveConfig as ProveConfig
     from trtops.ops.campaign.prove import ProveResult as ProveResult
     from trtops.ops.campaign.prove import prove as prove
+    from trtops.ops.campaign.workers import close_workers as close_workers
     from trtops.ops.engines.build_list import BuildListConfig as BuildListConfig
     from trtops.ops.engines.build_list import BuildListResult as BuildListResult
     from trtops.ops.engines.build_list import build_list as build_list

@@ -1,4 +1,4 @@
-"""What else than choices the rate of bad builds may depend on: time, or a machine."""
+"""Causes other than choices that the rate of bad builds may depend on: time, or a machine."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from trtops.tactics.features import Floats, Ints
-from trtops.tactics.several import Bools
+from trtops.tactics.model import Bools, Floats
 
 
 @dataclass(frozen=True)
 class Confounder:
-    """Something beside choices that the rate of bad builds depends on.
+    """A cause other than choices.
 
     Attributes:
-        gain: Logarithm of how much more probable verdicts are with a rate for each part than with one for all.
-        parts: The parts' names, each with its builds and the bad ones among them.
+        gain: Log-ratio of the probability of the verdicts with a rate for each part to that with one rate for all.
+        parts: The parts: name, number of builds, number of bad ones.
     """
 
     gain: float
@@ -26,7 +26,7 @@ class Confounder:
 
 
 def drift(bad: Bools) -> Confounder:
-    """The change of the rate at that build which explains verdicts best, builds being in their order of arrival."""
+    """The change of the rate over time that explains verdicts best, for builds in their order of arrival."""
     builds, hits = len(bad), int(bad.sum())
     before = np.cumsum(bad, dtype=np.int64)[1:-2]
     count = np.arange(2, 2 + len(before))
@@ -34,7 +34,7 @@ def drift(bad: Bools) -> Confounder:
         return Confounder(0.0, ())
     gains = _at_own_rate(count, before) + _at_own_rate(builds - count, hits - before) - _at_own_rate(builds, hits)
     best = int(np.argmax(gains))
-    # The best of many builds to change at is better than chance would be at one; half of its logarithm, as in BIC.
+    # The best of many places to change is better than chance would be at one: half of the logarithm, as in BIC.
     searched = math.log(builds) / 2
     k, m = int(count[best]), int(before[best])
     parts = ((f"the first {k} builds", k, m), (f"the {builds - k} after them", builds - k, hits - m))
@@ -42,7 +42,7 @@ def drift(bad: Bools) -> Confounder:
 
 
 def blocked(bad: Bools, labels: Sequence[str]) -> Confounder:
-    """A rate for the builds of each label: of each machine, say."""
+    """A rate for the builds of each label, such as each machine."""
     parts = []
     for label in dict.fromkeys(labels):
         has = np.array([other == label for other in labels])
@@ -51,8 +51,9 @@ def blocked(bad: Bools, labels: Sequence[str]) -> Confounder:
     return Confounder(apart - float(_at_own_rate(len(bad), int(bad.sum()))), tuple(parts))
 
 
-def _at_own_rate(size: Ints | int, hits: Ints | int) -> Floats:
-    """Logarithm of the probability of verdicts at the rate that makes them most probable; elementwise."""
-    rate = np.clip(np.asarray(hits) / np.maximum(size, 1), 1e-12, 1 - 1e-12)
-    logs: Floats = hits * np.log(rate) + (size - np.asarray(hits)) * np.log1p(-rate)
+def _at_own_rate(size: ArrayLike, hits: ArrayLike) -> Floats:
+    """Log-probability of verdicts at the rate that makes them most probable; elementwise."""
+    size, hits = np.asarray(size), np.asarray(hits)
+    rate = np.clip(hits / np.maximum(size, 1), 1e-12, 1 - 1e-12)
+    logs: Floats = hits * np.log(rate) + (size - hits) * np.log1p(-rate)
     return logs

@@ -1,4 +1,4 @@
-"""What a diff finds, as records: saved with the campaign, and read by people, by proofs and by later builds."""
+"""The result of a diff, as records that are saved with the campaign."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from trtops.record import Record
+from trtops.tactics.choice_keys import By
 from trtops.tactics.table import Choice
 
-By: TypeAlias = Literal["tactic", "format", "precision", "algorithm"]
-"""What makes two choices differ: their tactics, tensor formats or precisions; or tactic and formats together, as in
-Polygraphy, for a tactic that fails in one format only."""
-
 Conclusion: TypeAlias = Literal[
-    "convicted",
+    "confirmed",
     "narrowed down",
     "not enough runs",
     "no single tactic explains this",
@@ -22,9 +19,8 @@ Conclusion: TypeAlias = Literal[
     "no builds",
 ]
 
-
-ACQUITTED = 0.7
-"""Posterior probability of innocence above which a campaign may stop looking for a culprit."""
+CLEARED = 0.7
+"""Posterior probability of chance from which a campaign may stop searching for a culprit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,18 +42,17 @@ class Suspect(Record):
 
     Attributes:
         choices: The layers and their choices; empty for a setting that shows in no layer.
-        settings: Settings that decide them: in all builds, the choices occur if and only if the settings have these
-            values. Empty if no settings do.
+        settings: Settings that decide them: in all builds, the choices occur if and only if the settings have these values. Empty if no
+            settings do.
         good: Good builds that have them.
         bad: Bad builds that have them.
         good_without: Good builds that do not.
         bad_without: Bad builds that do not.
         p_bad: Share of bad builds among those that have them.
-        p_bad_low: Lower end of Wilson's interval for it, at the diff's confidence.
+        p_bad_low: Lower end of its interval at the diff's confidence, by Jeffreys' prior.
         p_bad_high: Its upper end.
         p_value: Fisher's exact test, one-sided: builds that have them are bad more often.
-        p_corrected: The same after Holm's correction for all suspects.
-        guilt: Posterior probability of being among the culprits.
+        probability: Posterior probability of being among the culprits.
     """
 
     choices: tuple[LayerChoice, ...]
@@ -70,8 +65,7 @@ class Suspect(Record):
     p_bad_low: float
     p_bad_high: float
     p_value: float
-    p_corrected: float
-    guilt: float
+    probability: float
 
     def describe(self) -> str:
         """The suspect in words, with at most four layers."""
@@ -85,13 +79,13 @@ class Suspect(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation(Record):
-    """The most probable set of culprits.
+    """The most probable culprits.
 
     Attributes:
-        clauses: Positions in :attr:`TacticDiff.suspects`. A build is expected to be bad if it has all suspects of any
-            clause: ``((0,),)`` is one culprit, ``((0, 1),)`` two that fail only together, ``((0,), (1,))`` either of two.
-        probability: Posterior probability that it is right, and that it needs nothing beside that all bad builds with it happen to
-            have: a few bad builds leave that open, though its suspects are guilty beyond doubt (:attr:`Suspect.guilt`).
+        clauses: Positions in :attr:`TacticDiff.suspects`. A build is expected to be bad if it has all suspects of any clause:
+            ``((0,),)`` is one culprit, ``((0, 1),)`` two that fail only together, ``((0,), (1,))`` either of two.
+        probability: Posterior probability that it is right, and complete: a few bad builds leave open whether it needs something else
+            that all of them happen to have, even where the culprits themselves are certain (:attr:`Suspect.probability`).
         bad_explained: Bad builds that it expects to be bad.
         bad_unexplained: Bad builds that it does not.
         good_against: Good builds that it expects to be bad.
@@ -106,12 +100,7 @@ class Explanation(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class SetDifference(Record):
-    """Polygraphy's plain difference for one layer: choices seen in a bad build and in no good one.
-
-    Attributes:
-        layer: The layer's name.
-        choices: The choices, with their formats.
-    """
+    """Polygraphy's plain difference for one layer: its choices in bad builds that no good build has."""
 
     layer: str
     choices: tuple[Choice, ...]
@@ -119,31 +108,30 @@ class SetDifference(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class TacticDiff(Record):
-    """What good and bad builds say about their choices.
+    """The comparison of good and bad builds.
 
     Attributes:
         by: What was compared.
-        ordered: Whether the builds were in their order of arrival. If not, as with loose files, the evidence holds for one
-            look at a number of builds fixed beforehand.
-        confidence: What a conviction needs.
+        ordered: Whether the builds were in their order of arrival. If not, as with loose files, the evidence holds for one look at a
+            number of builds fixed beforehand.
+        confidence: What a confirmation needs.
         conclusion: The outcome in a few fixed words.
         summary: The outcome in sentences.
-        more_builds: About how many more builds it takes; None where more builds do not help or no number can be predicted.
+        more_builds: Approximate number of builds still needed; None where more builds do not help or no number can be predicted.
         good: Number of good builds.
         bad: Number of bad builds.
         errors: Names of the builds that crashed or hung; they are no evidence.
         layers: Number of layers.
         varying_layers: Names of the layers whose choices differ between builds.
         suspects: Everything that varies, the most suspicious first; every varying layer and choice is in one of them.
-        explanation: The most probable set of culprits; None if nothing varies or all verdicts agree.
-        p_value: Exact test of the best explanation, corrected for every set that was tried; valid if the number of
-            builds was fixed beforehand.
-        e_value_log10: Decimal logarithm of the evidence; a conviction needs ``-log10(1 - confidence)``. For ordered
-            builds it is valid however often one has looked.
-        p_innocent: Posterior probability that no choice is guilty; one half before there is any evidence.
-        thorough: Whether there are enough verdicts to convict even two choices that fail only together.
-        confounder: What else bad builds go with, in words: time, or a machine. Empty if nothing shows. The evidence is that beyond
-            it.
+        explanation: The most probable culprits; None if nothing varies or all verdicts agree.
+        p_value: Exact test of the best explanation, corrected for all that were tried; valid if the number of builds was fixed
+            beforehand.
+        e_value_log10: Decimal logarithm of the evidence; a confirmation needs ``-log10(1 - confidence)``. For ordered builds it is valid
+            however often one has looked.
+        p_chance: Posterior probability that no choice decides; one half before there is any evidence.
+        thorough: Whether there are enough verdicts to confirm even two choices that fail only together.
+        confounder: Another cause that bad builds go with, in words: time, or a machine. The evidence is that in addition to it.
         contradicting: Builds that made the same choices as another one of the opposite verdict.
         set_difference: The plain set difference, layer by layer; always by tactic and formats, as in Polygraphy.
     """
@@ -163,32 +151,31 @@ class TacticDiff(Record):
     explanation: Explanation | None = None
     p_value: float = 1.0
     e_value_log10: float = 0.0
-    p_innocent: float = 0.5
+    p_chance: float = 0.5
     thorough: bool = False
     confounder: str = ""
     contradicting: int = 0
     set_difference: tuple[SetDifference, ...] = ()
 
     @property
-    def convicted(self) -> tuple[Suspect, ...]:
-        """The suspects whose guilt reached the confidence; empty unless the conclusion is ``convicted``."""
-        if self.conclusion != "convicted":
+    def confirmed(self) -> tuple[Suspect, ...]:
+        """The suspects whose probability reached the confidence; empty unless the conclusion is ``confirmed``."""
+        if self.conclusion != "confirmed":
             return ()
-        return tuple(suspect for suspect in self.suspects if suspect.guilt >= self.confidence)
+        return tuple(suspect for suspect in self.suspects if suspect.probability >= self.confidence)
 
     @property
-    def accused(self) -> tuple[int, ...]:
-        """Positions of the suspects in the explanation, each once, whatever their guilt."""
+    def suspected(self) -> tuple[int, ...]:
+        """Positions of the suspects in the explanation, each once."""
         clauses = self.explanation.clauses if self.explanation else ()
         return tuple(dict.fromkeys(i for clause in clauses for i in clause))
 
     @property
     def decided(self) -> bool:
-        """Whether a campaign that asks after every build can stop.
+        """Whether a campaign that diffs after every build can stop.
 
-        A conviction holds at any time. That no tactic explains the verdicts needs more than it does for a single look,
-        since an early lull in the evidence must not end the search. Builds without an order never decide: their evidence
-        holds for one look only.
+        To stop without a culprit, chance must be more probable than for a single look, since an early lull in the evidence must not end
+        the search. Builds without an order never decide.
         """
-        acquitted = self.conclusion == "no single tactic explains this" and self.p_innocent > ACQUITTED
-        return self.ordered and (self.conclusion == "convicted" or (acquitted and self.thorough))
+        cleared = self.conclusion == "no single tactic explains this" and self.p_chance > CLEARED
+        return self.ordered and (self.conclusion == "confirmed" or (cleared and self.thorough))

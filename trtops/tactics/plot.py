@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trtops.tactics.choice_keys import choice_texts
 from trtops.tactics.findings import TacticDiff
-from trtops.tactics.spelling import spell
 from trtops.tactics.table import CampaignTable
 from trtops.verdict import VERDICTS
 
@@ -31,7 +31,7 @@ def draw(table: CampaignTable, found: TacticDiff, *, max_layers: int = 80) -> by
     The first row shows the verdicts; below it is one row per layer that varies, the most suspicious on top. Builds are
     columns: good ones on the left, bad ones in the middle, crashed ones on the right, each in the table's order. A layer's
     commonest choice is grey, its others are coloured in the order of how common they are; colours of different rows are
-    unrelated. Dots mark the choices that the explanation accuses, and the names of their layers are red.
+    unrelated. Dots mark the choices of the explanation, and the names of their layers are red.
 
     Args:
         table: The campaign.
@@ -47,23 +47,23 @@ def draw(table: CampaignTable, found: TacticDiff, *, max_layers: int = 80) -> by
     ordered = _layers_by_suspicion(table, found)
     shown = ordered[:max_layers]
     builds = np.argsort(table.verdicts, kind="stable")
-    texts, translate = spell(table.choices, found.by)
+    texts, translate = choice_texts(table.choices, found.by)
     codes = translate[table.codes[builds][:, shown]].T
     size = (5.0 + min(16.0, max(3.0, 0.2 * len(builds))), 2.2 + 0.2 * (len(shown) + _HEAD))
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.add_subplot()
     axes.imshow(_cell_colours(codes, table.verdicts[builds]), aspect="auto", interpolation="nearest")
     names = [table.layers[layer] for layer in shown]
-    accused = {(c.layer, c.choice) for s in found.accused for c in found.suspects[s].choices}
+    suspected = {(c.layer, c.choice) for s in found.suspected for c in found.suspects[s].choices}
     marks = [
         (column, row + _HEAD)
         for row, name in enumerate(names)
-        for column in np.flatnonzero([(name, texts[c] if c >= 0 else None) in accused for c in codes[row]])
+        for column in np.flatnonzero([(name, texts[c] if c >= 0 else None) in suspected for c in codes[row]])
     ]
     if marks:
         columns, rows = zip(*marks)
         axes.scatter(columns, rows, s=9, c=_VERDICT_COLOURS["bad"], edgecolors="white", linewidths=0.4)
-    _label_axes(axes, names, {layer for layer, _ in accused}, [table.names[b] for b in builds])
+    _label_axes(axes, names, {layer for layer, _ in suspected}, [table.names[b] for b in builds])
     left_out = f", {len(ordered) - len(shown)} more vary" if len(ordered) > len(shown) else ""
     counts = f"{found.good} good, {found.bad} bad, {len(found.errors)} crashed; {len(shown)} layers{left_out}"
     axes.set_title(f"{found.conclusion.capitalize()}  ({counts})", loc="left", fontsize=10)
@@ -77,7 +77,7 @@ def draw(table: CampaignTable, found: TacticDiff, *, max_layers: int = 80) -> by
 def _layers_by_suspicion(table: CampaignTable, found: TacticDiff) -> list[int]:
     """Positions of the varying layers; those of the explanation first, then by their most suspicious choice."""
     place = {name: position for position, name in enumerate(table.layers)}
-    order = dict.fromkeys([*found.accused, *range(len(found.suspects))])
+    order = dict.fromkeys([*found.suspected, *range(len(found.suspects))])
     return list(dict.fromkeys(place[choice.layer] for s in order for choice in found.suspects[s].choices))
 
 
@@ -95,7 +95,7 @@ def _cell_colours(codes: npt.NDArray[np.int32], verdicts: npt.NDArray[np.uint8])
 
 
 def _by_frequency(row: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    """Codes to ranks: 0 for the commonest, -1 for absent."""
+    """Ranks of codes: 0 for the commonest, -1 for absent."""
     found, position, counts = np.unique(row, return_inverse=True, return_counts=True)
     ranks = np.empty(len(found), np.int64)
     present = np.flatnonzero(found >= 0)
@@ -104,10 +104,10 @@ def _by_frequency(row: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
     return ranks[position]
 
 
-def _label_axes(axes: Axes, layers: list[str], accused: set[str], builds: list[str]) -> None:
+def _label_axes(axes: Axes, layers: list[str], suspected: set[str], builds: list[str]) -> None:
     axes.set_yticks([0, *range(_HEAD, _HEAD + len(layers))], ["verdict", *map(_shorten_middle, layers)], fontsize=7)
     for label, layer in zip(axes.get_yticklabels()[1:], layers):
-        if layer in accused:
+        if layer in suspected:
             label.set(color=_VERDICT_COLOURS["bad"], fontweight="bold")
     if len(builds) <= _NAMED_BUILDS:
         axes.set_xticks(range(len(builds)), [_shorten_middle(name, 16) for name in builds], rotation=90, fontsize=6)

@@ -1,16 +1,15 @@
-"""A campaign in one table: builds by layers, what each layer got as small integers, and each build's verdict.
+"""A campaign in one table: builds by layers, the choice of each layer as small integers, and each build's verdict.
 
-Reading a thousand tactic records one by one takes longer than the statistics over them, so a campaign keeps this table
-beside them and appends to it. It is plain data: it knows no store and no back end.
+Reading a thousand tactic records one by one takes longer than the statistics over them, so a campaign also keeps this table and
+appends to it. It is plain data, independent of any store and back end.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import zlib
-from collections.abc import Container, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -30,14 +29,13 @@ Codes: TypeAlias = npt.NDArray[np.int32]
 ABSENT = -1
 """The code of a layer or setting that a build does not have."""
 
-_MAGIC = "trtops-campaign"
-_VERSION = 1
+_HEAD = b"trtops-campaign 1 "
 _MAX_EXPANSION = 1100  # zlib cannot expand further than 1032 to 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice(Record):
-    """What a layer can get: a :class:`~trtops.tactics.record.TacticChoice` without the layer.
+    """A :class:`~trtops.tactics.record.TacticChoice` without the layer.
 
     Attributes:
         op: The layer's type.
@@ -57,13 +55,13 @@ class Choice(Record):
 
 
 class CampaignTable:
-    """Builds, what they chose, and how they were evaluated. Grows by :meth:`append`; not safe for concurrent writers.
+    """Builds, their choices and verdicts. Grows by :meth:`append`; not safe for concurrent writers.
 
-    The rows of a table are in the builds' order of arrival, unless it is made with ``ordered=False``, as for loose files:
-    then their order means nothing, and no statistics use it.
+    The rows are in the builds' order of arrival, unless the table is made with ``ordered=False``, as for loose files: then no
+    statistics use the order.
 
-    Records of different back end releases or kinds of device may be in one table. Both are kept as settings (named
-    ``backend_version`` and ``device``), so that a difference between them shows up as the cause of others.
+    Records of different back end releases or kinds of device may be in one table. Both are kept as settings (``backend_version`` and
+    ``device``), so that a difference between them shows up as the cause of others.
     """
 
     def __init__(self, *, ordered: bool = True) -> None:
@@ -89,7 +87,7 @@ class CampaignTable:
         setting_codes: npt.ArrayLike | None = None,
         ordered: bool = True,
     ) -> Self:
-        """A table from its columns.
+        """Make a table from its columns.
 
         Args:
             names: One unique name per build: a run's id, or a file's path.
@@ -103,9 +101,8 @@ class CampaignTable:
             ordered: Whether the builds are in their order of arrival.
 
         Raises:
-            FormatError: If shapes do not fit, a code points nowhere, or a name occurs twice.
+            FormatError: If shapes do not fit, a code is out of range, or a name occurs twice.
         """
-        table = cls(ordered=ordered)
         columns: dict[str, Sequence[Hashable]] = {
             "build": names,
             "layer": layers,
@@ -122,14 +119,15 @@ class CampaignTable:
                 f"Campaign table: expected {len(names)} verdicts out of {', '.join(VERDICTS)}; "
                 f"found {len(verdicts)}{', among them ' + repr(sorted(unknown)[0]) if unknown else ''}."
             )
+        if setting_codes is None:
+            setting_codes = np.empty((len(names), 0), np.int32)
+        table = cls(ordered=ordered)
         table._names = {name: row for row, name in enumerate(names)}
         table._verdicts = bytearray(VERDICTS.index(verdict) for verdict in verdicts)
         table._choices = {choice: code for code, choice in enumerate(choices)}
         table._values = {value: code for code, value in enumerate(values)}
-        if setting_codes is None:
-            setting_codes = np.empty((len(names), 0), np.int32)
-        table._layers = _Columns.checked(layers, codes, len(names), len(choices), "codes")
-        table._settings = _Columns.checked(settings, setting_codes, len(names), len(values), "setting codes")
+        table._layers = _Columns(layers, _checked_codes(codes, (len(names), len(layers)), len(choices)))
+        table._settings = _Columns(settings, _checked_codes(setting_codes, (len(names), len(settings)), len(values)))
         return table
 
     def append(self, name: str, verdict: Verdict, record: TacticRecord | None = None) -> None:
@@ -137,11 +135,11 @@ class CampaignTable:
 
         Args:
             name: The build's unique name: its run's id, or its file's path.
-            verdict: How it was evaluated. A build that crashed is an ``error``: listed, but evidence for nothing.
-            record: What it chose; None for a build without a record, which must be an ``error``.
+            verdict: Its verdict. A build that crashed is an ``error``: listed, but no evidence.
+            record: Its choices; None for a build without a record, which must be an ``error``.
 
         Raises:
-            ConfigError: If the name is taken, or an evaluated build has no record.
+            ConfigError: If the name is taken, or a good or bad build has no record.
         """
         if name in self._names:
             raise errors.ConfigError(f"Build {name!r} is in the table already; each build counts once.")
@@ -149,19 +147,37 @@ class CampaignTable:
             raise errors.ConfigError(f"Build {name!r}: verdict {verdict!r}. {errors.near(verdict, VERDICTS)}".rstrip())
         if record is None and verdict != "error":
             raise errors.ConfigError(
-                f"Build {name!r} is evaluated {verdict} but has no tactic record; only an error can."
+                f"Build {name!r} is {verdict} but has no tactic record; only an error can lack it."
             )
+        layers: dict[str, int] = {}
+        settings: dict[str, int] = {}
+        for chosen in record.choices if record else ():
+            choice = Choice(
+                op=chosen.op,
+                tactic=chosen.tactic,
+                implementation=chosen.implementation,
+                tactic_id=chosen.tactic_id,
+                inputs=chosen.inputs,
+                outputs=chosen.outputs,
+            )
+            numbered = itertools.chain((chosen.layer,), (f"{chosen.layer}#{n}" for n in itertools.count(2)))
+            layer = next(name for name in numbered if name not in layers)
+            layers[layer] = self._choices.setdefault(choice, len(self._choices))
+        if record:
+            environment = (("backend_version", record.backend_version), ("device", record.device_sha256))
+            for setting, value in (*record.settings, *environment):
+                settings[setting] = self._values.setdefault(value, len(self._values))
         self._names[name] = len(self._names)
         self._verdicts.append(VERDICTS.index(verdict))
-        self._layers.append(_layer_codes(record, self._choices) if record else {})
-        self._settings.append(_setting_codes(record, self._values) if record else {})
+        self._layers.append(layers)
+        self._settings.append(settings)
 
     def __len__(self) -> int:
         return len(self._names)
 
     @property
     def ordered(self) -> bool:
-        """Whether the builds are in their order of arrival; if not, their order means nothing."""
+        """Whether the builds are in their order of arrival."""
         return self._ordered
 
     @property
@@ -176,22 +192,22 @@ class CampaignTable:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Names of the layers, in the order in which they were first seen."""
+        """Names of the layers, in the order in which they first occurred."""
         return tuple(self._layers.names)
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """Names of the settings, in the order in which they were first seen."""
+        """Names of the settings, in the order in which they first occurred."""
         return tuple(self._settings.names)
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """What the codes stand for."""
+        """The meaning of the codes."""
         return tuple(self._choices)
 
     @property
     def values(self) -> tuple[str, ...]:
-        """What the setting codes stand for."""
+        """The meaning of the setting codes."""
         return tuple(self._values)
 
     @property
@@ -210,11 +226,7 @@ class CampaignTable:
         return tuple(name for name, found in zip(self._names, self._verdicts) if found == code)
 
     def to_bytes(self) -> bytes:
-        """The table as one file: a line that says format, version, digest and size, then a zlib stream."""
-        arrays = [
-            self.codes.astype(_code_dtype(len(self._choices))),
-            self.setting_codes.astype(_code_dtype(len(self._values))),
-        ]
+        """The table as one file: a line with format, version and size, then a zlib stream."""
         head = {
             "names": list(self._names),
             "layers": list(self.layers),
@@ -224,16 +236,15 @@ class CampaignTable:
             "ordered": self._ordered,
         }
         text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
-        # Column by column: a layer's choices resemble each other, and pack to a third of what rows do.
-        body = b"".join(
-            (len(text).to_bytes(8, "little"), text, bytes(self._verdicts), *(a.tobytes("F") for a in arrays))
-        )
-        line = f"{_MAGIC} {_VERSION} {hashlib.sha256(body).hexdigest()} {len(body)}\n"
-        return line.encode("ascii") + zlib.compress(body, 1)
+        # Column by column: a layer's choices resemble each other, and compress to a third of the size of rows.
+        codes = self.codes.astype(_code_dtype(len(self._choices))).tobytes("F")
+        setting_codes = self.setting_codes.astype(_code_dtype(len(self._values))).tobytes("F")
+        body = b"".join((len(text).to_bytes(8, "little"), text, bytes(self._verdicts), codes, setting_codes))
+        return _HEAD + b"%d\n" % len(body) + zlib.compress(body, 1)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Read what :meth:`to_bytes` wrote.
+        """Read the output of :meth:`to_bytes`.
 
         Raises:
             FormatError: If the bytes are something else, damaged, or of a newer version.
@@ -245,19 +256,18 @@ class CampaignTable:
             names, layers, settings = (tuple(map(str, head[key])) for key in ("names", "layers", "settings"))
             choices = [_read_choice(entry) for entry in head["choices"]]
             values = tuple(map(str, head["values"]))
-            ordered = bool(head.get("ordered", True))  # missing in early tables, which all had an order
-            verdicts = np.frombuffer(body, np.uint8, len(names), end)
+            verdicts = [VERDICTS[code] for code in np.frombuffer(body, np.uint8, len(names), end)]
             end += len(names)
             codes, end = _read_codes(body, end, (len(names), len(layers)), len(choices))
             setting_codes, end = _read_codes(body, end, (len(names), len(settings)), len(values))
-            evaluated = [VERDICTS[code] for code in verdicts]
+            ordered = bool(head["ordered"])
         except (ValueError, KeyError, TypeError, IndexError, RecursionError) as exc:
             raise errors.FormatError(f"Campaign table: its content contradicts itself ({exc}).") from None
         if end != len(body):
             raise errors.FormatError(f"Campaign table: {len(body)} bytes where its head announces {end}.")
         return cls.from_columns(
             names=names,
-            verdicts=evaluated,
+            verdicts=verdicts,
             layers=layers,
             choices=choices,
             codes=codes,
@@ -271,71 +281,42 @@ class CampaignTable:
 class _Columns:
     """A matrix of codes that grows by rows, and by a column with each new name.
 
-    Rows are kept as they come and joined when they are read: growing the matrix row by row would copy it each time.
+    Rows are joined when the matrix is read: growing it row by row would copy it each time.
     """
 
-    def __init__(self) -> None:
-        self.names: dict[str, int] = {}
-        self._matrix: Codes = np.empty((0, 0), np.int32)
-        self._pending: list[Codes] = []
-
-    @classmethod
-    def checked(cls, names: Sequence[str], codes: npt.ArrayLike, rows: int, limit: int, what: str) -> _Columns:
-        matrix = np.array(codes, np.int32)
-        if matrix.shape != (rows, len(names)):
-            raise errors.FormatError(f"Campaign table: {what} of shape {matrix.shape}; expected {(rows, len(names))}.")
-        if matrix.size and not (matrix.min() >= ABSENT and matrix.max() < limit):
-            found = int(matrix.min()) if matrix.min() < ABSENT else int(matrix.max())
-            raise errors.FormatError(f"Campaign table: {what} hold {found}; expected -1 to {limit - 1}.")
-        columns = cls()
-        columns.names = {name: column for column, name in enumerate(names)}
-        columns._matrix = matrix
-        return columns
+    def __init__(self, names: Sequence[str] = (), codes: Codes | None = None) -> None:
+        self.names = {name: column for column, name in enumerate(names)}
+        self._matrix = np.empty((0, 0), np.int32) if codes is None else codes
+        self.pending: list[Codes] = []
 
     def append(self, row: Mapping[str, int]) -> None:
         for name in row:
             self.names.setdefault(name, len(self.names))
         codes = np.full(len(self.names), ABSENT, np.int32)
         codes[[self.names[name] for name in row]] = list(row.values())
-        self._pending.append(codes)
+        self.pending.append(codes)
 
     def codes(self) -> Codes:
-        if self._pending or self._matrix.shape[1] != len(self.names):
+        if self.pending or self._matrix.shape[1] != len(self.names):
             known = len(self._matrix)
-            matrix = np.full((known + len(self._pending), len(self.names)), ABSENT, np.int32)
+            matrix = np.full((known + len(self.pending), len(self.names)), ABSENT, np.int32)
             matrix[:known, : self._matrix.shape[1]] = self._matrix
-            for row, codes in enumerate(self._pending, known):
+            for row, codes in enumerate(self.pending, known):
                 matrix[row, : len(codes)] = codes
-            self._matrix, self._pending = matrix, []
+            self._matrix, self.pending = matrix, []
         view: Codes = self._matrix.view()
         view.flags.writeable = False
         return view
 
 
-def _layer_codes(record: TacticRecord, choices: dict[Choice, int]) -> dict[str, int]:
-    row: dict[str, int] = {}
-    for chosen in record.choices:
-        choice = Choice(
-            op=chosen.op,
-            tactic=chosen.tactic,
-            implementation=chosen.implementation,
-            tactic_id=chosen.tactic_id,
-            inputs=chosen.inputs,
-            outputs=chosen.outputs,
-        )
-        row[_free_name(chosen.layer, row)] = choices.setdefault(choice, len(choices))
-    return row
-
-
-def _setting_codes(record: TacticRecord, values: dict[str, int]) -> dict[str, int]:
-    environment = (("backend_version", record.backend_version), ("device", record.device_sha256))
-    return {name: values.setdefault(value, len(values)) for name, value in (*record.settings, *environment)}
-
-
-def _free_name(name: str, taken: Container[str]) -> str:
-    """The name, numbered if a layer before it has the same."""
-    numbered = (f"{name}#{number}" for number in itertools.count(2))
-    return name if name not in taken else next(free for free in numbered if free not in taken)
+def _checked_codes(codes: npt.ArrayLike, shape: tuple[int, int], limit: int) -> Codes:
+    matrix = np.array(codes, np.int32)
+    if matrix.shape != shape:
+        raise errors.FormatError(f"Campaign table: codes of shape {matrix.shape}; expected {shape}.")
+    if matrix.size and not (matrix.min() >= ABSENT and matrix.max() < limit):
+        found = int(matrix.min()) if matrix.min() < ABSENT else int(matrix.max())
+        raise errors.FormatError(f"Campaign table: codes hold {found}; expected -1 to {limit - 1}.")
+    return matrix
 
 
 def _code_dtype(limit: int) -> np.dtype[Any]:
@@ -350,30 +331,80 @@ def _read_codes(body: bytes, start: int, shape: tuple[int, int], limit: int) -> 
 
 
 def _unpack_body(data: bytes) -> bytes:
-    line, newline, packed = data[:256].partition(b"\n")
-    words = line.split()
-    if not newline or len(words) != 4 or words[0] != _MAGIC.encode():
-        raise errors.FormatError(f"Not a campaign table: expected a first line '{_MAGIC} ...', found {data[:24]!r}.")
-    if words[1] != str(_VERSION).encode():
-        version = words[1].decode("ascii", "replace")
-        raise errors.FormatError(f"Campaign table of version {version}; this trtops reads {_VERSION}. Update trtops.")
-    packed = data[len(line) + 1 :]
-    size = int(words[3]) if words[3].isdigit() else -1
+    line, newline, _ = data[:256].partition(b"\n")
+    if not newline or not line.startswith(_HEAD) or not line[len(_HEAD) :].isdigit():
+        raise errors.FormatError(
+            f"Not a campaign table of version 1: expected '{_HEAD.decode()}<size>', found {data[:24]!r}. "
+            "A newer version of trtops may read it."
+        )
+    size, packed = int(line[len(_HEAD) :]), data[len(line) + 1 :]
     if not 8 <= size <= _MAX_EXPANSION * len(packed) + 8:
-        raise errors.FormatError(f"Campaign table: its first line announces {words[3]!r} bytes, which cannot be.")
+        raise errors.FormatError(f"Campaign table: its first line announces {size} bytes, which is impossible.")
+    stream = zlib.decompressobj()
     try:
-        stream = zlib.decompressobj()
         body = stream.decompress(packed, size + 1)
     except zlib.error as exc:
         raise errors.FormatError(f"Campaign table: damaged ({exc}).") from None
-    whole = stream.eof and not stream.unused_data and len(body) == size
-    if not whole or hashlib.sha256(body).hexdigest().encode() != words[2]:
-        raise errors.FormatError("Campaign table: cut short or damaged; its digest does not match.")
+    if not stream.eof or stream.unused_data or len(body) != size:
+        raise errors.FormatError("Campaign table: cut short or damaged.")
     return body
 
 
 def _read_choice(entry: Mapping[str, Any]) -> Choice:
-    def formats(key: str) -> tuple[TensorFormat, ...]:
-        return tuple(TensorFormat(**{**item, "strides": tuple(item["strides"])}) for item in entry[key])
+    formats = {
+        key: tuple(TensorFormat(**{**item, "strides": tuple(item["strides"])}) for item in entry[key])
+        for key in ("inputs", "outputs")
+    }
+    return Choice(**{**entry, **formats})
 
-    return Choice(**{**entry, "inputs": formats("inputs"), "outputs": formats("outputs")})
+
+def merge(parts: Iterable[tuple[CampaignTable, Sequence[str] | None]]) -> CampaignTable:
+    """Merge several tables' builds into one table.
+
+    Args:
+        parts: Tables, each with the names of the builds to take from it, in order; None takes all. A build of an earlier part is not
+            taken again.
+
+    Returns:
+        The builds, part by part; ordered, unless one of the tables that builds were taken from is not.
+    """
+    names: dict[str, Verdict] = {}
+    ordered = True
+    choices: dict[Choice, int] = {}
+    values: dict[str, int] = {}
+    layers, settings = _Columns(), _Columns()
+    for table, wanted in parts:
+        place = {name: row for row, name in enumerate(table.names)}
+        taken = [name for name in dict.fromkeys(place if wanted is None else wanted) if name in place]
+        rows = [place[name] for name in taken if name not in names]
+        names |= {table.names[row]: VERDICTS[table.verdicts[row]] for row in rows}
+        ordered = ordered and (table.ordered or not rows)
+        _append_rows(layers, table.layers, table.codes[rows], table.choices, choices)
+        _append_rows(settings, table.settings, table.setting_codes[rows], table.values, values)
+    return CampaignTable.from_columns(
+        names=tuple(names),
+        verdicts=tuple(names.values()),
+        layers=tuple(layers.names),
+        choices=tuple(choices),
+        codes=layers.codes(),
+        settings=tuple(settings.names),
+        values=tuple(values),
+        setting_codes=settings.codes(),
+        ordered=ordered,
+    )
+
+
+def _append_rows(
+    columns: _Columns, names: Sequence[str], codes: Codes, meanings: Sequence[Any], union: dict[Any, int]
+) -> None:
+    """Append rows of another matrix, its codes translated to a common list of meanings."""
+    translate = np.full(len(meanings) + 1, ABSENT, np.int32)  # the code -1 of an absent layer picks the last entry
+    for code in np.unique(codes[codes != ABSENT]).tolist():
+        translate[code] = union.setdefault(meanings[code], len(union))
+    for name in names:
+        columns.names.setdefault(name, len(columns.names))
+    places = [columns.names[name] for name in names]
+    for row in translate[codes]:
+        whole = np.full(len(columns.names), ABSENT, np.int32)
+        whole[places] = row
+        columns.pending.append(whole)

@@ -14,9 +14,9 @@ import pytest
 from tests import campaigns, models
 from tests.stores import copy_store
 from trtops import signing
-from trtops.ops.campaign.benches import close_benches
 from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.campaign.promote import promote
+from trtops.ops.campaign.workers import close_workers
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.record import canonical_json, sha256
@@ -124,7 +124,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Logged]:
     for path in (model, blocks, feed):
         path.rename(path.with_name(f"moved-{path.name}"))
     yield Logged(tracker.store.root, runs, public, private)  # type: ignore[union-attr]
-    close_benches()
+    close_workers()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from tests.ops.audit.conftest import ONE_THREAD, QUICK, Logged
 from trtops.ops.auditing.config import AuditConfig, reaches
 from trtops.ops.auditing.op import audit
 from trtops.ops.auditing.result import RunAudit
-from trtops.ops.campaign.benches import close_benches
+from trtops.ops.campaign.workers import close_workers
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.gate.op import GateConfig, gate
 from trtops.ops.gate.policy import Limits, Policy
@@ -76,11 +76,11 @@ def test_changed_environment_is_named(
     text, named, refused = CHANGED[name]
     (tmp_path / "cpuinfo").write_text("model name\t: Another Processor\nflags\t\t: sse avx\n")
     surroundings(tmp_path, monkeypatch, text)
-    close_benches()
+    close_workers()
     try:
         found = rebuilt(pristine, "fp16")
     finally:
-        close_benches()
+        close_workers()
 
     assert {each.what for each in found.differences} == named
     assert found.grade is not None and found.grade != "drifted"

@@ -40,15 +40,14 @@ from trtops.backend.trt.describe import inspector
 from trtops.comparator.report import Tolerances
 from trtops.ops.campaign import iteration
 from trtops.ops.campaign.bisect import bisect
-from trtops.ops.campaign.bisected import BisectConfig, BisectResult
+from trtops.ops.campaign.bisect_result import BisectConfig, BisectResult
 from trtops.ops.campaign.config import DebugBuildConfig, Vary
 from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.campaign.iteration import bad_in
-from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.campaign.promote import promote, resolve
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, TensorRTOptions
-from trtops.tactics.sizes import between, error_groups
+from trtops.tactics.error_sizes import error_groups, tolerance_between
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.schema import Tag
 
@@ -119,14 +118,14 @@ def pointwise() -> Network:
         """(float[8,3,32,32] image) => (float[8,8,32,32] scores) {
             [conv0] c0 = Conv<pads = [1,1,1,1]>(image, w0, b0)
             [relu0] r0 = Relu(c0)
-            [guilty] c1 = Conv(r0, w1)
+            [planted] c1 = Conv(r0, w1)
             [relu1] r1 = Relu(c1)
             [head] scores = Conv(r1, w2)
         }""",
         weights,
         name="pointwise",
     )
-    return Network(proto, {"image": eighths(8, 3, 32, 32, seed=10)}, "guilty")
+    return Network(proto, {"image": eighths(8, 3, 32, 32, seed=10)}, "planted")
 
 
 def strided() -> Network:
@@ -140,14 +139,14 @@ def strided() -> Network:
         """(float[2,3,16,16] image) => (float[2,8,8,8] scores) {
             [conv0] c0 = Conv<pads = [1,1,1,1]>(image, w0, b0)
             [relu0] r0 = Relu(c0)
-            [guilty] c1 = Conv<pads = [1,1,1,1], strides = [2,2]>(r0, w1)
+            [planted] c1 = Conv<pads = [1,1,1,1], strides = [2,2]>(r0, w1)
             [relu1] r1 = Relu(c1)
             [head] scores = Conv(r1, w2)
         }""",
         weights,
         name="strided",
     )
-    return Network(proto, {"image": eighths(2, 3, 16, 16, seed=10)}, "guilty")
+    return Network(proto, {"image": eighths(2, 3, 16, 16, seed=10)}, "planted")
 
 
 def upsampling() -> Network:
@@ -161,21 +160,21 @@ def upsampling() -> Network:
         """(float[8,3,16,16] image) => (float[8,8,32,32] scores) {
             [conv0] c0 = Conv<pads = [1,1,1,1]>(image, w0, b0)
             [relu0] r0 = Relu(c0)
-            [guilty] c1 = ConvTranspose<strides = [2,2]>(r0, w1)
+            [planted] c1 = ConvTranspose<strides = [2,2]>(r0, w1)
             [relu1] r1 = Relu(c1)
             [head] scores = Conv(r1, w2)
         }""",
         weights,
         name="upsampling",
     )
-    return Network(proto, {"image": eighths(8, 3, 16, 16, seed=10)}, "guilty")
+    return Network(proto, {"image": eighths(8, 3, 16, 16, seed=10)}, "planted")
 
 
 def product() -> Network:
     """A product of two inputs, without weights, decides."""
     proto = models.model(
         """(float[8,128,512] left, float[8,512,128] right) => (float[8,128,16] scores) {
-            [guilty] p = MatMul(left, right)
+            [planted] p = MatMul(left, right)
             [relu] r = Relu(p)
             [head] scores = MatMul(r, w)
         }""",
@@ -183,7 +182,7 @@ def product() -> Network:
         name="product",
     )
     right = cancelling(8, 512, 128, axis=1, seed=2, scale=16)
-    return Network(proto, {"left": twice(eighths(8, 128, 256, seed=10), 2), "right": right}, "guilty")
+    return Network(proto, {"left": twice(eighths(8, 128, 256, seed=10), 2), "right": right}, "planted")
 
 
 def dense() -> Network:
@@ -199,23 +198,23 @@ def dense() -> Network:
             [relu0] r0 = Relu(c0)
             [pool] p = MaxPool<kernel_shape = [8,8]>(r0)
             [flatten] f = Flatten(p)
-            [guilty] scores = Gemm(f, w1, b1)
+            [planted] scores = Gemm(f, w1, b1)
         }""",
         weights,
         name="dense",
     )
-    return Network(proto, {"image": eighths(64, 3, 8, 8, seed=10)}, "guilty", fully_connected=True)
+    return Network(proto, {"image": eighths(64, 3, 8, 8, seed=10)}, "planted", fully_connected=True)
 
 
-def chain(name: str, guilty: str, weights: dict[str, np.ndarray], head: str) -> Network:
-    """Two convolutions, a layer that is to be guilty, and two more layers."""
+def chain(name: str, planted: str, weights: dict[str, np.ndarray], head: str) -> Network:
+    """Two convolutions, a layer to plant the fault in, and two more layers."""
     proto = models.model(
         f"""(float[4,16,16,16] image) => (float[N,M] scores) {{
             [conv0] c0 = Conv<pads = [1,1,1,1]>(image, w0)
             [relu0] r0 = Relu(c0)
             [conv1] c1 = Conv<pads = [1,1,1,1]>(r0, w1)
             [relu1] r1 = Relu(c1)
-            {guilty}
+            {planted}
             [relu2] r2 = Relu(g)
             {head}
         }}""",
@@ -223,10 +222,10 @@ def chain(name: str, guilty: str, weights: dict[str, np.ndarray], head: str) -> 
         | weights,
         name=name,
     )
-    return Network(proto, {"image": models.random(4, 16, 16, 16, seed=10)}, "guilty", fully_connected=name == "dense")
+    return Network(proto, {"image": models.random(4, 16, 16, 16, seed=10)}, "planted", fully_connected=name == "dense")
 
 
-def convolutions(name: str, guilty: str, kernel: int) -> Network:
+def convolutions(name: str, attributes: str, kernel: int) -> Network:
     head = """
             [conv3] c3 = Conv<pads = [1,1,1,1]>(r2, w3)
             [relu3] r3 = Relu(c3)
@@ -237,7 +236,7 @@ def convolutions(name: str, guilty: str, kernel: int) -> Network:
         "w3": models.random(64, 64, 3, 3, seed=4, scale=0.05),
         "w4": models.random(8, 64, 1, 1, seed=5, scale=0.1),
     }
-    return chain(name, f"[guilty] g = Conv<{guilty}>(r1, w2)", weights, head)
+    return chain(name, f"[planted] g = Conv<{attributes}>(r1, w2)", weights, head)
 
 
 def of_stride_two() -> Network:
@@ -251,7 +250,7 @@ def of_kernel_one() -> Network:
 def of_full_connection() -> Network:
     flat = "[pool] p = MaxPool<kernel_shape = [4,4], strides = [4,4]>(r1)\n[flatten] f = Flatten(p)\n"
     weights = {"w2": models.random(1024, 128, seed=3, scale=0.03), "w3": models.random(128, 16, seed=4, scale=0.1)}
-    return chain("dense", f"{flat} [guilty] g = Gemm(f, w2)", weights, "[head] scores = Gemm(r2, w3)")
+    return chain("dense", f"{flat} [planted] g = Gemm(f, w2)", weights, "[head] scores = Gemm(r2, w3)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -391,7 +390,7 @@ def probed(candidates: Sequence[Callable[[], Network]], folder: Path, tracker: M
         began, experiment = time.monotonic(), f"{network.name} probe"
         debug_build(model, config(data, 1e9, until=PROBES), tracker=tracker, experiment=experiment)
         errors = largest_errors(tracker, experiment)
-        atol = between(error_groups(errors)) or widest_gap(errors)
+        atol = tolerance_between(error_groups(errors)) or widest_gap(errors)
         log(f"{network.name}: {PROBES} builds in {time.monotonic() - began:.0f} s, tolerance {atol}; their errors:")
         log("   ", *(f"{error:.3g}" for error in errors))
         if atol is not None:
@@ -429,7 +428,7 @@ def check_pairs(network: Network, pairs: Sequence[tuple[str, str]], tracker: Mlf
         complete.append(result.complete)
 
     right = [len(names) == 1 and network.culprit in next(iter(names)) for names in named]
-    log(f"{network.name}: the guilty layer alone named in {sum(right)} of {len(right)} pairs; builds: {trials}")
+    log(f"{network.name}: the planted layer alone named in {sum(right)} of {len(right)} pairs; builds: {trials}")
     assert named and all(right), named
     assert all(complete)
     assert max(trials) <= MOST_TRIALS
@@ -452,7 +451,7 @@ def planted_config(network: Network, model: Path, data: Path, **changes: Any) ->
 
 
 @pytest.mark.parametrize("make", [of_stride_two, of_full_connection, of_kernel_one], ids=lambda make: make().name)
-def test_bisections_of_several_pairs_name_the_planted_layer(
+def test_bisections_name_the_planted_layer(
     make: Callable[[], Network], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tracker, network = MlflowTracker(tmp_path / "mlruns"), make()
@@ -468,35 +467,7 @@ def test_bisections_of_several_pairs_name_the_planted_layer(
     check_pairs(network, pairs_of(tracker, campaign.run_id), tracker, log)
 
 
-def test_layers_are_asked_whether_they_are_bad_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a campaign asks about choices that were convicted with others: the good build with two layers of the bad one."""
-    tracker, network = MlflowTracker(tmp_path / "mlruns"), of_stride_two()
-    log = Log("together")
-    model, data = written(network, tmp_path)
-    evaluate = PlantedTogether("guilty", tmp_path / "seen.txt", Planted("conv1", tmp_path / "others.txt"))
-    monkeypatch.setattr(iteration, "evaluate_in_child", evaluate)
-    campaign = debug_build(model, planted_config(network, model, data, until=BUILDS + 4), tracker=tracker)
-    log(f"{campaign.good} good, {campaign.bad} bad, {campaign.errors} failed")
-    for good, bad in pairs_of(tracker, campaign.run_id):
-        units = Mixture(tracker.load(good), tracker.load(bad)).units
-        culprits = tuple(unit for unit in units if "guilty" in unit.name or "conv1" in unit.name)
-        others = tuple(unit for unit in units if unit not in culprits)[:2]
-        if len(culprits) == len(others) == 2:
-            break
-    else:
-        pytest.skip("no good and bad build differ in both layers and in two others")
-
-    guilty, innocent = (bisect(good, bad, tracker=tracker, given=two, together=two) for two in (culprits, others))
-
-    log.tell(guilty)
-    log.tell(innocent)
-    assert (guilty.outcome, len(guilty.trials)) == ("enough", 2)
-    assert (innocent.outcome, len(innocent.trials)) == ("not repeatable", 2)
-
-
-def test_an_fp16_campaign_goes_from_its_start_to_a_promoted_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fp16_campaign_ends_with_a_promoted_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until decided, mixtures and all; how long it takes is in the log, and in ``promoted.json``."""
     tracker, network = MlflowTracker(tmp_path / "mlruns"), of_stride_two()
     log = Log("promoted")
@@ -512,7 +483,7 @@ def test_an_fp16_campaign_goes_from_its_start_to_a_promoted_engine(
     promoted = promote(good.id, tracker=tracker)
     figures = {
         "network": network.name,
-        "guilty": campaign.guilty,
+        "confirmed": campaign.confirmed,
         "builds": campaign.iterations,
         "mixtures": campaign.mixtures,
         "seconds until decided": round(decided, 1),
@@ -523,7 +494,7 @@ def test_an_fp16_campaign_goes_from_its_start_to_a_promoted_engine(
         Path(os.environ["OUT"], "promoted.json").write_text(json.dumps(figures), encoding="utf-8")
 
     assert resolve(model, tracker=tracker, backend="tensorrt").run_id == promoted.run_id
-    assert campaign.guilty and all(network.culprit in text for text in campaign.guilty)
+    assert campaign.confirmed and all(network.culprit in text for text in campaign.confirmed)
 
 
 @pytest.mark.parametrize(
@@ -531,7 +502,7 @@ def test_an_fp16_campaign_goes_from_its_start_to_a_promoted_engine(
     [(strided, pointwise), (upsampling, product), (dense,)],
     ids=lambda of: " or ".join(m.__name__ for m in of),
 )
-def test_bisections_of_several_pairs_name_the_layer_that_adds_in_fp16(
+def test_bisections_name_the_layer_adding_in_fp16(
     candidates: tuple[Callable[[], Network], ...], tmp_path: Path
 ) -> None:
     tracker = MlflowTracker(tmp_path / "mlruns")

@@ -12,7 +12,7 @@ from tests import models
 from trtops import errors
 from trtops.ops.campaign.config import DebugBuildConfig, Vary
 from trtops.ops.campaign.debug_build import debug_build
-from trtops.ops.campaign.opened import open_campaign
+from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig

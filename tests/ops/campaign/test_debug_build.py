@@ -1,4 +1,4 @@
-"""Campaigns on real ONNX Runtime and a real store: found guilty, proved, pinned, avoided; and crashes, hangs and kills."""
+"""Campaigns on real ONNX Runtime and a real store: culprits found, proved, pinned, avoided; and crashes, hangs and kills."""
 
 from __future__ import annotations
 
@@ -57,17 +57,17 @@ def tracker(folder: Path) -> MlflowTracker:
 
 @pytest.fixture(scope="module")
 def decided(model: Path, data: Path, tracker: MlflowTracker) -> tuple[DebugBuildResult, list[Progress]]:
-    """A campaign that ran until it knew who is guilty, and what it said on the way."""
+    """A campaign that ran until it was decided, and its progress."""
     said: list[Progress] = []
     return debug_build(model, config(data, bisect=False), tracker=tracker, progress=said.append), said
 
 
-def test_a_campaign_convicts_the_approximation_with_all_layers_it_came_to_and_nothing_else(decided) -> None:
+def test_campaign_confirms_only_the_approximation(decided) -> None:
     result, said = decided
 
-    [guilty] = result.found.convicted
-    assert {(c.layer, c.choice) for c in guilty.choices} == {(layer, FAST) for layer in GELUS}
-    assert ("GeluApproximation", "on") in guilty.settings  # what decides them
+    [culprit] = result.found.confirmed
+    assert {(c.layer, c.choice) for c in culprit.choices} == {(layer, FAST) for layer in GELUS}
+    assert ("GeluApproximation", "on") in culprit.settings  # what decides them
     assert result.found.explanation.clauses == ((0,),)
     assert result.verdict == "bad" and result.good > 0 and result.bad > 0 and result.errors == 0
     assert [p.done for p in said] == list(range(result.iterations + 1))
@@ -108,7 +108,7 @@ def test_every_iteration_is_a_whole_run_with_its_verdict_and_everything_a_build_
     assert parent.read_bytes(Artifact.DIFF_PICTURE).startswith(b"\x89PNG")
 
 
-def test_the_proof_confirms_what_was_convicted_and_puts_it_on_the_deny_list(decided, model, data, tracker) -> None:
+def test_proof_confirms_and_denies_the_culprit(decided, model, data, tracker) -> None:
     result, _ = decided
 
     proved = prove(result.run_id, ProveConfig(repeats=2), tracker=tracker)
@@ -135,7 +135,7 @@ def test_the_proof_confirms_what_was_convicted_and_puts_it_on_the_deny_list(deci
         tracker.load(info.id).read_bytes(Artifact.BUILD_LOG).decode()
         for info in tracker.find("avoided", tags={Tag.KIND: "iteration"})
     ]
-    assert any(f"which run {proved.run_id} convicted; taking the next" in log for log in logs)
+    assert any(f"which run {proved.run_id} denies; taking the next" in log for log in logs)
     converted = convert(model, _as_in(bad, data), tracker=tracker, experiment="avoided")
     assert FAST not in tracker.load(converted.run_id).read_bytes(Artifact.TACTICS).decode()
 
@@ -145,19 +145,19 @@ def test_the_proof_confirms_what_was_convicted_and_puts_it_on_the_deny_list(deci
     assert FAST in tracker.load(free.run_id).read_bytes(Artifact.TACTICS).decode()
 
 
-def test_no_innocent_suspect_is_confirmed_or_denied_and_unsuspected_ones_have_to_be_forced(decided, tracker) -> None:
+def test_cleared_suspects_are_not_confirmed(decided, tracker) -> None:
     result, _ = decided
-    guilty = {"GeluApproximation", "GeluFusionL2", "BiasGeluFusion"}  # what a GELU needs to be approximated
-    innocent = [
+    culprits = {"GeluApproximation", "GeluFusionL2", "BiasGeluFusion"}  # what a GELU needs to be approximated
+    cleared = [
         place
         for place, suspect in enumerate(result.found.suspects)
-        if not guilty & {name for name, _ in suspect.settings} and FAST not in suspect.describe()
+        if not culprits & {name for name, _ in suspect.settings} and FAST not in suspect.describe()
     ]
-    assert innocent
+    assert cleared
     denied = len(tracker.find(tags={Tag.KIND: "deny"}))
 
     proofs = []
-    for place in innocent[:5]:
+    for place in cleared[:5]:
         try:
             proofs.append(prove(result.run_id, ProveConfig(suspect=place, repeats=1, force=True), tracker=tracker))
         except errors.ConfigError as exc:
@@ -165,9 +165,9 @@ def test_no_innocent_suspect_is_confirmed_or_denied_and_unsuspected_ones_have_to
 
     assert proofs and all(proof.outcome != "confirmed" for proof in proofs), [p.summary for p in proofs]
     assert len(tracker.find(tags={Tag.KIND: "deny"})) == denied
-    if result.found.suspects[innocent[-1]].guilt < 0.01:
+    if result.found.suspects[cleared[-1]].probability < 0.01:
         with pytest.raises(errors.ConfigError, match="does not suspect"):
-            prove(result.run_id, ProveConfig(suspect=innocent[-1]), tracker=tracker)
+            prove(result.run_id, ProveConfig(suspect=cleared[-1]), tracker=tracker)
 
 
 def _as_in(bad: RunInfo, data: Path) -> ConvertConfig:
@@ -182,15 +182,15 @@ def _environment(tracker: MlflowTracker, run_id: str):
     return Environment.from_json(tracker.load(run_id).read_bytes(Artifact.ENVIRONMENT))
 
 
-def test_what_is_innocent_is_refuted(decided, tracker) -> None:
+def test_cleared_suspect_is_refuted(decided, tracker) -> None:
     result, _ = decided
-    innocent = next(
+    cleared = next(
         i
         for i, suspect in enumerate(result.found.suspects)
         if {name for name, _ in suspect.settings} == {"MatMulScaleFusion"}
     )
 
-    proved = prove(result.run_id, ProveConfig(suspect=innocent, repeats=1, force=True), tracker=tracker)
+    proved = prove(result.run_id, ProveConfig(suspect=cleared, repeats=1, force=True), tracker=tracker)
 
     assert proved.outcome == "refuted" and proved.deny_run is None
     with pytest.raises(errors.ConfigError, match="only confirmed culprits can be denied"):
@@ -222,7 +222,7 @@ def test_a_diff_reads_a_campaign_an_experiment_and_folders_and_agrees_with_the_c
     assert by_folder.sizes is None  # files do not say how large errors were
     assert tracker.info(by_run.run_id).parent == result.run_id
     assert by_experiment.builds == result.iterations  # proofs' builds were prescribed and do not count
-    assert by_experiment.found.convicted[0].choices == result.found.convicted[0].choices
+    assert by_experiment.found.confirmed[0].choices == result.found.confirmed[0].choices
     # Files do not tell the order that an early conviction rests on, but name the same suspect.
     assert by_folder.found == by_files.found and not by_folder.found.ordered
     assert {(c.layer, c.choice) for c in by_folder.found.suspects[0].choices} == {(layer, FAST) for layer in GELUS}

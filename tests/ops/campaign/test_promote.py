@@ -147,7 +147,9 @@ def test_an_engine_that_does_not_compute_in_its_precision_is_not_registered(fold
     assert built.verdict == "good"
 
     held = PromoteConfig(check=dataclasses.replace(check, min_precision_share=0.5))
-    with pytest.raises(errors.ConfigError, match=r"No FP16 engine: .* at least 50% have to\. Nothing was registered"):
+    with pytest.raises(
+        errors.ConfigError, match=r"No FP16 engine: .* at least 50% are required\. Nothing was registered"
+    ):
         promote(built.run_id, held, tracker=tracker)
 
     assert tracker.aliases("half") == {}
@@ -197,7 +199,7 @@ def test_a_version_that_points_anywhere_but_into_its_run_is_not_accepted(promote
 
         found = resolve(model, tracker=tracker, name=name)
 
-        assert found.run_id is None and "no artifact of a run" in found.why
+        assert found.run_id is None and "not an artifact of a run" in found.why
 
 
 def test_a_version_that_was_not_registered_by_promoting_is_not_accepted(promoted, good_and_bad, model, tracker) -> None:

@@ -43,7 +43,7 @@ def test_an_iteration_s_precision_is_evaluated_as_convert_evaluates_it(
     assert info.verdict == evaluated.verdict == verdict
     assert info.metrics[schema.Metric.KERNELS_LOWERED] == 0
     assert evaluated.emulated is not None and evaluated.emulated.verdict == "good"
-    assert ("at least 50% have to" in " ".join(evaluated.reasons)) == (verdict == "bad")
+    assert ("at least 50% are required" in " ".join(evaluated.reasons)) == (verdict == "bad")
     assert info.tags.get(schema.Tag.BAD_IN) == ("precision" if verdict == "bad" else None)
     assert schema.Artifact.PRECISIONS in stored.manifest
 
@@ -74,5 +74,5 @@ def test_a_calibration_holds_the_engines_beside_int8_to_the_limit_as_well(tmp_pa
     result = calibrate(case.write(tmp_path), config, tracker=MemoryTracker())
 
     half, int8 = result.engine("fp16"), result.engine("int8")
-    assert half.verdict == "bad" and "at least 50% have to" in " ".join(half.reasons)
+    assert half.verdict == "bad" and "at least 50% are required" in " ".join(half.reasons)
     assert int8.evaluation.computed is not None and int8.evaluation.computed.lowered

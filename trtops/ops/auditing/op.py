@@ -15,8 +15,8 @@ from trtops.ops.auditing.config import GRADES, AuditConfig, reaches
 from trtops.ops.auditing.integrity import BUILDS, SharedReads, check_integrity
 from trtops.ops.auditing.rebuilding import MaterialFolder, environment_differences, gather, rebuild
 from trtops.ops.auditing.result import AuditResult, Contradiction, RunAudit
-from trtops.ops.campaign.benches import bench, close_benches
 from trtops.ops.campaign.config import Place
+from trtops.ops.campaign.workers import close_workers, warm_backend
 from trtops.ops.result import OnProgress, finish_with
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker, ended_if_whole
@@ -86,7 +86,7 @@ def audit(
                 _save(run, done)
             raise
         finally:
-            close_benches()
+            close_workers()
         result = AuditResult(
             title="audit",
             runs=tuple(done[run_id] for run_id in run_ids),
@@ -201,7 +201,7 @@ def _rebuild_run(
         return replace(audited, grade="cannot be rebuilt", explanation=f"It cannot be rebuilt: {exc}")
     place = Place(backend=logged.build.spec.config.backend, timeout_seconds=config.timeout_seconds)
     try:
-        with bench(place) as backend:
+        with warm_backend(place.backend, place.devices, place.timeout_seconds) as backend:
             then, here = logged.build.engine.environment, backend.environment()
             differences = environment_differences(then, here, logged.state, backend.device_state().items())
             made = tuple(rebuild(way, logged, backend, config.repeats) for way in config.ways)

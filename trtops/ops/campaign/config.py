@@ -1,22 +1,23 @@
-"""The config of a campaign of builds, what varies from build to build, and where builds are made."""
+"""The config of a campaign of builds: what varies from build to build, and where builds are made."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from trtops import errors
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.command import CommandCheck
 from trtops.record import Record
 from trtops.spec import CAMPAIGN_SEEDS, PRECISIONS, BackendName, BuildConfig, Precision, TensorRTOptions
+from trtops.tactics.choice_keys import By
 from trtops.tactics.denied import DenyList
-from trtops.tactics.findings import By
+from trtops.tactics.record import TacticRecord
 
 Until: TypeAlias = 'int | Literal["good", "bad", "decided"]'
-"""When a campaign ends: after so many builds, with the first good or bad one, or when the diff has an answer."""
+"""When a campaign ends: after a number of builds, with the first good or bad one, or when the culprits are known."""
 
 Varied: TypeAlias = tuple[tuple[str, str], ...]
 
@@ -29,7 +30,7 @@ class Place(Record):
         backend: The back end that makes them.
         devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them, one build on each at a time; by default those
             of that variable, or the first. ONNX Runtime's builds share the processor and need none.
-        timeout_seconds: How long a build, or a first inference with it, may take before it counts as hung; None waits.
+        timeout_seconds: Seconds that a build, or a first inference with it, may take; None for no limit.
     """
 
     backend: BackendName
@@ -43,14 +44,13 @@ class Place(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Vary(Record):
-    """What differs from build to build, beside what the back end varies by itself.
+    """What differs from build to build, in addition to what the back end varies by itself.
 
     Lists are combined, each value with each, and iterations take the combinations in turn.
 
     Attributes:
-        random_tactics: Choose tactics at random and not by their time (``tactic_seed`` of the options). It shows what
-            each choice does to the outputs, among them choices that this machine's clock seldom makes; what share of
-            builds is bad then says nothing about the share in real life.
+        random_tactics: Choose tactics at random and not by their time (``tactic_seed`` of the options). It shows what each choice does
+            to the outputs, including choices that timing seldom makes. The share of bad builds is then not the share in production.
         precisions: Precisions to build in.
         optimization_levels: TensorRT's builder optimization levels to build with.
         tactic_sources: Sets of TensorRT's tactic sources to build with.
@@ -67,7 +67,7 @@ class Vary(Record):
                 raise errors.ConfigError(f"vary.precisions: {precision!r}. {errors.near(precision, PRECISIONS)}")
 
     def combination(self, number: int) -> Varied:
-        """What the lists hold for an iteration, as names and values."""
+        """The names and values that an iteration takes from the lists."""
         lists = {
             "precision": self.precisions,
             "optimization_level": tuple(map(str, self.optimization_levels)),
@@ -80,29 +80,29 @@ class Vary(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class DebugBuildConfig(Record):
-    """A campaign: what is built again and again, how each build is evaluated, and when to stop.
+    """A campaign: what is built repeatedly, how each build is evaluated, and when to stop.
 
     Attributes:
         build: How engines are built.
         check: How they are evaluated, unless a command is given. Golden outputs are computed once and kept in the campaign.
-        command: An external command that evaluates an engine: ``{engine}`` in it is the engine's file, ``{golden}`` and
-            ``{inputs}`` JSON files as Polygraphy takes them. With ``artifact`` the engine is written there instead.
+        command: An external command that evaluates an engine: ``{engine}`` in it is the engine's file, ``{golden}`` and ``{inputs}``
+            JSON files as Polygraphy takes them. With ``artifact`` the engine is written there instead.
         calibration_data: Data source for INT8 calibration; the check's own data unless given.
         calibration_cache: A calibration cache file to build INT8 with, instead of calibrating.
-        vary: What differs from build to build beside what the back end varies by itself.
+        vary: What differs from build to build, in addition to what the back end varies by itself.
         until: When to stop.
-        max_iterations: When to stop at the latest; with ``bisect``, how many builds and mixtures to make at most.
-        max_minutes: Begin no build after so many minutes of one process; None for no limit.
-        bisect: With ``until="decided"``, mix a good and a bad build by replay as soon as there is one of each, instead of
-            waiting for chance (:func:`trtops.ops.campaign.bisect.bisect`).
-        clean_builds: How many good builds there have to be before nothing is searched for beside what was convicted, which
-            builds no longer get. Among 24 a culprit that one in ten builds has shows with 92 %, one that one in five has with more than 99 %.
+        max_iterations: Maximum number of builds; with ``bisect``, of builds and mixtures.
+        max_minutes: No build starts after this many minutes of one process; None for no limit.
+        bisect: With ``until="decided"``, mix a good and a bad build by replay as soon as there is one of each, instead of waiting for
+            chance (:func:`trtops.ops.campaign.bisect.bisect`).
+        clean_builds: Number of good builds required before the search for further culprits ends; builds avoid the known ones. Among 24
+            a culprit that one in ten builds has shows with 92 %, one that one in five has with more than 99 %.
         by: What the diff compares.
-        confidence: The probability of guilt from which on a tactic is convicted.
-        timeout_seconds: How long a build, or a first inference with it, may take before it counts as hung; None waits.
-        parallel: Iterations under way at a time.
-        devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them, one build on each at a time; by default those
-            of that variable, or the first. ONNX Runtime's builds share the processor and need none.
+        confidence: The probability from which a tactic is confirmed as culprit.
+        timeout_seconds: Seconds that a build, or a first inference with it, may take; None for no limit.
+        parallel: Number of iterations at a time.
+        devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them, one build on each at a time; by default those of that
+            variable, or the first. ONNX Runtime's builds share the processor and need none.
         seed: Seed of random tactics; iteration ``i`` draws its own with ``1024 * seed + i``.
         mind_deny_list: Leave out tactics that are on the deny-list.
         keep_model: Log the model file itself, with its external data.
@@ -155,15 +155,6 @@ class DebugBuildConfig(Record):
             return replace(build, options=replace(build.options, tactic_seed=self.seed * CAMPAIGN_SEEDS + number))
         return build
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> DebugBuildConfig:
-        """Read what :meth:`to_dict` wrote, here or in earlier releases, which called ``random_tactics`` ``tactics``."""
-        vary = data.get("vary")
-        if isinstance(vary, Mapping) and "tactics" in vary:
-            renamed = {"random_tactics" if name == "tactics" else name: value for name, value in vary.items()}
-            data = {**data, "vary": renamed}
-        return super().from_dict(data)
-
     @property
     def place(self) -> Place:
         """Where its builds are made."""
@@ -171,30 +162,26 @@ class DebugBuildConfig(Record):
 
     @property
     def limit(self) -> int:
-        """The number of iterations that it can come to."""
+        """The maximum number of iterations."""
         return min(self.until, self.max_iterations) if isinstance(self.until, int) else self.max_iterations
 
     def check_limit(self) -> None:
-        """Refuse to begin what would stop before it has as many builds as it is to have.
-
-        Raises:
-            ConfigError: If ``until`` is a number beyond ``max_iterations``.
-        """
+        """Raise ConfigError if ``until`` is a number beyond ``max_iterations``."""
         if isinstance(self.until, int) and self.until > self.max_iterations:
             raise errors.ConfigError(
-                f"until is {self.until}, and a campaign stops after {self.max_iterations} builds at the latest. Raise that limit "
-                f"too: max_iterations={self.until} (--max-builds {self.until})."
+                f"until is {self.until}, and a campaign stops after {self.max_iterations} builds at the latest. Raise that "
+                f"limit too: max_iterations={self.until} (--max-builds {self.until})."
             )
 
     def same_builds(self, other: DebugBuildConfig) -> bool:
-        """Whether iterations of both may stand in one campaign: whatever decides a build or its verdict is the same."""
+        """Whether both configs make the same builds with the same verdicts, so that one may resume the other's campaign."""
         free = {"until": 1, "max_iterations": 1, "parallel": 1, "devices": (), "confidence": 0.95, "by": "tactic"}
         free |= {"max_minutes": None, "bisect": True, "clean_builds": 24, "timeout_seconds": None}
         return replace(self, **free) == replace(other, **free)  # type: ignore[arg-type]
 
 
 def with_varied(build: BuildConfig, varied: Varied) -> BuildConfig:
-    """A build config with what a campaign varies: names and values of :meth:`Vary.combination`; unknown names are ignored."""
+    """A build config with names and values of :meth:`Vary.combination`; unknown names are ignored."""
     given = dict(varied)
     if "precision" in given:
         build = replace(build, precision=given["precision"])  # type: ignore[arg-type]
@@ -208,18 +195,35 @@ def with_varied(build: BuildConfig, varied: Varied) -> BuildConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Order(Record):
+    """One build to make.
+
+    Attributes:
+        build: How to build.
+        replay: The choices to make; None leaves them to the builder.
+        replayed_run: Id of the run whose timing cache a replay is made with; empty for none.
+        varied: What a campaign varied, as names and values.
+    """
+
+    build: BuildConfig
+    replay: TacticRecord | None = None
+    replayed_run: str = ""
+    varied: Varied = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Campaign(Record):
-    """A campaign under way, as its iterations know it: small, and made to cross process boundaries.
+    """A campaign in progress, as its iterations need it: small, and able to cross process boundaries.
 
     Attributes:
         run_id: The parent run.
         experiment: Its experiment.
         model: Path of the ONNX file, absolute.
-        model_sha256: Digest of the model that the campaign began with.
+        model_sha256: Digest of the model at the start.
         config: The campaign's config.
         golden_sha256: Digest of the golden outputs' file among the parent's artifacts; None if nothing is compared.
         tags: Further tags of every iteration's run.
-        denied: What was convicted so far, and iterations are not to choose, so that they show what else makes builds bad.
+        denied: Confirmed culprits, which iterations must not choose, so that they show what else makes builds bad.
     """
 
     run_id: str
@@ -233,7 +237,7 @@ class Campaign(Record):
 
     @property
     def tolerance_text(self) -> str:
-        """What its builds are evaluated by, in words."""
+        """What its builds are compared by, in words."""
         tolerances = self.config.check.tolerances
         if self.config.command is not None:
             return "a command"

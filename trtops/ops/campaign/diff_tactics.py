@@ -8,20 +8,19 @@ from pathlib import Path
 
 from trtops import errors
 from trtops.ops.campaign.config import DebugBuildConfig
-from trtops.ops.campaign.debug_build import diff_body, log_diff
 from trtops.ops.campaign.iteration import largest_error
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.ops.steps import run_step
 from trtops.record import Record
-from trtops.tactics.by_size import SizeFindings, by_size, size_lines
+from trtops.tactics.choice_keys import By, algorithm_text
 from trtops.tactics.diff import diff
-from trtops.tactics.findings import By, TacticDiff
-from trtops.tactics.merge import merge
+from trtops.tactics.error_sizes import SizeFindings, compare_sizes, size_lines
+from trtops.tactics.findings import TacticDiff
 from trtops.tactics.replays import LoadedReplays, load_replay_folder, load_replays
-from trtops.tactics.spelling import algorithm_text
-from trtops.tactics.table import CampaignTable
+from trtops.tactics.report import markdown
+from trtops.tactics.table import CampaignTable, merge
 from trtops.tracking import campaigns, schema
-from trtops.tracking.base import RunInfo, Tracker, Verdict
+from trtops.tracking.base import Run, RunInfo, Tracker, Verdict
 
 _CAMPAIGN, _BUILDS = "debug_build", ("build", "iteration")
 _SHOWN = 10  # runs and files that were passed over, on a page
@@ -153,7 +152,7 @@ def diff_tactics(
         found = run_step("compare", diff, loaded.table, confidence=config.confidence, by=config.by, blocks=blocks)
         also = [diff(loaded.table, confidence=confidence, by=by, blocks=blocks) for by in beside]
         known = {info.id: error for info in infos if (error := largest_error(info)) is not None}
-        sizes = by_size(loaded.table, known, found, tolerance=_tolerance_of(tracker, parent))
+        sizes = compare_sizes(loaded.table, known, found, tolerance=_tolerance_of(tracker, parent))
         run.log_bytes(loaded.table.to_bytes(), schema.Artifact.CAMPAIGN_TABLE)
         log_diff(run, loaded.table, found)
         if sizes is not None:
@@ -165,6 +164,27 @@ def diff_tactics(
         )
         run_step("log", finish_with, run, result, tracker, title=name, evaluated=False)
     return result.kept_in(run, experiment)
+
+
+def diff_body(found: TacticDiff) -> list[str]:
+    """A diff as lines of Markdown, without a heading."""
+    return markdown(found).splitlines()[2:]
+
+
+def log_diff(run: Run, table: CampaignTable, found: TacticDiff) -> None:
+    """Log a diff as JSON, as a page, and as a picture if something varies."""
+    run.log_json(found, schema.Artifact.DIFF)
+    run.log_text(markdown(found), schema.Artifact.DIFF_PAGE)
+    run.log_metrics(
+        {
+            (schema.Metric.DIFF, "p_chance"): found.p_chance,
+            (schema.Metric.DIFF, "e_value_log10"): found.e_value_log10,
+        }
+    )
+    if found.varying_layers:
+        from trtops.tactics.plot import draw
+
+        run.log_bytes(draw(table, found), schema.Artifact.DIFF_PICTURE)
 
 
 def _load_builds(config: DiffTacticsConfig, tracker: Tracker) -> tuple[str, str | None, LoadedReplays]:

@@ -1,4 +1,4 @@
-"""One iteration of a campaign: build in a child process, evaluate, and log a whole run, whatever the build did."""
+"""One iteration of a campaign: build in a child process, evaluate, and log a complete run, whatever the build does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, TypeAlias, get_args
+from typing import TypeAlias, get_args
 
 from trtops import errors
 from trtops.backend.base import Build, Caches, Engine
@@ -20,8 +20,8 @@ from trtops.backend.worker import IsolatedBackend
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
 from trtops.json import save_json
-from trtops.ops.campaign.benches import bench
-from trtops.ops.campaign.config import Campaign
+from trtops.ops.campaign.config import Campaign, Order
+from trtops.ops.campaign.workers import warm_backend
 from trtops.ops.engines.deny import deny_list
 from trtops.ops.engines.job import BuildJob, read_cache_file
 from trtops.ops.evaluation.check import (
@@ -45,9 +45,8 @@ from trtops.reports.present import present
 from trtops.spec import BuildConfig
 from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticRecord
-from trtops.tracking import builds, schema
+from trtops.tracking import builds, campaigns, schema
 from trtops.tracking.base import Run, RunInfo, Tracker, Verdict, incomplete
-from trtops.tracking.campaigns import with_varied
 from trtops.verdict import BadIn
 
 EngineEvaluator: TypeAlias = "Callable[[Engine], bool | str | CheckOutcome]"
@@ -55,6 +54,7 @@ EngineEvaluator: TypeAlias = "Callable[[Engine], bool | str | CheckOutcome]"
 
 _VERDICTS: dict[str, Verdict] = {"pass": "good", "fail": "bad", "error": "error"}
 _NOT_OF_THE_BUILD = (errors.BackendUnavailableError, errors.UnsupportedFeatureError)
+_LOST = "Its process ended in the middle of this iteration, which was handed out again."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,36 +80,19 @@ class IterationResult(Record):
     tactics: TacticRecord | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Order(Record):
-    """One build that a campaign or a proof asks for.
-
-    Attributes:
-        build: How to build.
-        replay: The choices to make; None leaves them to the builder.
-        replayed_run: Id of the run whose timing cache a replay is made with; empty for none.
-        varied: What a campaign varied, as names and values.
-    """
-
-    build: BuildConfig
-    replay: TacticRecord | None = None
-    replayed_run: str = ""
-    varied: tuple[tuple[str, str], ...] = ()
-
-
 def iterate(
     campaign: Campaign, number: int, *, tracker: Tracker, evaluate_engine: EngineEvaluator | None = None
 ) -> IterationResult:
-    """Run an iteration of a campaign. Safe in any thread, process or machine that reaches the memory and the model.
+    """Run an iteration of a campaign. Safe in any thread, process or machine that reaches the tracking store and the model.
 
     Args:
         campaign: The campaign.
         number: The iteration, from 0.
-        tracker: The memory.
-        evaluate_engine: Evaluates the engine in place of the config's check.
+        tracker: The tracking store.
+        evaluate_engine: Evaluates the engine instead of the config's check.
 
     Raises:
-        TrtopsError: Whatever is wrong with the campaign and not with this build: the memory, the config, the model.
+        TrtopsError: For errors of the campaign and not of this build: of the store, the config or the model.
     """
     config = campaign.config
     order = Order(build=config.build_of(number), varied=config.vary.combination(number))
@@ -117,66 +100,75 @@ def iterate(
     with op_run(
         tracker, campaign.experiment, f"iteration {number}", kind="iteration", tags=tags, parent=campaign.run_id
     ) as run:
-        result = make(campaign, order, run, tracker=tracker, evaluate_engine=evaluate_engine)
+        result = build_and_evaluate(campaign, order, run, tracker=tracker, evaluate_engine=evaluate_engine)
     return replace(result, number=number)
 
 
-def make(
+def iterate_once(campaign: Campaign, number: int, *, tracker: Tracker) -> IterationResult:
+    """Run an iteration unless it is in the store already: a cluster that lost a worker hands its iteration out again.
+
+    Runs that a dead process left half done are closed. Those of another machine are closed there (``trtops store reap``).
+    """
+    tags = {schema.Tag.KIND: "iteration", schema.Tag.ITERATION: str(number)}
+    for info in tracker.find(campaign.experiment, parent=campaign.run_id, tags=tags):
+        info = campaigns.closed_if_abandoned(tracker, info, _LOST)
+        if info.status == "finished" and info.verdict is not None:
+            return IterationResult(  # its reasons are in the run's report
+                number=number,
+                run_id=info.id,
+                verdict=info.verdict,
+                build_seconds=info.metrics.get(schema.Metric.BUILD_SECONDS, 0.0),
+                engine_sha256=info.tags.get(schema.Tag.ENGINE_SHA256, ""),
+                tactics=campaigns.load_record(tracker.load(info.id)),
+            )
+    return iterate(campaign, number, tracker=tracker)
+
+
+def build_and_evaluate(
     campaign: Campaign, order: Order, run: Run, *, tracker: Tracker, evaluate_engine: EngineEvaluator | None = None
 ) -> IterationResult:
     """Build, evaluate, log to a run, and finish it with the verdict; see :func:`iterate`."""
-    model = _campaign_model(campaign)
-    run.reserve(builds.expected_bytes(model))
-    with bench(campaign.config.place) as backend:
-        try:
-            build = _build_engine(backend, model, campaign, order, run, tracker)
-            verdict, reasons, bad_in = _reach_verdict(campaign, model, backend, build, run, tracker, evaluate_engine)
-        except errors.BackendError as exc:
-            if isinstance(exc, _NOT_OF_THE_BUILD):
-                raise
-            return _log_failure(run, exc, tracker, campaign, order)
-    if bad_in:
-        run.set_tags({schema.Tag.BAD_IN: " ".join(bad_in)})
-    present(run, tracker, _document(campaign, order, verdict, reasons))
-    run.finish(verdict)
-    return IterationResult(
-        number=0,
-        run_id=run.id,
-        verdict=verdict,
-        reasons=reasons,
-        build_seconds=build.seconds,
-        engine_sha256=build.engine.sha256,
-        tactics=with_varied(build.tactics, order.varied),
-    )
-
-
-def _document(campaign: Campaign, order: Order, verdict: Verdict, reasons: Sequence[str]) -> Document:
-    varied = ", ".join(f"{name} = {value}" for name, value in order.varied)
-    precision = order.build.precision.upper()
-    title = f"build {Path(campaign.model).name} in {precision}{f' with {varied}' if varied else ''}"
-    return Document(title=title, verdict=verdict, headline=verdict, why=tuple(reasons))
-
-
-def _log_failure(
-    run: Run, error: errors.BackendError, tracker: Tracker, campaign: Campaign, order: Order
-) -> IterationResult:
-    """An error of the build is a verdict, with whatever the child said last."""
-    text = f"{type(error).__name__}: {error}"
-    run.log_text(text, schema.Artifact.BUILD_LOG)
-    run.set_tags({schema.Tag.ERROR: text[: schema.MAX_TAG]})
-    present(run, tracker, _document(campaign, order, "error", (text,)))
-    run.finish("error")
-    return IterationResult(number=0, run_id=run.id, verdict="error", reasons=(text,))
-
-
-def _campaign_model(campaign: Campaign) -> Model:
     model = _load_model(campaign.model)
     if model.info.sha256 != campaign.model_sha256:
         raise errors.InvalidModelError(
             f"{campaign.model} is not the model that the campaign began with: it has digest {model.info.sha256[:12]}, "
-            f"expected {campaign.model_sha256[:12]}. Put it back, or begin another campaign."
+            f"expected {campaign.model_sha256[:12]}. Restore it, or begin another campaign."
         )
-    return model
+    run.reserve(builds.expected_bytes(model))
+    place = campaign.config.place
+    with warm_backend(place.backend, place.devices, place.timeout_seconds) as backend:
+        try:
+            build = _build_engine(backend, model, campaign, order, run, tracker)
+            verdict, reasons, bad_in = _evaluate_build(campaign, model, backend, build, run, tracker, evaluate_engine)
+        except errors.BackendError as exc:
+            if isinstance(exc, _NOT_OF_THE_BUILD):
+                raise
+            # An error of the build is a verdict, with the last output of the child.
+            text = f"{type(exc).__name__}: {exc}"
+            run.log_text(text, schema.Artifact.BUILD_LOG)
+            run.set_tags({schema.Tag.ERROR: text[: schema.MAX_TAG]})
+            return _finish(campaign, order, run, tracker, "error", (text,))
+    if bad_in:
+        run.set_tags({schema.Tag.BAD_IN: " ".join(bad_in)})
+    result = _finish(campaign, order, run, tracker, verdict, reasons)
+    return replace(
+        result,
+        build_seconds=build.seconds,
+        engine_sha256=build.engine.sha256,
+        tactics=campaigns.with_varied(build.tactics, order.varied),
+    )
+
+
+def _finish(
+    campaign: Campaign, order: Order, run: Run, tracker: Tracker, verdict: Verdict, reasons: tuple[str, ...]
+) -> IterationResult:
+    """Write a run's report and end it."""
+    varied = ", ".join(f"{name} = {value}" for name, value in order.varied)
+    precision = order.build.precision.upper()
+    title = f"build {Path(campaign.model).name} in {precision}{f' with {varied}' if varied else ''}"
+    present(run, tracker, Document(title=title, verdict=verdict, headline=verdict, why=reasons))
+    run.finish(verdict)
+    return IterationResult(number=0, run_id=run.id, verdict=verdict, reasons=reasons)
 
 
 @functools.lru_cache(maxsize=4)
@@ -206,19 +198,13 @@ def _build_engine(
         check=config.check,
         calibration_data=config.calibration_data,
     )
-    builds.log_spec(run, job.spec, environment, reusable=False)  # known before the build, should it crash
+    builds.log_spec(run, job.spec, environment, reusable=False)  # before the build, which may crash
     build = job.build(backend)
     builds.log_build(run, build, backend.engine_suffix)
     return build
 
 
-class _Reached(NamedTuple):
-    verdict: Verdict
-    reasons: tuple[str, ...]
-    bad_in: tuple[BadIn, ...]
-
-
-def _reach_verdict(
+def _evaluate_build(
     campaign: Campaign,
     model: Model,
     backend: IsolatedBackend,
@@ -226,49 +212,45 @@ def _reach_verdict(
     run: Run,
     tracker: Tracker,
     evaluate_engine: EngineEvaluator | None,
-) -> _Reached:
+) -> tuple[Verdict, tuple[str, ...], tuple[BadIn, ...]]:
+    """The verdict, the reasons for it, and the aspects in which the build is bad."""
     config = campaign.config
     found = check_precision(build, model, config.check.min_precision_share)
     log_kernels(run, build)
+    if evaluate_engine is None and config.command is None:
+        evaluation, pictures = backend.worker.run(
+            evaluate_in_child,
+            build.engine,
+            model,
+            config.check,
+            build.spec.config,
+            str(golden_file(tracker, campaign)),
+            found,
+            timeout=backend.timeout,
+        )
+        log_evaluation(run, evaluation)
+        for path, png in pictures:
+            run.log_bytes(png, f"{schema.Artifact.ACCURACY_PLOTS}{path}")
+        return evaluation.verdict, evaluation.reasons, evaluation.bad_in
     if evaluate_engine is not None:
-        return _verdict_of(CheckOutcome.of(evaluate_engine(build.engine)), found, run)
-    if config.command is not None:
+        outcome = CheckOutcome.of(evaluate_engine(build.engine))
+    else:
+        assert config.command is not None
         outcome = check_engine(config.command, build.engine, backend.engine_suffix, campaign, model, tracker)
-        return _verdict_of(outcome, found, run)
-    golden = golden_file(tracker, campaign)
-    evaluation, pictures = backend.worker.run(
-        evaluate_in_child,
-        build.engine,
-        model,
-        config.check,
-        build.spec.config,
-        str(golden),
-        found,
-        timeout=backend.timeout,
-    )
-    log_evaluation(run, evaluation)
-    for path, png in pictures:
-        run.log_bytes(png, f"{schema.Artifact.ACCURACY_PLOTS}{path}")
-    return _Reached(evaluation.verdict, evaluation.reasons, evaluation.bad_in)
-
-
-def _verdict_of(outcome: CheckOutcome, found: PrecisionCheck, run: Run) -> _Reached:
-    """The verdict of a check from outside, which does not see what an engine computes in.
-
-    Nothing is emulated for it: where that would count, the verdict stays the check's.
-    """
+    # A check from outside does not see the precision that an engine computes in. Nothing is emulated for it: where that would
+    # count, the verdict stays the check's.
     if found.share is not None:
         run.log_metrics({schema.Metric.KERNELS_LOWERED: found.share})
     verdict, reasons = _VERDICTS[outcome.verdict], (outcome.detail,) if outcome.detail else ()
     if verdict != "good" or found.lowered or found.emulation_counts:
-        return _Reached(verdict, reasons, ("outputs",) if verdict == "bad" else ())
-    return _Reached("bad", (*reasons, found.reason()), ("precision",))
+        return verdict, reasons, ("outputs",) if verdict == "bad" else ()
+    return "bad", (*reasons, found.reason()), ("precision",)
 
 
 def evaluate_in_child(
     engine: Engine, model: Model, check: CheckConfig, build: BuildConfig, golden: str, found: PrecisionCheck
 ) -> tuple[Evaluation, Sequence[tuple[str, bytes]]]:
-    """Load an engine, run it on the check's data and compare; and draw the errors, if the config asks for it.
+    """Load an engine, run it on the check's data and compare; and draw the errors, if the config requests it.
 
     Args:
         engine: The engine.
@@ -332,15 +314,15 @@ _emulations: dict[str, Emulation] = {}
 def _with_emulated(
     evaluation: Evaluation, model: Model, build: BuildConfig, check: CheckConfig, golden: str, tolerances: Tolerances
 ) -> Evaluation:
-    """The evaluation with the model emulated, which is done once for all builds of a campaign: no build has a part in it."""
+    """The evaluation with the model emulated, once for all builds of a campaign, since it does not depend on the build."""
     key = digest([model.info.sha256, build.precision, list(build.keep), check.to_dict(), golden, tolerances.to_dict()])
     precision = None if evaluation.computed is None else evaluation.computed.low_precision
     if precision is None:
         return evaluation
     if key not in _emulations:
-        made = emulate(model, precision, check.open_for(model), _load_golden(golden), tolerances, build.keep)
+        result = emulate(model, precision, check.open_for(model), _load_golden(golden), tolerances, build.keep)
         _emulations.clear()  # a warm child may serve campaigns of many models, one after the other
-        _emulations[key] = made
+        _emulations[key] = result
     return replace(evaluation, emulated=_emulations[key])
 
 
@@ -353,7 +335,7 @@ def golden_file(tracker: Tracker, campaign: Campaign) -> Path:
     """A local file with a campaign's golden outputs, fetched once per process.
 
     Raises:
-        IncompleteRunError: If the campaign has none, or has others than those that it began with.
+        IncompleteRunError: If the campaign has none, or other ones than at its start.
     """
     wanted = campaign.golden_sha256
     if wanted is None:
@@ -370,7 +352,7 @@ def golden_file(tracker: Tracker, campaign: Campaign) -> Path:
 
 
 def keep_golden(file: Path, digest: str) -> None:
-    """Have golden outputs at hand for the iterations of this process, which then need not fetch them."""
+    """Copy golden outputs to where the iterations of this process find them, so that they need not fetch them."""
     with _fetching:
         shutil.copyfile(file, Path(_scratch_folder().name, f"{digest}.npz"))
 
@@ -386,7 +368,7 @@ def _scratch_folder() -> tempfile.TemporaryDirectory[str]:
 def check_engine(
     check: CommandCheck, engine: Engine, suffix: str, campaign: Campaign, model: Model, tracker: Tracker
 ) -> CheckOutcome:
-    """Let an external command evaluate an engine.
+    """Evaluate an engine by an external command.
 
     Raises:
         ConfigError: If the program does not exist or cannot be run.
@@ -409,26 +391,24 @@ def check_engine(
                 file.unlink(missing_ok=True)
 
 
-def asked_of(bad: RunInfo) -> BadIn | None:
-    """What a bad build's culprits are asked for: its outputs, if they are bad, else its precision; None if its run does not say."""
-    found = bad_in(bad)
-    return found[0] if found else None
+def bad_in(info: RunInfo) -> tuple[BadIn, ...]:
+    """The aspects in which a build is bad, outputs first; empty for a good build."""
+    named = info.tags.get(schema.Tag.BAD_IN, "").split()
+    return tuple(aspect for aspect in get_args(BadIn) if aspect in named)
 
 
-def verdict_in(asked: BadIn | None, info: RunInfo) -> Verdict | None:
-    """How a build was evaluated in what is asked about: good, where it is bad in something else alone.
+def tested_aspect(bad: RunInfo) -> BadIn | None:
+    """The aspect in which a bad build's culprits are searched: its outputs, if they are bad, else its precision."""
+    return next(iter(bad_in(bad)), None)
 
-    Where outputs are wrong, an engine that happens to compute in FP32 throughout, and is bad for that, shows that they can be
-    right. Runs of older releases do not say what of them is bad: it is taken to be what is asked about.
+
+def verdict_in(aspect: BadIn | None, info: RunInfo) -> Verdict | None:
+    """A build's verdict in one aspect: good, where it is bad in another one only.
+
+    An engine that computes in FP32 throughout, and is bad for that, shows that right outputs are possible.
     """
     found = bad_in(info)
-    return "good" if found and asked is not None and asked not in found else info.verdict
-
-
-def bad_in(info: RunInfo) -> tuple[BadIn, ...]:
-    """What of an evaluated build is bad, outputs first; nothing of a good one, and where its run does not say."""
-    told = info.tags.get(schema.Tag.BAD_IN, "").split()
-    return tuple(what for what in get_args(BadIn) if what in told)
+    return "good" if found and aspect is not None and aspect not in found else info.verdict
 
 
 def largest_error(info: RunInfo) -> float | None:

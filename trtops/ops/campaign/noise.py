@@ -10,16 +10,17 @@ import numpy as np
 
 from trtops import errors
 from trtops.backend.onnx.model import Model
-from trtops.ops.campaign.benches import bench, close_benches
+from trtops.ops.campaign.bisection_planner import Planner
 from trtops.ops.campaign.config import Campaign
 from trtops.ops.campaign.iteration import errors_in_child, golden_file
-from trtops.ops.campaign.opened import open_campaign
-from trtops.ops.campaign.turning import Turning
+from trtops.ops.campaign.open_campaign import open_campaign
+from trtops.ops.campaign.workers import close_workers, warm_backend
 from trtops.ops.result import OnProgress, OpResult, finish_with, op_run
 from trtops.record import Record
 from trtops.tactics.diff import builds_with, diff
-from trtops.tactics.noise import NoiseSplit, noise_apart
-from trtops.tactics.sizes import between, error_groups
+from trtops.tactics.error_sizes import error_groups, tolerance_between
+from trtops.tactics.noise import NoiseSplit
+from trtops.tactics.noise import noise as split_noise
 from trtops.tracking import builds, campaigns, schema
 from trtops.tracking.base import Tracker, Verdict
 
@@ -132,7 +133,7 @@ def noise(
                 rows.append(_measure_engine(campaign, run_id, config, tracker))
                 if progress is not None:
                     progress(len(rows), len(engines))
-            found = noise_apart(rows, _set_apart(rows, engines, campaign, tracker), confidence=config.confidence)
+            found = split_noise(rows, _set_apart(rows, engines, campaign, tracker), confidence=config.confidence)
             result = NoiseResult(noise=found, engines=engines, errors=tuple(rows), statistic=config.statistic).kept_in(
                 run, campaign.experiment
             )
@@ -142,31 +143,32 @@ def noise(
             run.log_metrics({(schema.Metric.NOISE, "limit"): found.limit()})
             finish_with(run, result, tracker, evaluated=False)
     finally:
-        close_benches()
+        close_workers()
     return result
 
 
 def _set_apart(
     rows: Sequence[Sequence[float]], engines: Sequence[str], campaign: Campaign, tracker: Tracker
 ) -> list[bool]:
-    """Which engines differ because of a choice: those that have what was convicted, or else those of an upper group of errors."""
-    table = campaigns.load_table(tracker, campaign.run_id)
-    turning = Turning.read(tracker, tracker.info(campaign.run_id), campaign.config, ())
-    guilty = {name for name, has in zip(table.names, turning.explained(table)) if has}
-    for suspect in diff(table, confidence=campaign.config.confidence, by=campaign.config.by).convicted:
-        guilty.update(builds_with(table, suspect, by=campaign.config.by))
-    if guilty & set(engines):
-        return [engine in guilty for engine in engines]
+    """The engines that differ because of a choice: those with a culprit, or else those of an upper group of errors."""
+    config, table = campaign.config, campaigns.load_table(tracker, campaign.run_id)
+    planner = Planner.read(tracker, tracker.info(campaign.run_id), config, ())
+    having = {name for name, has in zip(table.names, planner.explained(table)) if has}
+    for suspect in diff(table, confidence=config.confidence, by=config.by).confirmed:
+        having.update(builds_with(table, suspect, by=config.by))
+    if having & set(engines):
+        return [engine in having for engine in engines]
     worst = [max(row) for row in rows]
-    limit = between(error_groups(worst))
+    limit = tolerance_between(error_groups(worst))
     return [limit is not None and error > limit for error in worst]
 
 
 def _measure_engine(campaign: Campaign, run_id: str, config: NoiseConfig, tracker: Tracker) -> tuple[float, ...]:
     engine = builds.load_engine(tracker.load(run_id))
     golden = golden_file(tracker, campaign)
-    with bench(campaign.config.place.on(config.devices)) as backend:
-        reports = backend.worker.run(
+    place = campaign.config.place.on(config.devices)
+    with warm_backend(place.backend, place.devices, place.timeout_seconds) as backend:
+        found = backend.worker.run(
             errors_in_child,
             engine,
             Model.load(campaign.model),
@@ -176,7 +178,7 @@ def _measure_engine(campaign: Campaign, run_id: str, config: NoiseConfig, tracke
             config.statistic,
             timeout=backend.timeout,
         )
-    values = tuple(float(value) for value in reports)
+    values = tuple(float(value) for value in found)
     if not np.isfinite(values).all():
         raise errors.ConfigError(
             f"The engine of run {run_id} gives NaN or infinite errors; leave it out of the campaign."

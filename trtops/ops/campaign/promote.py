@@ -1,6 +1,6 @@
-"""Promote: pin a good build. Build again what it chose, verify it, and register it as the accepted engine of its device.
+"""Promote: pin a good build. Build its tactics again, verify the engine, and register it as the accepted one of its device.
 
-And the way back: :func:`resolve` says which engine is accepted for a model here, or why none is.
+:func:`resolve` looks the accepted engine up, or explains why there is none.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from trtops.allowed import ask_for
 from trtops.backend.base import Build, Caches, Engine
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
-from trtops.ops.campaign.benches import bench, close_benches
 from trtops.ops.campaign.config import DebugBuildConfig, Place
 from trtops.ops.campaign.iteration import compare_in_child
-from trtops.ops.campaign.opened import find_model
+from trtops.ops.campaign.open_campaign import find_model
+from trtops.ops.campaign.workers import close_workers, warm_backend
 from trtops.ops.evaluation.check import CheckConfig, Evaluation, log_evaluation
 from trtops.ops.evaluation.feeds import scripts_of
-from trtops.ops.evaluation.precision_check import PrecisionCheck, check_precision, log_kernels
+from trtops.ops.evaluation.precision_check import check_precision, log_kernels
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.record import Record, sha256
 from trtops.spec import BackendName, Environment
@@ -43,9 +43,9 @@ class PromoteConfig(Record):
         model: The ONNX file; where the run found it, or else the one it kept, unless given.
         check: How the new engine is evaluated; as the campaign evaluated its builds unless given.
         name: Registered model; the name of the model file without its ending unless given.
-        timeout_seconds: How long the build, and a first inference with it, may take.
+        timeout_seconds: Seconds that the build, and a first inference with it, may take.
         devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them; those of that variable, or the first, unless given.
-        allow_scripts: Run a data script that the campaign's run names, which whoever may write to the store can change.
+        allow_scripts: Run a data script that the campaign's run names. Anyone with write access to the store can change it.
     """
 
     model: str | None = None
@@ -66,8 +66,8 @@ class PromoteResult(OpResult):
         alias: The alias: model, device and back end release.
         version: The registered version.
         engine_sha256: Digest of the engine.
-        same_bytes: Whether it is the good run's engine byte for byte; a bonus, and no condition.
-        coverage: Share of layers whose tactic was prescribed and followed.
+        same_bytes: Whether it equals the good run's engine byte for byte, which is not required.
+        coverage: Share of layers whose tactic was replayed.
         evaluation: Against the golden outputs.
         agreement: Against the good run's own engine.
     """
@@ -85,20 +85,20 @@ class PromoteResult(OpResult):
 
     @property
     def verdict(self) -> Verdict:
-        """Always ``good``: what is not good is not accepted, and an error."""
+        """Always ``good``: an engine that is not good is an error, and not accepted."""
         return "good"
 
     @property
     def headline(self) -> str:
-        """That it is accepted."""
+        """Always ``accepted``."""
         return "accepted"
 
     def body(self) -> Iterable[str]:
-        """Where it is registered, and what it was verified by."""
+        """Where it is registered, and how it was verified."""
         return [
             f"Version {self.version} of `{self.name}`, alias `{self.alias}`.",
             "",
-            f"- built from run `{self.source_run}`; every tactic that can be prescribed ({self.coverage:.0%} of layers) followed",
+            f"- built from run `{self.source_run}`; every tactic that can be replayed ({self.coverage:.0%} of layers) followed",
             f"- agrees with the golden outputs: {self.evaluation.report.verdict}",
             f"- agrees with that run's engine: {self.agreement.report.verdict}",
             f"- the same bytes: {'yes' if self.same_bytes else 'no'}",
@@ -110,14 +110,14 @@ class Resolution(Record):
     """The accepted engine of a model on a device, or why there is none.
 
     Attributes:
-        name: The registered model that was asked for.
-        alias: The alias that was asked for.
+        name: The requested registered model.
+        alias: The requested alias.
         run_id: The run that holds the engine; None if there is none.
         version: The registered version; None likewise.
         path: The engine among the run's artifacts; None likewise.
         why: Why there is none, and what to do; empty if there is one.
-        engine_sha256: Digest of the engine as it was found; None if there is none.
-        signed_by: The key that signed its run, where a signature was demanded.
+        engine_sha256: Digest of the engine; None if there is none.
+        signed_by: The key that signed its run, where a signature was required.
     """
 
     name: str
@@ -130,11 +130,11 @@ class Resolution(Record):
     signed_by: str | None = None
 
     def engine(self, tracker: Tracker) -> Engine:
-        """The accepted engine, checked against its run's manifest.
+        """Load the accepted engine, checked against its run's manifest.
 
         Raises:
             ConfigError: If there is none; the message says why.
-            IncompleteRunError: If its bytes are not those that were registered.
+            IncompleteRunError: If its bytes are not the registered ones.
         """
         if self.run_id is None:
             raise errors.ConfigError(self.why)
@@ -153,19 +153,19 @@ def promote(
 ) -> PromoteResult:
     """Build from a good run's tactic record, verify it, and register it as the accepted engine.
 
-    A promotion of the same run on this kind of device that was killed before it was registered is registered now.
+    A promotion of the same run on this kind of device that was killed just before it was registered is registered now.
 
     Args:
-        run_id: A good build's run, or a good iteration's, or what its id begins with.
+        run_id: A good build's run, or a good iteration's, or the beginning of its id.
         config: How to verify.
-        tracker: The memory, and its registry.
+        tracker: The tracking store, and its registry.
         tags: Further tags of the run.
 
     Raises:
-        ConfigError: If the run is not good or holds no build, or the new engine is not good, does not compute in the
-            precision asked for, or does not agree with the good run's. Nothing is registered then.
+        ConfigError: If the run is not good or holds no build, or the new engine is not good, does not compute in the requested
+            precision, or does not agree with the good run's. Nothing is registered then.
         TacticMismatchError: If some tactic was not followed.
-        IncompleteRunError: If the run is not whole.
+        IncompleteRunError: If the run is not complete.
     """
     config = PromoteConfig() if config is None else config
     run_id = tracker.whole_id(run_id)
@@ -175,23 +175,27 @@ def promote(
             f"Run {run_id} has the verdict {stored.info.verdict!r}; only good builds are promoted."
         )
     source = builds.load_build(builds.holder_of_engine(tracker, stored.info))
-    # The build's own run knows where its model is, or else its campaign's does.
+    # The build's own run names its model, or else its campaign's does.
     ancestors = _run_and_ancestors(tracker, stored.info)
-    knowing = next((info for info in ancestors if schema.Tag.MODEL_PATH in info.tags), stored.info)
-    model = Model.load(find_model(tracker, knowing, config.model))
+    naming = next((info for info in ancestors if schema.Tag.MODEL_PATH in info.tags), stored.info)
+    model = Model.load(find_model(tracker, naming, config.model))
     if model.info.sha256 != source.spec.model_sha256:
         raise errors.ConfigError(
-            f"The model has digest {model.info.sha256[:12]}, and run {run_id} was built from {source.spec.model_sha256[:12]}."
+            f"The model has digest {model.info.sha256[:12]}, and run {run_id} was built from "
+            f"{source.spec.model_sha256[:12]}."
         )
-    if (left := _promotion_left(stored.info, model, config, tracker)) is not None:
-        return _register_promotion(*left, tracker)
-    name = f"promote {stored.info.name}"
-    own = {**(tags or {}), schema.Tag.EVIDENCE: run_id}
-    try:
-        with op_run(tracker, stored.info.experiment, name, kind="promote", tags=own) as run:
-            return _build_and_register(stored, source, model, config, run, tracker)
-    finally:
-        close_benches()
+    earlier = _unregistered_promotion(stored.info, model, config, tracker)
+    if earlier is None:
+        name = f"promote {stored.info.name}"
+        own = {**(tags or {}), schema.Tag.EVIDENCE: run_id}
+        try:
+            with op_run(tracker, stored.info.experiment, name, kind="promote", tags=own) as run:
+                earlier = _build_and_verify(stored, source, model, config, run, tracker)
+        finally:
+            close_workers()
+    result, build = earlier
+    version, _ = register_accepted(tracker, result.run_id, build, name=result.name, evidence=result.source_run)
+    return replace(result, version=version.version)
 
 
 def promotion_place(good_run: RunInfo, config: PromoteConfig) -> Place:
@@ -201,13 +205,13 @@ def promotion_place(good_run: RunInfo, config: PromoteConfig) -> Place:
     return Place(backend=backend, devices=config.devices, timeout_seconds=config.timeout_seconds)
 
 
-def _build_and_register(
+def _build_and_verify(
     stored: StoredRun, source: Build, model: Model, config: PromoteConfig, run: Run, tracker: Tracker
-) -> PromoteResult:
-    check = config.check or _check_config_of(tracker, stored.info, config.allow_scripts)
-    options = replace(source.spec.config.options, tactic_seed=None)
-    wanted = replace(source.spec.config, options=options)
-    with bench(promotion_place(stored.info, config)) as backend:
+) -> tuple[PromoteResult, Build]:
+    check = config.check or _check_of_campaign(tracker, stored.info, config.allow_scripts)
+    wanted = replace(source.spec.config, options=replace(source.spec.config.options, tactic_seed=None))
+    place = promotion_place(stored.info, config)
+    with warm_backend(place.backend, place.devices, place.timeout_seconds) as backend:
         caches = Caches.replaying(source.tactics, source.timing_cache, calibration=source.calibration_cache)
         build = backend.build(model, wanted, caches=caches)
         _check_followed(source.tactics, build.tactics)
@@ -223,8 +227,15 @@ def _build_and_register(
         )
     log_evaluation(run, evaluation)
     log_kernels(run, build)
-    _check_good(evaluation, agreement, stored.info.id)
-    _check_precision(check_precision(build, model, check.min_precision_share))
+    for what, found in (("golden outputs", evaluation), (f"engine of run {stored.info.id}", agreement)):
+        if found.report.verdict != "good":
+            raise errors.ConfigError(
+                f"The new engine does not agree with the {what}: {'; '.join(found.report.reasons)[:1000]}. The tactics "
+                "were followed, so the cause is not among those that can be replayed. Nothing was registered."
+            )
+    precision = check_precision(build, model, check.min_precision_share)
+    if not precision.lowered and not precision.emulation_counts:
+        raise errors.ConfigError(f"{precision.reason()} Nothing was registered.")
     result = PromoteResult(
         source_run=stored.info.id,
         name=registered_model(config.name or model.name),  # as resolve() looks it up
@@ -238,19 +249,13 @@ def _build_and_register(
     )
     run.log_json(result, schema.Artifact.PROMOTION)
     finish_with(run, result, tracker, title=f"promote {stored.info.name}")
-    return _register_promotion(result.kept_in(run, stored.info.experiment), build, tracker)
+    return result.kept_in(run, stored.info.experiment), build
 
 
-def _register_promotion(result: PromoteResult, build: Build, tracker: Tracker) -> PromoteResult:
-    """Make an engine that was verified the accepted one."""
-    version, _ = register_accepted(tracker, result.run_id, build, name=result.name, evidence=result.source_run)
-    return replace(result, version=version.version)
-
-
-def _promotion_left(
+def _unregistered_promotion(
     source: RunInfo, model: Model, config: PromoteConfig, tracker: Tracker
 ) -> tuple[PromoteResult, Build] | None:
-    """A promotion of a run that was verified as it is asked for now, and killed before it was registered."""
+    """An earlier promotion of a run that was verified in the same way, and killed before it was registered."""
     if config.check is not None:
         return None
     for info in tracker.find(source.experiment, tags={schema.Tag.KIND: "promote", schema.Tag.EVIDENCE: source.id}):
@@ -259,49 +264,26 @@ def _promotion_left(
             continue
         try:
             stored = tracker.load(info.id)
-            if schema.Artifact.PROMOTION not in stored.manifest:
-                continue  # of an earlier release
             result = PromoteResult.from_json(stored.read_bytes(schema.Artifact.PROMOTION))
             build = builds.load_build(stored)
         except (errors.IncompleteRunError, errors.FormatError) as exc:
             log.warning("An earlier promotion is not completed: %s", exc)
             continue
-        with bench(promotion_place(source, config)) as backend:
+        place = promotion_place(source, config)
+        with warm_backend(place.backend, place.devices, place.timeout_seconds) as backend:
             here = alias_of(model.info.sha256, backend.environment())
-        asked = (registered_model(config.name or model.name), here)
-        if (result.name, result.alias) == asked and tracker.registered(*asked) is None:
+        wanted = (registered_model(config.name or model.name), here)
+        if (result.name, result.alias) == wanted and tracker.registered(*wanted) is None:
             return replace(result, run_id=info.id, url=info.url, experiment=info.experiment), build
     return None
 
 
-def register_accepted(
-    tracker: Tracker, run_id: str, build: Build, *, name: str, evidence: str, suffix: str = ""
-) -> tuple[RegisteredVersion, str]:
-    """Register the engine of a whole run as the accepted one, as :func:`resolve` looks it up.
-
-    Args:
-        tracker: The memory, and its registry.
-        run_id: The run that holds the engine.
-        build: What it holds.
-        name: What the registered model is called, in any spelling.
-        evidence: Id of the run that is the reason.
-        suffix: What follows the usual alias, of an engine that is accepted beside the one that has it.
-
-    Returns:
-        The version, and its alias.
-    """
-    alias = alias_of(build.spec.model_sha256, build.engine.environment) + suffix
-    path = builds.engine_path(tracker.load(run_id))
-    tags = _version_tags(build, evidence)
-    return tracker.register(registered_model(name), run_id, path, alias=alias, tags=tags), alias
-
-
 def _check_followed(wanted: TacticRecord, got: TacticRecord) -> None:
-    """Every tactic that can be prescribed must have been followed; back ends check it too, and this is the last word."""
-    prescribed = replace(wanted, choices=tuple(choice for choice in wanted.choices if choice.replayable))
-    names = {choice.layer for choice in prescribed.choices}
+    """Raise unless every replayable tactic was followed; back ends check this too."""
+    replayed = replace(wanted, choices=tuple(choice for choice in wanted.choices if choice.replayable))
+    names = {choice.layer for choice in replayed.choices}
     made = replace(got, choices=tuple(choice for choice in got.choices if choice.layer in names))
-    differing = prescribed.differing_layers(made)
+    differing = replayed.differing_layers(made)
     if differing or set(wanted.settings) - set(got.settings):
         raise errors.TacticMismatchError(
             f"The tactic record was not followed in {len(differing)} of {len(names)} layers"
@@ -310,32 +292,18 @@ def _check_followed(wanted: TacticRecord, got: TacticRecord) -> None:
         )
 
 
-def _check_good(evaluation: Evaluation, agreement: Evaluation, source: str) -> None:
-    for what, found in (("golden outputs", evaluation), (f"engine of run {source}", agreement)):
-        if found.report.verdict != "good":
-            raise errors.ConfigError(
-                f"The new engine does not agree with the {what}: {'; '.join(found.report.reasons)[:1000]}. The tactics were "
-                "followed, so what decides is not among those that can be replayed. Nothing was registered."
-            )
-
-
-def _check_precision(found: PrecisionCheck) -> None:
-    if not found.lowered and not found.emulation_counts:
-        raise errors.ConfigError(f"{found.reason()} Nothing was registered.")
-
-
 def _run_and_ancestors(tracker: Tracker, info: RunInfo) -> Iterator[RunInfo]:
     """A run, and the runs above it: a proof's build has the proof and its campaign above it."""
     known = {info.id}
     yield info
-    while info.parent is not None and info.parent not in known:  # which a forged one would be
+    while info.parent is not None and info.parent not in known:  # a forged parent could form a cycle
         info = tracker.info(info.parent)
         known.add(info.id)
         yield info
 
 
-def _check_config_of(tracker: Tracker, info: RunInfo, allow_scripts: bool) -> CheckConfig:
-    """How a run's campaign evaluated its builds; the usual check for a build of its own."""
+def _check_of_campaign(tracker: Tracker, info: RunInfo, allow_scripts: bool) -> CheckConfig:
+    """How a run's campaign evaluated its builds; the usual check for a single build."""
     campaign = next((each for each in _run_and_ancestors(tracker, info) if each.kind == "debug_build"), None)
     data = None if campaign is None else campaigns.read_config(tracker, campaign)
     if campaign is None or data is None:
@@ -345,14 +313,32 @@ def _check_config_of(tracker: Tracker, info: RunInfo, allow_scripts: bool) -> Ch
     return check
 
 
-def _version_tags(build: Build, source_run: str) -> dict[str, str]:
+def register_accepted(
+    tracker: Tracker, run_id: str, build: Build, *, name: str, evidence: str, suffix: str = ""
+) -> tuple[RegisteredVersion, str]:
+    """Register the engine of a complete run as the accepted one, as :func:`resolve` looks it up.
+
+    Args:
+        tracker: The tracking store, and its registry.
+        run_id: The run that holds the engine.
+        build: The build of that run.
+        name: The registered model, in any spelling.
+        evidence: Id of the run that is the reason.
+        suffix: Appended to the usual alias, for an engine that is accepted in addition to the usual one.
+
+    Returns:
+        The version, and its alias.
+    """
     environment = build.engine.environment
-    return {
+    alias = alias_of(build.spec.model_sha256, environment) + suffix
+    path = builds.engine_path(tracker.load(run_id))
+    tags = {
         schema.Tag.MODEL_SHA256: build.spec.model_sha256,
         schema.Tag.ENGINE_SHA256: build.engine.sha256,
-        schema.Tag.EVIDENCE: source_run,
+        schema.Tag.EVIDENCE: evidence,
         **builds.environment_tags(environment),
     }
+    return tracker.register(registered_model(name), run_id, path, alias=alias, tags=tags), alias
 
 
 def registered_model(name: str) -> str:
@@ -375,18 +361,18 @@ def resolve(
     name: str | None = None,
     keys: Sequence[str | Path] = (),
 ) -> Resolution:
-    """The accepted engine of a model on this machine, or why there is none. Builds nothing.
+    """Look up the accepted engine of a model on this machine. Builds nothing.
 
     Args:
         model: The ONNX file.
-        tracker: The memory, and its registry.
+        tracker: The tracking store, and its registry.
         backend: The back end that is to run it.
-        environment: The device and release to ask for; this machine's unless given.
+        environment: The device and release; this machine's unless given.
         name: The registered model; the file's name without its ending unless given.
-        keys: Public keys, as PEM files: the engine's run must be signed with one of them, or there is no engine.
+        keys: Public keys, as PEM files: the engine's run must be signed with one of them.
 
     Returns:
-        Where the engine is; every file of it was checked against its run's manifest. Or the reason.
+        Where the engine is, every file of it checked against its run's manifest; or why there is none.
 
     Raises:
         InvalidModelError: If there is no such model.
@@ -395,30 +381,30 @@ def resolve(
     """
     known = model if isinstance(model, Model) else Model.load(model)
     here = engine_backend(backend).environment() if environment is None else environment
-    asked = Resolution(name=registered_model(name or known.name), alias=alias_of(known.info.sha256, here))
+    wanted = Resolution(name=registered_model(name or known.name), alias=alias_of(known.info.sha256, here))
     try:
-        version = tracker.registered(asked.name, asked.alias)
+        version = tracker.registered(wanted.name, wanted.alias)
     except errors.StoreError as exc:
-        return replace(asked, why=str(exc))
+        return replace(wanted, why=str(exc))
     if version is None:
-        return replace(asked, why=_why_none(tracker, asked, known, here))
+        return replace(wanted, why=_why_none(tracker, wanted, known, here))
     try:
         stored = tracker.load(version.run_id)
         signed_by = require_signed(stored, keys) if keys else None
         found = sha256(stored.read_bytes(version.path))
     except (errors.IncompleteRunError, errors.RunNotFoundError, errors.SignatureError) as exc:
-        return replace(asked, why=f"Version {version.version} of {asked.name!r} cannot be used: {exc}")
+        return replace(wanted, why=f"Version {version.version} of {wanted.name!r} cannot be used: {exc}")
     promised = {schema.Tag.ENGINE_SHA256: found, schema.Tag.MODEL_SHA256: known.info.sha256}
     for tag, value in promised.items():
         if version.tags.get(tag) != value or stored.info.tags.get(tag) != value:
             what = "engine" if tag == schema.Tag.ENGINE_SHA256 else "model"
             return replace(
-                asked,
-                why=f"Version {version.version} of {asked.name!r} is of another {what} than run {version.run_id} holds; it was "
-                "not registered by promoting. Promote a good run.",
+                wanted,
+                why=f"Version {version.version} of {wanted.name!r} is of another {what} than run {version.run_id} holds; "
+                "it was not registered by promoting. Promote a good run.",
             )
     return replace(
-        asked,
+        wanted,
         run_id=version.run_id,
         version=version.version,
         path=version.path,
@@ -427,28 +413,24 @@ def resolve(
     )
 
 
-def _why_none(tracker: Tracker, asked: Resolution, model: Model, here: Environment) -> str:
-    aliases = tracker.aliases(asked.name)
-    wanted = f"{here.device}, {here.backend} {here.backend_version}"
+def _why_none(tracker: Tracker, wanted: Resolution, model: Model, here: Environment) -> str:
+    aliases = tracker.aliases(wanted.name)
+    place = f"{here.device}, {here.backend} {here.backend_version}"
     if not aliases:
-        return f"No engine of {asked.name!r} was ever accepted. Promote a good run of it on {wanted}."
+        return f"No engine of {wanted.name!r} was ever accepted. Promote a good run of it on {place}."
     own = [alias for alias in aliases if alias.startswith(f"model-{model.info.sha256[:12]}_")]
     if not own:
         return (
-            f"Engines of {asked.name!r} were accepted, but of another model than this one, whose digest is "
-            f"{model.info.sha256[:12]}. Promote a good run of it on {wanted}."
+            f"Engines of {wanted.name!r} were accepted, but of another model than this one, whose digest is "
+            f"{model.info.sha256[:12]}. Promote a good run of it on {place}."
         )
-    versions = [version for alias in own if (version := tracker.registered(asked.name, alias)) is not None]
-    places = sorted({_device_text(version.tags) for version in versions})
+    versions = [version for alias in own if (version := tracker.registered(wanted.name, alias)) is not None]
+    names = (schema.Tag.DEVICE, schema.Tag.BACKEND, schema.Tag.BACKEND_VERSION, schema.Tag.DEVICE_SHA256)
+    places = set()
+    for version in versions:
+        device, backend, release, digest = (version.tags.get(name, "?") for name in names)
+        places.add(f"{device}, {backend} {release} ({digest[:8]})")
     return (
-        f"Engines of this model were accepted for {'; '.join(places)}, and none for {wanted} "
+        f"Engines of this model were accepted for {'; '.join(sorted(places))}, and none for {place} "
         f"({here.device_sha256[:8]}). Promote a good run made here."
     )
-
-
-def _device_text(tags: Mapping[str, str]) -> str:
-    device, backend, release, sha = (
-        tags.get(tag, "?")
-        for tag in (schema.Tag.DEVICE, schema.Tag.BACKEND, schema.Tag.BACKEND_VERSION, schema.Tag.DEVICE_SHA256)
-    )
-    return f"{device}, {backend} {release} ({sha[:8]})"

@@ -1,32 +1,39 @@
-"""Proof: put a suspect into a good build, take it out of a bad one, and see whether the verdicts go with it.
+"""Proof by swap: put a suspect into a good build, take it out of a bad one, and check whether the verdicts follow.
 
-Statistics say which tactic the bad builds have in common; only an intervention shows that it makes them bad. There are
-four kinds of builds, each a replay: the good build and the bad one unchanged (does a replay repeat the verdict at all?), the
-good one with the suspect put in and nothing else, and the bad one with the suspect taken out and nothing else.
+Statistics show which tactic the bad builds have in common; only an intervention shows that it makes them bad. There are four kinds of
+builds, each a replay: the good build and the bad one unchanged (does a replay repeat the verdict at all?), the good one with only the
+suspect put in, and the bad one with only the suspect taken out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from trtops import errors
-from trtops.ops.campaign.benches import close_benches
+from trtops.ops.campaign.bisection_planner import most_alike
 from trtops.ops.campaign.config import Campaign
-from trtops.ops.campaign.iteration import EngineEvaluator, IterationResult, asked_of, largest_error, make, verdict_in
+from trtops.ops.campaign.iteration import (
+    EngineEvaluator,
+    IterationResult,
+    build_and_evaluate,
+    largest_error,
+    tested_aspect,
+    verdict_in,
+)
 from trtops.ops.campaign.mixture import replay_order
-from trtops.ops.campaign.opened import open_campaign
-from trtops.ops.campaign.pairs import most_alike
+from trtops.ops.campaign.open_campaign import open_campaign
+from trtops.ops.campaign.workers import close_workers
 from trtops.ops.engines.deny import deny
 from trtops.ops.result import OnProgress, OpResult, finish_with, op_run
 from trtops.record import Record
 from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.diff import builds_with, diff
+from trtops.tactics.error_sizes import effect_of
 from trtops.tactics.findings import Suspect
 from trtops.tactics.record import TacticChoice, TacticRecord
-from trtops.tactics.sizes import welch
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import campaigns, schema
 from trtops.tracking.base import StoredRun, Tracker, Verdict
@@ -34,21 +41,27 @@ from trtops.tracking.base import StoredRun, Tracker, Verdict
 Outcome: TypeAlias = Literal["confirmed", "refuted", "not isolable"]
 Swap: TypeAlias = Literal["good as it was", "bad as it was", "in", "out"]
 
-_WORTH_PROVING = 0.01  # guilt below which a proof has to be forced
+_WORTH_PROVING = 0.01  # probability below which a proof has to be forced
+_SWAPS: dict[Swap, str] = {
+    "good as it was": "the good one, replayed",
+    "bad as it was": "the bad one, replayed",
+    "in": "the good one, suspect put in",
+    "out": "the bad one, suspect taken out",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProveConfig(Record):
-    """What is to be proved, and by how many builds.
+    """The suspect, and the number of builds.
 
     Attributes:
-        suspect: Position among the diff's suspects; what the diff takes for the cause unless given.
-        repeats: Builds with the suspect put in, and as many with it taken out. A replay makes the same engine each time
-            as far as it can, so these also show whether the verdict is stable.
-        force: Prove a suspect to which the diff gives next to no guilt, too.
+        suspect: Position among the diff's suspects; those of the most probable explanation unless given.
+        repeats: Builds with the suspect put in, and as many with it taken out. A replay makes the same engine each time as far as it
+            can, so these also show whether the verdict is stable.
+        force: Prove a suspect that the diff considers improbable, too.
         deny: Put the suspect on the deny-list if it is confirmed.
         devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them; the campaign's unless given.
-        allow_scripts: Run scripts and commands that the campaign's run names, which whoever may write to the store can change.
+        allow_scripts: Run scripts and commands that the campaign's run names. Anyone with write access to the store can change them.
     """
 
     suspect: int | None = None
@@ -68,12 +81,12 @@ class Trial(Record):
     """One build of a proof.
 
     Attributes:
-        swap: What was done to which build.
+        swap: The change to the build it started from.
         run_id: Its run.
-        verdict: How it was evaluated in what is asked about, outputs or precision; ``error`` if the build failed, or the
-            replay was not followed.
-        followed: Whether the layers in question got what was wanted.
-        also_changed: Other layers that got something else than in the build it started from.
+        verdict: The verdict in the aspect under test, outputs or precision; ``error`` if the build failed, or the replay was not
+            followed.
+        followed: Whether the suspect's layers got what was requested.
+        also_changed: Other layers that differ from the build it started from.
         reason: Why it is not good, in words.
     """
 
@@ -92,11 +105,11 @@ class ProveResult(OpResult):
     Attributes:
         outcome: ``confirmed``, ``refuted``, or ``not isolable`` where the swap could not be made, or not alone.
         summary: The same in sentences.
-        suspect: What was suspected, in words.
+        suspect: The suspect in words.
         good_run: The good build it started from.
         bad_run: The bad one.
         trials: The builds.
-        deny_run: The entry of the deny-list that came of it; None if there is none.
+        deny_run: The new entry of the deny-list; None if there is none.
     """
 
     title: str = "prove"
@@ -127,21 +140,13 @@ class ProveResult(OpResult):
     def body(self) -> Iterable[str]:
         """The suspect, the outcome in sentences, and a row for each build."""
         yield from (f"Suspect: {self.suspect}", "", self.summary, "")
-        yield from ("| build | verdict | swap followed | changed beside | run |", "|---|---|---|---|---|")
+        yield from ("| build | verdict | swap followed | also changed | run |", "|---|---|---|---|---|")
         for trial in self.trials:
-            beside = ", ".join(f"`{layer}`" for layer in trial.also_changed[:5])
+            also = ", ".join(f"`{layer}`" for layer in trial.also_changed[:5])
             followed = "yes" if trial.followed else "no"
-            yield f"| {_SWAPS[trial.swap]} | {trial.verdict} | {followed} | {beside} | `{trial.run_id}` |"
+            yield f"| {_SWAPS[trial.swap]} | {trial.verdict} | {followed} | {also} | `{trial.run_id}` |"
         if self.deny_run is not None:
             yield from ("", f"It is on the deny-list now, by run `{self.deny_run}`.")
-
-
-_SWAPS: dict[Swap, str] = {
-    "good as it was": "the good one, replayed",
-    "bad as it was": "the bad one, replayed",
-    "in": "the good one, suspect put in",
-    "out": "the bad one, suspect taken out",
-}
 
 
 def prove(
@@ -156,27 +161,28 @@ def prove(
     """Swap a suspect into a good build and out of a bad one of its campaign.
 
     Args:
-        campaign_run: The campaign's run, or what its id begins with.
-        config: What to prove.
-        tracker: The memory.
+        campaign_run: The campaign's run, or the beginning of its id.
+        config: The suspect, and the number of builds.
+        tracker: The tracking store.
         tags: Further tags of all runs.
-        evaluate: What evaluated the campaign's engines, if it was a Python callable.
+        evaluate: The Python callable that evaluated the campaign's engines, if one did.
         progress: Called after each build.
 
     Raises:
         ConfigError: If the campaign suspects nothing, or has no good build without the suspect or no bad one with it.
-        TrtopsError: Whatever keeps all builds from being made or evaluated.
+        TrtopsError: For errors that prevent all builds.
     """
     config = ProveConfig() if config is None else config
     campaign = open_campaign(tracker, campaign_run, allow_scripts=config.allow_scripts).on(config.devices)
     campaign = replace(campaign, tags=tuple((tags or {}).items()))
-    case = _Case.of(campaign, config, tracker)
+    case = _open_case(campaign, config, tracker)
     name = f"proof of {case.suspect.describe()}"
+    # Put in and taken out by turns, so that a drift of the machine is not an effect.
+    plan: list[Swap] = ["good as it was", "bad as it was", *(["in", "out"] * config.repeats)]  # type: ignore[list-item]
     try:
         with op_run(tracker, campaign.experiment, name, kind="proof", tags=tags, parent=campaign.run_id) as run:
             run.log_params({"suspect": case.suspect.describe()[: schema.MAX_PARAM], "repeats": config.repeats})
             trials = []
-            plan = _swaps_in_turn(config.repeats)
             for swap in plan:
                 trials.append(case.trial(swap, run.id, tracker, evaluate))
                 if progress is not None:
@@ -197,27 +203,15 @@ def prove(
             run.set_tags({schema.Tag.PROOF: outcome})
             finish_with(run, result, tracker, title=name, evaluated=False)
     finally:
-        close_benches()
+        close_workers()
     if outcome == "confirmed" and config.deny and entry is not None:
         return replace(result, deny_run=deny(run.id, tracker=tracker, tags=tags).run_id)
     return result
 
 
-def _swaps_in_turn(repeats: int) -> list[Swap]:
-    """The builds of a proof in order: put in and taken out by turns, so that a drift of the machine is not an effect."""
-    swaps: list[Swap] = ["good as it was", "bad as it was"]
-    for _ in range(repeats):
-        swaps += ["in", "out"]
-    return swaps
-
-
 @dataclass(frozen=True)
 class _Case:
-    """A suspect, and the two builds that are most alike but for it.
-
-    Attributes:
-        together: Whether the suspect is several, which fail only together.
-    """
+    """A suspect, and the two builds that are most alike but for it; ``together`` if it is several that fail only together."""
 
     campaign: Campaign
     suspect: Suspect
@@ -227,46 +221,24 @@ class _Case:
     good_record: TacticRecord
     bad_record: TacticRecord
 
-    @classmethod
-    def of(cls, campaign: Campaign, config: ProveConfig, tracker: Tracker) -> _Case:
-        table = campaigns.load_table(tracker, campaign.run_id)
-        suspect, together = suspected(table, campaign, config.suspect)
-        if suspect.guilt < _WORTH_PROVING and not config.force:
-            raise errors.ConfigError(
-                f"The diff does not suspect {suspect.describe()}: its probability of guilt is {suspect.guilt:.2%}. Name another "
-                "suspect, or prove it all the same with force (--force)."
-            )
-        having = set(builds_with(table, suspect, by=campaign.config.by))
-        good = [name for name in table.named("good") if name not in having]
-        bad = [name for name in table.named("bad") if name in having]
-        if not good or not bad:
-            lacking = "good build without" if not good else "bad build with"
-            raise errors.ConfigError(
-                f"There is no {lacking} {suspect.describe()}, so nothing can be swapped. Build more."
-            )
-        pair = (tracker.load(name) for name in most_alike(table, good, bad))
-        good_run, bad_run = pair
-        records = [campaigns.load_record(run) for run in (good_run, bad_run)]
-        assert records[0] is not None and records[1] is not None  # both were evaluated
-        return cls(campaign, suspect, together, good_run, bad_run, records[0], records[1])
-
     def trial(self, swap: Swap, proof_run: str, tracker: Tracker, evaluate: EngineEvaluator | None) -> Trial:
         """Make one build of the proof."""
-        start, other = (self.good, self.bad) if swap in ("good as it was", "in") else (self.bad, self.good)
-        order = replay_order(self._record(swap), start)
+        from_good = swap in ("good as it was", "in")
+        start, other = (self.good, self.bad) if from_good else (self.bad, self.good)
         tags = {
             **dict(self.campaign.tags),
             schema.Tag.TRIAL: swap,
             schema.Tag.EVIDENCE: f"{start.info.id} {other.info.id}",
         }
         name = {"in": "suspect put in", "out": "suspect taken out"}.get(swap, f"{swap}, replayed")
+        order = replay_order(self._record(swap), start)
         with op_run(tracker, self.campaign.experiment, name, kind="iteration", tags=tags, parent=proof_run) as run:
-            made = make(self.campaign, order, run, tracker=tracker, evaluate_engine=evaluate)
+            made = build_and_evaluate(self.campaign, order, run, tracker=tracker, evaluate_engine=evaluate)
         followed, also = self._compare(swap, made)
         return Trial(
             swap=swap,
             run_id=run.id,
-            verdict=verdict_in(asked_of(self.bad.info), tracker.info(run.id)) or made.verdict,
+            verdict=verdict_in(tested_aspect(self.bad.info), tracker.info(run.id)) or made.verdict,
             followed=followed,
             also_changed=also,
             reason="; ".join(made.reasons)[:1000],
@@ -274,58 +246,50 @@ class _Case:
 
     @property
     def _layers(self) -> dict[str, TacticChoice | None]:
-        """What the suspect's layers got in the bad build; None where the suspicion is that they are missing."""
+        """The choices of the suspect's layers in the bad build; None where the suspicion is that they are missing."""
         got = {choice.layer: choice for choice in self.bad_record.choices}
         return {c.layer: got.get(c.layer) for c in self.suspect.choices}
 
     def _record(self, swap: Swap) -> TacticRecord:
-        """The choices to be made: those of the build it starts from, and the suspect's or the other's in its place."""
-        if swap == "good as it was":
-            return self.good_record
-        if swap == "bad as it was":
-            return self.bad_record
-        start, other = (self.good_record, self.bad_record) if swap == "in" else (self.bad_record, self.good_record)
-        theirs = {choice.layer: choice for choice in other.choices}
+        """The choices of the build that a trial starts from, with the suspect's choices of the other build."""
+        good, bad = self.good_record, self.bad_record
+        if swap not in ("in", "out"):
+            return good if swap == "good as it was" else bad
+        start, other = (good, bad) if swap == "in" else (bad, good)
+        theirs, values = {choice.layer: choice for choice in other.choices}, dict(other.settings)
         choices = tuple(theirs.get(c.layer, c) if c.layer in self._layers else c for c in start.choices)
-        values = dict(other.settings)
-        names = {name for name, _ in self.suspect.settings} or self._differing_settings()
+        names = {name for name, _ in self.suspect.settings}
+        if not names and good.mechanism == "onnxruntime":  # its layers follow from settings alone
+            mine, others = dict(good.settings), dict(bad.settings)
+            names = {name for name in mine.keys() | others.keys() if mine.get(name) != others.get(name)}
         settings = tuple((name, values.get(name, value) if name in names else value) for name, value in start.settings)
         return replace(start, choices=choices, settings=settings)
 
-    def _differing_settings(self) -> set[str]:
-        """Settings in which the two builds differ: what must be swapped where layers follow from settings alone."""
-        if self.good_record.mechanism != "onnxruntime":
-            return set()
-        good, bad = dict(self.good_record.settings), dict(self.bad_record.settings)
-        return {name for name in good.keys() | bad.keys() if good.get(name) != bad.get(name)}
-
     def _compare(self, swap: Swap, made: IterationResult) -> tuple[bool, tuple[str, ...]]:
-        """Whether the layers in question got what was wanted, and which others changed as well."""
+        """Whether the suspect's layers and settings got what was requested, and which others changed as well."""
         if made.tactics is None:
             return False, ()
         start = self.good_record if swap in ("good as it was", "in") else self.bad_record
         source = self.bad_record if swap in ("bad as it was", "in") else self.good_record
-        got, wanted = _tactics_by_layer(made.tactics.choices), _tactics_by_layer(source.choices)
-        settings, prescribed = dict(made.tactics.settings), dict(source.settings)
-        followed = all(got.get(layer) == wanted.get(layer) for layer in self._layers) and all(
-            settings.get(name) == prescribed.get(name) for name, _ in self.suspect.settings
-        )
-        if self.suspect.settings and start.mechanism == "onnxruntime":
-            # Layers follow from settings, so those that changed belong to the suspect, as long as no other setting did.
-            own = {name for name, _ in self.suspect.settings}
+        got, wanted, before = (_tactics_by_layer(record.choices) for record in (made.tactics, source, start))
+        settings, requested = dict(made.tactics.settings), dict(source.settings)
+        own = {name for name, _ in self.suspect.settings}
+        followed = all(got.get(layer) == wanted.get(layer) for layer in self._layers)
+        followed = followed and all(settings.get(name) == requested.get(name) for name in own)
+        if own and start.mechanism == "onnxruntime":
+            # Layers follow from settings, so those that changed belong to the suspect, unless another setting did.
             kept = dict(start.settings)
             return followed, tuple(n for n in settings if n not in own and settings[n] != kept.get(n))
-        before = _tactics_by_layer(start.choices)
-        # Copies between formats and the like come and go with their neighbours' choices, and nobody chooses them.
+        # Copies between formats and the like come and go with their neighbours' choices.
         unchosen = {c.layer for record in (start, source, made.tactics) for c in record.choices if not c.replayable}
-        own = self._layers.keys() | unchosen
-        changed = (n for n in dict.fromkeys([*before, *got]) if n not in own and before.get(n) != got.get(n))
+        ignored = self._layers.keys() | unchosen
+        changed = (n for n in dict.fromkeys([*before, *got]) if n not in ignored and before.get(n) != got.get(n))
         return followed, tuple(changed)
 
     def denied(self, proof_run: str) -> DeniedTactic | None:
-        """What goes on the deny-list if the suspicion is confirmed; None if there is nothing that is guilty by itself.
+        """The entry of the deny-list if the suspicion is confirmed; None for layers that fail only together.
 
-        Of layers that fail only together neither is, and the deny-list takes each layer by itself; settings it takes together.
+        Neither of those fails by itself, and the deny-list takes each layer by itself; settings it takes together.
         """
         if self.together and not self.suspect.settings:
             return None
@@ -341,32 +305,36 @@ class _Case:
         )
 
 
-def _effect_text(trials: Iterable[Trial], tracker: Tracker) -> str:
-    """What the suspect does to the error, in words; empty if the errors of too few builds are known."""
-    groups: dict[bool, list[float]] = {True: [], False: []}
-    for trial in trials:
-        error = largest_error(tracker.info(trial.run_id))
-        if error:
-            groups[trial.swap in ("in", "bad as it was")].append(math.log(error))
-    effect = welch(groups[True], groups[False])
-    return effect.describe() if effect is not None else ""
+def _open_case(campaign: Campaign, config: ProveConfig, tracker: Tracker) -> _Case:
+    table = campaigns.load_table(tracker, campaign.run_id)
+    suspect, together = suspect_to_prove(table, campaign, config.suspect)
+    if suspect.probability < _WORTH_PROVING and not config.force:
+        raise errors.ConfigError(
+            f"The diff does not suspect {suspect.describe()}: its probability is {suspect.probability:.2%}. Name another "
+            "suspect, or prove it all the same with force (--force)."
+        )
+    having = set(builds_with(table, suspect, by=campaign.config.by))
+    good = [name for name in table.named("good") if name not in having]
+    bad = [name for name in table.named("bad") if name in having]
+    if not good or not bad:
+        lacking = "good build without" if not good else "bad build with"
+        raise errors.ConfigError(f"There is no {lacking} {suspect.describe()}, so nothing can be swapped. Build more.")
+    good_run, bad_run = (tracker.load(name) for name in most_alike(table, good, bad))
+    records = [campaigns.load_record(run) for run in (good_run, bad_run)]
+    assert records[0] is not None and records[1] is not None  # both have a verdict
+    return _Case(campaign, suspect, together, good_run, bad_run, records[0], records[1])
 
 
-def _tactics_by_layer(choices: Iterable[TacticChoice]) -> dict[str, tuple[object, ...]]:
-    return {c.layer: (c.tactic, c.implementation, c.tactic_id) for c in choices}
-
-
-def suspected(table: CampaignTable, campaign: Campaign, position: int | None) -> tuple[Suspect, bool]:
-    """What is to be proved: one suspect, or those that the explanation says fail only together, as one; and whether it is these.
+def suspect_to_prove(table: CampaignTable, campaign: Campaign, position: int | None) -> tuple[Suspect, bool]:
+    """The suspect at a position; or those of the explanation that fail only together, as one; and whether it is the latter.
 
     Raises:
         ConfigError: If there is no such suspect.
     """
     found = diff(table, confidence=campaign.config.confidence, by=campaign.config.by)
+    clause: Sequence[int] = (position or 0,)
     if position is None and found.explanation is not None and found.explanation.clauses:
         clause = found.explanation.clauses[0]
-    else:
-        clause = (position or 0,)
     if not all(0 <= i < len(found.suspects) for i in clause):
         raise errors.ConfigError(
             f"There is no suspect {position or 0}: the diff has {len(found.suspects)}. {found.summary}"
@@ -380,15 +348,30 @@ def suspected(table: CampaignTable, campaign: Campaign, position: int | None) ->
     return joined, bool(rest)
 
 
+def _effect_text(trials: Iterable[Trial], tracker: Tracker) -> str:
+    """The suspect's effect on the error, in words; empty if the errors of too few builds are known."""
+    groups: dict[bool, list[float]] = {True: [], False: []}
+    for trial in trials:
+        error = largest_error(tracker.info(trial.run_id))
+        if error:
+            groups[trial.swap in ("in", "bad as it was")].append(math.log(error))
+    effect = effect_of(groups[True], groups[False])
+    return effect.describe() if effect is not None else ""
+
+
+def _tactics_by_layer(choices: Iterable[TacticChoice]) -> dict[str, tuple[object, ...]]:
+    return {c.layer: (c.tactic, c.implementation, c.tactic_id) for c in choices}
+
+
 def conclude(trials: Iterable[Trial]) -> tuple[Outcome, str]:
-    """What a proof's builds come to, and the reason in words."""
+    """The outcome of a proof's builds, and the reason in words."""
     by: dict[Swap, list[Trial]] = {}
     for trial in trials:
         by.setdefault(trial.swap, []).append(trial)
     put_in, taken_out = by["in"], by["out"]
-    control = {"good as it was": "good", "bad as it was": "bad"}
-    for swap, expected in control.items():
-        for trial in by[swap]:  # type: ignore[index]
+    controls: tuple[tuple[Swap, str], ...] = (("good as it was", "good"), ("bad as it was", "bad"))
+    for swap, expected in controls:
+        for trial in by[swap]:
             if trial.verdict != expected:
                 why = f"is {trial.verdict} when its tactics are replayed{_reason_text(trial)}"
                 return (
@@ -401,30 +384,29 @@ def conclude(trials: Iterable[Trial]) -> tuple[Outcome, str]:
             "not isolable",
             f"The suspect could not be swapped {strayed.swap}: the replay was not followed{_reason_text(strayed)}.",
         )
-    harmful = {t.verdict for t in put_in}
-    healing = {t.verdict for t in taken_out}
+    harmful, healing = {t.verdict for t in put_in}, {t.verdict for t in taken_out}
     others = sorted({layer for t in (*put_in, *taken_out) for layer in t.also_changed})
-    beside = (
-        f" Layers that changed with it: {', '.join(others[:5])}{' and more' if len(others) > 5 else ''}."
-        if others
-        else ""
+    more = f" Layers that changed with it: {', '.join(others[:5])}{' and more' if len(others) > 5 else ''}."
+    also = more if others else ""
+    bad_in, good_out = (sum(t.verdict == v for t in of) for of, v in ((put_in, "bad"), (taken_out, "good")))
+    counted = (
+        f"put into a good build, {bad_in} of {len(put_in)} bad; "
+        f"taken out of a bad one, {good_out} of {len(taken_out)} good"
     )
-    counted = f"put into a good build, {_count_text(put_in, 'bad')} bad; taken out of a bad one, {_count_text(taken_out, 'good')} good"
     if len(harmful) > 1 or len(healing) > 1:
-        return "not isolable", f"The same tactics gave good and bad builds: {counted}. Look at noise from run to run."
+        return (
+            "not isolable",
+            f"The same tactics gave good and bad builds: {counted}. Measure the noise from run to run.",
+        )
     if others and "bad" in harmful:
-        return "not isolable", f"The suspect was not swapped alone, so nothing is proved of it: {counted}.{beside}"
+        return "not isolable", f"The suspect was not swapped alone, so nothing is proved: {counted}.{also}"
     if harmful == {"bad"} and healing == {"good"}:
-        return "confirmed", f"Confirmed: {counted}.{beside}"
+        return "confirmed", f"Confirmed: {counted}.{also}"
     if harmful == {"bad"}:
-        return "confirmed", f"Confirmed: {counted}; the bad build has something else wrong as well.{beside}"
+        return "confirmed", f"Confirmed: {counted}; the bad build has something else wrong as well.{also}"
     if healing == {"good"}:
-        return "not isolable", f"It fails only together with something else: {counted}.{beside}"
-    return "refuted", f"Refuted: {counted}.{beside}"
-
-
-def _count_text(trials: list[Trial], verdict: Verdict) -> str:
-    return f"{sum(t.verdict == verdict for t in trials)} of {len(trials)}"
+        return "not isolable", f"It fails only together with something else: {counted}.{also}"
+    return "refuted", f"Refuted: {counted}.{also}"
 
 
 def _reason_text(trial: Trial) -> str:

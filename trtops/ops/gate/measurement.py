@@ -17,9 +17,9 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend, Worker
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
-from trtops.ops.campaign.benches import free_device
-from trtops.ops.campaign.opened import find_model
+from trtops.ops.campaign.open_campaign import find_model
 from trtops.ops.campaign.promote import registered_model
+from trtops.ops.campaign.workers import free_device
 from trtops.ops.engines.deny import deny_list
 from trtops.ops.engines.job import BuildJob, read_cache_file
 from trtops.ops.evaluation.check import Accuracy, collect, measure_accuracy, read_labels, tolerances_for
@@ -109,7 +109,7 @@ class Measurement:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=temporary_prefix("gate"))))
             file = folder / "feeds.npz"
             save_feeds(feeds, file)
-            device = stack.enter_context(free_device(config.place))
+            device = stack.enter_context(free_device(config.place.backend, config.place.devices))
             backend = self._open_release(config.release, device, stack)
             build, accepted = self._candidate(backend, feeds)
             process = EngineProcess(backend, build.engine, file)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from trtops.backend.base import Build
 from trtops.backend.onnx.model import Model
-from trtops.ops.campaign.benches import close_benches
 from trtops.ops.campaign.config import Place
 from trtops.ops.campaign.promote import alias_of, register_accepted, registered_model
+from trtops.ops.campaign.workers import close_workers
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.gate.environments import HERE, Release
 from trtops.ops.gate.findings import evaluate_measured
@@ -123,7 +123,7 @@ def gate(
         except RefusedError as exc:
             findings = (exc.finding,)
         finally:
-            close_benches()
+            close_workers()
         result = GateResult(
             title=f"gate {path.name} {precision} {release}",
             subject=str(path),

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from trtops import errors
 from trtops.backend.onnx.model import Model
-from trtops.ops.campaign.benches import close_benches
+from trtops.ops.campaign.workers import close_workers
 from trtops.ops.evaluation.feeds import check_source
 from trtops.ops.result import finish_with, model_file, op_run
 from trtops.ops.triaging import engine_questions as engine
@@ -235,7 +235,7 @@ def _ask_all(subject: Subject, run: Run, steps: list[Step], progress: Callable[[
         finish_with(run, result, subject.tracker)
         return result
     finally:
-        close_benches()
+        close_workers()
         shutil.rmtree(subject.files, ignore_errors=True)
 
 

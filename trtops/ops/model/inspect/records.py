@@ -9,8 +9,8 @@ from trtops.calibration.compare import CacheDiff, diff
 from trtops.ops.model.inspect.inspection import Inspection
 from trtops.record import to_jsonable
 from trtops.tables import table
+from trtops.tactics.choice_keys import algorithm_text
 from trtops.tactics.replays import read_record
-from trtops.tactics.spelling import algorithm_text
 from trtops.tracking.base import Tracker
 from trtops.tracking.calibrations import load_cache
 

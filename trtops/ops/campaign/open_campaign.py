@@ -1,4 +1,4 @@
-"""Earlier campaigns opened again: to prove a suspect, to promote a good build, to measure noise."""
+"""Opens earlier campaigns: to prove a suspect, to promote a good build, to measure noise."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from trtops.tracking.base import RunInfo, Tracker
 def open_campaign(
     tracker: Tracker, run_id: str, *, model: str | Path | None = None, allow_scripts: bool = False
 ) -> Campaign:
-    """A campaign from its parent run, finished or not.
+    """Read a campaign from its parent run, finished or not.
 
     Args:
-        tracker: The memory.
-        run_id: The parent run, or what its id begins with.
+        tracker: The tracking store.
+        run_id: The parent run, or the beginning of its id.
         model: The ONNX file; where the campaign found it, or else the one it kept, unless given.
         allow_scripts: Whether scripts and commands that the run names may be run.
 
     Raises:
-        ConfigError: If the run is no campaign, its model cannot be found, or it names code that was not allowed.
-        IncompleteRunError: If it is finished, and its config is not what was logged.
+        ConfigError: If the run is not a campaign, its model cannot be found, or it names code that was not allowed.
+        IncompleteRunError: If it is finished, and its config is not the one that was logged.
         RunNotFoundError: If there is no such run.
     """
     run_id = tracker.whole_id(run_id)
@@ -39,17 +39,17 @@ def open_campaign(
         experiment=info.experiment,
         model=str(find_model(tracker, info, model)),
         model_sha256=info.tags.get(schema.Tag.MODEL_SHA256, ""),
-        config=remembered_config(run_id, data, allow_scripts=allow_scripts),
+        config=stored_config(run_id, data, allow_scripts=allow_scripts),
         golden_sha256=info.tags.get(schema.Tag.GOLDEN_SHA256),
     )
 
 
-def remembered_config(run_id: str, data: bytes, *, allow_scripts: bool) -> DebugBuildConfig:
-    """A campaign's config out of its run, which names no code that was not asked for.
+def stored_config(run_id: str, data: bytes, *, allow_scripts: bool) -> DebugBuildConfig:
+    """Read a campaign's config from its run's data.
 
     Raises:
-        ConfigError: If it does (:func:`trtops.allowed.ask_for`).
-        FormatError: If it is no such config.
+        ConfigError: If it names scripts or commands that were not allowed (:func:`trtops.allowed.ask_for`).
+        FormatError: If it is not such a config.
     """
     config = DebugBuildConfig.from_json(data)
     scripts = scripts_of(config.check.data, config.calibration_data)
@@ -59,22 +59,22 @@ def remembered_config(run_id: str, data: bytes, *, allow_scripts: bool) -> Debug
 
 
 def find_model(tracker: Tracker, info: RunInfo, given: str | Path | None = None) -> Path:
-    """The ONNX file that a run began with: the one given, the one at its old place, or the one that the run kept.
+    """The ONNX file of a run: the given one, the one at its old place, or the one that the run kept.
 
     Raises:
         ConfigError: If there is none.
     """
     named = given or info.tags.get(schema.Tag.MODEL_PATH)
     if not named:
-        raise errors.ConfigError(f"Run {info.id} does not say where its model is. Say where it is.")
+        raise errors.ConfigError(f"Run {info.id} does not name its model. Give the model's path.")
     path = Path(named).absolute()
     if path.is_file():
         return path
     if given is None and info.status == "finished":
         stored = tracker.load(info.id)
         kept = [e.path for e in stored.manifest.artifacts if e.path.startswith(schema.Artifact.MODEL)]
-        files = [stored.local_path(name) for name in kept]  # data files too, which lie beside the model
+        files = [stored.local_path(name) for name in kept]  # including data files, which the model needs next to it
         found = next((file for file in files if file.name == path.name), None)
         if found is not None:
             return found
-    raise errors.ConfigError(f"The model of run {info.id} is not at {path}, and the run kept none. Say where it is.")
+    raise errors.ConfigError(f"The model of run {info.id} is not at {path}, and the run kept none. Give its path.")

@@ -1,0 +1,171 @@
+"""The probability model, against counting all cases."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trtops.tactics.choice_keys import features_of, groups_of
+from trtops.tactics.model import ALWAYS, MOSTLY, Counts, Evidence, Likelihood, fisher_test, weigh
+
+
+def weighed(codes: np.ndarray, bad: np.ndarray) -> tuple[Evidence, set[frozenset[tuple[int, int]]]]:
+    """The evidence, and its best explanation as columns and codes."""
+    features = features_of(codes)
+    groups = groups_of(features)
+    found = weigh(groups.present, groups.log_share, bad)
+    keys = [(int(features.column[g[0]]), int(features.code[g[0]])) for g in groups.members]
+    return found, {frozenset(keys[g] for g in clause) for clause in found.best}
+
+
+@pytest.mark.parametrize("prior", [MOSTLY, ALWAYS])
+def test_likelihoods_of_all_verdicts_sum_to_one(prior):
+    builds, size = 9, 4
+    total = 0.0
+    for hits, misses in itertools.product(range(size + 1), range(builds - size + 1)):
+        ways = math.comb(size, hits) * math.comb(builds - size, misses)
+        likelihood = Likelihood(builds, hits + misses)
+        total += ways * math.exp(float(likelihood(np.int64(size), np.int64(hits), prior)))
+    assert total == pytest.approx(1)
+    chance = sum(math.comb(builds, bad) * math.exp(Likelihood(builds, bad).chance) for bad in range(builds + 1))
+    assert chance == pytest.approx(1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000), st.integers(2, 12), st.integers(2, 6))
+def test_counts_equal_counting_by_hand(seed, builds, choices):
+    rng = np.random.default_rng(seed)
+    present, bad = rng.random((builds, choices)) < 0.5, rng.random(builds) < 0.4
+    counts = Counts.of(present, bad, np.arange(choices))
+
+    for a, b in itertools.combinations(range(choices), 2):
+        both, either = present[:, a] & present[:, b], present[:, a] | present[:, b]
+        assert (counts.pair_size[a, b], counts.pair_hits[a, b]) == (both.sum(), (both & bad).sum())
+        assert (counts.pair_size[b, a], counts.pair_hits[b, a]) == (either.sum(), (either & bad).sum())
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_e_value_averages_to_at_most_one_by_chance(ordered):
+    """Exactly, over all verdicts of a small campaign: this bounds how often chance is blamed."""
+    rng = np.random.default_rng(3)
+    groups = groups_of(features_of(rng.integers(0, 3, (9, 5))), ordered=ordered)
+    mean = dict.fromkeys((0.1, 0.3, 0.5, 0.8), 0.0)
+    for verdicts in itertools.product((False, True), repeat=9):
+        bad = np.array(verdicts)
+        if bad.any() and not bad.all():
+            e_value = math.exp(weigh(groups.present, groups.log_share, bad).log_e_value)
+            for rate in mean:
+                mean[rate] += rate ** bad.sum() * (1 - rate) ** (~bad).sum() * e_value
+    assert max(mean.values()) <= 1
+
+
+def test_priors_do_not_depend_on_later_builds():
+    codes = np.random.default_rng(5).integers(0, 4, (40, 8))
+    births = []
+    for builds in (10, 20, 40):
+        features = features_of(codes[:builds])
+        keys = zip(features.column.tolist(), features.code.tolist())
+        births.append(dict(zip(keys, features.birth.tolist())))
+        assert np.exp(groups_of(features).log_share).sum() <= 1 + 1e-12
+    assert all(births[2][key] == birth for key, birth in births[0].items())
+
+
+def test_unordered_groups_share_the_prior_equally():
+    codes = np.random.default_rng(5).integers(0, 2, (12, 6))[:, [0, 0, 0, 1, 2, 3]]
+    groups = groups_of(features_of(codes), ordered=False)
+
+    assert sorted(map(len, groups.members)) == [1] * 6 + [3] * 2
+    assert np.exp(groups.log_share) == pytest.approx([1 / 8] * 8)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000), st.integers(2, 14), st.integers(1, 6))
+def test_features_are_choices_of_varying_layers(seed, builds, layers):
+    codes = np.random.default_rng(seed).integers(-1, 3, (builds, layers))
+    found = features_of(codes)
+
+    expected = {
+        (layer, code): tuple(codes[:, layer] == code)
+        for layer in range(layers)
+        for code in set(codes[:, layer].tolist())
+        if len(set(codes[:, layer].tolist())) > 1
+    }
+    columns, present = zip(found.column.tolist(), found.code.tolist()), found.present.T
+    assert {key: tuple(row) for key, row in zip(columns, present)} == expected
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (lambda c: c[:, 3] == 1, {frozenset({(3, 1)})}),
+        (lambda c: (c[:, 3] == 1) | (c[:, 7] == 2), {frozenset({(3, 1)}), frozenset({(7, 2)})}),
+        (lambda c: (c[:, 3] == 1) & (c[:, 7] == 2), {frozenset({(3, 1), (7, 2)})}),
+    ],
+    ids=["one", "either", "together"],
+)
+def test_each_kind_of_explanation_is_found(rule, expected):
+    codes = np.random.default_rng(11).integers(0, 3, (150, 30))
+    bad = rule(codes)
+    found, best = weighed(codes, bad ^ (np.random.default_rng(1).random(150) < 0.03))
+
+    assert best == expected and found.p_chance < 0.01
+    assert np.array_equal(found.expected_bad, bad)
+    assert found.p_value < 1e-6
+
+
+def test_pair_that_equals_one_choice_counts_as_it():
+    """``whole`` occurs with ``left`` or ``right``, which share a build: verdicts can never tell the pair from the one."""
+    whole = np.array([1, 1, 1, 0, 0, 0, 0, 0] * 4)
+    left, right = np.array([1, 1, 0, 0, 0, 0, 0, 0] * 4), np.array([0, 1, 1, 0, 0, 0, 0, 0] * 4)
+    other = np.array([0, 1, 0, 1, 0, 1, 1, 0] * 4)
+    found, best = weighed(np.array([other, left, right, whole]).T, whole.astype(bool))
+
+    assert best == {frozenset({(3, 1)})} or best == {frozenset({(3, 0)})}
+    # ``left`` and ``right`` are in no good build, and 12 bad builds and 20 good ones show only this much.
+    doubt = 2 / len(found.probabilities) + 1 / 13 + 1 / 21
+    assert found.p_whole == pytest.approx(1 / (1 + doubt), abs=0.03)
+
+
+def of_culprit(bad=20, good=40, change=None):
+    """Builds of eight layers, where one choice of layer 2 is the culprit; ``change`` edits choices, given verdicts."""
+    codes = np.random.default_rng(3).integers(0, 3, (200, 8))
+    is_bad = codes[:, 2] == 1
+    codes = codes[np.sort(np.concatenate((np.flatnonzero(is_bad)[:bad], np.flatnonzero(~is_bad)[:good])))]
+    is_bad = codes[:, 2] == 1
+    if change is not None:
+        change(codes, is_bad)
+    found, best = weighed(codes, is_bad)
+    assert best == {frozenset({(2, 1)})} and found.probabilities.max() > 0.9
+    return found
+
+
+@pytest.mark.parametrize("kind", ["bad", "good"])
+def test_completeness_grows_with_builds(kind):
+    few, more, many = (of_culprit(**{kind: count}).p_whole for count in (3, 8, 20))
+
+    assert few + 0.03 < more < many - 0.01
+    assert many > 0.88
+
+
+def test_completeness_shrinks_with_choices_not_ruled_out():
+    def needed(codes, is_bad):
+        codes[is_bad, 5] = 0
+        codes[~is_bad, 5] = np.arange((~is_bad).sum()) % 3
+
+    def also_bad(codes, is_bad):
+        codes[:, 5] = np.where(is_bad, np.arange(len(codes)) % 3, 2)
+
+    assert of_culprit(change=needed).p_whole < of_culprit().p_whole - 0.02
+    assert of_culprit(change=also_bad).p_whole < of_culprit().p_whole - 0.04
+
+
+def test_fisher_test_counts_all_ways():
+    for builds, bad, size, hits in ((6, 3, 2, 2), (8, 3, 5, 2), (10, 4, 4, 0), (9, 5, 3, 3)):
+        ways = list(itertools.combinations(range(builds), bad))
+        expected = sum(sum(b < size for b in way) >= hits for way in ways) / len(ways)
+        assert fisher_test(np.int64(size), np.int64(hits), builds, bad) == pytest.approx(expected)

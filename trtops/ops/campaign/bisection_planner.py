@@ -1,0 +1,388 @@
+"""Decides what a campaign does next: build, mix a good and a bad build, or stop; and which culprits it has confirmed."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from trtops.ops.campaign.bisect_result import BisectResult, Key, Unit
+from trtops.ops.campaign.config import DebugBuildConfig
+from trtops.tactics.bisection import CHANCE
+from trtops.tactics.denied import DeniedTactic, DenyList
+from trtops.tactics.model import Bools, Likelihood
+from trtops.tactics.table import CampaignTable
+from trtops.tracking import schema
+from trtops.tracking.base import RunInfo, Tracker
+from trtops.tracking.campaigns import closed_if_abandoned, load_record
+from trtops.verdict import VERDICTS
+
+MAX_UNREPEATABLE_PAIRS = 3
+"""Pairs of builds without a result, after which choices do not decide, or only in an unresolved combination."""
+BUILDS_PER_GOOD_ONE = 2
+"""Builds per required good one after which the campaign stops waiting for good ones."""
+MIN_CONFIRMATIONS = 2
+"""Builds that must show that a culprit does not need another choice, since one verdict may be wrong."""
+MAX_TRANSFERS = 5
+"""Good builds that a culprit is put into, to see whether it needs anything else."""
+EARLY_TRANSFERS = 2
+"""The number of these before there are enough good builds to choose from."""
+MIN_LACKING_SHARE = 0.4
+"""Share of the choices that the culprit may need which a good build has to lack for an early transfer."""
+REFUTATIONS = 2
+"""Good builds that stay good with a culprit, repeatedly, after which it is dropped."""
+EARLY_DOUBT = 4
+"""Times the campaign's doubt at which a single choice is named at first."""
+WRONG_VERDICT = 0.5
+"""Prior probability that the verdict of a bad build is wrong which no known culprit explains."""
+_MAX_COMPARED = 200  # builds per verdict that pairs are made of
+_KILLED = "The bisection's process ended in the middle of it."
+
+
+@dataclass(frozen=True)
+class CampaignCulprit:
+    """Choices that make builds bad, all of them together.
+
+    Attributes:
+        units: The choices.
+        good_run: The good build of the bisection that confirmed it.
+        bad_run: The bad one.
+        mixed_run: A bad mixture of the two that has it; the bad build itself if there is none.
+        candidates: Number of units of that bisection.
+        settled: Whether everything it needs was found.
+        bad_with: Good builds that are bad with it.
+        good_with: Good builds that are not.
+        resolved: False for a combination of more than two choices whose rule is unknown.
+    """
+
+    units: tuple[Unit, ...]
+    good_run: str
+    bad_run: str
+    mixed_run: str
+    candidates: int = 1
+    settled: bool = False
+    bad_with: tuple[str, ...] = ()
+    good_with: tuple[str, ...] = ()
+    resolved: bool = True
+
+    @property
+    def choices(self) -> frozenset[Key]:
+        """Identifies it, whatever good builds have instead."""
+        return frozenset(unit.choice for unit in self.units)
+
+    @property
+    def tried_in(self) -> tuple[str, ...]:
+        """All good builds that it was put into."""
+        return self.bad_with + self.good_with
+
+    def is_in(self, table: CampaignTable) -> Bools:
+        """Which builds of a table have all of it."""
+        has: Bools = np.logical_and.reduce([unit.is_bad_in(table) for unit in self.units])
+        return has
+
+    def describe(self) -> str:
+        """The culprit in words."""
+        texts = [unit.describe() for unit in self.units]
+        return (
+            " together with ".join(texts)
+            if self.resolved
+            else f"a combination of choices, not resolved: {', '.join(texts)}"
+        )
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A good and a bad build to mix; ``given`` and ``chance`` as in :class:`~trtops.ops.campaign.bisect_result.BisectPlan`."""
+
+    good: str
+    bad: str
+    given: tuple[Unit, ...] = ()
+    chance: float = CHANCE
+
+
+@dataclass
+class Planner:
+    """The bisections of a campaign, and what follows from them.
+
+    Attributes:
+        config: The campaign's config.
+        done: Bisections that have ended, the oldest first.
+        unfinished: The run of an interrupted one.
+        after: Number of builds when the last one ended.
+    """
+
+    config: DebugBuildConfig
+    done: list[BisectResult] = field(default_factory=list)
+    unfinished: RunInfo | None = None
+    after: int = 0
+
+    @classmethod
+    def read(
+        cls, tracker: Tracker, campaign: RunInfo, config: DebugBuildConfig, iterations: Iterable[RunInfo]
+    ) -> Planner:
+        """Read a campaign's bisections from the tracking store; those whose process has died are closed.
+
+        A bisection that was killed before its plan was logged has built nothing and is ignored.
+        """
+        found = [closed_if_abandoned(tracker, info, _KILLED) for info in bisections(tracker, campaign)]
+        found = [info for info in found if tracker.peek(info.id, schema.Artifact.BISECTION_PLAN) is not None]
+        if not found:
+            return cls(config)
+        last = found[-1]
+        after = sum((info.end_time or 0.0) <= last.start_time for info in iterations)
+        unfinished = None if last.status == "finished" else last
+        return cls(config, results(tracker, [info for info in found if info.status == "finished"]), unfinished, after)
+
+    def add(self, result: BisectResult, builds: int) -> None:
+        """Add a bisection that ended when the campaign had this many builds."""
+        self.done.append(result)
+        self.unfinished, self.after = None, builds
+
+    @property
+    def trials(self) -> int:
+        """Number of mixtures built."""
+        return sum(len(result.trials) for result in self.done)
+
+    @property
+    def culprits(self) -> list[CampaignCulprit]:
+        """All culprits found so far that no later bisection has refuted."""
+        return merge_culprits(self.done)
+
+    @property
+    def _unexplained_pairs(self) -> int:
+        return sum(not r.culprits and r.outcome in ("not repeatable", "combination") and not r.given for r in self.done)
+
+    def pair(self, table: CampaignTable) -> Pair | None:
+        """The next good and bad build to mix; None if builds are needed first.
+
+        First a good build that has a culprit, which then needs something else. Then a bad build that no culprit explains. At last a
+        good build that shows whether a culprit is bad there too.
+        """
+        found = self.culprits
+        rows = {name: row for row, name in enumerate(table.names)}
+        for culprit in found:
+            has = culprit.is_in(table)
+            against = [name for name in table.named("good") if has[rows[name]] and name not in culprit.tried_in]
+            if against and not culprit.settled:
+                alike, _ = most_alike(table, against, [culprit.good_run])
+                return Pair(alike, culprit.mixed_run, given=culprit.units)
+        tried = {result.bad_run for result in self.done if not result.given}
+        # A good build whose mixtures follow nothing may have the culprit and be good by chance.
+        unsafe = {result.good_run for result in self.done if result.outcome == "not repeatable" and not result.given}
+        explained = self.explained(table)
+        good = [name for name in table.named("good") if name not in unsafe]
+        bad = [name for name in table.named("bad") if name not in tried and not explained[rows[name]]]
+        if good and bad:
+            return Pair(*most_alike(table, good, bad), chance=WRONG_VERDICT if found else CHANCE)
+        waited = self._has_waited(table)
+        return next((pair for each in found if (pair := _transfer(each, table, waited=waited)) is not None), None)
+
+    def is_answered(self, table: CampaignTable) -> bool:
+        """Whether there is nothing left to ask: enough builds are good without the culprits, or choices do not decide."""
+        if not self.culprits:
+            return self._unexplained_pairs >= MAX_UNREPEATABLE_PAIRS
+        return self._has_waited(table) and self.pair(table) is None
+
+    def _has_waited(self, table: CampaignTable) -> bool:
+        wanted = self.config.clean_builds
+        return len(table.named("good")) >= wanted or len(table) - self.after >= BUILDS_PER_GOOD_ONE * wanted
+
+    def confirmed_and_doubtful(self, table: CampaignTable) -> tuple[list[CampaignCulprit], list[CampaignCulprit]]:
+        """Split culprits into those that all builds and mixtures together confirm, and those that chance explains almost as well.
+
+        Each culprit is weighed by the builds that the others do not explain: the verdicts must be ``candidates / (1 - confidence)``
+        times more probable than at the one rate that suits them best.
+        """
+        found = self.culprits
+        table = with_mixtures(table, self.done)
+        judged, is_bad = table.verdicts != VERDICTS.index("error"), table.verdicts == VERDICTS.index("bad")
+        has = [culprit.is_in(table) for culprit in found]
+        confirmed: list[CampaignCulprit] = []
+        doubtful: list[CampaignCulprit] = []
+        for place, culprit in enumerate(found):
+            others = np.logical_or.reduce([np.zeros(len(table), np.bool_), *has[:place], *has[place + 1 :]])
+            bad, having = is_bad[judged & ~others], has[place][judged & ~others]
+            likelihood = Likelihood(len(bad), int(bad.sum()))
+            odds = float(likelihood(having.sum(), (having & bad).sum())) - likelihood.supremum
+            is_sure = odds >= math.log(culprit.candidates / (1 - self.config.confidence))
+            (confirmed if is_sure else doubtful).append(culprit)
+        return merge_overlapping(confirmed), doubtful
+
+    def confidence(self) -> float:
+        """What the next bisection needs: more, where an earlier one found that choices do not decide."""
+        doubt = 1 - self.config.confidence
+        return 1 - doubt / 5 if self._unexplained_pairs else self.config.confidence
+
+    def confidence_of_one(self, pair: Pair) -> float | None:
+        """What it needs for a single choice: less, since later builds and mixtures check it again."""
+        doubt = 1 - self.config.confidence
+        return None if pair.given or self._unexplained_pairs else max(0.5, 1 - EARLY_DOUBT * doubt)
+
+    def denied(self, tracker: Tracker, table: CampaignTable) -> DenyList:
+        """What the next builds must not choose: the culprits. Nothing, where a build has failed since."""
+        if (table.verdicts[self.after :] == VERDICTS.index("error")).any():
+            return DenyList()
+        entries = []
+        for culprit, excluded in zip(found := self.culprits, choose_exclusions(found, len(table))):
+            record = load_record(tracker.load(culprit.bad_run))
+            assert record is not None  # or there would have been nothing to mix
+            names = {unit.name for unit in culprit.units} if excluded is None else set()
+            entries.append(
+                DeniedTactic(
+                    backend_version=record.backend_version,
+                    device_sha256=record.device_sha256,
+                    choices=tuple(c for c in record.choices if excluded and c.layer == excluded.name),
+                    settings=tuple(pair for pair in record.settings if pair[0] in names),
+                    evidence=culprit.bad_run,
+                )
+            )
+        return DenyList(entries=tuple(entries))
+
+    def explained(self, table: CampaignTable) -> Bools:
+        """Which builds have a culprit, of shape ``(builds,)``."""
+        nothing = np.zeros(len(table), np.bool_)
+        explained: Bools = np.logical_or.reduce([nothing, *(each.is_in(table) for each in self.culprits)])
+        return explained
+
+
+def merge_culprits(done: Sequence[BisectResult]) -> list[CampaignCulprit]:
+    """Merge the culprits of all bisections.
+
+    Where two builds both have one of two choices that fail only together, a bisection names the other one alone. A later bisection
+    with it as ``given`` adds what it needs. A refuted culprit is dropped, and so is one that contains another.
+    """
+    found: list[CampaignCulprit] = []
+    for result in done:
+        new = [tuple(c.units[i] for i in clause) for c in result.culprits for clause in c.clauses]
+        if not result.given:
+            for units in new:
+                mixed = result.bad_mixture(units) or result.bad_run
+                found.append(CampaignCulprit(units, result.good_run, result.bad_run, mixed, result.units))
+            continue
+        for place, culprit in [(p, c) for p, c in enumerate(found) if set(c.units) == set(result.given)][::-1]:
+            if new:
+                needed = [(*culprit.units, *(unit for unit in units if unit not in culprit.units)) for units in new]
+                found[place : place + 1] = [replace(culprit, units=units, settled=True) for units in needed]
+            elif result.outcome == "sufficient":
+                found[place] = replace(culprit, bad_with=(*culprit.bad_with, result.good_run))
+            else:
+                found[place] = replace(culprit, good_with=(*culprit.good_with, result.good_run))
+    kept = [c for c in found if c.settled or len(c.good_with) < REFUTATIONS or len(c.good_with) <= len(c.bad_with)]
+    sets = [culprit.choices for culprit in kept]
+    return [
+        culprit
+        for place, culprit in enumerate(kept)
+        if not any(other < sets[place] for other in sets) and sets[place] not in sets[:place]
+    ]
+
+
+def merge_overlapping(culprits: Sequence[CampaignCulprit]) -> list[CampaignCulprit]:
+    """Merge culprits of several choices that share a choice into one unresolved combination, such as any two of four."""
+    merged: list[CampaignCulprit] = []
+    for culprit in culprits:
+        sharing = [m for m in merged if min(len(m.units), len(culprit.units)) > 1 and m.choices & culprit.choices]
+        for other in sharing:
+            merged.remove(other)
+            units = {unit.choice: unit for unit in (*other.units, *culprit.units)}
+            culprit = replace(culprit, units=tuple(units.values()), resolved=False)
+        merged.append(culprit)
+    return merged
+
+
+def choose_exclusions(culprits: Sequence[CampaignCulprit], turn: int) -> list[Unit | None]:
+    """The layer's choice that keeps each culprit out of a build; None for settings, all of which it takes.
+
+    A choice that several culprits share comes first. Others take turns, so that each is also seen without the rest.
+    """
+    counts = Counter(unit.choice for culprit in culprits for unit in culprit.units)
+    chosen: list[Unit | None] = []
+    for culprit in culprits:
+        layers = [unit for unit in culprit.units if unit.kind == "layer"]
+        most = max((counts[unit.choice] for unit in layers), default=0)
+        best = [unit for unit in layers if counts[unit.choice] == most]
+        chosen.append(best[turn % len(best)] if best else None)
+    return chosen
+
+
+def _transfer(culprit: CampaignCulprit, table: CampaignTable, *, waited: bool) -> Pair | None:
+    """The good build that shows most about what a culprit needs: it lacks most of what the bad build has.
+
+    None where the culprit was bad already without each other choice of the bad build, or in enough good builds; and, until there
+    are enough of them, where none lacks much.
+    """
+    of_settings = all(unit.kind == "setting" for unit in culprit.units)
+    # Layers that follow from settings cannot be chosen, and so cannot be needed.
+    codes = table.setting_codes if of_settings else np.hstack((table.codes, table.setting_codes))
+    columns = table.settings if of_settings else (*table.layers, *table.settings)
+    rows = {name: row for row, name in enumerate(table.names)}
+    has = culprit.is_in(table)
+    good = [name for name in table.named("good") if name not in culprit.tried_in and not has[rows[name]]]
+    transfers = sum(not has[rows[name]] for name in culprit.tried_in)
+    if culprit.settled or not good or transfers >= (MAX_TRANSFERS if waited else EARLY_TRANSFERS):
+        return None
+    taken = np.isin(columns, [unit.name for unit in culprit.units])
+    mixed = np.where(taken, codes[rows[culprit.bad_run]], codes[rows[culprit.good_run]])
+    lacks = codes != mixed
+    # A bad build that has the culprit and lacks a choice shows as much, and so does the pair that confirmed it.
+    shown = lacks[[rows[name] for name in (culprit.bad_run, *culprit.bad_with)]].sum(axis=0)
+    needed = lacks.any(axis=0) & (shown < MIN_CONFIRMATIONS) & ~taken
+    lacking = (lacks[[rows[name] for name in good]] & needed).sum(axis=1)
+    best = int(np.argmax(lacking))
+    is_worth_it = lacking[best] > 0 and (waited or lacking[best] >= MIN_LACKING_SHARE * needed.sum())
+    return Pair(good[best], culprit.mixed_run, given=culprit.units) if is_worth_it else None
+
+
+def most_alike(table: CampaignTable, good: Sequence[str], bad: Sequence[str]) -> tuple[str, str]:
+    """The good and the bad build that differ in the fewest layers and settings."""
+    rows = {name: row for row, name in enumerate(table.names)}
+    codes = np.hstack((table.codes, table.setting_codes))
+    good, bad = good[:_MAX_COMPARED], bad[:_MAX_COMPARED]
+    theirs = codes[[rows[name] for name in bad]]
+    distances = np.array([(theirs != codes[rows[name]]).sum(axis=1) for name in good])
+    i, j = np.unravel_index(int(distances.argmin()), distances.shape)
+    return good[int(i)], bad[int(j)]
+
+
+def with_mixtures(table: CampaignTable, done: Sequence[BisectResult]) -> CampaignTable:
+    """A table with the mixtures of its builds as further builds.
+
+    Each has the layers and settings that were requested; layers that follow from others are as in the good build. Mixtures that
+    strayed are left out.
+    """
+    columns = np.array([*table.layers, *table.settings])
+    rows = dict(zip(table.names, np.hstack((table.codes, table.setting_codes))))
+    verdicts = dict(zip(table.names, (VERDICTS[code] for code in table.verdicts)))
+    for result in done:
+        good, bad = rows.get(result.good_run), rows.get(result.bad_run)
+        if good is None or bad is None:
+            continue
+        for trial in result.trials:
+            if trial.counted and not trial.strayed:
+                taken = np.isin(columns, [*trial.taken, *(unit.name for unit in result.given)])
+                rows[trial.run_id] = np.where(taken, bad, good)
+                verdicts[trial.run_id] = trial.verdict
+    codes = np.array(list(rows.values()), np.int32).reshape(len(rows), len(columns))
+    return CampaignTable.from_columns(
+        names=list(rows),
+        verdicts=list(verdicts.values()),
+        layers=table.layers,
+        choices=table.choices,
+        codes=codes[:, : len(table.layers)],
+        settings=table.settings,
+        values=table.values,
+        setting_codes=codes[:, len(table.layers) :],
+    )
+
+
+def bisections(tracker: Tracker, campaign: RunInfo) -> list[RunInfo]:
+    """Runs of a campaign's bisections, the oldest first."""
+    return tracker.find(campaign.experiment, parent=campaign.id, tags={schema.Tag.KIND: "bisect"})[::-1]
+
+
+def results(tracker: Tracker, infos: Sequence[RunInfo]) -> list[BisectResult]:
+    """The results of bisections that have ended."""
+    stored = (tracker.load(info.id) for info in infos)
+    return [BisectResult.from_json(run.read_bytes(schema.Artifact.BISECTION)) for run in stored]

@@ -1,0 +1,287 @@
+"""The probability model behind diff, bisection and campaign: one choice, either of two, both of two, or chance.
+
+A *choice* is "this layer got this tactic", true or false for each build. An *explanation* says which builds come out bad: those
+with one choice, those with either of two, or those with both of two. Its likelihood is the probability of all verdicts, with the
+rates of bad builds among those it expects to be bad, and among the others, integrated over Beta priors. So a few wrong verdicts,
+or a culprit that fails only sometimes, do no harm.
+
+Two thresholds guard against blaming chance: a posterior probability, and a test martingale whose value exceeds ``1 / alpha`` with
+a probability of at most ``alpha``, at any number of builds (Ville's inequality; Wasserman, Ramdas and Balakrishnan, "Universal
+inference", PNAS 2020).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Bools: TypeAlias = npt.NDArray[np.bool_]
+Floats: TypeAlias = npt.NDArray[np.float64]
+Ints: TypeAlias = npt.NDArray[np.int64]
+Clauses: TypeAlias = tuple[tuple[int, ...], ...]
+"""An explanation: builds are bad that have all choices of any clause. ``((0,),)``, ``((0, 1),)`` or ``((0,), (1,))``."""
+
+Prior: TypeAlias = tuple[float, float, float, float]
+"""Beta priors of the rate of bad builds: parameters (bad, good) for builds with the culprit, and (bad, good) for the others."""
+MOSTLY: Prior = (3.0, 0.5, 0.5, 3.0)
+"""For a culprit that fails most of the time, where other builds are bad as well."""
+ALWAYS: Prior = (40.0, 0.1, 0.1, 40.0)
+"""For a culprit that always fails, but for a wrong verdict in some hundreds."""
+ALWAYS_SHARE = 0.3
+"""Share of ``ALWAYS`` in the prior. A larger one delays culprits that fail only sometimes by several builds."""
+
+
+class Likelihood:
+    """Log-probabilities of verdicts under explanations that expect ``size`` builds to be bad, of which ``hits`` are.
+
+    Attributes:
+        chance: The same where no choice decides: one rate for all builds, under Jeffreys' prior.
+        supremum: The same at the one rate that makes the verdicts most probable.
+    """
+
+    def __init__(self, builds: int, bad: int) -> None:
+        self.builds, self.bad = builds, bad
+        half, both = _log_gammas(0.5, builds), _log_gammas(1.0, builds)
+        self.chance = float(half[bad] + half[builds - bad] - 2 * half[0] - both[builds])
+        rate = bad / builds if builds else 0.0
+        self.supremum = sum(count * math.log(p) for count, p in ((bad, rate), (builds - bad, 1 - rate)) if count)
+
+    def __call__(self, size: Ints, hits: Ints, prior: Prior = MOSTLY) -> Floats:
+        """Log-probabilities, elementwise, under one Beta prior."""
+        outside, misses = self.builds - size, self.bad - hits
+        logs: Floats = self._part(size, hits, *prior[:2]) + self._part(outside, misses, *prior[2:])
+        return logs
+
+    def _part(self, size: Ints, hits: Ints, bad: float, good: float) -> Floats:
+        of_bad, of_good, of_both = (_log_gammas(x, self.builds) for x in (bad, good, bad + good))
+        logs: Floats = of_bad[hits] + of_good[size - hits] - of_both[size] + (of_both[0] - of_bad[0] - of_good[0])
+        return logs
+
+    def mixed(self, size: Ints, hits: Ints) -> Floats:
+        """Log-probabilities under the mixture of both priors, as the evidence takes them."""
+        always = math.log(ALWAYS_SHARE) + self(size, hits, ALWAYS)
+        result: Floats = np.logaddexp(always, math.log(1 - ALWAYS_SHARE) + self(size, hits))
+        return result
+
+
+@lru_cache(maxsize=256)
+def _log_gammas(start: float, count: int) -> Floats:
+    """Logarithms of the gamma function at ``start, start + 1, ... start + count``."""
+    from scipy import special  # takes a tenth of a second to import
+
+    logs: Floats = special.gammaln(start + np.arange(count + 1))
+    return logs
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Builds that each explanation expects to be bad (``size``), and the bad ones among them (``hits``).
+
+    Arrays of single choices have shape ``(choices,)``, those of pairs ``(paired, paired)``: above the diagonal both of two, below it
+    either of two. The diagonal has no meaning.
+    """
+
+    single_size: Ints
+    single_hits: Ints
+    pair_size: Ints
+    pair_hits: Ints
+    nested: Bools
+
+    @classmethod
+    def of(cls, present: Bools, bad: Bools, paired: Ints) -> Counts:
+        """Count builds.
+
+        Args:
+            present: Of shape ``(builds, choices)``.
+            bad: Verdicts, of shape ``(builds,)``.
+            paired: Choices that pairs are made of.
+        """
+        size, hits = present.sum(axis=0), present[bad].sum(axis=0)
+        among = present[:, paired].astype(np.float32)  # its matrix product is the fastest, and exact up to 2**24
+        common = (among.T @ among).astype(np.int64)
+        common_hits = (among[bad].T @ among[bad]).astype(np.int64)
+        own, own_hits = size[paired], hits[paired]
+        both = np.triu(np.ones(common.shape, np.bool_), 1)
+        return cls(
+            single_size=size,
+            single_hits=hits,
+            pair_size=np.where(both, common, own[:, None] + own - common),
+            pair_hits=np.where(both, common_hits, own_hits[:, None] + own_hits - common_hits),
+            nested=common == np.minimum(own[:, None], own),
+        )
+
+
+def marginals(single: Floats, pair: Floats, paired: Ints) -> Floats:
+    """The mass of all explanations that each choice takes part in, of shape ``(choices,)``."""
+    mass: Floats = single.copy()
+    mass[paired] += pair.sum(axis=0) + pair.sum(axis=1)
+    return mass
+
+
+def clauses_of_pair(place: int, paired: Ints) -> Clauses:
+    """The explanation at a flat position of a matrix of pairs."""
+    row, column = divmod(place, len(paired))
+    first, second = sorted((int(paired[row]), int(paired[column])))
+    return ((first, second),) if row < column else ((first,), (second,))
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What verdicts say about builds that nobody mixed.
+
+    Attributes:
+        p_chance: Posterior probability that no choice decides.
+        probabilities: Posterior probability of each choice to be among the culprits, of shape ``(choices,)``.
+        best: The most probable explanation.
+        p_whole: Its posterior probability, and that nothing has to be added to it (:func:`_p_complete`).
+        expected_bad: The builds that it expects to be bad, of shape ``(builds,)``.
+        best_prior: Logarithm of its share of the prior of the evidence.
+        p_value: Fisher's exact test of the best explanation of each kind, corrected for all that were tried; valid for a number of
+            builds fixed beforehand.
+        log_e_value: Natural logarithm of the evidence. For builds in their order of arrival it is valid however often one looks, for
+            others at a number of builds fixed beforehand.
+    """
+
+    p_chance: float
+    probabilities: Floats
+    best: Clauses
+    p_whole: float
+    expected_bad: Bools
+    best_prior: float
+    p_value: float
+    log_e_value: float
+
+
+_LOG_ONE, _LOG_PAIR = math.log(1 / 2), math.log(1 / 4) + math.log(2)  # a pair can be drawn in two orders
+_MAX_PAIRED = 1024  # choices, the most suspicious, that pairs are made of: 1024 x 1024 doubles are 8 MiB
+_IMPROBABLE = 12.0  # log-distance from the best at which explanations do not matter
+
+
+def log_prior(size: int, log_shares: Floats) -> float:
+    """Log-prior of an explanation by ``size`` choices with these shares: 1/2 for single ones, 1/4 for each kind of pair."""
+    return (_LOG_ONE if size == 1 else _LOG_PAIR) + float(log_shares.sum())
+
+
+def weigh(present: Bools, log_share: Floats, bad: Bools) -> Evidence:
+    """Weigh every explanation against the verdicts; half of the prior is for chance.
+
+    For probabilities all choices are alike. For the evidence each has its own share of the prior, see
+    :func:`trtops.tactics.choice_keys.groups_of`.
+
+    Args:
+        present: Choices of builds, no two columns alike, of shape ``(builds, choices)``, at least one.
+        log_share: Logarithms of the choices' shares, of shape ``(choices,)``.
+        bad: Verdicts, of shape ``(builds,)``.
+    """
+    choices = present.shape[1]
+    uniform = -math.log(choices)
+    likelihood = Likelihood(len(bad), int(bad.sum()))
+    alone = likelihood(present.sum(axis=0), present[bad].sum(axis=0))
+    paired = np.argsort(-alone, kind="stable")[:_MAX_PAIRED]
+    counts = Counts.of(present, bad, paired)
+    tried = ~counts.nested & (counts.pair_size > 0) & ~np.eye(len(paired), dtype=np.bool_)
+    single = _LOG_ONE + uniform + alone
+    pair = np.where(tried, _LOG_PAIR + 2 * uniform + likelihood(counts.pair_size, counts.pair_hits), -np.inf)
+    # Nested pairs are part of the prior of the evidence, since later builds may part them. Pairs that are not among the most
+    # suspicious are left out, which only makes the evidence smaller.
+    share = log_share[paired]
+    evidence_of_pairs = _LOG_PAIR + share[:, None] + share + likelihood.mixed(counts.pair_size, counts.pair_hits)
+    evidence = np.concatenate(
+        (
+            _LOG_ONE + log_share + likelihood.mixed(counts.single_size, counts.single_hits),
+            evidence_of_pairs[(counts.pair_size > 0) & ~np.eye(len(paired), dtype=np.bool_)],
+        )
+    )
+    _merge_equal_pairs(counts, present, paired, single, pair)
+    peak = max(float(single.max()), float(pair.max(initial=-np.inf)), likelihood.chance)
+    mass, mass_of_pairs, chance = np.exp(single - peak), np.exp(pair - peak), math.exp(likelihood.chance - peak)
+    total = float(mass.sum() + mass_of_pairs.sum()) + chance
+    one, best_pair = int(single.argmax()), int(pair.argmax())
+    is_pair = pair.flat[best_pair] > single[one]
+    best = clauses_of_pair(best_pair, paired) if is_pair else ((one,),)
+    expected = expected_bad(best, present)
+    probability = float(mass_of_pairs.flat[best_pair] if is_pair else mass[one]) / total
+    members = [choice for clause in best for choice in clause]
+    return Evidence(
+        p_chance=chance / total,
+        probabilities=np.minimum(marginals(mass, mass_of_pairs, paired) / total, 1.0),
+        best=best,
+        p_whole=probability * _p_complete(members, expected, present, bad),
+        expected_bad=expected,
+        best_prior=log_prior(len(members), log_share[members]),
+        p_value=_corrected_p_value(one, pair, paired, present, bad),
+        log_e_value=float(np.logaddexp.reduce(evidence)) - likelihood.supremum,
+    )
+
+
+def expected_bad(clauses: Clauses, present: Bools) -> Bools:
+    """The builds that an explanation expects to be bad, of shape ``(builds,)``."""
+    expected: Bools = np.logical_or.reduce([present[:, list(clause)].all(axis=1) for clause in clauses])
+    return expected
+
+
+def _merge_equal_pairs(counts: Counts, present: Bools, paired: Ints, single: Floats, pair: Floats) -> None:
+    """Move the probability of pairs that expect the same builds as a single choice to that choice, in place.
+
+    No verdict can tell the two apart, and the single choice says the same in fewer words.
+    """
+    # As many pairs may equal a choice as there are choices, each that much less probable.
+    least = max(float(single.max()), float(pair.max())) - _IMPROBABLE - math.log(len(single))
+    singles = np.flatnonzero(single > least)
+    builds = len(present) + 1
+    known = counts.single_size[singles] * builds + counts.single_hits[singles]
+    same_counts = np.isin(counts.pair_size * builds + counts.pair_hits, known)
+    packed = np.packbits(present, axis=0)
+    owner = {packed[:, one].tobytes(): one for one in singles.tolist()}
+    for row, column in np.argwhere((pair > least) & same_counts).tolist():
+        first, second = packed[:, paired[row]], packed[:, paired[column]]
+        one = owner.get((first & second if row < column else first | second).tobytes())
+        if one is not None:
+            single[one] = np.logaddexp(single[one], pair[row, column])
+            pair[row, column] = -np.inf
+
+
+def _p_complete(members: list[int], expected: Bools, present: Bools, bad: Bools) -> float:
+    """Probability that culprits need nothing else, and that nothing else makes builds bad.
+
+    Both are even odds beforehand. Choices are ruled out that a bad build with the culprits lacks, and those that a good build without
+    them has. The same holds for what the record does not contain: if a share q of builds has it, all of m builds have it with a
+    probability of q ** m; averaged over q that is 1 / (m + 1).
+    """
+    having, without = bad & expected, ~bad & ~expected
+    others = np.ones(present.shape[1], np.bool_)
+    others[members] = False
+    needed = others & present[having].all(axis=0)
+    also_bad = others & ~present[without].any(axis=0)
+    recorded = (needed.sum() + also_bad.sum()) / len(others)
+    unrecorded = 1 / (having.sum() + 1) + 1 / (without.sum() + 1)
+    return float(1 / (1 + recorded + unrecorded))
+
+
+def _corrected_p_value(one: int, pair: Floats, paired: Ints, present: Bools, bad: Bools) -> float:
+    """The smallest p-value of the best explanations of each kind: single ones share half the level, each kind of pair a quarter."""
+    choices = present.shape[1]
+    tests: list[tuple[Clauses, int]] = [(((one,),), 2 * choices)]
+    upper = np.tri(len(pair), dtype=np.bool_).T & ~np.eye(len(pair), dtype=np.bool_)
+    for kind in (upper, upper.T):
+        scores = np.where(kind, pair, -np.inf)
+        if np.isfinite(scores).any():
+            tests.append((clauses_of_pair(int(scores.argmax()), paired), 2 * choices * (choices - 1)))
+    found = [1.0]
+    for clauses, tries in tests:
+        expected = expected_bad(clauses, present)
+        found.append(tries * float(fisher_test(expected.sum(), bad[expected].sum(), len(bad), int(bad.sum()))))
+    return min(found)
+
+
+def fisher_test(size: Ints, hits: Ints, builds: int, bad: int) -> Floats:
+    """Fisher's exact test, one-sided: probability that at least ``hits`` of ``size`` builds are bad by chance; elementwise."""
+    from scipy import stats  # takes half a second to import
+
+    p_values: Floats = stats.hypergeom.sf(np.asarray(hits) - 1, builds, bad, size)
+    return p_values
