@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +9,13 @@ import pytest
 
 from tests import models
 from trtops import errors
-from trtops.ops.campaign.config import DebugBuildConfig, Vary
+from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import debug_build
-from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig
 from trtops.tracking.memory import MemoryTracker
-from trtops.tracking.schema import Artifact, Tag
+from trtops.tracking.schema import Tag
 
 BUILD = BuildConfig(precision="int8")
 CHECK = CheckConfig(latency_runs=0, plots="never", iterations=3)
@@ -52,19 +50,6 @@ def test_an_int8_build_calibrated_from_a_file_has_the_same_spec_in_a_campaign(mo
         specs[name] = converted.spec_sha256
         assert _campaign_spec(model, campaign, tracker) == converted.spec_sha256
     assert specs["small"] != specs["large"]
-
-
-def test_a_campaign_of_an_earlier_release_still_opens(model: Path) -> None:
-    earlier = DebugBuildConfig(until=3).to_dict()
-    earlier["vary"] = {"tactics": True, "precisions": ["fp16"], "optimization_levels": [], "tactic_sources": []}
-
-    read = DebugBuildConfig.from_json(json.dumps(earlier))
-
-    assert read == DebugBuildConfig(until=3, vary=Vary(random_tactics=True, precisions=("fp16",)))
-    assert DebugBuildConfig.from_json(read.to_json()) == read
-    run = (tracker := MemoryTracker()).start("conv", "campaign", kind="debug_build", tags={Tag.MODEL_PATH: str(model)})
-    run.log_text(json.dumps(earlier), Artifact.CAMPAIGN)
-    assert open_campaign(tracker, run.id).config == read
 
 
 def test_more_builds_than_the_limit_are_refused_before_the_first(model: Path) -> None:

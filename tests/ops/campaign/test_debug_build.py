@@ -552,7 +552,7 @@ def test_an_iteration_whose_table_was_not_written_any_more_is_read_from_its_run(
     result = debug_build(model, config(data, until=4), tracker=memory)
     info = memory.info(result.run_id)
     whole = campaigns.iterations(memory, info).whole
-    kept = memory._kept(result.run_id)
+    kept = memory._runs[result.run_id]
     written = CampaignTable.from_bytes(kept.artifacts[Artifact.CAMPAIGN_TABLE])
 
     for data_ in (None, b"damaged", _first_two(written)):

@@ -55,7 +55,7 @@ def left(tmp_path: Path) -> tuple[MlflowTracker, str]:
     assert child.exitcode == -signal.SIGKILL
     [campaign] = tracker.find("identity", tags={Tag.KIND: "debug_build"})
     assert (campaign.status, campaign.tags[Tag.HOST]) == ("running", "container-1")
-    with pytest.raises(errors.LogError, match=r"on container-1.*heard of \d+ s ago.*trtops runs close"):
+    with pytest.raises(errors.LogError, match=r"on container-1.*heartbeat was \d+ s ago.*trtops runs close"):
         debug_build(resume=campaign.id, tracker=tracker)
     return tracker, campaign.id
 
