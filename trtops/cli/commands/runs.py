@@ -150,7 +150,7 @@ def _promote(run: str, config: Any, store: str | None, as_json: bool) -> int:
     try:
         result = ops.promote(run, config, tracker=tracker("reads", store))
     finally:
-        ops.close_benches()
+        ops.close_workers()
     if as_json:
         say_json(result.to_dict())
     else:
