@@ -143,31 +143,6 @@ def peek(envelope: bytes) -> Mapping[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def new_key(private: str | Path, public: str | Path) -> str:
-    """Create a pair of Ed25519 keys as PEM files; only the owner can read the private one.
-
-    Returns:
-        The id of the key.
-
-    Raises:
-        ConfigError: If one of the files exists, or cannot be written.
-    """
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-    from securesystemslib.signer import CryptoSigner  # type: ignore[attr-defined]
-
-    signer = CryptoSigner.generate_ed25519()
-    loaded = signer.private_bytes
-    key = _loaded_private(loaded, None)
-    try:
-        with open(os.open(private, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(loaded)
-        with open(public, "xb") as file:
-            file.write(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
-    except OSError as exc:
-        raise errors.ConfigError(f"The keys cannot be written to {private} and {public}: {exc.strerror}.") from None
-    return str(signer.public_key.keyid)
-
-
 def key_id(public: str | Path) -> str:
     """The id of a public key, as it appears in signatures.
 
@@ -178,23 +153,19 @@ def key_id(public: str | Path) -> str:
 
 
 def _private_key() -> PrivateKeyTypes:
-    named = os.environ.get(KEY_VARIABLE, "")
-    if not named:
-        raise errors.ConfigError(f"There is no signing key: set {KEY_VARIABLE} to a PEM file.")
-    try:
-        text = named.encode() if named.startswith("-----BEGIN") else Path(named).read_bytes()
-    except OSError as exc:
-        raise errors.ConfigError(f"The file in {KEY_VARIABLE} cannot be read: {exc.strerror}.") from None
-    password = os.environ.get(PASSWORD_VARIABLE)
-    return _loaded_private(text, password.encode() if password else None)
-
-
-def _loaded_private(text: bytes, password: bytes | None) -> PrivateKeyTypes:
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+    value = os.environ.get(KEY_VARIABLE, "")
+    if not value:
+        raise errors.ConfigError(f"There is no signing key: set {KEY_VARIABLE} to a PEM file.")
     try:
-        return load_pem_private_key(text, password)
+        text = value.encode() if value.startswith("-----BEGIN") else Path(value).read_bytes()
+    except OSError as exc:
+        raise errors.ConfigError(f"The file in {KEY_VARIABLE} cannot be read: {exc.strerror}.") from None
+    password = os.environ.get(PASSWORD_VARIABLE)
+    try:
+        return load_pem_private_key(text, password.encode() if password else None)
     except (ValueError, TypeError, UnsupportedAlgorithm):  # the message could quote the key
         raise errors.ConfigError(
             f"{KEY_VARIABLE} is not a private key in PEM form, or {PASSWORD_VARIABLE} does not decrypt it."

@@ -21,12 +21,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtops import errors
@@ -41,15 +40,19 @@ T = TypeVar("T")
 # Python searches the working folder for modules first. A downloaded model may lie next to an `onnxruntime.py`, so the
 # child uses the parent's search path only. (Option -P does not exist in Python 3.10.)
 _PROGRAM = "import sys; sys.path[:] = filter(None, sys.path); from trtops.worker import serve; serve({fd})"
-_LAST_LINES = 20
-_LAST_BYTES = 1 << 16
+_LAST_LINES, _LAST_BYTES = 20, 1 << 16
 _POLL_SECONDS = 1.0
-_PARTING_SECONDS = 5.0
+_CLOSE_SECONDS = 5.0
 _EXIT_SECONDS = 60.0  # after a crash, the kernel may spend a long time writing a core dump
 _ORPHAN_SECONDS = 1.0
 
 # True in a child while it imports the calling script, which must not start another child.
 _importing_script = False
+
+
+@dataclass(frozen=True)
+class _Raised:
+    error: BaseException
 
 
 class Worker:
@@ -90,9 +93,7 @@ class Worker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -120,7 +121,8 @@ class Worker:
             ConfigError: If the call cannot be pickled, or the main part of the calling script is not guarded.
             Exception: Any exception of the function.
         """
-        with self._packed_call(function, args, kwargs) as call, self._lock:
+        # Release the view: a traceback that holds it makes Python 3.12 free the buffer too early.
+        with self._pickled_call(function, args, kwargs) as call, self._lock:
             try:
                 answer = self._answer_to(call, timeout)
             except BaseException:  # after Ctrl-C, the child would answer the next call with this result
@@ -133,21 +135,19 @@ class Worker:
 
     def close(self) -> None:
         """End the child and give it five seconds to clean up."""
-        self._end_child(_PARTING_SECONDS)
+        child, self._child = self._child, None
+        if child is not None:
+            child.close(_CLOSE_SECONDS)
 
     def kill(self) -> None:
         """Kill the child."""
-        self._end_child(0)
-
-    def _end_child(self, seconds: float) -> None:
         child, self._child = self._child, None
         if child is not None:
-            child.close(seconds)
+            child.close(0)
 
-    def _packed_call(
+    def _pickled_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> memoryview:
-        """A pickled call. Release it: a traceback that holds the view makes Python 3.12 free the buffer too early."""
         try:
             return ForkingPickler.dumps((function, args, kwargs))
         except errors.TrtopsError:
@@ -159,36 +159,54 @@ class Worker:
             ) from None
 
     def _answer_to(self, call: memoryview, timeout: float | None) -> Any:
-        child, begun = self._running_child()
-        with _killed_after(child.process, timeout) as expired:
-            try:
-                if not begun:
-                    self._prepare(child)
-                return child.ask(call)
-            except (EOFError, ConnectionError):
-                how = (
-                    f"did not finish within {timeout:g} s and was killed" if expired.is_set() else child.how_it_ended()
+        """Send a call to the child, which is started if necessary, and wait for the answer."""
+        begun = self._child is not None and self._child.alive
+        if not begun:
+            self.close()
+            if self._script and _importing_script:
+                raise errors.ConfigError(
+                    "A child process that imports this script would start another one, and so on: "
+                    'guard the script\'s main part with `if __name__ == "__main__":`.'
                 )
+            self._child = _Child(self._environment, own_output=not self._script, python=self._python)
+            self.starts += 1
+        child = self._child
+        assert child is not None
+        expired = threading.Event()
+
+        def end() -> None:
+            expired.set()
+            child.process.kill()
+
+        timer = None if timeout is None else threading.Timer(timeout, end)
+        if timer is not None:
+            timer.daemon = True
+            timer.start()
+        try:
+            if not begun:
+                self._prepare(child)
+            return child.ask(call)
+        except (EOFError, ConnectionError):
+            how = f"did not finish within {timeout:g} s and was killed" if expired.is_set() else child.how_it_ended()
+        finally:
+            if timer is not None:
+                timer.cancel()
+                timer.join()
+                if expired.is_set():
+                    child.process.wait()
         who = f"{self._name}'s child process" if self._name else "The child process"
         error = errors.WorkerError(f"{who} {how}. Its last output:{child.last_output()}")
         error.timed_out = expired.is_set()
         raise error
 
-    def _running_child(self) -> tuple[_Child, bool]:
-        if self._child is not None and self._child.alive:
-            return self._child, True
-        self.close()
-        if self._script and _importing_script:
-            raise errors.ConfigError(
-                "A child process that imports this script would start another one, and so on: "
-                'guard the script\'s main part with `if __name__ == "__main__":`.'
-            )
-        self._child = _Child(self._environment, own_output=not self._script, python=self._python)
-        self.starts += 1
-        return self._child, False
-
     def _prepare(self, child: _Child) -> None:
-        with self._packed_call(_prepare_child, (_script_preparation() if self._script else None,), {}) as call:
+        preparation = None
+        if self._script:
+            from multiprocessing import spawn
+
+            about = spawn.get_preparation_data("trtops")
+            preparation = {**about, "authkey": bytes(about["authkey"])}  # an AuthenticationString cannot be pickled
+        with self._pickled_call(_prepare_child, (preparation,), {}) as call:
             answer = child.ask(call)
         if isinstance(answer, _Raised):
             if isinstance(answer.error, errors.TrtopsError):
@@ -253,9 +271,8 @@ class _Child:
 
     def last_output(self) -> str:
         size = os.fstat(self.output.fileno()).st_size
-        said = os.pread(self.output.fileno(), _LAST_BYTES, max(0, size - _LAST_BYTES))
-        lines = said.decode(errors="replace").splitlines()[-_LAST_LINES:]
-        return "".join(f"\n  {line}" for line in lines) or " nothing"
+        text = os.pread(self.output.fileno(), _LAST_BYTES, max(0, size - _LAST_BYTES)).decode(errors="replace")
+        return "".join(f"\n  {line}" for line in text.splitlines()[-_LAST_LINES:]) or " nothing"
 
     def close(self, seconds: float) -> None:
         """Close the pipe, which ends the child; kill it if it has not ended after ``seconds``."""
@@ -274,43 +291,6 @@ def _own_code() -> tempfile.TemporaryDirectory[str]:
     folder = tempfile.TemporaryDirectory(prefix=temporary_prefix("code"))
     Path(folder.name, "trtops").symlink_to(Path(__file__).resolve().parent, target_is_directory=True)
     return folder
-
-
-@contextlib.contextmanager
-def _killed_after(process: subprocess.Popen[bytes], seconds: float | None) -> Iterator[threading.Event]:
-    """Kill a process if the block takes longer than ``seconds``; sets the event in that case."""
-    expired = threading.Event()
-    if seconds is None:
-        yield expired
-        return
-
-    def end() -> None:
-        expired.set()
-        process.kill()
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield expired
-    finally:
-        timer.cancel()
-        timer.join()
-        if expired.is_set():
-            process.wait()
-
-
-@dataclass(frozen=True)
-class _Raised:
-    error: BaseException
-
-
-def _script_preparation() -> dict[str, Any]:
-    """The data with which a child imports the calling script, as ``multiprocessing`` does."""
-    from multiprocessing import spawn
-
-    about = spawn.get_preparation_data("trtops")
-    return {**about, "authkey": bytes(about["authkey"])}  # an AuthenticationString refuses to be pickled
 
 
 def _prepare_child(script: Mapping[str, Any] | None) -> None:

@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests import models
+from tests.keys import new_key
 from tests.servers import MlflowServer
 from trtops import signing
 from trtops.ops.auditing.config import AuditConfig
@@ -110,7 +111,7 @@ def many(folder: Path, count: int, served: int) -> None:
 def signing_overhead(folder: Path, rounds: int = 5) -> float:
     """Processor seconds of a signature; builds with and without one, in turn, are told beside it."""
     private, public = folder / "key.pem", folder / "key.pub"
-    signing.new_key(private, public)
+    new_key(private, public)
     model = models.conv_net().write(folder)
     tracker = MlflowTracker(folder / "signed")
     config = ConvertConfig(build=BuildConfig(options=OPTIONS), check=CHECK, rebuild=True)

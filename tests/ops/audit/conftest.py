@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import campaigns, models
+from tests.keys import new_key
 from tests.stores import copy_store
 from trtops import signing
 from trtops.ops.campaign.debug_build import debug_build
@@ -104,7 +105,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Logged]:
     """The store as it was logged: for reading. What writes a run takes ``logged``, or tests see each other's runs."""
     folder = tmp_path_factory.mktemp("audited")
     private, public = folder / "key.pem", folder / "key.pub"
-    signing.new_key(private, public)
+    new_key(private, public)
     tracker = MlflowTracker(folder / "mlruns")
     model = models.conv_net().write(folder)
     with pytest.MonkeyPatch.context() as patch:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.keys import new_key
 from tests.ops.audit.conftest import Logged
 from trtops import errors, signing
 from trtops.cli.main import main
@@ -123,7 +124,7 @@ def test_audit_resumes_after_store_outage(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_resolve_requires_trusted_signature(logged: Logged, pristine: Logged, tmp_path: Path) -> None:
     model = next(pristine.root.parent.glob("moved-conv_net.onnx"))
-    signing.new_key(tmp_path / "other.pem", tmp_path / "other.pub")
+    new_key(tmp_path / "other.pem", tmp_path / "other.pub")
 
     found = resolve(model, tracker=logged.tracker, name="conv_net", keys=[logged.key])
     assert found.run_id == logged.runs["accepted"] and found.signed_by == signing.key_id(logged.key)

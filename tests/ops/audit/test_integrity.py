@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.keys import new_key
 from tests.ops.audit.conftest import Logged
 from trtops import signing
 from trtops.ops.auditing.config import AuditConfig
@@ -180,7 +181,7 @@ def test_forged_and_missing_signatures_are_named(
     logged: Logged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = logged.folder("fp32") / Artifact.SIGNATURE
-    signing.new_key(tmp_path / "forger.pem", tmp_path / "forger.pub")
+    new_key(tmp_path / "forger.pem", tmp_path / "forger.pub")
     monkeypatch.setenv(signing.KEY_VARIABLE, str(tmp_path / "forger.pem"))
     file.write_bytes(signing.sign(signing.peek(file.read_bytes()) or {}))
     monkeypatch.delenv(signing.KEY_VARIABLE)

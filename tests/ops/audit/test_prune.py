@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.keys import new_key
 from tests.servers import MlflowServer
 from trtops import errors, signing
 from trtops.cli.main import main
@@ -78,7 +79,7 @@ def test_gate_keeps_findings_and_drops_engine() -> None:
 
 
 def test_audit_of_pruned_run_finds_changes(tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    signing.new_key(tmp_path / "k.pem", tmp_path / "k.pub")
+    new_key(tmp_path / "k.pem", tmp_path / "k.pub")
     monkeypatch.setenv(signing.KEY_VARIABLE, str(tmp_path / "k.pem"))
     run = logged(tracker, "bad")
     monkeypatch.delenv(signing.KEY_VARIABLE)  # whoever drops needs no key
