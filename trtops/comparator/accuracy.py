@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import (
     Callable,
-    ItemsView,
     Iterable,
     Iterator,
-    KeysView,
     Mapping,
-    MutableMapping,
     Sequence,
-    ValuesView,
 )
-from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, cast, overload
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from trtops import errors, json
 from trtops.comparator.metric_results import CompareResult
@@ -32,14 +29,13 @@ RunnerPair: TypeAlias = tuple[str, str]
 Thresholds: TypeAlias = "Threshold | Mapping[str, Threshold]"
 
 
-class AccuracyResult(MutableMapping[RunnerPair, list[dict[str, Match]]]):
+class AccuracyResult(UserDict[RunnerPair, list[dict[str, Match]]]):
     """Results of one compare function: a match per output, for each pair of runners and iteration; true if all match.
 
     A match is true or false, or an object with numbers and a truth value, such as an
     :class:`~trtops.comparator.metric_results.OutputCompareResult`.
 
     Attributes:
-        dct: The matches.
         aggregation: ``per_sample`` evaluates every iteration, ``average`` each number's mean over all iterations.
     """
 
@@ -49,27 +45,16 @@ class AccuracyResult(MutableMapping[RunnerPair, list[dict[str, Match]]]):
         aggregation: Aggregation = "per_sample",
     ) -> None:
         """Hold matches by pair of runners' names."""
-        self.dct: dict[RunnerPair, list[dict[str, Match]]] = dict(dct or {})
+        super().__init__(dct or {})
         self.aggregation: Aggregation = aggregation
 
-    def __getitem__(self, pair: RunnerPair) -> list[dict[str, Match]]:
-        try:
-            return self.dct[pair]
-        except KeyError:
-            known = ", ".join(map(repr, self.dct)) or "none"
-            raise KeyError(f"{pair!r} was not compared; compared: {known}") from None
+    @property
+    def dct(self) -> dict[RunnerPair, list[dict[str, Match]]]:
+        """The matches."""
+        return self.data
 
-    def __setitem__(self, pair: RunnerPair, iterations: list[dict[str, Match]]) -> None:
-        self.dct[pair] = iterations
-
-    def __delitem__(self, pair: RunnerPair) -> None:
-        del self.dct[pair]
-
-    def __iter__(self) -> Iterator[RunnerPair]:
-        return iter(self.dct)
-
-    def __len__(self) -> int:
-        return len(self.dct)
+    def __missing__(self, pair: RunnerPair) -> Any:
+        raise KeyError(f"{pair!r} was not compared; compared: {', '.join(map(repr, self)) or 'none'}")
 
     def __bool__(self) -> bool:
         if self.aggregation == "average":
@@ -87,21 +72,13 @@ class AccuracyResult(MutableMapping[RunnerPair, list[dict[str, Match]]]):
         return pair
 
     def stats(self, runner_pair: RunnerPair | None = None) -> tuple[int, int, int]:
-        """The number of iterations that matched, that mismatched, and of all.
-
-        Args:
-            runner_pair: The runners' names; the first pair by default.
-        """
+        """The number of iterations that matched, that mismatched, and of all; of the first pair by default."""
         iterations = self[self._pair_or_first(runner_pair)]
         matched = sum(all(bool(m) for m in matches.values()) for matches in iterations)
         return matched, len(iterations) - matched, len(iterations)
 
     def percentage(self, runner_pair: RunnerPair | None = None) -> float:
-        """The share of iterations that matched, between 0 and 1; 1 if there were none.
-
-        Args:
-            runner_pair: The runners' names; the first pair by default.
-        """
+        """The share of iterations that matched, between 0 and 1; 1 without iterations."""
         if not self.dct:
             return 1.0
         matched, _, total = self.stats(runner_pair)
@@ -135,10 +112,7 @@ class AccuracyResult(MutableMapping[RunnerPair, list[dict[str, Match]]]):
         return found
 
     def average_results(self, runner_pair: RunnerPair | None = None) -> dict[str, CompareResult]:
-        """Each output's numbers averaged over the iterations, with their thresholds.
-
-        Args:
-            runner_pair: The runners' names; the first pair by default.
+        """Each output's numbers averaged over the iterations, with their thresholds; of the first pair by default.
 
         Raises:
             ComparisonError: If an iteration has no numbers for an output, as after a mismatch of shapes.
@@ -157,11 +131,7 @@ class AccuracyResult(MutableMapping[RunnerPair, list[dict[str, Match]]]):
         return averages
 
     def describe_average(self, runner_pair: RunnerPair | None = None) -> dict[str, tuple[str, bool]]:
-        """A line for the log and a verdict per output of :meth:`average_results`.
-
-        Args:
-            runner_pair: The runners' names; the first pair by default.
-        """
+        """A line for the log and a verdict per output of :meth:`average_results`."""
         described = {name: result.describe() for name, result in self.average_results(runner_pair).items()}
         return {name: line for name, line in described.items() if line is not None}
 
@@ -223,10 +193,6 @@ class AccuracyResults:
     def __len__(self) -> int:
         return len(self.lst)
 
-    @overload
-    def __getitem__(self, key: int) -> AccuracyResult: ...
-    @overload
-    def __getitem__(self, key: RunnerPair) -> list[dict[str, Match]]: ...
     def __getitem__(self, key: int | RunnerPair) -> Any:
         return self.lst[key] if isinstance(key, int) else self._only_result()[key]
 
@@ -248,25 +214,10 @@ class AccuracyResults:
             )
         return self.lst[0]
 
-    def keys(self) -> KeysView[RunnerPair]:
-        """The pairs of runners, if there is one result."""
-        return self._only_result().keys()
-
-    def values(self) -> ValuesView[list[dict[str, Match]]]:
-        """The matches, if there is one result."""
-        return self._only_result().values()
-
-    def items(self) -> ItemsView[RunnerPair, list[dict[str, Match]]]:
-        """The pairs of runners and their matches, if there is one result."""
-        return self._only_result().items()
-
-    def stats(self, runner_pair: RunnerPair | None = None) -> tuple[int, int, int]:
-        """As :meth:`AccuracyResult.stats`, if there is one result."""
-        return self._only_result().stats(runner_pair)
-
-    def percentage(self, runner_pair: RunnerPair | None = None) -> float:
-        """As :meth:`AccuracyResult.percentage`, if there is one result."""
-        return self._only_result().percentage(runner_pair)
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("keys", "values", "items", "stats", "percentage"):
+            raise AttributeError(f"AccuracyResults has no attribute {name!r}")
+        return getattr(self._only_result(), name)
 
     def output_names(self) -> list[str]:
         """The outputs that any function compared, in order of appearance."""

@@ -1,12 +1,13 @@
-"""What runs leave: outputs by runner, iteration and name; saved in Polygraphy's format."""
+"""Results of runs: outputs by runner, iteration and name, saved in Polygraphy's format."""
 
 from __future__ import annotations
 
 import os
 import weakref
+from collections import UserList
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
-from typing import IO, Any, TypeAlias, TypeVar, overload
+from typing import IO, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -22,23 +23,23 @@ T = TypeVar("T")
 
 
 class LazyArray:
-    """An array that is kept in a temporary file if it is larger than ``trtops.config.ARRAY_SWAP_THRESHOLD_MB``.
+    """An array, kept in a temporary file if it is larger than ``trtops.config.ARRAY_SWAP_THRESHOLD_MB``.
 
     Attributes:
-        arr: The array, or None while it is in a file.
+        arr: The array; None if it is in a file.
     """
 
     __slots__ = ("__weakref__", "_path", "arr")
 
     def __init__(self, arr: Any) -> None:
-        """Hold a numpy array or torch tensor; large ones are moved to a file, deleted with this object."""
+        """Hold a numpy array or torch tensor; the file of a large one is deleted with this object."""
         self.arr = arr
         self._path: Path | None = None
         limit = config.ARRAY_SWAP_THRESHOLD_MB
         if limit >= 0 and isinstance(arr, np.ndarray) and arr.nbytes > limit << 20:
             import tempfile
 
-            from trtops.processes import temporary_prefix  # both are imported where they are needed
+            from trtops.processes import temporary_prefix
 
             handle, name = tempfile.mkstemp(prefix=temporary_prefix("arrays"), suffix=".npz")
             os.close(handle)
@@ -48,7 +49,7 @@ class LazyArray:
             self.arr = None
 
     def load(self) -> Any:
-        """The array; read from its file each time if it is in one."""
+        """The array, read from its file if it is in one."""
         return self.arr if self._path is None else json.load_json(self._path)
 
     def __deepcopy__(self, memo: object) -> LazyArray:
@@ -76,9 +77,9 @@ class IterationResult(MutableMapping[str, Any]):
     """The outputs of one inference by name, in the model's order: arrays in host memory (or torch tensors).
 
     Attributes:
-        runtime: Seconds that the inference took, or None if not known.
-        runner_name: Who made them.
-        dct: The outputs as they are kept.
+        runtime: Seconds that the inference took; None if not known.
+        runner_name: The runner's name.
+        dct: The outputs as :class:`LazyArray`.
     """
 
     __slots__ = ("dct", "runner_name", "runtime")
@@ -89,13 +90,7 @@ class IterationResult(MutableMapping[str, Any]):
         runtime: float | None = None,
         runner_name: str | None = None,
     ) -> None:
-        """Hold outputs; the arrays are not copied.
-
-        Args:
-            outputs: Arrays by output name.
-            runtime: Seconds that the inference took.
-            runner_name: Who made them; ``custom_runner`` if not given.
-        """
+        """Hold outputs; the arrays are not copied. The runner's name is ``custom_runner`` by default."""
         self.dct: dict[str, LazyArray] = {}
         self.runtime = runtime
         self.runner_name = "custom_runner" if runner_name is None else runner_name
@@ -149,25 +144,27 @@ def _decode_iteration(members: dict[str, Any]) -> IterationResult:
     if not isinstance(outputs, dict) or not all(
         isinstance(o, (LazyArray, np.ndarray)) or is_torch(o) for o in outputs.values()
     ):
-        raise errors.FormatError("the outputs of an IterationResult are no arrays by name")
+        raise errors.FormatError("the outputs of an IterationResult are not arrays by name")
     if runtime is not None and not isinstance(runtime, (int, float)):
         raise errors.FormatError(f"the runtime of an IterationResult is {runtime!r:.80}; expected seconds")
     return IterationResult(outputs, runtime, str(members["runner_name"]))
 
 
-class RunResults:
-    """The iterations of each runner, in the order in which they ran: a list of pairs that also answers to names.
+class RunResults(UserList[tuple[str, list[IterationResult]]]):
+    """The iterations of each runner, in the order in which they ran: a list of pairs that can be indexed by name.
 
-    ``results["runner"]`` is the runner's list of :class:`IterationResult`, ``results[0]`` the pair of name and list.
-    Two runners may have the same name; a name then means the first.
-
-    Attributes:
-        lst: The pairs.
+    ``results["runner"]`` is the runner's list of :class:`IterationResult`, ``results[0]`` the pair of name and list. If
+    two runners have the same name, the name means the first. ``lst`` is the list.
     """
 
     def __init__(self, lst: Iterable[tuple[str, list[IterationResult]]] | None = None) -> None:
         """Hold pairs of a runner's name and its iterations."""
-        self.lst: list[tuple[str, list[IterationResult]]] = [] if lst is None else list(lst)
+        super().__init__(() if lst is None else lst)
+
+    @property
+    def lst(self) -> list[tuple[str, list[IterationResult]]]:
+        """The pairs."""
+        return self.data
 
     def items(self) -> Iterator[tuple[str, list[IterationResult]]]:
         """Pairs of a runner's name and its iterations."""
@@ -182,7 +179,7 @@ class RunResults:
         return (iterations for _, iterations in self.lst)
 
     def update(self, other: Mapping[str, list[IterationResult]] | RunResults) -> RunResults:
-        """Put in another run's runners, in the place of those of the same name; returns the results themselves."""
+        """Add another run's runners, replacing those of the same name; returns the results themselves."""
         for name, iterations in other.items():
             self[name] = iterations
         return self
@@ -190,31 +187,11 @@ class RunResults:
     def add(
         self, out_list: Iterable[Mapping[str, Any]], runtime: float | None = None, runner_name: str | None = None
     ) -> None:
-        """Put in a runner from plain outputs.
-
-        Args:
-            out_list: The outputs of each iteration: arrays by name.
-            runtime: Seconds that each inference took.
-            runner_name: The runner; ``custom_runner`` if not given.
-        """
+        """Add a runner from plain outputs: arrays by name for each iteration."""
         iterations = [IterationResult(outputs, runtime, runner_name) for outputs in out_list]
         self["custom_runner" if runner_name is None else runner_name] = iterations
 
-    def append(self, elem: tuple[str, list[IterationResult]]) -> None:
-        """Add a runner at the end, even if there is one of its name."""
-        self.lst.append(elem)
-
-    def extend(self, elems: Iterable[tuple[str, list[IterationResult]]]) -> None:
-        """Add runners at the end."""
-        self.lst.extend(elems)
-
-    @overload
-    def __getitem__(self, key: str) -> list[IterationResult]: ...
-    @overload
-    def __getitem__(self, key: int) -> tuple[str, list[IterationResult]]: ...
-    @overload
-    def __getitem__(self, key: slice) -> RunResults: ...
-    def __getitem__(self, key: str | int | slice) -> Any:
+    def __getitem__(self, key: Any) -> Any:
         if isinstance(key, int):
             return self.lst[key]
         if isinstance(key, slice):
@@ -224,7 +201,7 @@ class RunResults:
                 return iterations
         raise errors.ComparisonError(f"There are no results of a runner {key!r}. {errors.near(key, self.keys())}")
 
-    def __setitem__(self, key: str | int, value: Any) -> None:
+    def __setitem__(self, key: Any, value: Any) -> None:
         if isinstance(key, int):
             self.lst[key] = value
             return
@@ -237,16 +214,10 @@ class RunResults:
     def __contains__(self, key: object) -> bool:
         return any(key in (name, (name, iterations)) for name, iterations in self.lst)
 
-    def __iter__(self) -> Iterator[tuple[str, list[IterationResult]]]:
-        return iter(self.lst)
-
-    def __len__(self) -> int:
-        return len(self.lst)
-
     def __eq__(self, other: object) -> bool:
         return self.lst == other.lst if isinstance(other, RunResults) else NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
     def __repr__(self) -> str:
         return f"RunResults({self.lst!r})"
@@ -258,9 +229,9 @@ class RunResults:
 
     @staticmethod
     def concat(runs: Iterable[RunResults]) -> RunResults:
-        """Join what :meth:`split` took apart: the iterations of runners of the same name, one after the other.
+        """Join iterations of runners of the same name, the inverse of :meth:`split`.
 
-        Runners that share a name within one run stay apart, matched by their order.
+        Runners that share a name within one run are matched by their order.
         """
         joined: dict[tuple[str, int], list[IterationResult]] = {}
         for run in runs:
@@ -279,25 +250,22 @@ class RunResults:
         """Read what :meth:`to_json` wrote.
 
         Raises:
-            FormatError: If the text is damaged, or holds something else.
+            FormatError: If the text is damaged, or of another kind.
         """
         return expect(RunResults, json.from_json(src), "the text")
 
     def save(self, dest: PathLike | IO[str] | IO[bytes]) -> None:
-        """Save to a path, or as JSON to an open file.
-
-        A path that ends in ``.npz`` gets trtops's fast format, any other Polygraphy's JSON; see :mod:`trtops.json`.
-        """
+        """Save to a path or an open file: ``.npz`` in our fast format, anything else as Polygraphy's JSON."""
         json.save_json(self, dest, "inference results")
 
     def save_iterations(self, directory: PathLike) -> None:
-        """Save to a new or empty directory, one file per iteration, as :meth:`load_streaming` reads them.
+        """Save to a new or empty directory, one file per iteration; the inverse of :meth:`load_streaming`.
 
         Raises:
-            ConfigError: If the directory holds something, or its name has an ending.
+            ConfigError: If the directory is not empty, or its name has a suffix.
         """
         if (writer := IterationWriter[RunResults](directory, description="inference results")).single_file:
-            raise errors.ConfigError(f"{directory} has an ending, which names a single file. Use save() for that.")
+            raise errors.ConfigError(f"{directory} has a suffix, which means a single file. Use save() for that.")
         for run in self.split():
             writer.append(run)
 
@@ -306,7 +274,7 @@ class RunResults:
         """Load what :meth:`save` or :meth:`save_iterations` wrote, here or in Polygraphy.
 
         Raises:
-            FormatError: If the file is damaged, or holds something else.
+            FormatError: If the file is damaged, or of another kind.
         """
         if isinstance(src, (str, os.PathLike)) and os.path.isdir(src):
             return RunResults.concat(RunResults.load_streaming(src))
@@ -314,18 +282,14 @@ class RunResults:
 
     @staticmethod
     def load_streaming(path: PathLike | Sequence[PathLike], allow_dirs: bool = True) -> Iterator[RunResults]:
-        """Load one iteration at a time.
+        """Load results one iteration at a time.
 
         Args:
-            path: A directory of iterations, loaded one at a time; or a file, which is loaded whole; or
-                several of these, one after the other.
-            allow_dirs: Whether directories are taken.
-
-        Yields:
-            Results with one iteration per runner.
+            path: A directory of iterations, loaded one by one; a file, loaded whole; or several of these.
+            allow_dirs: Whether directories are accepted.
 
         Raises:
-            FormatError: If a file is damaged, or holds something else.
+            FormatError: If a file is damaged, or of another kind.
         """
         return iterate_files(path, lambda file: RunResults.load(file).split(), allow_dirs)
 
@@ -339,12 +303,12 @@ def _encode_run(results: RunResults) -> dict[str, Any]:
 def _decode_run(members: dict[str, Any]) -> RunResults:
     pairs = [(str(name), list(iterations)) for name, iterations in members["lst"]]
     if not all(isinstance(i, IterationResult) for _, iterations in pairs for i in iterations):
-        raise errors.FormatError("the iterations of a RunResults are no IterationResults")
+        raise errors.FormatError("the iterations of a RunResults are not IterationResults")
     return RunResults(pairs)
 
 
 def expect(kind: type[T], found: object, where: str) -> T:
-    """What was read, if it is of a kind; FormatError if not."""
+    """Return a value that was read; raises FormatError if it is of another kind."""
     if not isinstance(found, kind):
         hint = " It may hold inputs: load it with trtops.json.load_json." if isinstance(found, (list, dict)) else ""
         raise errors.FormatError(f"{where} holds a {type(found).__name__}; expected {kind.__name__}.{hint}")
