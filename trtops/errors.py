@@ -151,29 +151,6 @@ class WorkerError(BackendError):
     timed_out = False
 
 
-class _ErrorWithResult(TrtopsError):
-    """Raised by flows, whose state must be failed; ops return the result instead.
-
-    Attributes:
-        result: The op's result.
-    """
-
-    def __init__(self, message: str, result: object = None) -> None:
-        super().__init__(message)
-        self.result = result
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (str(self), self.result)
-
-
-class AuditError(_ErrorWithResult):
-    """Runs did not pass an audit; ``result`` is a :class:`trtops.ops.AuditResult`."""
-
-
-class BuildListError(_ErrorWithResult):
-    """Builds of a model list failed; ``result`` is a :class:`trtops.ops.BuildListResult`."""
-
-
 class ReproductionError(TrtopsError):
     """A bundle would not repeat the verdict that it reports."""
 

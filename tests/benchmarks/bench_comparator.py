@@ -58,16 +58,6 @@ def compare(tool: str, elements: int, outputs: int, folder: str) -> Callable[[],
     return lambda: function(first, second)
 
 
-def verdict(tool: str, elements: int, outputs: int, folder: str) -> Callable[[], object]:
-    """Whether any element exceeds the tolerances; `theirs` is reading both arrays once."""
-    from trtops.comparator import within
-
-    noisy, golden = _arrays(elements)
-    if tool == "theirs":
-        return lambda: (noisy["out0"].max(), golden["out0"].max())
-    return lambda: within(noisy["out0"], golden["out0"], atol=1e-2)
-
-
 def _saved(tool: str, elements: int, folder: str, ending: str):
     comparator, _ = _library(tool)
     results = comparator.RunResults()
@@ -175,19 +165,6 @@ def _case(case: str, tool: str, elements: int, outputs: int, repeat: int) -> dic
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _best_of(case: str, elements: int, outputs: int, repeat: int) -> list[dict[str, float]]:
-    """What each tool needs, the least of several processes that take turns where a case takes only milliseconds.
-
-    How fast memory can be read depends on what else the machine does, for seconds at a time.
-    """
-    rounds = _TURNS if case == "verdict" else 1
-    found = [[_case(case, tool, elements, outputs, repeat) for tool in ("ours", "theirs")] for _ in range(rounds)]
-    return [min(runs, key=lambda run: run["seconds"]) for runs in zip(*found)]
-
-
-_TURNS = 4
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--full", action="store_true", help="large arrays: minutes, and gigabytes of memory")
@@ -202,7 +179,6 @@ def main() -> int:
         (f"compare, {small:.0e} float32", "compare", small, 1, 3, 0.25),
         (f"compare, {large:.0e} float32", "compare", large, 1, 3, 0.25),
         ("compare, 500 outputs of 1e4", "compare", 10_000, 500, 5, 0.1),
-        (f"verdict alone, {large:.0e} (vs reading)", "verdict", large, 1, 40, 2.0),
         (f"save JSON, {small * 10 // 1_000_000} MB", "save_json", small * 5 // 2, 1, 3, 0.4),
         (f"save JSON, {large * 10 // 1_000_000} MB", "save_json", large * 5 // 2, 1, 1, 0.4),
         (f"load JSON, {small * 10 // 1_000_000} MB", "load_json", small * 5 // 2, 1, 3, 1.0),
@@ -215,7 +191,7 @@ def main() -> int:
     missed = False
     print(f"{'':40} {'trtops':>10} {'Polygraphy':>10} {'ratio':>7} {'target':>7} {'trtops MB':>10} {'theirs MB':>10}")
     for title, case, elements, outputs, repeat, target in table:
-        ours, theirs = _best_of(case, elements, outputs, repeat)
+        ours, theirs = (_case(case, tool, elements, outputs, repeat) for tool in ("ours", "theirs"))
         ratio = ours["seconds"] / theirs["seconds"]
         missed |= ratio > target
         print(

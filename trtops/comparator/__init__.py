@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from trtops.comparator.metrics import OutputStatistics as OutputStatistics
     from trtops.comparator.metrics import Quantile as Quantile
     from trtops.comparator.metrics import statistics as statistics
-    from trtops.comparator.metrics import within as within
     from trtops.comparator.postprocess import BasePostprocessFunc as BasePostprocessFunc
     from trtops.comparator.postprocess import PostprocessFunc as PostprocessFunc
     from trtops.comparator.postprocess import TopKPostprocessFunc as TopKPostprocessFunc

@@ -30,7 +30,7 @@ import numpy as np
 from trtops import errors
 from trtops.comparator.arrays import Array, dtype_name, holds_strings, to_numpy
 from trtops.comparator.limits import most
-from trtops.comparator.metrics.difference import BLOCK, EPSILON, difference_of
+from trtops.comparator.metrics.difference import EPSILON, difference_of
 from trtops.comparator.metrics.quantiles import measure_in_one_pass
 from trtops.comparator.metrics.rows import likely_axis
 from trtops.comparator.metrics.totals import Totals, largest_finite
@@ -45,7 +45,6 @@ __all__ = [
     "elementwise",
     "statistics",
     "statistics_of_iterations",
-    "within",
 ]
 
 QUANTILES = (0.9, 0.99, 0.999)
@@ -251,7 +250,10 @@ def statistics_of_iterations(
     first, first_reference = arrays[0]
     dtypes = dtype_name(first), dtype_name(first_reference)
     for a, b in arrays:
-        _require_same_shape(a, b)
+        if a.shape != b.shape:
+            raise errors.ComparisonError(
+                f"The output has shape {a.shape}, its reference {b.shape}; they must be equal."
+            )
         if (dtype_name(a), dtype_name(b)) != dtypes:
             raise errors.ComparisonError(
                 f"The dtypes change between iterations, from {dtypes[0]} and {dtypes[1]} to {a.dtype} and {b.dtype}."
@@ -295,11 +297,6 @@ def statistics_of_iterations(
     )
 
 
-def _require_same_shape(a: Array, b: Array) -> None:
-    if a.shape != b.shape:
-        raise errors.ComparisonError(f"The output has shape {a.shape}, its reference {b.shape}; they must be equal.")
-
-
 def _without_clamped(arrays: list[Pair]) -> tuple[list[Pair], int]:
     """The arrays with 0 on both sides where both stand for infinity, and the number of these elements."""
     kept, count = [], 0
@@ -310,35 +307,6 @@ def _without_clamped(arrays: list[Pair]) -> tuple[list[Pair], int]:
             a, b = (np.where(same, side.dtype.type(0), side) for side in (a, b))
         kept.append((a, b))
     return kept, count
-
-
-def within(actual: object, reference: object, *, atol: float = 1e-5, rtol: float = 1e-5) -> bool:
-    """Whether no element violates the tolerances, at little more than the cost of reading both arrays.
-
-    Raises:
-        ComparisonError: If shapes differ, or only one side holds strings.
-    """
-    a, b = to_numpy(actual, "The output"), to_numpy(reference, "The reference")
-    _require_same_shape(a, b)
-    differ = difference_of(a, b, False, False)
-    fast = a.dtype == b.dtype == np.float32 and 0 <= atol < math.inf
-    flat_a, flat_b = a.reshape(-1), b.reshape(-1)
-    # A float32 difference is off by at most one part in 2^24, so blocks within this bound are within for certain.
-    surely = np.float32(atol * (1 - 1e-6))
-    step = 16 * BLOCK  # two megabytes: more calls cost more than the processor's cache saves
-    scratch = np.empty(min(a.size, step), np.float32)
-    with np.errstate(all="ignore"):
-        for start in range(0, a.size, step):
-            x, y = flat_a[start : start + step], flat_b[start : start + step]
-            if fast:
-                d = np.subtract(x, y, out=scratch[: x.size])
-                if max(d.max(), -d.min()) <= surely:
-                    continue
-            _, reference_block, d = differ(x, y)
-            bad = ~(d <= most(atol))
-            if bad.any() and not (differ.relative(d[bad], reference_block[bad]) <= most(rtol)).all():
-                return False
-    return True
 
 
 def elementwise(actual: Array, reference: Array) -> Pair:
