@@ -191,6 +191,14 @@ class RunResults(UserList[tuple[str, list[IterationResult]]]):
         iterations = [IterationResult(outputs, runtime, runner_name) for outputs in out_list]
         self["custom_runner" if runner_name is None else runner_name] = iterations
 
+    def append(self, elem: tuple[str, list[IterationResult]]) -> None:
+        """Add a runner at the end, even if there is another one of its name."""
+        self.data.append(elem)
+
+    def extend(self, elems: Iterable[tuple[str, list[IterationResult]]]) -> None:
+        """Add runners at the end."""
+        self.data.extend(elems)
+
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, int):
             return self.lst[key]
