@@ -1,22 +1,19 @@
 """The contract of the tracking store: a tracker keeps runs, and a run keeps what one piece of work did.
 
 Ops write to a :class:`Run` and read a :class:`StoredRun`; neither they nor this module know MLflow. The implementations pass
-one test suite (``tests/contracts/tracker.py``): :mod:`trtops.tracking.memory` for tests, :mod:`trtops.tracking.mlflow` over a
-local store and over a server, and :mod:`trtops.tracking.offline` in front of either.
-
-Rules for every implementation:
+one test suite (``tests/contracts/tracker.py``): :mod:`trtops.tracking.memory`, :mod:`trtops.tracking.mlflow` over a local
+store and over a server, and :mod:`trtops.tracking.offline` in front of either. Rules for all of them:
 
 * Calls are safe from any thread and process; nothing depends on a "current" run.
 * Logging the same thing twice changes nothing. A param cannot change its value; a tag or metric can.
-* Metric names are given as parts, ``("error", "gpu_0/softmax:1", "max_abs")``, of any text
-  (:mod:`trtops.tracking.schema`).
+* Metric names are given as parts, ``("error", "gpu_0/softmax:1", "max_abs")``, of any text.
 * An artifact appears whole or not at all. The manifest, which names every artifact with its size and SHA-256, is
   written last, by :meth:`Run.finish`. A run without a manifest is incomplete.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -26,6 +23,7 @@ from trtops.tracking.records import Manifest as Manifest
 from trtops.tracking.records import RegisteredVersion as RegisteredVersion
 from trtops.tracking.records import RunInfo as RunInfo
 from trtops.tracking.records import RunStatus as RunStatus
+from trtops.tracking.records import Tags as Tags
 from trtops.tracking.records import incomplete as incomplete
 from trtops.tracking.run import NO_RUN as NO_RUN
 from trtops.tracking.run import Run as Run
@@ -39,7 +37,7 @@ class Tracker(Protocol):
     """Keeps runs in experiments, and a registry of accepted engines.
 
     A registered model has numbered versions; a version is one artifact of one run. An alias points to one version and can be
-    moved to another.
+    moved to another. Methods that take a run's id raise ``RunNotFoundError`` if there is no such run.
 
     Attributes:
         lock_folder: Folder of the locks on its runs, shared by all processes that reach them on this machine; None if the
@@ -49,26 +47,12 @@ class Tracker(Protocol):
     lock_folder: Path | None
 
     def start(
-        self,
-        experiment: str,
-        name: str,
-        *,
-        kind: Kind,
-        tags: Mapping[str, str] | None = None,
-        parent: str | None = None,
+        self, experiment: str, name: str, *, kind: Kind, tags: Tags | None = None, parent: str | None = None
     ) -> Run:
-        """Begin a run. Prefer :func:`tracked`, which also ends it.
-
-        Args:
-            experiment: The experiment's name; made if missing.
-            name: The run's name.
-            kind: The kind of work (:data:`trtops.tracking.schema.KINDS`).
-            tags: Further tags.
-            parent: Id of the parent run.
+        """Begin a run, in an experiment that is made if missing. Prefer :func:`tracked`, which also ends it.
 
         Raises:
-            ConfigError: If the kind is unknown, or a name is empty or too long (500 characters for an experiment's, 250
-                for a run's).
+            ConfigError: If the kind is unknown, or a name is empty or too long.
             StoreError: If the store cannot be used as it is.
             TrackingUnavailableError: If it does not answer.
         """
@@ -86,18 +70,13 @@ class Tracker(Protocol):
         ...
 
     def info(self, run_id: str) -> RunInfo:
-        """A run's tags, params and metrics, whether it is complete or not.
-
-        Raises:
-            RunNotFoundError: If there is no run with this id.
-        """
+        """A run's tags, params and metrics, whether it is complete or not."""
         ...
 
     def load(self, run_id: str) -> StoredRun:
         """A complete run.
 
         Raises:
-            RunNotFoundError: If there is no run with this id.
             IncompleteRunError: If it has no manifest.
         """
         ...
@@ -106,7 +85,7 @@ class Tracker(Protocol):
         self,
         experiment: str | None = None,
         *,
-        tags: Mapping[str, str] | None = None,
+        tags: Tags | None = None,
         parent: str | None = None,
         status: RunStatus | None = None,
         limit: int | None = None,
@@ -115,13 +94,10 @@ class Tracker(Protocol):
         ...
 
     def close(self, run_id: str, why: str) -> RunInfo:
-        """End a run whose process can no longer do it; no effect if it has ended.
+        """End a run whose process is known to be gone; no effect if it has ended.
 
         A run that has its manifest becomes ``finished``, since only the status was missing. Any other becomes ``killed``,
-        with ``why`` as the tag ``trtops.error``. Use it only if the process is known to be gone (:func:`trtops.tracking.check.reap`).
-
-        Raises:
-            RunNotFoundError: If there is no run with this id.
+        with ``why`` as the tag ``trtops.error``.
         """
         ...
 
@@ -131,50 +107,24 @@ class Tracker(Protocol):
         Its params, tags, metrics and artifacts stay. It is running again, owned by this process, without error and verdict.
 
         Raises:
-            RunNotFoundError: If there is no run with this id.
-            LogError: If it is complete, or its process may still be writing it: a live process, or one of another machine
-                (:meth:`close` the run if that machine is gone).
+            LogError: If it is complete, or its process may still be writing it.
         """
         ...
 
     def drop(self, run_id: str, paths: Collection[str], why: str) -> Manifest:
-        """Remove artifacts of a complete run. The manifest that says so is written first.
-
-        Args:
-            run_id: The run.
-            paths: Artifacts of it; missing ones are skipped.
-            why: The rule that removes them, reported to users who look for them.
-
-        Returns:
-            The new manifest.
+        """Remove artifacts of a complete run for a reason. The new manifest, which lists them as dropped, is written first.
 
         Raises:
-            RunNotFoundError: If there is no such run.
-            IncompleteRunError: If it has no manifest.
+            IncompleteRunError: If the run has no manifest.
         """
         ...
 
     def peek(self, run_id: str, path: str) -> bytes | None:
-        """An artifact of a run that need not be complete; None if it has none with that path.
-
-        The content is not checked. Where that matters, keep a digest in a tag, or use a format that has its own.
-
-        Raises:
-            RunNotFoundError: If there is no run with this id.
-        """
+        """An artifact of a run that need not be complete; None if it has none with that path. It is not checked."""
         ...
 
-    def register(
-        self, name: str, run_id: str, path: str, *, alias: str, tags: Mapping[str, str] | None = None
-    ) -> RegisteredVersion:
-        """Add a version and make an alias point to it.
-
-        Args:
-            name: The registered model; made if missing.
-            run_id: A complete run.
-            path: The artifact in it.
-            alias: Letters, digits, ``_`` and ``-``.
-            tags: Tags of the version.
+    def register(self, name: str, run_id: str, path: str, *, alias: str, tags: Tags | None = None) -> RegisteredVersion:
+        """Add an artifact of a complete run as a version of a model, made if missing, and make an alias point to it.
 
         Raises:
             ConfigError: If the alias or the name is not allowed.
@@ -206,7 +156,7 @@ def tracked(
     name: str,
     *,
     kind: Kind,
-    tags: Mapping[str, str] | None = None,
+    tags: Tags | None = None,
     parent: str | None = None,
 ) -> Iterator[Run]:
     """A run that always ends: failed, with the message, if the block raises; finished otherwise.

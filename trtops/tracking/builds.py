@@ -1,7 +1,6 @@
-"""Builds in the memory: what one build leaves in a run, and how it is read back.
+"""Builds in the tracking store: logging a build to its run, and reading it back.
 
-:func:`load_build` is the inverse of :func:`log_spec` and :func:`log_build`. All names come from
-:mod:`trtops.tracking.schema`.
+:func:`load_build` is the inverse of :func:`log_spec` and :func:`log_build`.
 """
 
 from __future__ import annotations
@@ -21,20 +20,21 @@ from trtops.tactics.record import TacticRecord
 from trtops.tracking import schema
 from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker, incomplete
 from trtops.tracking.pyfunc import mlmodel
+from trtops.tracking.schema import Artifact, Metric, Tag
 
 log = logging.getLogger(__name__)
 
 _OTHER_BYTES = 1 << 20
-ENGINE_STEM = f"{schema.Artifact.ENGINE}engine"
+ENGINE_STEM = f"{Artifact.ENGINE}engine"
 
 
 def build_key(spec: BuildSpec, environment: Environment) -> str:
-    """SHA-256 that two builds share if one can replace the other: same spec, same build environment."""
+    """The SHA-256 of interchangeable builds: those with the same spec and build environment."""
     return digest([spec.digest, environment.build_digest()])
 
 
 def expected_bytes(model: Model, *, keep_model: bool = False) -> int:
-    """How many bytes a build of a model may leave: an engine is about as large as its model, and logs are small."""
+    """An estimate of the bytes of a build's artifacts: an engine is about as large as its model, and logs are small."""
     return (2 if keep_model else 1) * _bytes_of(model) + _OTHER_BYTES
 
 
@@ -44,63 +44,56 @@ def _bytes_of(model: Model) -> int:
 
 
 def log_spec(run: Run, spec: BuildSpec, environment: Environment, *, reusable: bool = True) -> None:
-    """Log, before a build, what is to be built and where.
+    """Log the spec and the environment of a build before it begins.
 
     Args:
         run: The run.
-        spec: What is asked for.
-        environment: Where.
+        spec: The spec.
+        environment: The environment.
         reusable: Whether later builds of the same spec may reuse this engine; not in campaigns, whose engines may be bad.
     """
     if reusable:
-        run.set_tags({schema.Tag.BUILD_KEY: build_key(spec, environment)})
-    run.set_tags(
-        {
-            schema.Tag.MODEL_SHA256: spec.model_sha256,
-            schema.Tag.SPEC_SHA256: spec.digest,
-            **environment_tags(environment),
-        }
-    )
+        run.set_tags({Tag.BUILD_KEY: build_key(spec, environment)})
+    digests = {Tag.MODEL_SHA256: spec.model_sha256, Tag.SPEC_SHA256: spec.digest}
+    run.set_tags(digests | environment_tags(environment))
     run.log_params(schema.flat_params(spec.config) | environment_params(environment))
-    run.log_json(spec, schema.Artifact.SPEC)
-    run.log_json(environment, schema.Artifact.ENVIRONMENT)
+    run.log_json(spec, Artifact.SPEC)
+    run.log_json(environment, Artifact.ENVIRONMENT)
 
 
 def log_build(run: Run, build: Build, engine_suffix: str) -> None:
     """Log a finished build: engine, tactics, layers, caches and log as artifacts, its numbers as metrics."""
-    engine = build.engine
-    run.set_tags({schema.Tag.ENGINE_SHA256: engine.sha256})
+    engine, use = build.engine, build.timing_cache_use
+    run.set_tags({Tag.ENGINE_SHA256: engine.sha256})
     if build.skipped:
-        run.set_tags({schema.Tag.SKIPPED: json.dumps(build.skipped)})
-    path = f"{ENGINE_STEM}{engine_suffix}"
-    run.log_bytes(engine.plan, path)
-    run.log_json(dict(engine.options), schema.Artifact.ENGINE_OPTIONS)
-    run.log_json(mlmodel(engine, f"engine{engine_suffix}"), schema.Artifact.ENGINE_MLMODEL)
-    run.log_json(build.tactics, schema.Artifact.TACTICS)
-    run.log_json([layer.to_dict() for layer in build.layers], schema.Artifact.LAYERS)
+        run.set_tags({Tag.SKIPPED: json.dumps(build.skipped)})
+    run.log_bytes(engine.plan, f"{ENGINE_STEM}{engine_suffix}")
+    run.log_json(dict(engine.options), Artifact.ENGINE_OPTIONS)
+    run.log_json(mlmodel(engine, f"engine{engine_suffix}"), Artifact.ENGINE_MLMODEL)
+    run.log_json(build.tactics, Artifact.TACTICS)
+    run.log_json([layer.to_dict() for layer in build.layers], Artifact.LAYERS)
     if build.timing_cache is not None:
-        run.log_bytes(build.timing_cache, schema.Artifact.TIMING_CACHE)
+        run.log_bytes(build.timing_cache, Artifact.TIMING_CACHE)
     if build.calibration_cache is not None:
-        run.log_bytes(build.calibration_cache, schema.Artifact.CALIBRATION_CACHE)
-    run.log_text(build.log, schema.Artifact.BUILD_LOG)
-    use = build.timing_cache_use
+        run.log_bytes(build.calibration_cache, Artifact.CALIBRATION_CACHE)
+    run.log_text(build.log, Artifact.BUILD_LOG)
     run.log_metrics(
         {
-            schema.Metric.BUILD_SECONDS: build.seconds,
-            schema.Metric.ENGINE_BYTES: float(len(engine.plan)),
-            schema.Metric.ENGINE_LAYERS: float(len(build.layers)),
-            schema.Metric.TACTICS_COVERAGE: build.tactics.coverage,
-            schema.Metric.TIMING_CACHE_HITS: float(use.hits),
-            schema.Metric.TIMING_CACHE_MISSES: float(use.misses),
-            schema.Metric.TIMING_CACHE_SAVED_SECONDS: use.saved_seconds,
+            Metric.BUILD_SECONDS: build.seconds,
+            Metric.ENGINE_BYTES: float(len(engine.plan)),
+            Metric.ENGINE_LAYERS: float(len(build.layers)),
+            Metric.TACTICS_COVERAGE: build.tactics.coverage,
+            Metric.TIMING_CACHE_HITS: float(use.hits),
+            Metric.TIMING_CACHE_MISSES: float(use.misses),
+            Metric.TIMING_CACHE_SAVED_SECONDS: use.saved_seconds,
         }
     )
 
 
 def log_reuse(run: Run, build: Build, holder: str) -> None:
     """Log that an engine was taken from another run, which keeps the artifacts."""
-    run.set_tags({schema.Tag.ENGINE_SHA256: build.engine.sha256, schema.Tag.REUSED_FROM: holder})
-    run.log_metrics({schema.Metric.ENGINE_BYTES: float(len(build.engine.plan))})
+    run.set_tags({Tag.ENGINE_SHA256: build.engine.sha256, Tag.REUSED_FROM: holder})
+    run.log_metrics({Metric.ENGINE_BYTES: float(len(build.engine.plan))})
 
 
 def load_build(run: StoredRun, *, engine: bool = True) -> Build:
@@ -108,57 +101,58 @@ def load_build(run: StoredRun, *, engine: bool = True) -> Build:
 
     Args:
         run: The run.
-        engine: Whether the engine's bytes are wanted; without, its plan is empty, and may have been dropped.
+        engine: Whether to read the engine, which may have been dropped; its plan is empty otherwise.
 
     Raises:
-        IncompleteRunError: If the run holds no build, or a file does not match the manifest.
+        IncompleteRunError: If the run has no build, or a file does not match the manifest.
     """
-    spec = BuildSpec.from_json(run.read_bytes(schema.Artifact.SPEC))
-    environment = Environment.from_json(run.read_bytes(schema.Artifact.ENVIRONMENT))
+    spec = BuildSpec.from_json(run.read_bytes(Artifact.SPEC))
+    environment = Environment.from_json(run.read_bytes(Artifact.ENVIRONMENT))
+    layers = _read_json(run, Artifact.LAYERS)
+    if not isinstance(layers, list) or not all(isinstance(layer, dict) for layer in layers):
+        raise errors.FormatError(f"Run {run.info.id}: {Artifact.LAYERS} is not a list of layers.")
     metrics = run.info.metrics
+    without = Engine(backend=environment.backend, plan=b"", environment=environment)
     return Build(
         spec=spec,
-        engine=load_engine(run, environment)
-        if engine
-        else Engine(backend=environment.backend, plan=b"", environment=environment),
-        tactics=TacticRecord.from_json(run.read_bytes(schema.Artifact.TACTICS)),
-        layers=_read_layers(run),
+        engine=load_engine(run, environment) if engine else without,
+        tactics=TacticRecord.from_json(run.read_bytes(Artifact.TACTICS)),
+        layers=tuple(map(Layer.from_dict, layers)),
         timing_cache=load_timing_cache(run),
         timing_cache_use=TimingCacheUse(
-            hits=int(metrics.get(schema.Metric.TIMING_CACHE_HITS, 0)),
-            misses=int(metrics.get(schema.Metric.TIMING_CACHE_MISSES, 0)),
-            saved_seconds=metrics.get(schema.Metric.TIMING_CACHE_SAVED_SECONDS, 0.0),
+            hits=int(metrics.get(Metric.TIMING_CACHE_HITS, 0)),
+            misses=int(metrics.get(Metric.TIMING_CACHE_MISSES, 0)),
+            saved_seconds=metrics.get(Metric.TIMING_CACHE_SAVED_SECONDS, 0.0),
         ),
-        calibration_cache=_read_if_there(run, schema.Artifact.CALIBRATION_CACHE),
-        seconds=metrics.get(schema.Metric.BUILD_SECONDS, 0.0),
-        log=run.read_bytes(schema.Artifact.BUILD_LOG).decode("utf-8", "replace"),
+        calibration_cache=_read_if_present(run, Artifact.CALIBRATION_CACHE),
+        seconds=metrics.get(Metric.BUILD_SECONDS, 0.0),
+        log=run.read_bytes(Artifact.BUILD_LOG).decode("utf-8", "replace"),
     )
 
 
 def load_timing_cache(run: StoredRun) -> bytes | None:
-    """The timing cache that a run's build left; None if it left none.
+    """The timing cache of a run's build; None if there is none.
 
     Raises:
         IncompleteRunError: If its bytes do not match the manifest.
     """
-    return _read_if_there(run, schema.Artifact.TIMING_CACHE)
+    return _read_if_present(run, Artifact.TIMING_CACHE)
 
 
 def load_engine(run: StoredRun, environment: Environment | None = None) -> Engine:
     """The engine of a run, checked against the manifest.
 
     Raises:
-        IncompleteRunError: If the run holds none, or its bytes do not match.
+        IncompleteRunError: If the run has none, or its bytes do not match.
     """
     path = engine_path(run)
     if environment is None:
-        environment = Environment.from_json(run.read_bytes(schema.Artifact.ENVIRONMENT))
-    return Engine(
-        backend=environment.backend,
-        plan=run.read_bytes(path),
-        options=_read_options(run),
-        environment=environment,
-    )
+        environment = Environment.from_json(run.read_bytes(Artifact.ENVIRONMENT))
+    options = _read_json(run, Artifact.ENGINE_OPTIONS)
+    if not isinstance(options, dict):
+        raise errors.FormatError(f"Run {run.info.id}: {Artifact.ENGINE_OPTIONS} is not an object.")
+    plan = run.read_bytes(path)
+    return Engine(backend=environment.backend, plan=plan, options=options, environment=environment)
 
 
 def engine_path(run: StoredRun) -> str:
@@ -168,23 +162,23 @@ def engine_path(run: StoredRun) -> str:
         IncompleteRunError: If there is none.
     """
     for entry in run.manifest.artifacts:
-        if entry.path.startswith(ENGINE_STEM + "."):
+        if entry.path.startswith(f"{ENGINE_STEM}."):
             return entry.path
-    raise incomplete(run.info.id, f"it holds no engine ({ENGINE_STEM}.*)")
+    raise incomplete(run.info.id, f"it has no engine ({ENGINE_STEM}.*)")
 
 
 def find_build(tracker: Tracker, key: str) -> tuple[str, Build] | None:
-    """The newest whole build with this :func:`build_key` and the id of the run that holds it, or None.
+    """The newest complete build with this :func:`build_key` and the id of its run, or None.
 
-    Runs that are damaged, pruned or forged are passed over with a warning. None as well while the store is away: to build
-    again is better than not to build.
+    Damaged, pruned and forged runs are skipped with a warning. None as well while the store is away, since building again is
+    better than not building.
     """
     try:
-        found = tracker.find(tags={schema.Tag.BUILD_KEY: key}, status="finished")
+        found = tracker.find(tags={Tag.BUILD_KEY: key}, status="finished")
     except errors.TrackingUnavailableError:
         return None
     for info in found:
-        if schema.Tag.REUSED_FROM in info.tags:
+        if Tag.REUSED_FROM in info.tags:
             continue
         try:
             build = load_build(tracker.load(info.id))
@@ -195,85 +189,65 @@ def find_build(tracker: Tracker, key: str) -> tuple[str, Build] | None:
             continue
         if build_key(build.spec, build.engine.environment) == key:
             return info.id, build
-        log.warning("The engine of run %s is not reused: it is of another spec or environment than its tag.", info.id)
+        log.warning("The engine of run %s is not reused: its spec or environment differs from its tag.", info.id)
     return None
 
 
 def crash_tags(settings: Sequence[str], model_sha256: str, environment: Environment) -> dict[str, str]:
-    """Tags of a build in which the builder took its process down; :func:`crashed_settings` finds them."""
-    return {
-        schema.Tag.CRASHED: json.dumps(settings),
-        schema.Tag.CRASHED_IN: crash_key(model_sha256, environment),
-    }
+    """Tags of a build in which settings crashed the builder's process; :func:`crashed_settings` finds them."""
+    return {Tag.CRASHED: json.dumps(settings), Tag.CRASHED_IN: crash_key(model_sha256, environment)}
 
 
 def crash_key(model_sha256: str, environment: Environment) -> str:
-    """Digest of what a crash depends on: the model, the builder's release and the device."""
+    """Digest of the conditions of a crash: the model, the builder's release and the device."""
     return digest([model_sha256, environment.backend_version, environment.device_sha256])
 
 
 def crashed_settings(tracker: Tracker, model_sha256: str, environment: Environment) -> tuple[str, ...]:
-    """Settings under which the builder took its process down in earlier builds of a model in this environment.
-
-    None while the store is away: to find out again is better than not to build.
-    """
-    tags = {schema.Tag.CRASHED_IN: crash_key(model_sha256, environment)}
+    """Settings that crashed the builder in earlier builds of a model in this environment; empty while the store is away."""
+    tags = {Tag.CRASHED_IN: crash_key(model_sha256, environment)}
     try:
-        found = [info.tags.get(schema.Tag.CRASHED) for info in tracker.find(tags=tags)]
+        found = [info.tags.get(Tag.CRASHED) for info in tracker.find(tags=tags)]
     except errors.TrackingUnavailableError:
         return ()
     return tuple(dict.fromkeys(name for text in found if text for name in json.loads(text)))
 
 
 def holder_of_engine(tracker: Tracker, info: RunInfo) -> StoredRun:
-    """The run that holds the engine of ``info``: itself, or the one it reused.
+    """The run that has the engine of ``info``: itself, or the one it reused.
 
     Raises:
-        RunNotFoundError: If the run it reused is gone.
-        IncompleteRunError: If the run is not whole.
+        RunNotFoundError: If the reused run is gone.
+        IncompleteRunError: If the run is not complete.
     """
-    return tracker.load(info.tags.get(schema.Tag.REUSED_FROM, info.id))
+    return tracker.load(info.tags.get(Tag.REUSED_FROM, info.id))
 
 
-ENVIRONMENT_TAGS = (
-    schema.Tag.BACKEND,
-    schema.Tag.BACKEND_VERSION,
-    schema.Tag.DEVICE,
-    schema.Tag.DEVICE_SHA256,
-    schema.Tag.ENVIRONMENT_SHA256,
-    schema.Tag.COMPUTE_CAPABILITY,
-    schema.Tag.DRIVER,
-    schema.Tag.CUDA,
-    schema.Tag.GIT_COMMIT,
-)
-"""What :func:`environment_tags` says at most."""
+_ENVIRONMENT_FIELDS = {
+    Tag.BACKEND: "backend",
+    Tag.BACKEND_VERSION: "backend_version",
+    Tag.DEVICE: "device",
+    Tag.DEVICE_SHA256: "device_sha256",
+    Tag.COMPUTE_CAPABILITY: "compute_capability",
+    Tag.DRIVER: "driver",
+    Tag.CUDA: "cuda",
+    Tag.GIT_COMMIT: "git_commit",
+}
+ENVIRONMENT_TAGS = (*_ENVIRONMENT_FIELDS, Tag.ENVIRONMENT_SHA256)
+"""The tags of :func:`environment_tags`."""
 
 
 def environment_tags(environment: Environment) -> dict[str, str]:
-    """Where a run's work was done, as tags to filter by; without what is not known."""
-    values = {
-        schema.Tag.BACKEND: environment.backend,
-        schema.Tag.BACKEND_VERSION: environment.backend_version,
-        schema.Tag.DEVICE: environment.device,
-        schema.Tag.DEVICE_SHA256: environment.device_sha256,
-        schema.Tag.ENVIRONMENT_SHA256: environment.build_digest(),
-        schema.Tag.COMPUTE_CAPABILITY: environment.compute_capability,
-        schema.Tag.DRIVER: environment.driver,
-        schema.Tag.CUDA: environment.cuda,
-        schema.Tag.GIT_COMMIT: environment.git_commit,
-    }
+    """The environment of a run as tags, without unknown values."""
+    values = {tag: getattr(environment, name) for tag, name in _ENVIRONMENT_FIELDS.items()}
+    values[Tag.ENVIRONMENT_SHA256] = environment.build_digest()
     return {tag: value for tag, value in values.items() if value}
 
 
 def environment_params(environment: Environment) -> dict[str, str]:
-    """Device and releases, as params: MLflow's page for comparing runs shows params side by side."""
-    values: dict[str, str | None] = {
-        "backend_version": environment.backend_version,
-        "device": environment.device,
-        "driver": environment.driver,
-        "cuda": environment.cuda,
-        **{f"package.{name}": version for name, version in environment.packages},
-    }
+    """Device and releases as params, which MLflow's page for comparing runs shows."""
+    values = {name: getattr(environment, name) for name in ("backend_version", "device", "driver", "cuda")}
+    values |= {f"package.{name}": version for name, version in environment.packages}
     return {f"env.{name}": value for name, value in values.items() if value}
 
 
@@ -284,21 +258,5 @@ def _read_json(run: StoredRun, path: str) -> Any:
         raise errors.FormatError(f"Run {run.info.id}: {path} is not JSON ({exc}).") from None
 
 
-def _read_layers(run: StoredRun) -> tuple[Layer, ...]:
-    path = schema.Artifact.LAYERS
-    layers = _read_json(run, path)
-    if not isinstance(layers, list) or not all(isinstance(layer, dict) for layer in layers):
-        raise errors.FormatError(f"Run {run.info.id}: {path} is no list of layers.")
-    return tuple(map(Layer.from_dict, layers))
-
-
-def _read_options(run: StoredRun) -> dict[str, Any]:
-    path = schema.Artifact.ENGINE_OPTIONS
-    options = _read_json(run, path)
-    if not isinstance(options, dict):
-        raise errors.FormatError(f"Run {run.info.id}: {path} holds no options of an engine.")
-    return options
-
-
-def _read_if_there(run: StoredRun, path: str) -> bytes | None:
+def _read_if_present(run: StoredRun, path: str) -> bytes | None:
     return run.read_bytes(path) if path in run.manifest else None

@@ -1,4 +1,4 @@
-"""Calibration caches by name: a file, or a run that holds one."""
+"""Calibration caches from files and runs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 from trtops import errors
 from trtops.calibration.cache import CalibrationCache
-from trtops.tracking import schema
 from trtops.tracking.base import Tracker
 from trtops.tracking.ids import RUN_PREFIX
+from trtops.tracking.schema import Artifact
 
 
 def load_cache(source: str, tracker: Tracker | None = None) -> CalibrationCache:
@@ -16,14 +16,14 @@ def load_cache(source: str, tracker: Tracker | None = None) -> CalibrationCache:
 
     Raises:
         ConfigError: If there is no such file, or a run is named without a tracker.
-        FormatError: If it is no calibration cache.
-        TrackingError: If the run is not there, not whole, or holds none.
+        FormatError: If it is not a calibration cache.
+        TrackingError: If the run is missing or incomplete, or has none.
     """
     if source.startswith(RUN_PREFIX):
         if tracker is None:
-            raise errors.ConfigError(f"{source!r} names a run, and there is no store to look for it in.")
+            raise errors.ConfigError(f"{source!r} names a run, but there is no store to read it from.")
         run = tracker.load(tracker.whole_id(source))
-        ours, theirs = schema.Artifact.CALIBRATION_JSON, schema.Artifact.CALIBRATION_CACHE
+        ours, theirs = Artifact.CALIBRATION_JSON, Artifact.CALIBRATION_CACHE
         return CalibrationCache.from_bytes(run.read_bytes(ours if ours in run.manifest else theirs))
     try:
         return CalibrationCache.from_bytes(Path(source).read_bytes())

@@ -1,8 +1,8 @@
-"""Campaigns in the memory: a parent run, one child run per iteration, and all of them in one table.
+"""Campaigns in the tracking store: a parent run, one child run per iteration, and all iterations in one table.
 
-The child runs decide: an iteration counts when its run is whole. The table beside them, an artifact of the parent, is for
-speed: reading a thousand child runs takes ten seconds, reading the table some milliseconds. It is rewritten while the
-campaign runs. Of a campaign that is not finished, iterations that the table lacks are read from their runs.
+An iteration counts when its child run is complete. The table, an artifact of the parent, is for speed: reading a thousand child
+runs takes ten seconds, reading the table milliseconds. It is rewritten while the campaign runs; iterations that it lacks are
+read from their runs.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from trtops import errors
 from trtops.tactics.record import TacticRecord
 from trtops.tactics.table import CampaignTable
-from trtops.tracking import schema
 from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker
 from trtops.tracking.owner import is_abandoned
+from trtops.tracking.schema import Artifact, Metric, Tag
 from trtops.verdict import VERDICTS, Verdict
 
 _KILLED = "The campaign's process ended in the middle of this iteration, which was repeated."
@@ -25,11 +26,11 @@ _KILLED = "The campaign's process ended in the middle of this iteration, which w
 
 @dataclass(frozen=True)
 class Iterations:
-    """The iterations that a campaign has so far.
+    """The iterations of a campaign so far.
 
     Attributes:
         whole: Runs of finished iterations, by number.
-        marked: Runs of iterations whose process was killed, and that are marked as killed.
+        marked: Runs of iterations whose process was killed.
         running: Numbers of iterations that a live process is working on.
     """
 
@@ -43,7 +44,7 @@ def iterations(tracker: Tracker, campaign: RunInfo) -> Iterations:
     whole: dict[int, RunInfo] = {}
     marked: list[RunInfo] = []
     running: set[int] = set()
-    found = tracker.find(campaign.experiment, parent=campaign.id, tags={schema.Tag.KIND: "iteration"})
+    found = tracker.find(campaign.experiment, parent=campaign.id, tags={Tag.KIND: "iteration"})
     for info in reversed(found):  # the oldest first: of two runs of an iteration, it counts
         info = closed_if_abandoned(tracker, info, _KILLED)
         if info.status == "running":
@@ -56,67 +57,66 @@ def iterations(tracker: Tracker, campaign: RunInfo) -> Iterations:
 
 
 def closed_if_abandoned(tracker: Tracker, info: RunInfo, why: str) -> RunInfo:
-    """A run, closed for a reason if it is running and its process is gone."""
+    """The run, closed first if it is running and its process is gone."""
     return tracker.close(info.id, why) if info.status == "running" and is_abandoned(info) else info
 
 
 def _iteration_number(info: RunInfo) -> int:
-    text = info.tags.get(schema.Tag.ITERATION, "")
+    text = info.tags.get(Tag.ITERATION, "")
     if not text.isdecimal():
-        raise errors.StoreError(
-            f"Run {info.id} is an iteration whose tag {schema.Tag.ITERATION} is {text!r}; expected a number."
-        )
+        raise errors.StoreError(f"Run {info.id}: its tag {Tag.ITERATION} is {text!r}; expected a number.")
     return int(text)
 
 
 def require_campaign(info: RunInfo) -> None:
-    """Refuse a run that is no campaign.
+    """Refuse a run that is not a campaign.
 
     Raises:
-        ConfigError: If it is none.
+        ConfigError: If it is not.
     """
     if info.kind != "debug_build":
         raise errors.ConfigError(f"Run {info.id} is of kind {info.kind!r}; expected a campaign, of kind 'debug_build'.")
 
 
 def read_config(tracker: Tracker, info: RunInfo) -> bytes | None:
-    """The config of a campaign as it was logged; None if it ended before it had logged it.
-
-    Once the campaign is finished, it is held against the manifest.
+    """The config that a campaign logged; None if it ended before. A finished campaign's is checked against the manifest.
 
     Raises:
-        IncompleteRunError: If it is not what was logged.
+        IncompleteRunError: If it has changed.
     """
     if info.status == "finished":
-        return tracker.load(info.id).read_bytes(schema.Artifact.CAMPAIGN)
-    return tracker.peek(info.id, schema.Artifact.CAMPAIGN)
+        return tracker.load(info.id).read_bytes(Artifact.CAMPAIGN)
+    return tracker.peek(info.id, Artifact.CAMPAIGN)
 
 
 def load_table(tracker: Tracker, campaign_id: str) -> CampaignTable:
-    """The table of a campaign, finished or not; builds are named by their runs' ids. Not to be changed.
+    """The table of a campaign, finished or not; builds are named by their runs' ids. Do not change it.
 
     Raises:
         RunNotFoundError: If there is no such run.
-        ConfigError: If the run is no campaign.
+        ConfigError: If the run is not a campaign.
         IncompleteRunError: If a finished campaign's table is damaged.
     """
     info = tracker.info(campaign_id)
     require_campaign(info)
     if info.status == "finished":
-        return _parse_table(tracker.load(campaign_id).read_bytes(schema.Artifact.CAMPAIGN_TABLE))
+        return _parse_table(tracker.load(campaign_id).read_bytes(Artifact.CAMPAIGN_TABLE))
     return table_of(tracker, info, iterations(tracker, info).whole.values())
 
 
 def table_of(tracker: Tracker, campaign: RunInfo, whole: Iterable[RunInfo]) -> CampaignTable:
-    """The table of a campaign that is not finished: what was written of it, and the rest from its iterations' runs.
+    """The table of an unfinished campaign: the last one that was written, completed from its iterations' runs.
 
     Args:
-        tracker: The memory.
+        tracker: The tracking store.
         campaign: The parent run.
         whole: Its finished iterations.
     """
     runs = {info.id: info for info in whole}
-    table = _read_written_table(tracker, campaign)
+    table = CampaignTable()
+    if (data := tracker.peek(campaign.id, Artifact.CAMPAIGN_TABLE)) is not None:
+        with suppress(errors.FormatError):  # damaged; the runs have the same data
+            table = CampaignTable.from_bytes(data)
     if not set(table.names) <= set(runs):  # a run was deleted since
         table = CampaignTable()
     known = set(table.names)
@@ -124,16 +124,6 @@ def table_of(tracker: Tracker, campaign: RunInfo, whole: Iterable[RunInfo]) -> C
         if run_id not in known:
             append(table, tracker.load(run_id))
     return table
-
-
-def _read_written_table(tracker: Tracker, campaign: RunInfo) -> CampaignTable:
-    data = tracker.peek(campaign.id, schema.Artifact.CAMPAIGN_TABLE)
-    if data is None:
-        return CampaignTable()
-    try:
-        return CampaignTable.from_bytes(data)
-    except errors.FormatError:
-        return CampaignTable()  # damaged; the runs say the same
 
 
 def append(table: CampaignTable, run: StoredRun) -> None:
@@ -144,41 +134,41 @@ def append(table: CampaignTable, run: StoredRun) -> None:
     """
     verdict = run.info.verdict
     if verdict is None:
-        raise errors.ConfigError(f"Run {run.info.id} has no verdict, so it says nothing about its tactics.")
+        raise errors.ConfigError(f"Run {run.info.id} has no verdict, so its tactics cannot be compared.")
     record = load_record(run)
     table.append(run.info.id, verdict if record is not None else "error", record)
 
 
 def load_record(run: StoredRun) -> TacticRecord | None:
-    """The tactics of a build's run, with what the campaign varied as further settings; None if it has none."""
-    if schema.Artifact.TACTICS not in run.manifest:
+    """The tactics of a build's run, with the varied options of its campaign as further settings; None if it has none."""
+    if Artifact.TACTICS not in run.manifest:
         return None
-    record = _parse_record(run.read_bytes(schema.Artifact.TACTICS))
-    return with_varied(record, json.loads(run.info.tags.get(schema.Tag.VARIED, "[]")))
+    record = _parse_record(run.read_bytes(Artifact.TACTICS))
+    return with_varied(record, json.loads(run.info.tags.get(Tag.VARIED, "[]")))
 
 
 def with_varied(record: TacticRecord, varied: Iterable[Iterable[str]]) -> TacticRecord:
-    """A record with what a campaign varied as further settings, so that the diff considers it too."""
+    """A record with a campaign's varied options as further settings, so that the diff considers them."""
     settings = dict(record.settings) | {str(name): str(value) for name, value in varied}
     return replace(record, settings=tuple(sorted(settings.items())))
 
 
-@functools.lru_cache(maxsize=256)  # builds that chose alike have the same file
+@functools.lru_cache(maxsize=256)  # builds with the same choices have the same file
 def _parse_record(data: bytes) -> TacticRecord:
     return TacticRecord.from_json(data)
 
 
-@functools.lru_cache(maxsize=4)  # parsing takes longer than reading; tables of finished campaigns do not change
+@functools.lru_cache(maxsize=4)  # parsing takes longer than reading, and tables of finished campaigns do not change
 def _parse_table(data: bytes) -> CampaignTable:
     return CampaignTable.from_bytes(data)
 
 
 def log_table(run: Run, table: CampaignTable) -> None:
-    """Write a campaign's table as it is now, and how many verdicts there are of each kind."""
-    run.log_bytes(table.to_bytes(), schema.Artifact.CAMPAIGN_TABLE)
-    run.log_metrics({(schema.Metric.ITERATIONS, verdict): float(count) for verdict, count in counts(table).items()})
+    """Write a campaign's present table, and the number of builds with each verdict."""
+    run.log_bytes(table.to_bytes(), Artifact.CAMPAIGN_TABLE)
+    run.log_metrics({(Metric.ITERATIONS, verdict): float(count) for verdict, count in counts(table).items()})
 
 
 def counts(table: CampaignTable) -> dict[Verdict, int]:
-    """How many builds of a table have each verdict."""
+    """The number of builds with each verdict."""
     return {verdict: len(table.named(verdict)) for verdict in VERDICTS}

@@ -23,6 +23,7 @@ from trtops.tracking.base import (
     StoredRun,
 )
 from trtops.tracking.ids import is_local, whole_id
+from trtops.tracking.records import Tags
 from trtops.tracking.registry import check_registration
 from trtops.tracking.run import (
     Run,
@@ -69,13 +70,7 @@ class MemoryTracker:
         self._scratch = Scratch()
 
     def start(
-        self,
-        experiment: str,
-        name: str,
-        *,
-        kind: Kind,
-        tags: Mapping[str, str] | None = None,
-        parent: str | None = None,
+        self, experiment: str, name: str, *, kind: Kind, tags: Tags | None = None, parent: str | None = None
     ) -> MemoryRun:
         """Begin a run."""
         experiment, name = checked_names(experiment, name)
@@ -86,7 +81,7 @@ class MemoryTracker:
         experiment: str,
         name: str,
         *,
-        tags: Mapping[str, str],
+        tags: Tags,
         parent: str | None = None,
         began: float | None = None,
         known: bool = False,
@@ -143,7 +138,7 @@ class MemoryTracker:
         self,
         experiment: str | None = None,
         *,
-        tags: Mapping[str, str] | None = None,
+        tags: Tags | None = None,
         parent: str | None = None,
         status: RunStatus | None = None,
         limit: int | None = None,
@@ -200,9 +195,7 @@ class MemoryTracker:
                 data.artifacts.pop(entry.artifact.path, None)
         return manifest
 
-    def register(
-        self, name: str, run_id: str, path: str, *, alias: str, tags: Mapping[str, str] | None = None
-    ) -> RegisteredVersion:
+    def register(self, name: str, run_id: str, path: str, *, alias: str, tags: Tags | None = None) -> RegisteredVersion:
         """Add a version and make an alias point to it."""
         check_registration(self, name, run_id, path, alias)
         with self._lock:

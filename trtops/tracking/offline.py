@@ -34,6 +34,7 @@ from trtops.tracking.base import (
     incomplete,
 )
 from trtops.tracking.ids import RUN_PREFIX, is_local
+from trtops.tracking.records import Tags
 from trtops.tracking.run import Run, Scratch, checked_names, read_manifest, starting_tags
 from trtops.tracking.schema import Artifact, Kind, Tag
 from trtops.tracking.spool import AWAY, Draft, Spool, SpooledRun, SpoolTarget, upload
@@ -72,13 +73,7 @@ class OfflineTracker:
         return type(self), (self.inner, self.spool)
 
     def start(
-        self,
-        experiment: str,
-        name: str,
-        *,
-        kind: Kind,
-        tags: Mapping[str, str] | None = None,
-        parent: str | None = None,
+        self, experiment: str, name: str, *, kind: Kind, tags: Tags | None = None, parent: str | None = None
     ) -> OfflineRun:
         """Begin a run, in the spool if the store is away or does not have its parent."""
         experiment, name = checked_names(experiment, name)
@@ -132,7 +127,7 @@ class OfflineTracker:
         self,
         experiment: str | None = None,
         *,
-        tags: Mapping[str, str] | None = None,
+        tags: Tags | None = None,
         parent: str | None = None,
         status: RunStatus | None = None,
         limit: int | None = None,
@@ -191,9 +186,7 @@ class OfflineTracker:
             return data
         return self.inner.peek(run_id, path)
 
-    def register(
-        self, name: str, run_id: str, path: str, *, alias: str, tags: Mapping[str, str] | None = None
-    ) -> RegisteredVersion:
+    def register(self, name: str, run_id: str, path: str, *, alias: str, tags: Tags | None = None) -> RegisteredVersion:
         """Add a version and make an alias point to it."""
         return self.inner.register(name, run_id, path, alias=alias, tags=tags)
 

@@ -1,7 +1,7 @@
-"""Engines as models of MLflow's: ``mlflow.pyfunc.load_model("models:/<name>@accepted")`` gives one that runs.
+"""Engines as MLflow models: ``mlflow.pyfunc.load_model("models:/<name>@accepted")`` loads one.
 
-The folder of an engine in a run holds a file ``MLmodel`` that names this module as the loader. Nothing of the model is
-pickled, and nothing from the store is executed but the engine itself, whose digest is checked first.
+The folder of an engine in a run has a file ``MLmodel`` that names this module as the loader. Nothing is pickled, and nothing
+from the store is executed but the engine itself, whose digest is checked first.
 """
 
 from __future__ import annotations
@@ -29,12 +29,7 @@ _KEY = "trtops"
 
 
 def mlmodel(engine: Engine, file_name: str) -> dict[str, JSONValue]:
-    """What the file ``MLmodel`` beside an engine says, in JSON, which is YAML too.
-
-    Args:
-        engine: The engine.
-        file_name: The engine's file, in the same folder.
-    """
+    """The content of the file ``MLmodel`` for an engine's file in the same folder, as JSON, which is also YAML."""
     about: dict[str, JSONValue] = {
         "backend": engine.backend,
         "engine_sha256": engine.sha256,
@@ -56,7 +51,7 @@ def mlmodel(engine: Engine, file_name: str) -> dict[str, JSONValue]:
 
 
 class EngineModel:
-    """An engine that predicts, as MLflow calls it. Opened when it is first asked; :meth:`close` frees what it holds."""
+    """An engine with MLflow's method ``predict``. It is opened on first use; :meth:`close` frees its memory."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -66,12 +61,11 @@ class EngineModel:
         """Run the engine once.
 
         Args:
-            model_input: Arrays by the names of the inputs; one array, where there is one input; or a pandas frame with a
-                column for each input. Anything else than the declared data type is converted where no value changes kind.
+            model_input: Arrays by input name; one array if there is one input; or a pandas frame with a column per input.
             params: Not used; MLflow passes it.
 
         Returns:
-            Arrays by the names of the outputs, the caller's own.
+            New arrays by output name.
 
         Raises:
             ConfigError: If inputs are missing or unknown.
@@ -93,7 +87,7 @@ class EngineModel:
 
 
 def _feed_of(given: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    """What a caller of MLflow's gives, by the names of inputs."""
+    """The input of an MLflow call as arrays by input name."""
     if hasattr(given, "to_dict") and hasattr(given, "columns"):
         given = {str(name): np.stack([np.asarray(each) for each in given[name]]) for name in given.columns}
     if not isinstance(given, Mapping) and len(names) == 1:
@@ -105,10 +99,10 @@ def _feed_of(given: Any, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _load_pyfunc(path: str) -> EngineModel:
-    """What MLflow calls with the path of the engine's file.
+    """MLflow calls this with the path of the engine's file.
 
     Raises:
-        FormatError: If the file beside it is none of ours.
+        FormatError: If trtops did not write its ``MLmodel``.
         StoreError: If the engine is not the one that was logged.
     """
     file = Path(path)
@@ -117,7 +111,7 @@ def _load_pyfunc(path: str) -> EngineModel:
         environment = Environment.from_dict(about["environment"])
         backend, options, digest = str(about["backend"]), dict(about["options"]), str(about["engine_sha256"])
     except (OSError, ValueError, LookupError, TypeError) as exc:
-        raise errors.FormatError(f"{file.parent / FILE} is not one of trtops ({exc}).") from None
+        raise errors.FormatError(f"{file.parent / FILE} was not written by trtops ({exc}).") from None
     plan = file.read_bytes()
     if sha256(plan) != digest:
         raise errors.StoreError(f"{file} is not the engine that was logged: it has digest {sha256(plan)[:12]}.")

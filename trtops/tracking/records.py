@@ -12,6 +12,7 @@ from trtops.tracking.schema import KINDS, Kind, MetricName, Tag
 from trtops.verdict import VERDICTS, Verdict
 
 RunStatus: TypeAlias = Literal["running", "finished", "failed", "killed"]
+Tags: TypeAlias = Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)

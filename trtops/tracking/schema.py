@@ -27,34 +27,14 @@ from trtops.record import Record, canonical_json, sha256, to_jsonable
 MetricName: TypeAlias = tuple[str, ...]
 
 SCHEMA_VERSION = 1
-"""To be raised when a name below changes its meaning; readers keep reading the old ones."""
+"""Raised when a name below changes its meaning."""
 
 Kind: TypeAlias = Literal[
-    "build",
-    "compare",
-    "debug_build",
-    "iteration",
-    "reduce",
-    "diff_tactics",
-    "calibrate",
-    "sensitivity",
-    "accuracy",
-    "precision",
-    "proof",
-    "bisect",
-    "promote",
-    "deny",
-    "noise",
-    "build_list",
-    "timing_cache",
-    "gate",
-    "gate_matrix",
-    "audit",
-    "triage",
-    "triage_step",
-    "engine_diff",
-]
-"""What a run can be of. A campaign is a ``debug_build``, its child runs are each an ``iteration``."""
+    "build", "compare", "debug_build", "iteration", "reduce", "diff_tactics", "calibrate", "sensitivity", "accuracy",
+    "precision", "proof", "bisect", "promote", "deny", "noise", "build_list", "timing_cache", "gate", "gate_matrix",
+    "audit", "triage", "triage_step", "engine_diff",
+]  # fmt: skip
+"""The kinds of work. A campaign is a ``debug_build``, and each of its child runs an ``iteration``."""
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -62,119 +42,82 @@ MAX_KEY = 250
 MAX_PARAM = 6000
 MAX_TAG = 8000
 MAX_TEXT = 1 << 16
-"""Longest param or tag value, in characters; what is longer belongs in an artifact."""
+"""Longest param or tag value in characters; longer texts belong in artifacts."""
 
 
 class Tag:
-    """Names of tags: what runs are filtered by."""
+    """Names of tags, by which runs are filtered."""
 
     KIND = "trtops.kind"
     VERDICT = "trtops.verdict"
     SCHEMA = "trtops.schema"
     ERROR = "trtops.error"
     OWNER = "trtops.owner"
-    HEARTBEAT = "trtops.heartbeat"
-    """When the owner last said that it is at the run, in seconds since the epoch (:mod:`trtops.tracking.heartbeat`)."""
+    HEARTBEAT = "trtops.heartbeat"  # time of the owner's last heartbeat, in seconds since the epoch
     HOST = "trtops.host"
-    LOCAL_ID = "trtops.local_id"
-    """The id that the run's own process gave it (:func:`trtops.tracking.ids.new_local_id`); reading takes it as well."""
+    LOCAL_ID = "trtops.local_id"  # id made by the run's own process (trtops.tracking.ids)
     MODEL_SHA256 = "trtops.model.sha256"
     MODEL_PATH = "trtops.model.path"
-    CRASHED = "trtops.crashed"
-    """Settings under which the builder took its process down, as a JSON list of the names that it gave them."""
-    CRASHED_IN = "trtops.crashed_in"
-    """What these settings hold for (:func:`trtops.tracking.builds.crash_key`): of all builds of a model, few have crashed."""
-    SKIPPED = "trtops.skipped"
-    """Settings that the builder had no time to try, as a JSON list of their names."""
+    CRASHED = "trtops.crashed"  # settings that crashed the builder, as a JSON list
+    CRASHED_IN = "trtops.crashed_in"  # digest of model, release and device (trtops.tracking.builds)
+    SKIPPED = "trtops.skipped"  # settings that the builder had no time to try, as a JSON list
     SPEC_SHA256 = "trtops.spec.sha256"
     ENGINE_SHA256 = "trtops.engine.sha256"
-    BUILD_KEY = "trtops.build_key"
-    """Equal for builds of which one can stand for the other (:func:`trtops.tracking.builds.build_key`)."""
-    REUSED_FROM = "trtops.reused_from"
-    """Id of the run that holds the engine, in a run that did not build its own."""
+    BUILD_KEY = "trtops.build_key"  # equal for interchangeable builds (trtops.tracking.builds.build_key)
+    REUSED_FROM = "trtops.reused_from"  # id of the run that has the engine, if it was not built
     BACKEND = "trtops.backend"
     BACKEND_VERSION = "trtops.backend.version"
     DEVICE = "trtops.device"
     DEVICE_SHA256 = "trtops.device.sha256"
     ENVIRONMENT_SHA256 = "trtops.environment.sha256"
-    DEVICE_STATE = "trtops.device."
-    """First part of tags for what the device was doing during the build (clocks, other processes on it)."""
+    DEVICE_STATE = "trtops.device."  # prefix: clocks of the device and its other processes during the build
     COMPUTE_CAPABILITY = "trtops.compute_capability"
     DRIVER = "trtops.driver"
     CUDA = "trtops.cuda"
     GIT_COMMIT = "trtops.git_commit"
     PREFECT_FLOW_RUN = "trtops.prefect_flow_run_id"
     DATA_SHA256 = "trtops.data.sha256"
-    ITERATION = "trtops.iteration"
-    """Number of a campaign's iteration, from 0. A run that was killed half-way shares it with the run that repeated it."""
-    VARIED = "trtops.varied"
-    """What a campaign varied for an iteration, as JSON pairs of names and values."""
-    BAD_IN = "trtops.bad_in"
-    """What of a campaign's bad build is bad: ``outputs``, ``precision``, or both with a space between."""
-    GOLDEN_SHA256 = "trtops.golden.sha256"
-    """Digest of the golden outputs that a running campaign keeps."""
-    WORST_OUTPUT = "trtops.worst_output"
-    """The output with the largest error against its own scale."""
-    ATTRIBUTION = "trtops.attribution"
-    """Whose fault an engine's error is (:class:`trtops.ops.evaluation.attribution.Attribution`)."""
-    HEADLINE = "trtops.headline"
-    """What came of the run in a few words, for tables of runs."""
-    REGISTERED_PATH = "trtops.path"
-    """Of a registered version: the artifact of its run that it is."""
-    TRIAL = "trtops.trial"
-    """What a proof swaps: ``in`` (the suspect into a good build) or ``out`` (out of a bad one)."""
-    PROOF = "trtops.proof"
-    """``confirmed``, ``refuted`` or ``not isolable``."""
-    EVIDENCE = "trtops.evidence"
-    """Id of the run that is the reason: a proof, for a tactic on the deny-list; a good build, for a promoted one."""
-    FOLLOWS = "trtops.follows"
-    """Ids of the shared timing caches that a run's cache holds as well, with commas between them; empty for the first one."""
-    PARDONED = "trtops.pardoned"
-    """``true`` for an entry of the deny-list that no longer counts."""
-    FAULT = "trtops.fault"
-    """The kind of fault that a triage found."""
-    GATE = "trtops.gate"
-    """What the gate decided: ``accept``, ``refuse`` or ``measure more``."""
-    MANIFEST_SHA256 = "trtops.manifest.sha256"
-    """Digest of the manifest as it was written when the run finished: told here as well, so that a changed one shows."""
-    DIGESTS = "trtops.digests"
-    """Digests of the artifacts by their paths, as JSON: a second place beside the manifest."""
-    AUDIT = "trtops.audit"
-    """Digest of what an audit was asked for; by it an audit that was cut short is found and resumed."""
-    LISTED = "trtops.listed"
-    """Equal for builds that a model list asks for in the same way, of the same content, in the same environment."""
-    TABLES = "mlflow.loggedArtifacts"
-    """Artifacts that the UI shows as tables (:func:`trtops.tracking.tables.log_table`)."""
-    NOTE = "mlflow.note.content"
-    """Markdown that the UI shows on the run's page."""
+    ITERATION = "trtops.iteration"  # number from 0; a killed run shares it with the run that repeated it
+    VARIED = "trtops.varied"  # the varied settings of an iteration, as JSON pairs
+    BAD_IN = "trtops.bad_in"  # the bad part of a bad build: outputs, precision, or both separated by a space
+    GOLDEN_SHA256 = "trtops.golden.sha256"  # digest of the golden outputs of a running campaign
+    WORST_OUTPUT = "trtops.worst_output"  # the output with the largest error relative to its scale
+    ATTRIBUTION = "trtops.attribution"  # the cause of an engine's error (trtops.ops.evaluation.attribution)
+    HEADLINE = "trtops.headline"  # the outcome in a few words, for tables of runs
+    REGISTERED_PATH = "trtops.path"  # path of a registered version's artifact
+    TRIAL = "trtops.trial"  # swap of a proof: in (suspect into a good build) or out (of a bad one)
+    PROOF = "trtops.proof"  # confirmed, refuted or not isolable
+    EVIDENCE = "trtops.evidence"  # id of the run that is the reason for a denied tactic or a promotion
+    FOLLOWS = "trtops.follows"  # ids of the shared timing caches merged into this one, separated by commas
+    PARDONED = "trtops.pardoned"  # true for a revoked entry of the deny-list
+    FAULT = "trtops.fault"  # the kind of fault that triage found
+    GATE = "trtops.gate"  # accept, refuse or measure more
+    MANIFEST_SHA256 = "trtops.manifest.sha256"  # digest of the original manifest, so that changes show
+    DIGESTS = "trtops.digests"  # digests of the artifacts by path, as JSON
+    AUDIT = "trtops.audit"  # digest of an audit's config, to find and resume an interrupted one
+    LISTED = "trtops.listed"  # equal for equal builds of a model list
+    TABLES = "mlflow.loggedArtifacts"  # artifacts that the UI shows as tables (trtops.tracking.tables)
+    NOTE = "mlflow.note.content"  # Markdown on the run's page
 
 
 class Metric:
-    """Names of metrics, as tuples, and first parts of families of them, as texts."""
+    """Names of metrics as tuples, and first parts of families of metrics as texts."""
 
     BUILD_SECONDS = ("build", "seconds")
     ENGINE_BYTES = ("build", "engine_bytes")
     ENGINE_LAYERS = ("build", "layers")
-    KERNELS_LOWERED = ("build", "kernels_lowered")
-    """Share of the engine's kernels that compute in the precision that was asked for."""
-    EMULATED_OVERFLOWS = ("emulated", "overflows")
-    """Tensors that overflow where 16 bit is emulated."""
-    ATTRIBUTION = "attribution"
-    """``(ATTRIBUTION, "engine")``, ``"precision"``, ``"noise"`` and ``"builder"``: relative errors of the worst output."""
+    KERNELS_LOWERED = ("build", "kernels_lowered")  # share of the kernels that compute in the requested precision
+    EMULATED_OVERFLOWS = ("emulated", "overflows")  # tensors that overflow in emulated 16 bit
+    ATTRIBUTION = "attribution"  # (ATTRIBUTION, "engine" | "precision" | "noise" | "builder"): relative errors
     TACTICS_COVERAGE = ("tactics", "coverage")
     TIMING_CACHE_HITS = ("timing_cache", "hits")
     TIMING_CACHE_MISSES = ("timing_cache", "misses")
     TIMING_CACHE_SAVED_SECONDS = ("timing_cache", "saved_seconds")
-    LATENCY = "latency"
-    """``(LATENCY, "p50_ms")`` and so on, in milliseconds."""
-    ERROR = "error"
-    """``(ERROR, output, statistic)``, and over all outputs ``(ERROR, statistic)``, the worst of them."""
-    ERROR_LOG10 = "error_log10"
-    """Decimal logarithms of the latter, since the UI's bars show two decimals (:func:`log10_twins`)."""
-    ACCURACY = "accuracy"
-    """Top-1 accuracy on labelled data."""
-    ITERATIONS = "iterations"
-    """``(ITERATIONS, verdict)``: how many iterations of a campaign have it."""
+    LATENCY = "latency"  # (LATENCY, "p50_ms") and so on
+    ERROR = "error"  # (ERROR, output, statistic), and the worst of all outputs: (ERROR, statistic)
+    ERROR_LOG10 = "error_log10"  # decimal logarithms, since the UI's bars show two decimals
+    ACCURACY = "accuracy"  # top-1 accuracy on labelled data
+    ITERATIONS = "iterations"  # (ITERATIONS, verdict): number of iterations
     DIFF = "diff"
     BISECT = "bisect"
     NOISE = "noise"
@@ -182,98 +125,73 @@ class Metric:
     SENSITIVITY = "sensitivity"
     REDUCE = "reduce"
     PRECISION = "precision"
-    ACCURACY = "accuracy"
-    GATE = "gate"
-    """``(GATE, "latency_ratio")`` and so on; ``(GATE, "widths", output)``."""
+    GATE = "gate"  # (GATE, "latency_ratio") and so on
     AUDIT = "audit"
 
 
 class Artifact:
-    """Paths of artifacts; those that end in ``/`` are folders."""
+    """Paths of artifacts; folders end in ``/``."""
 
-    ENGINE = "engine/"
-    """``engine/engine<suffix>``, the suffix being the back end's (``.ort``, ``.plan``)."""
+    ENGINE = "engine/"  # engine/engine<suffix>, with the back end's suffix
     ENGINE_OPTIONS = "engine/options.json"
-    ENGINE_MLMODEL = "engine/MLmodel"
-    """What makes the folder a model of MLflow's (:mod:`trtops.tracking.pyfunc`)."""
-    MODEL = "model/"
-    """The ONNX file and its external data, as they were."""
+    ENGINE_MLMODEL = "engine/MLmodel"  # makes the folder an MLflow model (trtops.tracking.pyfunc)
+    MODEL = "model/"  # the ONNX file and its external data
     TACTICS = "tactics/replay.json"
     LAYERS = "tactics/layers.json"
-    PRECISIONS = "tactics/precisions.json"
-    """What each kernel computes in, as a table."""
+    PRECISIONS = "tactics/precisions.json"  # the precision of each kernel, as a table
     TIMING_CACHE = "caches/timing.cache"
     CALIBRATION_CACHE = "caches/calibration.cache"
     CALIBRATION_JSON = "caches/calibration.json"
-    CALIBRATION_PARTIAL = "caches/calibration.partial.json"
-    """What had been collected when the data failed half-way."""
+    CALIBRATION_PARTIAL = "caches/calibration.partial.json"  # the ranges before the data failed
     CALIBRATION_RANGES = "calibration/ranges.json"
     CALIBRATION_PICTURES = "calibration/"
     SENSITIVITY = "sensitivity/layers.json"
     SENSITIVITY_RESULT = "sensitivity/result.json"
     ACCURACY = "accuracy/results.json"
-    ACCURACY_POLYGRAPHY = "accuracy/results.polygraphy.json"
-    """In Polygraphy's format."""
+    ACCURACY_POLYGRAPHY = "accuracy/results.polygraphy.json"  # in Polygraphy's format
     ACCURACY_PLOTS = "accuracy/"
-    CAMPAIGN = "debug_build.json"
-    """A campaign's config, as a whole."""
-    CAMPAIGN_TABLE = "tactics/campaign.table"
-    """All iterations of a campaign in one file (:class:`trtops.tactics.table.CampaignTable`)."""
+    CAMPAIGN = "debug_build.json"  # a campaign's config
+    CAMPAIGN_TABLE = "tactics/campaign.table"  # all iterations in one file (trtops.tactics.table)
     GOLDEN = "golden/outputs.npz"
     DIFF = "tactics/diff.json"
     DIFF_PAGE = "tactics/diff.md"
     DIFF_PICTURE = "tactics/diff.png"
     PROOF = "tactics/proof.json"
     BISECTION = "tactics/bisection.json"
-    BISECTION_PLAN = "tactics/bisection_plan.json"
-    """What a bisection begins with, so that it can be resumed."""
+    BISECTION_PLAN = "tactics/bisection_plan.json"  # the start of a bisection, to resume it
     DENIED = "tactics/denied.json"
-    PROMOTION = "promotion.json"
-    """What a promotion came to, before it was registered."""
+    PROMOTION = "promotion.json"  # the result of a promotion before it is registered
     NOISE = "noise.json"
-    REDUCE = "reduce/"
-    """Smallest models that still fail."""
+    REDUCE = "reduce/"  # smallest models that still fail
     REDUCE_RESULT = "reduce/result.json"
     REDUCE_STEPS = "reduce/steps.jsonl"
     PRECISION_RESULT = "precision/result.json"
-    PRECISION_KEPT = "precision/exclude.txt"
-    """Layers kept in higher precision, one name a line."""
+    PRECISION_KEPT = "precision/exclude.txt"  # layers kept in higher precision, one name per line
     ACCURACY_RESULT = "accuracy/result.json"
     ACCURACY_TENSORS = "accuracy/tensors.json"
     ACCURACY_FINDINGS = "accuracy/findings.txt"
-    TRIAGE = "triage/steps.json"
-    """What a triage was asked and has found so far, so that it can be resumed."""
+    TRIAGE = "triage/steps.json"  # questions and answers of a triage, to resume it
     TRIAGE_PAGE = "triage/page.md"
-    TRIAGE_FILES = "triage/"
-    """The smallest failing case, and its bundle."""
-    BUILD_LIST = "build_list.json"
-    """What became of each build of a model list."""
+    TRIAGE_FILES = "triage/"  # the smallest failing case and its bundle
+    BUILD_LIST = "build_list.json"  # the outcome of each build of a model list
     BUILD_LIST_PAGE = "build_list.md"
-    GATE = "gate/result.json"
-    """What the gate measured of a candidate, and what it found."""
+    GATE = "gate/result.json"  # measurements and findings
     GATE_PAGE = "gate/page.md"
     GATE_TABLE = "gate/table.json"
     SPEC = "spec.json"
     ENVIRONMENT = "environment.json"
-    MATERIALS = "materials.json"
-    """What a build was given beside its model, and how it was evaluated (:mod:`trtops.tracking.materials`)."""
+    MATERIALS = "materials.json"  # inputs of a build (trtops.tracking.materials)
     MATERIALS_FOLDER = "materials/"
-    AUDIT_RUNS = "audit/runs.json"
-    """The runs that an audit looks at, fixed when it begins."""
-    AUDIT_PART = "audit/part.json"
-    """What an audit found so far."""
+    AUDIT_RUNS = "audit/runs.json"  # the runs of an audit, fixed at its start
+    AUDIT_PART = "audit/part.json"  # findings so far
     AUDIT_RESULT = "audit/result.json"
     AUDIT_PAGE = "audit/report.md"
     BUILD_LOG = "build.log"
-    REPORT = "report/report.html"
-    """The run as one page for people (:mod:`trtops.reports`)."""
-    REPORT_DATA = "report/report.json"
-    """What the page says, from which it can be drawn again."""
-    NAMES = "outputs.json"
-    """Metric keys to the parts of their names, for every key that is not simply its parts; see :func:`metric_key`."""
+    REPORT = "report/report.html"  # the run as a page (trtops.reports)
+    REPORT_DATA = "report/report.json"  # its content, to draw it again
+    NAMES = "outputs.json"  # metric keys and their name parts, where they differ
     MANIFEST = "manifest.json"
-    SIGNATURE = "manifest.dsse.json"
-    """The manifest, signed (:mod:`trtops.signing`). Written before the manifest, which does not name it."""
+    SIGNATURE = "manifest.dsse.json"  # the signed manifest (trtops.signing), which does not name it
 
 
 _PLAIN = re.compile(r"[\w.:]")

@@ -1,4 +1,4 @@
-"""Tables in a run: rows of named columns, shown by the UI as a table and read by ``mlflow.load_table``."""
+"""Tables in a run, shown by the UI as tables and read by ``mlflow.load_table``."""
 
 from __future__ import annotations
 
@@ -12,16 +12,7 @@ from trtops.tracking.base import Run
 
 
 def log_table(run: Run, path: str, columns: Sequence[str], rows: Iterable[Sequence[JSONValue]]) -> None:
-    """Log a table; a run can have one.
-
-    The format is what ``mlflow.log_table`` writes: pandas' ``split`` orientation, and a tag that names the artifact.
-
-    Args:
-        run: The run.
-        path: Artifact to write, ending in ``.json``.
-        columns: Names of the columns.
-        rows: One value per column; NaN and infinities are written as null.
-    """
+    """Log a table in the format of ``mlflow.log_table``; a run can have one. NaN and infinities become null."""
     data: list[JSONValue] = [
         [None if isinstance(value, float) and not math.isfinite(value) else value for value in row] for row in rows
     ]

@@ -23,6 +23,7 @@ from trtops.tracking.mlflow.connection import Connection
 from trtops.tracking.mlflow.installed import library
 from trtops.tracking.mlflow.run import MlflowRun, MlflowStoredRun, read_status, shown_status, stored_tags
 from trtops.tracking.mlflow.views import experiment_tags
+from trtops.tracking.records import Tags
 from trtops.tracking.registry import ACCEPTED, artifact_of, check_registration, source_of
 from trtops.tracking.run import (
     check_reopening,
@@ -76,13 +77,7 @@ class MlflowTracker:
         return type(self), (self._connection.location,)
 
     def start(
-        self,
-        experiment: str,
-        name: str,
-        *,
-        kind: Kind,
-        tags: Mapping[str, str] | None = None,
-        parent: str | None = None,
+        self, experiment: str, name: str, *, kind: Kind, tags: Tags | None = None, parent: str | None = None
     ) -> MlflowRun:
         """Begin a run."""
         experiment, name = checked_names(experiment, name)
@@ -93,7 +88,7 @@ class MlflowTracker:
         experiment: str,
         name: str,
         *,
-        tags: Mapping[str, str],
+        tags: Tags,
         parent: str | None = None,
         began: float | None = None,
         known: bool = False,
@@ -151,7 +146,7 @@ class MlflowTracker:
         self,
         experiment: str | None = None,
         *,
-        tags: Mapping[str, str] | None = None,
+        tags: Tags | None = None,
         parent: str | None = None,
         status: RunStatus | None = None,
         limit: int | None = None,
@@ -236,9 +231,7 @@ class MlflowTracker:
         """An artifact of a run that need not be complete."""
         return self._files(self._entity(run_id)).peek(path)
 
-    def register(
-        self, name: str, run_id: str, path: str, *, alias: str, tags: Mapping[str, str] | None = None
-    ) -> RegisteredVersion:
+    def register(self, name: str, run_id: str, path: str, *, alias: str, tags: Tags | None = None) -> RegisteredVersion:
         """Add a version and make an alias point to it."""
         self._connection.require_writable()
         check_registration(self, name, run_id, path, alias)
