@@ -111,7 +111,7 @@ def test_tracked_text_is_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         raise errors.ConfigError(told)
 
     info = memory.info(run.id)
-    kept = memory._kept(run.id).artifacts
+    kept = memory._data(run.id).artifacts
     everything = f"{info.params}{info.tags}{kept}{raised.value}"
     assert secret not in everything and "x" * 9 not in everything and TOKENS["AWS"] not in everything
     assert info.params["data"] == info.tags["first"] == "postgres://db says *** and ***"
