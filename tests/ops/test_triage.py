@@ -71,7 +71,7 @@ def test_triage_out_of_time_can_be_resumed(stopped: tuple[MemoryTracker, TriageR
     assert {"triage/page.md", "triage/bundle.zip", "triage/minimal.onnx"} <= {a.path for a in stored.manifest.artifacts}
     assert len(onnx.load(tmp_path / "found" / "minimal.onnx").graph.node) < len(onnx.load(path).graph.node)
     report = stored.read_bytes(Artifact.REPORT).decode()
-    assert "What each question cost" in report and "Which nodes must stay in FP32?" in report
+    assert "Which nodes must stay in FP32?" in report
     page = second.page()
     assert "ruled out: the builder" not in page and "1. Is the data usable? **usable**" in page
     with pytest.raises(errors.LogError):

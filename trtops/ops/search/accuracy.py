@@ -81,6 +81,13 @@ class TensorError(Record):
     layer: str = ""
 
 
+_COLUMNS = ("tensor", "op", "verdict", "error", "growth", "max abs", "magnitude", "NaN/Inf", "layer")
+
+
+def _cells(t: TensorError) -> tuple[str | float | None, ...]:
+    return t.name, t.op, t.verdict, t.error, t.growth, t.max_abs, t.magnitude, t.nonfinite, t.layer
+
+
 @dataclass(frozen=True, kw_only=True)
 class AccuracyResult(OpResult):
     """Where two sides differ.
@@ -145,31 +152,23 @@ class AccuracyResult(OpResult):
             points=points,
         )
         yield Section(text="\n\n".join(self._findings()), chart=chart if points else None)
-        columns = ("tensor", "node", "op", "verdict", "error", "growth", "max abs", "magnitude", "NaN/Inf", "layer")
-        rows = tuple(
-            (t.name, t.node, t.op, t.verdict, t.error, t.growth, t.max_abs, t.magnitude, float(t.nonfinite), t.layer)
-            for t in self.tensors
-        )
-        if rows:
-            yield Section(title="Tensors", table=Table(columns=columns, rows=rows))
+        if self.tensors:
+            rows = tuple(_cells(tensor) for tensor in self.tensors)
+            yield Section(title="Tensors", table=Table(columns=_COLUMNS, rows=rows))
 
     def text(self, limit: int = 40) -> str:
         """The findings, with a table of the tensors around the first that differs, or else of the last."""
-        shown = list(self.tensors)
+        shown = self.tensors
         if len(shown) > limit:
             names = [t.name for t in shown]
             middle = names.index(self.first) if self.first in names else len(shown) - limit // 2
             start = min(max(middle - limit // 3, 0), len(shown) - limit)
             shown = shown[start : start + limit]
-        header = ("tensor", "op", "verdict", "error", "growth", "max abs", "magnitude", "NaN/Inf", "layer")
-        rows = (
-            (
-                t.name, t.op, t.verdict, f"{t.error:.3g}", f"{t.growth:.3g}" if t.growth is not None else "-",
-                f"{t.max_abs:.3g}", f"{t.magnitude:.3g}", str(t.nonfinite or "-"), t.layer or "-",
-            )
-            for t in shown
-        )  # fmt: skip
-        return "\n".join([*self._findings(), "", table(header, rows)])
+        rows = [
+            ["-" if c in (None, "") else f"{c:.3g}" if isinstance(c, float) else str(c) for c in _cells(tensor)]
+            for tensor in shown
+        ]
+        return "\n".join([*self._findings(), "", table(_COLUMNS, rows)])
 
     def _findings(self) -> Iterator[str]:
         if self.disappears:

@@ -8,14 +8,13 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from trtops import errors
 from trtops.ops.evaluation.command import CommandCheck, run_group
-from trtops.ops.result import OpResult
 from trtops.ops.search.replays import IterationContext, load_replay, save_replay
 from trtops.record import Record
 from trtops.verdict import Verdict
@@ -68,7 +67,7 @@ class RepeatStep(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RepeatResult(OpResult):
+class RepeatResult(Record):
     """All iterations."""
 
     steps: tuple[RepeatStep, ...]
@@ -77,12 +76,6 @@ class RepeatResult(OpResult):
     def verdict(self) -> Verdict:
         """``good`` if every iteration is."""
         return "good" if self.count("good") == len(self.steps) else "bad"
-
-    def body(self) -> Iterator[str]:
-        """How many passed, and why the others did not."""
-        yield from (self.text(), "")
-        failed = (step for step in self.steps if step.verdict != "good")
-        yield from (f"- iteration {step.number}: {step.verdict} {step.detail}".rstrip() for step in failed)
 
     def text(self) -> str:
         """How many passed."""
@@ -137,7 +130,7 @@ def repeat(
                 progress(step)
     finally:
         remove_files(config)
-    return RepeatResult(title="repeat", steps=tuple(steps))
+    return RepeatResult(steps=tuple(steps))
 
 
 def remove_files(config: RepeatConfig) -> None:

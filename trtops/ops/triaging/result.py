@@ -11,7 +11,6 @@ from trtops import errors
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.result import OpResult
 from trtops.record import Record
-from trtops.reports.document import Chart, Point, Section
 from trtops.spec import BuildConfig
 from trtops.verdict import Verdict
 
@@ -171,19 +170,6 @@ class TriageResult(OpResult):
         if self.kind == "none":
             return "nothing is wrong"
         return f"{self.kind}, {self.places[0]}" if self.places else self.kind
-
-    def sections(self) -> Iterator[Section]:
-        """The fault and its remedies, the cost of each question as a chart, and each question."""
-        points = tuple(
-            Point(label=f"{number}. {step.asks}", y=step.seconds, tone="plain" if step.kind is None else "bad")
-            for number, step in enumerate(self.steps, start=1)
-        )
-        chart = Chart(title="What each question cost", form="bars", x="seconds", points=points)
-        yield Section(text="\n".join(self.summary()), chart=chart if points else None)
-        for number, step in enumerate(self.steps, start=1):
-            yield Section(title=f"{number}. {step.asks} {step.answer}", text="\n".join(step.lines()))
-        if self.next_question:
-            yield Section(title=f"{len(self.steps) + 1}. {self.next_question}", text="Not asked yet.")
 
     def body(self) -> Iterator[str]:
         """The fault and its remedies, and each question with its answer, evidence and cost."""
