@@ -43,7 +43,7 @@ TESTS = (
     "tests/test_spec.py",
     "tests/test_metadata.py",
     "tests/backend/onnxrt/test_tactics.py",
-    "tests/backend/onnxrt/test_budget.py",
+    "tests/backend/onnxrt/test_search.py",
     "tests/backend/onnxrt/test_runner.py",
     "tests/backend/onnxrt/test_ort_format.py",
     "tests/backend/onnxrt/test_large.py",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,28 +24,23 @@ _LEFT, _RIGHT, _ABOVE, _BELOW = 0.5, 0.1, 0.3, 0.5
 
 def histogram_pages(cache: CalibrationCache, histograms: Mapping[str, Histogram], limit: int) -> Iterator[bytes]:
     """Yield PNG files of twelve histograms each, for at most ``limit`` tensors, the most clipped ones first."""
-    drawn = [entry for entry in cache.ranges if entry.name in histograms]
-    drawn = sorted(drawn, key=lambda entry: -(entry.clipped or 0.0))[:limit]
-    per_page = _COLUMNS * _ROWS
-    for start in range(0, len(drawn), per_page):
-        yield _draw_page(drawn[start : start + per_page], histograms)
-
-
-def _draw_page(entries: Sequence[TensorRange], histograms: Mapping[str, Histogram]) -> bytes:
     from matplotlib.figure import Figure
 
-    rows = -(-len(entries) // _COLUMNS)
-    width, height = _WIDTH * _COLUMNS, _HEIGHT * rows
-    figure = Figure(figsize=(width, height))
-    for place, entry in enumerate(entries):
-        row, column = divmod(place, _COLUMNS)
-        left, bottom = column * _WIDTH + _LEFT, (rows - 1 - row) * _HEIGHT + _BELOW
-        inside = (_WIDTH - _LEFT - _RIGHT, _HEIGHT - _ABOVE - _BELOW)
-        ax = figure.add_axes((left / width, bottom / height, inside[0] / width, inside[1] / height))
-        _draw_histogram(ax, entry, histograms[entry.name])
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=80)
-    return file.getvalue()
+    drawn = [entry for entry in cache.ranges if entry.name in histograms]
+    drawn = sorted(drawn, key=lambda entry: -(entry.clipped or 0.0))[:limit]
+    for start in range(0, len(drawn), _COLUMNS * _ROWS):
+        page = drawn[start : start + _COLUMNS * _ROWS]
+        rows = -(-len(page) // _COLUMNS)
+        width, height = _WIDTH * _COLUMNS, _HEIGHT * rows
+        figure = Figure(figsize=(width, height))
+        for place, entry in enumerate(page):
+            row, column = divmod(place, _COLUMNS)
+            left, bottom = column * _WIDTH + _LEFT, (rows - 1 - row) * _HEIGHT + _BELOW
+            inside = ((_WIDTH - _LEFT - _RIGHT) / width, (_HEIGHT - _ABOVE - _BELOW) / height)
+            _draw_histogram(figure.add_axes((left / width, bottom / height, *inside)), entry, histograms[entry.name])
+        file = io.BytesIO()
+        figure.savefig(file, format="png", dpi=80)
+        yield file.getvalue()
 
 
 def _draw_histogram(ax: Axes, entry: TensorRange, histogram: Histogram) -> None:

@@ -133,7 +133,7 @@ def test_interleaved_sessions_do_not_spin(backend):
     build = backend.build(model, config(intra_op_threads=2, timing_iterations=1))
 
     def spent_when_idle(runner) -> float:
-        """The smallest CPU time during the tenth of a second after an inference, half of which a thread would spin."""
+        """The smallest CPU time in the 0.1 s after an inference; a spinning thread would take 0.05 s of it."""
         spent = []
         with runner:
             for _ in range(5):
