@@ -18,7 +18,7 @@ def one(start: int = 0) -> list[int]:
     return [start]
 
 
-def test_returned_values_arrive_one_by_one_and_are_passed_on() -> None:
+def test_returned_values_are_passed_on() -> None:
     @func.extend(three)
     def load(numbers: list[int], parser: str, nothing: None) -> None:
         assert (parser, nothing) == ("parser", None)
@@ -27,7 +27,7 @@ def test_returned_values_arrive_one_by_one_and_are_passed_on() -> None:
     assert load() == ([1, 2], "parser", None)  # type: ignore[func-returns-value]
 
 
-def test_what_the_function_returns_replaces_what_it_got() -> None:
+def test_a_returned_value_replaces_the_input() -> None:
     @func.extend(one)
     def load(numbers: list[int]) -> str:
         return f"{numbers}"
@@ -43,7 +43,7 @@ def test_a_list_is_one_value() -> None:
     assert load() == 2
 
 
-def test_a_function_with_room_for_them_gets_the_arguments_as_well() -> None:
+def test_extra_parameters_get_the_arguments() -> None:
     @func.extend(one)
     def load(start: int, numbers: list[int]) -> tuple[int, list[int]]:
         return start, numbers
@@ -51,7 +51,7 @@ def test_a_function_with_room_for_them_gets_the_arguments_as_well() -> None:
     assert load(7) == load(start=7) == (7, [7])
 
 
-def test_a_function_without_parameters_goes_with_a_loader_that_returns_nothing() -> None:
+def test_no_parameters_for_a_loader_without_result() -> None:
     calls = []
 
     @func.extend(lambda: calls.append("first"))
@@ -61,7 +61,7 @@ def test_a_function_without_parameters_goes_with_a_loader_that_returns_nothing()
     assert load() == "done" and calls == ["first"]
 
 
-def test_the_name_and_docstring_are_the_functions() -> None:
+def test_name_and_docstring_are_kept() -> None:
     @func.extend(one)
     def load(numbers: list[int]) -> None:
         """Mine."""
@@ -69,7 +69,7 @@ def test_the_name_and_docstring_are_the_functions() -> None:
     assert (load.__name__, load.__doc__) == ("load", "Mine.")
 
 
-def test_the_wrong_number_of_parameters_is_told_with_types() -> None:
+def test_wrong_parameter_count_names_types() -> None:
     @func.extend(three)
     def load(numbers: list[int]) -> None: ...
 
@@ -79,7 +79,7 @@ def test_the_wrong_number_of_parameters_is_told_with_types() -> None:
         load()
 
 
-def test_variadic_functions_are_refused_at_once() -> None:
+def test_variadic_functions_are_rejected() -> None:
     with pytest.raises(errors.ConfigError, match=r"\*args"):
 
         @func.extend(three)
@@ -98,7 +98,7 @@ def test_constants_values_and_calls() -> None:
     assert func.make_iterable((1, 2)) == (1, 2) and func.make_iterable([1]) == ([1],)
 
 
-def test_constantmethod_marks_and_does_no_more() -> None:
+def test_constantmethod_returns_the_function() -> None:
     class Thing:
         @func.constantmethod
         def get(self) -> int:
@@ -108,7 +108,7 @@ def test_constantmethod_marks_and_does_no_more() -> None:
 
 
 @pytest.mark.parity
-def test_the_same_functions_extend_to_the_same_results() -> None:
+def test_extend_equals_polygraphys() -> None:
     from polygraphy import func as theirs
 
     def collect(extend: Any) -> list[Any]:

@@ -52,7 +52,7 @@ def run(code: str) -> tuple[list[str], list[str]]:
     return done.stdout.splitlines(), done.stderr.splitlines()
 
 
-def test_severities_are_in_order_and_are_those_of_logging_where_it_has_them() -> None:
+def test_severities_are_logging_levels() -> None:
     levels = [getattr(G_LOGGER, name) for name in SEVERITIES]
 
     assert levels == sorted(set(levels)) and levels[0] > logging.NOTSET
@@ -60,7 +60,7 @@ def test_severities_are_in_order_and_are_those_of_logging_where_it_has_them() ->
     assert logging.getLevelName(G_LOGGER.EXTRA_VERBOSE) == "EXTRA_VERBOSE"
 
 
-def test_a_script_that_sets_up_nothing_sees_info_and_above_on_standard_output() -> None:
+def test_scripts_see_info_on_stdout() -> None:
     out, err = run("G_LOGGER.verbose('no'); G_LOGGER.info('yes\\ntwo lines'); G_LOGGER.finish('done')")
 
     assert out == ["[I] yes", "    two lines", "[I] done"]
@@ -73,7 +73,7 @@ def test_critical_messages_go_to_standard_error() -> None:
     assert (out, err) == ([], ["[!] lost"])
 
 
-def test_messages_of_the_package_itself_show_as_severity_says() -> None:
+def test_package_messages_respect_severity() -> None:
     _, err = run(
         """
 import logging
@@ -92,7 +92,7 @@ log.warning("shown again")
     assert err == ["[V] shown", "[W] shown again"]
 
 
-def test_a_program_that_set_up_logging_gets_no_second_handler() -> None:
+def test_configured_programs_get_no_handler() -> None:
     _, err = run("import logging; logging.basicConfig(level=0, format='mine: %(message)s'); G_LOGGER.info('once')")
 
     assert err == ["mine: once"]
@@ -104,7 +104,7 @@ def test_importing_the_package_leaves_logging_alone() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "0 []\n"
 
 
-def test_severities_by_path_hold_for_what_is_below(caplog: pytest.LogCaptureFixture) -> None:
+def test_severities_by_path_apply_below(caplog: pytest.LogCaptureFixture) -> None:
     with G_LOGGER.verbosity(
         {"": G_LOGGER.ERROR, "backend/trt": G_LOGGER.VERBOSE, "backend/onnx/loader.py": G_LOGGER.INFO}
     ):
@@ -150,7 +150,7 @@ def test_the_same_message_can_be_logged_once(caplog: pytest.LogCaptureFixture) -
     assert caplog.messages == ["only once, please"]
 
 
-def test_indentation_adds_up_and_is_the_threads_own(caplog: pytest.LogCaptureFixture) -> None:
+def test_indentation_is_per_thread(caplog: pytest.LogCaptureFixture) -> None:
     with G_LOGGER.indent(), G_LOGGER.indent(2):
         G_LOGGER.error("deep\ndeeper")
         thread = threading.Thread(target=lambda: G_LOGGER.error("flat"))
@@ -161,7 +161,7 @@ def test_indentation_adds_up_and_is_the_threads_own(caplog: pytest.LogCaptureFix
     assert caplog.messages == [" " * 12 + "deep\n" + " " * 12 + "deeper", "flat", "back"]
 
 
-def test_lines_tell_what_is_asked_for(tmp_path: Path) -> None:
+def test_lines_have_the_requested_parts(tmp_path: Path) -> None:
     G_LOGGER.log_file = tmp_path / "logs" / "run.log"
     G_LOGGER.timestamp = G_LOGGER.line_info = True
     G_LOGGER.warning("with all")
@@ -178,13 +178,13 @@ def test_lines_tell_what_is_asked_for(tmp_path: Path) -> None:
     assert lines[1:] == ["bare"]
 
 
-def test_nothing_is_coloured_off_a_terminal() -> None:
+def test_no_color_without_a_terminal() -> None:
     out, err = run("G_LOGGER.error('plain'); G_LOGGER.print_line('said', G_LOGGER.WARNING)")
 
     assert (out, err) == (["[E] plain", "[W] said"], [])
 
 
-def test_a_message_that_cannot_be_made_raises_unless_that_is_allowed(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_callables_raise_unless_allowed(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ZeroDivisionError):
         G_LOGGER.info(lambda: 1 / 0)
     with G_LOGGER.verbosity(G_LOGGER.VERBOSE):
@@ -193,7 +193,7 @@ def test_a_message_that_cannot_be_made_raises_unless_that_is_allowed(caplog: pyt
     assert caplog.messages == ["<Error while logging this message: division by zero>"]
 
 
-def test_what_a_function_raises_is_logged_and_raised(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_exception_logs_and_raises(caplog: pytest.LogCaptureFixture) -> None:
     @G_LOGGER.log_exception
     def fails() -> None:
         raise KeyError("gone")
@@ -212,7 +212,7 @@ def test_critical_logs_and_raises(caplog: pytest.LogCaptureFixture) -> None:
     assert [record.levelno for record in caplog.records] == [G_LOGGER.CRITICAL] * 2
 
 
-def test_callbacks_hear_of_every_change() -> None:
+def test_callbacks_get_every_change() -> None:
     heard: list[int] = []
     G_LOGGER.register_callback(lambda severity: heard.append(severity.get()))
     with G_LOGGER.verbosity(G_LOGGER.VERBOSE):
@@ -223,7 +223,7 @@ def test_callbacks_hear_of_every_change() -> None:
 
 
 @pytest.mark.parity
-def test_every_severity_and_method_of_polygraphys_logger_that_scripts_use_is_here() -> None:
+def test_polygraphys_logger_methods_exist() -> None:
     from polygraphy.logger import G_LOGGER as THEIRS
 
     order = sorted(SEVERITIES, key=lambda name: getattr(THEIRS, name))

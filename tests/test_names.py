@@ -185,7 +185,7 @@ def reason(gap: str) -> str | None:
 
 
 @pytest.mark.parametrize("path", DOCUMENTED)
-def test_every_name_of_a_documented_module_is_here_or_has_a_reason(path):
+def test_every_documented_name_exists(path):
     assert [gap for gap in gaps(path) if reason(gap) is None] == []
 
 
@@ -194,7 +194,7 @@ def test_every_name_of_a_documented_module_is_here_or_has_a_reason(path):
     ["backend.base", "backend.common", "backend.onnx", "backend.onnxrt", "backend.pluginref", "backend.trt", "common",
      "comparator", "config", "constants", "cuda", "datatype", "exception", "func", "json", "logger"],
 )  # fmt: skip
-def test_what_a_package_hands_on_can_be_imported_from_it(package):
+def test_package_exports_are_importable(package):
     theirs, ours = (importlib.import_module(f"{root}.{package}") for root in ("polygraphy", "trtops"))
     for name, value in vars(theirs).items():
         home = getattr(value, "__module__", None)
@@ -203,7 +203,7 @@ def test_what_a_package_hands_on_can_be_imported_from_it(package):
             assert hasattr(ours, name) or reason(gap) or name == "from_datatype", gap  # methods of DataType do that
 
 
-def test_no_exception_is_left_of_what_is_here_by_now():
+def test_no_exception_is_outdated():
     found = {gap for path in DOCUMENTED for gap in gaps(path)}
 
     idle = [
@@ -214,7 +214,7 @@ def test_no_exception_is_left_of_what_is_here_by_now():
     assert idle == []
 
 
-def test_modules_known_by_further_names_are_the_same():
+def test_further_module_names_are_the_same():
     import trtops.backend.base.runner
     import trtops.datatype.datatype
     from trtops.backend import base, trt
@@ -229,7 +229,7 @@ def test_modules_known_by_further_names_are_the_same():
 # --- what scripts do with these names -------------------------------------------------------------------------------
 
 
-def test_a_loader_of_a_script_fills_in_call_impl():
+def test_derived_loaders_use_call_impl():
     from trtops.backend.base import BaseLoader
 
     class Twice(BaseLoader):
@@ -244,7 +244,7 @@ def test_a_loader_of_a_script_fills_in_call_impl():
         BaseLoader()()
 
 
-def test_modules_are_imported_when_something_in_them_is_asked_for(caplog):
+def test_lazy_modules_import_on_use(caplog):
     from trtops import errors, mod
 
     colors = mod.lazy_import("colorsys>=1.0")
@@ -260,7 +260,7 @@ def test_modules_are_imported_when_something_in_them_is_asked_for(caplog):
 
 
 @pytest.mark.parametrize("text", ["1.8.0", "0.53.6", "2.0.0rc1", "1.13.1+cu117", "1.0.post2"])
-def test_versions_compare_as_theirs(text):
+def test_versions_compare_like_polygraphys(text):
     from polygraphy import mod as theirs
 
     from trtops import mod
@@ -268,7 +268,7 @@ def test_versions_compare_as_theirs(text):
     assert mod.version(text) == theirs.version(text)
 
 
-def test_settings_are_read_from_either_tool_s_variables():
+def test_settings_read_both_variables():
     import subprocess
     import sys
 

@@ -46,7 +46,7 @@ def test_importing_a_light_module_loads_no_heavy_library(module: str) -> None:
     "package",
     ["trtops", "trtops.comparator", "trtops.backend.onnx", "trtops.backend.onnxrt", "trtops.backend.trt", "trtops.ops"],
 )
-def test_public_names_resolve_and_unknown_ones_say_so(package: str) -> None:
+def test_public_names_resolve(package: str) -> None:
     module = importlib.import_module(package)
 
     for name in module.__all__:
@@ -56,7 +56,7 @@ def test_public_names_resolve_and_unknown_ones_say_so(package: str) -> None:
         module.Comparater  # noqa: B018
 
 
-def test_all_names_of_a_lazy_package_are_imported_by_a_star() -> None:
+def test_star_import_of_lazy_packages() -> None:
     names: dict[str, object] = {}
 
     exec("from trtops.comparator import *", names)
@@ -65,7 +65,7 @@ def test_all_names_of_a_lazy_package_are_imported_by_a_star() -> None:
     assert "TYPE_CHECKING" not in names
 
 
-def test_rooms_import_only_what_the_architecture_allows() -> None:
+def test_imports_respect_the_architecture() -> None:
     done = subprocess.run(
         [sys.executable, "-c", "from importlinter.cli import lint_imports_command as c; c()", "--no-cache"],
         capture_output=True,
@@ -78,7 +78,7 @@ def test_rooms_import_only_what_the_architecture_allows() -> None:
 
 @pytest.mark.parametrize("prefix", ["TRTOPS", "POLYGRAPHY"])
 @pytest.mark.parametrize(("value", "expected"), [("1", True), ("0", False), ("", False)])
-def test_the_choice_of_tensorrt_rtx_is_read_in_one_place(prefix: str, value: str, expected: bool) -> None:
+def test_tensorrt_rtx_is_chosen_in_one_place(prefix: str, value: str, expected: bool) -> None:
     code = "from trtops import config; from trtops.backend.trt import library; print(config.USE_TENSORRT_RTX, library.uses_rtx())"
     environment = {k: v for k, v in os.environ.items() if not k.endswith("USE_TENSORRT_RTX")}
 
@@ -93,7 +93,7 @@ def test_the_choice_of_tensorrt_rtx_is_read_in_one_place(prefix: str, value: str
     assert done.stdout.split() == [str(expected)] * 2
 
 
-def test_the_wheel_has_the_flows_and_leaves_the_place_of_deployments_out() -> None:
+def test_the_wheel_has_the_flows() -> None:
     chosen = PYPROJECT["tool"]["setuptools"]["packages"]["find"]["include"]
 
     packages = set(find_packages(str(ROOT), include=chosen))

@@ -19,10 +19,10 @@ NAMES = ["conv1", "conv2", "relu", "[0]"]
         ([], []),
     ],
 )
-def test_names_come_in_the_order_of_the_patterns_and_a_name_stands_for_itself(patterns: list[str], found: list[str]):
+def test_names_follow_pattern_order(patterns: list[str], found: list[str]):
     assert expand(patterns, NAMES) == found
 
 
-def test_what_matches_nothing_is_refused_with_the_nearest_name():
+def test_no_match_names_the_nearest():
     with pytest.raises(errors.ConfigError, match=r"The network has no layer 'conv3'.*conv"):
         expand(["relu", "conv3"], NAMES, of="The network", what="layer")

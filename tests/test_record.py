@@ -72,7 +72,7 @@ outers = st.builds(
 
 
 @given(outers)
-def test_what_is_written_is_read_back_equal_with_the_same_digest(record: Outer) -> None:
+def test_records_round_trip(record: Outer) -> None:
     copy = Outer.from_json(record.to_json())
 
     assert copy == record and copy.digest == record.digest
@@ -84,7 +84,7 @@ def test_written_json_is_strict(record: Outer) -> None:
     json.loads(record.to_json(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
-def test_nan_and_infinities_are_strings_in_json_and_floats_again_after_reading() -> None:
+def test_nan_and_infinities_round_trip() -> None:
     for ratio, text in ((math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf")):
         record = Outer(name="x", ratio=ratio)
 
@@ -117,7 +117,7 @@ def test_the_digest_depends_on_every_value() -> None:
     assert len({record.digest for record in [base, *others]}) == len(others) + 1
 
 
-def test_the_digest_is_the_same_in_every_process_and_folder(tmp_path: Path) -> None:
+def test_the_digest_is_stable_across_processes(tmp_path: Path) -> None:
     code = """
 from trtops.record import digest
 from trtops.spec import *
@@ -156,7 +156,7 @@ def test_private_fields_are_left_out() -> None:
     assert Hiding(1, 2).to_dict() == {"shown": 1}
 
 
-def test_what_has_no_json_form_is_refused() -> None:
+def test_values_without_json_form_are_rejected() -> None:
     with pytest.raises(TypeError, match="object has no JSON form"):
         to_jsonable({"x": [object()]})
 
@@ -187,7 +187,7 @@ def test_reading_is_strict_and_names_the_field(data: dict[str, object], message:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", '"x"', "\x00", "[" * 100_000, '{"name": "x"} tail'])
-def test_text_that_is_no_object_is_refused(text: str) -> None:
+def test_json_that_is_not_an_object_is_rejected(text: str) -> None:
     with pytest.raises(errors.FormatError, match="Outer: "):
         Outer.from_json(text)
 
@@ -197,7 +197,7 @@ def test_text_that_is_no_object_is_refused(text: str) -> None:
         st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
     )
 )
-def test_no_json_whatsoever_raises_anything_else(data: object) -> None:
+def test_any_json_raises_only_format_errors(data: object) -> None:
     with contextlib.suppress(errors.FormatError):
         Outer.from_json(json.dumps(data))
 

@@ -52,7 +52,7 @@ KEEPS_ERF = (
 )
 
 
-def test_a_command_finds_the_node_that_must_stay_in_fp32(folder, capsys):
+def test_a_command_finds_the_fp32_node(folder, capsys):
     code = run(
         "debug precision transformer.onnx --fp16 -o mixed.onnx --exclude-list keep.txt", *python(KEEPS_ERF), "{model}"
     )
@@ -71,7 +71,7 @@ SAYS_SOMETHING = (
 """Fails for a model whose outputs are all 0, as the search asks of a check that is to say anything."""
 
 
-def test_the_model_that_a_command_reads_may_have_a_name_of_its_own_and_stay(folder):
+def test_the_checked_file_can_be_named_and_kept(folder):
     line = "debug precision transformer.onnx --iter-artifact mine.onnx --no-remove-intermediate --iter-info i.json"
     checked = (
         COUNTED
@@ -83,7 +83,7 @@ def test_the_model_that_a_command_reads_may_have_a_name_of_its_own_and_stay(fold
     assert asked() == 2 and Path("mine.onnx").exists() and not Path("i.json").exists()
 
 
-def test_answers_of_a_search_are_not_asked_for_again(folder):
+def test_replayed_answers_are_not_repeated(folder):
     line = "debug precision transformer.onnx --mode bisect --artifacts asked.txt --art-dir sorted"
     assert run(line, *python(KEEPS_ERF), "{model}") == 0
     asked_first = len(json.loads(Path("trtops_debug_replay.json").read_text()))
@@ -101,7 +101,7 @@ def test_answers_of_a_search_are_not_asked_for_again(folder):
     assert asked() == 0
 
 
-def test_a_replay_of_another_tool_s_search_is_refused_and_says_why(folder, caplog):
+def test_a_foreign_replay_is_rejected(folder, caplog):
     context = {"state": {"num_nodes": 3}, "iteration_info": {"iteration": 0}, "success": True}
     Path("other.json").write_text(json.dumps({"_N0": {**context, "polygraphy_class": "IterationContext"}}))
 
@@ -109,7 +109,7 @@ def test_a_replay_of_another_tool_s_search_is_refused_and_says_why(folder, caplo
     assert "which nodes were kept" in caplog.text
 
 
-def test_a_release_without_layer_precisions_is_told_how_to_search_instead(folder, caplog, rtx):
+def test_releases_without_layer_precisions_are_rejected(folder, caplog, rtx):
     assert run("debug precision conv_net.onnx --fp16", *python(COUNTED)) == 3
     assert "reads {model}" in caplog.text and asked() == 0
 
@@ -119,17 +119,17 @@ def test_a_release_without_layer_precisions_is_told_how_to_search_instead(folder
     assert Path("mixed.engine").stat().st_size > 1000
 
 
-def test_precisions_that_a_model_cannot_have_are_refused(folder):
+def test_impossible_precisions_are_rejected(folder):
     for line in ("--int8", "--fp8", "--fp16 --bf16", "--precision float16"):
         assert run(f"debug precision conv_net.onnx {line}") == 2
 
 
-def test_without_tensorrt_a_command_s_engines_are_refused_before_anything_is_asked(folder, caplog, no_tensorrt):
+def test_engine_checks_need_tensorrt_first(folder, caplog, no_tensorrt):
     assert run("debug precision conv_net.onnx --fp16", *python(COUNTED)) == 3
     assert "pip install tensorrt" in caplog.text and asked() == 0
 
 
-def test_ranges_of_random_data_reach_a_precision_search(folder):
+def test_precision_uses_random_data_ranges(folder):
     assert run("debug precision transformer.onnx --fp16 --val-range [0,1e-6] --atol 1e-3 --rtol 1e-3") in (0, 1)
     assert run("debug precision transformer.onnx --fp16 --val-range [5,1]") == 3
 
@@ -139,7 +139,7 @@ def test_ranges_of_random_data_reach_a_precision_search(folder):
 HAS_ERF = "import onnx,sys; print('seen', len(sys.argv)); sys.exit('erf' in [n.name for n in onnx.load('trtops_debug.onnx').graph.node])"
 
 
-def test_what_passing_checks_print_is_shown_where_asked_for(folder, capsys):
+def test_output_of_passing_checks_can_be_shown(folder, capsys):
     assert run("debug reduce transformer.onnx -o small.onnx --show-output", *python(HAS_ERF)) == 0
     shown = capsys.readouterr().out
     assert run("debug reduce transformer.onnx -o small.onnx", *python(HAS_ERF)) == 0
@@ -151,7 +151,7 @@ def test_what_passing_checks_print_is_shown_where_asked_for(folder, capsys):
     assert shown.count("seen 1") >= len(steps) > quiet.count("seen 1") > hidden.count("seen 1")
 
 
-def test_a_reduction_takes_ranges_of_random_data(folder):
+def test_reduce_uses_random_data_ranges(folder):
     assert (
         run("debug reduce transformer.onnx -o small.onnx --val-range [3,3.5] --no-reduce-inputs", *python(HAS_ERF)) == 0
     )
@@ -161,7 +161,7 @@ def test_a_reduction_takes_ranges_of_random_data(folder):
     assert 3 <= array.min() <= array.max() <= 3.5
 
 
-def test_weights_of_reduced_models_go_where_asked_for(folder):
+def test_reduced_weights_go_to_the_named_file(folder):
     line = "debug reduce transformer.onnx -o small.onnx --min-good good.onnx --save-external-data weights.bin --external-data-size-threshold 0"
     assert run(line, *python(HAS_ERF.replace("'erf'", "'mm1'") if _has("mm1") else HAS_ERF)) == 0
 
@@ -173,13 +173,13 @@ def _has(name: str) -> bool:
     return name in [node.name for node in onnx.load("transformer.onnx").graph.node]
 
 
-def test_a_model_is_lowered_before_it_is_reduced_where_asked_for(folder):
+def test_reduce_can_convert_to_fp16_first(folder):
     checked = "import onnx,sys; m=onnx.load('trtops_debug.onnx'); sys.exit(any(t.data_type == 10 for t in m.graph.initializer))"
 
     assert run("debug reduce conv_net.onnx -o small.onnx --fp-to-fp16 --exit-on-bad", *python(checked)) == 1
 
 
-def test_a_person_at_the_terminal_is_asked_about_each_part(folder, monkeypatch, capsys):
+def test_a_person_is_asked_about_each_part(folder, monkeypatch, capsys):
     asked = []
 
     def answer(prompt):
@@ -199,7 +199,7 @@ def test_a_person_at_the_terminal_is_asked_about_each_part(folder, monkeypatch, 
 # --- debug repeat ---------------------------------------------------------------------------------------------------
 
 
-def test_iterations_that_a_replay_has_answers_for_are_not_run_again(folder, capsys):
+def test_replayed_iterations_are_not_run_again(folder, capsys):
     assert run("debug repeat --until 3", *python(COUNTED)) == 0
     assert asked() == 3 and len(json.loads(Path("trtops_debug_replay.json").read_text())) == 3
 
@@ -236,7 +236,7 @@ def shapes_of(path: str) -> dict[str, list[int]]:
     }
 
 
-def test_shapes_are_taken_from_running_the_model_where_asked_for(sized_by_data):
+def test_shapes_come_from_running_the_model(sized_by_data):
     line = "surgeon sanitize sized.onnx --force-fallback-shape-inference --load-inputs i.json -o static.onnx"
 
     assert run(line) == 0
@@ -244,21 +244,21 @@ def test_shapes_are_taken_from_running_the_model_where_asked_for(sized_by_data):
     assert run("run static.onnx --onnxrt --load-inputs i.json") == 0
 
 
-def test_shapes_of_a_run_are_those_of_the_inputs_that_were_asked_for(folder):
+def test_observed_shapes_respect_input_shapes(folder):
     line = "surgeon extract conv_net.onnx --force-fallback-shape-inference --model-inputs image:[3,3,8,8] --seed 4 --inputs r0 -o part.onnx"
 
     assert run(line) == 0
     assert all(dim > 0 for dim in shapes_of("part.onnx")["r0"]) and shapes_of("part.onnx")["r0"][0] == 3
 
 
-def test_a_part_is_cut_at_tensors_whose_shapes_only_a_run_tells(sized_by_data):
+def test_extract_uses_observed_shapes(sized_by_data):
     line = "surgeon extract sized.onnx --force-fallback-shape-inference --load-inputs i.json --inputs g:auto:auto --outputs h:auto -o part.onnx"
 
     assert run(line) == 0
     assert shapes_of("part.onnx")["g"] == [3]
 
 
-def test_weights_of_the_parts_of_a_model_lie_beside_each_part(folder, capsys):
+def test_weights_of_parts_are_saved_next_to_them(folder, capsys):
     proto = models.model(
         "(float[4] x) => (float[4] y) <float[4] u> { t = Add(x, k)\n u = custom.Op(t)\n y = Mul(u, k) }",
         {"k": models.random(4, seed=1)},
@@ -274,7 +274,7 @@ def test_weights_of_the_parts_of_a_model_lie_beside_each_part(folder, capsys):
     assert run(f"{line} weights.bin") == 2
 
 
-def test_options_of_comparing_are_refused_where_there_is_nothing_left_to_compare(folder, capsys):
+def test_check_accuracy_rejects_array_options(folder, capsys):
     assert run("check accuracy acc.json --save-heatmaps maps") == 2
     assert "trtops run --load-outputs" in capsys.readouterr().err
     assert run("inspect sparsity conv_net.onnx --ignore-external-data") == 2

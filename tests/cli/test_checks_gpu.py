@@ -29,7 +29,7 @@ def run(line: str) -> int:
     return main(shlex.split(line))
 
 
-def test_engines_with_layers_kept_in_fp32_are_built_for_a_command(folder, capsys):
+def test_engines_with_fp32_layers_are_checked(folder, capsys):
     """The engine fails as long as the last layer may be FP16; the command finds out by reading the engine itself."""
     Path("check.py").write_text(
         "import subprocess, sys\n"
@@ -48,7 +48,7 @@ def test_engines_with_layers_kept_in_fp32_are_built_for_a_command(folder, capsys
     assert "must stay in FP32" in said or "may be lowered" in said
 
 
-def test_a_check_of_engines_that_passes_outputs_of_0_is_broken(folder, caplog):
+def test_a_check_that_passes_zeros_is_broken(folder, caplog):
     """What it is given then is an engine whose outputs are 0, which a check that compares fails: see the tests beside it."""
     Path("seen.py").write_text(
         "import json, subprocess, sys\n"
@@ -62,7 +62,7 @@ def test_a_check_of_engines_that_passes_outputs_of_0_is_broken(folder, caplog):
     assert not outputs["scores"].any() and outputs["scores"].shape == (1, 10)
 
 
-def test_a_command_that_runs_each_engine_evaluates_mixed_precisions(folder):
+def test_a_command_checks_mixed_precisions(folder):
     line = (
         "debug precision conv_net.onnx --fp16 --check trtops run trtops_debug.engine --trt --load-inputs i.json "
         "--load-outputs golden.json --atol 1e-2 --rtol 1e-2"
@@ -71,7 +71,7 @@ def test_a_command_that_runs_each_engine_evaluates_mixed_precisions(folder):
     assert run(line) == 0
 
 
-def test_precisions_of_layers_are_remembered_with_the_engine_that_they_made(folder):
+def test_layer_precisions_are_recorded(folder):
     line = (
         "convert conv_net.onnx --fp16 --layer-precisions conv0:fp32 conv1:fp16 --precision-constraints obey "
         "--experiment kept -o kept.engine --atol 1e-2 --rtol 1e-2 --save-tactics kept.json"
@@ -83,7 +83,7 @@ def test_precisions_of_layers_are_remembered_with_the_engine_that_they_made(fold
     assert run("inspect tactics kept.json") == 0
 
 
-def test_what_an_engine_s_outputs_held_stands_with_its_layers(folder, capsys):
+def test_tensor_statistics_appear_with_layers(folder, capsys):
     assert run("run conv_net.onnx --trt --load-inputs i.json --save-engine e.engine --save-outputs saved.json") == 0
     capsys.readouterr()
 

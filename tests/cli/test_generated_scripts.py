@@ -264,12 +264,12 @@ def note(options: str, found: dict[str, int | str]) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", SETS)
-def test_scripts_of_either_tool_come_to_the_verdict_run_by_either(folder, name):
+def test_scripts_run_with_either_tool(folder, name):
     check(*SETS[name])
 
 
 @pytest.mark.parametrize("name", PROCESSES)
-def test_scripts_that_start_processes_do_too(folder, name):
+def test_scripts_with_processes_run_too(folder, name):
     check(*PROCESSES[name], apart=True)
 
 
@@ -293,7 +293,7 @@ def with_engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", TENSORRT)
-def test_scripts_for_tensorrt_do_too(with_engines, tmp_path, monkeypatch, name):
+def test_tensorrt_scripts_run_too(with_engines, tmp_path, monkeypatch, name):
     work = tmp_path / "work"
     shutil.copytree(with_engines, work)
     monkeypatch.chdir(work)

@@ -98,20 +98,20 @@ def run_all(place: Path, runs: list[str], store: str, caplog: pytest.LogCaptureF
     return len(lines)
 
 
-def test_all_commands_over_a_store_in_which_runs_were_forged(place: Path, caplog, capfd) -> None:
+def test_all_commands_on_forged_runs(place: Path, caplog, capfd) -> None:
     runs = forged_runs(place)
 
     assert run_all(place, runs, str(place / "mlruns"), caplog, building=True) > 150
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_all_commands_over_a_server_that_means_harm(place: Path, caplog, capfd, way: str) -> None:
+def test_all_commands_on_a_hostile_server(place: Path, caplog, capfd, way: str) -> None:
     with serving(server_that(way, place)) as address:
         building = way == "digest"
         assert run_all(place, [RUN], address, caplog, building) == len(ON_STORES) + len(commands_on(RUN)) + building
 
 
-def test_the_doubles_are_forged_as_they_say(place: Path) -> None:
+def test_the_forgeries_are_real(place: Path) -> None:
     runs = forged_runs(place)
 
     assert len(set(runs)) == len(runs) == len(KINDS_READ) + 11

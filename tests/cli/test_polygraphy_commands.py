@@ -47,7 +47,7 @@ def on_stdout():
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_polygraphy_exits_and_says_as_there(command, folder, monkeypatch, capsys, on_stdout):
+def test_a_command_behaves_like_polygraphys(command, folder, monkeypatch, capsys, on_stdout):
     monkeypatch.chdir(folder)
     expected = SAID[command]
 
@@ -59,7 +59,7 @@ def test_a_command_of_polygraphy_exits_and_says_as_there(command, folder, monkey
     assert missing_lines(expected["lines"], said, OTHER_LINES) == []
 
 
-def test_the_table_has_every_command_and_few_differences():
+def test_the_table_is_complete():
     assert list(SAID) == list(COMMANDS)
     assert len(OTHER_CODES) + len(OTHER_LINES) <= 10
     assert G_LOGGER.severity == G_LOGGER.INFO

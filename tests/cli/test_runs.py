@@ -71,11 +71,11 @@ def ids(run: Callable[..., tuple[int, str]]) -> dict[str, list[str]]:
     return found
 
 
-def test_every_tracked_command_left_a_run(ids):
+def test_every_tracked_command_leaves_a_run(ids):
     assert {"build", "compare", "reduce", "debug_build", "iteration", "calibrate", "accuracy"} <= set(ids)
 
 
-def test_runs_are_listed_by_what_they_are(run):
+def test_runs_are_listed(run):
     code, text = run(f"runs list --experiment {EXPERIMENT} --kind reduce --verdict good")
     assert code == 0 and "conv_net reduce" in text
 
@@ -84,7 +84,7 @@ def test_runs_are_listed_by_what_they_are(run):
 
 
 @pytest.mark.parametrize("tag", ["release=007", "image=registry/trt:8.6"])
-def test_commands_that_choose_runs_by_tags_take_them_alike_and_as_they_are_written(run, tmp_path, tag):
+def test_tags_are_text(run, tmp_path, tag):
     name, value = tag.split("=")
     with tracked(open_tracker(tmp_path), "tagged", tag, kind="build", tags={name: value}) as made:
         made.set_tags({Tag.VERDICT: "good"})
@@ -96,7 +96,7 @@ def test_commands_that_choose_runs_by_tags_take_them_alike_and_as_they_are_writt
     assert run(f"runs audit --tag {name}:{value}")[0] == run(f"runs evaluate --tag {name} --atol 1")[0] == 2
 
 
-def test_a_run_is_shown_with_everything_it_holds(run, ids):
+def test_a_run_is_shown(run, ids):
     code, text = run(f"runs show {ids['build'][0]}")
 
     assert code == 0
@@ -110,7 +110,7 @@ def short(run_id: str, ids: dict[str, list[str]]) -> str:
     return next(run_id[:n] for n in range(4, 32) if [i for i in every if i.startswith(run_id[:n])] == [run_id])
 
 
-def test_runs_are_given_by_the_first_digits_of_their_ids(run, ids, caplog):
+def test_runs_are_named_by_first_digits(run, ids, caplog):
     one, other = ids["build"][-2:]
     campaign = ids["debug_build"][-1]
 
@@ -127,7 +127,7 @@ def test_runs_are_given_by_the_first_digits_of_their_ids(run, ids, caplog):
     assert calibrated[0] == 0 and "tensors by" in calibrated[1]
 
 
-def test_what_is_no_run_s_first_digits_says_what_would_be(run, ids, caplog):
+def test_unknown_run_ids_get_a_hint(run, ids, caplog):
     for given, said in (("8d6", "at least its first 4"), ("8d6e3f...", "32 hexadecimal digits")):
         assert run(f"runs show {given}")[0] == 3
         assert said in caplog.text
@@ -138,7 +138,7 @@ def test_what_is_no_run_s_first_digits_says_what_would_be(run, ids, caplog):
     assert f"has no run whose id begins with '{unknown}'" in caplog.text
 
 
-def test_two_runs_are_put_side_by_side_where_they_differ(run, ids):
+def test_two_runs_are_compared(run, ids):
     first, second = ids["build"][-2:]
     code, text = run(f"runs compare {first} {second}")
     names = [line.split()[0] for line in text.splitlines()[2:]]
@@ -148,7 +148,7 @@ def test_two_runs_are_put_side_by_side_where_they_differ(run, ids):
     assert run(f"runs compare {ids['build'][0]} {ids['build'][0]}")[1].strip() == "Nothing differs."
 
 
-def test_stored_comparisons_are_evaluated_by_other_tolerances_without_running(run, ids):
+def test_stored_comparisons_are_reevaluated(run, ids):
     kept = " ".join(ids["build"][-2:])
 
     assert run(f"runs evaluate {kept} --atol 1 --rtol 1")[0] == 0
@@ -157,7 +157,7 @@ def test_stored_comparisons_are_evaluated_by_other_tolerances_without_running(ru
     assert run(f"runs evaluate {kept}")[0] == 2
 
 
-def test_a_damaged_run_is_found_by_an_audit(run, ids, home, tmp_path):
+def test_audit_finds_a_damaged_run(run, ids, home, tmp_path):
     code, text = run(f"runs audit --experiment {EXPERIMENT} --no-rebuild")
     assert code == 0, text
 
@@ -168,7 +168,7 @@ def test_a_damaged_run_is_found_by_an_audit(run, ids, home, tmp_path):
     assert code == 1 and "incomplete" in text
 
 
-def test_a_good_run_is_promoted_and_found_by_everybody(run, ids, home):
+def test_a_good_run_is_promoted_and_resolved(run, ids, home):
     assert run("runs resolve transformer.onnx")[0] == 1
     build = next(i for i in reversed(ids["build"]) if "conv_net fp32" in run(f"runs show {i}")[1])
 
@@ -178,11 +178,11 @@ def test_a_good_run_is_promoted_and_found_by_everybody(run, ids, home):
     assert run("inspect model accepted.ort")[0] == 0
 
 
-def test_an_engine_that_is_remembered_is_written_to_a_file_as_well(home):
+def test_a_recorded_engine_is_also_written(home):
     assert (home / "kept.ort").stat().st_size > 0
 
 
-def test_what_a_remembered_build_left_is_written_to_files_as_well(home, run, caplog):
+def test_parts_of_a_recorded_build_are_written(home, run, caplog):
     line = "convert conv_net.onnx --convert-to ort --experiment files --rebuild --atol 1e-3 --rtol 1e-3"
     assert run(f"{line} --save-tactics kept.json --timing-cache kept.cache")[0] == 0
 
@@ -202,20 +202,20 @@ def test_a_run_is_compared_with_a_model(run, ids):
     assert shown["params"]["actual"] == f"run:{build}" and build in shown["name"]
 
 
-def test_what_a_build_s_spec_does_not_hold_is_refused_where_it_would_be_forgotten(run, capsys):
+def test_options_outside_the_spec_are_rejected(run, capsys):
     assert run("convert conv_net.onnx --experiment e --strip-plan -o x.engine")[0] == 2
     assert run("convert conv_net.onnx --convert-to ort --workspace 1G")[0] == 2
     assert run("convert conv_net.onnx --rebuild -o x.engine")[0] == 2
 
 
-def test_a_campaign_that_ended_is_told_again(run, ids):
+def test_a_finished_campaign_is_shown_again(run, ids):
     campaign = ids["debug_build"][-1]
     code, text = run(f"debug build --resume {short(campaign, ids)}")
 
     assert code == 0 and "2 good, 0 bad, 0 crashed or hung." in text and f"MLflow run `{campaign}`" in text
 
 
-def test_a_store_is_kept_usable(run, home, monkeypatch):
+def test_store_reap(run, home, monkeypatch):
     monkeypatch.setattr(store, "remove_leftovers", lambda tracker: [])  # of others, on this machine
     assert run(f"store reap --root {home / 'mlruns'}") == (0, "0 runs closed.\n")
 
@@ -229,14 +229,14 @@ def test_tactics_of_a_campaign_are_compared(run, ids):
     assert campaign in shown["params"]["runs"] and shown["tags"]["mlflow.parentRunId"] == campaign
 
 
-def test_a_tactic_record_of_a_run_can_be_looked_into(run, ids, home):
+def test_a_runs_tactic_record_is_shown(run, ids, home):
     record = next((home / "mlruns").rglob("tactics/replay.json"))
 
     code, text = run(f"inspect tactics {record}")
     assert code == 0 and "replayable" in text
 
 
-def test_the_error_of_a_campaign_is_split(run, ids):
+def test_noise_of_a_campaign(run, ids):
     campaign = ids["debug_build"][-1]
 
     code, text = run(f"debug noise {short(campaign, ids)} --builds 2 --runs 2 --json")
@@ -272,7 +272,7 @@ def test_a_suspect_is_proved_denied_and_pardoned(run, ids):
     assert run(f"debug prove {ids['debug_build'][-1]}")[0] == 3  # nothing is suspected
 
 
-def test_a_run_keeps_the_verdict_that_it_prints(run) -> None:
+def test_a_run_records_the_printed_verdict(run) -> None:
     assert run("run conv_net.onnx --onnxrt --save-inputs in.json --save-outputs b.json")[0] == 0
     changed = RunResults.load("b.json")
     for _, iterations in changed:

@@ -94,7 +94,7 @@ def _lines() -> list[seed_lines.SeedLine]:
 LINES = _lines()
 
 
-def test_every_expectation_is_of_a_line_that_is_there() -> None:
+def test_every_expectation_has_a_line() -> None:
     words = {shlex.join(line.words) for line in LINES}
 
     assert not set(EXPECTED) - words
@@ -153,7 +153,7 @@ def last_words(printed: str, logged: str) -> str:
 
 
 @pytest.mark.parametrize("line", LINES, ids=str)
-def test_a_tensorrt_command_line_of_the_documents_runs_to_its_end(
+def test_a_documented_tensorrt_line_works(
     line: seed_lines.SeedLine, folders, command, monkeypatch, caplog, capsys
 ) -> None:
     monkeypatch.setenv("PATH", f"{command}{os.pathsep}{os.environ['PATH']}")

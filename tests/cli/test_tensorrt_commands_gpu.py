@@ -171,7 +171,7 @@ def note(tool: str, command: str, code: int, seconds: float, printed: str) -> No
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_polygraphy_for_tensorrt_exits_and_says_as_there(command, folders, capsys):
+def test_a_tensorrt_command_behaves_like_polygraphys(command, folders, capsys):
     ours_in = folders["polygraphy" if command.startswith(ON_ONE_FILE) else "trtops"]
     theirs = carry_out(command, "polygraphy", folders["polygraphy"], capsys)
     ours = carry_out(command, "trtops", ours_in, capsys)
@@ -192,7 +192,7 @@ def differs(command: str, line: str) -> bool:
     return any(re.fullmatch(pattern, f"{command}\n{line}") for pattern in OTHER_LINES)
 
 
-def test_the_differences_of_both_tables_are_few():
+def test_there_are_few_differences():
     tables = (OTHER_CODES, OTHER_LINES, without_tensorrt.OTHER_CODES, without_tensorrt.OTHER_LINES)
 
     assert sum(map(len, tables)) <= 10
