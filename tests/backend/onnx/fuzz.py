@@ -86,54 +86,47 @@ def _some_name(random: Random, graph: onnx.GraphProto) -> str:
     return random.choice([*made, *NAMES])
 
 
-def _drop_node(random: Random, graph: onnx.GraphProto) -> None:
-    if graph.node:
+def _node(random: Random, graph: onnx.GraphProto) -> onnx.NodeProto:
+    """A random node of a graph, or an empty one if there is none."""
+    return random.choice(graph.node) if graph.node else onnx.NodeProto()
+
+
+def _change_nodes(random: Random, graph: onnx.GraphProto) -> None:
+    """Remove, repeat, shuffle or rename nodes."""
+    choice = random.randrange(4)
+    if choice == 0 and graph.node:
         del graph.node[random.randrange(len(graph.node))]
+    elif choice == 1:
+        graph.node.append(_node(random, graph))
+    elif choice == 2:
+        nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in graph.node]
+        random.shuffle(nodes)
+        del graph.node[:]
+        graph.node.extend(nodes)
+    else:
+        name = random.choice(NAMES)
+        for node in graph.node:
+            node.name = name
 
 
-def _repeat_node(random: Random, graph: onnx.GraphProto) -> None:
-    if graph.node:
-        graph.node.append(random.choice(graph.node))
-
-
-def _rewire_input(random: Random, graph: onnx.GraphProto) -> None:
-    """Dangling names and circles come from here."""
-    if graph.node and (node := random.choice(graph.node)).input:
-        node.input[random.randrange(len(node.input))] = _some_name(random, graph)
-
-
-def _rewire_output(random: Random, graph: onnx.GraphProto) -> None:
-    if graph.node and (node := random.choice(graph.node)).output:
-        node.output[random.randrange(len(node.output))] = _some_name(random, graph)
-
-
-def _fewer_ends(random: Random, graph: onnx.GraphProto) -> None:
-    if graph.node:
-        node = random.choice(graph.node)
-        ends = random.choice((node.input, node.output))
+def _rewire(random: Random, graph: onnx.GraphProto) -> None:
+    """Change, remove or add inputs and outputs; creates unknown names and cycles."""
+    node = _node(random, graph)
+    ends = random.choice((node.input, node.input, node.output))
+    choice = random.randrange(4)
+    if choice == 0:
         del ends[random.randrange(len(ends) + 1) :]
+    elif choice == 1 or not ends:
+        ends.append(_some_name(random, graph))
+    else:
+        ends[random.randrange(len(ends))] = _some_name(random, graph)
 
 
-def _more_ends(random: Random, graph: onnx.GraphProto) -> None:
-    if graph.node:
-        node = random.choice(graph.node)
-        random.choice((node.input, node.output)).append(_some_name(random, graph))
-
-
-def _other_op(random: Random, graph: onnx.GraphProto) -> None:
-    if graph.node:
-        random.choice(graph.node).op_type = random.choice(OPS)
-
-
-def _other_domain(random: Random, graph: onnx.GraphProto) -> None:
-    if graph.node:
-        random.choice(graph.node).domain = random.choice(("", "ai.onnx", "custom", "com.microsoft", "own"))
-
-
-def _same_node_names(random: Random, graph: onnx.GraphProto) -> None:
-    name = random.choice(NAMES)
-    for node in graph.node:
-        node.name = name
+def _change_op(random: Random, graph: onnx.GraphProto) -> None:
+    if random.random() < 0.5:
+        _node(random, graph).op_type = random.choice(OPS)
+    else:
+        _node(random, graph).domain = random.choice(("", "ai.onnx", "custom", "com.microsoft", "own"))
 
 
 def _break_attribute(random: Random, graph: onnx.GraphProto) -> None:
@@ -142,97 +135,58 @@ def _break_attribute(random: Random, graph: onnx.GraphProto) -> None:
         return
     node = random.choice(holders)
     attribute = random.choice(node.attribute)
-    choice = random.randrange(6)
-    if choice == 0:
-        node.attribute.remove(attribute)
-    elif choice == 1:
-        attribute.type = random.randrange(15)
-    elif choice == 2:
-        attribute.i = random.choice(NUMBERS)
-    elif choice == 3:
-        attribute.ints.append(random.choice(NUMBERS))
-    elif choice == 4:
-        attribute.name = random.choice(("axis", "perm", "to", "value", "body", "then_branch", ""))
-    else:
-        attribute.ClearField(attribute.ListFields()[-1][0].name)
+    changes: tuple[Callable[[], object], ...] = (
+        lambda: node.attribute.remove(attribute),
+        lambda: setattr(attribute, "type", random.randrange(15)),
+        lambda: setattr(attribute, "i", random.choice(NUMBERS)),
+        lambda: attribute.ints.append(random.choice(NUMBERS)),
+        lambda: setattr(attribute, "name", random.choice(("axis", "perm", "to", "value", "body", "then_branch", ""))),
+        lambda: attribute.ClearField(attribute.ListFields()[-1][0].name),
+    )
+    random.choice(changes)()
 
 
 def _break_weight(random: Random, graph: onnx.GraphProto) -> None:
     if not graph.initializer:
         return
     tensor = random.choice(graph.initializer)
-    choice = random.randrange(7)
-    if choice == 0:
-        tensor.raw_data = tensor.raw_data[: random.randrange(len(tensor.raw_data) + 1)]
-    elif choice == 1:
-        tensor.dims.append(random.choice(NUMBERS))
-    elif choice == 2:
-        tensor.data_type = random.randrange(30)
-    elif choice == 3:
-        tensor.name = _some_name(random, graph)
-    elif choice == 4:
-        graph.initializer.append(tensor)
-    elif choice == 5:
+
+    def make_external() -> None:
         tensor.data_location = TensorProto.EXTERNAL
         tensor.external_data.add(key="location", value=random.choice(NAMES))
         tensor.external_data.add(key="offset", value=str(random.choice(NUMBERS)))
-    else:
-        tensor.ClearField("raw_data")
+
+    changes: tuple[Callable[[], object], ...] = (
+        lambda: setattr(tensor, "raw_data", tensor.raw_data[: random.randrange(len(tensor.raw_data) + 1)]),
+        lambda: tensor.dims.append(random.choice(NUMBERS)),
+        lambda: setattr(tensor, "data_type", random.randrange(30)),
+        lambda: setattr(tensor, "name", _some_name(random, graph)),
+        lambda: graph.initializer.append(tensor),
+        lambda: tensor.ClearField("raw_data"),
+        make_external,
+    )
+    random.choice(changes)()
 
 
 def _break_value(random: Random, graph: onnx.GraphProto) -> None:
-    """Types and shapes of inputs and outputs: missing, wrong, or of no tensor."""
+    """Remove inputs or outputs, or their types and shapes, or change them."""
     values = [*graph.input, *graph.output, *graph.value_info]
     if not values:
         return
-    value = random.choice(values)
-    choice = random.randrange(6)
-    if choice == 0:
-        value.ClearField("type")
-    elif choice == 1:
-        value.type.tensor_type.ClearField("shape")
-    elif choice == 2:
-        value.type.tensor_type.elem_type = random.randrange(30)
-    elif choice == 3:
-        value.type.tensor_type.shape.dim.add().dim_value = random.choice(NUMBERS)
-    elif choice == 4:
-        value.name = _some_name(random, graph)
-    else:
-        value.type.sequence_type.elem_type.tensor_type.elem_type = 1
+    value, field = random.choice(values), random.choice((graph.input, graph.output))
+    changes: tuple[Callable[[], object], ...] = (
+        lambda: field.pop(random.randrange(len(field))) if field else None,
+        lambda: value.ClearField("type"),
+        lambda: value.type.tensor_type.ClearField("shape"),
+        lambda: setattr(value.type.tensor_type, "elem_type", random.randrange(30)),
+        lambda: setattr(value.type.tensor_type.shape.dim.add(), "dim_value", random.choice(NUMBERS)),
+        lambda: setattr(value, "name", _some_name(random, graph)),
+        lambda: setattr(value.type.sequence_type.elem_type.tensor_type, "elem_type", 1),
+    )
+    random.choice(changes)()
 
 
-def _drop_value(random: Random, graph: onnx.GraphProto) -> None:
-    values = random.choice((graph.input, graph.output))
-    if values:
-        del values[random.randrange(len(values))]
-
-
-def _shuffle(random: Random, graph: onnx.GraphProto) -> None:
-    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in graph.node]
-    random.shuffle(nodes)
-    del graph.node[:]
-    graph.node.extend(nodes)
-
-
-MUTATIONS: tuple[Callable[[Random, onnx.GraphProto], None], ...] = (
-    _drop_node,
-    _repeat_node,
-    _rewire_input,
-    _rewire_input,
-    _rewire_output,
-    _fewer_ends,
-    _more_ends,
-    _other_op,
-    _other_domain,
-    _same_node_names,
-    _break_attribute,
-    _break_attribute,
-    _break_weight,
-    _break_weight,
-    _break_value,
-    _drop_value,
-    _shuffle,
-)
+MUTATIONS = (_change_nodes, _rewire, _rewire, _change_op, _break_attribute, _break_weight, _break_value)
 
 
 def mutated(seed: int) -> bytes:
