@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
 import onnx
+from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
 from trtops import errors
 from trtops.backend.common import open_atomically
@@ -60,14 +62,15 @@ def serialize_lean(model: onnx.ModelProto) -> bytes:
 
 
 def _checked_bytes(model: onnx.ModelProto) -> bytes:
-    """The bytes of a model whose large weights are external."""
-    size = copying.message_bytes(model)
-    if size >= PROTOBUF_LIMIT:
+    """The bytes of a model with all weights that are to be inside."""
+    data = None
+    with contextlib.suppress(EncodeError):  # some releases of protobuf fail above 2 GiB, others return the bytes
+        data = model.SerializeToString()
+    if data is None or len(data) >= PROTOBUF_LIMIT:
         raise errors.InvalidModelError(
-            f"The model has {size / 2**30:.2f} GiB without its external weights; a model file holds at most 2 GiB."
+            "The model has more than 2 GiB without its external weights, which is protobuf's limit for a model file."
         )
-    data: bytes = model.SerializeToString()
-    return data
+    return bytes(data)
 
 
 def with_weights(model: onnx.ModelProto) -> onnx.ModelProto:
