@@ -184,6 +184,7 @@ def test_the_fastest_that_passes_is_chosen(monkeypatch: pytest.MonkeyPatch) -> N
     result = precision(model, config, runner=Timed)
 
     assert result.outcome == "mixed" and not result.minimal and set(result.keep) > set(fewest.keep)
+    assert result.text().startswith("The fastest model that passes keeps ")
     labels = {point.label: point for point in result.points}
     assert labels["fastest"].good and labels["fastest"].latency_ms < labels["fewest in FP32"].latency_ms
     with pytest.raises(errors.ConfigError, match="latency_runs is 0"):

@@ -51,6 +51,8 @@ from trtops.verdict import Verdict
 
 log = logging.getLogger(__name__)
 
+_AS_FAST = 1.03  # latencies closer than this are noise; the set with fewer nodes in FP32 is chosen then
+
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionConfig(DataConfig):
@@ -293,8 +295,11 @@ class PrecisionResult(OpResult):
 
     def text(self) -> str:
         """The result for a terminal: what to keep, and a table of the models."""
-        if self.outcome == "good":
-            lines = [f"All {self.nodes} nodes may be lowered."]
+        if any(point.label == "fastest" for point in self.points):
+            kept = f"{len(self.keep)} of {self.nodes} nodes in FP32"
+            lines = [f"The fastest model that passes keeps {kept}: {', '.join(self.exclude)}"]
+        elif self.outcome == "good":
+            lines = [f"All {self.nodes} nodes can be lowered."]
         elif self.outcome == "mixed":
             lines = [f"{len(self.keep)} of {self.nodes} nodes must stay in FP32: {', '.join(self.exclude)}"]
         elif self.evaluated:
@@ -472,7 +477,8 @@ class _PrecisionSearch:
         passing = [s for s in dict.fromkeys(sets) if (self.steps[s].good if s in self.steps else self.search.holds(s))]
         measured = {items: self.latency(items) for items in passing}
         timed = {items: latency for items, latency in measured.items() if latency is not None}
-        return min(timed, key=lambda items: timed[items], default=fewest)
+        limit = min(timed.values(), default=0.0) * _AS_FAST
+        return min((items for items, latency in timed.items() if latency <= limit), key=len, default=fewest)
 
     def kept(self, items: Iterable[int]) -> tuple[str, ...]:
         """Names of some nodes, in the model's order."""
