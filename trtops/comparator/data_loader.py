@@ -24,6 +24,7 @@ from trtops.metadata import (
     is_dynamic,
     shape_accepts,
 )
+from trtops.torch_tensors import to_torch
 
 __all__ = ["DataLoader", "DataLoaderCache", "StreamingDataLoader"]
 
@@ -112,11 +113,19 @@ class DataLoader:
         wanted = self.user_input_metadata if self.input_metadata is None else self.input_metadata
         if not wanted:
             _log.warning("The data loader has no input metadata, and makes no inputs")
-        draw = _Torch(self.seed + index) if self.module == "torch" else _Numpy(self.seed + index)
+        random = np.random.RandomState(self.seed + index)
         self._warn_of_unused(wanted)
-        return {name: self._make_input(name, spec, draw) for name, spec in wanted.items()}
+        made = {name: self._make_input(name, spec, random) for name, spec in wanted.items()}
+        if self.module == "torch":
+            try:
+                return {name: to_torch(array) for name, array in made.items()}
+            except ImportError:
+                raise errors.BackendUnavailableError(
+                    "data_loader_backend_module='torch' needs torch. Install it, or use 'numpy'."
+                ) from None
+        return made
 
-    def _make_input(self, name: str, spec: TensorSpec, draw: _Numpy | _Torch) -> Any:
+    def _make_input(self, name: str, spec: TensorSpec, random: np.random.RandomState) -> Any:
         dtype, shape = spec.dtype, spec.shape
         if shape is None:
             raise errors.ConfigError(f"The shape of input {name!r} is not known. Give one in input_metadata.")
@@ -125,7 +134,7 @@ class DataLoader:
             dtype = user.dtype or dtype
             if user.shape is not None:
                 if _is_shape_tensor(spec, user.shape, dtype):
-                    return draw.constant(user.shape, dtype)
+                    return np.array(user.shape, None if dtype is None else dtype.numpy())
                 shape = _shape_to_make(name, shape, user.shape)
         fixed = _static_shape(name, shape)
         # Numbers are drawn in double precision, and scaling them takes as much memory again.
@@ -133,13 +142,19 @@ class DataLoader:
         if dtype is not None and (dtype.is_integral or dtype is DataType.BOOL):
             low, high = self._value_range(name, self.int_range)
             cast = int if dtype.is_integral else bool
-            return draw.integers(fixed, dtype, int(cast(low)), int(cast(high)))
+            return _integers(random, fixed, dtype.numpy(), int(cast(low)), int(cast(high)))
         if dtype is DataType.STRING:
             if name not in self.words:
                 raise errors.ConfigError("Random strings cannot be made. Supply string inputs.")
-            return draw.words(fixed, self.words[name])
+            words = self.words[name]
+            return np.asarray(np.array(words, object)[random.randint(0, len(words), fixed)], object)
         low, high = self._value_range(name, self.float_range)
-        return draw.floats(fixed, dtype or DataType.FLOAT64, float(low), float(high))
+        # Polygraphy's rule: an infinite bound becomes the scale.
+        scale, shift = (low, 0.0) if math.isinf(low) else (high - low, low)
+        scale = high if math.isinf(high) else scale
+        with np.errstate(invalid="ignore", over="ignore"):
+            numbers = np.asarray(random.random_sample(fixed) * scale + shift)
+            return numbers.astype((dtype or DataType.FLOAT64).numpy())
 
     def _user_spec(self, name: str) -> TensorSpec | None:
         """What the user gave for an input; the last of several patterns that match."""
@@ -165,66 +180,15 @@ class DataLoader:
                     _log.warning("%s names %r, which is not an input of the model. %s", what, name, hint)
 
 
-class _Numpy:
-    """Draws numpy arrays from the same generator as Polygraphy."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = np.random.RandomState(seed)
-
-    def integers(self, shape: tuple[int, ...], dtype: DataType, low: int, high: int) -> Array:
-        kind = dtype.numpy()
-        if kind.isbuiltin == 2:  # 4-bit integers, which numpy does not draw
-            return np.asarray(self.random.randint(low, high + 1, shape)).astype(kind)
-        try:
-            return np.array(self.random.randint(low, high + 1, shape, kind))
-        except ValueError as exc:
-            raise errors.ConfigError(f"The range ({low}, {high}) does not fit {dtype.value}: {exc}.") from None
-
-    def floats(self, shape: tuple[int, ...], dtype: DataType, low: float, high: float) -> Array:
-        # Polygraphy's rule: an infinite bound becomes the scale.
-        scale, shift = high - low, low
-        if math.isinf(low):
-            scale, shift = low, 0.0
-        if math.isinf(high):
-            scale = high
-        with np.errstate(invalid="ignore", over="ignore"):
-            return np.array((self.random.random_sample(shape) * scale + shift).astype(dtype.numpy()))
-
-    def words(self, shape: tuple[int, ...], words: Sequence[str]) -> Array:
-        return np.array(words, object)[self.random.randint(0, len(words), shape)]
-
-    def constant(self, value: Shape, dtype: DataType | None) -> Array:
-        return np.array(value, None if dtype is None else dtype.numpy())
-
-
-class _Torch:
-    """Draws torch tensors on the CPU. Floats are between 0 and 1 scaled to the range."""
-
-    def __init__(self, seed: int) -> None:
-        try:
-            import torch
-        except ImportError:
-            raise errors.BackendUnavailableError(
-                "data_loader_backend_module='torch' needs torch. Install it, or use 'numpy'."
-            ) from None
-        self.torch, self.seed = torch, seed
-        self.random = torch.Generator()
-        self.random.manual_seed(seed)
-
-    def integers(self, shape: tuple[int, ...], dtype: DataType, low: int, high: int) -> Any:
-        return self.torch.randint(low, high + 1, shape, generator=self.random, dtype=dtype.torch())
-
-    def floats(self, shape: tuple[int, ...], dtype: DataType, low: float, high: float) -> Any:
-        wanted = dtype.torch()
-        drawable = wanted if wanted.itemsize > 1 else self.torch.float32  # torch draws no 8-bit floats
-        drawn = self.torch.rand(shape, generator=self.random, dtype=drawable)
-        return (drawn if (low, high) == (0.0, 1.0) else drawn * (high - low) + low).to(wanted)
-
-    def words(self, shape: tuple[int, ...], words: Sequence[str]) -> Array:
-        return _Numpy(self.seed).words(shape, words)
-
-    def constant(self, value: Shape, dtype: DataType | None) -> Any:
-        return self.torch.tensor(value, dtype=None if dtype is None else dtype.torch())
+def _integers(
+    random: np.random.RandomState, shape: tuple[int, ...], dtype: np.dtype[Any], low: int, high: int
+) -> Array:
+    if dtype.isbuiltin == 2:  # 4-bit integers, which numpy does not draw
+        return np.asarray(random.randint(low, high + 1, shape)).astype(dtype)
+    try:
+        return np.array(random.randint(low, high + 1, shape, dtype))
+    except ValueError as exc:
+        raise errors.ConfigError(f"The range ({low}, {high}) does not fit {dtype}: {exc}.") from None
 
 
 def _is_shape_tensor(spec: TensorSpec, user_shape: Shape, dtype: DataType | None) -> bool:

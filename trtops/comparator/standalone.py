@@ -1,6 +1,6 @@
-"""How outputs are evaluated where there is no trtops: numpy alone. Bundles hold this file as ``evaluate.py``.
+"""Evaluate outputs with numpy alone, without trtops. Bundles contain this file as ``evaluate.py``.
 
-Definitions are those of :mod:`trtops.comparator.metrics`. What a rule may say is listed in :data:`RULES`.
+The definitions are those of :mod:`trtops.comparator.metrics`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ RULES = frozenset(
         "min_agreement", "min_top1_agreement",
     }
 )  # fmt: skip
-"""What of an output's tolerances can be evaluated here."""
+"""The tolerances that can be evaluated here."""
 
 Array = Any
 
 
 def objections(actual: list[Array], golden: list[Array], rule: dict[str, Any]) -> list[str]:
-    """What is wrong with one output, in words; nothing if it is good.
+    """Why one output is not good enough, over all iterations; empty if it is good.
 
     Args:
         actual: The output in each iteration.
-        golden: What it should be.
+        golden: The golden output in each iteration.
         rule: Tolerances, by the names in :data:`RULES`.
     """
     if [a.shape for a in actual] != [g.shape for g in golden]:
@@ -39,8 +39,7 @@ def objections(actual: list[Array], golden: list[Array], rule: dict[str, Any]) -
     if golden[0].dtype.kind in "OUS":
         differing = sum(int(np.sum(a.astype(str) != g.astype(str))) for a, g in zip(actual, golden))
         return [*found, *([f"{differing} strings differ"] if differing else [])]
-    a = np.concatenate([np.ravel(x) for x in actual]).astype(np.float64)
-    b = np.concatenate([np.ravel(x) for x in golden]).astype(np.float64)
+    a, b = _flat(actual), _flat(golden)
     nans = np.isnan(a) & ~(np.isnan(b) & bool(rule.get("nans_equal")))
     if nans.any():
         found.append(f"{int(nans.sum())} of {a.size} elements are NaN")
@@ -48,7 +47,7 @@ def objections(actual: list[Array], golden: list[Array], rule: dict[str, Any]) -
         share = _agreement(a, b)
         return found + ([] if share >= rule["min_agreement"] else [f"agreement is {share:.5g}"])
     found += _error_objections(a, b, rule)
-    found += [f"{name} is {value:.5g}, limit {limit:g}" for name, value, limit in _limits_broken(a, b, rule)]
+    found += _limits_broken(a, b, rule)
     if rule.get("min_top1_agreement") is not None and rule.get("class_axis") is not None:
         share = _top1_agreement(actual, golden, rule["class_axis"])
         if share < rule["min_top1_agreement"]:
@@ -58,9 +57,11 @@ def objections(actual: list[Array], golden: list[Array], rule: dict[str, Any]) -
 
 def errors(actual: list[Array], golden: list[Array], rule: dict[str, Any]) -> tuple[Array, Array]:
     """The absolute and relative errors of all elements of all iterations, flattened, in float64."""
-    a = np.concatenate([np.ravel(x) for x in actual]).astype(np.float64)
-    b = np.concatenate([np.ravel(x) for x in golden]).astype(np.float64)
-    return _errors(a, b, rule)
+    return _errors(_flat(actual), _flat(golden), rule)
+
+
+def _flat(arrays: list[Array]) -> Array:
+    return np.concatenate([np.ravel(array) for array in arrays]).astype(np.float64)
 
 
 def _errors(a: Array, b: Array, rule: dict[str, Any]) -> tuple[Array, Array]:
@@ -98,41 +99,30 @@ def _error_objections(a: Array, b: Array, rule: dict[str, Any]) -> list[str]:
     return [f"{statistic} error exceeds atol {atol:.3g} and rtol {rtol:.3g}"]
 
 
-def _limits_broken(a: Array, b: Array, rule: dict[str, Any]) -> list[tuple[str, float, float]]:
-    """Numbers of the whole output that are beyond their limits: name, value, limit."""
+def _limits_broken(a: Array, b: Array, rule: dict[str, Any]) -> list[str]:
+    """Metrics of the whole output that are beyond their limits."""
     difference, _ = _errors(a, b, rule)
-    same = difference == 0.0  # what counts as equal must not make infinite norms
-    a = np.where(same, np.where(np.abs(b) >= 1e9, 0.0, b), a) if rule.get("clamped_equal") else a
-    b = np.where(np.abs(b) >= 1e9, 0.0, b) if rule.get("clamped_equal") else b
+    if rule.get("clamped_equal"):  # values that stand for infinity must not make infinite norms
+        stands_for_infinity = np.abs(b) >= 1e9
+        a = np.where(difference == 0.0, np.where(stands_for_infinity, 0.0, b), a)
+        b = np.where(stands_for_infinity, 0.0, b)
     norm_a, norm_b, norm = (float(np.linalg.norm(x)) for x in (a, b, difference))
-    found: list[tuple[str, float, float]] = []
+    with np.errstate(all="ignore"):
+        cosine = float(a @ b / (norm_a * norm_b)) if norm_a and norm_b else float(norm_a == norm_b)
+        correlation = None  # where the golden output is constant
+        if a.size > 1 and np.ptp(b) != 0:
+            correlation = 0.0 if np.ptp(a) == 0 else float(np.corrcoef(a, b)[0, 1])
+    found = []
     for name, value, sign in (
         ("max_l2", norm, 1),
         ("max_nrmse", norm / norm_b if norm_b else None, 1),
-        ("min_cosine", _cosine(a, b, norm_a, norm_b), -1),
-        ("min_correlation", _correlation(a, b), -1),
+        ("min_cosine", cosine, -1),
+        ("min_correlation", correlation, -1),
     ):
         limit = rule.get(name)
         if limit is not None and value is not None and not sign * value <= sign * limit:
-            found.append((name[4:], float(value), limit))
+            found.append(f"{name[4:]} is {value:.5g}, limit {limit:g}")
     return found
-
-
-def _cosine(a: Array, b: Array, norm_a: float, norm_b: float) -> float:
-    if not norm_a or not norm_b:
-        return float(norm_a == norm_b)
-    with np.errstate(all="ignore"):
-        return float(a @ b / (norm_a * norm_b))
-
-
-def _correlation(a: Array, b: Array) -> float | None:
-    """Pearson's; 0 where the output alone is constant, None where the golden one is."""
-    if a.size < 2 or np.ptp(b) == 0:
-        return None
-    if np.ptp(a) == 0:
-        return 0.0
-    with np.errstate(all="ignore"):
-        return float(np.corrcoef(a, b)[0, 1])
 
 
 def _agreement(a: Array, b: Array) -> float:

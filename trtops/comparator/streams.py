@@ -1,7 +1,7 @@
-"""Iterations on disk: one file for all, or a directory with one file each, so that only one need be in memory.
+"""Iterations on disk, in Polygraphy's formats.
 
-A path with an ending is a file; one without is a directory of ``0000000000.json``, ``0000000001.json`` … Both are
-Polygraphy's formats.
+A path with a suffix is one file for all iterations. A path without a suffix is a directory with a file for each:
+``0000000000.json``, ``0000000001.json`` and so on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PathLike: TypeAlias = "str | os.PathLike[str]"
 
 
 def is_single_file(path: PathLike) -> bool:
-    """Whether a path stands for one file rather than a directory of iterations; it need not exist."""
+    """Whether a path means one file, and not a directory of iterations."""
     return Path(path).suffix != ""
 
 
@@ -33,15 +33,10 @@ def iteration_files(directory: PathLike) -> list[Path]:
 def iterate_files(
     paths: PathLike | Sequence[PathLike], load: Callable[[Path], Iterable[T]], allow_dirs: bool
 ) -> Iterator[T]:
-    """The iterations of files and directories, one after the other, each loaded when its turn comes.
-
-    Args:
-        paths: One path or several, whose iterations are chained.
-        load: Loads the iterations of one file.
-        allow_dirs: Whether directories are taken.
+    """Yield the iterations of files and directories one after the other; ``load`` loads the iterations of one file.
 
     Raises:
-        FormatError: If a path is a directory and none is allowed, or one that holds no iterations.
+        FormatError: If a path is a directory and these are not accepted, or a directory without iterations.
     """
     for path in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
         if not Path(path).is_dir():
@@ -57,10 +52,7 @@ def iterate_files(
 
 
 class IterationWriter(Generic[T]):
-    """Saves iterations as they come.
-
-    To a directory each is written at once; for a single file they are kept, and written together by :meth:`close`.
-    """
+    """Saves iterations: to a directory at once, to a single file when it is closed."""
 
     def __init__(
         self,
@@ -73,10 +65,10 @@ class IterationWriter(Generic[T]):
         """Prepare to write.
 
         Args:
-            path: A file, or a directory that is empty or does not exist yet; see :func:`is_single_file`.
-            combine: Makes what a single file holds from all iterations.
-            keep_copies: Whether iterations that are kept must be copied, since their arrays will be overwritten.
-            description: What they are, for the log and errors.
+            path: A file, or a directory that is empty or does not exist; see :func:`is_single_file`.
+            combine: Makes the content of a single file from all iterations.
+            keep_copies: Whether to copy iterations that are kept, because their arrays will be overwritten.
+            description: A name for the log and errors.
 
         Raises:
             ConfigError: If the directory is not empty, or is a file.
@@ -91,13 +83,13 @@ class IterationWriter(Generic[T]):
         if not self.single_file:
             if self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir())):
                 raise errors.ConfigError(
-                    f"{path} exists and is not an empty directory; one file per iteration would be mixed with what is "
-                    "there. Give a new directory, or a path with an ending for a single file."
+                    f"{path} exists and is not an empty directory. Give a new directory, or a path with a suffix for a "
+                    "single file."
                 )
             self.path.mkdir(parents=True, exist_ok=True)
 
     def append(self, item: T) -> None:
-        """Take one iteration."""
+        """Add one iteration."""
         if self.single_file:
             self.kept.append(copy.deepcopy(item) if self.keep_copies else item)
         else:
@@ -105,7 +97,7 @@ class IterationWriter(Generic[T]):
         self.count += 1
 
     def close(self) -> None:
-        """Write what was kept."""
+        """Write the single file."""
         if self.single_file:
             save_json(self.combine(self.kept), self.path, self.description)
 
@@ -116,18 +108,18 @@ class IterationWriter(Generic[T]):
         self.close()
 
 
-# Archives bring five modules of the standard library, which runs that load none do not need.
+# Archives import five modules of the standard library, which most runs do not need.
 _load_numpy = function("trtops.json.numpy_files.load_numpy")
 _archive_names = function("trtops.json.numpy_files.archive_names")
 
 
 def load_list(path: PathLike, description: str) -> Iterator[Any]:
-    """The iterations of one file: the items of a list, or the one object that it holds."""
+    """The iterations of one file: the items of a list, or its only object."""
     of_numpy = os.fspath(path).endswith(".npz") and not has_index(path)
     content = _load_numpy(path) if of_numpy else load_json(path, description)
     yield from content if isinstance(content, list) else [content]
 
 
 def has_index(path: PathLike) -> bool:
-    """Whether a file is an archive of ours, and not one that numpy wrote."""
+    """Whether a file is an archive of trtops, and not of numpy."""
     return os.fspath(path).endswith(".npz") and "index.json" in _archive_names(path)
