@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import yaml  # type: ignore[import-untyped]
 
 from trtops import errors, team
-from trtops.team.state import POOLS
+from trtops.team.access import POOLS
 
 if TYPE_CHECKING:
     from prefect.deployments.runner import RunnerDeployment

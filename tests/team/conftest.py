@@ -21,8 +21,7 @@ import pytest
 
 from tests.waiting import FOR_EVER
 from trtops import team
-from trtops.team.access import client_environment
-from trtops.team.state import TeamState
+from trtops.team.access import TeamState, client_environment, read_state
 from trtops.tracking.base import RunInfo
 from trtops.tracking.mlflow import MlflowTracker
 
@@ -55,12 +54,12 @@ class ApiError(Exception):
 class RunningTeam:
     """The running servers."""
 
-    folder: team.TeamFolder
+    folder: Path
     models: Path
 
     @property
     def state(self) -> TeamState:
-        state = self.folder.read()
+        state = read_state(self.folder)
         assert state is not None
         return state
 
@@ -112,7 +111,7 @@ class RunningTeam:
     def wait_for(self, flow_run: str, *types: str) -> str:
         """Wait until a flow run ends in one of some states; returns the state's message."""
         kind, message = eventually(lambda: found if (found := self.flow_state(flow_run))[0] in FINAL else None)
-        assert kind in types, f"{kind}: {message}\n{self.folder.log('worker-cpu').read_text()[-3000:]}"
+        assert kind in types, f"{kind}: {message}\n{(self.folder / 'logs' / 'worker-cpu.log').read_text()[-3000:]}"
         return message
 
     def tracker(self) -> MlflowTracker:
@@ -130,19 +129,16 @@ def running_team(folder: Path) -> Iterator[RunningTeam]:
     """Start servers and a worker, and end them."""
     before = dict(os.environ)
     os.environ.update(QUICK)
-    servers = team.TeamFolder(root=folder / "team")
+    servers = folder / "team"
     try:
-        team.up(
-            team.TeamConfig(prefect_port=0, mlflow_port=0, gpu=False, wait_seconds=FOR_EVER),
-            folder=servers,
-        )
-        os.environ["TRTOPS_CREDENTIALS"] = str(servers.passwords)
+        team.up(servers, prefect_port=0, mlflow_port=0, gpu=False, wait_seconds=FOR_EVER)
+        os.environ["TRTOPS_CREDENTIALS"] = str(servers / "passwords.ini")
         yield RunningTeam(servers, folder)
     finally:
         for name in {*os.environ} - {*before}:
             del os.environ[name]
         os.environ.update(before)
-        team.down(folder=servers)
+        team.down(servers)
 
 
 @contextmanager
@@ -156,7 +152,7 @@ def deploying(running: RunningTeam, *verbs: str) -> Iterator[subprocess.Popen[st
     calls = " or ".join(f"main([{verb!r}])" for verb in verbs)
     with subprocess.Popen(
         [sys.executable, "-c", f"import sys; from flows.deployments import main; sys.exit({calls})"],
-        env={**plain, "TRTOPS_HOME": str(running.folder.root.parent), "MLFLOW_TRACKING_URI": ""},
+        env={**plain, "TRTOPS_HOME": str(running.folder.parent), "MLFLOW_TRACKING_URI": ""},
         stdout=subprocess.PIPE,
         text=True,
         # Processes that are started in the background ignore SIGINT, and pass this on.
@@ -169,6 +165,7 @@ def deploying(running: RunningTeam, *verbs: str) -> Iterator[subprocess.Popen[st
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> team.TeamFolder:
+def folder(tmp_path: Path) -> Path:
     """A team's folder without servers."""
-    return team.TeamFolder(root=tmp_path / "team")
+    (tmp_path / "team").mkdir()
+    return tmp_path / "team"

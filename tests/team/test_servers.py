@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -18,12 +19,11 @@ from tests.team.conftest import eventually
 from trtops import errors, team
 from trtops.cli.main import main
 from trtops.team import access, servers
-from trtops.team.access import Passwords
+from trtops.team.access import Passwords, Started, TeamState, read_state, write_state
 from trtops.team.servers import Service
-from trtops.team.state import Started, TeamConfig, TeamFolder, TeamState
 from trtops.tracking.mlflow.credentials import read_credentials
 
-CONFIG = TeamConfig(prefect_port=0, mlflow_port=0, gpu=False)
+CONFIG: dict[str, Any] = {"prefect_port": 0, "mlflow_port": 0, "gpu": False}
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
 
 
@@ -32,7 +32,6 @@ def service(name: str, program: str, answers: object = lambda since: True, port:
         name=name,
         command=[sys.executable, "-c", program],
         environment=dict(os.environ),
-        folder=Path("/"),
         address=f"the {name}",
         answers=answers,  # type: ignore[arg-type]
         port=port,
@@ -40,57 +39,56 @@ def service(name: str, program: str, answers: object = lambda since: True, port:
 
 
 @pytest.fixture
-def stages(monkeypatch: pytest.MonkeyPatch, folder: TeamFolder) -> Iterator[list[list[Service]]]:
+def stages(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[list[list[Service]]]:
     """The programs to start: put them here."""
     made: list[list[Service]] = []
     monkeypatch.setattr(servers, "stages", lambda *_: made)
     monkeypatch.setattr(servers, "_STOP_SECONDS", 5.0)
     monkeypatch.setattr(servers, "_KILL_SECONDS", 0.3)
     yield made
-    team.down(folder=folder)
+    team.down(folder)
 
 
-def started(folder: TeamFolder, name: str) -> Started:
-    state = folder.read()
+def started(folder: Path, name: str) -> Started:
+    state = read_state(folder)
     found = None if state is None else state.started(name)
     assert found is not None
     return found
 
 
-def log_of(folder: TeamFolder, name: str) -> str:
-    return folder.log(name).read_text() if folder.log(name).exists() else ""
+def log_of(folder: Path, name: str) -> str:
+    return file.read_text() if (file := folder / "logs" / f"{name}.log").exists() else ""
 
 
 def test_dying_service_is_reported_without_passwords(folder, stages):
-    folder.make()
-    password = Passwords.ensure(folder.passwords).mlflow_password
+    password = Passwords.ensure(folder).mlflow_password
     dying = service("second", f"import sys; sys.exit('no {password} here')", lambda since: False)
     stages += [[service("first", SLEEP)], [dying]]
 
     with pytest.raises(errors.ConfigError) as raised:
-        team.up(CONFIG, folder=folder)
+        team.up(folder, **CONFIG)
 
     assert str(raised.value).startswith("second ended as soon as it was started. The end of")
     assert str(raised.value).endswith("no *** here")
-    assert {each.state for each in team.status(folder).services} == {"down"}
-    assert folder.read().services == ()
+    assert {each.state for each in team.status(folder)} == {"down"}
+    assert read_state(folder).services == ()
 
 
 def test_silent_service_is_ended_and_others_stay(folder, stages):
     stages += [[service("first", SLEEP)]]
-    team.up(CONFIG, folder=folder)
+    team.up(folder, **CONFIG)
     stages += [[service("second", SLEEP, lambda since: False)]]
 
     with pytest.raises(errors.ConfigError, match="second did not answer within 0 s"):
-        team.up(TeamConfig(wait_seconds=0.4), folder=folder)
+        team.up(folder, wait_seconds=0.4)
 
-    assert [each.state for each in team.status(folder).services] == ["up", "down"]
+    assert [each.state for each in team.status(folder)] == ["up", "down"]
 
 
 def test_dead_service_is_restarted_and_its_children_ended(folder, stages):
     child = "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True)"
     stages += [[service("first", SLEEP), service("second", f"{child}; {SLEEP}")]]
-    team.up(CONFIG, folder=folder)
+    team.up(folder, **CONFIG)
     second = started(folder, "second")
     eventually(lambda: "up" in log_of(folder, "second"))
     assert os.getsid(second.pid) == second.pid  # Ctrl-C in the terminal does not reach it
@@ -98,13 +96,12 @@ def test_dead_service_is_restarted_and_its_children_ended(folder, stages):
     eventually(lambda: not servers.is_alive(second))
 
     dead = team.status(folder)
-    assert [each.state for each in dead.services] == ["up", "dead"] and not dead.all_up
-    assert "second is dead; the end of its log:\nup" in dead.text()
+    assert [each.state for each in dead] == ["up", "dead"] and dead[1].text.endswith("\nup")
     assert len(servers.with_token(second.token)) == 1
 
     lines: list[str] = []
-    again = team.up(folder=folder, progress=lines.append)
-    assert again.all_up and team.TeamStatus.from_json(again.to_json()) == again
+    again = team.up(folder, progress=lines.append)
+    assert [each.state for each in again] == ["up", "up"]
     assert lines == ["first is up already.", "Starting second ..."]
     assert servers.with_token(second.token) == []
 
@@ -113,12 +110,12 @@ def test_deaf_service_and_its_children_are_killed(folder, stages):
     deaf = "import signal, subprocess; signal.signal(15, signal.SIG_IGN); subprocess.Popen(['sleep', '600'])"
     stages += [[service("first", f"{deaf}; {SLEEP}")]]
     servers._STOP_SECONDS = 0.3  # type: ignore[attr-defined] - the fixture restores it
-    team.up(CONFIG, folder=folder)
+    team.up(folder, **CONFIG)
     eventually(lambda: "up" in log_of(folder, "first"))
     token = started(folder, "first").token
     assert len(servers.with_token(token)) == 2
 
-    team.down(folder=folder)
+    team.down(folder)
 
     assert servers.with_token(token) == []
 
@@ -140,29 +137,29 @@ child.wait()
 time.sleep(600)
 """
     stages += [[service("worker-cpu", program)]]
-    team.up(CONFIG, folder=folder)
+    team.up(folder, **CONFIG)
     eventually(lambda: "ready" in log_of(folder, "worker-cpu"))
 
-    team.down(folder=folder)
+    team.down(folder)
 
     assert log_of(folder, "worker-cpu").splitlines()[-3:] == ["ready", "child ends", "parent ends"]
 
 
 def test_processes_of_others_are_never_ended(folder, stages):
     stages += [[service("first", SLEEP)]]
-    team.up(CONFIG, folder=folder)
-    state, ours = folder.read(), started(folder, "first")
+    team.up(folder, **CONFIG)
+    state, ours = read_state(folder), started(folder, "first")
     with subprocess.Popen(["sleep", "600"]) as bystander:
         reused = replace(ours, pid=bystander.pid)
         assert not servers.is_alive(reused)
         servers._stop(replace(reused, token="another"))
         assert bystander.poll() is None
         bystander.kill()
-    folder.write(replace(state, host="far"))
+    write_state(folder, replace(state, host="far"))
     with pytest.raises(errors.ConfigError, match="run on another machine, far"):
-        team.down(folder=folder)
+        team.down(folder)
     assert servers.is_alive(ours)
-    folder.write(state)
+    write_state(folder, state)
 
 
 def test_taken_port_is_named(folder, stages):
@@ -172,53 +169,39 @@ def test_taken_port_is_named(folder, stages):
         port = taken.getsockname()[1]
         stages += [[service("mlflow", SLEEP, port=port)]]
         with pytest.raises(errors.ConfigError, match=rf"Port {port} for mlflow cannot be used.*--mlflow-port N"):
-            team.up(CONFIG, folder=folder)
+            team.up(folder, **CONFIG)
 
 
 def test_concurrent_commands_are_refused(folder):
-    folder.make()
-    with FileLock(folder.root / ".lock"):
-        code = "import sys; from pathlib import Path; from trtops import team; team.up(folder=team.TeamFolder(root=Path(sys.argv[1])))"
-        done = subprocess.run([sys.executable, "-c", code, str(folder.root)], capture_output=True, text=True)
+    with FileLock(folder / ".lock"):
+        code = "import sys; from pathlib import Path; from trtops import team; team.up(Path(sys.argv[1]))"
+        done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True)
     assert "Another command is starting or ending" in done.stderr
 
 
 def test_database_and_ports_of_running_servers_stay(folder, stages):
     stages += [[service("first", SLEEP)]]
-    team.up(CONFIG, folder=folder)
+    team.up(folder, **CONFIG)
 
     with pytest.raises(
         errors.ConfigError, match=r"are in sqlite\. To use postgresql://h, start others in another folder"
     ):
-        team.up(TeamConfig(database="postgresql://h"), folder=folder)
+        team.up(folder, database="postgresql://h")
     with pytest.raises(errors.ConfigError, match="up with another limit"):
-        team.up(TeamConfig(limit=7), folder=folder)
-    assert team.up(folder=folder).database == "sqlite"
+        team.up(folder, limit=7)
+    assert [each.state for each in team.up(folder)] == ["up"]
 
 
 def test_postgresql_addresses_name_driver_and_database(folder):
     url = "postgresql://me@h:5433?host=/run/postgresql"
     state = TeamState(prefect_port=1, mlflow_port=2, database=url, limit=2, gpu=True, host="h")
-    folder.make()
 
-    (prefect, mlflow), workers = servers.stages(folder, state, Passwords.ensure(folder.passwords))
+    (prefect, mlflow), workers = servers.stages(folder, state, Passwords.ensure(folder))
 
     address = prefect.environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"]
     assert address == "postgresql+asyncpg://me@h:5433/prefect?host=/run/postgresql"
     assert "postgresql+psycopg://me@h:5433/mlflow?host=/run/postgresql" in mlflow.command
     assert [worker.name for worker in workers] == ["worker-cpu", "worker-gpu"]
-
-
-def test_large_log_is_moved(folder, stages, monkeypatch):
-    monkeypatch.setattr(servers, "_LOG_BYTES", 3)
-    stages += [[service("first", SLEEP)]]
-    folder.make()
-    folder.log("first").write_text("old lines")
-
-    team.up(CONFIG, folder=folder)
-
-    assert folder.log("first").with_suffix(".log.1").read_text() == "old lines"
-    assert folder.log("first").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(
@@ -233,43 +216,35 @@ def test_large_log_is_moved(folder, stages, monkeypatch):
 )
 def test_invalid_config_is_refused(wrong):
     with pytest.raises(errors.ConfigError, match=next(iter(wrong))):
-        TeamConfig(**wrong)
+        TeamState(**wrong)
 
 
-def test_passwords_are_created_once_with_mode_600(tmp_path: Path):
-    file = tmp_path / "passwords.ini"
+def test_passwords_are_created_once_with_mode_600(folder: Path, tmp_path: Path):
+    made = Passwords.ensure(folder)
+    file = folder / "passwords.ini"
 
-    made = Passwords.ensure(file)
-
-    assert Passwords.ensure(file) == made == Passwords.read(file)
+    assert Passwords.ensure(folder) == made
     assert file.stat().st_mode & 0o777 == 0o600
     assert made.mlflow_password not in repr(made) and made.prefect_auth not in repr(made)
     assert made.hide(f"a {made.mlflow_password} {made.prefect_auth}") == "a *** ***"
     assert read_credentials(file) == (made.mlflow_user, made.mlflow_password)
-    assert Passwords.ensure(tmp_path / "other.ini").mlflow_password != made.mlflow_password
+    assert Passwords.ensure(tmp_path).mlflow_password != made.mlflow_password
 
-
-def test_unsafe_or_damaged_password_files_are_refused(tmp_path: Path):
-    file = tmp_path / "passwords.ini"
-    Passwords.ensure(file)
     file.chmod(0o640)
     with pytest.raises(errors.ConfigError, match="has mode 640"):
-        Passwords.read(file)
+        Passwords.ensure(folder)
     file.chmod(0o600)
     file.write_text("[mlflow]\n")
     with pytest.raises(errors.ConfigError, match="lacks an entry"):
-        Passwords.read(file)
-    with pytest.raises(errors.ConfigError, match="No such file"):
-        Passwords.read(tmp_path / "none")
+        Passwords.ensure(folder)
 
 
-def test_shell_lines_contain_no_password(folder: TeamFolder, capsys: pytest.CaptureFixture[str]):
-    folder.make()
-    found = Passwords.ensure(folder.passwords)
+def test_shell_lines_contain_no_password(folder: Path, capsys: pytest.CaptureFixture[str]):
+    found = Passwords.ensure(folder)
     with pytest.raises(errors.ConfigError, match="No servers were started"):
         access.shell_lines(folder)
-    folder.write(TeamState(prefect_port=4201, mlflow_port=5001, database="sqlite", limit=2, gpu=False, host="h"))
-    root = str(folder.root.parent)
+    write_state(folder, TeamState(prefect_port=4201, mlflow_port=5001, database="sqlite", limit=2, gpu=False, host="h"))
+    root = str(folder.parent)
 
     assert main(["team", "env", "--root", root]) == 0
     lines = capsys.readouterr().out
@@ -283,7 +258,7 @@ def test_shell_lines_contain_no_password(folder: TeamFolder, capsys: pytest.Capt
     assert found.mlflow_password not in lines and found.prefect_auth not in lines
 
 
-def test_variables_of_other_servers_are_removed(folder: TeamFolder, monkeypatch: pytest.MonkeyPatch):
+def test_variables_of_other_servers_are_removed(folder: Path, monkeypatch: pytest.MonkeyPatch):
     others = ("PREFECT_API_URL", "PREFECT_API_KEY", "MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_PASSWORD")
     for name in others:
         monkeypatch.setenv(name, "elsewhere")
@@ -299,15 +274,14 @@ def test_variables_of_other_servers_are_removed(folder: TeamFolder, monkeypatch:
     assert found["PREFECT_RESULTS_DEFAULT_SERIALIZER"] == "json"
 
 
-def test_status_and_down_without_servers(folder: TeamFolder, capsys: pytest.CaptureFixture[str]):
-    root = str(folder.root.parent / "none")
+def test_status_and_down_without_servers(folder: Path, capsys: pytest.CaptureFixture[str]):
+    root = str(folder.parent / "none")
 
     assert main(["team", "status", "--root", root]) == 1
     assert f"No servers were started for {root}. Start them: trtops team up" in capsys.readouterr().out
     assert main(["team", "down", "--root", root]) == 0
     assert not Path(root).exists()
 
-    folder.make()
-    (folder.root / "team.json").write_text("{")
+    (folder / "team.json").write_text("{")
     with pytest.raises(errors.FormatError, match=r"team\.json cannot be read.*by hand"):
         team.status(folder)

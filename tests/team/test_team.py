@@ -73,17 +73,18 @@ def test_deployments_are_served_from_one_process(running: RunningTeam, served: s
 
 def test_running_servers_are_not_started_again(running: RunningTeam):
     status = team.status(running.folder)
-    assert [service.name for service in status.services] == ["prefect", "mlflow", "worker-cpu"]
-    assert status.all_up, status.text()
-    assert running.state.mlflow_url in status.text() and "since 20" in status.text()
+    assert [(each.name, each.state) for each in status] == [
+        (name, "up") for name in ("prefect", "mlflow", "worker-cpu")
+    ]
+    assert running.state.mlflow_url in status[1].text and "since 20" in status[1].text
 
     before, lines = running.state, []
-    team.up(folder=running.folder, progress=lines.append)
+    team.up(running.folder, progress=lines.append)
 
     assert running.state == before
     assert lines == ["prefect is up already.", "mlflow is up already.", "worker-cpu is up already."]
     with pytest.raises(errors.ConfigError, match="up with another mlflow_port"):
-        team.up(team.TeamConfig(mlflow_port=1), folder=running.folder)
+        team.up(running.folder, mlflow_port=1)
 
 
 def test_servers_are_protected(running: RunningTeam):
@@ -91,15 +92,15 @@ def test_servers_are_protected(running: RunningTeam):
         with pytest.raises(urllib.error.HTTPError, match="401"):
             urllib.request.urlopen(url, timeout=60)
 
-    found = Passwords.read(running.folder.passwords)
+    found = Passwords.ensure(running.folder)
     secrets = (found.mlflow_password, found.mlflow_secret_key, found.prefect_auth.partition(":")[2])
     processes = {each.name: servers.with_token(each.token) for each in running.state.services}
     lines = [" ".join(process.cmdline()) for group in processes.values() for process in group]
-    logs = [file.read_text() for file in running.folder.root.glob("logs/*")]
+    logs = [file.read_text() for file in running.folder.glob("logs/*")]
     assert len(lines) >= 3 and len(logs) == 3
     assert not [secret for secret in secrets for text in (*lines, *logs) if secret in text]
     assert found.mlflow_password not in str(processes["worker-cpu"][0].environ())
-    for file in (running.folder.passwords, running.folder.mlflow / "basic-auth.ini"):
+    for file in (running.folder / "passwords.ini", running.folder / "mlflow" / "basic-auth.ini"):
         assert file.stat().st_mode & 0o777 == 0o600
 
     ports = {running.state.prefect_port, running.state.mlflow_port}
@@ -132,7 +133,7 @@ def test_schedule_builds_list_on_the_workers_server(deployed: RunningTeam):
     assert (summary.verdict, summary.metrics["builds", "good"]) == ("bad", 1)
     page = deployed.tracker().load(summary.id).read_bytes("build_list.md").decode()
     assert f"{listed}:4" in page and "Did you mean 'conv_net.onnx'?" in page
-    assert not (deployed.folder.root.parent / "mlflow.db").exists()  # nothing went to a local store
+    assert not (deployed.folder.parent / "mlflow.db").exists()  # nothing went to a local store
 
 
 HELD_DATA = """
@@ -183,7 +184,7 @@ def test_campaign_resumes_after_worker_was_killed(deployed: RunningTeam):
     kill("")  # the worker with all of its processes, as if its machine had lost power
     hold.unlink()
     assert deployed.flow_state(second)[0] == "RUNNING"
-    team.up(folder=deployed.folder)
+    team.up(deployed.folder)
     assert "Its worker ended with it" in deployed.wait_for(second, "CRASHED")
 
     deployed.wait_for(deployed.start("debug-build/cpu", allowed, resume=campaign.id), "COMPLETED")
@@ -199,9 +200,9 @@ def test_down_ends_everything_it_started(running: RunningTeam):
     tokens = [started.token for started in running.state.services]
 
     lines: list[str] = []
-    status = team.down(folder=running.folder, progress=lines.append)
+    status = team.down(running.folder, progress=lines.append)
 
     assert lines[0] == "Ending worker-cpu ..."  # before the servers that its flow runs need
-    assert {service.state for service in status.services} == {"down"}
+    assert {service.state for service in status} == {"down"}
     assert [process for token in tokens for process in servers.with_token(token)] == []
     assert running.state.services == ()

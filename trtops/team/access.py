@@ -1,4 +1,4 @@
-"""How programs reach the servers of a team: their passwords and environment variables."""
+"""What is stored about the servers of a team, and how programs reach them: ports, passwords, environment variables."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import configparser
 import os
 import secrets
 import shlex
+import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from trtops import errors
-from trtops.team.state import TeamFolder, TeamState
+from trtops.files import open_atomically
+from trtops.record import Record
 
 PREFECT_SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -24,12 +26,108 @@ PREFECT_SETTINGS = {
 }
 """Settings of every Prefect that trtops starts: no telemetry, our log lines with its own, no pickle."""
 
+POOLS = {"cpu": "trtops-cpu", "gpu": "trtops-gpu"}
+"""Work pools of type "process", by the device of their workers."""
+
 _OTHER_SERVERS = ("PREFECT_API_", "PREFECT_PROFILE", "MLFLOW_", "TRTOPS_CREDENTIALS")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Started(Record):
+    """A process that was started.
+
+    Attributes:
+        name: ``prefect``, ``mlflow``, ``worker-cpu`` or ``worker-gpu``.
+        pid: Its process id.
+        since: When it was started, in seconds since the epoch.
+        token: A random text in the environment of the process and of all that it started.
+    """
+
+    name: str
+    pid: int
+    since: float
+    token: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeamState(Record):
+    """The configuration of the servers, and what was started.
+
+    Attributes:
+        prefect_port: TCP port of Prefect's API and UI.
+        mlflow_port: TCP port of MLflow.
+        database: ``sqlite``, or the address of a PostgreSQL server that has the databases prefect, mlflow and mlflow_auth.
+        limit: Number of flow runs that a worker runs at a time.
+        gpu: Whether there is a worker for the GPU pool.
+        host: The machine that the processes run on.
+        services: The processes that were started and not ended.
+    """
+
+    prefect_port: int = 4200
+    mlflow_port: int = 5000
+    database: str = "sqlite"
+    limit: int = 2
+    gpu: bool = field(default_factory=lambda: any(Path("/dev").glob("nvidia[0-9]*")))
+    host: str = ""
+    services: tuple[Started, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, port in (("prefect_port", self.prefect_port), ("mlflow_port", self.mlflow_port)):
+            if not 0 <= port < 65536:
+                raise errors.ConfigError(f"{name} is {port}; expected 0 to 65535.")
+        if self.limit < 1:
+            raise errors.ConfigError(f"limit is {self.limit}; expected 1 or more.")
+        url = urllib.parse.urlsplit(self.database)
+        if self.database != "sqlite" and (url.scheme != "postgresql" or url.password is not None):
+            raise errors.ConfigError(
+                f"database is {self.database.partition(':')[0]}:...; expected sqlite, or postgresql://user@host without a "
+                "password, which belongs into ~/.pgpass."
+            )
+
+    @property
+    def prefect_url(self) -> str:
+        """Address of Prefect's UI; its API is below ``/api``."""
+        return f"http://127.0.0.1:{self.prefect_port}"
+
+    @property
+    def mlflow_url(self) -> str:
+        """Address of MLflow."""
+        return f"http://127.0.0.1:{self.mlflow_port}"
+
+    def started(self, name: str) -> Started | None:
+        """The process of this name, if it was started."""
+        return next((started for started in self.services if started.name == name), None)
+
+
+def team_folder(store: str | Path | None = None) -> Path:
+    """The folder ``team`` in a store's folder: the given one, ``TRTOPS_HOME``, or ``./mlruns``."""
+    return Path(store or os.environ.get("TRTOPS_HOME") or "mlruns").resolve() / "team"
+
+
+def read_state(folder: Path) -> TeamState | None:
+    """The stored state; None before the first start."""
+    file = folder / "team.json"
+    try:
+        return TeamState.from_json(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except errors.FormatError as exc:
+        raise errors.FormatError(
+            f"{file} cannot be read: {exc} End the processes of {folder} by hand and delete the file."
+        ) from None
+
+
+def write_state(folder: Path, state: TeamState) -> None:
+    """Store the state."""
+    with open_atomically(folder / "team.json") as file:
+        file.write(state.to_json().encode())
+
+
+@dataclass(frozen=True, kw_only=True)
 class Passwords:
-    """The passwords of the servers; ``repr`` does not show them.
+    """The passwords of the servers, which ``repr`` does not show.
+
+    They are in a file of mode 600, in the form of MLflow's own credentials file, so that ``TRTOPS_CREDENTIALS`` may name it.
 
     Attributes:
         mlflow_user: The administrator of the MLflow server.
@@ -44,10 +142,11 @@ class Passwords:
     prefect_auth: str = field(repr=False)
 
     @classmethod
-    def ensure(cls, file: Path) -> Passwords:
-        """Read the passwords from a file, which is created with mode 600 if it is missing.
+    def ensure(cls, folder: Path) -> Passwords:
+        """Read the passwords of a team's folder, and create them if there are none.
 
-        The file has the form of MLflow's own credentials file, so that ``TRTOPS_CREDENTIALS`` may name it.
+        Raises:
+            ConfigError: If others may read the file, or it lacks an entry.
         """
         made = configparser.ConfigParser(interpolation=None)
         made["mlflow"] = {
@@ -56,38 +155,28 @@ class Passwords:
             "server_secret_key": secrets.token_urlsafe(32),
         }
         made["prefect"] = {"auth_string": f"trtops:{secrets.token_urlsafe(24)}"}
+        file = folder / "passwords.ini"
         try:
             with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
                 made.write(out)
         except FileExistsError:
             pass
-        return cls.read(file)
-
-    @classmethod
-    def read(cls, file: Path) -> Passwords:
-        """Read the passwords from a file.
-
-        Raises:
-            ConfigError: If it is missing, others may read it, or it lacks an entry.
-        """
-        parser = configparser.ConfigParser(interpolation=None)
+        except FileNotFoundError:
+            raise errors.ConfigError(f"No servers were started in {folder}. Start them: trtops team up") from None
+        if (mode := file.stat().st_mode & 0o777) & 0o077:
+            raise errors.ConfigError(f"{file} has mode {mode:o}: others may read it. Run: chmod 600 {file}")
+        found = configparser.ConfigParser(interpolation=None)
         try:
-            mode = file.stat().st_mode & 0o777
-            if mode & 0o077:
-                raise errors.ConfigError(f"{file} has mode {mode:o}: others may read it. Run: chmod 600 {file}")
-            parser.read_string(file.read_text(encoding="utf-8"))
+            found.read_string(file.read_text(encoding="utf-8"))
             return cls(
-                mlflow_user=parser["mlflow"]["mlflow_tracking_username"],
-                mlflow_password=parser["mlflow"]["mlflow_tracking_password"],
-                mlflow_secret_key=parser["mlflow"]["server_secret_key"],
-                prefect_auth=parser["prefect"]["auth_string"],
+                mlflow_user=found["mlflow"]["mlflow_tracking_username"],
+                mlflow_password=found["mlflow"]["mlflow_tracking_password"],
+                mlflow_secret_key=found["mlflow"]["server_secret_key"],
+                prefect_auth=found["prefect"]["auth_string"],
             )
-        except OSError as exc:
-            raise errors.ConfigError(f"Passwords {file}: {exc.strerror}. `trtops team up` creates it.") from exc
         except (configparser.Error, KeyError) as exc:
             raise errors.ConfigError(
-                f"{file} is damaged or lacks an entry ({exc}). Correct it, or delete it to get new passwords at the next "
-                "start; an MLflow server that was started before keeps the old one."
+                f"{file} is damaged or lacks an entry ({exc}). Correct it, or delete it to get new passwords."
             ) from None
 
     def hide(self, text: str) -> str:
@@ -98,55 +187,43 @@ class Passwords:
         return text
 
 
-def service_environment(folder: TeamFolder, extra: Mapping[str, str]) -> dict[str, str]:
+def service_environment(folder: Path, extra: Mapping[str, str]) -> dict[str, str]:
     """The environment of a server or worker: this process's, without variables of other servers, with ``extra``."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(_OTHER_SERVERS)}
-    ours |= PREFECT_SETTINGS | {"PREFECT_HOME": str(folder.prefect), "MLFLOW_DISABLE_TELEMETRY": "true"}
+    ours |= PREFECT_SETTINGS | {"PREFECT_HOME": str(folder / "prefect"), "MLFLOW_DISABLE_TELEMETRY": "true"}
     return ours | _without_proxy() | dict(extra)
 
 
-def server_addresses(folder: TeamFolder, state: TeamState) -> dict[str, str]:
-    """The variables that lead to the servers. The MLflow password stays in its file, which is only named."""
-    return {
-        "PREFECT_API_URL": f"{state.prefect_url}/api",
-        "PREFECT_HOME": str(folder.prefect),  # Prefect would create one in the home directory
-        "MLFLOW_TRACKING_URI": state.mlflow_url,
-        "TRTOPS_CREDENTIALS": str(folder.passwords),
-        **_without_proxy(),
-    }
-
-
-def client_environment(folder: TeamFolder | None = None) -> dict[str, str]:
-    """The variables, with Prefect's password, that a process of this machine needs to use the servers.
+def client_environment(folder: Path | None = None, *, password: bool = True) -> dict[str, str]:
+    """The variables that a process of this machine needs to use the servers. MLflow's password stays in its file.
 
     Args:
         folder: The team's folder; the default one unless given.
+        password: Whether Prefect's password is among them; Prefect reads it from the environment only.
 
     Raises:
         ConfigError: If no servers were started.
     """
-    folder = TeamFolder.default() if folder is None else folder
-    addresses = server_addresses(folder, _state_of_team(folder))
-    return addresses | {"PREFECT_API_AUTH_STRING": Passwords.read(folder.passwords).prefect_auth}
-
-
-def shell_lines(folder: TeamFolder) -> str:
-    """The same as lines for a shell, which read Prefect's password instead of containing it.
-
-    Raises:
-        ConfigError: If no servers were started.
-    """
-    addresses = server_addresses(folder, _state_of_team(folder))
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in addresses.items()]
-    command = shlex.join(["trtops", "team", "password", "prefect", "--root", str(folder.root.parent)])
-    return "\n".join([*lines, f'export PREFECT_API_AUTH_STRING="$({command})"'])
-
-
-def _state_of_team(folder: TeamFolder) -> TeamState:
-    state = folder.read()
+    folder = team_folder() if folder is None else folder
+    state = read_state(folder)
     if state is None:
-        raise errors.ConfigError(f"No servers were started for {folder.root.parent}. Start them: trtops team up")
-    return state
+        raise errors.ConfigError(f"No servers were started for {folder.parent}. Start them: trtops team up")
+    found = {
+        "PREFECT_API_URL": f"{state.prefect_url}/api",
+        "PREFECT_HOME": str(folder / "prefect"),  # Prefect would create one in the home directory
+        "MLFLOW_TRACKING_URI": state.mlflow_url,
+        "TRTOPS_CREDENTIALS": str(folder / "passwords.ini"),
+        **_without_proxy(),
+    }
+    return found | ({"PREFECT_API_AUTH_STRING": Passwords.ensure(folder).prefect_auth} if password else {})
+
+
+def shell_lines(folder: Path) -> str:
+    """The same as lines for a shell, which read Prefect's password instead of containing it."""
+    variables = client_environment(folder, password=False)
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    command = shlex.join(["trtops", "team", "password", "prefect", "--root", str(folder.parent)])
+    return "\n".join([*lines, f'export PREFECT_API_AUTH_STRING="$({command})"'])
 
 
 def _without_proxy() -> dict[str, str]:

@@ -7,14 +7,14 @@ import json
 import os
 import urllib.request
 
+from trtops.team.access import team_folder
 from trtops.team.servers import ANSWER_SECONDS, status
-from trtops.team.state import TeamFolder
 from trtops.tracking.health import HealthFinding, server_finding
 
 
 def team_findings(root: str | None = None) -> list[HealthFinding]:
     """Servers and workers of this machine, and the Prefect server that ``PREFECT_API_URL`` names. Starts nothing."""
-    services = status(TeamFolder.default(root)).services
+    services = status(team_folder(root))
     down = [f"{service.name} is {service.state}" for service in services if service.state != "up"]
     if not services:
         text = "no servers were started on this machine"

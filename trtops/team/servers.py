@@ -30,8 +30,18 @@ import psutil
 from filelock import FileLock, Timeout
 
 from trtops import errors
-from trtops.team.access import Passwords, server_addresses, service_environment
-from trtops.team.state import POOLS, ServiceStatus, Started, TeamConfig, TeamFolder, TeamState, TeamStatus
+from trtops.record import Record
+from trtops.team.access import (
+    POOLS,
+    Passwords,
+    Started,
+    TeamState,
+    client_environment,
+    read_state,
+    service_environment,
+    team_folder,
+    write_state,
+)
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +52,6 @@ ANSWER_SECONDS = 5.0
 _STOP_SECONDS = 30.0
 _KILL_SECONDS = 5.0
 _POLL_SECONDS = 0.25
-_LOG_BYTES = 10 << 20
 
 _popens: list[subprocess.Popen[bytes]] = []  # kept, since Python warns about one that is dropped while it runs
 
@@ -52,10 +61,9 @@ class Service:
     """A process to be started.
 
     Attributes:
-        name: As in :class:`trtops.team.state.Started`.
+        name: As in :class:`trtops.team.access.Started`.
         command: Its command line, without secrets: every user of the machine can read it.
         environment: Its whole environment.
-        folder: Its working folder.
         address: Its URL or work pool.
         answers: Returns whether it answers, if it was started at the given time in seconds since the epoch.
         port: Its TCP port, if it has one.
@@ -64,38 +72,57 @@ class Service:
     name: str
     command: Sequence[str]
     environment: Mapping[str, str] = field(repr=False)
-    folder: Path
     address: str
     answers: Callable[[float], bool]
     port: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServiceStatus(Record):
+    """The status of a process.
+
+    Attributes:
+        name: As in :class:`trtops.team.access.Started`.
+        state: ``up``, ``not answering``, ``dead`` (it ended by itself) or ``down`` (it was not started, or was ended).
+        text: The same on a line, with address, start and process id; and the end of its log, if it does not answer.
+    """
+
+    name: str
+    state: str
+    text: str
+
+
 def up(
-    config: TeamConfig | None = None, *, folder: TeamFolder | None = None, progress: Callable[[str], None] = log.info
-) -> TeamStatus:
+    folder: Path | None = None,
+    *,
+    wait_seconds: float = 240.0,
+    progress: Callable[[str], None] = log.info,
+    **changes: Any,
+) -> tuple[ServiceStatus, ...]:
     """Start the servers and workers that are not up, and wait until all of them answer.
 
     Args:
-        config: Ports and numbers; as at the last start, or the defaults, unless given.
-        folder: The team's folder; ``team`` in the default store's folder unless given.
+        folder: The team's folder; the default one unless given.
+        wait_seconds: How long to wait for each.
         progress: Called with a line for each step.
+        changes: Fields of :class:`trtops.team.access.TeamState`; None and what is not given stay as at the last start. A
+            port of 0 takes a free one.
 
     Raises:
         ConfigError: If a process cannot be started, ends, or does not answer in time; the message has the end of its log.
             What this call started is ended again.
     """
-    config = TeamConfig() if config is None else config
-    folder = TeamFolder.default() if folder is None else folder
+    folder = team_folder() if folder is None else folder
     with _locked(folder):
-        passwords = Passwords.ensure(folder.passwords)
-        state = _new_state(config, folder)
+        passwords = Passwords.ensure(folder)
+        state = _new_state(folder, {name: value for name, value in changes.items() if value is not None})
         begun: list[Started] = []
         try:
             for stage in stages(folder, state, passwords):
                 for service in stage:
                     state = _start(service, folder, state, passwords, begun, progress)
                 for service in stage:
-                    _wait_for(service, state, folder, config.wait_seconds)
+                    _wait_for(service, state, folder, wait_seconds)
         except BaseException as exc:
             _end(folder, state, begun)
             if isinstance(exc, errors.ConfigError):
@@ -104,47 +131,40 @@ def up(
     return status(folder)
 
 
-def down(*, folder: TeamFolder | None = None, progress: Callable[[str], None] = log.info) -> TeamStatus:
+def down(folder: Path | None = None, *, progress: Callable[[str], None] = log.info) -> tuple[ServiceStatus, ...]:
     """End everything that :func:`up` started, workers first, with their flow runs."""
-    folder = TeamFolder.default() if folder is None else folder
-    if folder.read() is not None:
+    folder = team_folder() if folder is None else folder
+    if read_state(folder) is not None:
         with _locked(folder):
-            state = folder.read()
-            if state is not None:
-                _require_this_machine(state)
-                _end(folder, state, state.services, progress)
+            state = read_state(folder)
+            assert state is not None
+            _require_this_machine(state)
+            _end(folder, state, state.services, progress)
     return status(folder)
 
 
-def status(folder: TeamFolder | None = None) -> TeamStatus:
-    """The status of all processes. Starts nothing."""
-    folder = TeamFolder.default() if folder is None else folder
-    state = folder.read()
+def status(folder: Path | None = None) -> tuple[ServiceStatus, ...]:
+    """The status of all processes; none before the first start. Starts nothing."""
+    folder = team_folder() if folder is None else folder
+    state = read_state(folder)
     if state is None:
-        return TeamStatus(folder=str(folder.root), database="", services=())
-    passwords = Passwords.ensure(folder.passwords)
+        return ()
     found = []
+    passwords = Passwords.ensure(folder)
     for service in (service for stage in stages(folder, state, passwords) for service in stage):
         started = state.started(service.name)
-        if started is None:
-            found.append(ServiceStatus(name=service.name, state="down"))
-            continue
-        alive = is_alive(started)
-        answers = alive and service.answers(started.since)
-        found.append(
-            ServiceStatus(
-                name=service.name,
-                state="up" if answers else "not answering" if alive else "dead",
-                address=started.address,
-                since=started.since,
-                pid=started.pid if alive else None,
-                log_end="" if answers else passwords.hide(_log_end(folder.log(service.name))),
-            )
-        )
-    return TeamStatus(folder=str(folder.root), database=state.database, services=tuple(found))
+        name, text = "down", ""
+        if started is not None:
+            alive = is_alive(started)
+            name = "dead" if not alive else "up" if service.answers(started.since) else "not answering"
+            text = time.strftime(f" {service.address}  since %Y-%m-%d %H:%M:%S", time.localtime(started.since))
+            text += f", pid {started.pid}" if alive else ""
+            text += "" if name == "up" else f"\n{passwords.hide(_log_end(_log(folder, service.name)))}"
+        found.append(ServiceStatus(name=service.name, state=name, text=f"{service.name:<11} {name:<14}{text}".rstrip()))
+    return tuple(found)
 
 
-def stages(folder: TeamFolder, state: TeamState, passwords: Passwords) -> tuple[tuple[Service, ...], ...]:
+def stages(folder: Path, state: TeamState, passwords: Passwords) -> tuple[tuple[Service, ...], ...]:
     """All processes; those of a stage are started together, once those of the previous stage answer."""
     python = (sys.executable, "-m")
     prefect = {
@@ -155,69 +175,50 @@ def stages(folder: TeamFolder, state: TeamState, passwords: Passwords) -> tuple[
         "PREFECT_SERVER_UI_API_URL": f"{state.prefect_url}/api",
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"{state.prefect_url},http://localhost:{state.prefect_port}",
     }
-    sqlite = state.database == "sqlite"
-    if not sqlite:
-        prefect["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = _database(state, "asyncpg", "prefect")
+    if state.database != "sqlite":
+        prefect["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = _database(folder, state, "prefect", "asyncpg")
     mlflow = {
-        "MLFLOW_AUTH_CONFIG_PATH": str(folder.mlflow / "basic-auth.ini"),
+        "MLFLOW_AUTH_CONFIG_PATH": str(folder / "mlflow" / "basic-auth.ini"),
         "MLFLOW_FLASK_SERVER_SECRET_KEY": passwords.mlflow_secret_key,
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # it costs 1 GB and 10 s, and trtops has no such jobs
     }
-    runs = f"sqlite:///{folder.mlflow}/mlflow.db" if sqlite else _database(state, "psycopg", "mlflow")
-    # The worker gives its environment to the flow runs. Prefect reads its password from the environment only.
-    worker = server_addresses(folder, state) | {
-        "PREFECT_API_AUTH_STRING": passwords.prefect_auth,
-        "TRTOPS_HOME": str(folder.root.parent),
-    }
-    return (
-        (
-            Service(
-                name="prefect",
-                command=(
-                    *python,
-                    "prefect",
-                    "server",
-                    "start",
-                    "--host",
-                    "127.0.0.1",
-                    "--port",
-                    str(state.prefect_port),
-                ),
-                environment=service_environment(folder, prefect),
-                folder=folder.prefect,
-                address=state.prefect_url,
-                answers=lambda since: _is_healthy(f"{state.prefect_url}/api/health"),
-                port=state.prefect_port,
-            ),
-            Service(
-                name="mlflow",
-                command=(
-                    *(*python, "mlflow", "server", "--host", "127.0.0.1", "--port", str(state.mlflow_port)),
-                    *("--app-name", "basic-auth", "--workers", "1" if sqlite else "2"),
-                    *("--backend-store-uri", runs, "--artifacts-destination", str(folder.mlflow / "artifacts")),
-                ),
-                environment=service_environment(folder, mlflow),
-                folder=folder.mlflow,
-                address=state.mlflow_url,
-                answers=lambda since: _is_healthy(f"{state.mlflow_url}/health"),
-                port=state.mlflow_port,
-            ),
+    servers = (
+        Service(
+            name="prefect",
+            command=(*python, "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(state.prefect_port)),
+            environment=service_environment(folder, prefect),
+            address=state.prefect_url,
+            answers=lambda since: _is_healthy(f"{state.prefect_url}/api/health"),
+            port=state.prefect_port,
         ),
-        tuple(
-            Service(
-                name=f"worker-{kind}",
-                command=(
-                    *(*python, "prefect", "worker", "start", "--type", "process", "--pool", pool),
-                    *("--name", _worker_name(kind), "--limit", str(state.limit)),
-                ),
-                environment=service_environment(folder, worker),
-                folder=folder.prefect,
-                address=pool,
-                answers=lambda since, kind=kind: _is_polling(state, passwords, kind, since),  # type: ignore[misc]
-            )
-            for kind, pool in POOLS.items()
-            if kind == "cpu" or state.gpu
+        Service(
+            name="mlflow",
+            command=(
+                *(*python, "mlflow", "server", "--host", "127.0.0.1", "--port", str(state.mlflow_port)),
+                *("--app-name", "basic-auth", "--workers", "1" if state.database == "sqlite" else "2"),
+                *("--backend-store-uri", _database(folder, state, "mlflow")),
+                *("--artifacts-destination", str(folder / "mlflow" / "artifacts")),
+            ),
+            environment=service_environment(folder, mlflow),
+            address=state.mlflow_url,
+            answers=lambda since: _is_healthy(f"{state.mlflow_url}/health"),
+            port=state.mlflow_port,
         ),
+    )
+    return servers, tuple(
+        Service(
+            name=f"worker-{kind}",
+            command=(
+                *(*python, "prefect", "worker", "start", "--type", "process", "--pool", pool),
+                *("--name", _worker_name(kind), "--limit", str(state.limit)),
+            ),
+            # The worker gives its environment to the flow runs.
+            environment=service_environment(folder, {"TRTOPS_HOME": str(folder.parent)}),
+            address=pool,
+            answers=lambda since, kind=kind: _is_polling(state, passwords, kind, since),  # type: ignore[misc]
+        )
+        for kind, pool in POOLS.items()
+        if kind == "cpu" or state.gpu
     )
 
 
@@ -232,48 +233,37 @@ def is_alive(started: Started) -> bool:
 
 def with_token(token: str) -> list[psutil.Process]:
     """The running processes that have a token in their environment."""
-    return [
-        process for process in psutil.process_iter(["environ"]) if (process.info["environ"] or {}).get(TOKEN) == token
-    ]
-
-
-def _opener() -> urllib.request.OpenerDirector:
-    """An opener for addresses of this machine, which uses no proxy."""
-    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    running = psutil.process_iter(["environ"])
+    return [process for process in running if (process.info["environ"] or {}).get(TOKEN) == token]
 
 
 @contextmanager
-def _locked(folder: TeamFolder) -> Iterator[None]:
-    folder.make()
-    lock = FileLock(folder.root / ".lock")
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of the folder, which is created, closed to other users."""
     try:
+        for each in (folder, folder / "logs", folder / "prefect", folder / "mlflow"):
+            each.mkdir(parents=True, exist_ok=True)
+            each.chmod(0o700)
+        lock = FileLock(folder / ".lock")
         lock.acquire(timeout=0)
     except Timeout:
         raise errors.ConfigError(
-            f"Another command is starting or ending the servers of {folder.root}. Wait for it."
+            f"Another command is starting or ending the servers of {folder}. Wait for it."
         ) from None
+    except OSError as exc:
+        raise errors.ConfigError(f"{exc.filename}: {exc.strerror}. Set TRTOPS_HOME to another folder.") from exc
     try:
         yield
     finally:
         lock.release()
 
 
-def _new_state(config: TeamConfig, folder: TeamFolder) -> TeamState:
-    """Ports, numbers and database: as given, else as before, else the defaults."""
-    before = folder.read()
-
-    def choose(name: str, default: Any) -> Any:
-        given = getattr(config, name)
-        return given if given is not None else getattr(before, name, default)
-
-    state = TeamState(
-        prefect_port=choose("prefect_port", 4200) or _free_port(),
-        mlflow_port=choose("mlflow_port", 5000) or _free_port(),
-        database=choose("database", "sqlite"),
-        limit=choose("limit", 2),
-        gpu=choose("gpu", any(Path("/dev").glob("nvidia[0-9]*"))),
-        host=platform.node(),
-        services=before.services if before else (),
+def _new_state(folder: Path, changes: Mapping[str, Any]) -> TeamState:
+    """The state at the last start, or the default one, with changes."""
+    before = read_state(folder)
+    state = replace(before or TeamState(), host=platform.node(), **changes)
+    state = replace(
+        state, prefect_port=state.prefect_port or _free_port(), mlflow_port=state.mlflow_port or _free_port()
     )
     if before is not None:
         _require_this_machine(before)
@@ -282,21 +272,18 @@ def _new_state(config: TeamConfig, folder: TeamFolder) -> TeamState:
                 f"The data of these servers are in {before.database}. To use {state.database}, start others in another "
                 "folder (--root)."
             )
-        changed = [
-            name
-            for name in ("prefect_port", "mlflow_port", "limit", "gpu")
-            if getattr(state, name) != getattr(before, name)
-        ]
+        changed = [name for name in changes if getattr(state, name) != getattr(before, name)]
         if changed and any(map(is_alive, before.services)):
             raise errors.ConfigError(
                 f"The servers are up with another {' and '.join(changed)}. First: trtops team down"
             )
+    write_state(folder, state)
     return state
 
 
 def _start(
     service: Service,
-    folder: TeamFolder,
+    folder: Path,
     state: TeamState,
     passwords: Passwords,
     begun: list[Started],
@@ -320,38 +307,35 @@ def _start(
                     f"--{service.name}-port N ({service.name.upper()}_PORT=N make up); 0 takes a free one."
                 ) from exc
     progress(f"Starting {service.name} ...")
+    environment, token = dict(service.environment), secrets.token_hex(16)
     if service.name == "mlflow":
         _write_mlflow_config(folder, state, passwords)
     elif service.name.startswith("worker-"):
+        environment |= client_environment(folder)
         _crash_lost_runs(state, passwords, service.name.removeprefix("worker-"))
-    log_file, token = folder.log(service.name), secrets.token_hex(16)
-    if log_file.exists() and log_file.stat().st_size > _LOG_BYTES:
-        log_file.replace(log_file.with_suffix(".log.1"))
-    try:
-        with open(log_file, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as output:
-            process = subprocess.Popen(
-                service.command,
-                env={**service.environment, TOKEN: token},
-                cwd=service.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-    except OSError as exc:
-        raise errors.ConfigError(f"{service.command[0]} cannot be started: {exc}.") from exc
+    with open(_log(folder, service.name), "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as output:
+        process = subprocess.Popen(
+            service.command,
+            env={**environment, TOKEN: token},
+            cwd=folder / "prefect",  # Python searches modules there: no scripts of users
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     _popens.append(process)
-    started = Started(name=service.name, pid=process.pid, since=time.time(), address=service.address, token=token)
+    started = Started(name=service.name, pid=process.pid, since=time.time(), token=token)
     begun.append(started)
     state = replace(state, services=(*(each for each in state.services if each.name != service.name), started))
-    folder.write(state)
+    write_state(folder, state)
     return state
 
 
-def _wait_for(service: Service, state: TeamState, folder: TeamFolder, seconds: float) -> None:
+def _wait_for(service: Service, state: TeamState, folder: Path, seconds: float) -> None:
     started = state.started(service.name)
     assert started is not None
     deadline = time.monotonic() + seconds
+    problem = "ended as soon as it was started"
     while is_alive(started):
         if service.answers(started.since):
             return
@@ -359,23 +343,17 @@ def _wait_for(service: Service, state: TeamState, folder: TeamFolder, seconds: f
             problem = f"did not answer within {seconds:.0f} s"
             break
         time.sleep(_POLL_SECONDS)
-    else:
-        problem = "ended as soon as it was started"
-    log_file = folder.log(service.name)
-    raise errors.ConfigError(
-        f"{service.name} {problem}. The end of {log_file}:\n{_log_end(log_file) or '(it wrote nothing)'}"
-    )
+    file = _log(folder, service.name)
+    raise errors.ConfigError(f"{service.name} {problem}. The end of {file}:\n{_log_end(file) or '(it wrote nothing)'}")
 
 
-def _end(
-    folder: TeamFolder, state: TeamState, which: Sequence[Started], progress: Callable[[str], None] = log.info
-) -> None:
+def _end(folder: Path, state: TeamState, which: Sequence[Started], progress: Callable[[str], None] = log.info) -> None:
     """End some of the processes, workers first: they need the servers to end well. Forget each once it is gone."""
     for started in sorted(which, key=lambda started: not started.name.startswith("worker-")):
         progress(f"Ending {started.name} ...")
         _stop(started)
         state = replace(state, services=tuple(each for each in state.services if each != started))
-        folder.write(state)
+        write_state(folder, state)
 
 
 def _stop(started: Started) -> None:
@@ -415,33 +393,34 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
+def _log(folder: Path, name: str) -> Path:
+    return folder / "logs" / f"{name}.log"
+
+
 def _log_end(file: Path) -> str:
-    if not file.exists():
-        return ""
-    with open(file, "rb") as opened:
-        opened.seek(max(0, opened.seek(0, os.SEEK_END) - (1 << 14)))
-        lines = opened.read().decode("utf-8", "replace").splitlines()
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else []
     return "\n".join(line for line in lines[-15:] if line.strip())
 
 
-def _database(state: TeamState, driver: str, name: str) -> str:
-    """The address of a database; the driver is named, since the default one depends on SQLAlchemy's release."""
+def _database(folder: Path, state: TeamState, name: str, driver: str = "psycopg") -> str:
+    """The address of a database; its driver is named, since the default one depends on SQLAlchemy's release."""
+    if state.database == "sqlite":
+        return f"sqlite:///{folder}/mlflow/{name}.db"
     return urllib.parse.urlsplit(state.database)._replace(scheme=f"postgresql+{driver}", path=f"/{name}").geturl()
 
 
-def _write_mlflow_config(folder: TeamFolder, state: TeamState, passwords: Passwords) -> None:
+def _write_mlflow_config(folder: Path, state: TeamState, passwords: Passwords) -> None:
     """Write the administrator's account and the address of the users' database for the MLflow server."""
-    sqlite = state.database == "sqlite"
     config = configparser.ConfigParser(interpolation=None)
     config["mlflow"] = {
         "default_permission": "EDIT",  # members of a team resume each other's runs
-        "database_uri": f"sqlite:///{folder.mlflow}/users.db" if sqlite else _database(state, "psycopg", "mlflow_auth"),
+        "database_uri": _database(folder, state, "mlflow_auth"),
         "admin_username": passwords.mlflow_user,
         "admin_password": passwords.mlflow_password,
         "authorization_function": "mlflow.server.auth:authenticate_request_basic_auth",
         "auth_cache_ttl_seconds": "60",  # without it, each request costs a password hash: tens of milliseconds
     }
-    file = os.open(folder.mlflow / "basic-auth.ini", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    file = os.open(folder / "mlflow" / "basic-auth.ini", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(file, "w", encoding="utf-8") as out:
         config.write(out)
 
@@ -496,3 +475,8 @@ def _post(state: TeamState, passwords: Passwords, path: str, body: object, secon
     )
     with _opener().open(request, timeout=seconds) as answer:
         return json.load(answer)
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    """An opener for addresses of this machine, which uses no proxy."""
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -2,74 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from trtops.cli import groups
 from trtops.cli.flags import Group, Options, flag
 from trtops.cli.jobs import Command, Job
 from trtops.cli.logs import say, say_json
-from trtops.team.state import TeamConfig
+from trtops.team.access import TeamState
 
 _DEFAULT = "(default: as at the last start, or %s)"
 _ROOT = (Group("servers", (groups.ROOT,)),)
 
 
 def _up(args: Options) -> Job:
-    config = TeamConfig(
-        prefect_port=args.prefect_port,
-        mlflow_port=args.mlflow_port,
-        database=args.database,
-        limit=args.limit,
-        gpu=None if args.gpu is None else args.gpu == "yes",
-        wait_seconds=args.wait,
-    )
-    return Job(call=_start, args=(args.root, config))
+    changes = {name: getattr(args, name) for name in ("prefect_port", "mlflow_port", "database", "limit")}
+    changes["gpu"] = None if args.gpu is None else args.gpu == "yes"
+    TeamState(**{name: value for name, value in changes.items() if value is not None})  # checks the values
+    return Job(call=_start, args=(args.root, args.wait, changes))
 
 
-def _start(root: str | None, config: TeamConfig) -> int:
+def _start(root: str | None, wait_seconds: float, changes: Mapping[str, Any]) -> int:
     from trtops import team
 
-    folder = team.TeamFolder.default(root)
-    status = team.up(config, folder=folder, progress=say)
-    option = f" --root {folder.root.parent}" if root is not None else ""
-    say(f"\n{status.text()}\n\nPasswords are in {folder.passwords}. To use the servers from this shell:\n")
+    folder = team.team_folder(root)
+    status = team.up(folder, wait_seconds=wait_seconds, progress=say, **changes)
+    option = f" --root {folder.parent}" if root is not None else ""
+    text = "\n".join(each.text for each in status)
+    say(f"\n{text}\n\nPasswords are in {folder}/passwords.ini. To use the servers from this shell:\n")
     say(f'  eval "$(trtops team env{option})"\n')
     say("`make deploy` registers the deployments, `trtops team down` ends the servers.")
-    return 0 if status.all_up else 1
+    return 0 if all(each.state == "up" for each in status) else 1
 
 
 def _down(root: str | None) -> int:
     from trtops import team
 
-    folder = team.TeamFolder.default(root)
-    status = team.down(folder=folder, progress=say)
-    say(status.text() or f"No servers were started for {folder.root.parent}.")
+    folder = team.team_folder(root)
+    status = team.down(folder, progress=say)
+    say("\n".join(each.text for each in status) or f"No servers were started for {folder.parent}.")
     return 0
 
 
 def _status(root: str | None, as_json: bool) -> int:
     from trtops import team
 
-    folder = team.TeamFolder.default(root)
+    folder = team.team_folder(root)
     status = team.status(folder)
     if as_json:
-        say_json(status.to_dict())
+        say_json([each.to_dict() for each in status])
     else:
-        say(status.text() or f"No servers were started for {folder.root.parent}. Start them: trtops team up")
-    return 0 if status.services and status.all_up else 1
+        nothing = f"No servers were started for {folder.parent}. Start them: trtops team up"
+        say("\n".join(each.text for each in status) or nothing)
+    return 0 if status and all(each.state == "up" for each in status) else 1
 
 
 def _env(root: str | None) -> int:
-    from trtops.team.access import shell_lines
-    from trtops.team.state import TeamFolder
+    from trtops.team.access import shell_lines, team_folder
 
-    say(shell_lines(TeamFolder.default(root)))
+    say(shell_lines(team_folder(root)))
     return 0
 
 
 def _password(server: str, root: str | None) -> int:
-    from trtops.team.access import Passwords
-    from trtops.team.state import TeamFolder
+    from trtops.team.access import Passwords, team_folder
 
-    found = Passwords.read(TeamFolder.default(root).passwords)
+    found = Passwords.ensure(team_folder(root))
     say(found.prefect_auth if server == "prefect" else f"{found.mlflow_user}:{found.mlflow_password}")
     return 0
 
