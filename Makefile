@@ -8,7 +8,7 @@ CONSTRAINTS = .ci/constraints-py$(shell $(PYTHON) -c 'import sys; print(310 if s
 PIP = $(PY) -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format test-gpu bench ui up down deploy serve docs clean
+.PHONY: help demo test check format test-gpu bench ui up down deploy docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -67,10 +67,7 @@ down: $(VENV)/.demo ## stop what `make up` started
 	@$(VENV)/bin/trtops team down
 
 deploy: $(VENV)/.demo ## register the deployments of prefect.yaml with the server of `make up` or at PREFECT_API_URL
-	@$(PY) -m flows.deployments deploy
-
-serve: $(VENV)/.demo ## serve all deployments from one process, without work pools
-	@$(PY) -m flows.deployments serve
+	@$(PY) -m flows.deployments
 
 $(VENV)/.docs: $(VENV)/.demo
 	@echo "Installing the documentation tools into $(VENV)"

@@ -1,19 +1,16 @@
-"""Register the deployments of ``prefect.yaml`` with a server, or serve them from this process.
+"""Register the deployments of ``prefect.yaml``: ``make deploy``, or ``python -m flows.deployments``.
 
-``make deploy`` is ``python -m flows.deployments deploy``, and ``make serve`` the same with ``serve``. Both use the server at
-``PREFECT_API_URL``, or else the one that ``trtops team up`` started for the default store.
+The server is that of ``PREFECT_API_URL``, or else the one that ``trtops team up`` started for the default store.
 """
 
 from __future__ import annotations
 
-import argparse
 import base64
 import importlib
 import os
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -40,13 +37,8 @@ def read_deployments() -> list[dict[str, Any]]:
     return listed
 
 
-def make_deployment(listed: dict[str, Any], *, paused: bool | None) -> RunnerDeployment:
-    """A deployment of ``prefect.yaml``, without its work pool.
-
-    Args:
-        listed: The deployment as it is listed.
-        paused: Whether its schedules are paused; None leaves them as they are.
-    """
+def make_deployment(listed: dict[str, Any]) -> RunnerDeployment:
+    """A deployment of ``prefect.yaml``, without its work pool."""
     from prefect.client.schemas.objects import ConcurrencyLimitConfig
     from prefect.schedules import Schedule
     from prefect.types.entrypoint import EntrypointType
@@ -62,7 +54,6 @@ def make_deployment(listed: dict[str, Any], *, paused: bool | None) -> RunnerDep
         description=listed["description"],
         parameters=listed.get("parameters"),
         entrypoint_type=EntrypointType.MODULE_PATH,
-        paused=paused,
         schedules=schedules,
         concurrency_limit=None if limit is None else ConcurrencyLimitConfig(**limit),
     )
@@ -94,12 +85,9 @@ def deploy(checkout: str | None = None) -> int:
                 print(f"Created the work pool {pool}.", flush=True)
         if not client.read_automations_by_name(SILENCE):
             client.create_automation(_silence_automation())
-        # Those without a pool were served, and paused by Prefect when their process ended.
-        found = client.read_deployments()
-        served = {(each.entrypoint, each.name) for each in found if each.paused and each.work_pool_name is None}
     listed = read_deployments()
     for each in listed:
-        deployment = make_deployment(each, paused=False if (each["entrypoint"], each["name"]) in served else None)
+        deployment = make_deployment(each)
         deployment.work_pool_name = each["work_pool"]["name"]
         deployment.job_variables = each["work_pool"].get("job_variables") or {}
         deployment.storage = LocalStorage(checkout or str(FILE.parent))
@@ -143,19 +131,6 @@ def _silence_automation() -> Any:
     )
 
 
-def serve(limit: int = 2) -> None:
-    """Register all deployments as served by this process, and run their flow runs here until it is interrupted.
-
-    Args:
-        limit: Number of flow runs at a time.
-    """
-    use_server()
-    from prefect import serve as prefect_serve
-
-    os.chdir(FILE.parent)  # paths in parameters are relative to it, as on a worker
-    prefect_serve(*(make_deployment(each, paused=False) for each in read_deployments()), limit=limit)
-
-
 def use_server() -> None:
     """Find a server, and make sure that it answers and accepts our password.
 
@@ -188,23 +163,14 @@ def use_server() -> None:
         raise errors.ConfigError(f"No Prefect server answers at {url}: {exc}. {hint}") from None
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """``python -m flows.deployments deploy|serve``. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m flows.deployments", description="Deploy the flows.")
-    parser.add_argument("verb", choices=("deploy", "serve"), help="register for work pools, or serve from this process")
-    checkout = os.environ.get("TRTOPS_CHECKOUT")
-    parser.add_argument("--checkout", default=checkout, help="this project's folder on the workers' machines")
-    parser.add_argument("--limit", type=int, default=2, help="number of flow runs at a time, if served (default: 2)")
-    given = parser.parse_args(arguments)
+def main() -> int:
+    """Deploy, and return the exit code."""
     try:
-        if given.verb == "serve":
-            serve(given.limit)
-        else:
-            count = deploy(given.checkout)
-            print(f"{count} deployments are registered. Run one: prefect deployment run convert/cpu -p model=<file>")
+        count = deploy(os.environ.get("TRTOPS_CHECKOUT"))
     except errors.TrtopsError as exc:
         print(f"error: {exc}", file=sys.stderr)
         return 3
+    print(f"{count} deployments are registered. Run one: prefect deployment run convert/cpu -p model=<file>")
     return 0
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-import trtops.flows.dask
 from flows.debug_build import debug_build
 from tests import models
 from tests.waiting import until
@@ -208,15 +207,8 @@ def test_unfit_workers_are_refused(store: Path, cluster: LocalCluster, tmp_path:
             pytest.raises(errors.ConfigError, match=r"does not reach the Prefect server http://127\.0\.0\.1:9/api"),
         ):
             check_workers(runner.client, run.id)
-        runner.client.run(come_from_another_machine)
-        with pytest.raises(errors.ConfigError, match=r"tcp://.* on another machine.*set PREFECT_API_URL"):
-            check_workers(runner.client, run.id)
     run.finish()
 
 
 def use_store(folder: str) -> None:
     os.environ["TRTOPS_HOME"] = folder
-
-
-def come_from_another_machine() -> None:
-    trtops.flows.dask.boot_id = lambda: "another"

@@ -74,7 +74,7 @@ calls: list[dict[str, str]] = []
 
 
 def test_parameters_are_those_of_op_and_config():
-    form = flow_of(op, name="do_it").parameters
+    form = flow_of(op).parameters
 
     assert list(form.properties) == ["subject", "config", "data", "times", "check_data", "limit"]
     assert form.required == ["subject"]
@@ -84,7 +84,7 @@ def test_parameters_are_those_of_op_and_config():
 
 
 def test_options_replace_those_of_the_config():
-    made = flow_of(op, name="do_it")
+    made = flow_of(op)
 
     assert made("x").config == Config()
     assert made("x", Config(times=3), check_data="d", limit=0.1).config == Config(
@@ -97,7 +97,7 @@ def test_options_replace_those_of_the_config():
 
 
 def test_bad_verdict_fails_the_run_and_is_returned():
-    made = flow_of(op, name="do_it")
+    made = flow_of(op)
 
     assert made("bad").verdict == "bad"
     state = made("bad", return_state=True)

@@ -110,7 +110,7 @@ def test_password_of_tracking_address_is_masked(tmp_path: Path, monkeypatch: pyt
         logging.getLogger("trtops.x").exception("failed")
     assert main(["runs", "list"]) == 3
     for deployment in deployments.read_deployments():
-        described = deployments.make_deployment(deployment, paused=None)
+        described = deployments.make_deployment(deployment)
         said.append(f"{described.model_dump_json()} {json.dumps(deployment['work_pool'].get('job_variables'))}")
     captured = capfd.readouterr()
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -139,29 +136,6 @@ def running_team(folder: Path) -> Iterator[RunningTeam]:
             del os.environ[name]
         os.environ.update(before)
         team.down(servers)
-
-
-@contextmanager
-def deploying(running: RunningTeam, *verbs: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that does what ``make serve`` and ``make deploy`` do; importing all flows twice would take seconds.
-
-    Its environment names no server: it finds the team's by itself.
-    """
-    names = ("PATH", "HOME", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR", "PREFECT_RUNNER_POLL_FREQUENCY")
-    plain = {name: os.environ[name] for name in names if name in os.environ}
-    calls = " or ".join(f"main([{verb!r}])" for verb in verbs)
-    with subprocess.Popen(
-        [sys.executable, "-c", f"import sys; from flows.deployments import main; sys.exit({calls})"],
-        env={**plain, "TRTOPS_HOME": str(running.folder.parent), "MLFLOW_TRACKING_URI": ""},
-        stdout=subprocess.PIPE,
-        text=True,
-        # Processes that are started in the background ignore SIGINT, and pass this on.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ CONFIG: dict[str, Any] = {"prefect_port": 0, "mlflow_port": 0, "gpu": False}
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
 
 
-def service(name: str, program: str, answers: object = lambda since: True, port: int | None = None) -> Service:
+def service(name: str, program: str, answers: object = lambda: True, port: int | None = None) -> Service:
     return Service(
         name=name,
         command=[sys.executable, "-c", program],
@@ -62,7 +62,7 @@ def log_of(folder: Path, name: str) -> str:
 
 def test_dying_service_is_reported_without_passwords(folder, stages):
     password = Passwords.ensure(folder).mlflow_password
-    dying = service("second", f"import sys; sys.exit('no {password} here')", lambda since: False)
+    dying = service("second", f"import sys; sys.exit('no {password} here')", lambda: False)
     stages += [[service("first", SLEEP)], [dying]]
 
     with pytest.raises(errors.ConfigError) as raised:
@@ -77,7 +77,7 @@ def test_dying_service_is_reported_without_passwords(folder, stages):
 def test_silent_service_is_ended_and_others_stay(folder, stages):
     stages += [[service("first", SLEEP)]]
     team.up(folder, **CONFIG)
-    stages += [[service("second", SLEEP, lambda since: False)]]
+    stages += [[service("second", SLEEP, lambda: False)]]
 
     with pytest.raises(errors.ConfigError, match="second did not answer within 0 s"):
         team.up(folder, wait_seconds=0.4)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -13,10 +13,9 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from flows import deployments
 from flows.deployments import read_deployments
 from tests import models
-from tests.team.conftest import ApiError, RunningTeam, deploying, eventually, running_team
+from tests.team.conftest import ApiError, RunningTeam, eventually, running_team
 from trtops import errors, team
 from trtops.team import servers
 from trtops.team.access import Passwords
@@ -33,42 +32,20 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningTeam]:
 
 
 @pytest.fixture(scope="module")
-def served(running: RunningTeam) -> Iterator[subprocess.Popen[str]]:
-    with deploying(running, "serve", "deploy") as process:
-        yield process
-
-
-def last_deployment() -> str:
-    flow, name = deployments._deployment_key(read_deployments()[-1])
-    return f"{flow.rpartition('.')[2].replace('_', '-')}/{name}"
-
-
-@pytest.fixture(scope="module")
-def deployed(running: RunningTeam, served: subprocess.Popen[str]) -> RunningTeam:
-    eventually(lambda: running.has(last_deployment()) or served.poll() is not None)
-    # SIGINT must not interrupt the registering: wait until the process polls for runs.
-    eventually(lambda: running.deployment(last_deployment())["last_polled"] or served.poll() is not None)
-    served.send_signal(signal.SIGINT)
-    said, _ = served.communicate()
-    assert served.returncode == 0, said
-    assert "Made the work pool trtops-gpu." in said  # the worker made the other pool
-    assert f"{len(read_deployments())} deployments are registered" in said
+def deployed(running: RunningTeam) -> RunningTeam:
+    """The servers with all deployments, which find the team's server by themselves."""
+    names = ("PATH", "HOME", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR")
+    plain = {name: os.environ[name] for name in names if name in os.environ}
+    environment = {**plain, "TRTOPS_HOME": str(running.folder.parent), "MLFLOW_TRACKING_URI": ""}
+    command = [sys.executable, "-m", "flows.deployments"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Created the work pool trtops-gpu." in done.stdout  # the worker made the other one
+    assert f"{len(read_deployments())} deployments are registered" in done.stdout
     (silence,) = running.call("POST", "automations/filter", {})
     assert silence["enabled"] and silence["actions"][0]["state"] == "CRASHED"
-    found = running.deployment("convert/cpu")
-    # Prefect pauses served deployments when their process ends; deploying starts them again.
-    assert (found["work_pool_name"], found["paused"]) == ("trtops-cpu", False)
+    assert running.deployment("convert/cpu")["work_pool_name"] == "trtops-cpu"
     return running
-
-
-def test_deployments_are_served_from_one_process(running: RunningTeam, served: subprocess.Popen[str]):
-    eventually(lambda: running.has(last_deployment()) or served.poll() is not None)
-    found = running.deployment("convert/cpu")
-    assert (found["work_pool_name"], found["paused"]) == (None, False)
-
-    flow_run = running.start("convert/cpu", model=str(running.models / "conv_net.onnx"), precision="fp16")
-
-    running.wait_for(flow_run, "COMPLETED")
 
 
 def test_running_servers_are_not_started_again(running: RunningTeam):
@@ -183,9 +160,8 @@ def test_campaign_resumes_after_worker_was_killed(deployed: RunningTeam):
     second = deployed.start("debug-build/cpu", allowed, resume=campaign.id)
     kill("")  # the worker with all of its processes, as if its machine had lost power
     hold.unlink()
-    assert deployed.flow_state(second)[0] == "RUNNING"
+    assert deployed.flow_state(second)[0] == "RUNNING"  # the server ends it after ten minutes without heartbeats
     team.up(deployed.folder)
-    assert "Its worker ended with it" in deployed.wait_for(second, "CRASHED")
 
     deployed.wait_for(deployed.start("debug-build/cpu", allowed, resume=campaign.id), "COMPLETED")
 

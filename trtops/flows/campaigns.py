@@ -170,7 +170,7 @@ def _on_gpu_of_run(tracker: Tracker, config: Any, given: Mapping[str, Any]) -> I
         yield replace(config, devices=devices)
 
 
-debug_build = flow_of(_debug_build, name="debug_build", base=_config_to_resume, hold=hold_nothing, by_steps=True)
+debug_build = flow_of(_debug_build, base=_config_to_resume, hold=hold_nothing, by_steps=True)
 diff_tactics = flow_of(diff_tactics_op, existing=("runs", "experiment"), by_steps=True)
 bisect = flow_of(bisects.bisect, hold=_on_campaign_gpu, existing=True)
 noise = flow_of(noise_op, hold=_on_campaign_gpu, existing=True)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +12,14 @@ from prefect.events import emit_event
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from trtops.flows.campaigns import plain_future
-from trtops.flows.flow_of import flow_of, hold_nothing, open_tracker, task_of
+from trtops.flows.flow_of import flow_of, hold_nothing, task_of
 from trtops.flows.slots import backend_slot, place_slot
 from trtops.ops.auditing import op as audits
 from trtops.ops.auditing.config import AuditConfig
 from trtops.ops.auditing.result import AuditResult
 from trtops.ops.bundling.op import bundle as bundle_op
 from trtops.ops.gate.environments import Release
-from trtops.ops.gate.matrix import Cell, MatrixConfig, MatrixResult, Submit, gate_all, gate_cell
+from trtops.ops.gate.matrix import Cell, MatrixConfig, MatrixResult, gate_all, gate_cell
 from trtops.ops.gate.op import GateConfig
 from trtops.ops.gate.policy import read_policy
 from trtops.ops.gate.result import GateResult
@@ -89,8 +87,20 @@ def _gate(
         devices=config.devices,
         gate=config,
     )
-    with _spread(parallel) as submit:
-        result = gate_all(matrix, tracker=tracker, experiment=experiment, tags=tags, submit=submit)
+
+    def gate_one(cell: Cell) -> GateResult:
+        with place_slot(cell.config.place) as devices:
+            return gate_cell(replace(cell, config=replace(cell.config, devices=devices)), tracker=tracker)
+
+    threads: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=parallel)
+    with threads as runner:
+        result = gate_all(
+            matrix,
+            tracker=tracker,
+            experiment=experiment,
+            tags=tags,
+            submit=lambda cell: plain_future(runner.submit(task_of(gate_one, cell.name), parameters={"cell": cell})),
+        )
     for each in result.cells if isinstance(result, MatrixResult) else (result,):
         emit_event(
             event=f"trtops.gate.{each.decision.replace(' ', '-')}",
@@ -104,23 +114,6 @@ def _gate(
     return result
 
 
-@contextmanager
-def _spread(parallel: int) -> Iterator[Submit]:
-    """A function that gates a candidate as a Prefect task, for the time of a block."""
-
-    def gate_one(cell: Cell) -> GateResult:
-        with place_slot(cell.config.place) as devices:
-            return gate_cell(replace(cell, config=replace(cell.config, devices=devices)), tracker=open_tracker())
-
-    threads: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=parallel)
-    with threads as runner:
-
-        def submit(cell: Cell) -> Future[GateResult]:
-            return plain_future(runner.submit(task_of(gate_one, cell.name), parameters={"cell": cell}))
-
-        yield submit
-
-
-audit = flow_of(_audit, name="audit", by_steps=True)
-gate = flow_of(_gate, name="gate", omit=("register",), hold=hold_nothing, by_steps=True)
+audit = flow_of(_audit, by_steps=True)
+gate = flow_of(_gate, hold=hold_nothing, by_steps=True)
 bundle = flow_of(bundle_op)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ipaddress
 import urllib.error
-import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +15,6 @@ from prefect.task_runners import TaskRunner
 from trtops import errors
 from trtops.flows.flow_of import open_tracker
 from trtops.masking import masked
-from trtops.tracking import owner
 
 _WORKER_SECONDS = 300
 _ANSWER_SECONDS = 30.0
@@ -62,7 +59,7 @@ def check_workers(client: Any, run_id: str) -> None:
         ConfigError: If one does not; the message names it and the reason.
     """
     url = str(PREFECT_API_URL.value())
-    answers = client.run(worker_problem, url, boot_id(), run_id, on_error="return")
+    answers = client.run(worker_problem, url, run_id, on_error="return")
     problems = {worker: str(answer) for worker, answer in answers.items() if answer}
     if problems:
         listed = "; ".join(f"{worker}: {masked(problem)}" for worker, problem in sorted(problems.items()))
@@ -73,21 +70,8 @@ def check_workers(client: Any, run_id: str) -> None:
         )
 
 
-def worker_problem(url: str, boot: str, run_id: str) -> str:
-    """Why this process cannot work for a flow; empty if it can.
-
-    Args:
-        url: The flow's Prefect server.
-        boot: The boot of the flow's machine.
-        run_id: A run of the flow's tracking store.
-    """
-    host = urllib.parse.urlsplit(url).hostname or ""
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    if loopback and boot != boot_id():
-        return f"it is on another machine, which does not reach the Prefect server {url}"
+def worker_problem(url: str, run_id: str) -> str:
+    """Why this process cannot work for a flow with a Prefect server and a run; empty if it can."""
     try:
         urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=_ANSWER_SECONDS).close()
     except urllib.error.HTTPError:
@@ -100,8 +84,3 @@ def worker_problem(url: str, boot: str, run_id: str) -> str:
     except errors.TrackingError as exc:
         return f"its runs go to {tracker.shown}, not to the store of this flow ({exc})"
     return ""
-
-
-def boot_id() -> str:
-    """What all processes of a machine have in common."""
-    return owner.current().boot

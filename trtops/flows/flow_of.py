@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import re
+import textwrap
 import types
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeAlias, TypeVar, Union, cast, get_args, get_origin
 
 import prefect.context
+import pydantic
 from prefect import Flow, Task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
@@ -93,8 +95,6 @@ class OpFlow(Flow[P, R]):
 def flow_of(
     op: Callable[..., R],
     *,
-    name: str = "",
-    omit: tuple[str, ...] = (),
     base: Callable[[OfflineTracker, Mapping[str, Any]], Any] | None = None,
     hold: Hold | None = None,
     existing: bool | tuple[str, ...] = False,
@@ -104,23 +104,22 @@ def flow_of(
 
     Parameters are those of the op, ``config``, and every option of the config under its own name; an option that is not
     given stays as in ``config``. Of two options of one name, that of the nested record is prefixed by the record's name, such
-    as ``check_data``; a parameter of the op gives way to an option of the config itself. Types, defaults and descriptions are those of the op and the config. Parameters are validated, results
-    are never persisted (Prefect would pickle them), and a run that crashes or is cancelled closes its MLflow runs.
+    as ``check_data``; a parameter of the op gives way to an option of the config itself. Types, defaults and descriptions
+    come from the op and the config. Parameters are validated, results are never persisted (Prefect would pickle them), and
+    a run that crashes or is cancelled closes its MLflow runs.
 
     Args:
         op: The op. It is called with the default tracker and the tags of the flow run.
-        name: The flow's name, in Python's spelling; the op's unless given.
-        omit: Options of the config that the flow does not have.
         base: Called with tracker and arguments if no config is given; returns the config whose options apply, or None for
             the defaults.
         hold: Holds a GPU while the op runs; by default that of the config's ``build``, if it has one.
         existing: Whether a missing store is an error, since the op reads runs; or the options that name runs.
         by_steps: Whether the op runs its steps by :func:`trtops.ops.steps.run_step`. Any other op is one task.
     """
-    name = name or op.__name__
+    name = op.__name__.lstrip("_")
     accepted = inspect.signature(op).parameters
     config_class = _config_class(op)
-    options = {} if config_class is None else _options(config_class, {*accepted} - _OF_PYTHON, omit)
+    options = {} if config_class is None else _options(config_class, {*accepted} - _OF_PYTHON)
     signature, texts = _signature(op, config_class, options)
 
     @functools.wraps(op)
@@ -201,12 +200,12 @@ def _annotation(op: Callable[..., Any], parameter: inspect.Parameter) -> Any:
     return plain | None if type(None) in kinds else plain
 
 
-def _options(config_class: type[Record], taken: set[str], omit: tuple[str, ...]) -> dict[str, OptionField]:
+def _options(config_class: type[Record], taken: set[str]) -> dict[str, OptionField]:
     """The options of a config by their names as parameters; those of outer records come first and have the short names."""
     found: dict[str, OptionField] = {}
     for option in sorted(option_fields(config_class), key=lambda option: len(option.path)):
         short = len(option.path) == 1 or option.name not in {*taken, *found}
-        if option.name not in omit:
+        if not hasattr(pydantic.BaseModel, option.name):  # Prefect makes a model of them
             found[option.name if short else "_".join(option.path)] = option
     return found
 
@@ -351,38 +350,16 @@ def ended(result: R) -> R:
     same (:meth:`OpFlow.__call__`), hence the type.
     """
     assert isinstance(result, OpResult)
-    state_name = _state_name(result)
+    verdict, reasons = result.verdict.capitalize(), getattr(result, "reasons", ())
+    reason = result.headline if result.headline != result.verdict else next(iter(reasons), "")
+    state_name = textwrap.shorten(f"{verdict}: {reason}" if reason else verdict, _MAX_STATE_NAME, placeholder=" …")
     # The key keeps the results of an experiment in one history.
     title = f"{result.title} {result.experiment}".lower()
     words = "".join(c if c.isascii() and c.isalnum() else " " for c in title).split()
-    page = "\n".join([result.page(), *_ways_to_the_run(result)])
+    page = f"{result.page()}\n\nReport: `trtops report {result.run_id}`" if result.run_id else result.page()
     create_markdown_artifact(page, key="-".join(words) or "result", description=f"{result.title}: {state_name}")
     if result.verdict == "good":
         return cast("R", Completed(name=state_name, message=result.headline, data=result))
-    message = "; ".join(getattr(result, "reasons", ())) or result.headline
+    message = "; ".join(reasons) or result.headline
     failed: State[Any] = Failed(name=state_name, message=message, data=VerdictError(result))
     return cast("R", failed)
-
-
-def _state_name(result: OpResult) -> str:
-    """``Good``, or ``Bad:`` and the reason, as long as a list shows it."""
-    verdict = result.verdict.capitalize()
-    reason = result.headline if result.headline != result.verdict else next(iter(getattr(result, "reasons", ())), "")
-    name = " ".join(f"{verdict}: {reason}".split()) if reason else verdict
-    return name if len(name) <= _MAX_STATE_NAME else f"{name[: _MAX_STATE_NAME - 1]}…"
-
-
-def _ways_to_the_run(result: OpResult) -> list[str]:
-    """Lines on how to open report and run, also without a server."""
-    if not result.run_id:
-        return []
-    lines = ["", f"Report: `trtops report {result.run_id}`"]
-    with contextlib.suppress(errors.TrtopsError):
-        tracker = open_tracker()
-        stored = tracker.load(result.run_id)
-        if tracker.store is not None and schema.Artifact.REPORT in stored.manifest:
-            lines += ["", f"or open the file `{stored.local_path(schema.Artifact.REPORT)}`"]
-    if result.url.startswith("#"):
-        address = f"http://127.0.0.1:5000/{result.url}"
-        lines += ["", f"The run in MLflow, once `make ui` (or `trtops store ui`) runs here: [{address}]({address})"]
-    return lines

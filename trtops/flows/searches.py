@@ -136,6 +136,6 @@ def _on_gpu_of_side(tracker: Tracker, config: Any, given: Mapping[str, Any]) -> 
 
 
 triage = flow_of(triage_op)
-accuracy = flow_of(_accuracy, name="accuracy", hold=_on_gpu_of_side)
-precision = flow_of(_precision, name="precision", hold=_on_gpu_of_side)
-reduce = flow_of(_reduce, name="reduce", hold=_on_gpu_of_side, by_steps=True)
+accuracy = flow_of(_accuracy, hold=_on_gpu_of_side)
+precision = flow_of(_precision, hold=_on_gpu_of_side)
+reduce = flow_of(_reduce, hold=_on_gpu_of_side, by_steps=True)

@@ -6,9 +6,7 @@ MLflow's server has worker processes, and a Prefect worker has one process for e
 
 from __future__ import annotations
 
-import base64
 import configparser
-import json
 import logging
 import os
 import platform
@@ -22,7 +20,6 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +62,7 @@ class Service:
         command: Its command line, without secrets: every user of the machine can read it.
         environment: Its whole environment.
         address: Its URL or work pool.
-        answers: Returns whether it answers, if it was started at the given time in seconds since the epoch.
+        answers: Returns whether it answers.
         port: Its TCP port, if it has one.
     """
 
@@ -73,7 +70,7 @@ class Service:
     command: Sequence[str]
     environment: Mapping[str, str] = field(repr=False)
     address: str
-    answers: Callable[[float], bool]
+    answers: Callable[[], bool]
     port: int | None = None
 
 
@@ -156,7 +153,7 @@ def status(folder: Path | None = None) -> tuple[ServiceStatus, ...]:
         name, text = "down", ""
         if started is not None:
             alive = is_alive(started)
-            name = "dead" if not alive else "up" if service.answers(started.since) else "not answering"
+            name = "dead" if not alive else "up" if service.answers() else "not answering"
             text = time.strftime(f" {service.address}  since %Y-%m-%d %H:%M:%S", time.localtime(started.since))
             text += f", pid {started.pid}" if alive else ""
             text += "" if name == "up" else f"\n{passwords.hide(_log_end(_log(folder, service.name)))}"
@@ -188,7 +185,7 @@ def stages(folder: Path, state: TeamState, passwords: Passwords) -> tuple[tuple[
             command=(*python, "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(state.prefect_port)),
             environment=service_environment(folder, prefect),
             address=state.prefect_url,
-            answers=lambda since: _is_healthy(f"{state.prefect_url}/api/health"),
+            answers=lambda: _is_healthy(f"{state.prefect_url}/api/health"),
             port=state.prefect_port,
         ),
         Service(
@@ -201,7 +198,7 @@ def stages(folder: Path, state: TeamState, passwords: Passwords) -> tuple[tuple[
             ),
             environment=service_environment(folder, mlflow),
             address=state.mlflow_url,
-            answers=lambda since: _is_healthy(f"{state.mlflow_url}/health"),
+            answers=lambda: _is_healthy(f"{state.mlflow_url}/health"),
             port=state.mlflow_port,
         ),
     )
@@ -210,12 +207,12 @@ def stages(folder: Path, state: TeamState, passwords: Passwords) -> tuple[tuple[
             name=f"worker-{kind}",
             command=(
                 *(*python, "prefect", "worker", "start", "--type", "process", "--pool", pool),
-                *("--name", _worker_name(kind), "--limit", str(state.limit)),
+                *("--name", f"worker-{kind}-{platform.node()}", "--limit", str(state.limit)),
             ),
             # The worker gives its environment to the flow runs.
             environment=service_environment(folder, {"TRTOPS_HOME": str(folder.parent)}),
             address=pool,
-            answers=lambda since, kind=kind: _is_polling(state, passwords, kind, since),  # type: ignore[misc]
+            answers=lambda kind=kind: "' started!" in _log(folder, f"worker-{kind}").read_text(),  # type: ignore[misc]
         )
         for kind, pool in POOLS.items()
         if kind == "cpu" or state.gpu
@@ -312,8 +309,10 @@ def _start(
         _write_mlflow_config(folder, state, passwords)
     elif service.name.startswith("worker-"):
         environment |= client_environment(folder)
-        _crash_lost_runs(state, passwords, service.name.removeprefix("worker-"))
-    with open(_log(folder, service.name), "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as output:
+    log_file = _log(folder, service.name)
+    if log_file.exists():
+        log_file.replace(log_file.with_suffix(".log.1"))
+    with open(os.open(log_file, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as output:
         process = subprocess.Popen(
             service.command,
             env={**environment, TOKEN: token},
@@ -337,7 +336,7 @@ def _wait_for(service: Service, state: TeamState, folder: Path, seconds: float) 
     deadline = time.monotonic() + seconds
     problem = "ended as soon as it was started"
     while is_alive(started):
-        if service.answers(started.since):
+        if service.answers():
             return
         if time.monotonic() > deadline:
             problem = f"did not answer within {seconds:.0f} s"
@@ -425,58 +424,10 @@ def _write_mlflow_config(folder: Path, state: TeamState, passwords: Passwords) -
         config.write(out)
 
 
-def _worker_name(kind: str) -> str:
-    return f"worker-{kind}-{platform.node()}"
-
-
 def _is_healthy(url: str) -> bool:
     try:
-        with _opener().open(url, timeout=ANSWER_SECONDS) as answer:
+        without_proxy = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with without_proxy.open(url, timeout=ANSWER_SECONDS) as answer:
             return bool(answer.status == 200)
     except (OSError, ValueError):
         return False
-
-
-def _is_polling(state: TeamState, passwords: Passwords, kind: str, since: float) -> bool:
-    """Whether Prefect's server heard from a worker since a time; a dead one stays "online" for a while."""
-    online = {"workers": {"status": {"any_": ["ONLINE"]}}}
-    try:
-        found = _post(state, passwords, f"work_pools/{POOLS[kind]}/workers/filter", online, ANSWER_SECONDS)
-    except (OSError, ValueError):
-        return False
-    heard = [each["last_heartbeat_time"] for each in found if each["name"] == _worker_name(kind)]
-    return any(datetime.fromisoformat(each.replace("Z", "+00:00")).timestamp() >= since for each in heard)
-
-
-def _crash_lost_runs(state: TeamState, passwords: Passwords, kind: str) -> None:
-    """Mark the flow runs of the previous worker as crashed. If it was killed with them, nothing else does so."""
-    unfinished = {
-        "flow_runs": {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}},
-        "work_pools": {"name": {"any_": [POOLS[kind]]}},
-        "limit": 200,
-    }
-    message = "Its worker ended with it: they were killed, or their machine went down."
-    crashed = {"state": {"type": "CRASHED", "name": "Crashed", "message": message}, "force": True}
-    try:
-        for run in _post(state, passwords, "flow_runs/filter", unfinished, 60.0):
-            if run["labels"].get("prefect.worker.name") == _worker_name(kind):
-                _post(state, passwords, f"flow_runs/{run['id']}/set_state", crashed, 60.0)
-                log.warning("Flow run %r is marked as crashed: its worker ended with it.", run["name"])
-    except (OSError, ValueError) as exc:  # a worker that starts matters more than these states
-        log.warning("Flow runs that ended with %s could not be marked as crashed: %s", _worker_name(kind), exc)
-
-
-def _post(state: TeamState, passwords: Passwords, path: str, body: object, seconds: float) -> Any:
-    auth = base64.b64encode(passwords.prefect_auth.encode()).decode()
-    request = urllib.request.Request(
-        f"{state.prefect_url}/api/{path}",
-        data=json.dumps(body).encode(),
-        headers={"Authorization": f"Basic {auth}", "Content-Type": "application/json"},
-    )
-    with _opener().open(request, timeout=seconds) as answer:
-        return json.load(answer)
-
-
-def _opener() -> urllib.request.OpenerDirector:
-    """An opener for addresses of this machine, which uses no proxy."""
-    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
