@@ -14,7 +14,7 @@ from flows.digits import make_digits
 from trtops.flows import convert
 from trtops.ops.engines.convert import ConvertConfig, builds_table
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.runs.report import report
+from trtops.ops.stored_runs import report
 from trtops.spec import Precision
 from trtops.tracking.location import default_root
 from trtops.tracking.store import default_tracker

@@ -121,12 +121,6 @@ if TYPE_CHECKING:
     from trtops.ops.model.surgeon import strip_weights as strip_weights
     from trtops.ops.model.template import template as template
     from trtops.ops.result import OpResult as OpResult
-    from trtops.ops.runs.inspect import inspect_run as inspect_run
-    from trtops.ops.runs.report import Report as Report
-    from trtops.ops.runs.report import report as report
-    from trtops.ops.runs.stored import list_runs as list_runs
-    from trtops.ops.runs.stored import reevaluate as reevaluate
-    from trtops.ops.runs.stored import side_by_side as side_by_side
     from trtops.ops.search.accuracy import AccuracyConfig as AccuracyConfig
     from trtops.ops.search.accuracy import AccuracyResult as AccuracyResult
     from trtops.ops.search.accuracy import accuracy as accuracy
@@ -146,6 +140,12 @@ if TYPE_CHECKING:
     from trtops.ops.search.repeat import RepeatResult as RepeatResult
     from trtops.ops.search.repeat import repeat as repeat
     from trtops.ops.search.repeat import sort_artifacts as sort_artifacts
+    from trtops.ops.stored_runs import Report as Report
+    from trtops.ops.stored_runs import inspect_run as inspect_run
+    from trtops.ops.stored_runs import list_runs as list_runs
+    from trtops.ops.stored_runs import reevaluate as reevaluate
+    from trtops.ops.stored_runs import report as report
+    from trtops.ops.stored_runs import side_by_side as side_by_side
     from trtops.ops.triaging.op import triage as triage
     from trtops.ops.triaging.result import TriageConfig as TriageConfig
     from trtops.ops.triaging.result import TriageResult as TriageResult

@@ -20,7 +20,7 @@ from trtops.json import save_json
 from trtops.ops.model.inspect.data import inspect_data
 from trtops.ops.model.inspect.models import inspect_model
 from trtops.ops.model.inspect.records import inspect_calibration, inspect_sparsity, inspect_tactics
-from trtops.ops.runs.inspect import inspect_run
+from trtops.ops.stored_runs import inspect_run
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking.base import tracked
 from trtops.tracking.memory import MemoryTracker

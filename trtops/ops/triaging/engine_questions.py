@@ -180,7 +180,9 @@ def _run_campaign(subject: Subject, *, random: bool, otherwise: Kind) -> Answer:
     if not found.confirmed:
         return Answer("none is confirmed", (counted, found.found.conclusion), kind=otherwise, builds=made)
     remedy = f"deny it: `trtops debug prove {found.run_id}` and `trtops runs deny`, then build again"
-    return Answer("confirmed", (counted, *found.confirmed), kind="tactic", places=found.confirmed, remedy=remedy, builds=made)
+    return Answer(
+        "confirmed", (counted, *found.confirmed), kind="tactic", places=found.confirmed, remedy=remedy, builds=made
+    )
 
 
 def ask_precision(subject: Subject, parent: str) -> Answer:

@@ -1,4 +1,4 @@
-"""What the memory holds: found, put side by side and re-evaluated."""
+"""Listing, comparing and re-evaluating stored runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trtops import errors
 from trtops.comparator.report import Tolerances
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.runs.stored import list_runs, reevaluate, side_by_side
+from trtops.ops.stored_runs import list_runs, reevaluate, side_by_side
 from trtops.spec import BuildConfig
 from trtops.tracking import schema
 from trtops.tracking.memory import MemoryTracker
@@ -32,7 +32,7 @@ def built(tracker: MemoryTracker, tmp_path_factory: pytest.TempPathFactory) -> t
     return fine.run_id, poor.run_id
 
 
-def test_runs_are_found_newest_first_by_what_they_are(tracker: MemoryTracker, built: tuple[str, str]) -> None:
+def test_runs_are_filtered_newest_first(tracker: MemoryTracker, built: tuple[str, str]) -> None:
     good, bad = built
 
     assert [row.id for row in list_runs(tracker)] == [bad, good]
@@ -43,9 +43,7 @@ def test_runs_are_found_newest_first_by_what_they_are(tracker: MemoryTracker, bu
     assert (row.experiment, row.kind, row.status, row.verdict) == ("conv", "build", "finished", "bad")
 
 
-def test_params_and_numbers_stand_side_by_side_and_say_whether_they_are_the_same(
-    tracker: MemoryTracker, built: tuple[str, str]
-) -> None:
+def test_params_and_metrics_are_compared(tracker: MemoryTracker, built: tuple[str, str]) -> None:
     lines = {line.name: line for line in side_by_side(built, tracker)}
 
     precision = next(line for name, line in lines.items() if name.endswith("precision"))
@@ -56,9 +54,7 @@ def test_params_and_numbers_stand_side_by_side_and_say_whether_they_are_the_same
         side_by_side(["0" * 32], tracker)
 
 
-def test_a_stored_comparison_is_reevaluated_and_the_memory_left_as_it_was(
-    tracker: MemoryTracker, built: tuple[str, str]
-) -> None:
+def test_reevaluation_leaves_the_store_unchanged(tracker: MemoryTracker, built: tuple[str, str]) -> None:
     good, bad = built
 
     strict = reevaluate([good, bad], Tolerances(atol=0, rtol=0), tracker)
@@ -71,7 +67,7 @@ def test_a_stored_comparison_is_reevaluated_and_the_memory_left_as_it_was(
         reevaluate(["0" * 32], Tolerances(), tracker)
 
 
-def test_a_run_without_a_comparison_cannot_be_reevaluated(tracker: MemoryTracker) -> None:
+def test_run_without_comparison_is_an_error(tracker: MemoryTracker) -> None:
     run = tracker.start("conv", "bare", kind="build")
     run.finish("good")
 

@@ -1,1 +1,0 @@
-"""Runs: what the store remembers, listed, compared and re-evaluated."""

@@ -1,0 +1,240 @@
+"""List, show, compare, re-evaluate and report stored runs. A run is named by its id or the beginning of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtops import errors
+from trtops.comparator.report import Tolerances
+from trtops.files import open_atomically
+from trtops.ops.evaluation.check import Evaluation
+from trtops.ops.model.inspect.inspection import Inspection
+from trtops.record import JSONValue, Record
+from trtops.reports.present import difference_page, report_page
+from trtops.tables import size
+from trtops.tracking import schema
+from trtops.tracking.base import RunStatus, Tracker, Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row(Record):
+    """One run in a list.
+
+    Attributes:
+        id: Run id.
+        experiment: Experiment of the run.
+        kind: Kind of the run.
+        name: Name of the run.
+        status: Status of the run.
+        verdict: Its verdict; empty if it has none.
+        start_time: Seconds since the epoch.
+        parent: Id of its parent run; empty if it has none.
+    """
+
+    id: str
+    experiment: str
+    kind: str
+    name: str
+    status: str
+    verdict: str
+    start_time: float
+    parent: str = ""
+
+
+def list_runs(
+    tracker: Tracker,
+    *,
+    experiment: str | None = None,
+    kind: str | None = None,
+    verdict: str | None = None,
+    status: RunStatus | None = None,
+    parent: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    limit: int | None = 50,
+) -> list[Row]:
+    """Runs that match all filters, newest first.
+
+    Args:
+        tracker: The tracking store.
+        experiment: Experiment of the runs.
+        kind: Kind of the runs (:data:`trtops.tracking.schema.KINDS`).
+        verdict: Verdict of the runs.
+        status: Status of the runs.
+        parent: Id of the parent run, or its beginning.
+        tags: Tags of the runs.
+        limit: Maximum number of runs.
+    """
+    wanted = dict(tags or {})
+    wanted |= {tag: value for tag, value in ((schema.Tag.KIND, kind), (schema.Tag.VERDICT, verdict)) if value}
+    parent = None if parent is None else tracker.whole_id(parent)
+    return [
+        Row(
+            id=info.id,
+            experiment=info.experiment,
+            kind=info.kind or "",
+            name=info.name,
+            status=info.status,
+            verdict=info.verdict or "",
+            start_time=info.start_time,
+            parent=info.parent or "",
+        )
+        for info in tracker.find(experiment, tags=wanted, parent=parent, status=status, limit=limit)
+    ]
+
+
+def inspect_run(run_id: str, tracker: Tracker) -> Inspection:
+    """Tags, params, metrics and artifacts of a run.
+
+    Raises:
+        RunNotFoundError: If there is no such run.
+    """
+    run_id = tracker.whole_id(run_id)
+    info = tracker.info(run_id)
+    files: list[tuple[str, int, str]] = []
+    whole = True
+    try:
+        files = [(entry.path, entry.size, entry.sha256) for entry in tracker.load(run_id).manifest.artifacts]
+    except errors.IncompleteRunError:
+        whole = False
+    metrics = {"/".join(name): value for name, value in info.metrics.items()}
+    record: dict[str, JSONValue] = {
+        "id": info.id,
+        "experiment": info.experiment,
+        "name": info.name,
+        "status": info.status,
+        "verdict": info.verdict,
+        "whole": whole,
+        "url": info.url,
+        "tags": dict(info.tags),
+        "params": dict(info.params),
+        "metrics": dict(metrics),
+        "artifacts": [{"path": path, "bytes": count, "sha256": digest} for path, count, digest in files],
+    }
+
+    def text() -> str:
+        lines = [f"{info.name} in {info.experiment}: {info.status}{f', {info.verdict}' if info.verdict else ''}"]
+        lines += [f"Run {info.id}", *([info.url] if info.url else [])]
+        if not whole:
+            lines.append("The run is incomplete: it has no manifest, or a file does not match it.")
+        tables: tuple[tuple[str, Mapping[str, object]], ...] = (
+            ("Params", info.params), ("Metrics", metrics), ("Tags", info.tags),
+        )  # fmt: skip
+        for title, values in tables:
+            lines += ["", f"---- {title} ----", *(f"    {key} = {value}" for key, value in sorted(values.items()))]
+        lines += ["", "---- Artifacts ----", *(f"    {path} ({size(count)})" for path, count, _ in files)]
+        return "\n".join(lines)
+
+    return Inspection("run", lambda: record, text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line(Record):
+    """One param or metric of several runs.
+
+    Attributes:
+        name: Its name; parts of a metric are joined by ``/``.
+        kind: ``param`` or ``metric``.
+        values: The value in each run; empty if it has none.
+        same: Whether all values are equal.
+    """
+
+    name: str
+    kind: str
+    values: tuple[str, ...]
+    same: bool
+
+
+def side_by_side(run_ids: Sequence[str], tracker: Tracker) -> list[Line]:
+    """Params, then metrics, of several runs.
+
+    Raises:
+        RunNotFoundError: If one does not exist.
+    """
+    infos = [tracker.info(tracker.whole_id(run_id)) for run_id in run_ids]
+    metrics = [{"/".join(name): f"{value:.6g}" for name, value in info.metrics.items()} for info in infos]
+    lines = []
+    for kind, tables in (("param", [dict(info.params) for info in infos]), ("metric", metrics)):
+        for name in sorted({name for each in tables for name in each}):
+            values = tuple(each.get(name, "") for each in tables)
+            lines.append(Line(name=name, kind=kind, values=values, same=len(set(values)) == 1))
+    return lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reevaluated(Record):
+    """A stored comparison, evaluated with other tolerances.
+
+    Attributes:
+        id: The run.
+        name: Its name.
+        before: Its logged verdict.
+        verdict: Its new verdict.
+        reasons: Why it is bad.
+    """
+
+    id: str
+    name: str
+    before: str
+    verdict: Verdict
+    reasons: tuple[str, ...]
+
+
+def reevaluate(run_ids: Iterable[str], tolerances: Tolerances, tracker: Tracker) -> list[Reevaluated]:
+    """Evaluate stored comparisons with other tolerances. Nothing runs, and the store does not change.
+
+    Raises:
+        RunNotFoundError: If a run does not exist.
+        IncompleteRunError: If it is incomplete, or contains no comparison.
+    """
+    evaluated = []
+    for run_id in run_ids:
+        stored = tracker.load(tracker.whole_id(run_id))
+        report = Evaluation.from_json(stored.read_bytes(schema.Artifact.ACCURACY)).report.evaluate(tolerances)
+        info = stored.info
+        before = info.verdict or ""
+        evaluated.append(
+            Reevaluated(id=info.id, name=info.name, before=before, verdict=report.verdict, reasons=report.reasons)
+        )
+    return evaluated
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(Record):
+    """A report that was written.
+
+    Attributes:
+        path: The file.
+        runs: The runs in it.
+    """
+
+    path: str
+    runs: tuple[str, ...]
+
+
+def report(run: str, other: str | None = None, *, tracker: Tracker, output: str | Path | None = None) -> Report:
+    """Write the HTML report of a run, or of two runs side by side.
+
+    Args:
+        run: A run.
+        other: Another run to compare with.
+        tracker: The tracking store.
+        output: The file; ``report-<run>.html`` in the working folder by default.
+
+    Raises:
+        RunNotFoundError: If there is no such run.
+        IncompleteRunError: If a file of a run does not match its manifest.
+        ConfigError: If the file cannot be written.
+    """
+    runs = tuple(tracker.whole_id(each) for each in (run, other) if each is not None)
+    page = report_page(tracker, runs[0]) if len(runs) == 1 else difference_page(tracker, runs[0], runs[1])
+    path = Path(output) if output is not None else Path(f"report-{'-'.join(each[:8] for each in runs)}.html")
+    try:
+        with open_atomically(path) as file:
+            file.write(page.encode("utf-8"))
+    except OSError as exc:
+        raise errors.ConfigError(
+            f"The report cannot be written to {path}: {exc.strerror}. Use another --output."
+        ) from None
+    return Report(path=str(path.absolute()), runs=runs)
