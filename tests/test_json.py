@@ -200,7 +200,7 @@ BAD = {
     "array is a number": ('{"array": 3, "polygraphy_class": "ndarray"}', "is a int; expected text"),
     "archive in array is empty": (array_text(b"PK\x05\x06" + b"\0" * 18), "damaged archive: it is empty"),
     "wrong runtime": (marked("IterationResult", outputs={}, runtime="x", runner_name="r"), "expected seconds"),
-    "outputs are no arrays": (marked("IterationResult", outputs={"y": 3}, runtime=1, runner_name="r"), "no arrays"),
+    "outputs are no arrays": (marked("IterationResult", outputs={"y": 3}, runtime=1, runner_name="r"), "not arrays"),
     "verdict of text": (
         marked(
             "OutputCompareResult", **dict.fromkeys([*STATISTICS, "thresholds", "passed"]) | {"max_absdiff": "x"}
