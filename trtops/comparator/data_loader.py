@@ -224,13 +224,7 @@ def _static_shape(name: str, shape: Shape) -> tuple[int, ...]:
 
 
 class StreamingDataLoader:
-    """Reads saved inputs one iteration at a time, as a data loader.
-
-    Attributes:
-        paths: A file with one iteration or a list of them, a directory of files with one iteration each, or several of
-            these.
-        allow_dirs: Whether directories are accepted.
-    """
+    """Reads saved inputs one iteration at a time, as a data loader."""
 
     def __init__(self, paths: PathLike | Sequence[PathLike], allow_dirs: bool = True) -> None:
         """Store the paths; files are read during iteration."""
@@ -245,11 +239,7 @@ class StreamingDataLoader:
 
 
 class DataLoaderCache:
-    """Gives several runners the same inputs, read once from a data loader.
-
-    Attributes:
-        cache: The inputs of all iterations; empty before :meth:`set_input_metadata`.
-    """
+    """Gives several runners the same inputs, read once from a data loader."""
 
     def __init__(self, data_loader: Iterable[Mapping[str, Any]]) -> None:
         """Wrap any iterable of inputs by name."""

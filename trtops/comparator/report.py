@@ -126,12 +126,7 @@ class Tolerances(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayInfo(Record):
-    """One array, without its content.
-
-    Attributes:
-        dtype: Element type.
-        shape: Its shape, in the first iteration in which it matters.
-    """
+    """Dtype and shape of an output, in the first iteration that has it."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -142,16 +137,7 @@ class ArrayInfo(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class OutputComparison(Record):
-    """The comparison of one output.
-
-    Attributes:
-        name: The output.
-        verdict: ``good`` or ``bad``.
-        reasons: Why it is bad; empty if it is good.
-        statistics: Its errors over all iterations; None if they cannot be computed (see ``reasons``).
-        actual: The output under test; None if it is missing.
-        golden: The golden output; None if the golden run does not have it.
-    """
+    """The comparison of one output; without statistics if it could not be compared, for the given reasons."""
 
     name: str
     verdict: Verdict
@@ -163,14 +149,7 @@ class OutputComparison(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonReport(Record):
-    """A run compared with a golden one; true if every output is good.
-
-    Attributes:
-        verdict: ``bad`` if any output is.
-        outputs: One entry per output, in the golden run's order, extra ones last.
-        tolerances: What it was evaluated with.
-        iterations: How many iterations were compared.
-    """
+    """A run compared with a golden one; true if every output is good."""
 
     verdict: Verdict
     outputs: tuple[OutputComparison, ...]

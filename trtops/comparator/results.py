@@ -23,11 +23,7 @@ T = TypeVar("T")
 
 
 class LazyArray:
-    """An array, kept in a temporary file if it is larger than ``trtops.config.ARRAY_SWAP_THRESHOLD_MB``.
-
-    Attributes:
-        arr: The array; None if it is in a file.
-    """
+    """An array, kept in a temporary file if it is larger than ``trtops.config.ARRAY_SWAP_THRESHOLD_MB``."""
 
     __slots__ = ("__weakref__", "_path", "arr")
 
@@ -74,13 +70,7 @@ def _decode_lazy(members: dict[str, Any]) -> LazyArray:
 
 
 class IterationResult(MutableMapping[str, Any]):
-    """The outputs of one inference by name, in the model's order: arrays in host memory (or torch tensors).
-
-    Attributes:
-        runtime: Seconds that the inference took; None if not known.
-        runner_name: The runner's name.
-        dct: The outputs as :class:`LazyArray`.
-    """
+    """The outputs of one inference by name, in the model's order: arrays in host memory (or torch tensors)."""
 
     __slots__ = ("dct", "runner_name", "runtime")
 

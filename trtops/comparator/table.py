@@ -196,14 +196,7 @@ LIMITED = tuple(metric for metric in METRICS if metric.tolerance is not None and
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """One compare function of metrics.
-
-    Attributes:
-        name: The function's name, in :class:`~trtops.comparator.CompareFunc` and for ``--compare``.
-        label: Its name in messages.
-        limits: The metrics, by the function's options that limit them.
-        key: The name in the threshold's class.
-    """
+    """One compare function of metrics."""
 
     name: str
     label: str

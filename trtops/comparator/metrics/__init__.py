@@ -60,13 +60,7 @@ Pair: TypeAlias = tuple[Array, Array]
 
 @dataclass(frozen=True, kw_only=True)
 class Quantile(Record):
-    """One quantile of the errors.
-
-    Attributes:
-        level: Between 0 and 1.
-        abs: The absolute error that this share of all elements does not exceed, interpolated linearly.
-        rel: The same for the relative error.
-    """
+    """One quantile of the errors."""
 
     level: float
     abs: float

@@ -55,23 +55,7 @@ class BuildListConfig(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOutcome(Record):
-    """The outcome of one build of a list.
-
-    Attributes:
-        model: The ONNX file.
-        precision: Its precision.
-        backend: Its back end.
-        place: File and line of the list.
-        outcome: A verdict, ``error`` if there could be none, or ``skipped``.
-        failed: Whether it makes the list fail.
-        reasons: Why it is bad, the error, or why it was skipped.
-        run_id: Its run; empty without one.
-        url: A page of the run.
-        reused: Whether the engine was in the store.
-        engine_bytes: Size of the engine; 0 without one.
-        p50_ms: Median latency in milliseconds; None if not measured.
-        seconds: Wall time.
-    """
+    """The outcome of one build of a list; ``failed`` if it makes the whole list fail."""
 
     model: str
     precision: Precision
@@ -90,11 +74,7 @@ class BuildOutcome(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class BuildListResult(OpResult):
-    """The result of building a list.
-
-    Attributes:
-        builds: Each build, in the list's order.
-    """
+    """The result of building a list."""
 
     builds: tuple[BuildOutcome, ...]
 

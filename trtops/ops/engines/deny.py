@@ -19,12 +19,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class DenyResult(OpResult):
-    """A new entry of the deny-list, or the removal of one.
-
-    Attributes:
-        entry: The entry.
-        why: Why it was removed; empty for a new entry.
-    """
+    """A new entry of the deny-list, or the removal of one."""
 
     entry: DeniedTactic
     why: str = ""

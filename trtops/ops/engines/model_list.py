@@ -182,13 +182,7 @@ class ListedBuild(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelList(Record):
-    """A checked list with absolute paths.
-
-    Attributes:
-        path: The file of the list.
-        models: Its entries.
-        lines: The line of each entry; 0 without a file.
-    """
+    """A checked list with absolute paths."""
 
     path: str
     models: tuple[ListedModel, ...]

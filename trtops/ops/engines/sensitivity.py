@@ -67,15 +67,7 @@ class SensitivityConfig(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSensitivity(Record):
-    """The cost of quantizing one layer.
-
-    Attributes:
-        layer: Its node's name, or its first output's.
-        op: Its type.
-        error: Relative error of the model's outputs that it causes.
-        share: Its part of the sum of all layers' squared errors.
-        kept: Whether it should stay in higher precision.
-    """
+    """The cost of quantizing one layer."""
 
     layer: str
     op: str

@@ -22,14 +22,7 @@ _MOST_VALUES = 100_000  # aliases of aliases can stand for more values than memo
 
 @dataclass(frozen=True)
 class Document:
-    """A YAML file: its values, their lines, and the problems found so far.
-
-    Attributes:
-        path: The file.
-        data: The values.
-        lines: The line, from 1 on, of each value by its place.
-        problems: Messages, each with its line.
-    """
+    """A YAML file: its values, their lines, and the problems found so far."""
 
     path: str
     data: Any

@@ -72,15 +72,7 @@ class CheckConfig(DataConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Latency(Record):
-    """Wall time of one inference inside the back end, in milliseconds.
-
-    Attributes:
-        p50_ms: Median.
-        p99_ms: 99th percentile.
-        mean_ms: Mean.
-        runs: How many were measured.
-        device_p50_ms: Median of the time on the accelerator, apart from copies; None where the back end has none.
-    """
+    """Wall time of one inference inside the back end; ``device_p50_ms`` is on the accelerator, without copies."""
 
     p50_ms: float
     p99_ms: float
@@ -91,13 +83,7 @@ class Latency(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy(Record):
-    """Share of samples whose best class is the labelled one.
-
-    Attributes:
-        actual: Of the runner under test.
-        golden: Of the golden outputs.
-        samples: How many samples there were.
-    """
+    """Share of samples whose best class is the labelled one."""
 
     actual: float
     golden: float

@@ -49,13 +49,7 @@ class CompareConfig(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class CompareResult(OpResult):
-    """The result of a comparison.
-
-    Attributes:
-        verdict: Whether the first side agrees with the second.
-        reasons: Why not, one sentence each.
-        evaluation: The numbers.
-    """
+    """The result of a comparison."""
 
     title: str = "compare"
     verdict: Verdict

@@ -37,12 +37,7 @@ _LARGEST = float(np.finfo(np.float16).max)
 
 @dataclass(frozen=True, kw_only=True)
 class Overflow(Record):
-    """A tensor with a value that 16 bit does not hold.
-
-    Attributes:
-        tensor: Its name.
-        peak: Its largest magnitude, apart from values that stand for infinity.
-    """
+    """A tensor with a value that 16 bit does not hold."""
 
     tensor: str
     peak: float
@@ -50,13 +45,7 @@ class Overflow(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Emulation(Record):
-    """A model evaluated in 16 bit, rounded as a GPU rounds.
-
-    Attributes:
-        precision: ``fp16`` or ``bf16``.
-        report: The comparison with the golden outputs.
-        overflows: Tensors that overflow, in order of execution.
-    """
+    """A model evaluated in 16 bit, rounded as a GPU rounds."""
 
     precision: LowPrecision
     report: ComparisonReport

@@ -37,11 +37,7 @@ DATA_SUFFIXES = (".json", ".npz", ".npy", ".py")
 
 @dataclass(frozen=True)
 class Feeds:
-    """Feeds that can be read any number of times, in the same order.
-
-    Attributes:
-        source: A description of where they come from.
-    """
+    """Feeds that can be read any number of times, in the same order."""
 
     source: str
     _open: Callable[[], Iterable[Feed]] = field(repr=False)

@@ -127,14 +127,7 @@ class PrecisionCheck(Record):
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel of an engine.
-
-    Attributes:
-        layer: The layer that it computes.
-        op: The layer's type.
-        precision: The precision it computes in; empty if the back end does not report it.
-        counted: Whether it counts for the engine's precision; see :attr:`PrecisionCheck.kernels`.
-    """
+    """One kernel of an engine."""
 
     layer: str
     op: str
