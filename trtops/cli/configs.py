@@ -56,7 +56,7 @@ def config_flags(title: str, config: str, names: Mapping[str, str] | None = None
     return Group(title, tuple(found))
 
 
-_SPELLED = {"timeout_seconds": "--build-timeout", "mind_deny_list": "--deny-list"}
+_SPELLED = {"timeout_seconds": "--build-timeout", "use_deny_list": "--deny-list"}
 """Options whose name on every command line is not their field's."""
 
 

@@ -157,7 +157,7 @@ def test_a_campaign_of_sixteen_builds_its_diff_and_the_proof_by_swap(
     if confirmed:
         avoided = debug_build(
             model,
-            campaign(folder, atol, until=2, vary=vary, mind_deny_list=True),
+            campaign(folder, atol, until=2, vary=vary, use_deny_list=True),
             tracker=tracker,
             experiment="avoided",
             progress=tell,

@@ -129,7 +129,7 @@ def test_proof_confirms_and_denies_the_culprit(decided, model, data, tracker) ->
     # Later builds keep off it, and say so; until somebody pardons it.
     entry = tracker.info(proved.deny_run)
     assert entry.tags[Tag.EVIDENCE] == proved.run_id
-    again = debug_build(model, config(data, until=10, mind_deny_list=True), tracker=tracker, experiment="avoided")
+    again = debug_build(model, config(data, until=10, use_deny_list=True), tracker=tracker, experiment="avoided")
     assert (again.good, again.bad) == (10, 0)
     logs = [
         tracker.load(info.id).read_bytes(Artifact.BUILD_LOG).decode()

@@ -104,7 +104,7 @@ class DebugBuildConfig(Record):
         devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them, one build on each at a time; by default those of that
             variable, or the first. ONNX Runtime's builds share the processor and need none.
         seed: Seed of random tactics; iteration ``i`` draws its own with ``1024 * seed + i``.
-        mind_deny_list: Leave out tactics that are on the deny-list.
+        use_deny_list: Leave out tactics that are on the deny-list.
         keep_model: Log the model file itself, with its external data.
     """
 
@@ -125,7 +125,7 @@ class DebugBuildConfig(Record):
     parallel: int = 1
     devices: tuple[str, ...] = ()
     seed: int = 0
-    mind_deny_list: bool = False
+    use_deny_list: bool = False
     keep_model: bool = True
 
     def __post_init__(self) -> None:

@@ -182,7 +182,7 @@ def _build_engine(
     config = campaign.config
     environment = backend.environment()
     run.set_tags({schema.Tag.DEVICE_STATE + name: value for name, value in backend.device_state().items()})
-    listed = deny_list(tracker, environment).entries if config.mind_deny_list else ()
+    listed = deny_list(tracker, environment).entries if config.use_deny_list else ()
     denied = DenyList(entries=(*listed, *campaign.denied.entries) if order.replay is None else ())
     int8 = order.build.precision == "int8"
     ranges = read_cache_file(config.calibration_cache, "calibration_cache") if int8 else None

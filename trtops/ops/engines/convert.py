@@ -61,7 +61,7 @@ class ConvertConfig(Record):
             build adds its timings. The last two may not exist yet.
         calibration_cache: A calibration cache file to build INT8 with, instead of calibrating.
         replay: A tactic record to replay (``tactics/replay.json`` of a run).
-        mind_deny_list: Leave out tactics on the deny-list of this device and release; a replay that has one is refused.
+        use_deny_list: Leave out tactics on the deny-list of this device and release; a replay that has one is refused.
         attribute_error: Measure how much of the engine's error comes from the precision, from noise and from the
             builder (:mod:`trtops.ops.evaluation.attribution`), which runs the model four more times.
         rebuild: Build even if the tracking store holds an engine of the same spec from the same environment.
@@ -78,7 +78,7 @@ class ConvertConfig(Record):
     timing_cache: str | None = None
     calibration_cache: str | None = None
     replay: str | None = None
-    mind_deny_list: bool = True
+    use_deny_list: bool = True
     attribute_error: bool = False
     rebuild: bool = False
     keep_model: bool = True
@@ -274,7 +274,7 @@ def _build_and_evaluate(
     feeds = check.open_for(model)
     timing = TimingCacheSource(config.timing_cache, tracker, environment)
     caches = replace(read_caches(config), timing=timing.read(model.info.sha256))
-    if config.mind_deny_list:
+    if config.use_deny_list:
         caches = replace(caches, denied=deny_list(tracker, environment))
     job = BuildJob.prepare(
         model, config.build, environment, caches=caches, check=check, calibration_data=config.calibration_data

@@ -180,7 +180,7 @@ class Measurement:
             environment = self._environments[config.release] = backend.environment()
             run.set_tags({Tag.DEVICE_STATE + name: value for name, value in backend.device_state().items()})
         accepted = self._accepted_run(environment)
-        denied = deny_list(self._tracker, environment) if config.mind_deny_list else Caches().denied
+        denied = deny_list(self._tracker, environment) if config.use_deny_list else Caches().denied
         ranges = read_cache_file(config.calibration_cache, "calibration_cache")
         job = BuildJob.prepare(
             model,

@@ -40,7 +40,7 @@ class GateConfig(Record):
         devices: GPUs to measure on, as in ``CUDA_VISIBLE_DEVICES``; those of that variable, or the first, if empty.
         calibration_data: Data source for INT8 calibration; the data of ``check`` if None.
         calibration_cache: Calibration cache file to build INT8 with, instead of calibrating.
-        mind_deny_list: Exclude tactics that are on the deny-list.
+        use_deny_list: Exclude tactics that are on the deny-list.
         name: Registered model; the name of the model file without its suffix if None.
         register: Whether an accepted candidate gets the alias.
         keep_model: Log the model file with its external data.
@@ -57,7 +57,7 @@ class GateConfig(Record):
     devices: tuple[str, ...] = ()
     calibration_data: str | None = None
     calibration_cache: str | None = None
-    mind_deny_list: bool = True
+    use_deny_list: bool = True
     name: str | None = None
     register: bool = True
     keep_model: bool = True
