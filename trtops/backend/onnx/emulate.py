@@ -44,7 +44,7 @@ def _emulate_graph(
     graph: onnx.GraphProto, outer_types: dict[str, int], outer_weights: dict[str, str], numbers: Iterator[int]
 ) -> None:
     types = {**outer_types, **shapes.element_types(graph)}
-    # Large weights are widened where they are read: an FP32 copy of each would take three times the memory.
+    # Large weights are widened where they are read: FP32 copies of all would take three times as much memory.
     low_weights = [
         tensor
         for tensor in graph.initializer

@@ -58,7 +58,7 @@ def fold_constants(
         infer_shapes: Whether shapes are inferred before each pass; otherwise declared shapes are used.
         symbolic: See :func:`trtops.backend.onnx.shapes.infer_shapes`.
         size_threshold: Bytes above which a tensor is not folded. The default is twice the model's size, and at least a
-            sixteenth of the memory limit (:mod:`trtops.limits`), which is 256 MiB.
+            sixteenth of ``TRTOPS_MEMORY_LIMIT``.
         error_ok: Whether nodes that cannot be evaluated stay as they are.
 
     Returns:

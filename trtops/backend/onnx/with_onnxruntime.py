@@ -135,7 +135,7 @@ def _fits_into_memory(source: bytes | str) -> bool:
 
 
 def limit_run_memory(options: Any) -> None:
-    """Let sessions with these options share an arena allocator that is limited to a third of the memory limit.
+    """Let sessions with these options share an arena allocator limited to a third of ``TRTOPS_MEMORY_LIMIT``.
 
     The rest is for inputs, outputs, and the allocator's bookkeeping, which is nearly twice as large as the tensors if a
     loop creates millions of small ones. Unlike a limit of the process, this fails only the allocation that is too
