@@ -71,9 +71,6 @@ class OnnxFromPath:
         return model
 
 
-onnx_from_path = immediately(OnnxFromPath)
-
-
 @dataclass(frozen=True)
 class OnnxFromBytes:
     """Parses a serialized model, or what a callable returns; external data is not loaded."""
@@ -83,9 +80,6 @@ class OnnxFromBytes:
     def __call__(self) -> onnx.ModelProto:
         """Parse the model."""
         return parse_proto(value_of(self.serialized_onnx))
-
-
-onnx_from_bytes = immediately(OnnxFromBytes)
 
 
 @dataclass(frozen=True)
@@ -99,9 +93,6 @@ class GsFromOnnx:
         import onnx_graphsurgeon as gs
 
         return gs.import_onnx(_model_to_read(self.model))
-
-
-gs_from_onnx = immediately(GsFromOnnx)
 
 
 @dataclass(frozen=True)
@@ -146,9 +137,6 @@ class OnnxFromTfGraph:
         return model
 
 
-onnx_from_tf_graph = immediately(OnnxFromTfGraph)
-
-
 @dataclass(frozen=True)
 class ModifyOutputs:
     """Changes a model's outputs; types and shapes are inferred.
@@ -179,9 +167,6 @@ class ModifyOutputs:
         return model
 
 
-modify_outputs = immediately(ModifyOutputs)
-
-
 @dataclass(frozen=True)
 class ConvertToFp16:
     """Rewrites a model to compute in FP16; see :func:`trtops.backend.onnx.precision.convert_to_fp16`.
@@ -196,9 +181,6 @@ class ConvertToFp16:
     def __call__(self) -> onnx.ModelProto:
         """Rewrite the model."""
         return precision.convert_to_fp16(_model_to_read(self.model))
-
-
-convert_to_fp16 = immediately(ConvertToFp16)
 
 
 @dataclass(frozen=True)
@@ -241,9 +223,6 @@ class FoldConstants:
         return model
 
 
-fold_constants = immediately(FoldConstants)
-
-
 @dataclass(frozen=True)
 class SetUpperBound:
     """Bounds sizes that a model computes at run time, with Min nodes, so that TensorRT can plan memory for them.
@@ -264,9 +243,6 @@ class SetUpperBound:
         applied = edit.set_upper_bounds(model, self.upper_bounds)
         log.info("Upper bounds set: %s", applied)
         return model
-
-
-set_upper_bound = immediately(SetUpperBound)
 
 
 @dataclass(frozen=True)
@@ -301,9 +277,6 @@ class InferShapes:
                 raise
             log.warning("%s", exc)
         return model
-
-
-infer_shapes = immediately(InferShapes)
 
 
 @dataclass(frozen=True)
@@ -347,9 +320,6 @@ class ExtractSubgraph:
                     log.warning("The shape of input %r is not known; give it in the metadata.", value.name)
 
 
-extract_subgraph = immediately(ExtractSubgraph)
-
-
 @dataclass(frozen=True)
 class SaveOnnx:
     """Writes a model file, and returns the model, which is not changed.
@@ -382,9 +352,6 @@ class SaveOnnx:
         return model
 
 
-save_onnx = immediately(SaveOnnx)
-
-
 @dataclass(frozen=True)
 class BytesFromOnnx:
     """Serializes a model, which is not changed."""
@@ -396,4 +363,15 @@ class BytesFromOnnx:
         return save.serialize(_model_to_read(self.model))
 
 
+onnx_from_path = immediately(OnnxFromPath)
+onnx_from_bytes = immediately(OnnxFromBytes)
+gs_from_onnx = immediately(GsFromOnnx)
+onnx_from_tf_graph = immediately(OnnxFromTfGraph)
+modify_outputs = immediately(ModifyOutputs)
+convert_to_fp16 = immediately(ConvertToFp16)
+fold_constants = immediately(FoldConstants)
+set_upper_bound = immediately(SetUpperBound)
+infer_shapes = immediately(InferShapes)
+extract_subgraph = immediately(ExtractSubgraph)
+save_onnx = immediately(SaveOnnx)
 bytes_from_onnx = immediately(BytesFromOnnx)

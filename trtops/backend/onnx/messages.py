@@ -13,9 +13,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, ValueInfoProto
+    from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 
-__all__ = ["AttributeProto", "GraphProto", "ModelProto", "TensorProto", "ValueInfoProto"]
+__all__ = ["AttributeProto", "GraphProto", "ModelProto", "TensorProto"]
 
 
 def _load_messages() -> Any:
