@@ -42,8 +42,8 @@ from trtops.backend.trt import (
     library,
     network_from_onnx_bytes,
 )
-from trtops.backend.trt.build.engine import build_plan
-from trtops.backend.trt.build.profile import Profile
+from trtops.backend.trt.building.engine import build_plan
+from trtops.backend.trt.building.profile import Profile
 from trtops.backend.trt.choices import timing_cache
 from trtops.backend.trt.describe.inspector import read_layers
 

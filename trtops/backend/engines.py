@@ -34,7 +34,7 @@ _BACKENDS = {
         merge="merge",
     ),
     "tensorrt": _Entry(
-        module="trtops.backend.trt.build.backend",
+        module="trtops.backend.trt.building.backend",
         class_name="TensorRTBackend",
         install="pip install 'trtops[trt]' (with the package index that NVIDIA's installation guide names)",
         suffixes=(".engine", ".plan"),

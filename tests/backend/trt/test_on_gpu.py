@@ -228,7 +228,7 @@ def costly_net() -> models.Case:
 @pytest.mark.parametrize("algorithm", ["entropy", "entropy2", "minmax", "legacy"])
 def test_each_calibrator_makes_a_working_int8_engine_and_its_cache_serves_again(algorithm, tmp_path):
     from trtops.backend.trt import Calibrator, CreateConfig, NetworkFromOnnxBytes, TrtRunner, engine_from_network
-    from trtops.backend.trt.build.calibrator import calibrator_class
+    from trtops.backend.trt.building.calibrator import calibrator_class
     from trtops.backend.trt.describe.inspector import read_layers
 
     case = costly_net()
@@ -799,7 +799,7 @@ def test_a_timing_cache_of_another_device_or_release_is_refused_with_the_reason(
 def build_with_timing_cache(proto, path):
     """Build from an empty timing cache, and save it to a file; returns it, and what was saved."""
     from trtops.backend.trt import CreateConfig, network_from_onnx_bytes
-    from trtops.backend.trt.build.engine import build_plan
+    from trtops.backend.trt.building.engine import build_plan
     from trtops.backend.trt.choices import timing_cache as caches
 
     builder, network, _parser = network_from_onnx_bytes(proto.SerializeToString())

@@ -35,7 +35,7 @@ import pytest
 from tests import models
 from trtops.backend.base import Engine
 from trtops.backend.engines import engine_backend
-from trtops.backend.trt.build.engine import engine_from_bytes
+from trtops.backend.trt.building.engine import engine_from_bytes
 from trtops.backend.trt.describe import inspector
 from trtops.comparator.report import Tolerances
 from trtops.ops.campaign import iteration

@@ -1,6 +1,6 @@
 """Questions about networks, engines and builder configs, under Polygraphy's names, for scripts that import them from here.
 
-The work is done in :mod:`trtops.backend.trt.describe` and :mod:`trtops.backend.trt.build`.
+The work is done in :mod:`trtops.backend.trt.describe` and :mod:`trtops.backend.trt.building`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 from trtops import errors
 from trtops.backend.trt import library
-from trtops.backend.trt.build.calibrator import prepare_calibrator
-from trtops.backend.trt.build.network_changes import ModifyNetworkOutputs
-from trtops.backend.trt.build.profile import Profile
+from trtops.backend.trt.building.calibrator import prepare_calibrator
+from trtops.backend.trt.building.network_changes import ModifyNetworkOutputs
+from trtops.backend.trt.building.profile import Profile
 from trtops.backend.trt.describe.inspector import describe_engine, engine_io
 from trtops.backend.trt.describe.layers import attribute_names, io_of, layer_lines, markable, tensors_of
 from trtops.backend.trt.describe.network import describe_network

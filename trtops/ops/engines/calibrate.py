@@ -316,7 +316,7 @@ def collect_ranges(
 
 def _collect_with_tensorrt(model: Model, config: CalibrateConfig, feeds: Iterable[Feed]) -> CalibrationCache:
     """Let TensorRT calibrate during a build, and discard the engine."""
-    from trtops.backend.trt.build.backend import TensorRTBackend
+    from trtops.backend.trt.building.backend import TensorRTBackend
 
     backend = TensorRTBackend(calibration_algorithm=_TENSORRT_ALGORITHMS[config.algorithm])
     options = config.build.options if isinstance(config.build.options, TensorRTOptions) else TensorRTOptions()

@@ -14,7 +14,7 @@ from trtops.backend.onnx import lint as linting
 from trtops.backend.onnx.save import serialize
 from trtops.backend.onnx.submodel import Cutter, Declared, Values
 from trtops.backend.onnx.walk import node_name
-from trtops.backend.trt.build.capability import ask_parser
+from trtops.backend.trt.building.capability import ask_parser
 from trtops.metadata import Shape, TensorMetadata
 from trtops.ops.model.model_files import SaveConfig, Source, Subject, inputs_with_shapes, open_model
 from trtops.ops.result import OpResult

@@ -59,7 +59,7 @@ class TrtRunner(BaseRunner):
     :meth:`infer` returns when the stream has finished.
 
     An engine does not keep the order of its model's outputs (TensorRT 8.6 sorts them). Runners made by
-    :meth:`TensorRTBackend.runner <trtops.backend.trt.build.backend.TensorRTBackend.runner>` restore the model's order, which
+    :meth:`TensorRTBackend.runner <trtops.backend.trt.building.backend.TensorRTBackend.runner>` restore the model's order, which
     the build remembers. For a bare engine ``output_order`` gives it; without that, outputs come in the engine's order.
 
     Attributes:

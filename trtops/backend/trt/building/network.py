@@ -17,7 +17,7 @@ from trtops import errors
 from trtops.backend.base import ValueOrCallable
 from trtops.backend.immediate import immediately
 from trtops.backend.trt import library
-from trtops.backend.trt.build import precision
+from trtops.backend.trt.building import precision
 from trtops.backend.trt.lines import Feature, ReleaseLine
 from trtops.func import value_of
 from trtops.processes import temporary_prefix
@@ -245,7 +245,7 @@ def _parser_errors(parser: Any) -> str:
 
 def precisions_of(loader: Any) -> tuple[str, ...]:
     """The precisions below FP32 that a builder config's loader asks for; none if the loader is not ours."""
-    from trtops.backend.trt.build.config import CreateConfig, PostprocessConfig
+    from trtops.backend.trt.building.config import CreateConfig, PostprocessConfig
 
     if isinstance(loader, PostprocessConfig):
         return precisions_of(loader.config)

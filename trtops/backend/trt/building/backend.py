@@ -14,13 +14,13 @@ from trtops import errors
 from trtops.backend.base import BaseRunner, Build, Caches, Engine, Feed
 from trtops.backend.onnx.quantize import is_quantized
 from trtops.backend.trt import library
-from trtops.backend.trt.build import int8
-from trtops.backend.trt.build.calibrator import Calibrator, TrtopsCalibrator, calibrator_class
-from trtops.backend.trt.build.config import CreateConfig
-from trtops.backend.trt.build.engine import build_plan, engine_from_bytes
-from trtops.backend.trt.build.network import NetworkFromModel, NetworkFromOnnxPath
-from trtops.backend.trt.build.network_changes import ModifyNetworkOutputs, SetLayerPrecisions
-from trtops.backend.trt.build.profile import Profile
+from trtops.backend.trt.building import int8
+from trtops.backend.trt.building.calibrator import Calibrator, TrtopsCalibrator, calibrator_class
+from trtops.backend.trt.building.config import CreateConfig
+from trtops.backend.trt.building.engine import build_plan, engine_from_bytes
+from trtops.backend.trt.building.network import NetworkFromModel, NetworkFromOnnxPath
+from trtops.backend.trt.building.network_changes import ModifyNetworkOutputs, SetLayerPrecisions
+from trtops.backend.trt.building.profile import Profile
 from trtops.backend.trt.choices import editable, selector, timing_cache
 from trtops.backend.trt.describe import inspector
 from trtops.backend.trt.infer.runner import TrtRunner
@@ -44,7 +44,7 @@ class TensorRTBackend:
     Attributes:
         name: Name of the back end.
         engine_suffix: Suffix of engine files.
-        calibration_algorithm: One of :data:`trtops.backend.trt.build.calibrator.ALGORITHMS`.
+        calibration_algorithm: One of :data:`trtops.backend.trt.building.calibrator.ALGORITHMS`.
     """
 
     name: str = "tensorrt"

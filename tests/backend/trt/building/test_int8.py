@@ -14,7 +14,7 @@ from trtops.backend.base import Caches
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.calibration import collect
 from trtops.backend.trt import TensorRTBackend
-from trtops.backend.trt.build import int8
+from trtops.backend.trt.building import int8
 from trtops.calibration import CalibrationCache
 from trtops.metadata import TensorMetadata
 from trtops.spec import BuildConfig, OptimizationProfile, ShapeRange, TensorRTOptions

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     import onnx
 
-    from trtops.backend.trt.build.network import NetworkParts
+    from trtops.backend.trt.building.network import NetworkParts
 
 log = logging.getLogger(__name__)
 
@@ -125,8 +125,8 @@ class EngineBytesFromNetwork:
             TacticMismatchError: If a replay was not followed.
             TimingCacheError: If the timing cache to load is of another device or release.
         """
-        from trtops.backend.trt.build.config import CreateConfig
-        from trtops.backend.trt.build.network_changes import network_parts, with_config
+        from trtops.backend.trt.building.config import CreateConfig
+        from trtops.backend.trt.building.network_changes import network_parts, with_config
 
         config_loader = CreateConfig() if self.config is None else self.config
         builder, network, *_ = network_parts(value_of(with_config(self.network, config_loader)))
@@ -173,8 +173,8 @@ def build_plan(builder: Any, network: Any, config: Any, *, selector: Any = None)
         CalibrationError: If INT8 calibration fails.
         TacticMismatchError: If a replay was not followed.
     """
-    from trtops.backend.trt.build.calibrator import check_calibration
-    from trtops.backend.trt.build.precision import allow_layer_precisions
+    from trtops.backend.trt.building.calibrator import check_calibration
+    from trtops.backend.trt.building.precision import allow_layer_precisions
     from trtops.backend.trt.choices.selector import check_replay
 
     line = library.line()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trtops.backend.trt import library
-from trtops.backend.trt.build.network import create_network, readable
+from trtops.backend.trt.building.network import create_network, readable
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.onnx.quantize import insert_qdq, tensors_to_calibrate
-from trtops.backend.trt.build.calibrator import LEGACY_QUANTILE, LEGACY_REGRESSION_CUTOFF
+from trtops.backend.trt.building.calibrator import LEGACY_QUANTILE, LEGACY_REGRESSION_CUTOFF
 from trtops.calibration.cache import CalibrationCache, fit, legacy_header, read_cache, tensorrt_header
 from trtops.metadata import TensorMetadata
 from trtops.spec import BuildConfig
@@ -59,7 +59,7 @@ def tensorrt_text(data: bytes, model: Model, config: BuildConfig, *, release: st
         model: The model to build. Our own caches are checked for its tensors; TensorRT's have names of its own.
         config: Says what to do about those that are missing.
         release: TensorRT's release, such as ``8.6.0``.
-        algorithm: The calibrator that will read it (:data:`trtops.backend.trt.build.calibrator.ALGORITHMS`).
+        algorithm: The calibrator that will read it (:data:`trtops.backend.trt.building.calibrator.ALGORITHMS`).
 
     Raises:
         CalibrationError: If the cache cannot be read or does not fit the model.

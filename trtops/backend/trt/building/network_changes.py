@@ -15,7 +15,7 @@ from trtops import errors
 from trtops.backend.base import ValueOrCallable
 from trtops.backend.immediate import immediately
 from trtops.backend.trt import library
-from trtops.backend.trt.build.network import NetworkParts, ParserOptions
+from trtops.backend.trt.building.network import NetworkParts, ParserOptions
 from trtops.backend.trt.describe.layers import io_of, layer_outputs, layers_of, markable, tensors_of
 from trtops.backend.trt.library import dtypes
 from trtops.backend.trt.lines import Feature

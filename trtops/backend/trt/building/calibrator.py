@@ -22,7 +22,7 @@ from trtops.files import open_atomically
 from trtops.metadata import DataType, TensorMetadata, check_feed
 
 if TYPE_CHECKING:
-    from trtops.backend.trt.build.profile import Profile
+    from trtops.backend.trt.building.profile import Profile
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trtops.backend.trt.build import calibrator
+from trtops.backend.trt.building import calibrator
 from trtops.backend.trt.library import memory
 from trtops.calibration.data import FeedDigest
 

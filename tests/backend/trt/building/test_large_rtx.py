@@ -11,7 +11,7 @@ from tests import models
 from trtops.backend.base import Feed
 from trtops.backend.onnx.model import Model, is_lean
 from trtops.backend.trt import NetworkFromOnnxPath, SetLayerPrecisions, TensorRTBackend, describe_network
-from trtops.backend.trt.build import network as parsing
+from trtops.backend.trt.building import network as parsing
 from trtops.backend.trt.describe.network import NetworkLayer
 from trtops.spec import BuildConfig, OptimizationProfile, Precision, TensorRTOptions
 

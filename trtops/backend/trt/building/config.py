@@ -10,9 +10,9 @@ from typing import IO, Any, Literal
 
 from trtops import errors
 from trtops.backend.trt import library
-from trtops.backend.trt.build import precision
-from trtops.backend.trt.build.calibrator import prepare_calibrator
-from trtops.backend.trt.build.profile import Profile, ShapeTuple
+from trtops.backend.trt.building import precision
+from trtops.backend.trt.building.calibrator import prepare_calibrator
+from trtops.backend.trt.building.profile import Profile, ShapeTuple
 from trtops.backend.trt.choices import timing_cache
 from trtops.backend.trt.lines import Feature
 
