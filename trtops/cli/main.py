@@ -140,13 +140,13 @@ def _after_check(path: registry.Path, rest: list[str]) -> bool:
 
 
 def load(path: registry.Path) -> Command:
-    """Import a command: from the module of its first word, or a module of its own in ``commands``."""
-    words = registry.OTHER_WORDS.get(path, path)
-    name = ".".join(("trtops.cli.commands", *words)).replace("-", "_")
-    if words[0] in registry.IN_ONE_MODULE:
-        found: Command = importlib.import_module(name.rpartition(".")[0]).COMMANDS[words[1]]
+    """Import a command: an entry of ``COMMANDS`` in the module of its first word, or a module of its own."""
+    *first, last = registry.OTHER_WORDS.get(path, path)
+    home = importlib.import_module(".".join(("trtops.cli.commands", *first)))
+    if last in getattr(home, "COMMANDS", ()):
+        found: Command = home.COMMANDS[last]
         return found
-    module = importlib.import_module(name)
+    module = importlib.import_module(f"{home.__name__}.{last.replace('-', '_')}")
     return Command(module.plan, module.GROUPS, module.EXAMPLES, " ".join(str(module.__doc__).split()))
 
 

@@ -101,9 +101,6 @@ OTHER_WORDS: dict[Path, Path] = {
 }
 """Commands that are others by other words, most of them Polygraphy's."""
 
-IN_ONE_MODULE = ("data", "plugin", "runs", "store", "surgeon", "team", "template")
-"""First words whose commands are in one module, in a dict ``COMMANDS``; others have a module each."""
-
 READERS: frozenset[Path] = frozenset(
     {
         *(("inspect", what) for what in ("model", "data", "tactics", "engines", "sparsity", "calibration", "run")),

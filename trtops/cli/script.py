@@ -17,9 +17,6 @@ from typing import Any
 
 from trtops import errors
 
-_WIDTH = 110
-"""Longest line of a script."""
-
 _PACKAGES = ("trtops.backend.onnxrt", "trtops.backend.onnx", "trtops.backend.trt", "trtops.comparator")
 """Packages that scripts import from, not from the modules in them."""
 
@@ -147,10 +144,6 @@ class Source:
         self.imports.setdefault(module, set()).update(names)
         return names[-1] if names else module
 
-    def add(self, line: str) -> None:
-        """Add a line."""
-        self.lines.append(line)
-
     def expression(self, value: Any) -> str:
         """Return a value as Python writes it. Loaders become variables, which are written before."""
         if isinstance(value, Name):
@@ -212,7 +205,7 @@ class Source:
         names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
         variable = next(each for each in names if each not in taken)
         self._variables.append((value, variable))
-        self.add(folded(f"{variable} = {text}"))
+        self.lines.append(f"{variable} = {text}")
         return variable
 
     def _added(self, value: Mapping[str, Any]) -> str:
@@ -230,8 +223,7 @@ class Source:
 
     def _import(self, module: str) -> str:
         names = ", ".join(sorted(self.imports[module]))
-        line = f"from {module} import {names}" if names else f"import {module}"
-        return line if len(line) <= _WIDTH else folded(f"from {module} import ({names})")
+        return f"from {module} import {names}" if names else f"import {module}"
 
     def text(self, about: str) -> str:
         """Return the whole script."""
@@ -253,28 +245,3 @@ def quoted(text: str) -> str:
     """Return a string as Python writes it, in double quotes unless it has some."""
     shown = repr(text)
     return shown if '"' in shown else f'"{shown[1:-1]}"'
-
-
-def folded(line: str, indent: str = "", width: int = _WIDTH) -> str:
-    """Return a long line that ends with a call or a list, with the items in its brackets one per line."""
-    if len(indent) + len(line) <= width or line[-1] not in ")]":
-        return indent + line
-    opened: list[tuple[int, list[int]]] = []  # where each bracket is, and the commas right inside
-    quoted = last = ""
-    for place, character in enumerate(line[:-1]):
-        if quoted:
-            quoted = "" if character == quoted and last != "\\" else quoted
-        elif character in "'\"":
-            quoted = character
-        elif character in "([{":
-            opened.append((place, []))
-        elif character in ")]}":
-            opened.pop()
-        elif character == "," and opened:
-            opened[-1][1].append(place)
-        last = character
-    start, commas = opened[0]
-    ends = [start, *commas, len(line) - 1]
-    inside = (line[begin + 1 : end].strip() for begin, end in itertools.pairwise(ends))
-    parts = [folded(part, f"{indent}    ", width - 1) for part in inside if part]
-    return "\n".join([f"{indent}{line[: start + 1]}", *(f"{part}," for part in parts), f"{indent}{line[-1]}"])

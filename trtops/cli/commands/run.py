@@ -15,7 +15,7 @@ from trtops.cli import groups, loading, values
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, tracker
 from trtops.cli.logs import say, say_ending
-from trtops.cli.script import Late, Name, Source, Unresolved, folded, given, late, load, quoted, resolve
+from trtops.cli.script import Late, Name, Source, Unresolved, given, late, load, quoted, resolve
 
 if TYPE_CHECKING:
     from trtops.ops.evaluation.run import RunConfig
@@ -275,9 +275,7 @@ def script(config: RunConfig, command: str, loaders: dict[str, Any]) -> str:
     if loaders["runners"] or config.load_outputs:
         source.use("sys")
         lines += [*_script_lines(config, loaders, source), "sys.exit(0 if passed else 1)"]
-    source.add('\n\nif __name__ == "__main__":')
-    for line in lines:
-        source.add(folded(line, "    "))
+    source.lines += ['\n\nif __name__ == "__main__":', *(f"    {line}" for line in lines)]
     shown = textwrap.fill(command, 110, break_long_words=False, break_on_hyphens=False, subsequent_indent="    ")
     return source.text(f"Does what this does:\n\n{shown}\n".replace("\\", "\\\\").replace('"""', "'''"))
 
@@ -292,7 +290,7 @@ def _script_lines(config: RunConfig, loaders: dict[str, Any], source: Source) ->
         save_input_blob_path=config.save_input_blob,
         save_outputs_path=config.save_outputs,
     )
-    source.add(folded(f"runners = {source.expression(loaders['runners'])}"))
+    source.lines.append(f"runners = {source.expression(loaders['runners'])}")
     arguments = "".join(f", {name}={source.expression(value)}" for name, value in options.items())
     yield f"results = {source.use('trtops.comparator', 'Comparator')}.run(runners{arguments})"
     if config.validate:

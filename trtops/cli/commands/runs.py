@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from trtops import ops
 from trtops.backend.common import save_bytes
 from trtops.cli import configs, groups
-from trtops.cli.commands.inspect import run as inspect_run
+from trtops.cli.commands import inspect
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Command, Job, no_verdict, op_job, tracker
 from trtops.cli.logs import say, say_ending, say_json, say_table
@@ -216,9 +217,7 @@ COMMANDS = {
         ("trtops runs list --experiment resnet50 --verdict bad", "trtops runs list --kind debug_build --json"),
         "List runs of the store, newest first.",
     ),
-    "show": Command(
-        inspect_run.plan, inspect_run.GROUPS, ("trtops runs show 8d6e3f",), " ".join(str(inspect_run.__doc__).split())
-    ),
+    "show": replace(inspect.COMMANDS["run"], examples=("trtops runs show 8d6e3f",)),
     "compare": Command(
         lambda args: Job(call=_compare, args=(tuple(args.runs), bool(args.all), args.store, bool(args.json))),
         (

@@ -23,7 +23,7 @@ from trtops.cli.script import Late, late, loaded
 if TYPE_CHECKING:
     from trtops.ops.evaluation.command import CommandCheck
     from trtops.ops.search.precision import PrecisionConfig, PrecisionStep
-    from trtops.ops.search.repeat import RepeatConfig, RepeatStep
+    from trtops.ops.search.repeat import RepeatStep
 
 GROUPS = (
     Group("model", (*groups.ONNX_MODEL.flags, groups.MODEL_TYPE)),
@@ -95,24 +95,19 @@ def plan(args: Options) -> Job:
             "--check; check them first with `trtops run MODEL --onnxrt --load-outputs FILE`"
         )
     sorting = args.but(until=1, load_debug_replay=None, save_debug_replay=None)
-    return Job(
-        call=_search,
-        kwargs={
-            "source": model,
-            "name": args.model_file,
-            "config": _search_config(args, checked=check is not None, random=feeds is not None),
-            "feeds": feeds,
-            "writer": _candidate_writer(args, artifact, engines) if check or engines else None,
-            "engines": engines,
-            "check": check,
-            "sorting": repeat.repeat_config(sorting, artifact) if check else None,
-            "golden": args.golden_outputs,
-            "layers": args.save_layer_outputs,
-            "experiment": args.experiment,
-            "place": args.store if args.experiment else None,
-            "exit_on_bad": bool(args.exit_on_bad or args.experiment or check is None),
-        },
-    )
+    options = {
+        "feeds": feeds,
+        "writer": _candidate_writer(args, artifact, engines) if check or engines else None,
+        "engines": engines,
+        "check": check,
+        "sorting": repeat.repeat_config(sorting, artifact) if check else None,
+        "golden": args.golden_outputs,
+        "layers": args.save_layer_outputs,
+        "place": args.store if args.experiment else None,
+        "exit_on_bad": bool(args.exit_on_bad or args.experiment or check is None),
+    }
+    config = _search_config(args, checked=check is not None, random=feeds is not None)
+    return Job(call=_search, args=(model, args.model_file, config, args.experiment, options))
 
 
 def _command_and_artifact(args: Options) -> tuple[CommandCheck | None, str]:
@@ -160,26 +155,14 @@ def _candidate_writer(args: Options, artifact: str, engines: bool) -> Late:
     )
 
 
-def _search(
-    source: Any,
-    name: str,
-    config: PrecisionConfig,
-    feeds: Any,
-    writer: Any,
-    engines: bool,
-    check: CommandCheck | None,
-    sorting: RepeatConfig | None,
-    golden: str | None,
-    layers: str | None,
-    experiment: str | None,
-    place: str | None,
-    exit_on_bad: bool,
-) -> int:
-    if engines:
+def _search(source: Any, name: str, config: PrecisionConfig, experiment: str | None, options: dict[str, Any]) -> int:
+    """Search, with ``feeds`` and what ``plan`` puts into the options."""
+    feeds, writer, check, place = (options[key] for key in ("feeds", "writer", "check", "place"))
+    if options["engines"]:
         ops.require_layer_precisions()  # before anything is run
     iterations = Iterations()
     model = loaded(source)
-    if golden is not None and not _gives_golden_outputs(model, config, golden):
+    if options["golden"] is not None and not _gives_golden_outputs(model, config, options["golden"]):
         return 1
 
     def say_step(step: PrecisionStep) -> None:
@@ -192,11 +175,10 @@ def _search(
             say(step.output.rstrip())
 
     with contextlib.ExitStack() as stack:
-        options: dict[str, Any] = {}
-        if check is not None and sorting is not None:
-            options = {"evaluate": stack.enter_context(ops.checking_candidates(writer, check, sorting, say_output))}
-        elif writer is not None:
-            options = {"runner": writer.runner}
+        evaluation: dict[str, Any] = {"runner": writer.runner} if check is None and writer is not None else {}
+        if check is not None:
+            checking = ops.checking_candidates(writer, check, options["sorting"], say_output)
+            evaluation = {"evaluate": stack.enter_context(checking)}
         result = ops.precision(
             model,
             config,
@@ -205,17 +187,17 @@ def _search(
             experiment=experiment,
             file=name,
             progress=say_step,
-            **options,
+            **evaluation,
         )
-    if layers is not None:
+    if options["layers"] is not None:
         looked = ops.AccuracyConfig(tolerances=config.tolerances, **_data_of(config))
         errors = ops.accuracy(model, ops.Emulated(config.to, config.exclude), looked, feeds=feeds)
-        save_bytes(errors.to_json().encode(), layers)
+        save_bytes(errors.to_json().encode(), options["layers"])
     iterations.log_summary()
     say(result.text())
     if experiment is not None:
         say_ending(result, place)
-    return 1 if exit_on_bad and result.verdict != "good" else 0
+    return 1 if options["exit_on_bad"] and result.verdict != "good" else 0
 
 
 def _gives_golden_outputs(model: str, config: PrecisionConfig, golden: str) -> bool:

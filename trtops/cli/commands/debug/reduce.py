@@ -24,7 +24,6 @@ from trtops.cli.jobs import Job, tracker
 from trtops.cli.logs import say, say_ending
 from trtops.cli.script import loaded
 from trtops.errors import ComparisonError
-from trtops.spec import BuildConfig
 
 if TYPE_CHECKING:
     from trtops.backend.onnx.submodel import SubModel
@@ -103,51 +102,31 @@ def plan(args: Options) -> Job:
     if args.check:
         check = replace(configs.command_check(args, ARTIFACT), tell_passing=bool(args.show_output))
     build = None if check else replace(configs.build_config(args, args.backend or "tensorrt"), profiles=())
-    steps = {
+    options = {
+        "check": check,
+        "build": build,
+        "tolerances": None if check else configs.tolerances(args),
+        "asks": check is None and args.backend is None and sys.stdin.isatty(),
+        "feeds": random,
         "artifacts": tuple(args.artifacts or ()),
         "folder": args.art_dir,
         "info": args.iter_info,
         "show": not args.hide_fail_output,
+        "keep": (args.iter_artifact or ARTIFACT) if args.no_remove_intermediate else None,
+        "place": args.store if args.experiment else None,
+        "exit_on_bad": bool(args.exit_on_bad or args.experiment),
     }
-    return Job(
-        call=_reduce,
-        kwargs={
-            "source": loading.changed_model(args.but(shape_inference=None, force_fallback_shape_inference=None)),
-            "name": args.model_file,
-            "check": check,
-            "build": build,
-            "tolerances": None if check else configs.tolerances(args),
-            "asks": check is None and args.backend is None and sys.stdin.isatty(),
-            "config": config,
-            "feeds": random,
-            "steps": steps,
-            "keep": (args.iter_artifact or ARTIFACT) if args.no_remove_intermediate else None,
-            "experiment": args.experiment,
-            "place": args.store if args.experiment else None,
-            "exit_on_bad": bool(args.exit_on_bad or args.experiment),
-        },
-    )
+    model = loading.changed_model(args.but(shape_inference=None, force_fallback_shape_inference=None))
+    return Job(call=_reduce, args=(model, args.model_file, config, args.experiment, options))
 
 
-def _reduce(
-    source: Any,
-    name: str,
-    check: Any,
-    build: BuildConfig | None,
-    tolerances: Any,
-    asks: bool,
-    config: ReduceConfig,
-    feeds: Any,
-    steps: dict[str, Any],
-    keep: str | None,
-    experiment: str | None,
-    place: str | None,
-    exit_on_bad: bool,
-) -> int:
+def _reduce(source: Any, name: str, config: ReduceConfig, experiment: str | None, options: dict[str, Any]) -> int:
+    """Reduce the model, with ``check``, ``feeds`` and what else ``plan`` puts into the options."""
+    check, keep, place = (options[key] for key in ("check", "keep", "place"))
     iterations = Iterations()
     if check is None:
-        check = _ask_about if asks else ops.engine_check(build or BuildConfig(), tolerances)
-    info = None if steps["info"] is None else Path(steps["info"])
+        check = _ask_about if options["asks"] else ops.engine_check(options["build"], options["tolerances"])
+    info = None if options["info"] is None else Path(options["info"])
 
     def write_iteration(number: int) -> None:
         """Write the number of the next iteration, for the check to read."""
@@ -155,11 +134,11 @@ def _reduce(
             info.write_text(json.dumps({"iteration": number}), encoding="utf-8")
 
     def finish_check(step: Step) -> None:
-        detail = f": {step.detail.rstrip()}" if step.detail and steps["show"] else ""
+        detail = f": {step.detail.rstrip()}" if step.detail and options["show"] else ""
         say(f"check {step.number}, {len(step.nodes)} nodes, {step.verdict}{detail}")
         passed = step.verdict == "pass"
         iterations.ended(passed)
-        ops.sort_artifacts(steps["artifacts"], steps["folder"], good=passed, label=f"N{step.number}")
+        ops.sort_artifacts(options["artifacts"], options["folder"], good=passed, label=f"N{step.number}")
         write_iteration(step.number)
 
     write_iteration(0)
@@ -168,7 +147,7 @@ def _reduce(
             loaded(source),
             check,
             config,
-            feeds=feeds,
+            feeds=options["feeds"],
             tracker=tracker("optional", place, experiment),
             experiment=experiment,
             file=name,
@@ -185,7 +164,7 @@ def _reduce(
         say_ending(result, place)
     if keep is not None and result.culprits:
         shutil.copy(str(result.culprits[0].path), keep)
-    return 1 if exit_on_bad and result.verdict != "good" else 0
+    return 1 if options["exit_on_bad"] and result.verdict != "good" else 0
 
 
 def _ask_about(part: SubModel) -> CheckOutcome:
