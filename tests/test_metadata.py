@@ -23,7 +23,8 @@ from trtops.metadata import (
 
 SIZES = {
     "FLOAT64": 8, "FLOAT32": 4, "FLOAT16": 2, "BFLOAT16": 2, "FLOAT8E4M3FN": 1, "FLOAT8E4M3FNUZ": 1, "FLOAT8E5M2": 1,
-    "FLOAT8E5M2FNUZ": 1, "FLOAT8E8M0": 1, "FLOAT4": 0.5, "INT64": 8, "INT32": 4, "INT16": 2, "INT8": 1, "INT4": 0.5, "UINT64": 8,
+    "FLOAT8E5M2FNUZ": 1, "FLOAT8E8M0": 1, "FLOAT4": 0.5, "INT64": 8, "INT32": 4, "INT16": 2, "INT8": 1,
+    "INT4": 0.5, "UINT64": 8,
     "UINT32": 4, "UINT16": 2, "UINT8": 1, "BOOL": 1, "STRING": 0,
 }  # fmt: skip
 

@@ -105,7 +105,7 @@ class DataType(Enum):
         return dtype
 
     def onnx(self) -> int:
-        """The element type of ``onnx.TensorProto``; like the methods below, raises ConfigError if there is no such type."""
+        """The element type of ``onnx.TensorProto``; like the methods below, raises ConfigError without one."""
         return int(self.to_dtype(self, "onnx"))
 
     def onnxruntime(self) -> str:

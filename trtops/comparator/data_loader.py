@@ -290,7 +290,7 @@ def check_feed(feed: object) -> Mapping[str, Any]:
         return feed
     hint = " Results of runs are turned into inputs by `trtops data merge`." if hasattr(feed, "load_streaming") else ""
     raise errors.InputError(
-        f"The data loader gave a {type(feed).__name__}; expected a dict of arrays by input name for each iteration.{hint}"
+        f"The data loader gave a {type(feed).__name__}; expected arrays by input name for each iteration.{hint}"
     )
 
 

@@ -1,7 +1,7 @@
 """Thirty engines of real TensorRT, each wrong for one of three reasons, and whose fault each is said to be.
 
-Ten models overflow in FP16; ten engines got kernels that add up in FP16, or compute something else; ten were asked for in FP16
-and compute in FP32. With ``OUT`` set, what was said of each is written to ``$OUT/attribution.json``.
+Ten models overflow in FP16; ten engines got kernels that add up in FP16, or compute something else; ten were asked for
+in FP16 and compute in FP32. With ``OUT`` set, what was said of each is written to ``$OUT/attribution.json``.
 """
 
 from __future__ import annotations
@@ -103,8 +103,10 @@ class Faults:
         worst = found.worst
         self.said.append(
             {
-                "kind": kind, "name": name, "expected": expected, "statement": found.statement, "verdict": result.verdict,
-                "engine": worst and worst.engine, "precision": worst and worst.precision, "noise": worst and worst.noise,
+                "kind": kind, "name": name, "expected": expected, "statement": found.statement,
+                "verdict": result.verdict,
+                "engine": worst and worst.engine, "precision": worst and worst.precision,
+                "noise": worst and worst.noise,
                 "builder": worst and worst.builder, "seconds": round(result.build_seconds, 2), "why_not": found.why_not,
                 "kernels": result.evaluation.computed and result.evaluation.computed.kernels,
             }
@@ -132,7 +134,7 @@ def add_overflows(faults: Faults) -> None:
 
 
 def add_wrong_kernels(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels that add up in FP16 numbers that nearly cancel, as TensorRT chooses them; and planted ones that are wrong."""
+    """Kernels of TensorRT that accumulate nearly cancelling numbers in FP16, and planted wrong ones."""
     ended = time.perf_counter() + SECONDS
     tolerances = Tolerances(atol=BETWEEN_KERNELS, rtol=0)
     for seed in range(6):

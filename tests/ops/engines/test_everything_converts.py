@@ -1,4 +1,4 @@
-"""What ONNX Runtime runs, converts: types that numpy lacks, strings, empty tensors, classic learners, bodies, token ids."""
+"""Models of all kinds convert: types without numpy dtypes, strings, empty tensors, learners, bodies, token ids."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def proto(nodes, inputs, outputs, weights=(), *, extra=(), functions=()) -> onnx
 
 
 def product(*before, weights=(W,), kind=T.FLOAT, **more) -> onnx.ModelProto:
-    return proto([*before, node("MatMul", ["a", "w"], ["y"])], [vi("x", kind, ["n", 8])], [vi("y", 1, ["n", 4])], weights, **more)  # fmt: skip
+    nodes = [*before, node("MatMul", ["a", "w"], ["y"])]
+    return proto(nodes, [vi("x", kind, ["n", 8])], [vi("y", 1, ["n", 4])], weights, **more)
 
 
 def scan() -> onnx.ModelProto:
@@ -159,7 +160,8 @@ def test_int8_names_unquantized_layers():
 
 
 def test_shared_weights_get_integer_kernels():
-    text = "(float[n,8] x) => (float[n,8] y) { a = Gemm(x, v, b) r = Tanh(a) c = Gemm(r, v, b) s = Tanh(c) y = Gemm(s, v, b) }"
+    body = "a = Gemm(x, v, b) r = Tanh(a) c = Gemm(r, v, b) s = Tanh(c) y = Gemm(s, v, b)"
+    text = f"(float[n,8] x) => (float[n,8] y) {{ {body} }}"
     shared = models.model(text, {"v": random(8, 8, seed=5), "b": random(8, seed=6)})
     names = dict.fromkeys(("x", "a", "r", "c", "s", "y"), 4.0)
     ranges = tuple(TensorRange(name=name, amax=amax, low=-amax, high=amax) for name, amax in names.items())

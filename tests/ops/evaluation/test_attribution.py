@@ -1,4 +1,4 @@
-"""Whose fault an engine's error is: shares that add up, statements that follow from them, and measured ones of real engines."""
+"""Attribution of an engine's error: parts, statements, and measurements of real engines."""
 
 from __future__ import annotations
 

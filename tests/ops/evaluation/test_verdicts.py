@@ -95,7 +95,7 @@ def test_clamped_elements_need_another_comparison() -> None:
         report.evaluate(Tolerances())
 
 
-# --- classes ------------------------------------------------------------------------------------------------------------
+# --- classes -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", zoo.EVALUATED)

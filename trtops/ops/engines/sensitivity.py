@@ -265,7 +265,7 @@ class _Trial:
         trial.ops = {name: by_name[name] for name in names}
         if not trial.ops:
             raise errors.CalibrationError(
-                f"No layer of {model.name} can be quantized: it has no FP32 {', '.join(INT8_OP_TYPES)} that is not kept."
+                f"No layer of {model.name} can be quantized: it has no FP32 {', '.join(INT8_OP_TYPES)} to quantize."
             )
         trial.golden = trial.outputs(folded)
         return trial
