@@ -135,6 +135,18 @@ def test_digest_covers_weights_in_bodies() -> None:
     assert len({model_digest(p) for p in (proto, changed(proto, put(1)), changed(proto, put(2)))}) == 3
 
 
+def test_digest_covers_function_attributes_and_weights() -> None:
+    proto = models.model("(float[2] x) => (float[2] y) { y = Relu(x) }")
+    value = numpy_helper.from_array(np.array([1, 2], np.float32), "v")
+    nodes = [helper.make_node("Constant", [], ["c"], value=value), helper.make_node("Add", ["a", "c"], ["b"])]
+    function = helper.make_function("own", "f", ["a"], ["b"], nodes, [helper.make_opsetid("", 17)], ["alpha"])
+    whole = changed(proto, lambda p: p.functions.append(function))
+    other = changed(whole, lambda p: p.functions[0].attribute.__setitem__(0, "beta"))
+    weight = changed(whole, lambda p: setattr(p.functions[0].node[0].attribute[0].t, "raw_data", bytes(8)))
+
+    assert len({model_digest(each) for each in (proto, whole, other, weight)}) == 4
+
+
 def test_protos_are_new_and_complete(tmp_path: Path) -> None:
     case = models.conv_net()
     for model in (Model.from_proto(case.proto), Model.load(models.write_external(case, tmp_path))):
