@@ -274,12 +274,8 @@ def _dynamic_dims(value: onnx.ValueInfoProto) -> set[str]:
 def set_upper_bounds(model: onnx.ModelProto, bounds: int | Mapping[str, int]) -> dict[str, int]:
     """Insert Min after tensors that determine sizes at run time, so that a builder knows their upper bounds.
 
-    Args:
-        model: The model, with constants folded and shapes inferred.
-        bounds: The bound for all such tensors, or bounds by tensor name, with ``""`` for all others.
-
-    Returns:
-        The bounds set, by tensor name.
+    Constants must be folded and shapes inferred. ``bounds`` is one bound for all such tensors, or bounds by name, with
+    ``""`` for all others. Returns the bounds set, by tensor name.
     """
     graph = model.graph
     unbounded = unbounded_tensors(model)

@@ -153,9 +153,7 @@ def expected_bytes(tensor: onnx.TensorProto) -> int | None:
 def locate(tensor: onnx.TensorProto, folder: Path | None = None) -> ExternalData:
     """Find an external tensor's bytes.
 
-    Args:
-        tensor: A tensor with external data.
-        folder: The model's folder; None for a model in memory, where only anchored tensors are found.
+    ``folder`` is the model's folder; None for a model in memory, where only anchored tensors are found.
 
     Raises:
         ExternalDataError: If the place is outside the folder, is not a file, or is too short for the tensor.

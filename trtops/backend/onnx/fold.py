@@ -47,9 +47,9 @@ def fold_constants(
     size_threshold: int | None = None,
     error_ok: bool = True,
 ) -> int:
-    """Fold constants of a model and its sub-graphs, in place, and remove unused nodes and weights.
+    """Fold constants of a model and its sub-graphs, in place; returns the number of nodes folded.
 
-    Nodes that generate random numbers, QuantizeLinear and related nodes are not folded.
+    Unused nodes and weights are removed. Nodes that generate random numbers, QuantizeLinear and related nodes stay.
 
     Args:
         model: The model, with all weights inside.
@@ -60,9 +60,6 @@ def fold_constants(
         size_threshold: Bytes above which a tensor is not folded. The default is twice the model's size, and at least a
             sixteenth of ``TRTOPS_MEMORY_LIMIT``.
         error_ok: Whether nodes that cannot be evaluated stay as they are.
-
-    Returns:
-        Number of nodes folded.
 
     Raises:
         InferenceError: If a node cannot be evaluated, unless ``error_ok``.

@@ -176,11 +176,8 @@ _LARGE_BYTES = (1 << 31) - (1 << 26)  # protobuf's limit, less a margin for ever
 def is_large(model: onnx.ModelProto, *, widened: bool = False) -> bool:
     """Whether a model's weights are near or above 2 GiB, protobuf's limit for one message.
 
-    Computed from shapes: a message's own ``ByteSize`` serializes it, and raises above 2 GiB.
-
-    Args:
-        model: The model.
-        widened: Whether 16-bit weights count as if they were FP32.
+    Computed from shapes: a message's own ``ByteSize`` serializes it, and raises above 2 GiB. With ``widened``, 16-bit
+    weights count as if they were FP32.
     """
     low = (TensorProto.FLOAT16, TensorProto.BFLOAT16) if widened else ()
     sizes = ((external.expected_bytes(tensor) or 0, tensor.data_type in low) for tensor in walk.tensors(model))

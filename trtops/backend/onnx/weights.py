@@ -34,17 +34,10 @@ _KEPT_TYPES = frozenset({TensorProto.UINT8, TensorProto.STRING, TensorProto.BOOL
 
 
 def strip_weights(model: onnx.ModelProto, exclude: Collection[str] = ()) -> tuple[str, ...]:
-    """Remove the weights of matrix products, large tables and plug-ins from a model, in place.
+    """Remove the weights of matrix products, large tables and plug-ins, in place; returns their names.
 
-    Scales, zero points, indices and sizes stay, so that the structure can still be read and built. Fold constants
-    first, or some weights may be missed.
-
-    Args:
-        model: The model, with its weights inside.
-        exclude: Names of weights that stay.
-
-    Returns:
-        Names of the removed weights.
+    Scales, zero points, indices and sizes stay, so that the structure can still be read and built, and so do excluded
+    weights. Fold constants first, or some weights may be missed.
     """
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     for name in exclude:
@@ -89,16 +82,10 @@ def _strippable_inputs(node: onnx.NodeProto, opsets: Mapping[str, int]) -> Itera
 
 
 def reconstruct_weights(model: onnx.ModelProto, original: onnx.ModelProto | None = None) -> tuple[str, ...]:
-    """Restore stripped weights, in place.
+    """Restore stripped weights from the original model, in place; returns their names.
 
-    Args:
-        model: The stripped model.
-        original: A model with weights of the same names, types and shapes. None uses random numbers, scaled so that
-            layers' values stay bounded, and the same for the same names: sufficient to measure speed. Weights that were
-            2:4 sparse are so again.
-
-    Returns:
-        Names of the restored weights.
+    Without an original, weights are random numbers: scaled so that layers' values stay bounded, the same for the same
+    names, and 2:4 sparse where the originals were. That is sufficient to measure speed.
     """
     known = {} if original is None else {tensor.name: tensor for tensor in original.graph.initializer}
     axes = sparsity.reduced_axes(model.graph)

@@ -59,10 +59,7 @@ def evaluate(
 ) -> list[np.ndarray[Any, Any]]:
     """Run a model once, in a session as :func:`load` makes it.
 
-    Args:
-        model: The model, below 2 GiB, or the path of its file, which may be larger.
-        outputs: Names of the wanted outputs.
-        feed: Arrays by input name.
+    The model is a message below 2 GiB, or the path of a file, which may be larger.
     """
     import onnxruntime as ort  # noqa: TID251
 
