@@ -85,8 +85,8 @@ def _emulate_graph(
 def watch_peaks(model: onnx.ModelProto) -> dict[str, str]:
     """Add an output for each tensor that is rounded to FP16: its largest magnitude before rounding.
 
-    The model is one after :func:`emulate_low_precision`. Values that stand for infinity do not count, and bodies are not
-    covered. Returns the names of the outputs, FP32 scalars, by the tensors' names in order of execution.
+    The model is one after :func:`emulate_low_precision`. Values that stand for infinity do not count, and bodies are
+    not covered. Returns the names of the outputs, FP32 scalars, by the tensors' names in order of execution.
     """
     peaks: dict[str, str] = {}
     nodes: list[onnx.NodeProto] = []
