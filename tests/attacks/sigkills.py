@@ -76,7 +76,7 @@ FLOWS = (
     'flows.precision("m.onnx", experiment="m")',
     'flows.bisect("CAMPAIGN")',
 )
-TOLD_OF = ("_journal.jsonl", "trtops_debug")
+TOLD_OF = ("trtops_debug",)
 """What a killed search leaves in the working folder on purpose, and says so: answers by which it is resumed."""
 
 ORT_FILE = ".ses"

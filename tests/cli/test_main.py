@@ -283,7 +283,7 @@ def test_interruption_leaves_nothing_behind(name, tmp_path, request):
     assert "Traceback" not in error
     until(lambda: not _alive(mark))
     left = {path.name for path in set(tmp_path.iterdir()) - before} - {"begun", "__pycache__"}
-    assert not left - {"small_journal.jsonl"}  # answers that a reduction resumes from, each line whole
+    assert not left - {"trtops_debug_replay.json"}  # answers with which a search resumes
 
 
 def test_closed_stdout_of_a_viewer_is_fine(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -31,7 +30,7 @@ from trtops.comparator.report import Tolerances
 from trtops.json import load_json
 from trtops.ops.evaluation.submodel import Check, CheckOutcome, ComparisonCheck, EngineRunner, onnxruntime_runner
 from trtops.ops.search.reduce import ReduceResult, reduce
-from trtops.ops.search.reduce_journal import Step
+from trtops.ops.search.reduce_replay import Step
 from trtops.ops.search.reduce_search import ReduceConfig
 from trtops.spec import BuildConfig
 from trtops.tracking.memory import MemoryTracker
@@ -336,40 +335,29 @@ def test_saved_models_run_and_fail_again(tmp_path: Path):
         reduce(path, Planted({"n1"}), ReduceConfig(output=str(path)))
 
 
-def test_a_finished_reduction_is_read_from_its_journal(tmp_path: Path):
-    journal = tmp_path / "journal.jsonl"
-    first = reduced(Planted({"n4", "n18"}), journal=str(journal))
+def test_an_interrupted_reduction_resumes(tmp_path: Path, caplog):
+    replay = str(tmp_path / "replay.json")
+    check = Planted({"n4", "n18"})
+    check.interrupt_after = 5
+    with pytest.raises(KeyboardInterrupt):
+        reduced(check, save_replay=replay)
+    assert f"Interrupted after 5 answers, which are kept in {replay}" in caplog.text
+
     again = Planted({"n4", "n18"})
-    second = reduced(again, journal=str(journal))
-    assert again.asked == [] and second.checks == 0 and second.resumed == first.checks
-    assert names(second) == names(first)
+    result = reduced(again, load_replay=replay, save_replay=replay)
 
-    journal.write_bytes(journal.read_bytes()[:-10])  # a last line cut short is checked again
-    third = reduced(again, journal=str(journal))
-    assert len(again.asked) == 1 and names(third) == names(first)
-    assert all(json.loads(line) for line in journal.read_text().splitlines())
+    assert names(result) == [{"n4", "n18"}] and result.resumed == 5 and result.checks == len(again.asked)
+    assert not set(again.asked) & set(check.asked)
+    assert reduced(Planted(), load_replay=replay).checks == 0  # which is complete now
 
 
-def test_an_interrupted_reduction_keeps_its_answers(tmp_path: Path, caplog):
-    journal, output = tmp_path / "small_journal.jsonl", str(tmp_path / "small.onnx")
-    for _ in range(2):  # the second starts over
-        check = Planted({"n4", "n18"})
-        check.interrupt_after = 5
-        with pytest.raises(KeyboardInterrupt):
-            reduced(check, output=output)
-        assert journal.read_text().count('"verdict"') == 5
-        assert f"Interrupted after 5 answers, which are kept in {journal}" in caplog.text
-    assert reduced(Planted({"n4", "n18"}), output=output, journal=str(journal)).resumed == 5
-    assert journal.exists()
-
-    assert reduced(Planted({"n4", "n18"}), output=output).resumed == 0
-    assert not journal.exists()
-
-
-def test_a_journal_of_something_else_is_refused(tmp_path: Path):
-    journal = tmp_path / "small_journal.jsonl"
-    config = ReduceConfig(journal=str(journal))
-    reduce(branchy().proto, Planted({"n1"}), config)
+def test_a_replay_of_another_search_is_refused(tmp_path: Path):
+    replay = tmp_path / "replay.json"
+    check = Planted({"n1"})
+    check.interrupt_after = 3
+    with pytest.raises(KeyboardInterrupt):
+        reduce(branchy().proto, check, ReduceConfig(save_replay=str(replay)))
+    config = ReduceConfig(load_replay=str(replay))
 
     with pytest.raises(errors.ConfigError, match="begun with model"):
         reduce(branchy(20).proto, Planted({"n1"}), config)
@@ -377,30 +365,12 @@ def test_a_journal_of_something_else_is_refused(tmp_path: Path):
         reduce(branchy().proto, wrong_back_end("n1"), config)
     with pytest.raises(errors.ConfigError, match="begun with data"):
         reduce(branchy().proto, Planted({"n1"}), config, feeds=[{"x": np.zeros(8, np.float32)}])
-    header, line, *_ = journal.read_text().splitlines()
-    answer = json.loads(line)
-    for line in ('{"nodes": []}', "[]", *(json.dumps({**answer, "nodes": n}) for n in ([99], "0-23", 7))):
-        journal.write_text(f"{header}\n{line}\n")
+    text = replay.read_text()
+    assert '"0-23"' in text
+    for nodes in ('"0-99999999999"', '"x"', '""', "7", "[]"):
+        replay.write_text(text.replace('"0-23"', nodes))
         with pytest.raises(errors.FormatError):
             reduce(branchy().proto, Planted({"n1"}), config)
-    journal.write_text("a diary\n")
-    for options in ({"journal": str(journal)}, {"output": str(tmp_path / "small.onnx")}):
-        with pytest.raises(errors.FormatError, match="not a journal of a reduction"):
-            reduced(Planted({"n1"}), **options)
-    assert journal.read_text() == "a diary\n"
-
-
-def test_a_journal_in_use_is_refused(tmp_path: Path):
-    refused = []
-
-    def check(part: SubModel) -> bool:
-        with pytest.raises(errors.ConfigError, match="in use") as caught:
-            reduced(Planted({"n1"}), journal=str(tmp_path / "journal.jsonl"))
-        refused.append(caught.value)
-        return True
-
-    reduced(check, journal=str(tmp_path / "journal.jsonl"))
-    assert len(refused) == 1
 
 
 KILLED = """
@@ -420,17 +390,18 @@ KILLED = """
             return super().__call__(part)
 
     Slow.__module__ = "planted"
-    result = module.reduced(Slow({{"n4", "n18"}}), journal={journal!r})
+    result = module.reduced(Slow({{"n4", "n18"}}), load_replay={load!r}, save_replay={save!r})
     print(sorted(module.names(result)[0]), result.resumed)
 """
 
 
 def test_a_killed_reduction_repeats_only_the_last_check(tmp_path: Path):
     asked = tmp_path / "asked.txt"
-    options = {"root": str(Path(__file__).parents[2]), "file": __file__, "asked": str(asked)}
+    replay = str(tmp_path / "replay.json")
+    options = {"root": str(Path(__file__).parents[2]), "file": __file__, "asked": str(asked), "save": replay}
     scripts = [
-        textwrap.dedent(KILLED).format(journal=str(tmp_path / "journal.jsonl"), hang=hang, **options)
-        for hang in (True, False)
+        textwrap.dedent(KILLED).format(hang=hang, load=load, **options)
+        for hang, load in ((True, None), (False, replay))
     ]
     process = subprocess.Popen([sys.executable, "-c", scripts[0]])
     until(lambda: asked.exists() and len(asked.read_text().splitlines()) == 8, while_alive=process)
@@ -452,7 +423,7 @@ def test_a_run_gets_numbers_steps_and_culprits():
     )
 
     assert [step.number for step in steps] == list(range(1, len(steps) + 1))
-    assert steps[0].stage == "whole" and steps[0].nodes == tuple(range(24))
+    assert steps[0].stage == "whole" and steps[0].nodes == "0-23" and steps[0].nodes_left == 24
     assert {step.stage for step in steps} == {"whole", "halves", "outputs", "inputs", "nodes"}
     stored = tracker.load(result.run_id)
     assert (stored.info.experiment, stored.info.name, stored.info.verdict) == ("b", "b reduce", "bad")

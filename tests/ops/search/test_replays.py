@@ -14,7 +14,7 @@ from trtops import errors
 from trtops.backend.onnx.submodel import SubModel
 from trtops.ops.evaluation.submodel import Check
 from trtops.ops.search.reduce import ReduceResult, reduce
-from trtops.ops.search.reduce_journal import Step
+from trtops.ops.search.reduce_replay import Step
 from trtops.ops.search.reduce_search import ReduceConfig
 from trtops.ops.search.replays import load_replay, save_replay
 
@@ -90,7 +90,7 @@ def test_an_incomplete_replay_of_polygraphy_gives_a_start(tmp_path: Path, mode: 
 
     assert [node.name for node in result.culprits[0].nodes] == [culprit]
     assert steps[1].stage == "replay" and steps[1].verdict == "fail"
-    assert len(steps[1].nodes) == min(c.state["num_nodes"] for c in early.values() if not c.success)
+    assert steps[1].nodes_left == min(c.state["num_nodes"] for c in early.values() if not c.success)
 
 
 @pytest.mark.parity

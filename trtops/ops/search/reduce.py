@@ -1,8 +1,8 @@
 """Reduce: find the smallest part of a model that still fails a check, and save it as a model of its own.
 
 Sub-models are cut out of the model and checked. Each gets as inputs the values that flow there in the whole model,
-observed once at the beginning. Answers are kept by set of nodes, in memory and in a journal, and nothing is checked
-twice.
+observed once at the beginning. Answers are kept by set of nodes, in memory and in a debug replay, and nothing is
+checked twice.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ from trtops.ops.evaluation.submodel import Check, CheckVerdict, ComparisonCheck,
 from trtops.ops.model.model_files import Source, Subject, open_model
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.ops.search.delta import Evaluate, Items
-from trtops.ops.search.reduce_journal import Journal, Step
-from trtops.ops.search.reduce_replay import write_replay
+from trtops.ops.search.reduce_replay import Step, write_replay
 from trtops.ops.search.reduce_search import ReduceConfig, Reduction, require_working_check
 from trtops.ops.steps import run_step
 from trtops.processes import temporary_prefix
@@ -110,7 +109,7 @@ class ReduceResult(OpResult):
             for.
         culprits: The culprit, if the model fails.
         nodes: Nodes in the whole model, without Constants.
-        resumed: Answers taken from the journal.
+        resumed: Answers taken from a replay.
         detail: How the whole model fails, or why it does not.
         min_good: File of the passing sub-model, if it was requested and there is one.
     """
@@ -203,7 +202,7 @@ def reduce(
         ModelError: If the model cannot be used, or a sub-model is too large.
         InputError: If the data does not fit the model.
         BackendError: If ONNX Runtime cannot compute the values of the model's tensors.
-        ConfigError: If the journal belongs to another reduction, an output path is the model's own, or the check fails
+        ConfigError: If the replay belongs to another search, an output path is the model's own, or the check fails
             on everything, also on a model that cannot be wrong.
         Exception: Any exception of the check on the whole model. On a part it counts as another failure.
     """
@@ -250,8 +249,6 @@ def _find_culprits(
         for feed in given:
             check_feed(inputs, feed)
     with ExitStack() as stack:
-        journal = _open_journal(model, check, config, given)
-        stack.callback(journal.close)
         values: Values
         if config.inputs == "declared":
             values = Declared(cutter.model, inputs)
@@ -261,18 +258,17 @@ def _find_culprits(
             values = observed if config.inputs == "real" else RandomInputs(observed, config.seed)
         if evaluate is None:
             evaluate = stack.enter_context(ThreadPoolExecutor(config.width)).map if config.width > 1 else map
-        search = Reduction(cutter, values, check, config, journal, progress, evaluate)
+        holds_for = _dependencies(model, check, config, given)
+        search = Reduction(cutter, values, check, config, holds_for, progress, evaluate)
         try:
-            if config.load_replay is not None:
-                search.recall(config.load_replay)
             whole = search.check_whole()
             found = search.culprit() if whole.verdict == "fail" else None
         except KeyboardInterrupt:
-            if journal.path is not None and journal.steps:
+            if config.save_replay is not None and search.steps:
                 log.warning(
-                    "Interrupted after %d answers, which are kept in %s. To resume, use it as the journal (--journal).",
-                    len(journal.steps),
-                    journal.path,
+                    "Interrupted after %d answers, which are kept in %s. To resume, load it (--load-debug-replay).",
+                    len(search.steps),
+                    config.save_replay,
                 )
             raise
         if found and not any(answer.verdict == "pass" for answer in search.answers.values()):
@@ -281,19 +277,18 @@ def _find_culprits(
         min_good = _save_min_good(search, found, config)
         if config.save_replay is not None:
             write_replay(config.save_replay, cutter, search.nodes(found or ()), config.mode)
-        journal.close(remove=config.journal is None)
     result = ReduceResult(
         verdict="bad" if found else "good",
         whole=whole.verdict,
         culprits=culprits,
         nodes=len(cutter.order),
-        checks=len(journal.steps) - journal.resumed,
-        resumed=journal.resumed,
+        checks=len(search.steps) - search.resumed,
+        resumed=search.resumed,
         seconds=time.perf_counter() - started,
         detail=whole.detail or ("" if found else "the whole model passes"),
         min_good=min_good,
     )
-    return result, journal.steps
+    return result, search.steps
 
 
 def _check_paths(model: Model, check: Check, config: ReduceConfig) -> None:
@@ -308,23 +303,14 @@ def _check_paths(model: Model, check: Check, config: ReduceConfig) -> None:
             raise errors.ConfigError(f"{name} is {path!r}, which is the model itself. Use another path.")
 
 
-def _open_journal(model: Model, check: Check, config: ReduceConfig, given: Sequence[Feed]) -> Journal:
-    path = None if config.journal is None else Path(config.journal)
-    if path is None and config.output is not None:
-        path = _next_to(Path(config.output), "journal.jsonl")
-        log.info("Answers are kept in %s until the end; use it as the journal to resume after a kill.", path)
+def _dependencies(model: Model, check: Check, config: ReduceConfig, given: Sequence[Feed]) -> dict[str, str]:
+    """What the answers of a search depend on."""
     data = f"{config.inputs}, branches {config.branches}"
     if given:
         # Arrays of objects have no bytes of their own; their text has.
         plain = [{n: a.astype(str) if a.dtype.kind == "O" else a for n, a in feed.items()} for feed in given]
         data += f" {config.seed} {Feeds('', lambda: plain).digest()}"
-    holds_for = {"model": model.info.sha256, "check": describe(check), "data": data}
-    return Journal(path, holds_for, start_over=config.journal is None)
-
-
-def _next_to(output: Path, what: str) -> Path:
-    """A file that belongs to a reduced model: ``<name>_inputs.json``."""
-    return output.with_name(f"{output.stem}_{what}")
+    return {"model": model.info.sha256, "check": describe(check), "data": data}
 
 
 def _save_culprit(search: Reduction, parts: Items, config: ReduceConfig) -> Culprit:
@@ -334,7 +320,7 @@ def _save_culprit(search: Reduction, parts: Items, config: ReduceConfig) -> Culp
         path = Path(config.output)
         cut.save(path, **config.save_as.to_options())
         if config.inputs != "declared":
-            inputs_path = _next_to(path, "inputs.json")
+            inputs_path = path.with_name(f"{path.stem}_inputs.json")
             save_json(cut.feeds, inputs_path, "inputs of the reduced model")
     nodes = ((index, search.cutter.model.graph.node[index]) for index in cut.nodes)
     return Culprit(

@@ -1,43 +1,118 @@
-"""The questions that ``polygraphy debug reduce`` asks of a model, to read and write its debug replays.
+"""Debug replays of reduce: to resume a killed search, and to exchange results with ``polygraphy debug reduce``.
 
-A replay has answers by question, ``_N<index>_outputs`` and then ``_N<index>_inputs``. :func:`_retrace` works the
-questions out, so that a replay of Polygraphy tells which sub-models failed, and one of trtops leads Polygraphy to the
-same result.
+While a search runs, its replay has one answer per check, with the nodes of the sub-model. In the end it has the answers
+to the questions that Polygraphy asks of the model, ``_N<index>_outputs`` and then ``_N<index>_inputs``, so that
+Polygraphy reaches the same result without a check. :func:`_retrace` works these questions out, also to read
+Polygraphy's replays.
 
-The search as of version 0.53.6: in the first stage, the sub-model of node *i* is the node with everything it needs. In
-the second, it is what lies between the inputs of node *i* and the outputs found before, without what does not depend on
-those inputs.
+Polygraphy's search as of version 0.53.6: in the first stage, the sub-model of node *i* is the node with everything it
+needs. In the second, it is what lies between the inputs of node *i* and the outputs found before, without what does not
+depend on those inputs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
+from trtops import errors
 from trtops.backend.onnx.submodel import Cutter
+from trtops.ops.evaluation.submodel import CheckVerdict
 from trtops.ops.search.delta import Mode
 from trtops.ops.search.replays import IterationContext, load_replay, save_replay
+from trtops.record import Record
 
 Nodes: TypeAlias = frozenset[int]
 _CULPRIT = "trtops_culprit"
 """Key in the state of a replay's last answer: the nodes of the culprit found by trtops."""
 
 
-def read_replay(path: str, cutter: Cutter, mode: Mode) -> tuple[list[Nodes], Nodes | None]:
-    """Read the failing sub-models and the result of a replay.
+@dataclass(frozen=True, kw_only=True)
+class Step(Record):
+    """One checked sub-model.
+
+    Attributes:
+        number: Counts answers from 1, including those of the search that is resumed.
+        stage: Stage of the search: ``whole``, ``halves``, ``outputs``, ``inputs``, ``nodes`` or ``replay``.
+        nodes: Its nodes as ranges of indices into the model's ``graph.node``: ``0-4,9``.
+        nodes_left: Number of nodes.
+    """
+
+    number: int
+    stage: str
+    nodes: str
+    nodes_left: int
+    verdict: CheckVerdict
+    seconds: float
+    detail: str = ""
+
+
+def as_ranges(nodes: Iterable[int]) -> str:
+    """Numbers as text, with runs shortened: ``0-4,9``."""
+    runs: list[list[int]] = []
+    for node in sorted(nodes):
+        if runs and node == runs[-1][1] + 1:
+            runs[-1][1] = node
+        else:
+            runs.append([node, node])
+    return ",".join(str(start) if start == end else f"{start}-{end}" for start, end in runs)
+
+
+def save_answers(path: str, steps: Sequence[Step], holds_for: Mapping[str, str]) -> None:
+    """Write the replay of a running search.
 
     Args:
-        path: The replay, made for this model by trtops or Polygraphy.
+        path: The file.
+        steps: The answers so far.
+        holds_for: What they depend on.
+    """
+    replay = {
+        f"_N{number}": IterationContext({"step": step.to_dict()}, {"iteration": number}, step.verdict != "fail")
+        for number, step in enumerate(steps)
+    }
+    replay["_N0"].state["holds_for"] = dict(holds_for)
+    save_replay(replay, path)
+
+
+def load_answers(path: str, cutter: Cutter, holds_for: Mapping[str, str]) -> list[tuple[Step, Nodes]]:
+    """Read the answers of a search that did not end, with their nodes; none from another replay.
+
+    Raises:
+        ConfigError: If the answers belong to another model, check or data, or the file does not exist.
+        FormatError: If the file is not a replay, or damaged.
+    """
+    answers = []
+    known = set(cutter.order)
+    for context in load_replay(path).values():
+        if "step" not in context.state:
+            return []
+        for key, value in context.state.get("holds_for", {}).items():
+            if value != holds_for.get(key):
+                raise errors.ConfigError(
+                    f"{path} was begun with {key} {str(value)[:60]!r}; now it is {holds_for.get(key, '')[:60]!r}, so "
+                    "its answers do not hold. Use another replay."
+                )
+        step = Step.from_dict(context.state["step"])
+        ends = [run.split("-") for run in step.nodes.split(",")]
+        if not all(end.isdigit() and int(end) in known for run in ends for end in run):
+            raise errors.FormatError(f"{path}: {step.nodes!r} are not nodes of this model. It is damaged.")
+        nodes = (node for run in ends for node in range(int(run[0]), int(run[-1]) + 1))
+        answers.append((step, frozenset(nodes) & known))
+    return answers
+
+
+def read_replay(path: str, cutter: Cutter, mode: Mode) -> tuple[list[Nodes], Nodes | None]:
+    """Read the failing sub-models and the result of a replay in the form of Polygraphy's.
+
+    Args:
+        path: The replay, made for this model.
         cutter: The model.
         mode: The mode in which the replay was made.
 
     Returns:
         The sub-models that failed, and the culprit (empty if the model passes); None for it if an answer is missing.
-
-    Raises:
-        FormatError: If the file is not a replay.
-        ConfigError: If the file does not exist.
     """
     replay = load_replay(path)
     complete = True

@@ -12,6 +12,7 @@ single nodes. The stages:
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -27,8 +28,7 @@ from trtops.ops.evaluation.feeds import DataConfig
 from trtops.ops.evaluation.submodel import Check, CheckOutcome
 from trtops.ops.model.model_files import SaveConfig
 from trtops.ops.search.delta import Evaluate, Items, OutOfTestsError, Search
-from trtops.ops.search.reduce_journal import Journal, Step
-from trtops.ops.search.reduce_replay import read_replay
+from trtops.ops.search.reduce_replay import Step, as_ranges, load_answers, read_replay, save_answers
 
 log = logging.getLogger(__name__)
 
@@ -53,11 +53,10 @@ class ReduceConfig(DataConfig):
         output: File for the reduced model. Its inputs are saved next to it as ``<name>_inputs.json``.
         save_as: Where the weights of these models go.
         min_good: File for the passing sub-model that is closest in size to the culprit.
-        journal: File of answers, with which a killed reduction resumes. By default ``<name>_journal.jsonl`` next to
-            ``output``, which is removed at the end; name that file here to resume.
-        load_replay: A debug replay of trtops or Polygraphy. If it answers every question, nothing is checked. Otherwise
-            the smallest sub-model that failed in it is checked first.
-        save_replay: File for a debug replay with which Polygraphy reaches the same result without a check.
+        load_replay: A debug replay. A search of trtops that was killed or interrupted resumes: its answers are not
+            checked again. A complete replay, of trtops or Polygraphy, gives the result without a check. Of an
+            incomplete one of Polygraphy, the smallest sub-model that failed is checked first.
+        save_replay: File for a debug replay, written after each check. In the end Polygraphy can read it.
     """
 
     mode: Literal["bisect", "linear"] = "bisect"
@@ -72,7 +71,6 @@ class ReduceConfig(DataConfig):
     output: str | None = None
     save_as: SaveConfig = field(default_factory=SaveConfig)
     min_good: str | None = None
-    journal: str | None = None
     load_replay: str | None = None
     save_replay: str | None = None
 
@@ -97,6 +95,8 @@ class Reduction:
         cutter: The model.
         everything: All its parts.
         answers: The outcomes of checks, by parts.
+        steps: All answers in order, those of a resumed search first.
+        resumed: Number of answers from a resumed search.
         unfinished: The culprit at which ``max_checks`` stopped the search before it was minimal; else None.
     """
 
@@ -106,18 +106,20 @@ class Reduction:
         values: Values,
         check: Check,
         config: ReduceConfig,
-        journal: Journal,
+        holds_for: Mapping[str, str],
         progress: Callable[[Step], None] | None,
         evaluate: Evaluate,
     ) -> None:
-        """Begin with the answers of the journal; see :func:`trtops.ops.search.reduce.reduce` for the arguments."""
+        """Begin with the answers of a replay. Answers depend on ``holds_for``; for the rest, see ``reduce``."""
         self.cutter = cutter
         self.everything = frozenset(range(len(cutter.parts)))
         self.answers: dict[Items, CheckOutcome] = {}
+        self.steps: list[Step] = []
         self.unfinished: Items | None = None
         self._values = values
         self._check = check
-        self._journal = journal
+        self._holds_for = holds_for
+        self._lock = threading.Lock()
         self._config = config
         self._progress = progress
         self._stage = "whole"
@@ -125,8 +127,9 @@ class Reduction:
         self._recalled: Items | None = None
         self._part_of = {index: part for part, members in enumerate(cutter.parts) for index in members}
         self._search = Search(self._fails, max_tests=config.max_checks, width=config.width, evaluate=evaluate)
-        for step in journal.steps:
-            self._know(self._parts(frozenset(step.nodes)), CheckOutcome(verdict=step.verdict, detail=step.detail))
+        if config.load_replay is not None:
+            self._recall(config.load_replay)
+        self.resumed = len(self.steps)
 
     def nodes(self, parts: Iterable[int]) -> frozenset[int]:
         """Indices of the nodes in some parts."""
@@ -136,8 +139,12 @@ class Reduction:
         """The sub-model of some parts."""
         return self.cutter.cut(self.nodes(parts), self._values, freeze_branches=self._config.branches == "frozen")
 
-    def recall(self, path: str) -> None:
-        """Read a replay. If it answers every question its result is taken, and nothing is checked."""
+    def _recall(self, path: str) -> None:
+        for step, nodes in load_answers(path, self.cutter, self._holds_for):
+            self.steps.append(step)
+            self._know(self._parts(nodes), CheckOutcome(verdict=step.verdict, detail=step.detail))
+        if self.steps:
+            return
         failing, culprit = read_replay(path, self.cutter, self._config.mode)
         self._starts = [self._parts(nodes) for nodes in failing]
         if culprit is None or not culprit <= self._part_of.keys():
@@ -227,10 +234,18 @@ class Reduction:
                 raise
             outcome = CheckOutcome(verdict="error", detail=f"{type(exc).__name__}: {exc}")
         seconds = time.perf_counter() - start
-        step = self._journal.add(self.nodes(parts), self._stage, outcome.verdict, seconds, outcome.detail)
+        nodes = self.nodes(parts)
+        with self._lock:
+            step = Step(
+                number=len(self.steps) + 1, stage=self._stage, nodes=as_ranges(nodes), nodes_left=len(nodes),
+                verdict=outcome.verdict, seconds=seconds, detail=outcome.detail,
+            )  # fmt: skip
+            self.steps.append(step)
+            if self._config.save_replay is not None:
+                save_answers(self._config.save_replay, self.steps, self._holds_for)
         self.answers[parts] = outcome
         log.debug(
-            "Check %d (%s): %d nodes, %s, %.3f s", step.number, step.stage, len(step.nodes), step.verdict, seconds
+            "Check %d (%s): %d nodes, %s, %.3f s", step.number, step.stage, step.nodes_left, step.verdict, seconds
         )
         if self._progress is not None:
             self._progress(step)
@@ -241,12 +256,7 @@ class Reduction:
         self._search.known[parts] = outcome.verdict == "fail"
 
     def _parts(self, nodes: frozenset[int]) -> Items:
-        try:
-            return frozenset(self._part_of[index] for index in nodes)
-        except KeyError as exc:
-            raise errors.FormatError(
-                f"The journal has node {exc}, which is not in this model. It is damaged."
-            ) from None
+        return frozenset(self._part_of[index] for index in nodes)
 
 
 def require_working_check(check: Check) -> None:
