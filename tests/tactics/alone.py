@@ -1,6 +1,7 @@
 """Campaigns of :mod:`tests.tactics.cells` without mixtures: a diff after every build, with its figures.
 
-Run as a script for the figures of cells: ``python -m tests.tactics.alone 100 60 20,one,0 100,either,0.05``, seeds and builds first.
+Run as a script for the figures of cells: ``python -m tests.tactics.alone 100 60 20,one,0 100,either,0.05``, seeds and
+builds first.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ class Watched:
     Attributes:
         when: After how many builds a culprit was confirmed; 0 if none was.
         named_wrongly: Whether another choice was, at any time.
-        suspects: For suspects with a probability of :data:`SURE`, once something was confirmed: whether they are culprits.
+        suspects: For suspects with a probability of :data:`SURE`, once something was confirmed: whether they are
+            culprits.
         explanations: For explanations complete with that probability: whether they are.
-        promised: After how many builds, and in how many in all, a confirmation was expected.
         complete: Whether the last diff's explanation is the whole truth.
     """
 
@@ -36,13 +37,7 @@ class Watched:
     named_wrongly: bool = False
     suspects: list[bool] = field(default_factory=list)
     explanations: list[bool] = field(default_factory=list)
-    promised: list[tuple[int, int]] = field(default_factory=list)
     complete: bool = False
-
-    @property
-    def ratios(self) -> list[float]:
-        """The promised number of builds divided by the actual one."""
-        return [total / self.when for builds, total in self.promised if 8 <= builds < self.when]
 
 
 def watch(world: World, builds: int) -> Watched:
@@ -65,8 +60,6 @@ def watch(world: World, builds: int) -> Watched:
             if found.explanation is not None and found.explanation.probability >= SURE:
                 watched.explanations.append(is_whole(found, truth(world)))
         watched.named_wrongly |= not culprits and found.conclusion == "narrowed down"
-        if found.conclusion == "not enough runs" and found.more_builds is not None:
-            watched.promised.append((count, count + found.more_builds))
         watched.complete = is_whole(found, truth(world))
     return watched
 
@@ -78,7 +71,8 @@ def keys_of(suspect: Suspect) -> set[tuple[int, int]]:
 
 
 def is_whole(found: TacticDiff, true: frozenset[Clause]) -> bool:
-    """Whether a diff explains what is true, and nothing else; choices that no verdict told apart stand for one another."""
+    """Whether a diff explains what is true, and nothing else; choices that no verdict told apart stand for one
+    another."""
     if found.explanation is None:
         return False
     clauses = [[keys_of(found.suspects[place]) for place in clause] for clause in found.explanation.clauses]
@@ -99,14 +93,12 @@ def figures(cell: Cell, seeds: range, builds: int) -> str:
     all_of = list(played(cell, seeds, builds))
     suspects = [said for w in all_of for said in w.suspects]
     explanations = [said for w in all_of for said in w.explanations]
-    ratios = [ratio for w in all_of for ratio in w.ratios]
     return (
         f"{cell.layers:4} layers  {cell.kind:11}  {cell.noise:4.0%} wrong: confirmed after a median of "
-        f"{np.median([w.when or builds + 1 for w in all_of]):g}, complete {sum(w.complete for w in all_of)} of {len(all_of)}, "
-        f"named_wrongly {sum(w.named_wrongly for w in all_of)}; at {SURE:.0%} and more: suspects {sum(suspects)} of {len(suspects)} right, "
-        f"explanations {sum(explanations)} of {len(explanations)}; wrong ones in "
-        f"{sum(not all(w.explanations) for w in all_of)} campaigns; builds promised within a factor of two "
-        f"{np.mean([0.5 <= r <= 2 for r in ratios]) if ratios else 1:.0%} of {len(ratios)}"
+        f"{np.median([w.when or builds + 1 for w in all_of]):g}, complete {sum(w.complete for w in all_of)} of "
+        f"{len(all_of)}, wrongly named {sum(w.named_wrongly for w in all_of)}; at {SURE:.0%} and more: suspects "
+        f"{sum(suspects)} of {len(suspects)} right, explanations {sum(explanations)} of {len(explanations)}; wrong ones in "
+        f"{sum(not all(w.explanations) for w in all_of)} campaigns"
     )
 
 

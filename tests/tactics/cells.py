@@ -1,9 +1,11 @@
-"""Campaigns made to behave as TensorRT does, played from the first build to the verdict: builds as they come, then mixtures.
+"""Campaigns made to behave as TensorRT does, played from the first build to the verdict: builds as they come, then
+mixtures.
 
-Layers are chosen with skewed frequencies, neighbours flip together, and some layers are missing from some builds. What is
-built next is decided by :class:`trtops.ops.campaign.bisection_planner.Planner`, as in a real campaign; mixtures are made as
-:mod:`trtops.ops.campaign.bisect` makes them. Run as a script for the figures of cells, one line each, and a line of JSON for
-each campaign in a file: ``python -m tests.tactics.cells 100 results.jsonl 20,one,0 100,either,0.05``; all cells if none is named.
+Layers are chosen with skewed frequencies, neighbours flip together, and some layers are missing from some builds. What
+is built next is decided by :class:`trtops.ops.campaign.bisection_planner.Planner`, as in a real campaign; mixtures are
+made as :mod:`trtops.ops.campaign.bisect` makes them. Run as a script for the figures of cells, one line each, and a
+line of JSON for each campaign in a file: ``python -m tests.tactics.cells 100 results.jsonl 20,one,0 100,either,0.05``;
+all cells if none is named.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import numpy as np
 from trtops.ops.campaign.bisect_result import BisectResult, Culprit, Trial, Unit
 from trtops.ops.campaign.bisection_planner import Pair, Planner, choose_exclusions
 from trtops.ops.campaign.config import DebugBuildConfig
-from trtops.tactics.bisection import Built, FoundCulprits, Search, Seen
+from trtops.tactics.bisection import Built, Culprits, Search, Seen
 from trtops.tactics.table import CampaignTable, Choice
 
 Kind = Literal["one", "layer", "together", "either", "two of four", "sometimes", "none", "drift", "machines"]
@@ -89,7 +91,8 @@ class World:
         self.culprits = tuple(combinations(chosen, min(size, len(chosen))))
 
     def _bad_half(self, shares: Mapping[tuple[int, int], float]) -> list[tuple[int, int]]:
-        """Every second of the choices that builds make of a layer, as where a kernel is wrong that several tactics use."""
+        """Every second of the choices that builds make of a layer, as where a kernel is wrong that several tactics
+        use."""
         layers = {layer for layer, _ in shares}
         made = {n: [code for code in range(TACTICS) if shares[n, code] >= 0.1] for n in layers}
         layer = max(self._rng.permutation(sorted(layers)).tolist(), key=lambda n: min(len(made[n]), 4))
@@ -242,7 +245,7 @@ def bisected(world: World, table: CampaignTable, pair: Pair, planner: Planner, l
     )
 
 
-def culprit_of(found: FoundCulprits, units: Sequence[Unit]) -> Culprit:
+def culprit_of(found: Culprits, units: Sequence[Unit]) -> Culprit:
     places = sorted({place for clause in found.clauses for place in clause})
     return Culprit(
         units=tuple(units[place] for place in places),
@@ -301,9 +304,9 @@ def figures(cell: Cell, seeds: range, log: Path | None = None) -> str:
     wrong = sum(names_wrongly(w, p.confirmed) for w, p in played)
     when = [p.when for _, p in played if p.when]
     return (
-        f"{cell.layers:4} layers  {cell.kind:11}  {cell.noise:4.0%} wrong: exactly right {right} of {len(played)}, unresolved {unresolved}, something "
-        f"wrongly named in {wrong}; median builds until confirmed {np.median(when) if when else 0:g}, "
-        f"in all {np.median([p.builds for _, p in played]):g}"
+        f"{cell.layers:4} layers  {cell.kind:11}  {cell.noise:4.0%} wrong: exactly right {right} of {len(played)}, "
+        f"unresolved {unresolved}, something wrongly named in {wrong}; median builds until confirmed "
+        f"{np.median(when) if when else 0:g}, in all {np.median([p.builds for _, p in played]):g}"
     )
 
 

@@ -116,7 +116,7 @@ def test_two_of_four_is_an_unresolved_combination():
     assert decisions["chance"] == 0
 
 
-def test_trial_without_a_coin_is_no_evidence_against_chance():
+def test_trial_without_coin_is_no_evidence():
     bisection = Bisection(4)
 
     bisection.add(np.array([True, False, False, False]), True)
@@ -184,7 +184,8 @@ def test_earlier_builds_raise_suspicions():
 
 
 def test_third_choice_is_no_evidence_about_a_unit():
-    """Layers may have several bad tactics: a bad build with another one than the bad build says nothing of this one's."""
+    """Layers may have several bad tactics: a bad build with another one than the bad build says nothing of this
+    one's."""
     bad_with, third = Seen(mask(8, 2, 5), True, mask(8)), mask(8, 2)
     others = [Seen(mask(8, 6), True, third), Seen(mask(8, 7), True, third)]
     as_good = [bad_with, *(seen._replace(other=mask(8)) for seen in others)]

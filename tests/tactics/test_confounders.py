@@ -11,7 +11,8 @@ from trtops.tactics.table import CampaignTable, Choice
 
 
 def without_culprit(seed: int, kind: str, builds: int = 60, layers: int = 20) -> tuple[CampaignTable, dict[str, str]]:
-    """Choices and verdicts that change with the second half of builds, or from machine to machine, and else are chance."""
+    """Choices and verdicts that change with the second half of builds, or from machine to machine, and else are
+    chance."""
     rng = np.random.default_rng(seed)
     later = np.arange(builds) >= rng.integers(15, 45) if kind == "drift" else rng.random(builds) < 0.5
     shares = rng.dirichlet(np.full(4, 0.8), (2, layers))

@@ -50,7 +50,7 @@ def test_counts_equal_counting_by_hand(seed, builds, choices):
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_e_value_averages_to_at_most_one_by_chance(ordered):
+def test_mean_e_value_is_at_most_one(ordered):
     """Exactly, over all verdicts of a small campaign: this bounds how often chance is blamed."""
     rng = np.random.default_rng(3)
     groups = groups_of(features_of(rng.integers(0, 3, (9, 5))), ordered=ordered)
@@ -115,11 +115,11 @@ def test_each_kind_of_explanation_is_found(rule, expected):
 
     assert best == expected and found.p_chance < 0.01
     assert np.array_equal(found.expected_bad, bad)
-    assert found.p_value < 1e-6
 
 
 def test_pair_that_equals_one_choice_counts_as_it():
-    """``whole`` occurs with ``left`` or ``right``, which share a build: verdicts can never tell the pair from the one."""
+    """``whole`` occurs with ``left`` or ``right``, which share a build: verdicts can never tell the pair from the
+    one."""
     whole = np.array([1, 1, 1, 0, 0, 0, 0, 0] * 4)
     left, right = np.array([1, 1, 0, 0, 0, 0, 0, 0] * 4), np.array([0, 1, 1, 0, 0, 0, 0, 0] * 4)
     other = np.array([0, 1, 0, 1, 0, 1, 1, 0] * 4)

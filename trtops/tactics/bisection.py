@@ -1,17 +1,17 @@
 """Adaptive bisection: which differences between a good and a bad build make it bad, by builds that mix the two.
 
-The two builds differ in *units*: layers and settings that can be taken from either. A *trial* takes some units from the bad build
-and the others from the good one. Each trial is the one with the largest information gain about the explanation
-(:mod:`trtops.tactics.model`).
+The two builds differ in *units*: layers and settings that can be taken from either. A *trial* takes some units from the
+bad build and the others from the good one. Each trial is the one with the largest information gain about the
+explanation (:mod:`trtops.tactics.model`).
 
-Until there is enough evidence against chance, a coin decides between the trial and its opposite. Suppose that verdicts do not
-depend on the units: whatever they depend on, be it the time of day or the machine, they do not depend on the coin. So for every
-explanation the ratio ::
+Until there is enough evidence against chance, a coin decides between the trial and its opposite. Suppose that verdicts
+do not depend on the units: whatever they depend on, be it the time of day or the machine, they do not depend on the
+coin. So for every explanation the ratio ::
 
     P(verdict | trial) / (P(verdict | trial) / 2 + P(verdict | opposite) / 2)
 
-has the mean 1, and products of such ratios, averaged over explanations, are a test martingale. See Vovk and Wang, Annals of
-Statistics 2021, on e-values; Fisher, The Design of Experiments, 1935, on randomisation.
+has the mean 1, and products of such ratios, averaged over explanations, are a test martingale. See Vovk and Wang,
+Annals of Statistics 2021, on e-values; Fisher, The Design of Experiments, 1935, on randomisation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -39,8 +39,8 @@ from trtops.tactics.model import (
 
 Decision: TypeAlias = Literal["confirmed", "chance", "combination"]
 Outcome: TypeAlias = Literal["confirmed", "sufficient", "not repeatable", "combination", "undecided"]
-"""How a search ends: with culprits; with the held units alone being bad in the good build; with verdicts that follow no unit; with
-a combination that is neither one unit nor a pair; or without a decision."""
+"""How a search ends: with culprits; with the held units alone being bad in the good build; with verdicts that follow no
+unit; with a combination that is neither one unit nor a pair; or without a decision."""
 
 CHANCE = 0.2
 """Prior probability that no unit decides."""
@@ -49,9 +49,10 @@ _ONE, _TOGETHER, _EITHER = 0.86, 0.07, 0.07
 _PRIORS: tuple[tuple[Prior, float], ...] = ((ALWAYS, 0.5), ((3.0, 0.5, 0.5, 45.0), 0.5))
 """Priors of the rates of bad builds, and their shares: replays repeat, so builds without the culprit are seldom bad."""
 _SEEN_RATES = (0.94, 0.06)
-"""Rates of bad builds with and without the culprit, for builds that nobody mixed."""
+"""Rates of bad builds with and without the culprit, for builds that are no mixtures."""
 _BELIEF = 0.9
-"""Share of the prior that follows such builds. They may mislead; the rest of the prior limits the cost to a few trials."""
+"""Share of the prior that follows such builds. They may mislead; the rest of the prior limits the cost to a few
+trials."""
 _CHANCE_FACTOR = 5
 """Chance is concluded at a confidence this many times higher, since the good build may contain the culprit too."""
 _DOUBTED = 0.95
@@ -84,10 +85,12 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Culprits:
-    """An explanation and its posterior probability."""
+    """An explanation, its posterior probability, the evidence against chance, and the number of trials so far."""
 
     clauses: Clauses
     probability: float
+    log_e_value: float
+    trials: int
 
     @property
     def units(self) -> tuple[int, ...]:
@@ -216,18 +219,20 @@ class Bisection:
     def best(self) -> Culprits:
         """The most probable explanation."""
         one, pair = int(self._single.argmax()), int(self._pair.argmax())
-        if self._pair.flat[pair] > self._single[one]:
-            return Culprits(clauses_of_pair(pair, self._paired), float(self._pair.flat[pair]))
-        return Culprits(((one,),), float(self._single[one]))
+        clauses: Clauses = ((one,),)
+        probability = float(self._single[one])
+        if self._pair.flat[pair] > probability:
+            probability, clauses = float(self._pair.flat[pair]), clauses_of_pair(pair, self._paired)
+        return Culprits(clauses, probability, self.log_e_value, self.trials)
 
     def decided(self, confidence: float = 0.95, confidence_of_one: float | None = None) -> Decision | None:
         """The conclusion; None if more trials are needed. Valid after every trial.
 
         Args:
-            confidence: At most ``1 - confidence`` of bisections blame a unit where verdicts depend on none; and an explanation
-                needs that posterior probability.
-            confidence_of_one: What suffices against chance where a single unit is most probable and later builds check it again. It
-                still needs ``(1 + confidence) / 2`` among the explanations without chance.
+            confidence: At most ``1 - confidence`` of bisections blame a unit where verdicts depend on none; and an
+                explanation needs that posterior probability.
+            confidence_of_one: What suffices against chance where a single unit is most probable and later builds check
+                it again. It still needs ``(1 + confidence) / 2`` among the explanations without chance.
         """
         if self.p_chance >= 1 - (1 - confidence) / _CHANCE_FACTOR:
             return "chance"
@@ -283,10 +288,10 @@ class Bisection:
         return sum(float(mass[here != there].sum()) for mass, here, there in sides)
 
     def _splits(self) -> Iterator[tuple[Bools, Bools]]:
-        """Trials and their opposites: both builds as they were, the units halved by probability, and the partners of a suspect.
+        """Trials and their opposites: both builds, halves by probability, and halves of a suspect's partners.
 
-        With one of two that fail together always taken, or one of two alternatives never, the other one is searched as a single
-        culprit is.
+        With one of two that fail together always taken, or one of two alternatives never, the other one is searched as
+        a single culprit is.
         """
         yield np.ones(self.units, np.bool_), np.zeros(self.units, np.bool_)
         order = self.probabilities
@@ -322,29 +327,19 @@ class Built(NamedTuple):
     bad: bool
 
 
-@dataclass(frozen=True)
-class FoundCulprits:
-    """A confirmed explanation: positions of units, the evidence, and the trials it took."""
-
-    clauses: Clauses
-    probability: float
-    log_e_value: float
-    trials: int
-
-
 @dataclass
 class Found:
     """The result of a search.
 
     Attributes:
         outcome: How it ended.
-        culprits: Explanations, each of which makes builds bad without the others.
+        culprits: Explanations, each making builds bad without the others.
         complete: Whether the bad build is good without them.
         suspects: With ``combination``, the units that probably take part in it.
     """
 
     outcome: Outcome = "undecided"
-    culprits: list[FoundCulprits] = field(default_factory=list)
+    culprits: list[Culprits] = field(default_factory=list)
     complete: bool = False
     suspects: tuple[int, ...] = ()
 
@@ -392,8 +387,7 @@ class Search:
             if decision == "confirmed":
                 best = bisection.best
                 clauses = tuple(tuple(places[list(clause)].tolist()) for clause in best.clauses)
-                culprits = FoundCulprits(clauses, best.probability, bisection.log_e_value, bisection.trials)
-                found.culprits.append(culprits)
+                found.culprits.append(replace(best, clauses=clauses))
                 found.outcome = "confirmed"
                 free[places[list(best.units)]] = False
                 rest = free | self.held
@@ -411,7 +405,8 @@ class Search:
     def _is_enough(self) -> Generator[Bools, Built | None, bool | None]:
         """Whether the good build is bad with the held units; None if that cannot be built.
 
-        A good verdict may be wrong, and culprits may fail only sometimes, so it takes several, the good build's own included.
+        A good verdict may be wrong, and culprits may fail only sometimes, so it takes several, the good build's own
+        included.
         """
         for _ in range(_GOOD_VERDICTS - self.is_held_by_good):
             built = yield self.held

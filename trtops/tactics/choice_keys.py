@@ -1,7 +1,7 @@
 """Choices as texts that are equal where choices count as equal, and as features of builds.
 
-A *feature* is "this layer got this choice" or "this setting had this value". Features that are true of the same builds cannot be
-told apart by verdicts: they form one *group*.
+A *feature* is "this layer got this choice" or "this setting had this value". Features that are true of the same builds
+cannot be told apart by verdicts: they form one *group*.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def choice_texts(choices: Sequence[Choice], by: By) -> tuple[tuple[str, ...], np
     """Texts of what is compared, and the translation of a table's codes into positions of texts.
 
     Returns:
-        The texts, all different; and for each choice the position of its text, of shape ``(choices + 1,)``. The code -1 of an absent
-        layer picks its last entry, which is -1 again.
+        The texts, all different; and for each choice the position of its text, of shape ``(choices + 1,)``. The code -1
+        of an absent layer picks its last entry, which is -1 again.
     """
     same_words = Counter(tactic for tactic, _, _ in {(c.tactic, c.implementation, c.tactic_id) for c in choices})
     texts: dict[str, int] = {}
@@ -95,8 +95,8 @@ class Features:
 
 def features_of(codes: npt.NDArray[np.integer]) -> Features:
     """The features of a matrix of codes of shape ``(builds, columns)``, -1 for absent."""
-    # No loop over columns, since a campaign has thousands. A feature's key is its column times the number of codes plus its code,
-    # moved up by one so that absent (-1) becomes 0. The keys that occur become features.
+    # No loop over columns, since a campaign has thousands. A feature's key is its column times the number of codes plus
+    # its code, moved up by one so that absent (-1) becomes 0. The keys that occur become features.
     differs = codes != codes[:1]
     columns = np.flatnonzero(differs.any(axis=0))
     varying = np.asarray(codes[:, columns], np.int64) + 1
@@ -133,9 +133,10 @@ class Groups:
 def groups_of(features: Features, *, ordered: bool = True) -> Groups:
     """Group features, and divide the prior of the evidence among the groups.
 
-    Evidence is valid at any time only if the prior of a feature does not depend on later builds. The features born with build ``i``
-    divide ``1 / (i (i + 1))``, which sums to one over all ``i``. A group's share is the sum of its features', so that nothing changes
-    when later builds split the group. Without an order, every group has the same share.
+    Evidence is valid at any time only if the prior of a feature does not depend on later builds. The features born with
+    build ``i`` divide ``1 / (i (i + 1))``, which sums to one over all ``i``. A group's share is the sum of its
+    features', so that nothing changes when later builds split the group. Without an order, every group has the same
+    share.
     """
     packed = np.ascontiguousarray(np.packbits(features.present, axis=0).T)
     found: dict[bytes, list[int]] = {}

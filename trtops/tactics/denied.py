@@ -20,8 +20,8 @@ _CONTEXT = ("model_sha256", "tolerance", "effect")
 class DeniedTactic(Record):
     """Choices that were confirmed together, on one kind of device and one release.
 
-    A choice is identified by its layer's name and its tactic, whose text includes TensorRT's tensor formats. So it is denied in every
-    model with such a layer, for instance after exporting the model again, and in no other.
+    A choice is identified by its layer's name and its tactic, whose text includes TensorRT's tensor formats. So it is
+    denied in every model with such a layer, for instance after exporting the model again, and in no other.
 
     Attributes:
         backend_version: Release of the back end that chose them.
@@ -89,15 +89,7 @@ class DenyList(Record):
 
 
 def read_exclusions(path: str | Path) -> DenyList:
-    """Read from a file what a build must not choose.
-
-    Args:
-        path: A saved :class:`DenyList` or :class:`DeniedTactic`; or a tactic record, ours or Polygraphy's replay file, whose every choice
-            is excluded.
-
-    Raises:
-        FormatError: If the file cannot be read, or holds none of these.
-    """
+    """Read from a file what a build must not choose."""
     try:
         data = json.loads(Path(path).read_bytes())
     except (OSError, ValueError, RecursionError) as exc:

@@ -1,23 +1,23 @@
 """Compares the good and the bad builds of a campaign: which tactic do the bad ones share that the good ones lack?
 
-The statistics are those of :mod:`trtops.tactics.model`. A confirmation stays valid however often one looks, so a campaign may diff
-after every build: at a confidence of 95 %, at most 5 of 100 campaigns without a culprit ever name one. For builds without an order
-of arrival, such as loose files, this holds for one look at a number of builds fixed beforehand.
+The statistics are those of :mod:`trtops.tactics.model`. A confirmation stays valid however often one looks, so a
+campaign may diff after every build: at a confidence of 95 %, at most 5 of 100 campaigns without a culprit ever name
+one. For builds without an order of arrival, such as loose files, this holds for one look at a number of builds fixed
+beforehand.
 """
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from trtops import errors
 from trtops.tactics import report
 from trtops.tactics.choice_keys import TEXTS, By, Features, choice_texts, features_of, groups_of
-from trtops.tactics.confounders import Confounder, blocked, drift
 from trtops.tactics.findings import (
     CLEARED,
     Conclusion,
@@ -27,14 +27,13 @@ from trtops.tactics.findings import (
     Suspect,
     TacticDiff,
 )
-from trtops.tactics.model import MOSTLY, Bools, Evidence, Ints, Likelihood, fisher_test, log_prior, weigh
+from trtops.tactics.model import Bools, Evidence, Floats, Ints, Likelihood, fisher_test, log_prior, weigh
 from trtops.tactics.table import ABSENT, CampaignTable
 from trtops.verdict import VERDICTS
 
 _WORTH_NAMING = 0.01  # probability below which the joint settings that decide a suspect are not searched
 _CONFOUNDED = 3.0  # log-gain from which time or a machine is reported: odds of twenty to one
 _WRONG_VERDICTS = 0.05  # share of the bad verdicts that may be wrong where a culprit is ruled out
-_MOST_BUILDS = 1 << 17  # that a prediction goes up to
 
 
 def diff(
@@ -48,8 +47,8 @@ def diff(
         table: The campaign.
         confidence: What a confirmation needs, between 0.5 and 1.
         by: What to compare: the layers' tactics, tensor formats, precisions, or tactics with their formats.
-        blocks: By names of builds, where and with what each was made. Where the rate of bad builds differs between blocks, or changes
-            over time, choices need evidence in addition to that.
+        blocks: By names of builds, where and with what each was made. Where the rate of bad builds differs between
+            blocks, or changes over time, choices need evidence in addition to that.
 
     Raises:
         ConfigError: If the confidence is not between 0.5 and 1, or ``by`` is unknown.
@@ -74,7 +73,6 @@ def diff(
         ordered=table.ordered,
         confidence=confidence,
         conclusion=conclusion,
-        more_builds=_predict_builds(case, found, confidence) if found and conclusion == "not enough runs" else None,
         good=int((~case.bad).sum()),
         bad=int(case.bad.sum()),
         errors=table.named("error"),
@@ -82,11 +80,10 @@ def diff(
         varying_layers=tuple(table.layers[i] for i in sorted({c for c in case.features.column.tolist() if c >= 0})),
         suspects=_describe_suspects(case, ranking, probabilities, confidence),
         explanation=_describe_explanation(case, found, ranking) if found else None,
-        p_value=found.p_value if found else 1.0,
         e_value_log10=found.log_e_value / math.log(10) if found else 0.0,
         p_chance=found.p_chance if found else 0.5,
         thorough=found is not None and _would_have_shown(case, 2, confidence),
-        confounder=_describe_confounder(confounder) if confounder else "",
+        confounder=confounder.describe() if confounder else "",
         contradicting=_count_contradicting(case),
         set_difference=set_difference(table),
     )
@@ -94,7 +91,7 @@ def diff(
 
 
 def builds_with(table: CampaignTable, suspect: Suspect, *, by: By = "tactic") -> tuple[str, ...]:
-    """Names of the builds that have all of a suspect's choices and settings, whatever their verdict, in the table's order."""
+    """Names of the builds that have all of a suspect's choices and settings, in the table's order."""
     texts, translate = choice_texts(table.choices, by)
     having = (table.codes != ABSENT).any(axis=1)  # a build without a record has nothing
     for choice in suspect.choices:
@@ -123,7 +120,7 @@ def set_difference(table: CampaignTable) -> tuple[SetDifference, ...]:
 
 
 class _Case:
-    """The judged builds of a table, as features and verdicts. Settings are features with the columns -1, -2, and so on."""
+    """The evaluated builds of a table, as features. Settings have the columns -1, -2, and so on."""
 
     def __init__(self, table: CampaignTable, by: By) -> None:
         self.table = table
@@ -143,7 +140,7 @@ class _Case:
         self.groups = groups_of(self.features, ordered=table.ordered)
 
     def choices(self, group: int) -> tuple[LayerChoice, ...]:
-        """A group's layers and choices. Absent layers only if there is nothing else: they follow from the other choices."""
+        """A group's layers and choices. Absent layers follow from others, and count only if alone."""
         members = [f for f in self.groups.members[group] if self.features.column[f] >= 0]
         present = [f for f in members if self.features.code[f] != ABSENT]
         is_setting = len(members) < len(self.groups.members[group])
@@ -162,11 +159,11 @@ class _Case:
         )
 
     def joint_settings(self, group: int) -> tuple[tuple[str, str], ...]:
-        """A minimal set of settings that occur together in exactly the builds that have the group; empty if there is none."""
+        """A minimal set of settings that occur together in exactly the builds of the group, if any."""
         present = self.groups.present[:, group]
         settings = np.flatnonzero((self.features.column < 0) & (self.features.code != ABSENT)).tolist()
-        # Only settings of every build of the group can be in the set. If all of these together do not single the group out, no subset
-        # does; if they do, each one that the others can do without is dropped.
+        # Only settings of every build of the group can be in the set. If all of these together do not single the group
+        # out, no subset does; if they do, each one that the others can do without is dropped.
         needed = [f for f in settings if not (present & ~self.features.present[:, f]).any()]
         if not np.array_equal(self.features.present[:, needed].all(axis=1), present):
             return ()
@@ -177,18 +174,50 @@ class _Case:
         return self.settings(needed)
 
 
-def _find_confounder(case: _Case, blocks: Mapping[str, str]) -> Confounder | None:
-    found = [drift(case.bad)] if case.table.ordered else []
-    labels = [blocks.get(name, "") for name in case.names]
-    if len(set(labels)) > 1:
-        found.append(blocked(case.bad, labels))
+@dataclass(frozen=True)
+class _Confounder:
+    """A cause other than choices: the log-gain of a rate for each part, and the parts' names, builds and bad builds."""
+
+    gain: float
+    parts: tuple[tuple[str, int, int], ...]
+
+    def describe(self) -> str:
+        parts = [f"{bad} of {builds} bad in {name}" for name, builds, bad in self.parts]
+        return f"The share of bad builds depends on more than choices: {', '.join(parts)}."
+
+
+def _find_confounder(case: _Case, blocks: Mapping[str, str]) -> _Confounder | None:
+    """Time or a machine, if the rate of bad builds depends on it."""
+    bad, builds, hits = case.bad, len(case.bad), int(case.bad.sum())
+    found = []
+    before = np.cumsum(bad, dtype=np.int64)[1:-2]
+    if case.table.ordered and len(before):  # the change of the rate over time that explains verdicts best
+        count = np.arange(2, 2 + len(before))
+        gains = _at_own_rate(count, before) + _at_own_rate(builds - count, hits - before) - _at_own_rate(builds, hits)
+        best = int(np.argmax(gains))
+        k, m = int(count[best]), int(before[best])
+        parts: tuple[tuple[str, int, int], ...] = (
+            (f"the first {k} builds", k, m),
+            (f"the {builds - k} after them", builds - k, hits - m),
+        )
+        # The best of many places to change is better than chance would be at one: half of the logarithm, as in BIC.
+        found.append(_Confounder(float(gains[best]) - math.log(builds) / 2, parts))
+    labels = np.array([blocks.get(name, "") for name in case.names])
+    if len(set(labels.tolist())) > 1:
+        groups = [(label, labels == label) for label in dict.fromkeys(labels.tolist())]
+        parts = tuple((label, int(has.sum()), int(bad[has].sum())) for label, has in groups)
+        apart = sum(float(_at_own_rate(size, part_hits)) for _, size, part_hits in parts)
+        found.append(_Confounder(apart - float(_at_own_rate(builds, hits)), parts))
     shown = [confounder for confounder in found if confounder.gain > _CONFOUNDED]
     return max(shown, key=lambda confounder: confounder.gain, default=None)
 
 
-def _describe_confounder(confounder: Confounder) -> str:
-    parts = [f"{bad} of {builds} bad in {name}" for name, builds, bad in confounder.parts]
-    return f"The share of bad builds depends on more than choices: {', '.join(parts)}."
+def _at_own_rate(size: ArrayLike, hits: ArrayLike) -> Floats:
+    """Log-probability of verdicts at the rate that makes them most probable; elementwise."""
+    size, hits = np.asarray(size), np.asarray(hits)
+    rate = np.clip(hits / np.maximum(size, 1), 1e-12, 1 - 1e-12)
+    logs: Floats = hits * np.log(rate) + (size - hits) * np.log1p(-rate)
+    return logs
 
 
 def _describe_suspects(case: _Case, ranking: Ints, probabilities: np.ndarray, confidence: float) -> tuple[Suspect, ...]:
@@ -255,7 +284,7 @@ def _conclude(case: _Case, found: Evidence | None, confidence: float) -> Conclus
 
 
 def _would_have_shown(case: _Case, culprits: int, confidence: float) -> bool:
-    """Whether one or two culprits of average prior would be confirmed, if they were in all bad builds but those of wrong verdict."""
+    """Whether one or two culprits would be confirmed, if they were in all bad builds of right verdict."""
     bad = int(case.bad.sum())
     likelihood = Likelihood(len(case.bad), bad)
     # As many builds have the culprit as are bad. A few of those are good, and as many bad builds do not have it.
@@ -263,32 +292,6 @@ def _would_have_shown(case: _Case, culprits: int, confidence: float) -> bool:
     prior = log_prior(culprits, np.full(culprits, -math.log(len(case.groups.members))))
     log_e_value = prior + float(likelihood(np.int64(bad), np.int64(hits))) - likelihood.supremum
     return log_e_value >= -math.log(1 - confidence)
-
-
-def _predict_builds(case: _Case, found: Evidence, confidence: float) -> int | None:
-    """Number of builds until the best explanation is expected to be confirmed; None if too many to predict.
-
-    Assumes that the rates so far persist: of builds with the culprit, and of bad ones with and without it. Posterior means are used,
-    since after one bad build with the culprit the share itself would say that it always fails.
-    """
-    builds, bad, expected = len(case.bad), int(case.bad.sum()), found.expected_bad
-    size, hits = int(expected.sum()), int(case.bad[expected].sum())
-    share = (size + 0.5) / (builds + 1)
-    p_with = (hits + MOSTLY[0]) / (size + MOSTLY[0] + MOSTLY[1])
-    p_without = (bad - hits + MOSTLY[2]) / (builds - size + MOSTLY[2] + MOSTLY[3])
-
-    def log_e_value(total: int) -> float:
-        with_culprit = round(total * share)
-        bad_with, bad_without = round(with_culprit * p_with), round((total - with_culprit) * p_without)
-        likelihood = Likelihood(total, bad_with + bad_without)
-        return found.best_prior + float(likelihood(np.int64(with_culprit), np.int64(bad_with))) - likelihood.supremum
-
-    needed, most = -math.log(1 - confidence), builds
-    while log_e_value(most) < needed:
-        most *= 2
-        if most > _MOST_BUILDS:
-            return None
-    return max(1, bisect.bisect_left(range(builds, most), needed, key=log_e_value))
 
 
 def _count_contradicting(case: _Case) -> int:

@@ -42,8 +42,8 @@ class Suspect(Record):
 
     Attributes:
         choices: The layers and their choices; empty for a setting that shows in no layer.
-        settings: Settings that decide them: in all builds, the choices occur if and only if the settings have these values. Empty if no
-            settings do.
+        settings: Settings that decide them: in all builds, the choices occur if and only if the settings have these
+            values. Empty if no settings do.
         good: Good builds that have them.
         bad: Bad builds that have them.
         good_without: Good builds that do not.
@@ -82,10 +82,12 @@ class Explanation(Record):
     """The most probable culprits.
 
     Attributes:
-        clauses: Positions in :attr:`TacticDiff.suspects`. A build is expected to be bad if it has all suspects of any clause:
-            ``((0,),)`` is one culprit, ``((0, 1),)`` two that fail only together, ``((0,), (1,))`` either of two.
-        probability: Posterior probability that it is right, and complete: a few bad builds leave open whether it needs something else
-            that all of them happen to have, even where the culprits themselves are certain (:attr:`Suspect.probability`).
+        clauses: Positions in :attr:`TacticDiff.suspects`. A build is expected to be bad if it has all suspects of any
+            clause: ``((0,),)`` is one culprit, ``((0, 1),)`` two that fail only together, ``((0,), (1,))`` either of
+                two.
+        probability: Posterior probability that it is right, and complete: a few bad builds leave open whether it needs
+            something else that all of them happen to have, even where the culprits themselves are certain
+            (:attr:`Suspect.probability`).
         bad_explained: Bad builds that it expects to be bad.
         bad_unexplained: Bad builds that it does not.
         good_against: Good builds that it expects to be bad.
@@ -112,12 +114,11 @@ class TacticDiff(Record):
 
     Attributes:
         by: What was compared.
-        ordered: Whether the builds were in their order of arrival. If not, as with loose files, the evidence holds for one look at a
-            number of builds fixed beforehand.
+        ordered: Whether the builds were in their order of arrival. If not, as with loose files, the evidence holds for
+            one look at a number of builds fixed beforehand.
         confidence: What a confirmation needs.
         conclusion: The outcome in a few fixed words.
         summary: The outcome in sentences.
-        more_builds: Approximate number of builds still needed; None where more builds do not help or no number can be predicted.
         good: Number of good builds.
         bad: Number of bad builds.
         errors: Names of the builds that crashed or hung; they are no evidence.
@@ -125,13 +126,12 @@ class TacticDiff(Record):
         varying_layers: Names of the layers whose choices differ between builds.
         suspects: Everything that varies, the most suspicious first; every varying layer and choice is in one of them.
         explanation: The most probable culprits; None if nothing varies or all verdicts agree.
-        p_value: Exact test of the best explanation, corrected for all that were tried; valid if the number of builds was fixed
-            beforehand.
-        e_value_log10: Decimal logarithm of the evidence; a confirmation needs ``-log10(1 - confidence)``. For ordered builds it is valid
-            however often one has looked.
+        e_value_log10: Decimal logarithm of the evidence; a confirmation needs ``-log10(1 - confidence)``. For ordered
+            builds it is valid however often one has looked.
         p_chance: Posterior probability that no choice decides; one half before there is any evidence.
         thorough: Whether there are enough verdicts to confirm even two choices that fail only together.
-        confounder: Another cause that bad builds go with, in words: time, or a machine. The evidence is that in addition to it.
+        confounder: Another cause that bad builds go with, in words: time, or a machine. The evidence is that in
+            addition to it.
         contradicting: Builds that made the same choices as another one of the opposite verdict.
         set_difference: The plain set difference, layer by layer; always by tactic and formats, as in Polygraphy.
     """
@@ -141,7 +141,6 @@ class TacticDiff(Record):
     confidence: float
     conclusion: Conclusion
     summary: str = ""
-    more_builds: int | None = None
     good: int
     bad: int
     errors: tuple[str, ...] = ()
@@ -149,7 +148,6 @@ class TacticDiff(Record):
     varying_layers: tuple[str, ...] = ()
     suspects: tuple[Suspect, ...] = ()
     explanation: Explanation | None = None
-    p_value: float = 1.0
     e_value_log10: float = 0.0
     p_chance: float = 0.5
     thorough: bool = False
@@ -174,8 +172,8 @@ class TacticDiff(Record):
     def decided(self) -> bool:
         """Whether a campaign that diffs after every build can stop.
 
-        To stop without a culprit, chance must be more probable than for a single look, since an early lull in the evidence must not end
-        the search. Builds without an order never decide.
+        To stop without a culprit, chance must be more probable than for a single look, since an early lull in the
+        evidence must not end the search. Builds without an order never decide.
         """
         cleared = self.conclusion == "no single tactic explains this" and self.p_chance > CLEARED
         return self.ordered and (self.conclusion == "confirmed" or (cleared and self.thorough))

@@ -1,13 +1,14 @@
 """The probability model behind diff, bisection and campaign: one choice, either of two, both of two, or chance.
 
-A *choice* is "this layer got this tactic", true or false for each build. An *explanation* says which builds come out bad: those
-with one choice, those with either of two, or those with both of two. Its likelihood is the probability of all verdicts, with the
-rates of bad builds among those it expects to be bad, and among the others, integrated over Beta priors. So a few wrong verdicts,
-or a culprit that fails only sometimes, do no harm.
+A *choice* is "this layer got this tactic", true or false for each build. An *explanation* says which builds come out
+bad: those with one choice, those with either of two, or those with both of two. Its likelihood is the probability of
+    all verdicts, with the
+rates of bad builds among those it expects to be bad, and among the others, integrated over Beta priors. So a few wrong
+verdicts, or a culprit that fails only sometimes, do no harm.
 
-Two thresholds guard against blaming chance: a posterior probability, and a test martingale whose value exceeds ``1 / alpha`` with
-a probability of at most ``alpha``, at any number of builds (Ville's inequality; Wasserman, Ramdas and Balakrishnan, "Universal
-inference", PNAS 2020).
+Two thresholds guard against blaming chance: a posterior probability, and a test martingale whose value exceeds ``1 /
+alpha`` with a probability of at most ``alpha``, at any number of builds (Ville's inequality; Wasserman, Ramdas and
+Balakrishnan, "Universal inference", PNAS 2020).
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 Clauses: TypeAlias = tuple[tuple[int, ...], ...]
-"""An explanation: builds are bad that have all choices of any clause. ``((0,),)``, ``((0, 1),)`` or ``((0,), (1,))``."""
+"""An explanation: builds are bad that have all choices of any clause. ``((0,),)``, ``((0, 1),)`` or ``((0,),
+(1,))``."""
 
 Prior: TypeAlias = tuple[float, float, float, float]
-"""Beta priors of the rate of bad builds: parameters (bad, good) for builds with the culprit, and (bad, good) for the others."""
+"""Beta priors of the rate of bad builds: parameters (bad, good) for builds with the culprit, and (bad, good) for the
+others."""
 MOSTLY: Prior = (3.0, 0.5, 0.5, 3.0)
 """For a culprit that fails most of the time, where other builds are bad as well."""
 ALWAYS: Prior = (40.0, 0.1, 0.1, 40.0)
@@ -82,8 +85,8 @@ def _log_gammas(start: float, count: int) -> Floats:
 class Counts:
     """Builds that each explanation expects to be bad (``size``), and the bad ones among them (``hits``).
 
-    Arrays of single choices have shape ``(choices,)``, those of pairs ``(paired, paired)``: above the diagonal both of two, below it
-    either of two. The diagonal has no meaning.
+    Arrays of single choices have shape ``(choices,)``, those of pairs ``(paired, paired)``: above the diagonal both of
+    two, below it either of two. The diagonal has no meaning.
     """
 
     single_size: Ints
@@ -94,13 +97,7 @@ class Counts:
 
     @classmethod
     def of(cls, present: Bools, bad: Bools, paired: Ints) -> Counts:
-        """Count builds.
-
-        Args:
-            present: Of shape ``(builds, choices)``.
-            bad: Verdicts, of shape ``(builds,)``.
-            paired: Choices that pairs are made of.
-        """
+        """Count builds."""
         size, hits = present.sum(axis=0), present[bad].sum(axis=0)
         among = present[:, paired].astype(np.float32)  # its matrix product is the fastest, and exact up to 2**24
         common = (among.T @ among).astype(np.int64)
@@ -140,11 +137,8 @@ class Evidence:
         best: The most probable explanation.
         p_whole: Its posterior probability, and that nothing has to be added to it (:func:`_p_complete`).
         expected_bad: The builds that it expects to be bad, of shape ``(builds,)``.
-        best_prior: Logarithm of its share of the prior of the evidence.
-        p_value: Fisher's exact test of the best explanation of each kind, corrected for all that were tried; valid for a number of
-            builds fixed beforehand.
-        log_e_value: Natural logarithm of the evidence. For builds in their order of arrival it is valid however often one looks, for
-            others at a number of builds fixed beforehand.
+        log_e_value: Natural logarithm of the evidence. For builds in their order of arrival it is valid however often
+            one looks, for others at a number of builds fixed beforehand.
     """
 
     p_chance: float
@@ -152,8 +146,6 @@ class Evidence:
     best: Clauses
     p_whole: float
     expected_bad: Bools
-    best_prior: float
-    p_value: float
     log_e_value: float
 
 
@@ -163,7 +155,7 @@ _IMPROBABLE = 12.0  # log-distance from the best at which explanations do not ma
 
 
 def log_prior(size: int, log_shares: Floats) -> float:
-    """Log-prior of an explanation by ``size`` choices with these shares: 1/2 for single ones, 1/4 for each kind of pair."""
+    """Log-prior of an explanation: 1/2 for single choices, 1/4 for each kind of pair, by shares."""
     return (_LOG_ONE if size == 1 else _LOG_PAIR) + float(log_shares.sum())
 
 
@@ -187,8 +179,8 @@ def weigh(present: Bools, log_share: Floats, bad: Bools) -> Evidence:
     tried = ~counts.nested & (counts.pair_size > 0) & ~np.eye(len(paired), dtype=np.bool_)
     single = _LOG_ONE + uniform + alone
     pair = np.where(tried, _LOG_PAIR + 2 * uniform + likelihood(counts.pair_size, counts.pair_hits), -np.inf)
-    # Nested pairs are part of the prior of the evidence, since later builds may part them. Pairs that are not among the most
-    # suspicious are left out, which only makes the evidence smaller.
+    # Nested pairs are part of the prior of the evidence, since later builds may part them. Pairs that are not among the
+    # most suspicious are left out, which only makes the evidence smaller.
     share = log_share[paired]
     evidence_of_pairs = _LOG_PAIR + share[:, None] + share + likelihood.mixed(counts.pair_size, counts.pair_hits)
     evidence = np.concatenate(
@@ -213,8 +205,6 @@ def weigh(present: Bools, log_share: Floats, bad: Bools) -> Evidence:
         best=best,
         p_whole=probability * _p_complete(members, expected, present, bad),
         expected_bad=expected,
-        best_prior=log_prior(len(members), log_share[members]),
-        p_value=_corrected_p_value(one, pair, paired, present, bad),
         log_e_value=float(np.logaddexp.reduce(evidence)) - likelihood.supremum,
     )
 
@@ -249,9 +239,9 @@ def _merge_equal_pairs(counts: Counts, present: Bools, paired: Ints, single: Flo
 def _p_complete(members: list[int], expected: Bools, present: Bools, bad: Bools) -> float:
     """Probability that culprits need nothing else, and that nothing else makes builds bad.
 
-    Both are even odds beforehand. Choices are ruled out that a bad build with the culprits lacks, and those that a good build without
-    them has. The same holds for what the record does not contain: if a share q of builds has it, all of m builds have it with a
-    probability of q ** m; averaged over q that is 1 / (m + 1).
+    Both are even odds beforehand. Choices are ruled out that a bad build with the culprits lacks, and those that a good
+    build without them has. The same holds for what the record does not contain: if a share q of builds has it, all of m
+    builds have it with a probability of q ** m; averaged over q that is 1 / (m + 1).
     """
     having, without = bad & expected, ~bad & ~expected
     others = np.ones(present.shape[1], np.bool_)
@@ -263,24 +253,8 @@ def _p_complete(members: list[int], expected: Bools, present: Bools, bad: Bools)
     return float(1 / (1 + recorded + unrecorded))
 
 
-def _corrected_p_value(one: int, pair: Floats, paired: Ints, present: Bools, bad: Bools) -> float:
-    """The smallest p-value of the best explanations of each kind: single ones share half the level, each kind of pair a quarter."""
-    choices = present.shape[1]
-    tests: list[tuple[Clauses, int]] = [(((one,),), 2 * choices)]
-    upper = np.tri(len(pair), dtype=np.bool_).T & ~np.eye(len(pair), dtype=np.bool_)
-    for kind in (upper, upper.T):
-        scores = np.where(kind, pair, -np.inf)
-        if np.isfinite(scores).any():
-            tests.append((clauses_of_pair(int(scores.argmax()), paired), 2 * choices * (choices - 1)))
-    found = [1.0]
-    for clauses, tries in tests:
-        expected = expected_bad(clauses, present)
-        found.append(tries * float(fisher_test(expected.sum(), bad[expected].sum(), len(bad), int(bad.sum()))))
-    return min(found)
-
-
 def fisher_test(size: Ints, hits: Ints, builds: int, bad: int) -> Floats:
-    """Fisher's exact test, one-sided: probability that at least ``hits`` of ``size`` builds are bad by chance; elementwise."""
+    """Fisher's exact test: probability that at least ``hits`` of ``size`` builds are bad by chance."""
     from scipy import stats  # takes half a second to import
 
     p_values: Floats = stats.hypergeom.sf(np.asarray(hits) - 1, builds, bad, size)

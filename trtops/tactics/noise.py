@@ -1,7 +1,7 @@
 """Splits an error into the parts that inference, build and precision add.
 
-Build several engines and run each several times. Variation between runs of one engine comes from the inference (atomics, races),
-further variation between engines from the tactics, and what never varies from the precision.
+Build several engines and run each several times. Variation between runs of one engine comes from the inference
+(atomics, races), further variation between engines from the tactics, and what never varies from the precision.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _ADVICE = {
 class NoiseSplit(Record):
     """An error, split by a one-way random-effects analysis of variance.
 
-    The mean square error is the sum of three parts: of the mean over all builds, of the builds' spread around it, and of the runs'
-    spread around their build. The two variances are the ANOVA estimates for unequal group sizes; a negative one counts as zero (Searle,
-    Casella and McCulloch, "Variance Components", chapter 3).
+    The mean square error is the sum of three parts: of the mean over all builds, of the builds' spread around it, and
+    of the runs' spread around their build. The two variances are the ANOVA estimates for unequal group sizes; a
+    negative one counts as zero (Searle, Casella and McCulloch, "Variance Components", chapter 3).
 
     Attributes:
         builds: Number of builds.
@@ -49,7 +49,7 @@ class NoiseSplit(Record):
         summary: The same in a sentence.
         largest: The largest error among the rest.
         culprit_builds: Number of builds set apart.
-        culprit_least: The smallest error among these; None if there are none.
+        culprit_least: The smallest error among these; None without any.
     """
 
     builds: int
@@ -92,8 +92,9 @@ def noise(
     """Split errors into the parts that runs, builds and the precision add.
 
     Args:
-        errors_of_builds: Errors in any unit, such as an output's largest absolute error: one row per build, one number per run of its
-            engine. The precision's part has a meaning only if the errors are relative to a golden result.
+        errors_of_builds: Errors in any unit, such as an output's largest absolute error: one row per build, one number
+            per run of its engine. The precision's part has a meaning only if the errors are relative to a golden
+            result.
         set_apart: The builds that differ because of a known choice; ignored if fewer than two others remain.
         confidence: Of the F-test.
 

@@ -29,14 +29,10 @@ def draw(table: CampaignTable, found: TacticDiff, *, max_layers: int = 80) -> by
     """Draw a campaign as a PNG.
 
     The first row shows the verdicts; below it is one row per layer that varies, the most suspicious on top. Builds are
-    columns: good ones on the left, bad ones in the middle, crashed ones on the right, each in the table's order. A layer's
+    columns: good ones on the left, bad ones in the middle, crashed ones on the right, each in the table's order. A
+        layer's
     commonest choice is grey, its others are coloured in the order of how common they are; colours of different rows are
     unrelated. Dots mark the choices of the explanation, and the names of their layers are red.
-
-    Args:
-        table: The campaign.
-        found: Its diff.
-        max_layers: Rows; the title says how many are left out.
 
     Returns:
         The file's bytes.

@@ -1,8 +1,8 @@
 """Good and bad tactic records from files: ours, and Polygraphy's replay files.
 
-The folders are those that Polygraphy's ``debug build`` sorts into: ``good/`` and ``bad/``, with other artifacts among them.
-Files do not say in which order builds were made, so the table has none. They are read in the order of their digests, good
-ones first, so that a file's name decides nothing but the name of its build.
+The folders are those that Polygraphy's ``debug build`` sorts into: ``good/`` and ``bad/``, with other artifacts among
+them. Files do not say in which order builds were made, so the table has none. They are read in the order of their
+digests, good ones first, so that a file's name decides nothing but the name of its build.
 """
 
 from __future__ import annotations
@@ -35,25 +35,12 @@ class LoadedReplays:
 
 
 def load_replays(good: str | Path, bad: str | Path) -> LoadedReplays:
-    """Read good and bad tactic records.
-
-    Args:
-        good: A file, or a folder that is searched with all its subfolders.
-        bad: Likewise.
-
-    Raises:
-        FormatError: If a file given by name holds no tactics.
-        ConfigError: If a path does not exist.
-    """
+    """Read good and bad tactic records."""
     return _load_places({"good": Path(good), "bad": Path(bad)})
 
 
 def load_replay_folder(folder: str | Path) -> LoadedReplays:
-    """Read ``good/`` and ``bad/`` in a folder; one of the two may be missing, as after a campaign without bad builds.
-
-    Raises:
-        ConfigError: If both are missing.
-    """
+    """Read ``good/`` and ``bad/`` in a folder; one of the two may be missing, as after a campaign without bad builds."""
     good, bad = Path(folder) / "good", Path(folder) / "bad"
     if not (good.is_dir() or bad.is_dir()):
         raise errors.ConfigError(f"{folder}: expected folders good/ and bad/ in it, found neither.")
@@ -62,11 +49,7 @@ def load_replay_folder(folder: str | Path) -> LoadedReplays:
 
 
 def read_record(path: str | Path) -> TacticRecord:
-    """Read one tactic record: ours, or a replay file of Polygraphy's.
-
-    Raises:
-        FormatError: If the file cannot be read, or holds neither.
-    """
+    """Read one tactic record: ours, or a replay file of Polygraphy's."""
     try:
         data = json.loads(Path(path).read_bytes())
     except (OSError, ValueError, RecursionError) as exc:

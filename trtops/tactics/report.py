@@ -26,11 +26,11 @@ def summary(found: TacticDiff) -> str:
         return f"No single tactic explains the {counts}. {_unexplained_text(found)}"
     leading = _leading_text(found)
     if found.conclusion == "not enough runs":
-        return f"Not enough runs: {counts}. Most suspicious so far: {leading}. {_more_builds_text(found)}"
+        return f"Not enough runs: {counts}. Most suspicious so far: {leading}. Build more, or prove it by a swap."
     if found.conclusion == "narrowed down":
         rivals = [s for i, s in enumerate(found.suspects) if i not in found.suspected and s.probability > _RIVAL]
         instead = f", or instead {'; '.join(s.describe() for s in rivals[:3])}" if rivals else ""
-        return f"A choice explains the {counts}, most likely {leading}{instead}. {_more_builds_text(found)}"
+        return f"A choice explains the {counts}, most likely {leading}{instead}. Build more, or prove it by a swap."
     if all(found.suspects[i].probability >= found.confidence for i in found.suspected):
         return f"Culprit: {leading}. {_fit_text(found)}"
     confirmed = "; ".join(suspect.describe() for suspect in found.confirmed)
@@ -84,15 +84,6 @@ def _unexplained_text(found: TacticDiff) -> str:
     return f"{same}A culprit, alone or in a pair, would have shown by now: measure the noise, or review the check."
 
 
-def _more_builds_text(found: TacticDiff) -> str:
-    if found.more_builds is None:
-        return "The number of builds still needed cannot be predicted; a proof by swap may be quicker."
-    about = f"About {found.more_builds} more {'build' if found.more_builds == 1 else 'builds'} should decide."
-    if found.ordered:
-        return about
-    return f"{about} The order of arrival is unknown, so repeat the diff only then: every look can mistake chance."
-
-
 def _number_list(found: TacticDiff) -> str:
     holds = "however often one looked" if found.ordered else "for one look, since the builds have no order of arrival"
     needed = f"a confirmation needs 10^{-math.log10(1 - found.confidence):.1f}"
@@ -101,7 +92,6 @@ def _number_list(found: TacticDiff) -> str:
         f"{len(found.varying_layers)} of {found.layers} layers vary",
         f"evidence for the best explanation: 10^{found.e_value_log10:.1f} to 1, valid {holds}; {needed}",
         f"probability that no choice decides: {_probability_text(found.p_chance)}",
-        f"for comparison, an exact test at one look, corrected for all choices and pairs: p = {found.p_value:.2g}",
     ]
     if found.confounder:
         rows.append(found.confounder)

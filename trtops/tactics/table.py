@@ -1,7 +1,7 @@
 """A campaign in one table: builds by layers, the choice of each layer as small integers, and each build's verdict.
 
-Reading a thousand tactic records one by one takes longer than the statistics over them, so a campaign also keeps this table and
-appends to it. It is plain data, independent of any store and back end.
+Reading a thousand tactic records one by one takes longer than the statistics over them, so a campaign also keeps this
+table and appends to it. It is plain data, independent of any store and back end.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Choice(Record):
 class CampaignTable:
     """Builds, their choices and verdicts. Grows by :meth:`append`; not safe for concurrent writers.
 
-    The rows are in the builds' order of arrival, unless the table is made with ``ordered=False``, as for loose files: then no
-    statistics use the order.
+    The rows are in the builds' order of arrival, unless the table is made with ``ordered=False``, as for loose files:
+    then no statistics use the order.
 
-    Records of different back end releases or kinds of device may be in one table. Both are kept as settings (``backend_version`` and
-    ``device``), so that a difference between them shows up as the cause of others.
+    Records of different back end releases or kinds of device may be in one table. Both are kept as settings
+    (``backend_version`` and ``device``), so that a difference between them shows up as the cause of others.
     """
 
     def __init__(self, *, ordered: bool = True) -> None:
@@ -217,7 +217,7 @@ class CampaignTable:
 
     @property
     def setting_codes(self) -> Codes:
-        """Positions in :attr:`values`, of shape ``(builds, settings)``; -1 where a build lacks the setting. Read-only."""
+        """Positions in :attr:`values`, of shape ``(builds, settings)``; -1 if absent. Read-only."""
         return self._settings.codes()
 
     def named(self, verdict: Verdict) -> tuple[str, ...]:
@@ -244,11 +244,7 @@ class CampaignTable:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Read the output of :meth:`to_bytes`.
-
-        Raises:
-            FormatError: If the bytes are something else, damaged, or of a newer version.
-        """
+        """Read the output of :meth:`to_bytes`."""
         body = _unpack_body(data)
         end = 8 + int.from_bytes(body[:8], "little")
         try:
@@ -362,8 +358,8 @@ def merge(parts: Iterable[tuple[CampaignTable, Sequence[str] | None]]) -> Campai
     """Merge several tables' builds into one table.
 
     Args:
-        parts: Tables, each with the names of the builds to take from it, in order; None takes all. A build of an earlier part is not
-            taken again.
+        parts: Tables, each with the names of the builds to take from it, in order; None takes all. A build of an
+            earlier part is not taken again.
 
     Returns:
         The builds, part by part; ordered, unless one of the tables that builds were taken from is not.

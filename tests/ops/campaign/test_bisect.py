@@ -224,7 +224,8 @@ def test_killed_campaign_repeats_the_same_steps(model, tmp_path, undisturbed):
 
 
 def dying_at(method: str, call: int, run: Callable[[], object], only: str = "") -> None:
-    """Run a function in a child that is killed at a certain call of a method of MLflow's runs, before it does anything."""
+    """Run a function in a child that is killed at a certain call of a method of MLflow's runs, before it does
+    anything."""
 
     def die_there() -> None:
         left, original = call, getattr(MlflowRun, method)

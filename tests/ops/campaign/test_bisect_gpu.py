@@ -1,17 +1,18 @@
-"""Bisections on TensorRT and a real GPU: FP16 builds of small networks with random tactics, and replays that mix two of them.
+"""Bisections on TensorRT and a real GPU: FP16 builds of small networks with random tactics, and replays that mix two of
+them.
 
-**Planted culprits.** Engines are evaluated as ever, but those in which one layer got certain tactics give outputs a tenth too
-large, as if these kernels were broken: every second tactic that the layer is seen with is one of them. Building, choosing,
-recording and replaying are TensorRT's own.
+**Planted culprits.** Engines are evaluated as ever, but those in which one layer got certain tactics give outputs a
+tenth too large, as if these kernels were broken: every second tactic that the layer is seen with is one of them.
+Building, choosing, recording and replaying are TensorRT's own.
 
-**Natural ones.** In each network one layer adds numbers that nearly cancel, first all positive ones, then all negative ones,
-and every number is exact in FP16: kernels that add in FP32 are right to the last bit, and those that add in FP16 are off by
-tenths. Nothing else in it is off by more than some thousandths. Builds of 8.6 often get kernels of one kind alone: then their
-errors do not fall into groups, and there is nothing to find.
+**Natural ones.** In each network one layer adds numbers that nearly cancel, first all positive ones, then all negative
+ones, and every number is exact in FP16: kernels that add in FP32 are right to the last bit, and those that add in FP16
+are off by tenths. Nothing else in it is off by more than some thousandths. Builds of 8.6 often get kernels of one kind
+alone: then their errors do not fall into groups, and there is nothing to find.
 
 Run with ``-s`` to read the log. ``TRTOPS_BISECT_PAIRS`` says how many pairs of builds of each network are bisected,
-``TRTOPS_BISECT_MINUTES`` after how many minutes no further pair is begun, ``TRTOPS_BISECT_SEED`` from which seed builds and coins
-are drawn, and ``OUT`` names a folder that keeps a log of each network, pair by pair.
+``TRTOPS_BISECT_MINUTES`` after how many minutes no further pair is begun, ``TRTOPS_BISECT_SEED`` from which seed builds
+and coins are drawn, and ``OUT`` names a folder that keeps a log of each network, pair by pair.
 """
 
 from __future__ import annotations
@@ -47,7 +48,6 @@ from trtops.ops.campaign.iteration import bad_in
 from trtops.ops.campaign.promote import promote, resolve
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, TensorRTOptions
-from trtops.tactics.error_sizes import error_groups, tolerance_between
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.schema import Tag
 
@@ -255,7 +255,8 @@ def of_full_connection() -> Network:
 
 @dataclasses.dataclass(frozen=True)
 class Planted:
-    """Evaluates an engine in a campaign's child: with outputs a tenth too large if a layer of it got a tactic that is planted.
+    """Evaluates an engine in a campaign's child: with outputs a tenth too large if a layer of it got a tactic that is
+    planted.
 
     Attributes:
         layer: Part of the layer's name.
@@ -376,7 +377,8 @@ class Probed:
 
 
 def widest_gap(errors: Sequence[float]) -> float | None:
-    """The middle of the widest gap between errors, if it is a twentieth of them: kernels give the same error each time."""
+    """The middle of the widest gap between errors, if it is a twentieth of them: kernels give the same error each
+    time."""
     gaps = [(above / below, below) for below, above in itertools.pairwise(errors) if below > 0]
     ratio, below = max(gaps, default=(1.0, 0.0))
     return below * ratio**0.5 if ratio > 1.05 else None
@@ -390,7 +392,7 @@ def probed(candidates: Sequence[Callable[[], Network]], folder: Path, tracker: M
         began, experiment = time.monotonic(), f"{network.name} probe"
         debug_build(model, config(data, 1e9, until=PROBES), tracker=tracker, experiment=experiment)
         errors = largest_errors(tracker, experiment)
-        atol = tolerance_between(error_groups(errors)) or widest_gap(errors)
+        atol = widest_gap(errors)
         log(f"{network.name}: {PROBES} builds in {time.monotonic() - began:.0f} s, tolerance {atol}; their errors:")
         log("   ", *(f"{error:.3g}" for error in errors))
         if atol is not None:
@@ -415,7 +417,8 @@ def pairs_of(tracker: MlflowTracker, campaign: str) -> list[tuple[str, str]]:
 
 
 def check_pairs(network: Network, pairs: Sequence[tuple[str, str]], tracker: MlflowTracker, log: Log) -> None:
-    """Bisect so many pairs as are asked for, pairs again with another coin where there are fewer; and look at all results."""
+    """Bisect so many pairs as are asked for, pairs again with another coin where there are fewer; and look at all
+    results."""
     named, trials, complete = [], [], []
     for number, (good, bad) in enumerate(itertools.islice(itertools.cycle(pairs), PAIRS)):
         if time.monotonic() - BEGAN > 60 * MINUTES:

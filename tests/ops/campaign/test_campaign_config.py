@@ -32,14 +32,14 @@ def _campaign_spec(model: Path, config: DebugBuildConfig, tracker: MemoryTracker
     return iteration.tags[Tag.SPEC_SHA256]
 
 
-def test_an_int8_build_calibrated_from_random_data_has_the_same_spec_in_a_campaign(model: Path) -> None:
+def test_int8_spec_equals_convert_with_random_data(model: Path) -> None:
     tracker = MemoryTracker()
     converted = convert(model, ConvertConfig(build=BUILD, check=CHECK), tracker=tracker)
     campaign = DebugBuildConfig(build=BUILD, check=CHECK, until=1)
     assert _campaign_spec(model, campaign, tracker) == converted.spec_sha256
 
 
-def test_an_int8_build_calibrated_from_a_file_has_the_same_spec_in_a_campaign(model: Path, tmp_path: Path) -> None:
+def test_int8_spec_equals_convert_with_a_file(model: Path, tmp_path: Path) -> None:
     tracker, specs = MemoryTracker(), {}
     for name, scale in (("small", 1.0), ("large", 3.0)):
         feed = {key: array * np.float32(scale) for key, array in models.conv_net().feed.items()}
@@ -52,7 +52,7 @@ def test_an_int8_build_calibrated_from_a_file_has_the_same_spec_in_a_campaign(mo
     assert specs["small"] != specs["large"]
 
 
-def test_more_builds_than_the_limit_are_refused_before_the_first(model: Path) -> None:
+def test_until_beyond_the_limit_is_refused(model: Path) -> None:
     tracker = MemoryTracker()
     with pytest.raises(errors.ConfigError, match=r"until is 400.*after 200 builds.*--max-builds 400"):
         debug_build(model, DebugBuildConfig(until=400), tracker=tracker)

@@ -1,4 +1,5 @@
-"""A campaign on TensorRT and a real GPU: FP16 builds that differ, a tolerance between two groups of them, diff and proof by swap.
+"""A campaign on TensorRT and a real GPU: FP16 builds that differ, a tolerance between two groups of them, diff and
+proof by swap.
 
 Run with ``-s`` to read the log.
 """
@@ -44,7 +45,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> Path:
-    """A small CNN that ends in a fully connected layer for ten classes: kernels of nearly the same speed to choose from."""
+    """A small CNN that ends in a fully connected layer for ten classes: kernels of nearly the same speed to choose
+    from."""
     weights = {
         "w0": models.random(16, 3, 3, 3, seed=1, scale=0.3),
         "b0": models.random(16, seed=2),
@@ -112,7 +114,8 @@ def between_groups(found: list[float], least: int) -> float | None:
 def tolerance(model: Path, folder: Path, tracker: MlflowTracker) -> tuple[float, Vary]:
     """A tolerance between two groups of builds, and what has to be varied to see both.
 
-    A sixth of the builds by time may be missing among the sixteen that follow. Those with random tactics draw as these did.
+    A sixth of the builds by time may be missing among the sixteen that follow. Those with random tactics draw as these
+    did.
     """
     for vary, experiment, least in ((Vary(), "by time", 2), (Vary(random_tactics=True), "random", 1)):
         debug_build(
@@ -130,7 +133,7 @@ def tolerance(model: Path, folder: Path, tracker: MlflowTracker) -> tuple[float,
     pytest.fail("All builds are alike, even with random tactics.")
 
 
-def test_a_campaign_of_sixteen_builds_its_diff_and_the_proof_by_swap(
+def test_campaign_of_sixteen_builds_and_proof(
     model: Path, folder: Path, tracker: MlflowTracker, tolerance: tuple[float, Vary]
 ) -> None:
     atol, vary = tolerance

@@ -72,7 +72,7 @@ def resumed(tracker: MlflowTracker, campaign: str) -> None:
     assert tracker.info(campaign).status == "finished" and tracker.find(status="running") == []
 
 
-def test_it_is_resumed_once_it_is_silent(left: tuple[MlflowTracker, str]) -> None:
+def test_silent_campaign_is_resumed(left: tuple[MlflowTracker, str]) -> None:
     tracker, campaign = left
     for info in tracker.find("identity", status="running"):
         tracker._client.set_tag(info.id, Tag.HEARTBEAT, str(int(info.tags[Tag.HEARTBEAT]) - 3600))
@@ -80,7 +80,7 @@ def test_it_is_resumed_once_it_is_silent(left: tuple[MlflowTracker, str]) -> Non
     resumed(tracker, campaign)
 
 
-def test_it_is_resumed_at_once_where_a_person_says_that_it_is_gone(left: tuple[MlflowTracker, str]) -> None:
+def test_closed_campaign_is_resumed_at_once(left: tuple[MlflowTracker, str]) -> None:
     tracker, campaign = left
 
     assert main(["runs", "close", campaign, "--force", "--store", str(tracker.store.root)]) == 0

@@ -73,7 +73,8 @@ def upload(
 
 
 def what_is_kept(tracker: Tracker, campaign: str) -> object:
-    """What a campaign left: its verdict and its iterations', with params, tactics and the parts that every build has alike."""
+    """What a campaign left: its verdict and its iterations', with params, tactics and the parts that every build has
+    alike."""
     parent = tracker.load(campaign)
     runs = {}
     for info in tracker.find(parent.info.experiment, parent=campaign):
@@ -92,7 +93,7 @@ def what_is_kept(tracker: Tracker, campaign: str) -> object:
     return parent.info.status, parent.info.verdict, [entry.path for entry in parent.manifest.artifacts], runs
 
 
-def test_a_server_that_is_away_for_a_while_is_waited_for(
+def test_short_outage_is_waited_for(
     case, undisturbed, server: MlflowServer, tracker: OfflineTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRTOPS_TRACKING_WAIT", "3600")
@@ -115,7 +116,7 @@ def test_a_server_that_is_away_for_a_while_is_waited_for(
 
 
 @pytest.mark.parametrize("moment", [0, 2])
-def test_what_a_server_that_stays_away_would_have_got_is_kept_and_brought_in_by_one_command(
+def test_long_outage_is_spooled_and_uploaded(
     case, undisturbed, server: MlflowServer, tracker: OfflineTracker, upload: Upload, moment: int
 ) -> None:
     model, campaign = case

@@ -1,4 +1,5 @@
-"""Pinning a good build and finding it again: verified, registered, resolved, and refused whenever something is not as promised."""
+"""Pinning a good build and finding it again: verified, registered, resolved, and refused whenever something is not as
+promised."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def promoted(good_and_bad: dict[str, str], tracker: MlflowTracker) -> PromoteRes
     return promote(good_and_bad["good"], tracker=tracker)
 
 
-def test_a_good_iteration_is_built_again_tactic_by_tactic_and_registered(promoted, good_and_bad, tracker) -> None:
+def test_good_iteration_is_rebuilt_and_registered(promoted, good_and_bad, tracker) -> None:
     run, source = tracker.load(promoted.run_id), tracker.load(good_and_bad["good"])
 
     records = [TacticRecord.from_json(r.read_bytes(Artifact.TACTICS)) for r in (run, source)]
@@ -80,7 +81,7 @@ def test_resolving_gives_the_accepted_engine_and_it_runs(promoted, model, folder
     assert (found.run_id, found.version, found.why) == (promoted.run_id, promoted.version, "")
 
 
-def test_a_build_of_convert_can_be_promoted_too_and_the_newest_is_accepted(folder, tracker) -> None:
+def test_newest_promoted_build_is_accepted(folder, tracker) -> None:
     path = models.conv_net().write(folder, "small")
     built = convert(path, tracker=tracker)
 
@@ -91,9 +92,7 @@ def test_a_build_of_convert_can_be_promoted_too_and_the_newest_is_accepted(folde
     assert resolve(path, tracker=tracker).run_id == second.run_id
 
 
-def test_a_promotion_that_was_killed_before_it_was_registered_is_completed_by_the_next(
-    folder, tracker, monkeypatch
-) -> None:
+def test_killed_promotion_is_completed_by_the_next(folder, tracker, monkeypatch) -> None:
     built = convert(models.conv_net().write(folder, "killed"), tracker=tracker)
 
     class Killed(BaseException):
@@ -116,7 +115,7 @@ def test_a_promotion_that_was_killed_before_it_was_registered_is_completed_by_th
     assert promote(built.run_id, tracker=tracker).run_id != left.id  # once it is registered, it is done
 
 
-def test_bad_builds_and_builds_of_another_model_are_not_promoted(good_and_bad, folder, tracker) -> None:
+def test_bad_and_foreign_builds_are_refused(good_and_bad, folder, tracker) -> None:
     other = models.conv_net().write(folder, "other")
 
     with pytest.raises(errors.ConfigError, match="'bad'"):
@@ -127,7 +126,7 @@ def test_bad_builds_and_builds_of_another_model_are_not_promoted(good_and_bad, f
         promote("0" * 32, tracker=tracker)
 
 
-def test_an_engine_that_fails_a_stricter_check_is_not_registered(good_and_bad, folder, tracker) -> None:
+def test_stricter_check_prevents_registration(good_and_bad, folder, tracker) -> None:
     from trtops.comparator.report import Tolerances
 
     strict = CheckConfig(data=str(folder / "feed.npz"), tolerances=Tolerances(atol=0, rtol=0), latency_runs=0)
@@ -140,7 +139,7 @@ def test_an_engine_that_fails_a_stricter_check_is_not_registered(good_and_bad, f
     assert "golden outputs" in failed.tags[Tag.ERROR]
 
 
-def test_an_engine_that_does_not_compute_in_its_precision_is_not_registered(folder, tracker) -> None:
+def test_wrong_precision_prevents_registration(folder, tracker) -> None:
     path = models.conv_net().write(folder, "half")
     check = CheckConfig(latency_runs=0, plots="never")
     built = convert(path, ConvertConfig(build=BuildConfig(precision="fp16"), check=check), tracker=tracker)
@@ -188,7 +187,7 @@ def test_a_changed_engine_is_not_accepted_any_more(good_and_bad, folder, tracker
     assert found.run_id is None and "other content than its manifest says" in found.why
 
 
-def test_a_version_that_points_anywhere_but_into_its_run_is_not_accepted(promoted, model, folder, tracker) -> None:
+def test_version_outside_its_run_is_refused(promoted, model, folder, tracker) -> None:
     forged = folder / "forged.ort"
     forged.write_bytes(b"not ours")
     client = tracker._client
@@ -202,7 +201,7 @@ def test_a_version_that_points_anywhere_but_into_its_run_is_not_accepted(promote
         assert found.run_id is None and "not an artifact of a run" in found.why
 
 
-def test_a_version_that_was_not_registered_by_promoting_is_not_accepted(promoted, good_and_bad, model, tracker) -> None:
+def test_version_not_from_promote_is_refused(promoted, good_and_bad, model, tracker) -> None:
     tracker.register("sneaked", good_and_bad["bad"], "engine/engine.ort", alias=promoted.alias)
 
     found = resolve(model, tracker=tracker, name="sneaked")
@@ -210,7 +209,7 @@ def test_a_version_that_was_not_registered_by_promoting_is_not_accepted(promoted
     assert found.run_id is None and "not registered by promoting" in found.why
 
 
-def test_names_and_aliases_are_such_as_a_registry_takes(promoted, tracker, model) -> None:
+def test_names_and_aliases_fit_the_registry(promoted, tracker, model) -> None:
     environment = resolve(model, tracker=tracker).engine(tracker).environment
 
     assert registered_model("team/net:1") == "team-2f-net-3a-1"

@@ -33,9 +33,7 @@ def campaign(folder: Path, share: float, **others: object) -> tuple[MemoryTracke
 
 
 @pytest.mark.parametrize(("share", "verdict"), [(0.0, "good"), (0.5, "bad")])
-def test_an_iteration_s_precision_is_evaluated_as_convert_evaluates_it(
-    share: float, verdict: str, tmp_path: Path
-) -> None:
+def test_iteration_checks_precision_as_convert_does(share: float, verdict: str, tmp_path: Path) -> None:
     tracker, run = campaign(tmp_path, share)
 
     info, stored = tracker.info(run), tracker.load(run)
@@ -49,9 +47,7 @@ def test_an_iteration_s_precision_is_evaluated_as_convert_evaluates_it(
 
 
 @pytest.mark.parametrize(("share", "verdict"), [(0.0, "good"), (0.5, "bad")])
-def test_a_command_does_not_see_the_precision_so_a_limit_is_held_for_it(
-    share: float, verdict: str, tmp_path: Path
-) -> None:
+def test_precision_limit_holds_for_commands(share: float, verdict: str, tmp_path: Path) -> None:
     command = CommandCheck(command=(sys.executable, "-c", "pass", "{engine}"))
     tracker, run = campaign(tmp_path, share, command=command)
 
@@ -61,7 +57,7 @@ def test_a_command_does_not_see_the_precision_so_a_limit_is_held_for_it(
     assert info.tags.get(schema.Tag.BAD_IN) == ("precision" if verdict == "bad" else None)
 
 
-def test_a_calibration_holds_the_engines_beside_int8_to_the_limit_as_well(tmp_path: Path) -> None:
+def test_calibration_holds_other_engines_to_the_limit(tmp_path: Path) -> None:
     case = zoo.classifier()
     np.savez(tmp_path / "feed.npz", **dict(case.feed))
     config = CalibrateConfig(

@@ -29,7 +29,7 @@ def run_with(made: TacticRecord, tracker: MemoryTracker) -> StoredRun:
 
 
 @pytest.mark.parametrize("mechanism", ["algorithm_selector", "editable_timing_cache"])
-def test_the_run_s_own_choices_are_replayed_with_its_timing_cache(mechanism: str) -> None:
+def test_own_choices_use_the_timing_cache(mechanism: str) -> None:
     made = record(mechanism, "a", "b")
     tracker = MemoryTracker()
     start = run_with(made, tracker)
@@ -40,7 +40,7 @@ def test_the_run_s_own_choices_are_replayed_with_its_timing_cache(mechanism: str
     assert order.build.options == TensorRTOptions()  # no longer drawn by lot
 
 
-def test_a_selector_that_is_to_choose_otherwise_is_given_no_timing_cache_and_an_editable_one_is() -> None:
+def test_other_choices_need_an_editable_timing_cache() -> None:
     tracker = MemoryTracker()
     for mechanism, given in (("algorithm_selector", False), ("editable_timing_cache", True)):
         made = record(mechanism, "a", "b")

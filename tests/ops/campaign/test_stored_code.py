@@ -77,7 +77,7 @@ def restored(tracker: MlflowTracker, campaign: str) -> None:
 
 
 @pytest.mark.usefixtures("restored")
-def test_a_diff_needs_neither_the_model_nor_the_scripts_of_its_campaign(tracker, campaign, script, folder) -> None:
+def test_diff_needs_no_model_and_scripts(tracker, campaign, script, folder) -> None:
     plant(tracker, campaign, "data", str(script), manifest=True)
     model = Path(tracker.info(campaign).tags[Tag.MODEL_PATH])
     aside = model.rename(model.with_suffix(".aside"))
@@ -89,9 +89,7 @@ def test_a_diff_needs_neither_the_model_nor_the_scripts_of_its_campaign(tracker,
 
 
 @pytest.mark.usefixtures("restored")
-def test_a_finished_campaign_whose_config_was_edited_is_not_whole_and_nothing_runs(
-    tracker, campaign, script, folder
-) -> None:
+def test_edited_config_is_refused(tracker, campaign, script, folder) -> None:
     plant(tracker, campaign, "data", str(script), manifest=False)
     build = tracker.find(parent=campaign, tags={"trtops.kind": "iteration"})[0].id
 
@@ -107,9 +105,7 @@ def test_a_finished_campaign_whose_config_was_edited_is_not_whole_and_nothing_ru
 
 
 @pytest.mark.usefixtures("restored")
-def test_a_script_that_a_run_names_is_shown_and_asked_for(
-    tracker, campaign, script, folder, caplog, monkeypatch
-) -> None:
+def test_scripts_of_a_run_need_permission(tracker, campaign, script, folder, caplog, monkeypatch) -> None:
     plant(tracker, campaign, "data", str(script), manifest=True)
     build = tracker.find(parent=campaign, tags={"trtops.kind": "iteration"})[0].id
     store = str(tracker.store.root)
@@ -140,7 +136,7 @@ def test_a_script_that_a_run_names_is_shown_and_asked_for(
     (folder / "ran").unlink()
 
 
-def test_a_command_that_a_run_names_is_shown_and_asked_for_on_resume(tracker, folder, tmp_path) -> None:
+def test_commands_of_a_run_need_permission(tracker, folder, tmp_path) -> None:
     class Enough(Exception):
         pass
 
@@ -169,7 +165,7 @@ def test_a_command_that_a_run_names_is_shown_and_asked_for_on_resume(tracker, fo
     note.unlink()
 
 
-def test_a_run_that_is_its_own_parent_does_not_hang_a_promotion(tracker, campaign, folder) -> None:
+def test_cyclic_parents_do_not_hang_promote(tracker, campaign, folder) -> None:
     build = tracker.find(parent=campaign, tags={"trtops.kind": "iteration"})[0]
     tracker._client.set_tag(build.id, "mlflow.parentRunId", build.id)
 

@@ -1,6 +1,7 @@
 """Bisect: find the layers or settings that make a build bad, by building mixtures of a good and a bad build.
 
-:mod:`trtops.tactics.bisection` chooses the mixtures. Once a culprit is confirmed, everything but the culprit is taken from the bad
+:mod:`trtops.tactics.bisection` chooses the mixtures. Once a culprit is confirmed, everything but the culprit is taken
+from the bad
 build: if that is good, the set is complete; if it is bad, the search continues without the first culprit.
 """
 
@@ -37,9 +38,9 @@ from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.campaign.workers import close_workers
 from trtops.ops.result import OnProgress, finish_with
-from trtops.tactics.bisection import CHANCE, Built, Found, FoundCulprits, Search, Seen
+from trtops.tactics.bisection import CHANCE, Built, Culprits, Found, Search, Seen
 from trtops.tactics.denied import DeniedTactic
-from trtops.tactics.error_sizes import Effect, effect_of
+from trtops.tactics.effect import Effect, effect_of
 from trtops.tactics.model import Bools, Clauses
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import campaigns, schema
@@ -69,17 +70,17 @@ def bisect(
     A bisection can be killed at any moment and resumed: no mixture whose run is complete is built again.
 
     Args:
-        run: A campaign's run, or the beginning of its id: its most similar good and bad builds are mixed. Or the run of a good build,
-            with ``bad``. Or that of a bisection, which is resumed, with its own config but for ``allow_scripts``; one that has ended
-            gives its result.
+        run: A campaign's run, or the beginning of its id: its most similar good and bad builds are mixed. Or the run of
+            a good build, with ``bad``. Or that of a bisection, which is resumed, with its own config but for
+            ``allow_scripts``; one that has ended gives its result.
         bad: The run of a bad build of the same campaign, or of a bad mixture.
         config: How long, and how sure.
         tracker: The tracking store.
         tags: Further tags of all runs.
         evaluate: The Python callable that evaluated the campaign's engines, if one did.
         progress: Called with the number of builds made, and the maximum.
-        given: Confirmed choices of the bad build that every mixture gets. If the good build with them is bad, the outcome is
-            ``sufficient``; else the bisection searches what else they need.
+        given: Confirmed choices of the bad build that every mixture gets. If the good build with them is bad, the
+            outcome is ``sufficient``; else the bisection searches what else they need.
         chance: Prior probability that the bad build's verdict is wrong, or that replayed choices do not decide.
 
     Raises:
@@ -127,11 +128,7 @@ def _title_of(plan: BisectPlan) -> str:
 
 
 def campaign_of(tracker: Tracker, run: str, bad: str | None = None, *, allow_scripts: bool = False) -> Campaign:
-    """The campaign that a bisection belongs to; arguments as :func:`bisect` and its config take them.
-
-    Raises:
-        ConfigError: If there is none, the builds are not of one, or it names code that was not allowed.
-    """
+    """The campaign that a bisection belongs to; arguments as :func:`bisect` and its config take them."""
     run_id = tracker.whole_id(run)
     if bad is not None:
         parents = []
@@ -141,8 +138,8 @@ def campaign_of(tracker: Tracker, run: str, bad: str | None = None, *, allow_scr
             parents.append(parent.parent if parent is not None and parent.kind == _KIND else info.parent)
         if parents[0] is None or parents[0] != parents[1]:
             raise errors.ConfigError(
-                f"Runs {run_id} and {bad} are not builds of one campaign (`trtops debug build`), which defines how to build "
-                "and evaluate."
+                f"Runs {run_id} and {bad} are not builds of one campaign (`trtops debug build`), which defines how "
+                "to build and evaluate."
             )
         run_id = parents[0]
     return open_campaign(tracker, run_id, allow_scripts=allow_scripts)
@@ -332,7 +329,7 @@ class _Session:
             built = build_and_evaluate(self.campaign, order, run, tracker=self.tracker, evaluate_engine=self.evaluate)
         return self.tracker.info(run.id), built.tactics, "; ".join(built.reasons)[:1000]
 
-    def _culprit(self, found: FoundCulprits) -> Culprit:
+    def _culprit(self, found: Culprits) -> Culprit:
         places = sorted({place for clause in found.clauses for place in clause})
         return Culprit(
             units=tuple(self.mixture.units[place] for place in places),
@@ -352,10 +349,10 @@ class _Session:
         return effect_of(groups[1], groups[0])
 
     def denied(self, result: BisectResult) -> Iterator[DeniedTactic]:
-        """The entry that ``trtops runs deny`` may put on the deny-list: a single culprit, or settings, which are denied together.
+        """The entry for the deny-list: a single culprit, or settings, which are denied together.
 
-        Of two layers that fail only together neither fails by itself, and the deny-list takes each layer by itself. The same holds for a
-        culprit that good builds have as well: it needs something that both builds of the pair have.
+        Of two layers that fail only together neither fails by itself, and the deny-list takes each layer by itself. The
+        same holds for a culprit that good builds have as well: it needs something that both builds of the pair have.
         """
         for culprit in () if self.plan.given else result.culprits[:1]:
             places = [self.mixture.units.index(unit) for unit in culprit.units]

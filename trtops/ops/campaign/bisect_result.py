@@ -13,7 +13,7 @@ from trtops.ops.result import OpResult
 from trtops.record import Record
 from trtops.tables import table as text_table
 from trtops.tactics.bisection import CHANCE, Outcome
-from trtops.tactics.error_sizes import Effect
+from trtops.tactics.effect import Effect
 from trtops.tactics.model import Bools, Clauses
 from trtops.tactics.table import CampaignTable
 from trtops.tracking.base import Verdict
@@ -75,16 +75,17 @@ class BisectConfig(Record):
     """How long to search, and how sure to be.
 
     Attributes:
-        confidence: What a confirmation needs, between 0.5 and 1: at most ``1 - confidence`` of bisections name a culprit where
-            verdicts do not depend on what is mixed, and the named set needs that posterior probability.
-        confidence_of_one: What suffices against chance where a single layer or setting is most probable and later builds check it
-            again, as a campaign's do; ``confidence`` unless given.
+        confidence: What a confirmation needs, between 0.5 and 1: at most ``1 - confidence`` of bisections name a
+            culprit where verdicts do not depend on what is mixed, and the named set needs that posterior probability.
+        confidence_of_one: What suffices against chance where a single layer or setting is most probable and later
+            builds check it again, as a campaign's do; ``confidence`` unless given.
         max_builds: Maximum number of builds.
         max_minutes: No build starts after this many minutes; None for no limit.
         max_culprits: Maximum number of sets of culprits, each of which makes builds bad without the others.
         seed: Of the coin that chooses between a mixture and its opposite.
         devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them; the campaign's unless given.
-        allow_scripts: Run scripts and commands that the campaign's run names. Anyone with write access to the store can change them.
+        allow_scripts: Run scripts and commands that the campaign's run names. Anyone with write access to the store can
+            change them.
     """
 
     confidence: float = 0.95
@@ -112,8 +113,8 @@ class BisectPlan(Record):
     Attributes:
         good_run: The good build.
         bad_run: The bad build.
-        seen: The campaign's builds: a digit for each unit, 1 where a build has what the bad one has, 0 where it has what the good one
-            has, 2 otherwise; and whether it was bad.
+        seen: The campaign's builds: a digit for each unit, 1 where a build has what the bad one has, 0 where it has
+            what the good one has, 2 otherwise; and whether it was bad.
         config: How long, and how sure.
         given: Confirmed choices that every mixture has: the question is what else they need.
         chance: Prior probability that the bad build's verdict is wrong, or that replayed choices do not decide.
@@ -186,9 +187,9 @@ class BisectResult(OpResult):
     """How a bisection ended.
 
     Attributes:
-        outcome: ``confirmed``; ``sufficient`` where the given choices make the good build bad too; ``not repeatable`` where verdicts do
-            not follow what is mixed; ``combination`` where they follow more than two units; ``undecided`` where the budget was too
-            small, or nothing differs that can be chosen.
+        outcome: ``confirmed``; ``sufficient`` where the given choices make the good build bad too; ``not repeatable``
+            where verdicts do not follow what is mixed; ``combination`` where they follow more than two units;
+            ``undecided`` where the budget was too small, or nothing differs that can be chosen.
         summary: The same in sentences.
         culprits: Every confirmed set.
         suspects: With ``combination``, the units that probably take part.
@@ -197,8 +198,8 @@ class BisectResult(OpResult):
         bad_run: The bad build.
         units: Number of layers and settings that could be chosen.
         consequences: Layers that differ and cannot be chosen; they follow from the others.
-        asked: The aspect under test: outputs, where those of the bad build are bad, else the precision it computes in; None where
-            its run does not say.
+        asked: The aspect under test: outputs, where those of the bad build are bad, else the precision it computes in;
+            None where its run does not say.
         given: Confirmed choices that every mixture has.
         trials: The builds.
         seconds: Wall time.
@@ -242,7 +243,7 @@ class BisectResult(OpResult):
         return f"trtops runs promote {self.good_run}" if self.run_id and self.good_run else super().next_step
 
     def bad_mixture(self, units: Sequence[Unit]) -> str:
-        """The run of the bad mixture with these culprits, no other ones, and the fewest other units; empty if there is none.
+        """The run of the bad mixture with only these culprits and the fewest other units; empty without one.
 
         Its verdict is surer than that of the bad build, which may be wrong.
         """
@@ -263,7 +264,7 @@ class BisectResult(OpResult):
         """The summary, the culprits, and every build."""
         yield self.summary
         if self.asked == "precision":
-            yield "\nThe bad build's outputs are good: the question is why it does not compute in the requested precision.\n"
+            yield "\nThe bad build's outputs are good: why does it not compute in the requested precision?\n"
         for culprit in self.culprits:
             effect = f"; {culprit.effect.describe()}" if culprit.effect is not None else ""
             yield f"- **{culprit.describe()}** (probability {culprit.probability:.3f}, {culprit.builds} builds){effect}"

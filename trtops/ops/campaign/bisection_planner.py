@@ -1,4 +1,4 @@
-"""Decides what a campaign does next: build, mix a good and a bad build, or stop; and which culprits it has confirmed."""
+"""Decides the next step of a campaign, build, mix or stop; and which culprits are confirmed."""
 
 from __future__ import annotations
 
@@ -20,24 +20,15 @@ from trtops.tracking.base import RunInfo, Tracker
 from trtops.tracking.campaigns import closed_if_abandoned, load_record
 from trtops.verdict import VERDICTS
 
-MAX_UNREPEATABLE_PAIRS = 3
-"""Pairs of builds without a result, after which choices do not decide, or only in an unresolved combination."""
-BUILDS_PER_GOOD_ONE = 2
-"""Builds per required good one after which the campaign stops waiting for good ones."""
-MIN_CONFIRMATIONS = 2
-"""Builds that must show that a culprit does not need another choice, since one verdict may be wrong."""
-MAX_TRANSFERS = 5
-"""Good builds that a culprit is put into, to see whether it needs anything else."""
-EARLY_TRANSFERS = 2
-"""The number of these before there are enough good builds to choose from."""
-MIN_LACKING_SHARE = 0.4
-"""Share of the choices that the culprit may need which a good build has to lack for an early transfer."""
-REFUTATIONS = 2
-"""Good builds that stay good with a culprit, repeatedly, after which it is dropped."""
-EARLY_DOUBT = 4
-"""Times the campaign's doubt at which a single choice is named at first."""
-WRONG_VERDICT = 0.5
-"""Prior probability that the verdict of a bad build is wrong which no known culprit explains."""
+MAX_UNREPEATABLE_PAIRS = 3  # pairs without a result, after which choices do not decide, or only in a combination
+BUILDS_PER_GOOD_ONE = 2  # builds per required good one after which the campaign stops waiting for good ones
+MIN_CONFIRMATIONS = 2  # builds that must show that a culprit does not need another choice: one verdict may be wrong
+MAX_TRANSFERS = 5  # good builds that a culprit is put into, to see whether it needs anything else
+EARLY_TRANSFERS = 2  # the number of these before there are enough good builds to choose from
+MIN_LACKING_SHARE = 0.4  # share of possibly needed choices that a good build must lack for an early transfer
+REFUTATIONS = 2  # good builds that stay good with a culprit, repeatedly, after which it is dropped
+EARLY_DOUBT = 4  # times the campaign's doubt at which a single choice is named at first
+WRONG_VERDICT = 0.5  # prior probability that the verdict of a bad build is wrong which no known culprit explains
 _MAX_COMPARED = 200  # builds per verdict that pairs are made of
 _KILLED = "The bisection's process ended in the middle of it."
 
@@ -50,7 +41,7 @@ class CampaignCulprit:
         units: The choices.
         good_run: The good build of the bisection that confirmed it.
         bad_run: The bad one.
-        mixed_run: A bad mixture of the two that has it; the bad build itself if there is none.
+        mixed_run: A bad mixture of the two that has it; the bad build itself if absent.
         candidates: Number of units of that bisection.
         settled: Whether everything it needs was found.
         bad_with: Good builds that are bad with it.
@@ -95,7 +86,7 @@ class CampaignCulprit:
 
 @dataclass(frozen=True)
 class Pair:
-    """A good and a bad build to mix; ``given`` and ``chance`` as in :class:`~trtops.ops.campaign.bisect_result.BisectPlan`."""
+    """A good and a bad build to mix; ``given`` and ``chance`` as in a ``BisectPlan``."""
 
     good: str
     bad: str
@@ -158,8 +149,8 @@ class Planner:
     def pair(self, table: CampaignTable) -> Pair | None:
         """The next good and bad build to mix; None if builds are needed first.
 
-        First a good build that has a culprit, which then needs something else. Then a bad build that no culprit explains. At last a
-        good build that shows whether a culprit is bad there too.
+        First a good build that has a culprit, which then needs something else. Then a bad build that no culprit
+        explains. At last a good build that shows whether a culprit is bad there too.
         """
         found = self.culprits
         rows = {name: row for row, name in enumerate(table.names)}
@@ -181,7 +172,7 @@ class Planner:
         return next((pair for each in found if (pair := _transfer(each, table, waited=waited)) is not None), None)
 
     def is_answered(self, table: CampaignTable) -> bool:
-        """Whether there is nothing left to ask: enough builds are good without the culprits, or choices do not decide."""
+        """Whether enough builds are good without the culprits, or choices do not decide."""
         if not self.culprits:
             return self._unexplained_pairs >= MAX_UNREPEATABLE_PAIRS
         return self._has_waited(table) and self.pair(table) is None
@@ -191,10 +182,10 @@ class Planner:
         return len(table.named("good")) >= wanted or len(table) - self.after >= BUILDS_PER_GOOD_ONE * wanted
 
     def confirmed_and_doubtful(self, table: CampaignTable) -> tuple[list[CampaignCulprit], list[CampaignCulprit]]:
-        """Split culprits into those that all builds and mixtures together confirm, and those that chance explains almost as well.
+        """Split culprits into confirmed ones, and those that chance explains almost as well.
 
-        Each culprit is weighed by the builds that the others do not explain: the verdicts must be ``candidates / (1 - confidence)``
-        times more probable than at the one rate that suits them best.
+        Each culprit is weighed by the builds that the others do not explain: the verdicts must be ``candidates / (1 -
+        confidence)`` times more probable than at the one rate that suits them best.
         """
         found = self.culprits
         table = with_mixtures(table, self.done)
@@ -251,8 +242,9 @@ class Planner:
 def merge_culprits(done: Sequence[BisectResult]) -> list[CampaignCulprit]:
     """Merge the culprits of all bisections.
 
-    Where two builds both have one of two choices that fail only together, a bisection names the other one alone. A later bisection
-    with it as ``given`` adds what it needs. A refuted culprit is dropped, and so is one that contains another.
+    Where two builds both have one of two choices that fail only together, a bisection names the other one alone. A
+    later bisection with it as ``given`` adds what it needs. A refuted culprit is dropped, and so is one that contains
+    another.
     """
     found: list[CampaignCulprit] = []
     for result in done:
@@ -280,7 +272,7 @@ def merge_culprits(done: Sequence[BisectResult]) -> list[CampaignCulprit]:
 
 
 def merge_overlapping(culprits: Sequence[CampaignCulprit]) -> list[CampaignCulprit]:
-    """Merge culprits of several choices that share a choice into one unresolved combination, such as any two of four."""
+    """Merge pairs that share a choice into one unresolved combination, such as any two of four."""
     merged: list[CampaignCulprit] = []
     for culprit in culprits:
         sharing = [m for m in merged if min(len(m.units), len(culprit.units)) > 1 and m.choices & culprit.choices]
@@ -310,8 +302,8 @@ def choose_exclusions(culprits: Sequence[CampaignCulprit], turn: int) -> list[Un
 def _transfer(culprit: CampaignCulprit, table: CampaignTable, *, waited: bool) -> Pair | None:
     """The good build that shows most about what a culprit needs: it lacks most of what the bad build has.
 
-    None where the culprit was bad already without each other choice of the bad build, or in enough good builds; and, until there
-    are enough of them, where none lacks much.
+    None where the culprit was bad already without each other choice of the bad build, or in enough good builds; and,
+    until there are enough of them, where none lacks much.
     """
     of_settings = all(unit.kind == "setting" for unit in culprit.units)
     # Layers that follow from settings cannot be chosen, and so cannot be needed.
@@ -349,8 +341,8 @@ def most_alike(table: CampaignTable, good: Sequence[str], bad: Sequence[str]) ->
 def with_mixtures(table: CampaignTable, done: Sequence[BisectResult]) -> CampaignTable:
     """A table with the mixtures of its builds as further builds.
 
-    Each has the layers and settings that were requested; layers that follow from others are as in the good build. Mixtures that
-    strayed are left out.
+    Each has the layers and settings that were requested; layers that follow from others are as in the good build.
+    Mixtures that strayed are left out.
     """
     columns = np.array([*table.layers, *table.settings])
     rows = dict(zip(table.names, np.hstack((table.codes, table.setting_codes))))

@@ -49,8 +49,9 @@ class Vary(Record):
     Lists are combined, each value with each, and iterations take the combinations in turn.
 
     Attributes:
-        random_tactics: Choose tactics at random and not by their time (``tactic_seed`` of the options). It shows what each choice does
-            to the outputs, including choices that timing seldom makes. The share of bad builds is then not the share in production.
+        random_tactics: Choose tactics at random and not by their time (``tactic_seed`` of the options). It shows what
+            each choice does to the outputs, including choices that timing seldom makes. The share of bad builds is then
+            not the share in production.
         precisions: Precisions to build in.
         optimization_levels: TensorRT's builder optimization levels to build with.
         tactic_sources: Sets of TensorRT's tactic sources to build with.
@@ -84,25 +85,27 @@ class DebugBuildConfig(Record):
 
     Attributes:
         build: How engines are built.
-        check: How they are evaluated, unless a command is given. Golden outputs are computed once and kept in the campaign.
-        command: An external command that evaluates an engine: ``{engine}`` in it is the engine's file, ``{golden}`` and ``{inputs}``
-            JSON files as Polygraphy takes them. With ``artifact`` the engine is written there instead.
+        check: How they are evaluated, unless a command is given. Golden outputs are computed once and kept in the
+            campaign.
+        command: An external command that evaluates an engine: ``{engine}`` in it is the engine's file, ``{golden}`` and
+            ``{inputs}`` JSON files as Polygraphy takes them. With ``artifact`` the engine is written there instead.
         calibration_data: Data source for INT8 calibration; the check's own data unless given.
         calibration_cache: A calibration cache file to build INT8 with, instead of calibrating.
         vary: What differs from build to build, in addition to what the back end varies by itself.
         until: When to stop.
         max_iterations: Maximum number of builds; with ``bisect``, of builds and mixtures.
         max_minutes: No build starts after this many minutes of one process; None for no limit.
-        bisect: With ``until="decided"``, mix a good and a bad build by replay as soon as there is one of each, instead of waiting for
-            chance (:func:`trtops.ops.campaign.bisect.bisect`).
-        clean_builds: Number of good builds required before the search for further culprits ends; builds avoid the known ones. Among 24
-            a culprit that one in ten builds has shows with 92 %, one that one in five has with more than 99 %.
+        bisect: With ``until="decided"``, mix a good and a bad build by replay as soon as there is one of each, instead
+            of waiting for chance (:func:`trtops.ops.campaign.bisect.bisect`).
+        clean_builds: Number of good builds required before the search for further culprits ends; builds avoid the known
+            ones. Among 24 a culprit that one in ten builds has shows with 92 %, one that one in five has with more than
+            99 %.
         by: What the diff compares.
         confidence: The probability from which a tactic is confirmed as culprit.
         timeout_seconds: Seconds that a build, or a first inference with it, may take; None for no limit.
         parallel: Number of iterations at a time.
-        devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them, one build on each at a time; by default those of that
-            variable, or the first. ONNX Runtime's builds share the processor and need none.
+        devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them, one build on each at a time; by default those
+            of that variable, or the first. ONNX Runtime's builds share the processor and need none.
         seed: Seed of random tactics; iteration ``i`` draws its own with ``1024 * seed + i``.
         use_deny_list: Leave out tactics that are on the deny-list.
         keep_model: Log the model file itself, with its external data.
@@ -169,12 +172,12 @@ class DebugBuildConfig(Record):
         """Raise ConfigError if ``until`` is a number beyond ``max_iterations``."""
         if isinstance(self.until, int) and self.until > self.max_iterations:
             raise errors.ConfigError(
-                f"until is {self.until}, and a campaign stops after {self.max_iterations} builds at the latest. Raise that "
-                f"limit too: max_iterations={self.until} (--max-builds {self.until})."
+                f"until is {self.until}, and a campaign stops after {self.max_iterations} builds at the latest. "
+                f"Raise that limit too: max_iterations={self.until} (--max-builds {self.until})."
             )
 
     def same_builds(self, other: DebugBuildConfig) -> bool:
-        """Whether both configs make the same builds with the same verdicts, so that one may resume the other's campaign."""
+        """Whether both configs make the same builds with the same verdicts."""
         free = {"until": 1, "max_iterations": 1, "parallel": 1, "devices": (), "confidence": 0.95, "by": "tactic"}
         free |= {"max_minutes": None, "bisect": True, "clean_builds": 24, "timeout_seconds": None}
         return replace(self, **free) == replace(other, **free)  # type: ignore[arg-type]

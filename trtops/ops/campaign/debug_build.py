@@ -1,7 +1,8 @@
 """Debug build: build one model repeatedly, evaluate each build, and find the tactic that makes some of them bad.
 
-A campaign is a parent run with a child run per iteration. It can be killed at any moment and resumed: an iteration counts once its
-run is complete, one that was cut short is marked and retried with the same seed, and none is built twice.
+A campaign is a parent run with a child run per iteration. It can be killed at any moment and resumed: an iteration
+counts once its run is complete, one that was cut short is marked and retried with the same seed, and none is built
+twice.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 from trtops import errors
 from trtops.allowed import check_command
@@ -85,7 +86,8 @@ class DebugBuildResult(OpResult):
         interrupted: Runs of iterations that were cut short and retried.
         bisections: Results of mixing good and bad builds, if the campaign did.
         confirmed: The culprits that these confirm, in words; choices that fail only together in one.
-        doubtful: Culprits of mixtures that all builds and mixtures together do not confirm, or not yet, where the budget ended.
+        doubtful: Culprits of mixtures that all builds and mixtures together do not confirm, or not yet, where the
+            budget ended.
         found: The diff of all builds.
     """
 
@@ -133,8 +135,8 @@ class DebugBuildResult(OpResult):
         yield from (f"{self.iterations} builds: {counted}{again}{mixed}", "")
         yield from (f"**Culprit**: {text}" for text in self.confirmed)
         yield from (
-            f"**In doubt**: {text}. Mixtures confirmed it, but all builds and mixtures together do not rule out chance. "
-            "If the budget ended the campaign, a larger one decides."
+            f"**In doubt**: {text}. Mixtures confirmed it, but all builds and mixtures together do not rule out "
+            "chance. If the budget ended the campaign, a larger one decides."
             for text in self.doubtful
         )
         yield from [""] * bool(self.confirmed or self.doubtful)
@@ -148,12 +150,8 @@ class DebugBuildResult(OpResult):
         yield from diff_body(self.found)
 
 
-class Submit(Protocol):
-    """Runs an iteration somewhere, by :func:`trtops.ops.campaign.iteration.iterate`."""
-
-    def __call__(self, campaign: Campaign, number: int) -> Future[IterationResult]:
-        """Start an iteration and return at once, or run it and return when it is done."""
-        ...
+Submit: TypeAlias = Callable[[Campaign, int], "Future[IterationResult]"]
+"""Starts an iteration somewhere, by :func:`trtops.ops.campaign.iteration.iterate`, and may return before it is done."""
 
 
 def debug_build(
@@ -175,15 +173,16 @@ def debug_build(
         model: The ONNX file; not needed to resume a campaign.
         config: The campaign; by default FP32 on ONNX Runtime, compared with the model itself, until it is decided.
         tracker: The tracking store.
-        resume: The run of a campaign to resume, or the beginning of its id. Its own config holds unless another is given, which may
-            differ in when to stop and in what runs in parallel, but not in what decides a build or its verdict.
+        resume: The run of a campaign to resume, or the beginning of its id. Its own config holds unless another is
+            given, which may differ in when to stop and in what runs in parallel, but not in what decides a build or its
+            verdict.
         experiment: Experiment to log to; the model file's name without its ending unless given.
         tags: Further tags of all runs.
         evaluate: A Python callable that evaluates engines instead of the config's check.
         submit: Where iterations run; one after the other in this thread unless given.
         progress: Called after every iteration, and once at the start.
-        allow_scripts: Run scripts and commands that the resumed campaign names; anyone with write access to the store can change them.
-            Those of a given config need no permission.
+        allow_scripts: Run scripts and commands that the resumed campaign names; anyone with write access to the store
+            can change them. Those of a given config need no permission.
 
     Returns:
         The number of good and bad builds, and the culprits. A campaign that has ended gives the result it had.
@@ -195,17 +194,36 @@ def debug_build(
     """
     if config is not None:
         config.check_limit()
-    if resume is not None:
-        resume = tracker.whole_id(resume)
-        if (ended := _result_if_ended(tracker, resume)) is not None:
-            return ended
-        opened = _resume_campaign(resume, model, config, tracker, allow_scripts)
-    else:
-        opened = _start_campaign(model, config, experiment, tracker, tags)
-    with opened as started:
+    with contextlib.ExitStack() as stack:
+        if resume is not None:
+            resume = tracker.whole_id(resume)
+            if (ended := _result_if_ended(tracker, resume)) is not None:
+                return ended
+            stack.enter_context(_locked_campaign(resume, tracker))
+            known = tracker.info(resume)
+            loaded, config = _check_resumed(known, model, config, tracker, allow_scripts)
+            experiment, run = known.experiment, tracker.reopen(resume)
+        else:
+            if model is None:
+                raise errors.ConfigError("No model: give an ONNX file, or the run of a campaign to resume.")
+            loaded, config = Model.load(Path(model).absolute()), config or DebugBuildConfig()
+            experiment = experiment or loaded.name
+            name = f"debug build {loaded.name} {config.build.precision} {config.build.backend}"[:LONGEST_NAME]
+            first = {schema.Tag.MODEL_PATH: str(loaded.path), schema.Tag.MODEL_SHA256: loaded.info.sha256}
+            run = tracker.start(experiment, name, kind="debug_build", tags={**(tags or {}), **first})
+            stack.enter_context(_locked_campaign(run.id, tracker))
+        stack.callback(close_workers)
+        campaign = Campaign(
+            run_id=run.id,
+            experiment=experiment,
+            model=str(loaded.path),
+            model_sha256=loaded.info.sha256,
+            config=config,
+            tags=tuple((tags or {}).items()),
+        )
         try:
-            campaign = _log_beginning(started, tracker, tags, evaluate)
-            state = _CampaignState(campaign, started.run, tracker, progress)
+            golden = _log_beginning(campaign, run, loaded, tracker, evaluate)
+            state = _CampaignState(replace(campaign, golden_sha256=golden), run, tracker, progress)
             state.report(None)
             while True:
                 for result in _results_as_they_come(state, submit or _in_this_thread(tracker, evaluate)):
@@ -215,10 +233,8 @@ def debug_build(
                     return run_step("log", state.finish)
                 run_step("bisect", state.bisect, tags, evaluate)
         except BaseException as exc:
-            started.run.fail(exc)
+            run.fail(exc)
             raise
-        finally:
-            close_workers()
 
 
 def _in_this_thread(tracker: Tracker, evaluate: EngineEvaluator | None) -> Submit:
@@ -231,7 +247,7 @@ def _in_this_thread(tracker: Tracker, evaluate: EngineEvaluator | None) -> Submi
 
 
 def _results_as_they_come(state: _CampaignState, submit: Submit) -> Iterator[IterationResult]:
-    """Results in the order in which iterations finish, as many at a time as the config allows, until there are enough."""
+    """Results in the order in which iterations finish, until there are enough."""
     pending: set[Future[IterationResult]] = set()
     while True:
         while len(pending) < state.campaign.config.parallel and not state.has_enough:
@@ -341,7 +357,7 @@ class _CampaignState:
         """Add an iteration."""
         self._table.append(result.run_id, result.verdict, result.tactics)
         count = len(self._table)
-        # Diffing and writing read the whole table: done at every build, they would cost the square of the campaign's length.
+        # Diffing and writing read the whole table: at every build, they would cost the square of the campaign's length.
         if count <= _ALWAYS_DIFFED or count >= self._diffed * 1.02:
             self._update_diff()
         if count <= _ALWAYS_DIFFED // 4 or count >= self._written * 1.04:
@@ -409,72 +425,38 @@ def _result_if_ended(tracker: Tracker, run_id: str) -> DebugBuildResult | None:
     return replace(result, run_id=run_id, url=info.url, experiment=info.experiment)
 
 
-@dataclass(frozen=True)
-class _Started:
-    """A campaign that was started or resumed: its parent run, the ONNX file, the config and the experiment."""
+def _check_resumed(
+    info: RunInfo, model: str | Path | None, config: DebugBuildConfig | None, tracker: Tracker, allow_scripts: bool
+) -> tuple[Model, DebugBuildConfig]:
+    """The model and the config to resume a campaign with.
 
-    run: Run
-    path: Path
-    model: Model
-    config: DebugBuildConfig
-    experiment: str
-
-
-@contextlib.contextmanager
-def _start_campaign(
-    model: str | Path | None,
-    config: DebugBuildConfig | None,
-    experiment: str | None,
-    tracker: Tracker,
-    tags: Mapping[str, str] | None,
-) -> Iterator[_Started]:
-    """Start a new campaign, locked while the block lasts."""
-    if model is None:
-        raise errors.ConfigError("No model: give an ONNX file, or the run of a campaign to resume.")
-    config = DebugBuildConfig() if config is None else config
-    path = Path(model).absolute()
-    loaded = Model.load(path)
-    experiment = experiment or path.stem
-    name = f"debug build {path.stem} {config.build.precision} {config.build.backend}"[:LONGEST_NAME]
-    first = {**(tags or {}), schema.Tag.MODEL_PATH: str(path), schema.Tag.MODEL_SHA256: loaded.info.sha256}
-    run = tracker.start(experiment, name, kind="debug_build", tags=first)
-    with _locked_campaign(run.id, tracker):
-        yield _Started(run, path, loaded, config, experiment)
-
-
-@contextlib.contextmanager
-def _resume_campaign(
-    run_id: str, model: str | Path | None, config: DebugBuildConfig | None, tracker: Tracker, allow_scripts: bool
-) -> Iterator[_Started]:
-    """Resume an interrupted campaign, locked while the block lasts."""
-    with _locked_campaign(run_id, tracker):
-        info = tracker.info(run_id)
-        path = Path(model or info.tags.get(schema.Tag.MODEL_PATH, "")).absolute()
-        loaded = Model.load(path)
-        if loaded.info.sha256 != info.tags.get(schema.Tag.MODEL_SHA256):
-            raise errors.ConfigError(
-                f"{path} has digest {loaded.info.sha256[:12]}, and campaign {info.id} was started with "
-                f"{info.tags.get(schema.Tag.MODEL_SHA256, '')[:12]}. Give the same model, or start another campaign."
-            )
-        stored = campaigns.read_config(tracker, info)
-        if stored is None and config is None:
-            raise errors.ConfigError(
-                f"Campaign {run_id} was killed before it had logged its config. Give the config again."
-            )
-        if config is None and stored is not None:
-            config = stored_config(run_id, stored, allow_scripts=allow_scripts)
-        elif config is not None and stored is not None and not config.same_builds(DebugBuildConfig.from_json(stored)):
-            raise errors.ConfigError(
-                f"The config is not that of campaign {run_id}: resuming may change until, max_iterations, parallel, "
-                "devices, timeout_seconds, by and confidence, and nothing that decides a build or its verdict."
-            )
-        assert config is not None
-        yield _Started(tracker.reopen(run_id), path, loaded, config, info.experiment)
+    Raises:
+        ConfigError: If they would make other builds or verdicts than before.
+    """
+    path = Path(model or info.tags.get(schema.Tag.MODEL_PATH, "")).absolute()
+    loaded, began_with = Model.load(path), info.tags.get(schema.Tag.MODEL_SHA256, "")
+    if loaded.info.sha256 != began_with:
+        raise errors.ConfigError(
+            f"{path} has digest {loaded.info.sha256[:12]}, and campaign {info.id} was started with {began_with[:12]}. "
+            "Give the same model, or start another campaign."
+        )
+    stored = campaigns.read_config(tracker, info)
+    if stored is None:
+        if config is None:
+            raise errors.ConfigError(f"Campaign {info.id} was killed before it had logged its config. Give it again.")
+    elif config is None:
+        config = stored_config(info.id, stored, allow_scripts=allow_scripts)
+    elif not config.same_builds(DebugBuildConfig.from_json(stored)):
+        raise errors.ConfigError(
+            f"The config is not that of campaign {info.id}: resuming may change until, max_iterations, parallel, "
+            "devices, timeout_seconds, by and confidence, and nothing that decides a build or its verdict."
+        )
+    return loaded, config
 
 
 @contextlib.contextmanager
 def _locked_campaign(campaign_id: str, tracker: Tracker) -> Iterator[None]:
-    """Keep other processes from working on a campaign: those of the store, or, of one behind a server, this machine's."""
+    """Keep other processes of this machine, or of the store's folder, from working on a campaign."""
     with held(f"campaign {campaign_id}", tracker.lock_folder) as acquired:
         if not acquired:
             raise errors.LogError(f"Another process is working on campaign {campaign_id}. Wait for it, or stop it.")
@@ -482,23 +464,15 @@ def _locked_campaign(campaign_id: str, tracker: Tracker) -> Iterator[None]:
 
 
 def _log_beginning(
-    started: _Started, tracker: Tracker, tags: Mapping[str, str] | None, evaluate: EngineEvaluator | None
-) -> Campaign:
-    """Log config, model and materials, unless an earlier process did, and compute the golden outputs."""
-    run, model, config = started.run, started.model, started.config
+    campaign: Campaign, run: Run, model: Model, tracker: Tracker, evaluate: EngineEvaluator | None
+) -> str | None:
+    """Log config, model and materials, unless an earlier process did; returns the digest of the golden outputs."""
+    config = campaign.config
     # Scripts that may not be run here are refused before they are sent to where iterations are made.
     for source in (config.check.data, config.calibration_data):
         check_source(source)
     if config.command is not None:
         check_command(config.command.command)
-    campaign = Campaign(
-        run_id=run.id,
-        experiment=started.experiment,
-        model=str(started.path),
-        model_sha256=model.info.sha256,
-        config=config,
-        tags=tuple((tags or {}).items()),
-    )
     run.log_json(config, schema.Artifact.CAMPAIGN)
     info = tracker.info(run.id)
     if schema.Tag.ENVIRONMENT_SHA256 not in info.tags:
@@ -514,12 +488,10 @@ def _log_beginning(
         )
         run.set_tags(builds.environment_tags(environment))
     if evaluate is not None or (config.command is not None and not config.command.wants("{golden}")):
-        return campaign
+        return None
     known = info.tags.get(schema.Tag.GOLDEN_SHA256)
     data = tracker.peek(run.id, schema.Artifact.GOLDEN) if known is not None else None
-    if known is None or data is None or sha256(data) != known:
-        known = _log_golden(model, config, run)
-    return replace(campaign, golden_sha256=known)
+    return known if data is not None and sha256(data) == known else _log_golden(model, config, run)
 
 
 def _log_golden(model: Model, config: DebugBuildConfig, run: Run) -> str:

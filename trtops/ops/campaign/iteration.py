@@ -50,7 +50,8 @@ from trtops.tracking.base import Run, RunInfo, Tracker, Verdict, incomplete
 from trtops.verdict import BadIn
 
 EngineEvaluator: TypeAlias = "Callable[[Engine], bool | str | CheckOutcome]"
-"""A Python callable as check: True or ``pass`` for a good engine, False or ``fail`` for a bad one, ``error``, or an outcome."""
+"""A Python callable as check: True or ``pass`` for a good engine, False or ``fail`` for a bad one, ``error``, or an
+outcome."""
 
 _VERDICTS: dict[str, Verdict] = {"pass": "good", "fail": "bad", "error": "error"}
 _NOT_OF_THE_BUILD = (errors.BackendUnavailableError, errors.UnsupportedFeatureError)
@@ -67,7 +68,7 @@ class IterationResult(Record):
         verdict: ``error`` for a build or a first inference that failed, crashed or hung.
         reasons: Why it is not good, a sentence each.
         build_seconds: Wall time of the build; 0 if it failed.
-        engine_sha256: Digest of the engine; empty if there is none.
+        engine_sha256: Digest of the engine; empty if absent.
         tactics: What the build chose, with what the campaign varied; None if it failed.
     """
 
@@ -83,17 +84,7 @@ class IterationResult(Record):
 def iterate(
     campaign: Campaign, number: int, *, tracker: Tracker, evaluate_engine: EngineEvaluator | None = None
 ) -> IterationResult:
-    """Run an iteration of a campaign. Safe in any thread, process or machine that reaches the tracking store and the model.
-
-    Args:
-        campaign: The campaign.
-        number: The iteration, from 0.
-        tracker: The tracking store.
-        evaluate_engine: Evaluates the engine instead of the config's check.
-
-    Raises:
-        TrtopsError: For errors of the campaign and not of this build: of the store, the config or the model.
-    """
+    """Run an iteration of a campaign, in any thread, process or machine that reaches store and model."""
     config = campaign.config
     order = Order(build=config.build_of(number), varied=config.vary.combination(number))
     tags = {**dict(campaign.tags), schema.Tag.ITERATION: str(number), schema.Tag.VARIED: json.dumps(order.varied)}
@@ -107,7 +98,8 @@ def iterate(
 def iterate_once(campaign: Campaign, number: int, *, tracker: Tracker) -> IterationResult:
     """Run an iteration unless it is in the store already: a cluster that lost a worker hands its iteration out again.
 
-    Runs that a dead process left half done are closed. Those of another machine are closed there (``trtops store reap``).
+    Runs that a dead process left half done are closed. Those of another machine are closed there (``trtops store
+    reap``).
     """
     tags = {schema.Tag.KIND: "iteration", schema.Tag.ITERATION: str(number)}
     for info in tracker.find(campaign.experiment, parent=campaign.run_id, tags=tags):
@@ -237,8 +229,8 @@ def _evaluate_build(
     else:
         assert config.command is not None
         outcome = check_engine(config.command, build.engine, backend.engine_suffix, campaign, model, tracker)
-    # A check from outside does not see the precision that an engine computes in. Nothing is emulated for it: where that would
-    # count, the verdict stays the check's.
+    # A check from outside does not see the precision that an engine computes in. Nothing is emulated for it: where that
+    # would count, the verdict stays the check's.
     if found.share is not None:
         run.log_metrics({schema.Metric.KERNELS_LOWERED: found.share})
     verdict, reasons = _VERDICTS[outcome.verdict], (outcome.detail,) if outcome.detail else ()
@@ -250,16 +242,7 @@ def _evaluate_build(
 def evaluate_in_child(
     engine: Engine, model: Model, check: CheckConfig, build: BuildConfig, golden: str, found: PrecisionCheck
 ) -> tuple[Evaluation, Sequence[tuple[str, bytes]]]:
-    """Load an engine, run it on the check's data and compare; and draw the errors, if the config requests it.
-
-    Args:
-        engine: The engine.
-        model: What it was built from.
-        check: How it is evaluated.
-        build: How it was built.
-        golden: The file of golden outputs.
-        found: What its kernels compute in.
-    """
+    """Load an engine, run it on the check's data and compare; and draw the errors, if the config requests it."""
     tolerances = tolerances_for(build.precision, check.tolerances, model)
     if build.mark:
         tolerances = replace(tolerances, allow_extra_outputs=True)
@@ -278,7 +261,7 @@ def evaluate_in_child(
 def compare_in_child(
     engine: Engine, other: Engine, model: Model, check: CheckConfig, build: BuildConfig
 ) -> tuple[Evaluation, Evaluation]:
-    """Evaluate an engine against golden outputs (the check's, or the model's own), and against another engine's outputs."""
+    """Evaluate an engine against golden outputs, and against another engine's outputs."""
     tolerances = tolerances_for(build.precision, check.tolerances, model)
     feeds = check.open_for(model)
     backend = engine_backend(engine.backend)
@@ -314,7 +297,7 @@ _emulations: dict[str, Emulation] = {}
 def _with_emulated(
     evaluation: Evaluation, model: Model, build: BuildConfig, check: CheckConfig, golden: str, tolerances: Tolerances
 ) -> Evaluation:
-    """The evaluation with the model emulated, once for all builds of a campaign, since it does not depend on the build."""
+    """The evaluation with the emulated model, which is computed once for all builds of a campaign."""
     key = digest([model.info.sha256, build.precision, list(build.keep), check.to_dict(), golden, tolerances.to_dict()])
     precision = None if evaluation.computed is None else evaluation.computed.low_precision
     if precision is None:
@@ -332,11 +315,7 @@ def _load_golden(path: str) -> RunResults:
 
 
 def golden_file(tracker: Tracker, campaign: Campaign) -> Path:
-    """A local file with a campaign's golden outputs, fetched once per process.
-
-    Raises:
-        IncompleteRunError: If the campaign has none, or other ones than at its start.
-    """
+    """A local file with a campaign's golden outputs, fetched once per process."""
     wanted = campaign.golden_sha256
     if wanted is None:
         raise incomplete(campaign.run_id, "it has no golden outputs")
@@ -368,11 +347,7 @@ def _scratch_folder() -> tempfile.TemporaryDirectory[str]:
 def check_engine(
     check: CommandCheck, engine: Engine, suffix: str, campaign: Campaign, model: Model, tracker: Tracker
 ) -> CheckOutcome:
-    """Evaluate an engine by an external command.
-
-    Raises:
-        ConfigError: If the program does not exist or cannot be run.
-    """
+    """Evaluate an engine by an external command."""
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("check")) as folder:
         file = Path(folder, f"engine{suffix}") if check.artifact is None else Path(check.artifact)
         paths = {"{model}": file, "{engine}": file}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -24,8 +25,8 @@ class Outcome:
     """The choices that a mixture really made.
 
     Attributes:
-        taken: The units that it has from the bad build, of shape ``(units,)``; None if a unit is as in neither build, or the build
-            failed.
+        taken: The units that it has from the bad build, of shape ``(units,)``; None if a unit is as in neither build,
+            or the build failed.
         strayed: Units that are not as requested.
         also_changed: Other layers that are as in neither build, unless layers follow from settings.
     """
@@ -43,8 +44,11 @@ class Mixture:
         bad: The run of the bad one.
 
     Attributes:
+        good_tactics: The choices of the good build.
+        bad_tactics: Those of the bad one.
         units: The layers and settings in which they differ, as far as these can be chosen.
-        consequences: Layers in which they differ that cannot be chosen: those that no replay can set, and those of one build only.
+        consequences: Layers in which they differ that cannot be chosen: those that no replay can set, and those of one
+            build only.
 
     Raises:
         ConfigError: If a run holds no tactics.
@@ -52,15 +56,15 @@ class Mixture:
 
     def __init__(self, good: StoredRun, bad: StoredRun) -> None:
         self.good, self.bad = good, bad
-        self._good, self._bad = _load_tactics(good), _load_tactics(bad)
-        settings, bad_settings = dict(self._good.settings), dict(self._bad.settings)
-        mine, theirs = ({c.layer: c for c in record.choices} for record in (self._good, self._bad))
-        layers = self._good.differing_layers(self._bad)
+        self.good_tactics, self.bad_tactics = _load_tactics(good), _load_tactics(bad)
+        settings, bad_settings = dict(self.good_tactics.settings), dict(self.bad_tactics.settings)
+        mine, theirs = ({c.layer: c for c in record.choices} for record in (self.good_tactics, self.bad_tactics))
+        layers = self.good_tactics.differing_layers(self.bad_tactics)
         # ONNX Runtime replays settings only; its layers follow from them.
         chosen = [
             n
             for n in layers
-            if self._good.mechanism != "onnxruntime"
+            if self.good_tactics.mechanism != "onnxruntime"
             and n in mine
             and n in theirs
             and mine[n].replayable
@@ -76,72 +80,59 @@ class Mixture:
             ),
         )
 
-    def order(self, taken: Bools) -> Order:
-        """The build that has these units, of shape ``(units,)``, from the bad build and all else from the good one."""
-        names = {(unit.kind, unit.name) for unit, t in zip(self.units, taken) if t}
-        theirs = {choice.layer: choice for choice in self._bad.choices}
-        values = dict(self._bad.settings)
+    def order(self, taken: Bools, *, start: Literal["good", "bad"] = "good") -> Order:
+        """The build that has these units, of shape ``(units,)``, from the bad build, and the others from the good one."""
+        own, other = (self.good_tactics, self.bad_tactics) if start == "good" else (self.bad_tactics, self.good_tactics)
+        changed = {(unit.kind, unit.name) for unit, t in zip(self.units, taken) if t == (start == "good")}
+        theirs, values = {choice.layer: choice for choice in other.choices}, dict(other.settings)
         wanted = replace(
-            self._good,
-            choices=tuple(theirs[c.layer] if ("layer", c.layer) in names else c for c in self._good.choices),
-            settings=tuple((n, values[n] if ("setting", n) in names else v) for n, v in self._good.settings),
+            own,
+            choices=tuple(theirs[c.layer] if ("layer", c.layer) in changed else c for c in own.choices),
+            settings=tuple((n, values[n] if ("setting", n) in changed else v) for n, v in own.settings),
         )
-        return replay_order(wanted, self.good)
+        return replay_order(wanted, self.good if start == "good" else self.bad)
 
     def outcome(self, wanted: Bools, got: TacticRecord | None) -> Outcome:
-        """Compare a build with the request.
-
-        Args:
-            wanted: The requested units, of shape ``(units,)``.
-            got: The build's tactics; None if it failed.
-        """
+        """Compare a build with the request."""
         if got is None:
             return Outcome(None, tuple(unit.name for unit in self.units))
-        now, before, other = (_choices_by_name(record) for record in (got, self._good, self._bad))
+        now, good, bad = (_choices_by_name(record) for record in (got, self.good_tactics, self.bad_tactics))
         taken, strayed = np.zeros(len(self.units), np.bool_), []
         whole = True
         for place, unit in enumerate(self.units):
             key = (unit.kind, unit.name)
-            taken[place] = now.get(key) == other.get(key)
-            whole = whole and (bool(taken[place]) or now.get(key) == before.get(key))
+            taken[place] = now.get(key) == bad.get(key)
+            whole = whole and (bool(taken[place]) or now.get(key) == good.get(key))
             if taken[place] != wanted[place]:
                 strayed.append(unit.name)
-        if self._good.mechanism == "onnxruntime":  # settings decide the layers, and all settings were compared
+        if self.good_tactics.mechanism == "onnxruntime":  # settings decide the layers, and all settings were compared
             return Outcome(taken if whole else None, tuple(strayed))
         # Copies between formats and the like come and go with their neighbours' choices.
-        unchosen = {c.layer for record in (got, self._good, self._bad) for c in record.choices if not c.replayable}
+        unchosen = {
+            c.layer for record in (got, self.good_tactics, self.bad_tactics) for c in record.choices if not c.replayable
+        }
         known = {unit.name for unit in self.units} | set(self.consequences) | unchosen
         also = [
             name
-            for kind, name in dict.fromkeys([*before, *now])
-            if kind == "layer" and name not in known and now.get((kind, name)) != before.get((kind, name))
+            for kind, name in dict.fromkeys([*good, *now])
+            if kind == "layer" and name not in known and now.get((kind, name)) != good.get((kind, name))
         ]
         return Outcome(taken if whole else None, tuple(strayed), tuple(also))
 
     def denied(self, units: Iterable[Unit], evidence: str) -> DeniedTactic:
-        """The entry of the deny-list for what the bad build has in these units.
-
-        Args:
-            units: Confirmed together.
-            evidence: Id of the run that confirmed them.
-        """
+        """The entry of the deny-list for what the bad build has in these units."""
         names = {(unit.kind, unit.name) for unit in units}
         return DeniedTactic(
-            backend_version=self._bad.backend_version,
-            device_sha256=self._bad.device_sha256,
-            choices=tuple(choice for choice in self._bad.choices if ("layer", choice.layer) in names),
-            settings=tuple(pair for pair in self._bad.settings if ("setting", pair[0]) in names),
+            backend_version=self.bad_tactics.backend_version,
+            device_sha256=self.bad_tactics.device_sha256,
+            choices=tuple(choice for choice in self.bad_tactics.choices if ("layer", choice.layer) in names),
+            settings=tuple(pair for pair in self.bad_tactics.settings if ("setting", pair[0]) in names),
             evidence=evidence,
         )
 
 
 def replay_order(wanted: TacticRecord, start: StoredRun) -> Order:
-    """The build that makes the choices of a record, with the config of a run.
-
-    Args:
-        wanted: The choices; settings that the campaign varied, and the builder does not choose, go into the config.
-        start: The run whose config is used, without its seed of random tactics.
-    """
+    """The build that makes the choices of a record, with the config of a run."""
     made = TacticRecord.from_json(start.read_bytes(schema.Artifact.TACTICS))
     own = {name for name, _ in made.settings}
     varied = tuple(pair for pair in wanted.settings if pair[0] not in own)
@@ -162,7 +153,7 @@ def _load_tactics(run: StoredRun) -> TacticRecord:
     record = load_record(run)
     if record is None:
         raise errors.ConfigError(
-            f"Run {run.info.id} holds no tactics: its build failed, or was made without recording them. Name one that does."
+            f"Run {run.info.id} holds no tactics: its build failed, or did not record them. Name another one."
         )
     return record
 

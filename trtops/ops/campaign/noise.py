@@ -1,4 +1,4 @@
-"""Noise: does one engine differ from run to run, do engines differ from build to build, or is it the precision?"""
+"""Noise: whether an error comes from the inference, from the build, or from the precision."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from trtops.ops.campaign.workers import close_workers, warm_backend
 from trtops.ops.result import OnProgress, OpResult, finish_with, op_run
 from trtops.record import Record
 from trtops.tactics.diff import builds_with, diff
-from trtops.tactics.error_sizes import error_groups, tolerance_between
 from trtops.tactics.noise import NoiseSplit
 from trtops.tactics.noise import noise as split_noise
 from trtops.tracking import builds, campaigns, schema
@@ -29,15 +28,16 @@ Statistic: TypeAlias = Literal["max_abs", "mean_abs", "l2"]
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseConfig(Record):
-    """How much is measured.
+    """How much to measure.
 
     Attributes:
-        builds: How many of the campaign's engines are run, good and bad ones as they came.
-        runs: How often each is.
+        builds: Number of the campaign's engines, good and bad ones in their order.
+        runs: Runs of each engine.
         statistic: Which error against the golden outputs, of the worst output: ``max_abs``, ``mean_abs`` or ``l2``.
         confidence: Of the test whether builds differ.
         devices: GPUs to run on, as ``CUDA_VISIBLE_DEVICES`` names them; the campaign's unless given.
-        allow_scripts: Run scripts and commands that the campaign's run names, which whoever may write to the store can change.
+        allow_scripts: Run scripts and commands that the campaign's run names, which anyone with write access to the
+            store can change.
     """
 
     builds: int = 8
@@ -56,13 +56,13 @@ class NoiseConfig(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseResult(OpResult):
-    """What was measured.
+    """The measured noise.
 
     Attributes:
         noise: The error, split.
-        engines: The runs whose engines were measured.
+        engines: Runs of the engines.
         errors: Their errors, one row per engine.
-        statistic: Which error that is.
+        statistic: The kind of error.
     """
 
     title: str = "noise"
@@ -73,12 +73,12 @@ class NoiseResult(OpResult):
 
     @property
     def verdict(self) -> Verdict:
-        """Always ``good``: noise is measured, not evaluated."""
+        """Always ``good``: noise is only measured."""
         return "good"
 
     @property
     def headline(self) -> str:
-        """What adds most to the error."""
+        """The main cause of the error."""
         return self.noise.cause
 
     def body(self) -> Iterable[str]:
@@ -88,8 +88,9 @@ class NoiseResult(OpResult):
             yield f"| `{run_id}` | {sum(row) / len(row):.4g} | {min(row):.4g} | {max(row):.4g} |"
         yield ""
         yield (
-            f"`{self.statistic}` of one more run of one more build is expected to stay below {self.noise.limit():.4g}: at most three "
-            f"standard deviations above the mean of {self.noise.mean:.4g}, and below what builds have that a choice makes bad."
+            f"`{self.statistic}` of another run of another build is expected to stay below "
+            f"{self.noise.limit():.4g}: at most three standard deviations above the mean of {self.noise.mean:.4g}, and "
+            "below builds that a choice makes bad."
         )
 
 
@@ -101,13 +102,12 @@ def noise(
     tags: Mapping[str, str] | None = None,
     progress: OnProgress | None = None,
 ) -> NoiseResult:
-    """Run a campaign's engines again and again, and split their error into what runs, builds and the precision add.
+    """Run a campaign's engines repeatedly, and split their error into the parts of runs, builds and the precision.
 
     Args:
-        campaign_run: The campaign's run, or what its id begins with. Its engines are read from the memory, and its golden
-            outputs compared with.
+        campaign_run: The campaign's run, or the beginning of its id.
         config: How much is measured.
-        tracker: The memory.
+        tracker: The tracking store.
         tags: Further tags of the run.
         progress: Called after each engine.
 
@@ -133,7 +133,7 @@ def noise(
                 rows.append(_measure_engine(campaign, run_id, config, tracker))
                 if progress is not None:
                     progress(len(rows), len(engines))
-            found = split_noise(rows, _set_apart(rows, engines, campaign, tracker), confidence=config.confidence)
+            found = split_noise(rows, _set_apart(engines, campaign, tracker), confidence=config.confidence)
             result = NoiseResult(noise=found, engines=engines, errors=tuple(rows), statistic=config.statistic).kept_in(
                 run, campaign.experiment
             )
@@ -147,20 +147,14 @@ def noise(
     return result
 
 
-def _set_apart(
-    rows: Sequence[Sequence[float]], engines: Sequence[str], campaign: Campaign, tracker: Tracker
-) -> list[bool]:
-    """The engines that differ because of a choice: those with a culprit, or else those of an upper group of errors."""
+def _set_apart(engines: Sequence[str], campaign: Campaign, tracker: Tracker) -> list[bool]:
+    """The engines with a culprit of the campaign's bisections or of its diff."""
     config, table = campaign.config, campaigns.load_table(tracker, campaign.run_id)
     planner = Planner.read(tracker, tracker.info(campaign.run_id), config, ())
     having = {name for name, has in zip(table.names, planner.explained(table)) if has}
     for suspect in diff(table, confidence=config.confidence, by=config.by).confirmed:
         having.update(builds_with(table, suspect, by=config.by))
-    if having & set(engines):
-        return [engine in having for engine in engines]
-    worst = [max(row) for row in rows]
-    limit = tolerance_between(error_groups(worst))
-    return [limit is not None and error > limit for error in worst]
+    return [engine in having for engine in engines]
 
 
 def _measure_engine(campaign: Campaign, run_id: str, config: NoiseConfig, tracker: Tracker) -> tuple[float, ...]:

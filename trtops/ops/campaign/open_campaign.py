@@ -15,19 +15,7 @@ from trtops.tracking.base import RunInfo, Tracker
 def open_campaign(
     tracker: Tracker, run_id: str, *, model: str | Path | None = None, allow_scripts: bool = False
 ) -> Campaign:
-    """Read a campaign from its parent run, finished or not.
-
-    Args:
-        tracker: The tracking store.
-        run_id: The parent run, or the beginning of its id.
-        model: The ONNX file; where the campaign found it, or else the one it kept, unless given.
-        allow_scripts: Whether scripts and commands that the run names may be run.
-
-    Raises:
-        ConfigError: If the run is not a campaign, its model cannot be found, or it names code that was not allowed.
-        IncompleteRunError: If it is finished, and its config is not the one that was logged.
-        RunNotFoundError: If there is no such run.
-    """
+    """Read a campaign from its parent run, finished or not."""
     run_id = tracker.whole_id(run_id)
     info = tracker.info(run_id)
     campaigns.require_campaign(info)
@@ -45,12 +33,7 @@ def open_campaign(
 
 
 def stored_config(run_id: str, data: bytes, *, allow_scripts: bool) -> DebugBuildConfig:
-    """Read a campaign's config from its run's data.
-
-    Raises:
-        ConfigError: If it names scripts or commands that were not allowed (:func:`trtops.allowed.ask_for`).
-        FormatError: If it is not such a config.
-    """
+    """Read a campaign's config from its run's data."""
     config = DebugBuildConfig.from_json(data)
     scripts = scripts_of(config.check.data, config.calibration_data)
     commands = [] if config.command is None else [config.command.command]
@@ -59,11 +42,7 @@ def stored_config(run_id: str, data: bytes, *, allow_scripts: bool) -> DebugBuil
 
 
 def find_model(tracker: Tracker, info: RunInfo, given: str | Path | None = None) -> Path:
-    """The ONNX file of a run: the given one, the one at its old place, or the one that the run kept.
-
-    Raises:
-        ConfigError: If there is none.
-    """
+    """The ONNX file of a run: the given one, the one at its old place, or the one that the run kept."""
     named = given or info.tags.get(schema.Tag.MODEL_PATH)
     if not named:
         raise errors.ConfigError(f"Run {info.id} does not name its model. Give the model's path.")

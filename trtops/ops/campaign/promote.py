@@ -1,6 +1,6 @@
-"""Promote: pin a good build. Build its tactics again, verify the engine, and register it as the accepted one of its device.
+"""Promote: build a good build's tactics again, verify the engine, and register it as accepted.
 
-:func:`resolve` looks the accepted engine up, or explains why there is none.
+:func:`resolve` looks the accepted engine up, or explains what is missing.
 """
 
 from __future__ import annotations
@@ -44,8 +44,10 @@ class PromoteConfig(Record):
         check: How the new engine is evaluated; as the campaign evaluated its builds unless given.
         name: Registered model; the name of the model file without its ending unless given.
         timeout_seconds: Seconds that the build, and a first inference with it, may take.
-        devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them; those of that variable, or the first, unless given.
-        allow_scripts: Run a data script that the campaign's run names. Anyone with write access to the store can change it.
+        devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them; those of that variable, or the first, unless
+            given.
+        allow_scripts: Run a data script that the campaign's run names. Anyone with write access to the store can change
+            it.
     """
 
     model: str | None = None
@@ -98,7 +100,7 @@ class PromoteResult(OpResult):
         return [
             f"Version {self.version} of `{self.name}`, alias `{self.alias}`.",
             "",
-            f"- built from run `{self.source_run}`; every tactic that can be replayed ({self.coverage:.0%} of layers) followed",
+            f"- built from run `{self.source_run}`; all replayable tactics ({self.coverage:.0%} of layers) followed",
             f"- agrees with the golden outputs: {self.evaluation.report.verdict}",
             f"- agrees with that run's engine: {self.agreement.report.verdict}",
             f"- the same bytes: {'yes' if self.same_bytes else 'no'}",
@@ -107,16 +109,16 @@ class PromoteResult(OpResult):
 
 @dataclass(frozen=True, kw_only=True)
 class Resolution(Record):
-    """The accepted engine of a model on a device, or why there is none.
+    """The accepted engine of a model on a device, or the reason why not.
 
     Attributes:
         name: The requested registered model.
         alias: The requested alias.
-        run_id: The run that holds the engine; None if there is none.
+        run_id: The run that holds the engine; None if absent.
         version: The registered version; None likewise.
         path: The engine among the run's artifacts; None likewise.
         why: Why there is none, and what to do; empty if there is one.
-        engine_sha256: Digest of the engine; None if there is none.
+        engine_sha256: Digest of the engine; None if absent.
         signed_by: The key that signed its run, where a signature was required.
     """
 
@@ -130,12 +132,7 @@ class Resolution(Record):
     signed_by: str | None = None
 
     def engine(self, tracker: Tracker) -> Engine:
-        """Load the accepted engine, checked against its run's manifest.
-
-        Raises:
-            ConfigError: If there is none; the message says why.
-            IncompleteRunError: If its bytes are not the registered ones.
-        """
+        """Load the accepted engine, checked against its run's manifest."""
         if self.run_id is None:
             raise errors.ConfigError(self.why)
         engine = builds.load_engine(tracker.load(self.run_id))
@@ -162,8 +159,8 @@ def promote(
         tags: Further tags of the run.
 
     Raises:
-        ConfigError: If the run is not good or holds no build, or the new engine is not good, does not compute in the requested
-            precision, or does not agree with the good run's. Nothing is registered then.
+        ConfigError: If the run is not good or holds no build, or the new engine is not good, does not compute in the
+            requested precision, or does not agree with the good run's. Nothing is registered then.
         TacticMismatchError: If some tactic was not followed.
         IncompleteRunError: If the run is not complete.
     """
@@ -287,7 +284,8 @@ def _check_followed(wanted: TacticRecord, got: TacticRecord) -> None:
     if differing or set(wanted.settings) - set(got.settings):
         raise errors.TacticMismatchError(
             f"The tactic record was not followed in {len(differing)} of {len(names)} layers"
-            f"{': ' + ', '.join(differing[:5]) if differing else ', but some settings differ'}. Nothing was registered.",
+            f"{': ' + ', '.join(differing[:5]) if differing else ', but some settings differ'}. "
+            "Nothing was registered.",
             differing,
         )
 
@@ -372,7 +370,7 @@ def resolve(
         keys: Public keys, as PEM files: the engine's run must be signed with one of them.
 
     Returns:
-        Where the engine is, every file of it checked against its run's manifest; or why there is none.
+        Where the engine is, every file of it checked against its run's manifest; or the reason why not.
 
     Raises:
         InvalidModelError: If there is no such model.
@@ -400,8 +398,8 @@ def resolve(
             what = "engine" if tag == schema.Tag.ENGINE_SHA256 else "model"
             return replace(
                 wanted,
-                why=f"Version {version.version} of {wanted.name!r} is of another {what} than run {version.run_id} holds; "
-                "it was not registered by promoting. Promote a good run.",
+                why=f"Version {version.version} of {wanted.name!r} is of another {what} than run {version.run_id} "
+                "holds; it was not registered by promoting. Promote a good run.",
             )
     return replace(
         wanted,

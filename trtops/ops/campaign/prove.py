@@ -1,8 +1,8 @@
 """Proof by swap: put a suspect into a good build, take it out of a bad one, and check whether the verdicts follow.
 
-Statistics show which tactic the bad builds have in common; only an intervention shows that it makes them bad. There are four kinds of
-builds, each a replay: the good build and the bad one unchanged (does a replay repeat the verdict at all?), the good one with only the
-suspect put in, and the bad one with only the suspect taken out.
+Statistics show which tactic the bad builds have in common; only an intervention shows that it makes them bad. There are
+four kinds of builds, each a replay: the good build and the bad one unchanged (does a replay repeat the verdict at
+all?), the good one with only the suspect put in, and the bad one with only the suspect taken out.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
+import numpy as np
+
 from trtops import errors
 from trtops.ops.campaign.bisection_planner import most_alike
 from trtops.ops.campaign.config import Campaign
 from trtops.ops.campaign.iteration import (
     EngineEvaluator,
-    IterationResult,
     build_and_evaluate,
     largest_error,
     tested_aspect,
     verdict_in,
 )
-from trtops.ops.campaign.mixture import replay_order
+from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.campaign.workers import close_workers
 from trtops.ops.engines.deny import deny
@@ -31,17 +32,22 @@ from trtops.ops.result import OnProgress, OpResult, finish_with, op_run
 from trtops.record import Record
 from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.diff import builds_with, diff
-from trtops.tactics.error_sizes import effect_of
+from trtops.tactics.effect import effect_of
 from trtops.tactics.findings import Suspect
-from trtops.tactics.record import TacticChoice, TacticRecord
-from trtops.tactics.table import CampaignTable
+from trtops.tactics.model import Bools
 from trtops.tracking import campaigns, schema
-from trtops.tracking.base import StoredRun, Tracker, Verdict
+from trtops.tracking.base import Tracker, Verdict
 
 Outcome: TypeAlias = Literal["confirmed", "refuted", "not isolable"]
 Swap: TypeAlias = Literal["good as it was", "bad as it was", "in", "out"]
 
 _WORTH_PROVING = 0.01  # probability below which a proof has to be forced
+_STARTS: dict[Swap, Literal["good", "bad"]] = {
+    "good as it was": "good",
+    "bad as it was": "bad",
+    "in": "good",
+    "out": "bad",
+}
 _SWAPS: dict[Swap, str] = {
     "good as it was": "the good one, replayed",
     "bad as it was": "the bad one, replayed",
@@ -56,12 +62,13 @@ class ProveConfig(Record):
 
     Attributes:
         suspect: Position among the diff's suspects; those of the most probable explanation unless given.
-        repeats: Builds with the suspect put in, and as many with it taken out. A replay makes the same engine each time as far as it
-            can, so these also show whether the verdict is stable.
+        repeats: Builds with the suspect put in, and as many with it taken out. A replay makes the same engine each time
+            as far as it can, so these also show whether the verdict is stable.
         force: Prove a suspect that the diff considers improbable, too.
         deny: Put the suspect on the deny-list if it is confirmed.
         devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them; the campaign's unless given.
-        allow_scripts: Run scripts and commands that the campaign's run names. Anyone with write access to the store can change them.
+        allow_scripts: Run scripts and commands that the campaign's run names. Anyone with write access to the store can
+            change them.
     """
 
     suspect: int | None = None
@@ -83,8 +90,8 @@ class Trial(Record):
     Attributes:
         swap: The change to the build it started from.
         run_id: Its run.
-        verdict: The verdict in the aspect under test, outputs or precision; ``error`` if the build failed, or the replay was not
-            followed.
+        verdict: The verdict in the aspect under test, outputs or precision; ``error`` if the build failed, or the
+            replay was not followed.
         followed: Whether the suspect's layers got what was requested.
         also_changed: Other layers that differ from the build it started from.
         reason: Why it is not good, in words.
@@ -109,7 +116,7 @@ class ProveResult(OpResult):
         good_run: The good build it started from.
         bad_run: The bad one.
         trials: The builds.
-        deny_run: The new entry of the deny-list; None if there is none.
+        deny_run: The new entry of the deny-list; None if absent.
     """
 
     title: str = "prove"
@@ -192,8 +199,8 @@ def prove(
                 outcome=outcome,
                 summary=summary,
                 suspect=case.suspect.describe(),
-                good_run=case.good.info.id,
-                bad_run=case.bad.info.id,
+                good_run=case.mixture.good.info.id,
+                bad_run=case.mixture.bad.info.id,
                 trials=tuple(trials),
             ).kept_in(run, campaign.experiment)
             run.log_json(result, schema.Artifact.PROOF)
@@ -211,93 +218,71 @@ def prove(
 
 @dataclass(frozen=True)
 class _Case:
-    """A suspect, and the two builds that are most alike but for it; ``together`` if it is several that fail only together."""
+    """A suspect, and the two builds that are most alike but for it.
+
+    Attributes:
+        campaign: The campaign.
+        suspect: The suspect, or several as one.
+        together: Whether it is several that fail only together.
+        mixture: The two builds.
+        swapped: The suspect's units, of shape ``(units,)``.
+    """
 
     campaign: Campaign
     suspect: Suspect
     together: bool
-    good: StoredRun
-    bad: StoredRun
-    good_record: TacticRecord
-    bad_record: TacticRecord
+    mixture: Mixture
+    swapped: Bools
 
     def trial(self, swap: Swap, proof_run: str, tracker: Tracker, evaluate: EngineEvaluator | None) -> Trial:
         """Make one build of the proof."""
-        from_good = swap in ("good as it was", "in")
-        start, other = (self.good, self.bad) if from_good else (self.bad, self.good)
+        mixture, start = self.mixture, _STARTS[swap]
+        runs = (mixture.good.info.id, mixture.bad.info.id)
+        taken = {"good as it was": np.zeros_like(self.swapped), "in": self.swapped, "out": ~self.swapped}.get(
+            swap, np.ones_like(self.swapped)
+        )
         tags = {
             **dict(self.campaign.tags),
             schema.Tag.TRIAL: swap,
-            schema.Tag.EVIDENCE: f"{start.info.id} {other.info.id}",
+            schema.Tag.EVIDENCE: " ".join(runs if start == "good" else runs[::-1]),
         }
         name = {"in": "suspect put in", "out": "suspect taken out"}.get(swap, f"{swap}, replayed")
-        order = replay_order(self._record(swap), start)
+        order = mixture.order(taken, start=start)
         with op_run(tracker, self.campaign.experiment, name, kind="iteration", tags=tags, parent=proof_run) as run:
             made = build_and_evaluate(self.campaign, order, run, tracker=tracker, evaluate_engine=evaluate)
-        followed, also = self._compare(swap, made)
+        outcome = mixture.outcome(taken, made.tactics)
+        own = {unit.name for unit, is_swapped in zip(mixture.units, self.swapped) if is_swapped}
+        layers = {choice.layer for choice in self.suspect.choices}
+        also = [name for name in (*outcome.strayed, *outcome.also_changed) if name not in own]
+        followed = made.tactics is not None and not own & set(outcome.strayed)
+        if made.tactics is not None:
+            source = mixture.bad_tactics if swap in ("bad as it was", "in") else mixture.good_tactics
+            followed = followed and not layers & set(made.tactics.differing_layers(source))
+            if source.mechanism == "onnxruntime" and not self.suspect.settings:
+                # Settings that do not belong to the suspect were swapped, so other layers may have changed as well.
+                before = mixture.good_tactics if start == "good" else mixture.bad_tactics
+                also += [name for name in made.tactics.differing_layers(before) if name not in layers]
         return Trial(
             swap=swap,
             run_id=run.id,
-            verdict=verdict_in(tested_aspect(self.bad.info), tracker.info(run.id)) or made.verdict,
+            verdict=verdict_in(tested_aspect(mixture.bad.info), tracker.info(run.id)) or made.verdict,
             followed=followed,
-            also_changed=also,
+            also_changed=tuple(also),
             reason="; ".join(made.reasons)[:1000],
         )
-
-    @property
-    def _layers(self) -> dict[str, TacticChoice | None]:
-        """The choices of the suspect's layers in the bad build; None where the suspicion is that they are missing."""
-        got = {choice.layer: choice for choice in self.bad_record.choices}
-        return {c.layer: got.get(c.layer) for c in self.suspect.choices}
-
-    def _record(self, swap: Swap) -> TacticRecord:
-        """The choices of the build that a trial starts from, with the suspect's choices of the other build."""
-        good, bad = self.good_record, self.bad_record
-        if swap not in ("in", "out"):
-            return good if swap == "good as it was" else bad
-        start, other = (good, bad) if swap == "in" else (bad, good)
-        theirs, values = {choice.layer: choice for choice in other.choices}, dict(other.settings)
-        choices = tuple(theirs.get(c.layer, c) if c.layer in self._layers else c for c in start.choices)
-        names = {name for name, _ in self.suspect.settings}
-        if not names and good.mechanism == "onnxruntime":  # its layers follow from settings alone
-            mine, others = dict(good.settings), dict(bad.settings)
-            names = {name for name in mine.keys() | others.keys() if mine.get(name) != others.get(name)}
-        settings = tuple((name, values.get(name, value) if name in names else value) for name, value in start.settings)
-        return replace(start, choices=choices, settings=settings)
-
-    def _compare(self, swap: Swap, made: IterationResult) -> tuple[bool, tuple[str, ...]]:
-        """Whether the suspect's layers and settings got what was requested, and which others changed as well."""
-        if made.tactics is None:
-            return False, ()
-        start = self.good_record if swap in ("good as it was", "in") else self.bad_record
-        source = self.bad_record if swap in ("bad as it was", "in") else self.good_record
-        got, wanted, before = (_tactics_by_layer(record.choices) for record in (made.tactics, source, start))
-        settings, requested = dict(made.tactics.settings), dict(source.settings)
-        own = {name for name, _ in self.suspect.settings}
-        followed = all(got.get(layer) == wanted.get(layer) for layer in self._layers)
-        followed = followed and all(settings.get(name) == requested.get(name) for name in own)
-        if own and start.mechanism == "onnxruntime":
-            # Layers follow from settings, so those that changed belong to the suspect, unless another setting did.
-            kept = dict(start.settings)
-            return followed, tuple(n for n in settings if n not in own and settings[n] != kept.get(n))
-        # Copies between formats and the like come and go with their neighbours' choices.
-        unchosen = {c.layer for record in (start, source, made.tactics) for c in record.choices if not c.replayable}
-        ignored = self._layers.keys() | unchosen
-        changed = (n for n in dict.fromkeys([*before, *got]) if n not in ignored and before.get(n) != got.get(n))
-        return followed, tuple(changed)
 
     def denied(self, proof_run: str) -> DeniedTactic | None:
         """The entry of the deny-list if the suspicion is confirmed; None for layers that fail only together.
 
         Neither of those fails by itself, and the deny-list takes each layer by itself; settings it takes together.
         """
+        record, layers = self.mixture.bad_tactics, {c.layer for c in self.suspect.choices}
         if self.together and not self.suspect.settings:
             return None
-        choices = () if self.together else tuple(choice for choice in self._layers.values() if choice is not None)
         return DeniedTactic(
-            backend_version=self.bad_record.backend_version,
-            device_sha256=self.bad_record.device_sha256,
-            choices=choices,
+            backend_version=record.backend_version,
+            device_sha256=record.device_sha256,
+            choices=() if self.together else tuple(choice for choice in record.choices if choice.layer in layers),
             settings=self.suspect.settings,
             evidence=proof_run,
             model_sha256=self.campaign.model_sha256,
@@ -306,12 +291,26 @@ class _Case:
 
 
 def _open_case(campaign: Campaign, config: ProveConfig, tracker: Tracker) -> _Case:
+    """The suspect to prove, and its two builds; suspects of the explanation that fail only together are one."""
     table = campaigns.load_table(tracker, campaign.run_id)
-    suspect, together = suspect_to_prove(table, campaign, config.suspect)
+    found = diff(table, confidence=campaign.config.confidence, by=campaign.config.by)
+    clause: Sequence[int] = (config.suspect or 0,)
+    if config.suspect is None and found.explanation is not None and found.explanation.clauses:
+        clause = found.explanation.clauses[0]
+    if not all(0 <= i < len(found.suspects) for i in clause):
+        raise errors.ConfigError(
+            f"There is no suspect {config.suspect or 0}: the diff has {len(found.suspects)}. {found.summary}"
+        )
+    first, *rest = (found.suspects[i] for i in clause)
+    suspect = replace(
+        first,
+        choices=first.choices + tuple(choice for s in rest for choice in s.choices),
+        settings=tuple(dict.fromkeys(first.settings + tuple(pair for s in rest for pair in s.settings))),
+    )
     if suspect.probability < _WORTH_PROVING and not config.force:
         raise errors.ConfigError(
-            f"The diff does not suspect {suspect.describe()}: its probability is {suspect.probability:.2%}. Name another "
-            "suspect, or prove it all the same with force (--force)."
+            f"The diff does not suspect {suspect.describe()}: its probability is {suspect.probability:.2%}. Name "
+            "another suspect, or prove it all the same with force (--force)."
         )
     having = set(builds_with(table, suspect, by=campaign.config.by))
     good = [name for name in table.named("good") if name not in having]
@@ -319,33 +318,12 @@ def _open_case(campaign: Campaign, config: ProveConfig, tracker: Tracker) -> _Ca
     if not good or not bad:
         lacking = "good build without" if not good else "bad build with"
         raise errors.ConfigError(f"There is no {lacking} {suspect.describe()}, so nothing can be swapped. Build more.")
-    good_run, bad_run = (tracker.load(name) for name in most_alike(table, good, bad))
-    records = [campaigns.load_record(run) for run in (good_run, bad_run)]
-    assert records[0] is not None and records[1] is not None  # both have a verdict
-    return _Case(campaign, suspect, together, good_run, bad_run, records[0], records[1])
-
-
-def suspect_to_prove(table: CampaignTable, campaign: Campaign, position: int | None) -> tuple[Suspect, bool]:
-    """The suspect at a position; or those of the explanation that fail only together, as one; and whether it is the latter.
-
-    Raises:
-        ConfigError: If there is no such suspect.
-    """
-    found = diff(table, confidence=campaign.config.confidence, by=campaign.config.by)
-    clause: Sequence[int] = (position or 0,)
-    if position is None and found.explanation is not None and found.explanation.clauses:
-        clause = found.explanation.clauses[0]
-    if not all(0 <= i < len(found.suspects) for i in clause):
-        raise errors.ConfigError(
-            f"There is no suspect {position or 0}: the diff has {len(found.suspects)}. {found.summary}"
-        )
-    first, *rest = (found.suspects[i] for i in clause)
-    joined = replace(
-        first,
-        choices=first.choices + tuple(choice for s in rest for choice in s.choices),
-        settings=tuple(dict.fromkeys(first.settings + tuple(pair for s in rest for pair in s.settings))),
-    )
-    return joined, bool(rest)
+    mixture = Mixture(*(tracker.load(name) for name in most_alike(table, good, bad)))
+    names = {("layer", c.layer) for c in suspect.choices} | {("setting", name) for name, _ in suspect.settings}
+    swapped = np.array([(unit.kind, unit.name) in names for unit in mixture.units], np.bool_)
+    if not swapped.any():  # ONNX Runtime's layers follow from settings: all that differ are swapped
+        swapped = np.array([unit.kind == "setting" for unit in mixture.units], np.bool_)
+    return _Case(campaign, suspect, bool(rest), mixture, swapped)
 
 
 def _effect_text(trials: Iterable[Trial], tracker: Tracker) -> str:
@@ -357,10 +335,6 @@ def _effect_text(trials: Iterable[Trial], tracker: Tracker) -> str:
             groups[trial.swap in ("in", "bad as it was")].append(math.log(error))
     effect = effect_of(groups[True], groups[False])
     return effect.describe() if effect is not None else ""
-
-
-def _tactics_by_layer(choices: Iterable[TacticChoice]) -> dict[str, tuple[object, ...]]:
-    return {c.layer: (c.tactic, c.implementation, c.tactic_id) for c in choices}
 
 
 def conclude(trials: Iterable[Trial]) -> tuple[Outcome, str]:

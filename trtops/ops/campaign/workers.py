@@ -1,7 +1,7 @@
 """Child processes that build engines, and devices that take one build at a time.
 
-A build that shares its GPU with another one times its tactics wrongly and may run out of memory. So a device is locked while
-something is built on it, against every process of this machine.
+A build that shares its GPU with another one times its tactics wrongly and may run out of memory. So a device is locked
+while something is built on it, against every process of this machine.
 """
 
 from __future__ import annotations
@@ -24,12 +24,7 @@ _guard, _asking = threading.Lock(), threading.Lock()
 
 
 def devices_of(backend: str, devices: Sequence[str] = ()) -> tuple[str, ...]:
-    """The devices that builds may use, as ``CUDA_VISIBLE_DEVICES`` names them; empty for the processor.
-
-    Args:
-        backend: The back end.
-        devices: The requested ones; by default those of ``CUDA_VISIBLE_DEVICES``, or the first.
-    """
+    """The devices that builds may use, as ``CUDA_VISIBLE_DEVICES`` names them; empty for the processor."""
     if backend == "onnxruntime":
         return ()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -39,8 +34,8 @@ def devices_of(backend: str, devices: Sequence[str] = ()) -> tuple[str, ...]:
 def gpus_of(backend: str, devices: Sequence[str] = ()) -> dict[str, str]:
     """The GPUs behind the devices that builds may use: each device by the digest of its GPU's UUID.
 
-    Only CUDA knows what a number of ``CUDA_VISIBLE_DEVICES`` means, so a child process reports it, once for each device. Empty for the
-    processor, and where no GPU answers.
+    Only CUDA knows what a number of ``CUDA_VISIBLE_DEVICES`` means, so a child process reports it, once for each
+    device. Empty for the processor, and where no GPU answers.
     """
     found: dict[str, str] = {}
     for device in devices_of(backend, devices):
@@ -66,11 +61,6 @@ def warm_backend(backend: str, devices: Sequence[str] = (), timeout: float | Non
     """Yield a back end in a child process, on a free device that is reserved while the block lasts.
 
     The child stays warm for the next caller; :func:`close_workers` ends idle ones.
-
-    Args:
-        backend: The back end.
-        devices: GPUs to choose from, see :func:`devices_of`.
-        timeout: Seconds that a build, or a first inference, may take.
     """
     with free_device(backend, devices) as device, _warm_child(backend, device, timeout) as child:
         yield child
