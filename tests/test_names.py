@@ -1,4 +1,4 @@
-"""Every public name of Polygraphy's documented modules, with its parameters, members and documented attributes, is here.
+"""Every public name of Polygraphy's documented modules exists, with its parameters, members and attributes.
 
 Found by walking the installed package; what is not here has a reason in a table.
 """
@@ -21,13 +21,13 @@ pytestmark = pytest.mark.parity
 polygraphy = pytest.importorskip("polygraphy")
 
 DOCUMENTED = (
-    "backend.base.loader", "backend.base.runner", "backend.common.loader", "backend.onnx.loader", "backend.onnxrt.loader",
-    "backend.onnxrt.runner", "backend.pluginref.runner", "backend.trt.algorithm_selector", "backend.trt.calibrator",
-    "backend.trt.config", "backend.trt.file_reader", "backend.trt.loader", "backend.trt.profile", "backend.trt.runner",
-    "backend.trt.util", "backend.tensorrt_rtx.config", "backend.tf.loader", "backend.tf.runner", "common.struct",
-    "comparator.comparator", "comparator.compare", "comparator.data_loader", "comparator.postprocess", "comparator.struct",
-    "config", "constants", "cuda.cuda", "datatype.datatype", "exception.exception", "func.func", "json.serde",
-    "logger.logger", "mod.importer",
+    "backend.base.loader", "backend.base.runner", "backend.common.loader", "backend.onnx.loader",
+    "backend.onnxrt.loader", "backend.onnxrt.runner", "backend.pluginref.runner", "backend.trt.algorithm_selector",
+    "backend.trt.calibrator", "backend.trt.config", "backend.trt.file_reader", "backend.trt.loader",
+    "backend.trt.profile", "backend.trt.runner", "backend.trt.util", "backend.tensorrt_rtx.config",
+    "backend.tf.loader", "backend.tf.runner", "common.struct", "comparator.comparator", "comparator.compare",
+    "comparator.data_loader", "comparator.postprocess", "comparator.struct", "config", "constants", "cuda.cuda",
+    "datatype.datatype", "exception.exception", "func.func", "json.serde", "logger.logger", "mod.importer",
 )  # fmt: skip
 """The modules of Polygraphy's API reference."""
 
@@ -272,7 +272,10 @@ def test_settings_read_both_variables():
     import subprocess
     import sys
 
-    code = "from trtops import config; print(config.AUTOINSTALL_DEPS, config.INTERNAL_CORRECTNESS_CHECKS, config.INSTALL_CMD)"
+    code = (
+        "from trtops import config; print(config.AUTOINSTALL_DEPS, config.INTERNAL_CORRECTNESS_CHECKS, "
+        "config.INSTALL_CMD)"
+    )
     given = {
         "POLYGRAPHY_AUTOINSTALL_DEPS": "1",
         "TRTOPS_INTERNAL_CORRECTNESS_CHECKS": "1",

@@ -79,7 +79,10 @@ def test_imports_respect_the_architecture() -> None:
 @pytest.mark.parametrize("prefix", ["TRTOPS", "POLYGRAPHY"])
 @pytest.mark.parametrize(("value", "expected"), [("1", True), ("0", False), ("", False)])
 def test_tensorrt_rtx_is_chosen_in_one_place(prefix: str, value: str, expected: bool) -> None:
-    code = "from trtops import config; from trtops.backend.trt import library; print(config.USE_TENSORRT_RTX, library.uses_rtx())"
+    code = (
+        "from trtops import config; from trtops.backend.trt import library; print(config.USE_TENSORRT_RTX, "
+        "library.uses_rtx())"
+    )
     environment = {k: v for k, v in os.environ.items() if not k.endswith("USE_TENSORRT_RTX")}
 
     done = subprocess.run(

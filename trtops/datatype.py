@@ -1,4 +1,7 @@
-"""Conversion of data types to and from other libraries, under Polygraphy's module name. Libraries are imported on use."""
+"""Conversion of data types to and from other libraries, under Polygraphy's module name.
+
+Libraries are imported on use.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ _NOT_IN_ONNXRT = (DataType.FLOAT4, DataType.FLOAT8E8M0)
 
 
 def register_dtype_importer(source_module: str) -> Callable[[F], F]:
-    """Decorate a function that returns our data type for one of a library, or None; ``source_module`` names the library."""
+    """Decorate a function that returns our data type for one of a library, or None.
+
+    ``source_module`` names the library.
+    """
 
     def register(function: F) -> F:
         IMPORTERS[source_module] = function

@@ -19,8 +19,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 def extend(extend_func: Callable[P, Any]) -> Callable[[Callable[..., Any]], Callable[P, Any]]:
     """Return a decorator that lets a function continue where ``extend_func`` ended.
 
-    The result calls ``extend_func``, passes its result to the decorated function (a tuple as separate arguments), and returns
-    the decorated function's result, or, if that is None, the result of ``extend_func``::
+    The result calls ``extend_func``, passes its result to the decorated function (a tuple as separate arguments), and
+    returns the decorated function's result, or, if that is None, the result of ``extend_func``::
 
         @func.extend(NetworkFromOnnxPath("model.onnx"))
         def load_network(builder, network, parser):

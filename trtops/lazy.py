@@ -1,7 +1,7 @@
 """Names that are imported on first use.
 
-A package lists its names for type checkers, as ``from a.b import Name as Name`` under ``if TYPE_CHECKING:``. The same lines are
-read here when a name is first used, so that each name is listed once.
+A package lists its names for type checkers, as ``from a.b import Name as Name`` under ``if TYPE_CHECKING:``. The same
+lines are read here when a name is first used, so that each name is listed once.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Polygraphy's ``G_LOGGER``, on top of Python's logger named ``trtops``.
 
-trtops itself logs through ``logging.getLogger(__name__)`` and leaves handlers to the program. Importing this module sets
-the logger to ``INFO`` unless it has a level; the first message through ``G_LOGGER`` adds a handler, unless the program set
-up logging itself. Messages of scripts go to standard output, as in Polygraphy; critical ones and trtops' own messages go to
-standard error, except results such as the lines of a comparison.
+trtops itself logs through ``logging.getLogger(__name__)`` and leaves handlers to the program. Importing this module
+sets the logger to ``INFO`` unless it has a level; the first message through ``G_LOGGER`` adds a handler, unless the
+program set up logging itself. Messages of scripts go to standard output, as in Polygraphy; critical ones and trtops'
+own messages go to standard error, except results such as the lines of a comparison.
 """
 
 from __future__ import annotations

@@ -97,7 +97,10 @@ class Record:
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> Any:
-        """The record's JSON schema, with what the docstring says of the record and of each field: forms are made of it."""
+        """The record's JSON schema, with what the docstring says of the record and of each field.
+
+        Forms are made of it.
+        """
         schema = handler(core_schema)
         target = handler.resolve_ref_schema(schema)
         target["description"] = _plain_text((cls.__doc__ or "").strip().partition("\n")[0])
@@ -189,9 +192,9 @@ class OptionField:
 def option_fields(cls: type[Record], base: Record | None = None) -> Iterator[OptionField]:
     """Yield the options of a config class, in the order of declaration.
 
-    Fields whose type is a record are replaced by that record's own options. Unions of records, such as a build's back end
-    options, stay one option. Command line flags, flow parameters and help texts are derived from these options, so that an
-    option is written once: as a field with its sentence. :func:`with_options` is the way back.
+    Fields whose type is a record are replaced by that record's own options. Unions of records, such as a build's back
+    end options, stay one option. Command line flags, flow parameters and help texts are derived from these options,
+    so that an option is written once: as a field with its sentence. :func:`with_options` is the way back.
 
     Args:
         cls: The config class.

@@ -1,6 +1,7 @@
 """Output for terminals: progress bars below log lines, and pages whose tables fit the width.
 
-In a file or a pipe, pages are plain text and there are no bars. rich is imported on first use, since ``trtops -h`` must be fast.
+In a file or a pipe, pages are plain text and there are no bars. rich is imported on first use, since ``trtops -h``
+must be fast.
 """
 
 from __future__ import annotations

@@ -15,7 +15,10 @@ def is_torch(value: object) -> bool:
 
 
 def from_torch(tensor: Any) -> np.ndarray[Any, Any]:
-    """Return a tensor as an array in host memory, sharing memory if it is there; bfloat16 and float8 become ``ml_dtypes``."""
+    """Return a tensor as an array in host memory, sharing memory if it is there.
+
+    Bfloat16 and float8 become ``ml_dtypes``.
+    """
     host = tensor.detach().cpu()
     name = str(host.dtype).removeprefix("torch.")
     if name == "bfloat16" or name.startswith("float8"):

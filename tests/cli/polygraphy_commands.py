@@ -1,6 +1,7 @@
 """Commands of Polygraphy's documentation and examples that need no TensorRT, and what it says to them.
 
-The table of what it says is ``tests/data/polygraphy_commands.json``. Made anew, with the Polygraphy of the test extra, by::
+The table of what it says is ``tests/data/polygraphy_commands.json``. Made anew, with the Polygraphy of the test
+extra, by::
 
     python -m tests.cli.polygraphy_commands
 """
@@ -36,8 +37,10 @@ COMMANDS = (
     "run identity.onnx --onnxrt --load-outputs golden.json --seed 3",
     "run identity.onnx --onnxrt --load-outputs golden.json --seed 3 --check-error-stat mean median --atol 2",
     "run identity.onnx --onnxrt --load-outputs golden.json --seed 3 --compare l2 psnr",
-    "run identity.onnx --onnxrt --load-inputs inputs.json --load-outputs golden.json --compare l2 cosine_similarity --save-accuracy-results acc.json",
-    "run identity.onnx --onnxrt --load-inputs inputs.json --load-outputs golden.json --compare indices --postprocess top-1",
+    "run identity.onnx --onnxrt --load-inputs inputs.json --load-outputs golden.json --compare l2 "
+    "cosine_similarity --save-accuracy-results acc.json",
+    "run identity.onnx --onnxrt --load-inputs inputs.json --load-outputs golden.json --compare indices "
+    "--postprocess top-1",
     "run identity.onnx --onnxrt --iterations 3 --save-inputs many --save-outputs many_golden",
     "run identity.onnx --onnxrt --load-inputs many --load-outputs many_golden --fail-fast",
     "run identity.onnx --onnxrt --onnxrt --iterations 2 --check-average --check-error-stat max",
@@ -90,7 +93,8 @@ COMMANDS = (
     "data merge conv_inputs.json layerwise.json -o all_inputs.json",
     "data concat golden.json other.json -o both.json",
     # debug
-    "debug reduce conv_net.onnx -o reduced.onnx --mode bisect --fail-regex AveragePool --check {tool} inspect model {debug}.onnx --show layers",
+    "debug reduce conv_net.onnx -o reduced.onnx --mode bisect --fail-regex AveragePool --check {tool} inspect "
+    "model {debug}.onnx --show layers",
     "debug reduce conv_net.onnx -o reduced2.onnx --mode linear --no-reduce-inputs --check true",
     "debug repeat --until 2 --check true",
     "debug repeat --until bad --artifacts left.txt --art-dir sorted --check false",
@@ -156,7 +160,8 @@ def prepare(folder: Path) -> None:
     onnx.save(empty, folder / "empty.onnx")
     shape = tuple(dim.dim_value for dim in spec.type.tensor_type.shape.dim)
     (folder / "data_loader.py").write_text(
-        f"import numpy as np\ndef load_data():\n    for i in range(2):\n        yield {{{spec.name!r}: np.full({shape}, i, np.float32)}}\nother = load_data\n"
+        "import numpy as np\ndef load_data():\n    for i in range(2):\n"
+        f"        yield {{{spec.name!r}: np.full({shape}, i, np.float32)}}\nother = load_data\n"
     )
     (folder / "left.txt").write_text("left")
 

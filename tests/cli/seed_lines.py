@@ -1,4 +1,4 @@
-"""Command lines of the documents that the project came from, read out of their text, and a folder in which they can run."""
+"""Command lines of the documents that the project came from, and a folder in which they can run."""
 
 from __future__ import annotations
 

@@ -47,7 +47,8 @@ COMMANDS = (
     f"run three_layers.onnx --trt --onnxrt --trt-outputs mark all --onnx-outputs mark all {CLOSE}",
     f"run {CONV} --trt --trt-outputs r0 scores --trt-exclude-outputs scores --save-outputs r0.json",
     f"run {CONV} --trt --trt-outputs-by-type CONVOLUTION --save-outputs convolutions.json",
-    f"run {CONV} --trt --save-tactics replay.json --save-engine first.engine --save-outputs first.json --save-inputs conv.json",
+    f"run {CONV} --trt --save-tactics replay.json --save-engine first.engine --save-outputs first.json "
+    f"--save-inputs conv.json",
     f"run {CONV} --trt --load-tactics replay.json --load-inputs conv.json --load-outputs first.json {CLOSE}",
     "run identity.onnx --trt --onnxrt --tf32 --sparse-weights --refittable --direct-io",
     "run identity.onnx --trt --onnxrt --pool-limit workspace:64M --builder-optimization-level 2 --max-aux-streams 0",
@@ -59,28 +60,34 @@ COMMANDS = (
     "run identity.onnx --trt --fp16 --tensor-dtypes x:float16 y:float16 --tensor-formats x:[linear] y:[linear]",
     "run needs_constraints.onnx --trt --fp16 --onnxrt --val-range x:[1,2] --layer-precisions Add:float16 Sub:float32 "
     "--precision-constraints=prefer --check-error-stat median --atol 1e-1 --rtol 1e-1",
-    "run needs_constraints.onnx --trt --fp16 --onnxrt --val-range x:[1,2] --trt-network-postprocess-script add_constraints.py "
+    "run needs_constraints.onnx --trt --fp16 --onnxrt --val-range x:[1,2] --trt-network-postprocess-script "
+    "add_constraints.py "
     "--precision-constraints=obey --check-error-stat median --atol 1e-1 --rtol 1e-1",
     # run: networks and configs of scripts, and scripts of runs (03, 04)
     "template trt-network identity.onnx -o network.py",
     "template trt-network -o empty_network.py",
     "template trt-config -o config.py",
-    "template trt-config --fp16 --trt-min-shapes x:[1,1,2,2] --trt-opt-shapes x:[1,1,2,2] --trt-max-shapes x:[1,1,2,2] -o fp16.py",
+    "template trt-config --fp16 --trt-min-shapes x:[1,1,2,2] --trt-opt-shapes x:[1,1,2,2] --trt-max-shapes "
+    "x:[1,1,2,2] -o fp16.py",
     "run network.py --trt --trt-config-script config.py",
     "run --model-type=trt-network-script create_network.py --trt --trt-config-script=create_config.py",
     "run create_network.py:load_network --trt",
     "run identity.onnx --trt --onnxrt --trt-config-script create_config.py:load_config",
-    "run identity.onnx --trt --onnxrt --trt-config-postprocess-script postprocess_config.py --fp16 --atol 1e-3 --rtol 1e-3",
+    "run identity.onnx --trt --onnxrt --trt-config-postprocess-script postprocess_config.py --fp16 --atol 1e-3 "
+    "--rtol 1e-3",
     "run identity.onnx --trt --onnxrt --gen-script=compare.py",
     "run no_kernel.onnx --trt",
     "run identity.onnx --trt --strongly-typed",
     # convert (examples/cli/convert 01 to 04)
     "convert identity.onnx -o converted.engine",
     "convert identity.onnx --convert-to trt -o converted.bin",
-    "convert identity.onnx --int8 --data-loader-script ./data_loader.py --calibration-cache identity_calib.cache -o int8.engine",
+    "convert identity.onnx --int8 --data-loader-script ./data_loader.py --calibration-cache identity_calib.cache "
+    "-o int8.engine",
     "convert identity.onnx --int8 --calibration-cache identity_calib.cache -o int8_again.engine",
-    "convert identity.onnx --int8 --calib-base-cls IInt8MinMaxCalibrator --calibration-cache min_max.cache -o min_max.engine",
-    "run identity.onnx --trt --int8 --calib-base-cls IInt8LegacyCalibrator --quantile 0.9 --regression-cutoff 0.9 --validate",
+    "convert identity.onnx --int8 --calib-base-cls IInt8MinMaxCalibrator --calibration-cache min_max.cache -o "
+    "min_max.engine",
+    "run identity.onnx --trt --int8 --calib-base-cls IInt8LegacyCalibrator --quantile 0.9 --regression-cutoff 0.9 "
+    "--validate",
     "convert identity.onnx --save-tactics identity_replay.json -o 0.engine",
     "convert identity.onnx --load-tactics identity_replay.json -o 1.engine",
     f"convert dynamic.onnx -o dynamic.engine {RANGE} {LARGER}",
@@ -104,9 +111,11 @@ COMMANDS = (
     "check lint identity.onnx",
     "check accuracy acc.json",
     # debug (examples/cli/debug 01 and 02)
-    "debug build identity.onnx --fp16 --save-tactics replay_n.json --artifacts-dir replays --artifacts replay_n.json --until 2 "
+    "debug build identity.onnx --fp16 --save-tactics replay_n.json --artifacts-dir replays --artifacts "
+    "replay_n.json --until 2 "
     "--check {tool} run {debug}.engine --trt --load-inputs inputs.json --load-outputs run_0_outputs.json --atol 1e-2",
-    f"debug build {CONV} --save-tactics replay_n.json --artifacts-dir replays --artifacts replay_n.json --until bad --check false",
+    f"debug build {CONV} --save-tactics replay_n.json --artifacts-dir replays --artifacts replay_n.json --until "
+    f"bad --check false",
     "inspect diff-tactics --dir replays",
     "inspect diff-tactics --good replays/good --bad replays/bad",
     "debug precision three_layers.onnx --fp16 --mode linear --check true",
@@ -190,7 +199,8 @@ def needs_constraints() -> onnx.ModelProto:
     big = np.full((1, 8), 60000, np.float32)
     weights = {"w": np.eye(8, dtype=np.float32), "big": big}
     return models.model(
-        "(float[1,8] x) => (float[1,8] y) { [MatMul] m = MatMul(x, w)\n [Add] a = Add(m, big)\n [Sub] y = Sub(a, big) }",
+        "(float[1,8] x) => (float[1,8] y) { [MatMul] m = MatMul(x, w)\n [Add] a = Add(m, big)\n [Sub] y = Sub(a, "
+        "big) }",
         weights,
     )
 

@@ -65,7 +65,8 @@ def test_a_command_finds_the_fp32_node(folder, capsys):
 
 SAYS_SOMETHING = (
     "import sys, numpy, onnxruntime; session = onnxruntime.InferenceSession(sys.argv[1]); "
-    "feed = {i.name: numpy.ones([d if isinstance(d, int) else 1 for d in i.shape], numpy.float32) for i in session.get_inputs()}; "
+    "feed = {i.name: numpy.ones([d if isinstance(d, int) else 1 for d in i.shape], numpy.float32) for i in "
+    "session.get_inputs()}; "
     "sys.exit(not any(map(numpy.any, session.run(None, feed))))"
 )
 """Fails for a model whose outputs are all 0, as the search asks of a check that is to say anything."""
@@ -114,7 +115,10 @@ def test_releases_without_layer_precisions_are_rejected(folder, caplog, rtx):
     assert "reads {model}" in caplog.text and asked() == 0
 
     words = ["-m", "trtops.cli", "convert", "{model}", "-o", "mixed.engine", "--builder-optimization-level", "0"]
-    built = f"import subprocess, sys; subprocess.run([sys.executable, *{words}], check=True); sys.argv[1:] = ['{{model}}']; "
+    built = (
+        f"import subprocess, sys; subprocess.run([sys.executable, *{words}], check=True); sys.argv[1:] = "
+        f"['{{model}}']; "
+    )
     assert run("debug precision conv_net.onnx --fp16", *python(built + SAYS_SOMETHING)) == 0
     assert Path("mixed.engine").stat().st_size > 1000
 
@@ -136,7 +140,10 @@ def test_precision_uses_random_data_ranges(folder):
 
 # --- debug reduce ---------------------------------------------------------------------------------------------------
 
-HAS_ERF = "import onnx,sys; print('seen', len(sys.argv)); sys.exit('erf' in [n.name for n in onnx.load('trtops_debug.onnx').graph.node])"
+HAS_ERF = (
+    "import onnx,sys; print('seen', len(sys.argv)); sys.exit('erf' in [n.name for n in "
+    "onnx.load('trtops_debug.onnx').graph.node])"
+)
 
 
 def test_output_of_passing_checks_can_be_shown(folder, capsys):
@@ -162,7 +169,10 @@ def test_reduce_uses_random_data_ranges(folder):
 
 
 def test_reduced_weights_go_to_the_named_file(folder):
-    line = "debug reduce transformer.onnx -o small.onnx --min-good good.onnx --save-external-data weights.bin --external-data-size-threshold 0"
+    line = (
+        "debug reduce transformer.onnx -o small.onnx --min-good good.onnx --save-external-data weights.bin "
+        "--external-data-size-threshold 0"
+    )
     assert run(line, *python(HAS_ERF.replace("'erf'", "'mm1'") if _has("mm1") else HAS_ERF)) == 0
 
     assert run("run small.onnx --onnxrt --load-inputs small_inputs.json") == 0
@@ -174,7 +184,10 @@ def _has(name: str) -> bool:
 
 
 def test_reduce_can_convert_to_fp16_first(folder):
-    checked = "import onnx,sys; m=onnx.load('trtops_debug.onnx'); sys.exit(any(t.data_type == 10 for t in m.graph.initializer))"
+    checked = (
+        "import onnx,sys; m=onnx.load('trtops_debug.onnx'); sys.exit(any(t.data_type == 10 for t in "
+        "m.graph.initializer))"
+    )
 
     assert run("debug reduce conv_net.onnx -o small.onnx --fp-to-fp16 --exit-on-bad", *python(checked)) == 1
 
@@ -222,7 +235,8 @@ def test_replayed_iterations_are_not_run_again(folder, capsys):
 def sized_by_data(folder: Path) -> None:
     """A model with shapes that only running it tells."""
     net = models.model(
-        "(float[n] x) => (float[k] y) { i = NonZero(x)\n j = Transpose<perm = [1, 0]>(i)\n g = GatherND(x, j)\n h = Neg(g)\n y = Exp(h) }"
+        "(float[n] x) => (float[k] y) { i = NonZero(x)\n j = Transpose<perm = [1, 0]>(i)\n g = GatherND(x, j)\n h "
+        "= Neg(g)\n y = Exp(h) }"
     )
     models.Case(net, {}, name="sized").write(folder)
     save_json([{"x": np.array([0, 1, 2, 0, 3], np.float32)}], "i.json")
@@ -245,14 +259,20 @@ def test_shapes_come_from_running_the_model(sized_by_data):
 
 
 def test_observed_shapes_respect_input_shapes(folder):
-    line = "surgeon extract conv_net.onnx --force-fallback-shape-inference --model-inputs image:[3,3,8,8] --seed 4 --inputs r0 -o part.onnx"
+    line = (
+        "surgeon extract conv_net.onnx --force-fallback-shape-inference --model-inputs image:[3,3,8,8] --seed 4 "
+        "--inputs r0 -o part.onnx"
+    )
 
     assert run(line) == 0
     assert all(dim > 0 for dim in shapes_of("part.onnx")["r0"]) and shapes_of("part.onnx")["r0"][0] == 3
 
 
 def test_extract_uses_observed_shapes(sized_by_data):
-    line = "surgeon extract sized.onnx --force-fallback-shape-inference --load-inputs i.json --inputs g:auto:auto --outputs h:auto -o part.onnx"
+    line = (
+        "surgeon extract sized.onnx --force-fallback-shape-inference --load-inputs i.json --inputs g:auto:auto "
+        "--outputs h:auto -o part.onnx"
+    )
 
     assert run(line) == 0
     assert shapes_of("part.onnx")["g"] == [3]
@@ -264,7 +284,10 @@ def test_weights_of_parts_are_saved_next_to_them(folder, capsys):
         {"k": models.random(4, seed=1)},
     )
     models.Case(proto, {}, name="custom").write(folder)
-    line = "inspect capability custom.onnx --onnxrt --with-partitioning -o parts --save-external-data --external-data-size-threshold 0"
+    line = (
+        "inspect capability custom.onnx --onnxrt --with-partitioning -o parts --save-external-data "
+        "--external-data-size-threshold 0"
+    )
 
     assert (run(line), run(f"{line} --exit-on-bad")) == (0, 1)
     written = {path.name for path in Path("parts").iterdir()}

@@ -34,7 +34,8 @@ def test_engines_with_fp32_layers_are_checked(folder, capsys):
     Path("check.py").write_text(
         "import subprocess, sys\n"
         "def command(line):\n"
-        "    return subprocess.run([sys.executable, '-m', 'trtops.cli', *line.split()], capture_output=True, text=True)\n"
+        "    return subprocess.run([sys.executable, '-m', 'trtops.cli', *line.split()], capture_output=True, "
+        "text=True)\n"
         "layers = command('inspect model trtops_debug.engine --show layers').stdout.partition('Layer(s)')[2]\n"
         "print(layers)\n"
         "ran = 'run trtops_debug.engine --trt --load-inputs i.json --load-outputs golden.json --atol 1e-2'\n"
@@ -49,7 +50,10 @@ def test_engines_with_fp32_layers_are_checked(folder, capsys):
 
 
 def test_a_check_that_passes_zeros_is_broken(folder, caplog):
-    """What it is given then is an engine whose outputs are 0, which a check that compares fails: see the tests beside it."""
+    """What it is given then is an engine whose outputs are 0, which a check that compares fails.
+
+    See the tests beside it.
+    """
     Path("seen.py").write_text(
         "import json, subprocess, sys\n"
         "line = 'run trtops_debug.engine --trt --load-inputs i.json --save-outputs seen.json'\n"

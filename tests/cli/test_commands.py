@@ -36,7 +36,7 @@ def run(line: str) -> int:
 SCENARIOS = {
     "compare outputs": """
         0 run transformer.onnx --onnxrt --onnx --atol 1e-4 --rtol 1e-4 # PASSED
-        0 run conv_net.onnx --onnxrt --input-shapes image:[3,3,8,8] --seed 7 --iterations 2 --save-inputs i --save-outputs o
+        0 run conv_net.onnx --onnxrt --input-shapes image:[3,3,8,8] --iterations 2 --save-inputs i --save-outputs o
         0 run conv_net.onnx --onnxrt --load-inputs i --load-outputs o
         0 run identity.onnx --onnxrt --use-subprocess --save-outputs a.json
         0 run identity.onnx --onnxrt --load-outputs a.json
@@ -222,7 +222,8 @@ def test_each_error_statistic_is_checked(folder, capsys):
     )
     assert (
         run(
-            "run transformer.onnx --onnxrt --load-outputs worse.json --check-error-stat median max --atol 1e-3 --rtol 1e-3"
+            "run transformer.onnx --onnxrt --load-outputs worse.json --check-error-stat median max --atol 1e-3 "
+            "--rtol 1e-3"
         )
         == 1
     )
@@ -258,10 +259,13 @@ def test_tensorrt_options_reach_a_child_process(folder, caplog, rtx):
 @pytest.mark.parametrize(
     "line",
     [
-        "run conv_net.onnx --onnxrt --onnx --input-shapes image:[2,3,8,8] --seed 5 --val-range [-1,1] --atol 1e-4 scores:1e-3",
+        "run conv_net.onnx --onnxrt --onnx --input-shapes image:[2,3,8,8] --seed 5 --val-range [-1,1] --atol 1e-4 "
+        "scores:1e-3",
         "run transformer.onnx --onnxrt --load-outputs golden.json --compare l2 cosine_similarity --l2-threshold 1e-9",
-        "run transformer.onnx --onnxrt --onnx-outputs m1 --shape-inference --validate --warm-up 2 --save-outputs out.json",
-        "run conv_net.onnx --onnxrt --providers cpu --graph-optimization-level basic --postprocess top-2 --onnx --fail-fast",
+        "run transformer.onnx --onnxrt --onnx-outputs m1 --shape-inference --validate --warm-up 2 --save-outputs "
+        "out.json",
+        "run conv_net.onnx --onnxrt --providers cpu --graph-optimization-level basic --postprocess top-2 --onnx "
+        "--fail-fast",
     ],
 )
 def test_generated_script_exits_like_the_command(line, folder):
@@ -376,9 +380,13 @@ def test_node_types_are_removed(folder, caplog):
 
 def test_reduce_by_a_command_sorts_files(folder, capsys):
     check = shlex.split(f"{sys.executable} -c __CODE__")
-    code = "import onnx,sys; open('seen.txt','w').write('x'); sys.exit('erf' in [n.name for n in onnx.load('trtops_debug.onnx').graph.node])"
+    code = (
+        "import onnx,sys; open('seen.txt','w').write('x'); sys.exit('erf' in [n.name for n in "
+        "onnx.load('trtops_debug.onnx').graph.node])"
+    )
     words = shlex.split(
-        "debug reduce transformer.onnx -o small.onnx --min-good good.onnx --artifacts seen.txt --art-dir sorted --iter-info i.json --check"
+        "debug reduce transformer.onnx -o small.onnx --min-good good.onnx --artifacts seen.txt --art-dir sorted "
+        "--iter-info i.json --check"
     )
 
     assert main([*words, *(code if word == "__CODE__" else word for word in check)]) == 0
@@ -391,7 +399,10 @@ def test_reduce_by_a_command_sorts_files(folder, capsys):
 
 
 def test_repeat_sorts_files_by_verdict(folder, capsys):
-    code = "import json,sys; n=json.load(open('i.json'))['iteration']; open('left.txt','w').write(str(n)); sys.exit(n == 2)"
+    code = (
+        "import json,sys; n=json.load(open('i.json'))['iteration']; open('left.txt','w').write(str(n)); "
+        "sys.exit(n == 2)"
+    )
     words = shlex.split("debug repeat --until bad --artifacts left.txt --art-dir kept --iter-info i.json --check")
 
     assert main([*words, sys.executable, "-c", code]) == 0
@@ -405,7 +416,8 @@ def test_repeat_sorts_files_by_verdict(folder, capsys):
 def test_debug_build_sorts_engines(folder, rtx):
     code = "import os,sys; sys.exit(not os.path.getsize('trtops_debug.engine') > 1000)"
     words = shlex.split(
-        "debug build conv_net.onnx --until 2 --artifacts trtops_debug.engine --art-dir kept --builder-optimization-level 1 --check"
+        "debug build conv_net.onnx --until 2 --artifacts trtops_debug.engine --art-dir kept "
+        "--builder-optimization-level 1 --check"
     )
 
     assert main([*words, sys.executable, "-c", code]) == 0

@@ -20,96 +20,117 @@ from trtops.errors import ConfigError
 from trtops.json import save_json
 
 _COMPARED = " ".join(metric.function for metric in METRICS if metric.limit is not None)
-_RUNS = ("m.onnx --experiment e", "m.onnx --experiment e --trt", "m.onnx --experiment e --onnxrt")
-_ONNX = ("m.onnx -o o.onnx", "m.onnx -o o.onnx --shape-inference", "m.onnx -o o.onnx --force-fallback-shape-inference")
-_SCRIPTED = "m.onnx --data-loader-script d.py"
-_INT8 = "m.onnx --int8"
-
-LINES: dict[str, tuple[str, ...]] = {
+LINES = {
     "run": (
-        "m.onnx --onnxrt --trt", "m.onnx --trt --version-compatible", "m.onnx --onnxrt --trt --int8", "m.onnx --trt --version-compatible", f"m.onnx --onnxrt --trt --compare indices {_COMPARED}",
-        "m.onnx --onnxrt --trt --shape-inference", f"{_SCRIPTED} --onnxrt", "m.onnx --onnxrt --trt-engine e.engine", "m.bin --onnxrt",
-        "m.onnx --onnxrt --save-onnx s.onnx", "m.onnx --onnxrt --trt --check-error-stat mean", "m.keras --trt", "m.py --trt",
-        "m.onnx --onnxrt --experiment e", "m.pb --onnxrt --opset 11", "m.ckpt --model-type ckpt --onnxrt", "m.onnx --onnxrt --trt --save-heatmaps h",
+        "m.onnx --onnxrt --trt; m.onnx --trt --version-compatible; m.onnx --onnxrt --trt --int8; m.onnx --onnxrt "
+        "--trt --compare indices {compared}; m.onnx --onnxrt --trt --shape-inference; m.onnx --data-loader-script "
+        "d.py --onnxrt; m.onnx --onnxrt --trt-engine e.engine; m.bin --onnxrt; m.onnx --onnxrt --save-onnx s.onnx; "
+        "m.onnx --onnxrt --trt --check-error-stat mean; m.keras --trt; m.py --trt; m.onnx --onnxrt --experiment e; "
+        "m.pb --onnxrt --opset 11; m.ckpt --model-type ckpt --onnxrt; m.onnx --onnxrt --trt --save-heatmaps h"
     ),
     "convert": (
-        "m.onnx -o m.engine", "m.onnx --version-compatible", _INT8, "m.onnx --int8 --data-loader-script d.py", *_RUNS, "m.onnx -o o.onnx", "m.onnx --shape-inference", "m.bin -o m.engine",
-        "m.pb --opset 11", "m.ckpt --model-type ckpt", "m.py", "m.onnx --convert-to ort",
+        "m.onnx -o m.engine; m.onnx --version-compatible; m.onnx --int8; m.onnx --int8 --data-loader-script d.py; "
+        "m.onnx --experiment e; m.onnx --experiment e --trt; m.onnx --experiment e --onnxrt; m.onnx -o o.onnx; m.onnx "
+        "--shape-inference; m.bin -o m.engine; m.pb --opset 11; m.ckpt --model-type ckpt; m.py; m.onnx --convert-to "
+        "ort"
     ),
-    "calibrate": ("m.onnx --load-inputs d.json --trt", "m.onnx --load-inputs d.json", "m.onnx", _SCRIPTED),
-    "compare": ("a.json b.json", "a.json b.json --data-loader-script d.py"),
-    "gate": ("m.onnx --trt", "m.onnx", "m.onnx --data-loader-script d.py"),
-    "triage": (*_RUNS, "m.onnx --trt --data-loader-script d.py"),
-    "sensitivity": ("m.onnx --calibration-cache c.cache", "m.onnx", "m.onnx --calibration-cache c --data-loader-script d.py"),
+    "calibrate": (
+        "m.onnx --load-inputs d.json --trt; m.onnx --load-inputs d.json; m.onnx; m.onnx --data-loader-script d.py"
+    ),
+    "compare": "a.json b.json; a.json b.json --data-loader-script d.py",
+    "gate": "m.onnx --trt; m.onnx; m.onnx --data-loader-script d.py",
+    "triage": (
+        "m.onnx --experiment e; m.onnx --experiment e --trt; m.onnx --experiment e --onnxrt; m.onnx --trt "
+        "--data-loader-script d.py"
+    ),
+    "sensitivity": "m.onnx --calibration-cache c.cache; m.onnx; m.onnx --calibration-cache c --data-loader-script d.py",
     "inspect model": (
-        "m.onnx --display-as trt", "m.onnx", "m.engine", "m.engine --show layers", "m.onnx --visual", "m.bin --display-as trt", "m.bin --shape-inference",
-        "m.pb --shape-inference", "m.py --display-as trt", "m.ckpt --model-type ckpt", "m.onnx --shape-inference",
+        "m.onnx --display-as trt; m.onnx; m.engine; m.engine --show layers; m.onnx --visual; m.bin --display-as trt; "
+        "m.bin --shape-inference; m.pb --shape-inference; m.py --display-as trt; m.ckpt --model-type ckpt; m.onnx "
+        "--shape-inference"
     ),
-    "inspect data": ("d.json",),
-    "inspect diff": ("a.json b.json", "a.json b.json --data-loader-script d.py"),
-    "inspect tactics": ("r.json",),
-    "inspect diff-tactics": ("--dir replays", "--good g", "--bad b", ""),
-    "inspect engines": ("a.json b.json", "a.engine b.engine --profile", "a b"),
-    "inspect capability": ("m.onnx --with-partitioning", "m.onnx", "m.onnx --shape-inference"),
-    "inspect sparsity": ("m.onnx",),
-    "inspect calibration": ("c.cache", "run:c", "a.cache b.cache"),
-    "inspect run": ("abc",),
-    "check lint": ("m.onnx", "m.onnx --data-loader-script d.py"),
-    "check accuracy": ("acc.json", f"acc.json --compare {_COMPARED}", "acc.json --check-error-stat mean"),
-    "check compatibility": ("m.onnx", "m.onnx --onnxrt"),
-    "surgeon extract": (*_ONNX, "m.onnx --force-fallback-shape-inference --data-loader-script d.py"),
-    "surgeon sanitize": (*_ONNX, "m.onnx -o o.onnx --force-fallback-shape-inference --data-loader-script d.py"),
-    "surgeon insert": tuple(f"{line} --op Relu --inputs a --outputs b" for line in _ONNX[:2]),
-    "surgeon prune": _ONNX[:1],
-    "surgeon weight-strip": _ONNX[:1],
-    "surgeon weight-reconstruct": _ONNX[:1],
+    "inspect data": "d.json",
+    "inspect diff": "a.json b.json; a.json b.json --data-loader-script d.py",
+    "inspect tactics": "r.json",
+    "inspect diff-tactics": "--dir replays; --good g; --bad b; ",
+    "inspect engines": "a.json b.json; a.engine b.engine --profile; a b",
+    "inspect capability": "m.onnx --with-partitioning; m.onnx; m.onnx --shape-inference",
+    "inspect sparsity": "m.onnx",
+    "inspect calibration": "c.cache; run:c; a.cache b.cache",
+    "inspect run": "abc",
+    "check lint": "m.onnx; m.onnx --data-loader-script d.py",
+    "check accuracy": "acc.json; acc.json --compare {compared}; acc.json --check-error-stat mean",
+    "check compatibility": "m.onnx; m.onnx --onnxrt",
+    "surgeon extract": (
+        "m.onnx -o o.onnx; m.onnx -o o.onnx --shape-inference; m.onnx -o o.onnx --force-fallback-shape-inference; "
+        "m.onnx --force-fallback-shape-inference --data-loader-script d.py"
+    ),
+    "surgeon sanitize": (
+        "m.onnx -o o.onnx; m.onnx -o o.onnx --shape-inference; m.onnx -o o.onnx --force-fallback-shape-inference; "
+        "m.onnx -o o.onnx --force-fallback-shape-inference --data-loader-script d.py"
+    ),
+    "surgeon insert": (
+        "m.onnx -o o.onnx --op Relu --inputs a --outputs b; m.onnx -o o.onnx --shape-inference --op Relu --inputs a "
+        "--outputs b"
+    ),
+    "surgeon prune": "m.onnx -o o.onnx",
+    "surgeon weight-strip": "m.onnx -o o.onnx",
+    "surgeon weight-reconstruct": "m.onnx -o o.onnx",
     "debug build": (
-        "m.onnx --until 3", "m.onnx --until 3 --version-compatible", "m.onnx --until 3 --int8", "m.onnx --until 3 --check true", "m.onnx --until 3 --experiment e", "m.bin --until 3",
-        "m.onnx --until 3 --experiment e --onnxrt", "m.onnx --until 3 --shape-inference", "m.py --until 3", "m.pb --until 3 --opset 11",
-        "m.ckpt --model-type ckpt --until 3", "m.onnx --until 3 --int8 --data-loader-script d.py",
+        "m.onnx --until 3; m.onnx --until 3 --version-compatible; m.onnx --until 3 --int8; m.onnx --until 3 --check "
+        "true; m.onnx --until 3 --experiment e; m.bin --until 3; m.onnx --until 3 --experiment e --onnxrt; m.onnx "
+        "--until 3 --shape-inference; m.py --until 3; m.pb --until 3 --opset 11; m.ckpt --model-type ckpt --until 3; "
+        "m.onnx --until 3 --int8 --data-loader-script d.py"
     ),
-    "debug bisect": ("abc",),
-    "debug prove": ("abc",),
-    "debug noise": ("abc",),
-    "debug reduce": ("m.onnx", "m.onnx --check true", "m.onnx --onnxrt", "m.onnx --experiment e", _SCRIPTED, "m.onnx --min-good g.onnx"),
+    "debug bisect": "abc",
+    "debug prove": "abc",
+    "debug noise": "abc",
+    "debug reduce": (
+        "m.onnx; m.onnx --check true; m.onnx --onnxrt; m.onnx --experiment e; m.onnx --data-loader-script d.py; "
+        "m.onnx --min-good g.onnx"
+    ),
     "debug precision": (
-        "m.onnx", "m.onnx --trt --version-compatible", "m.onnx --trt", "m.onnx --check true", "m.onnx --bf16 --trt", "m.onnx --trt --int8", "m.onnx --experiment e", _SCRIPTED,
-        "m.onnx --shape-inference",
+        "m.onnx; m.onnx --trt --version-compatible; m.onnx --trt; m.onnx --check true; m.onnx --bf16 --trt; m.onnx "
+        "--trt --int8; m.onnx --experiment e; m.onnx --data-loader-script d.py; m.onnx --shape-inference"
     ),
-    "debug accuracy": ("m.onnx --trt", "m.onnx --onnxrt", "m.onnx --experiment e", _SCRIPTED),
-    "debug repeat": ("--until 3", "--until 3 --check true"),
-    "data merge": ("a.json b.json -o o.json",),
-    "data concat": ("a.json b.json -o o.json",),
-    "template trt-network": ("m.onnx -o n.py", "m.pb -o n.py", "m.py -o n.py", "m.ckpt -o n.py --model-type ckpt", "m.onnx -o n.py --shape-inference"),
-    "template trt-config": ("-o c.py", "-o c.py --version-compatible", "-o c.py --int8", "-o c.py --int8 --data-loader-script d.py"),
-    "template onnx-gs": ("m.onnx -o g.py", "m.onnx -o g.py --shape-inference"),
-    "template data-loader": ("m.onnx -o d.py",),
-    "plugin list": ("m.onnx --plugin-dir p", "m.onnx --plugin-dir p --shape-inference"),
-    "plugin match": ("m.onnx --plugin-dir p", "m.onnx --plugin-dir p --shape-inference"),
-    "plugin replace": ("m.onnx --plugin-dir p", "m.onnx --plugin-dir p --shape-inference"),
-    "build-list": ("models.yaml",),
-    "team up": ("",),
-    "team down": ("",),
-    "team status": ("",),
-    "team env": ("",),
-    "team password": ("mlflow",),
-    "report": ("abc",),
-    "runs list": ("",),
-    "runs show": ("abc",),
-    "runs compare": ("abc def",),
-    "runs evaluate": ("abc --l2-threshold 7", "abc"),
-    "runs audit": ("--experiment e", "--accepted"),
-    "runs prune": ("",),
-    "runs bundle": ("abc",),
-    "runs promote": ("abc",),
-    "runs resolve": ("m.onnx", "m.onnx --trt"),
-    "runs deny": ("abc",),
-    "runs close": ("abc",),
-    "runs pardon": ("abc --why mended",),
-    "doctor": ("",),
-    "completion": ("bash",),
-}  # fmt: skip
-"""Lines of each command, one of which an option changes. The first stands for the command in other tests."""
+    "debug accuracy": "m.onnx --trt; m.onnx --onnxrt; m.onnx --experiment e; m.onnx --data-loader-script d.py",
+    "debug repeat": "--until 3; --until 3 --check true",
+    "data merge": "a.json b.json -o o.json",
+    "data concat": "a.json b.json -o o.json",
+    "template trt-network": (
+        "m.onnx -o n.py; m.pb -o n.py; m.py -o n.py; m.ckpt -o n.py --model-type ckpt; m.onnx -o n.py --shape-inference"
+    ),
+    "template trt-config": (
+        "-o c.py; -o c.py --version-compatible; -o c.py --int8; -o c.py --int8 --data-loader-script d.py"
+    ),
+    "template onnx-gs": "m.onnx -o g.py; m.onnx -o g.py --shape-inference",
+    "template data-loader": "m.onnx -o d.py",
+    "plugin list": "m.onnx --plugin-dir p; m.onnx --plugin-dir p --shape-inference",
+    "plugin match": "m.onnx --plugin-dir p; m.onnx --plugin-dir p --shape-inference",
+    "plugin replace": "m.onnx --plugin-dir p; m.onnx --plugin-dir p --shape-inference",
+    "build-list": "models.yaml",
+    "team up": "",
+    "team down": "",
+    "team status": "",
+    "team env": "",
+    "team password": "mlflow",
+    "report": "abc",
+    "runs list": "",
+    "runs show": "abc",
+    "runs compare": "abc def",
+    "runs evaluate": "abc --l2-threshold 7; abc",
+    "runs audit": "--experiment e; --accepted",
+    "runs prune": "",
+    "runs bundle": "abc",
+    "runs promote": "abc",
+    "runs resolve": "m.onnx; m.onnx --trt",
+    "runs deny": "abc",
+    "runs close": "abc",
+    "runs pardon": "abc --why mended",
+    "doctor": "",
+    "completion": "bash",
+}
+"""Lines of each command, separated by ``;``, one of which an option changes. Other tests use the first."""
 
 WITHOUT_CHANGE = {
     *(f"{command} --fp32" for command in ("run", "convert", "debug build")),  # the default, tested below
@@ -121,8 +142,10 @@ WITHOUT_CHANGE = {
 
 SAMPLES: dict[Any, list[str]] = {
     **{READERS[word]: [sample] for word, sample in {
-        "N": "7", "X": "0.5", "SIZE": "2K", "SIZE|PERCENT%": "1G", "POOL:SIZE": "workspace:1M", "NAME:[DIMS]": "x:[2,3]", "[LO,HI]": "[-1,2]",
-        "[OUTPUT:]X": "0.25", "[OUTPUT:]N": "3", "[OUTPUT:]STAT": "max", "[OUTPUT:]top-K": "top-3", "LAYER:TYPE": "conv:fp16", "TENSOR:FORMAT": "conv:[linear]",
+        "N": "7", "X": "0.5", "SIZE": "2K", "SIZE|PERCENT%": "1G", "POOL:SIZE": "workspace:1M",
+        "NAME:[DIMS]": "x:[2,3]", "[LO,HI]": "[-1,2]", "[OUTPUT:]X": "0.25", "[OUTPUT:]N": "3",
+        "[OUTPUT:]STAT": "max", "[OUTPUT:]top-K": "top-3", "LAYER:TYPE": "conv:fp16",
+        "TENSOR:FORMAT": "conv:[linear]",
     }.items()},
     attribute: ["axis=2"],
     tag: ["release=007"],
@@ -138,6 +161,10 @@ def commands() -> Iterator[tuple[str, registry.Path]]:
         if path not in registry.OTHER_WORDS and path[0] != "store":
             yield " ".join(path), path
     yield "inspect diff", ("inspect", "diff")
+
+
+def lines_of(command: str) -> list[str]:
+    return [line.strip() for line in LINES[command].format(compared=_COMPARED).split(";")]
 
 
 def flags_of_command(path: registry.Path) -> list[Flag]:
@@ -195,7 +222,7 @@ def test_every_option_changes_the_job(capsys):
         for command, path in commands()
         for flag in flags_of_command(path)
         if not (flag.positional or flag.refuse or flag.idle)
-        and not any(changes(path, flag, line) for line in LINES[command])
+        and not any(changes(path, flag, line) for line in lines_of(command))
     ]
     assert sorted(set(found) - WITHOUT_CHANGE) == []
 
@@ -212,7 +239,7 @@ def test_every_example_parses():
 def test_every_command_has_the_log_options():
     words = {"--verbosity": ["INFO"], "--log-format": ["no-colors"], "--log-file": ["x.log"]}
     for command, path in commands():
-        base = LINES[command][0].split()
+        base = lines_of(command)[0].split()
         for flag in LOGGING.flags[1:]:
             args = parser_of(path, load(path)).parse([flag.names[0], *words.get(flag.names[0], []), "-v", *base])
             assert getattr(args, flag.dest)
@@ -222,13 +249,13 @@ def test_refused_options_exit_with_a_hint(capsys):
     for command, path in commands():
         for flag in flags_of_command(path):
             if flag.refuse:
-                assert main([*path, *LINES[command][0].split(), flag.names[0]]) == 2
+                assert main([*path, *lines_of(command)[0].split(), flag.names[0]]) == 2
                 assert flag.refuse.split(".")[0] in capsys.readouterr().err
 
 
 def test_options_without_effect_warn():
     for command, path in commands():
-        base = LINES[command][0].split()
+        base = lines_of(command)[0].split()
         for flag in flags_of_command(path):
             if flag.idle:
                 words = [flag.names[0], *words_of(flag)]
@@ -240,7 +267,7 @@ def test_options_without_effect_warn():
 
 @pytest.mark.parametrize("command", ["run", "convert", "debug build"])
 def test_fp32_contradicts_lower_precisions(command):
-    path, base = tuple(command.split()), LINES[command][0].split()
+    path, base = tuple(command.split()), lines_of(command)[0].split()
     assert plan_of(path, [*base, "--fp32"]) == plan_of(path, base)
     with pytest.raises(UsageError, match="exclude each other"):
         plan_of(path, [*base, "--fp32", "--fp16"])

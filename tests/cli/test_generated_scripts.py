@@ -1,6 +1,7 @@
 """Scripts that ``run --gen-script`` writes: by either tool, run by either, all come to one verdict.
 
-All in this process, since a process of each tool takes half a second; those that start processes run in one of their own.
+All in this process, since a process of each tool takes half a second; those that start processes run in one of their
+own.
 """
 
 from __future__ import annotations
@@ -44,13 +45,17 @@ SETS: dict[str, tuple[str, int]] = {
     "only saved outputs": ("--load-outputs o.json other.json", 1),
     "metrics": (f"{SAVED} --compare l2 cosine_similarity psnr snr", 0),
     "metrics of two": (f"{SAVED} --compare distance_metrics quality_metrics simple --l2-threshold 1e-3", 0),
-    "metrics that fail": ("--onnxrt --load-inputs i.json --load-outputs other.json --compare psnr --psnr-threshold 90", 1),
+    "metrics that fail": ("--onnxrt --load-inputs i.json --load-outputs other.json --compare psnr "
+                          "--psnr-threshold 90", 1),
     "indices": (f"{SAVED} --compare indices --postprocess top-3 --index-tolerance 1", 0),
     "top k of an output": (f"{SAVED} --postprocess scores:top-2,axis=1", 0),
     "scripts": ("--onnxrt --onnxrt --compare-func-script compare.py --postprocess-func-script postprocess.py", 0),
-    "named functions of scripts": ("--onnxrt --onnxrt --compare-func-script compare.py:never --data-loader-script data.py:feeds", 1),
-    "data of a script, averaged": ("--onnxrt --onnxrt --data-loader-script data.py --validate --check-average --check-error-stat median", 0),
-    "quantiles": ("--onnxrt --onnxrt --error-quantile 0.9 --check-error-stat quantile --save-accuracy-results acc.json", 0),
+    "named functions of scripts": ("--onnxrt --onnxrt --compare-func-script compare.py:never --data-loader-script "
+                                   "data.py:feeds", 1),
+    "data of a script, averaged": ("--onnxrt --onnxrt --data-loader-script data.py --validate --check-average "
+                                   "--check-error-stat median", 0),
+    "quantiles": ("--onnxrt --onnxrt --error-quantile 0.9 --check-error-stat quantile --save-accuracy-results "
+                  "acc.json", 0),
     "lenient": ("--onnxrt --onnxrt --no-shape-check --infinities-compare-equal", 0),
     "one after the other": ("--onnxrt --onnxrt --sequential-runners --warm-up 1", 0),
     "outputs": ("--onnxrt --onnxrt --onnx-outputs mark all --save-onnx s.onnx", 0),
@@ -76,11 +81,13 @@ TENSORRT: dict[str, tuple[str, int]] = {
     "an engine": (f"--trt --onnxrt {CLOSE}", 0),
     "profiles": (f"--trt --onnxrt {PROFILE} --input-shapes image:[3,3,8,8] {CLOSE}", 0),
     "one of two profiles": (f"--trt {PROFILE} {LARGER} --optimization-profile 1 --input-shapes image:[9,3,8,8]", 0),
-    "precisions": (f"--trt {PROFILE} --fp16 --precision-constraints obey --layer-precisions relu:float32 neg:float16", 0),
+    "precisions": (f"--trt {PROFILE} --fp16 --precision-constraints obey --layer-precisions relu:float32 "
+                   f"neg:float16", 0),
     "INT8": (f"--trt {PROFILE} --int8 {CALIBRATED}", 0),
     "INT8 by another calibrator": (f"--trt {PROFILE} --int8 {CALIBRATED} --calib-base-cls IInt8MinMaxCalibrator", 0),
     "INT8 by the legacy calibrator": (
-        f"--trt {PROFILE} --int8 {CALIBRATED} --calib-base-cls IInt8LegacyCalibrator --quantile 0.9 --regression-cutoff 0.8",
+        f"--trt {PROFILE} --int8 {CALIBRATED} --calib-base-cls IInt8LegacyCalibrator --quantile 0.9 "
+        f"--regression-cutoff 0.8",
         0,
     ),
     "INT8 of random data": (f"--trt {PROFILE} --int8 --seed 3 --val-range [0,2]", 0),
@@ -97,7 +104,8 @@ TENSORRT: dict[str, tuple[str, int]] = {
     "files": (f"--trt {PROFILE} --save-engine e.engine --save-timing-cache t.cache --save-tactics t.json", 0),
     "files that are read": (f"--trt {PROFILE} --load-timing-cache made.cache --load-tactics made.json", 0),
     "a saved engine": ("made.engine --trt", 0),
-    "a saved engine beside the model": ("--trt --onnxrt --save-engine other.engine --sequential-runners --warm-up 1", 0),
+    "a saved engine beside the model": ("--trt --onnxrt --save-engine other.engine --sequential-runners "
+                                        "--warm-up 1", 0),
     "outputs of the network": (f"--trt {PROFILE} --trt-outputs mark all --trt-exclude-outputs scores", 0),
     "outputs by type": (f"--trt {PROFILE} --trt-outputs-by-type UNARY", 0),
     "formats": (f"--trt {PROFILE} --tensor-formats image:[linear] --tensor-dtypes scores:float32", 0),
@@ -158,10 +166,12 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     case = models.conv_net()
     case.write(folder, "m")
     (folder / "data.py").write_text(
-        "import numpy as np\ndef load_data():\n    return [{'image': np.full((1, 3, 8, 8), i, np.float32)} for i in range(2)]\nfeeds = load_data\n"
+        "import numpy as np\ndef load_data():\n    return [{'image': np.full((1, 3, 8, 8), i, np.float32)} for i "
+        "in range(2)]\nfeeds = load_data\n"
     )
     (folder / "compare.py").write_text(
-        "def compare_outputs(a, b):\n    return {n: True for n in a}\ndef never(a, b):\n    return {n: False for n in a}\n"
+        "def compare_outputs(a, b):\n    return {n: True for n in a}\ndef never(a, b):\n    return {n: False for n "
+        "in a}\n"
     )
     (folder / "postprocess.py").write_text("def postprocess_outputs(iteration):\n    return iteration\n")
     save_json([{"image": models.random(1, 3, 8, 8, seed=1)}], str(folder / "i.json"))
@@ -277,7 +287,10 @@ def test_scripts_with_processes_run_too(folder, name):
 def with_engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the options for TensorRT name."""
     folder = tmp_path_factory.mktemp("tensorrt_scripts")
-    text = "(float[batch,3,8,8] image) => (float[batch,3,8,8] scores) { [relu] a = Relu(image)\n [neg] b = Neg(a)\n [exp] scores = Exp(b) }"
+    text = (
+        "(float[batch,3,8,8] image) => (float[batch,3,8,8] scores) { [relu] a = Relu(image)\n [neg] b = "
+        "Neg(a)\n [exp] scores = Exp(b) }"
+    )
     onnx.save(models.model(text), folder / "m.onnx")
     with _changed_to(folder):
         for name in TENSORRT_FILES:

@@ -1,4 +1,7 @@
-"""A store that somebody else may write to: every command over every forged run ends, runs nothing of it, and writes nothing outside."""
+"""A store that somebody else may write to.
+
+Every command over every forged run ends, runs nothing of it, and writes nothing outside.
+"""
 
 from __future__ import annotations
 

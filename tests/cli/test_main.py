@@ -43,7 +43,7 @@ def test_help_after_check_is_the_commands(tmp_path, monkeypatch, capsys):
     assert "1 of 1 iterations passed" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("path", registry.NOT_CARRIED_OUT, ids=" ".join)
+@pytest.mark.parametrize("path", registry.NOT_SUPPORTED, ids=" ".join)
 def test_unsupported_commands_say_what_to_do(path, capsys):
     assert main([*path, "model.onnx", "-o", "other.onnx"]) == 2
     told = capsys.readouterr().err
@@ -233,8 +233,10 @@ def _alive(mark: str) -> dict[int, str]:
 RTX = {"TRTOPS_USE_TENSORRT_RTX": "1"}
 INTERRUPTED = {
     "repeat": "debug repeat --until 9 --artifacts model.txt --check {python} {sleeper}",
-    "reduce": "debug reduce conv_net.onnx -o small.onnx --min-good good.onnx --iter-info i.json --check {python} {sleeper} {{model}}",
-    "run": "run conv_net.onnx --onnxrt --onnx --data-loader-script {sleeper} --save-inputs in.json --save-outputs out.json --save-accuracy-results a.json",
+    "reduce": "debug reduce conv_net.onnx -o small.onnx --min-good good.onnx --iter-info i.json --check {python} "
+    "{sleeper} {{model}}",
+    "run": "run conv_net.onnx --onnxrt --onnx --data-loader-script {sleeper} --save-inputs in.json --save-outputs "
+    "out.json --save-accuracy-results a.json",
     "convert": "convert conv_net.onnx --convert-to ort -o e.ort --data-loader-script {sleeper}",
     "campaign": "debug build conv_net.onnx --onnxrt --until 3 --data-loader-script {sleeper}",
     "build": "debug build conv_net.onnx --until 3 --builder-optimization-level 0 --check {python} {sleeper}",
@@ -252,7 +254,8 @@ def test_interruption_leaves_nothing_behind(name, tmp_path, request):
     models.conv_net().write(tmp_path)
     sleeper = tmp_path / "sleeper.py"
     sleeper.write_text(
-        "import pathlib, time\n\n\ndef load_data(*given, **named):\n    pathlib.Path('begun').touch()\n    time.sleep(3600)\n\n\n"
+        "import pathlib, time\n\n\ndef load_data(*given, **named):\n    pathlib.Path('begun').touch()\n    "
+        "time.sleep(3600)\n\n\n"
         "if __name__ == '__main__':\n    load_data()\n"
     )
     before = set(tmp_path.iterdir())

@@ -1,4 +1,7 @@
-"""The usual mistakes: one message, the right exit code, and neither a run nor an experiment left, on the command line and in Python."""
+"""The usual mistakes.
+
+One message, the right exit code, and neither a run nor an experiment left, on the command line and in Python.
+"""
 
 from __future__ import annotations
 

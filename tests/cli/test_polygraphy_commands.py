@@ -19,7 +19,8 @@ from trtops.logger import G_LOGGER
 SAID = json.loads(TABLE.read_text())["commands"]
 
 OTHER_CODES: dict[str, str] = {
-    "run no_such_option.onnx --no-such-option": "wrong usage is 2 throughout, as argparse has it; Polygraphy exits with 1",
+    "run no_such_option.onnx --no-such-option": "wrong usage is 2 throughout, as argparse has it; Polygraphy exits "
+    "with 1",
 }
 """Commands whose exit code is another one here, with the reason."""
 

@@ -20,7 +20,8 @@ LINES = seed_lines.lines() if seed_lines.SEEDS.is_dir() else []
 
 OTHER_CODES = {
     # What the text shows is not meant to be equal, or not carried out.
-    "debug precision reduced.onnx --golden-outputs onnxrt_outputs.json --mark-all --save-layer-outputs analysis.json": 1,
+    "debug precision reduced.onnx --golden-outputs onnxrt_outputs.json --mark-all --save-layer-outputs "
+    "analysis.json": 1,
 }
 """Lines that end with another code than 0 where they can be carried out: golden outputs of other data differ."""
 

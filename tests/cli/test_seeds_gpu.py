@@ -1,4 +1,4 @@
-"""Every TensorRT command line of the documents that the project came from, carried out on a GPU in the documents' order."""
+"""The TensorRT command lines of the documents that the project came from, run on a GPU."""
 
 from __future__ import annotations
 
@@ -103,7 +103,10 @@ def test_every_expectation_has_a_line() -> None:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A folder for each document, made when its first line is carried out; what a line leaves serves those behind it."""
+    """A folder for each document, made when its first line is carried out.
+
+    What a line leaves serves those behind it.
+    """
     return {"root": tmp_path_factory.mktemp("seeds")}
 
 

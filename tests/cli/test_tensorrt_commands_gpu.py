@@ -1,4 +1,4 @@
-"""Polygraphy's commands that need TensorRT, by both tools beside each other: equal exit codes, and the lines people look for.
+"""Polygraphy's commands that need TensorRT, run with both tools: equal exit codes and lines.
 
 Both run in this process, each in a folder of its own, in the order of the table. What each command took goes to
 ``$OUT/tensorrt_commands.jsonl``, where ``OUT`` names a folder.
@@ -50,7 +50,8 @@ OTHER_CODES: dict[str, tuple[int, str]] = {
 AT_RANGE = f"run dynamic.onnx --trt --onnxrt {RANGE}"
 OTHER_LINES: dict[str, str] = {
     r"debug (precision|reduce) .*\n(Finished |(PASSED|FAILED) \| Iteration).*": "other questions are asked, and fewer",
-    rf"{re.escape(AT_RANGE)}\n.*": "what is made up for a dynamic input has the profile's opt shape, not 1 in each dimension",
+    rf"{re.escape(AT_RANGE)}\n.*": "what is made up for a dynamic input has the profile's opt shape, not 1 in each "
+    "dimension",
 }
 """Lines of Polygraphy's that are not said, or otherwise, with the reason: regular expressions of command and line."""
 

@@ -176,7 +176,8 @@ def _profile(shapes: Mapping[str, Any]) -> OptimizationProfile:
 
 
 _FILES = (
-    "fp32", "calibration_cache", "load_timing_cache", "timing_cache", "load_tactics", "save_tactics", "save_timing_cache",
+    "fp32", "calibration_cache", "load_timing_cache", "timing_cache", "load_tactics", "save_tactics",
+    "save_timing_cache",
 )  # fmt: skip
 _EVERY_BACKEND = ("fp16", "bf16", "fp8", "int8", "trt_min_shapes", "trt_opt_shapes", "trt_max_shapes")
 

@@ -29,9 +29,9 @@ class Flag:
     Attributes:
         names: Its spellings; a name without dashes is a positional argument.
         help: What it does, as a phrase.
-        takes: What follows it: ``one`` word, ``many`` (at least one), ``any`` number, an ``optional`` one, nothing (``switch``,
-            or ``count``, which counts), ``many`` words each time it is given (``repeat``), the ``rest`` of the line, or
-            nothing or one word with its position among the runners recorded (``runner``).
+        takes: What follows it: ``one`` word, ``many`` (at least one), ``any`` number, an ``optional`` one, nothing
+            (``switch``, or ``count``, which counts), ``many`` words each time it is given (``repeat``), the ``rest``
+            of the line, or nothing or one word with its position among the runners recorded (``runner``).
         dest: The attribute that it sets.
         convert: Makes the value of a word; raises ``ValueError``.
         choices: The words that it accepts.
@@ -73,9 +73,9 @@ def flag(usage: str, help: str, *, to: str = "", **more: Any) -> Flag:
     """Return an option from how it is used.
 
     Args:
-        usage: Its spellings and what follows them, such as ``-n --limit N``, ``--plugins FILE+`` or ``model_file?``: ``+`` is one
-            or more, ``*`` any number, ``?`` at most one. The word decides how values are read (``values.READERS``). Nothing
-            after the spellings makes a switch.
+        usage: Its spellings and what follows them, such as ``-n --limit N``, ``--plugins FILE+`` or ``model_file?``:
+            ``+`` is one or more, ``*`` any number, ``?`` at most one. The word decides how values are read
+            (``values.READERS``). Nothing after the spellings makes a switch.
         help: What it does, as a phrase.
         to: The attribute that it sets; its first spelling by default.
         more: Further fields of :class:`Flag`.

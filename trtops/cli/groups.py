@@ -410,9 +410,9 @@ RECORDED_CODE = Group(
 )
 
 _OF_SPECS = (
-    "tf32", "fp16", "bf16", "fp8", "int8", "precision_constraints", "trt_min_shapes", "trt_opt_shapes", "trt_max_shapes",
-    "tactic_sources", "sparse_weights", "version_compatible", "refittable", "strongly_typed", "pool_limit", "workspace",
-    "builder_optimization_level", "layer_precisions", "use_dla", "allow_gpu_fallback",
+    "tf32", "fp16", "bf16", "fp8", "int8", "precision_constraints", "trt_min_shapes", "trt_opt_shapes",
+    "trt_max_shapes", "tactic_sources", "sparse_weights", "version_compatible", "refittable", "strongly_typed",
+    "pool_limit", "workspace", "builder_optimization_level", "layer_precisions", "use_dla", "allow_gpu_fallback",
 )  # fmt: skip
 
 SPEC = Group("building", tuple(flag for group in TRT_BUILD for flag in group.flags if flag.dest in _OF_SPECS))

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TYPES = {
-    ".onnx": "onnx", ".engine": "engine", ".plan": "engine", ".py": "trt-network-script", ".hdf5": "keras", ".h5": "keras",
-    ".keras": "keras", ".graphdef": "frozen", ".pb": "frozen", ".uff": "uff", ".prototxt": "caffe", ".ort": "ort",
+    ".onnx": "onnx", ".engine": "engine", ".plan": "engine", ".py": "trt-network-script", ".hdf5": "keras",
+    ".h5": "keras", ".keras": "keras", ".graphdef": "frozen", ".pb": "frozen", ".uff": "uff", ".prototxt": "caffe",
+    ".ort": "ort",
 }  # fmt: skip
 TENSORFLOW = ("keras", "frozen", "ckpt")
 
@@ -262,9 +263,9 @@ def builder_config(args: Options) -> Any:
 def _config_options(args: Options) -> dict[str, Any]:
     limits = dict(args.pool_limit or ()) | ({"workspace": args.workspace} if args.workspace is not None else {})
     same = (
-        "tf32", "fp16", "bf16", "fp8", "int8", "sparse_weights", "version_compatible", "exclude_lean_runtime", "refittable",
-        "strip_plan", "use_dla", "allow_gpu_fallback", "builder_optimization_level", "max_aux_streams", "weight_streaming",
-        "direct_io", "error_on_timing_cache_miss", "disable_compilation_cache",
+        "tf32", "fp16", "bf16", "fp8", "int8", "sparse_weights", "version_compatible", "exclude_lean_runtime",
+        "refittable", "strip_plan", "use_dla", "allow_gpu_fallback", "builder_optimization_level", "max_aux_streams",
+        "weight_streaming", "direct_io", "error_on_timing_cache_miss", "disable_compilation_cache",
     )  # fmt: skip
     enums = {
         "profiling_verbosity": "ProfilingVerbosity",

@@ -1,6 +1,7 @@
 """``trtops``: find the command, parse its options, run it, and return an exit code.
 
-0: passed. 1: outputs differ, or a check failed. 2: wrong usage. 3: an error of trtops or the system, explained by the message.
+0: passed. 1: outputs differ, or a check failed. 2: wrong usage. 3: an error of trtops or the system, explained by the
+    message.
 130: interrupted. 141: stdout was closed before the verdict was known.
 """
 
@@ -233,8 +234,8 @@ def _help_on_words(path: registry.Path, rest: list[str]) -> int:
         print(folder_help(path))
         return 0 if rest else 2
     words = (*path, *rest[: 2 - len(path)])
-    if words in registry.NOT_CARRIED_OUT:
-        print(f"trtops {' '.join(words)} is not supported: {registry.NOT_CARRIED_OUT[words]}.", file=sys.stderr)
+    if words in registry.NOT_SUPPORTED:
+        print(f"trtops {' '.join(words)} is not supported: {registry.NOT_SUPPORTED[words]}.", file=sys.stderr)
         return 2
 
     known = registry.below(path)

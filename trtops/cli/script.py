@@ -1,7 +1,7 @@
 """Loaders that a command makes from its options: run here, or written as a Python script by ``--gen-script``.
 
-Both start from the loaders themselves, which are dataclasses. What cannot be made before the work starts, since it needs
-TensorRT, a user's script or a file, is a :class:`Late` or a :class:`Name` inside them.
+Both start from the loaders themselves, which are dataclasses. What cannot be made before the work starts, since it
+needs TensorRT, a user's script or a file, is a :class:`Late` or a :class:`Name` inside them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Name:
 
 
 class Unresolved:
-    """Holds a loader that :func:`resolve` leaves as it is, for a child process to resolve: TensorRT's objects cannot be sent.
+    """Holds a loader that :func:`resolve` leaves as it is, for a child process: TensorRT's objects cannot be sent.
 
     Calling it resolves the loader and calls that.
     """

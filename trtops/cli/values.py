@@ -145,7 +145,10 @@ def _attribute_value(text: str) -> int | float | str:
 
 
 def tensor(text: str) -> tuple[str, str, Shape | None]:
-    """A tensor: ``name``, ``name:[1,3]:float32``, ``name:float32``, each part may be ``auto``; as name, dtype, shape."""
+    """A tensor: ``name``, ``name:[1,3]:float32``, ``name:float32``, each part may be ``auto``.
+
+    As name, dtype, shape.
+    """
     found = re.fullmatch(r"(.+?)(?::(\[[^\]]*\]|auto))?(?::([a-z]+\d*\w*))?", text)
     if found is None:
         raise ValueError(f"{text!r} is no tensor; expected name, name:shape:dtype or name:dtype")

@@ -1,7 +1,7 @@
 """Compare two sides, output by output.
 
-A side is a run of the store (run:<id>), an ONNX file, an engine file, or a file of saved outputs. The second side is the
-reference. Exits with 1 if they differ.
+A side is a run of the store (run:<id>), an ONNX file, an engine file, or a file of saved outputs. The second side is
+the reference. Exits with 1 if they differ.
 """
 
 from __future__ import annotations

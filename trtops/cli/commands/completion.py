@@ -32,8 +32,9 @@ EXAMPLES = (
 )
 
 _BASH = """_trtops() {
-    local IFS=$'\\n' word="${COMP_WORDS[COMP_CWORD]}"
-    COMPREPLY=($(compgen -W "$(command trtops completion words "${COMP_WORDS[@]:1:COMP_CWORD-1}" 2>/dev/null)" -- "$word"))
+    local IFS=$'\\n' words
+    words="$(command trtops completion words "${COMP_WORDS[@]:1:COMP_CWORD-1}" 2>/dev/null)"
+    COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))
 }
 complete -o default -F _trtops trtops"""
 # zsh runs a file of its fpath when TAB is first pressed, and this TAB needs its answer as well.

@@ -1,7 +1,7 @@
 """Make a TensorRT engine from a model, an ONNX Runtime engine (.ort), or another ONNX model.
 
-Engines for ONNX Runtime, and all that are recorded with --experiment, are compared with the model itself: exit code 1 means
-that they are not good enough.
+Engines for ONNX Runtime, and all that are recorded with --experiment, are compared with the model itself: exit code 1
+means that they are not good enough.
 """
 
 from __future__ import annotations

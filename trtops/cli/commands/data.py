@@ -28,7 +28,8 @@ COMMANDS = {
         lambda args: Job(call=_join, args=("merge", tuple(args.paths), args.output)),
         _GROUPS,
         ("trtops data merge inputs.json outputs.json -o layer_inputs.json",),
-        "Make inputs from saved inputs and outputs: arrays of the same iteration, from all files, become one feed. The outputs "
+        "Make inputs from saved inputs and outputs: arrays of the same iteration, from all files, become one feed. "
+        "The outputs "
         "of one part of a model can so become the inputs of the next.",
     ),
     "concat": Command(

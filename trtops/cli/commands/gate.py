@@ -25,7 +25,8 @@ GROUPS = (
             flag("models+", "ONNX models", shown="MODEL"),
             flag(
                 "--release NAME=PATH+",
-                "releases: constraints files of pip (.txt), each made into an environment, or environments (default: this one)",
+                "releases: constraints files of pip (.txt), each made into an environment, or environments "
+                "(default: this one)",
             ),
             flag(
                 "--precisions CHOICE+",

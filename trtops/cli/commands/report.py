@@ -14,7 +14,7 @@ GROUPS = (
         "report",
         (
             flag("run", "the run's id or its first characters: a build, a campaign, a proof, a gate, an audit"),
-            flag("beside?", "another run to compare with the first"),
+            flag("other?", "another run to compare with the first"),
             flag("-o --output FILE", "the file to write (default: report-<run>.html)", to="output"),
         ),
     ),
@@ -26,7 +26,7 @@ EXAMPLES = ("trtops report 8d6e3f", "trtops report 8d6e3f 1a2b3c -o difference.h
 
 def plan(args: Options) -> Job:
     """Return the job."""
-    return op_job(args, "report", args.run, args.beside, output=args.output, store="writes", show=_show_path)
+    return op_job(args, "report", args.run, args.other, output=args.output, store="writes", show=_show_path)
 
 
 def _show_path(written: Any, store: str | None) -> None:

@@ -1,4 +1,7 @@
-"""Run a model on several back ends with the same inputs, and compare each one's outputs with the next, or with saved outputs."""
+"""Run a model on several back ends with the same inputs, and compare their outputs.
+
+Each back end is compared with the next, and with saved outputs.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +129,8 @@ def plan(args: Options) -> Job:
         args.save_outputs = args.save_outputs or args.save_layer_outputs
     if {"tf", "onnxrt"} <= {kind for kind, _ in args.runners or ()}:
         raise UsageError(
-            "--tf runs the model that tf2onnx makes in ONNX Runtime, not in TensorFlow, so --onnxrt would compare it with "
+            "--tf runs the model that tf2onnx makes in ONNX Runtime, not in TensorFlow, so --onnxrt would compare "
+            "it with "
             "itself. Save TensorFlow's outputs as JSON, and use --load-outputs"
         )
     runners = [_runner(args, kind, word) for kind, word in args.runners or ()]

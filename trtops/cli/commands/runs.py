@@ -238,7 +238,8 @@ COMMANDS = {
             *_READ,
         ),
         ("trtops runs evaluate 8d6e3f --check-error-stat max --atol 1e-3 --rtol 1e-2",),
-        "Re-evaluate stored runs with other tolerances. Nothing runs and the store does not change. Exits with 1 if one is bad.",
+        "Re-evaluate stored runs with other tolerances. Nothing runs and the store does not change. Exits with 1 "
+        "if one is bad.",
     ),
     "audit": Command(
         _audit_job,
@@ -260,7 +261,7 @@ COMMANDS = {
             Group(
                 "report",
                 (
-                    flag("--restart --anew", "start again, also if such an audit was stopped", to="restart"),
+                    flag("--restart", "start again, also if such an audit was stopped", to="restart"),
                     flag("--html FILE", "write the report as one HTML file"),
                     flag("--markdown FILE", "write the report as Markdown"),
                 ),
@@ -272,7 +273,8 @@ COMMANDS = {
             "trtops runs audit --experiment resnet50 --no-rebuild",
             "trtops runs audit --accepted --sample 10 --at-least tactics --html audit.html",
         ),
-        "Check runs for consistency, rebuild them from the store alone, and grade each. Exits with 1 if one does not pass.",
+        "Check runs for consistency, rebuild them from the store alone, and grade each. Exits with 1 if one does "
+        "not pass.",
     ),
     "prune": Command(
         _prune,
@@ -294,7 +296,8 @@ COMMANDS = {
             *_READ,
         ),
         ("trtops runs prune --older-than 90", "trtops runs prune --older-than 90 --larger-than 10M --apply"),
-        "Delete large artifacts of old bad runs; records, statistics and accepted engines stay. Without --apply it only lists "
+        "Delete large artifacts of old bad runs; records, statistics and accepted engines stay. Without --apply it "
+        "only lists "
         "them.",
     ),
     "bundle": Command(
@@ -307,8 +310,10 @@ COMMANDS = {
             *_READ,
         ),
         ("trtops runs bundle 8d6e3f -o fault.zip",),
-        "Pack a run into one zip file that reproduces its verdict without trtops, with `python reproduce.py`. The zip file "
-        "contains model, inputs, golden outputs, tactics, caches, environment, the releases to install, and a bug report. The "
+        "Pack a run into one zip file that reproduces its verdict without trtops, with `python reproduce.py`. The "
+        "zip file "
+        "contains model, inputs, golden outputs, tactics, caches, environment, the releases to install, and a bug "
+        "report. The "
         "script is run before the zip file is written: exit code 3 if it does not reproduce the verdict.",
     ),
     "promote": Command(
@@ -339,7 +344,8 @@ COMMANDS = {
             *_READ,
         ),
         ("trtops runs resolve model.onnx --trt -o model.engine",),
-        "Find the accepted engine for a model on this machine, and write it to a file with -o. Exits with 1 if there is none.",
+        "Find the accepted engine for a model on this machine, and write it to a file with -o. Exits with 1 if "
+        "there is none.",
     ),
     "deny": Command(
         lambda args: op_job(args, "deny", args.run, store="reads", show=_show_denied, code=no_verdict),
@@ -378,8 +384,10 @@ COMMANDS = {
             *_READ,
         ),
         ("trtops runs close 8d6e3f", "trtops runs close 8d6e3f --force --why 'the machine was returned'"),
-        "Close a run that is left running, and the runs below it, after its process was killed or its machine is gone. The run "
-        "ends as killed, with the reason; a campaign can then be resumed anywhere. A run whose process may still be writing is "
+        "Close a run that is left running, and the runs below it, after its process was killed or its machine is "
+        "gone. The run "
+        "ends as killed, with the reason; a campaign can then be resumed anywhere. A run whose process may still "
+        "be writing is "
         "closed only with --force.",
     ),
 }

@@ -31,8 +31,10 @@ COMMANDS = {
             "trtops store check --root mlruns",
             "trtops store check --root http://127.0.0.1:5000 --artifacts mlruns/team/mlflow/artifacts",
         ),
-        "Find problems of a store. Nothing is changed. Reported are runs whose processes are gone, runs without files or "
-        "without a manifest, files without runs, half-written files, runs in the spool, and leftovers of dead processes on "
+        "Find problems of a store. Nothing is changed. Reported are runs whose processes are gone, runs without "
+        "files or "
+        "without a manifest, files without runs, half-written files, runs in the spool, and leftovers of dead "
+        "processes on "
         "this machine. The exit code is 1 if there is a problem.",
     ),
     "reap": Command(
@@ -59,7 +61,8 @@ COMMANDS = {
             ),
         ),
         ("trtops store upload", "trtops store upload --root http://tracking:5000 --moved"),
-        "Upload the runs that were spooled on this machine while the store was away or full. Runs that cannot be uploaded "
+        "Upload the runs that were spooled on this machine while the store was away or full. Runs that cannot be "
+        "uploaded "
         "stay in the spool, and the exit code is 1.",
     ),
 }

@@ -178,7 +178,8 @@ COMMANDS = {
             "trtops surgeon sanitize model.onnx --fold-constants --cleanup -o clean.onnx",
             "trtops surgeon sanitize model.onnx --override-input-shapes x:[8,3,224,224] -o batch8.onnx",
         ),
-        "Clean an ONNX model. Folds constants, removes what no output needs, sorts nodes, changes input shapes and outputs, and "
+        "Clean an ONNX model. Folds constants, removes what no output needs, sorts nodes, changes input shapes and "
+        "outputs, and "
         "bounds sizes that are known only at run time.",
     ),
     "insert": Command(
@@ -201,7 +202,8 @@ COMMANDS = {
             groups.ONNX_SHAPE,
         ),
         ("trtops surgeon insert model.onnx --op Clip --inputs logits --outputs logits -o clipped.onnx",),
-        "Insert a node between tensors of an ONNX model. A tensor named as input and as output is passed through the node.",
+        "Insert a node between tensors of an ONNX model. A tensor named as input and as output is passed through "
+        "the node.",
     ),
     "prune": Command(
         _prune,
@@ -221,7 +223,8 @@ COMMANDS = {
             "trtops surgeon prune model.onnx -o sparse.onnx",
             "trtops surgeon prune model.onnx --remove-node-types CustomOp -o plain.onnx",
         ),
-        "Make weights 2:4 sparse, or remove nodes of some types from a model. Sparse weights show the speed of sparse kernels; "
+        "Make weights 2:4 sparse, or remove nodes of some types from a model. Sparse weights show the speed of "
+        "sparse kernels; "
         "accuracy is lost. A removed node passes its input on.",
     ),
     "weight-strip": Command(

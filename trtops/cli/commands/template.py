@@ -121,7 +121,8 @@ COMMANDS = {
             "trtops template trt-config --fp16 --workspace 1G -o config.py",
             "trtops template trt-config model.onnx -o config.py",
         ),
-        "Write a script that makes a TensorRT builder config, to be edited. Pass it to `trtops run` or `trtops convert` with "
+        "Write a script that makes a TensorRT builder config, to be edited. Pass it to `trtops run` or `trtops "
+        "convert` with "
         "--trt-config-script. A given model's inputs are filled in.",
     ),
     "trt-network": Command(
@@ -136,7 +137,8 @@ COMMANDS = {
             groups.TENSORFLOW,
         ),
         ("trtops template trt-network model.onnx -o network.py", "trtops template trt-network -o empty.py"),
-        "Write a script that defines a TensorRT network, or parses a model into one to be changed. Pass it instead of a model "
+        "Write a script that defines a TensorRT network, or parses a model into one to be changed. Pass it instead "
+        "of a model "
         "to `trtops run`, `trtops convert` or `trtops inspect model`.",
     ),
 }

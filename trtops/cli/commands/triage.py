@@ -1,8 +1,8 @@
 """Find out why an engine is bad: one question after the other, down to the smallest case that shows the fault.
 
-Is the data real, is the model sound, is the engine bad every time, is it the precision or the builder, where, which tactic,
-which nodes to keep. Each answer is stored with its evidence and its cost, so that a stopped triage can be resumed. Exits with
-1 if a fault was found, and with 3 if it was stopped before.
+Is the data real, is the model sound, is the engine bad every time, is it the precision or the builder, where, which
+tactic, which nodes to keep. Each answer is stored with its evidence and its cost, so that a stopped triage can be
+resumed. Exits with 1 if a fault was found, and with 3 if it was stopped before.
 """
 
 from __future__ import annotations

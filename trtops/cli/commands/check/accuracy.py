@@ -17,7 +17,8 @@ from trtops.comparator.table import METRICS
 from trtops.logger import G_LOGGER
 
 _NO_ARRAYS = (
-    "the file contains the numbers of a comparison, not the outputs; compare those with `trtops run --load-outputs A B` "
+    "the file contains the numbers of a comparison, not the outputs; compare those with `trtops run --load-outputs "
+    "A B` "
     "and this option"
 )
 _DECIDED = "this was decided when the outputs were compared"

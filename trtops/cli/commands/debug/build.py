@@ -1,7 +1,8 @@
 """Build an engine repeatedly, and check each.
 
 With --check a command checks, and files are sorted into good/ and bad/. With --experiment (or for ONNX Runtime) it is a
-campaign: each build runs in a child process and is compared with the model, all are recorded, until the culprit is known.
+campaign: each build runs in a child process and is compared with the model, all are recorded, until the culprit is
+    known.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ GROUPS = (
     groups.CHECK,
 )
 EXAMPLES = (
-    "trtops debug build model.onnx --fp16 --save-tactics replay.json --artifacts-dir replays --artifacts replay.json \\\n"
+    "trtops debug build model.onnx --fp16 --save-tactics replay.json --artifacts-dir replays --artifacts "
+    "replay.json \\\n"
     "    --until=10 --check trtops run trtops_debug.engine --trt --load-outputs golden.json",
     "trtops debug build model.onnx --fp16 --until decided --experiment resnet50",
     "trtops debug build model.onnx --onnxrt --allow-approximation --random-tactics --until 20 --experiment bert",

@@ -1,8 +1,8 @@
 """Find the nodes that must stay in FP32 so that a 16-bit model is accurate enough.
 
-No GPU is needed: 16-bit results are rounded as a GPU rounds them, and compared with the model's own; --trt builds engines
-instead. With --check a command checks: it reads an engine, trtops_debug.engine, or the model in mixed precision where it says
-{model}. Exits with 1 if even keeping everything does not help.
+No GPU is needed: 16-bit results are rounded as a GPU rounds them, and compared with the model's own; --trt builds
+engines instead. With --check a command checks: it reads an engine, trtops_debug.engine, or the model in mixed
+precision where it says {model}. Exits with 1 if even keeping everything does not help.
 """
 
 from __future__ import annotations
@@ -84,14 +84,16 @@ def plan(args: Options) -> Job:
     engines = artifact.endswith(".engine") if check else bool(args.trt)
     if not engines and (args.int8 or args.fp8 or (args.fp16 and args.bf16) or args.precision == "float16"):
         raise UsageError(
-            "a model in mixed precision has FP32 and one of FP16 and BF16; other precisions need engines: add --trt, or let "
+            "a model in mixed precision has FP32 and one of FP16 and BF16; other precisions need engines: add "
+            "--trt, or let "
             "the check read one"
         )
     feeds = None if check else configs.random_data(args)
     model = loading.changed_model(args)
     if args.golden_outputs and (check is not None or feeds is not None or not isinstance(model, str)):
         raise UsageError(
-            "--golden-outputs is checked on the unchanged model file, with data of --load-inputs or --seed, and without "
+            "--golden-outputs is checked on the unchanged model file, with data of --load-inputs or --seed, and "
+            "without "
             "--check; check them first with `trtops run MODEL --onnxrt --load-outputs FILE`"
         )
     sorting = args.but(until=1, load_debug_replay=None, save_debug_replay=None)

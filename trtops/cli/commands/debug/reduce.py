@@ -1,9 +1,9 @@
 """Find the smallest part of an ONNX model that still fails.
 
-It fails if a check command fails. Without --check a person at the terminal is asked about each part; with --trt or --onnxrt,
-or without a terminal, a part fails if an engine's outputs differ from the model's own. Parts get the values that flow there in
-the whole model. Exits with 0 once the part is found; with 1 if the model fails and --exit-on-bad or --experiment asks for the
-verdict.
+It fails if a check command fails. Without --check a person at the terminal is asked about each part; with --trt or
+--onnxrt, or without a terminal, a part fails if an engine's outputs differ from the model's own. Parts get the values
+that flow there in the whole model. Exits with 0 once the part is found; with 1 if the model fails and --exit-on-bad
+or --experiment asks for the verdict.
 """
 
 from __future__ import annotations

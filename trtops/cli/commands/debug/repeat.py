@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 GROUPS = (groups.UNTIL, groups.SORTING, groups.ITERATING, groups.REPLAY, groups.CHECK)
 EXAMPLES = (
-    "trtops debug repeat --until 5 --artifacts outputs.json --check trtops run model.onnx --trt --save-outputs outputs.json",
+    "trtops debug repeat --until 5 --artifacts outputs.json --check trtops run model.onnx --trt --save-outputs "
+    "outputs.json",
 )
 
 

@@ -1,4 +1,7 @@
-"""Find the tactic that makes builds bad: from folders or files of good and bad tactic records, or from runs of the store."""
+"""Find the tactic that makes builds bad.
+
+From folders or files of good and bad tactic records, or from runs of the store.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Show an ONNX model, a TensorRT network (from a script, or from ONNX with --display-as trt), or an engine of either back end."""
+"""Show an ONNX model, a TensorRT network or an engine.
+
+A network comes from a script, or from ONNX with --display-as trt.
+"""
 
 from __future__ import annotations
 
