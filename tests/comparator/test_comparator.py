@@ -99,7 +99,7 @@ def test_inputs_are_adapted_or_refused(caplog):
         Comparator.run([Echo()], [{"x": np.zeros(4, np.float32)}])
     with pytest.raises(errors.MissingInputError):
         Comparator.run([Echo()], [{}])
-    with pytest.raises(errors.InputError, match="expected a dict of arrays"):
+    with pytest.raises(errors.InputError, match="expected arrays by input name"):
         Comparator.run([Echo()], [[1, 2]])
 
 

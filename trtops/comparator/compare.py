@@ -316,9 +316,10 @@ class SimpleCompareFunc(BaseCompareFunc):
         if holds_strings(a):
             return
         difference = difference_of(a, b, self.infinities_compare_equal, nans_equal=False)
-        _, reference, distance = difference(a.reshape(-1), b.reshape(-1))
+        with np.errstate(all="ignore"):
+            _, reference, distance = difference(a.reshape(-1), b.reshape(-1))
+            relative_errors = difference.relative(distance, reference).reshape(a.shape)
         log_statistics("Absolute Difference", distance.reshape(a.shape), failed=not found, indent=3)
-        relative_errors = difference.relative(distance, reference).reshape(a.shape)
         log_statistics("Relative Difference", relative_errors, failed=not found, indent=3)
 
     def verdict_line(self, name: str, found: CompareResult | bool) -> str:
