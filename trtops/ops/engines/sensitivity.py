@@ -22,7 +22,7 @@ from trtops.ops.evaluation.feeds import open_feeds
 from trtops.ops.result import OnProgress, OpResult, finish_with, model_file, op_run
 from trtops.record import Record
 from trtops.tracking import schema
-from trtops.tracking.base import Run, Tracker, Verdict
+from trtops.tracking.base import Tracker, Verdict
 from trtops.tracking.calibrations import load_cache
 from trtops.tracking.tables import log_table
 
@@ -159,151 +159,118 @@ def sensitivity(
         loaded = Model.load(path)
         run.set_tags({schema.Tag.MODEL_SHA256: loaded.info.sha256})
         cache = load_cache(calibration_cache, tracker) if isinstance(calibration_cache, str) else calibration_cache
-        trial = _Trial.prepare(loaded, cache, config, data)
-        result = replace(_propose_layers(trial, config, progress), title=f"sensitivity {path.name}", subject=str(path))
-        result = result.kept_in(run, experiment)
-        _log_result(run, result)
+        result = _measure(loaded, cache, config, data, progress)
+        result = replace(result, title=f"sensitivity {path.name}", subject=str(path)).kept_in(run, experiment)
+        log_table(
+            run,
+            schema.Artifact.SENSITIVITY,
+            ("layer", "op", "error", "share", "keep"),
+            ((each.layer, each.op, each.error, each.share, each.kept) for each in result.layers),
+        )
+        run.log_json(result, schema.Artifact.SENSITIVITY_RESULT)
+        numbers: dict[tuple[str, ...], float] = {
+            ("error",): result.error,
+            ("error_kept",): result.error_kept,
+            ("kept",): float(len(result.keep)),
+            ("layers",): float(len(result.layers)),
+            **{("layer", each.layer): each.error for each in islice(result.layers, 100)},
+        }
+        run.log_metrics({(schema.Metric.SENSITIVITY, *name): value for name, value in numbers.items()})
         finish_with(run, result, tracker, evaluated=False)
         return result
 
 
-def _propose_layers(trial: _Trial, config: SensitivityConfig, progress: OnProgress | None) -> SensitivityResult:
-    whole = trial.error(())
-    measured = _measure_layers(trial, config.mode, whole, progress)
+def _measure(
+    model: Model,
+    cache: CalibrationCache,
+    config: SensitivityConfig,
+    data: Iterable[Feed] | None,
+    progress: OnProgress | None,
+) -> SensitivityResult:
+    from trtops.backend.onnxrt.calibration import INT8_OP_TYPES, fold
+    from trtops.backend.onnxrt.loader import SessionFromOnnx
+    from trtops.backend.onnxrt.log import SessionLog
+    from trtops.backend.onnxrt.runner import OnnxrtRunner
+
+    source = open_feeds(config.data if data is None else data, TensorMetadata.of(model.info.inputs))
+    feeds = list(batches(source, config.batch, config.samples))
+    proto = model.proto()
+    always_kept = kept_names(proto, config.keep)
+    folded = fold(proto, SessionLog())
+    op_by_name = {n: node.op_type for node in folded.graph.node for n in (node.name, *node.output) if n}
+    fixed = tuple(name for name in op_by_name if name in always_kept)
+
+    def quantized(keep: Iterable[str]) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+        """The model with all layers quantized but those to keep, and the quantized layers."""
+        copy = type(folded)()
+        copy.CopyFrom(folded)
+        done = insert_qdq(
+            copy, cache, style=config.style, keep=(*fixed, *keep), op_types=INT8_OP_TYPES, policy=config.fit
+        )
+        return copy, done.layers
+
+    def outputs(proto: onnx.ModelProto) -> list[Mapping[str, Any]]:
+        with OnnxrtRunner(SessionFromOnnx(proto), "sensitivity") as runner:
+            return [runner.infer(feed) for feed in feeds]
+
+    layers = quantizable_layers(folded, keep=fixed, op_types=INT8_OP_TYPES)
+    if config.fit == "partial":
+        layers = quantized(())[1]
+    if not layers:
+        raise errors.CalibrationError(
+            f"No layer of {model.name} can be quantized: it has no FP32 {', '.join(INT8_OP_TYPES)} to quantize."
+        )
+    golden = outputs(folded)
+    inferences = 0
+
+    def error(keep: Sequence[str]) -> float:
+        """Relative error of the outputs with all layers quantized but those to keep."""
+        nonlocal inferences
+        if len(set(keep)) == len(layers):
+            return 0.0
+        inferences += 1
+        return _relative_error(outputs(quantized(keep)[0]), golden)
+
+    whole = error(())
+    measured: dict[str, float] = {}
+    for number, name in enumerate(layers, start=1):
+        if config.mode == "one":
+            measured[name] = error([other for other in layers if other != name])
+        else:
+            measured[name] = math.sqrt(max(whole**2 - error([name]) ** 2, 0.0))
+        if progress is not None:
+            progress(number, len(layers))
     ranked = sorted(measured, key=lambda name: -measured[name])
-    keep, error_kept = _keep_within_budget(trial, ranked, whole, config.budget)
-    total = sum(error**2 for error in measured.values()) or 1.0
+
+    keep, error_kept = list[str](), whole
+    if whole > config.budget:
+        # The error need not fall with each layer that is kept, so the result of this bisection is measured.
+        low, high, error_kept = 0, len(ranked), 0.0
+        while high - low > 1:
+            middle = (low + high) // 2
+            found = error(ranked[:middle])
+            if found <= config.budget:
+                high, error_kept = middle, found
+            else:
+                low = middle
+        keep = ranked[:high]
+        # Errors were measured one layer at a time. Together with the other layers, some may not be needed.
+        for name in reversed(keep[-_PRUNED:]):
+            fewer = [other for other in keep if other != name]
+            if (found := error(fewer)) <= config.budget:
+                keep, error_kept = fewer, found
+    total = sum(value**2 for value in measured.values()) or 1.0
     return SensitivityResult(
         error=whole,
         budget=config.budget,
-        keep=tuple(name for name in ranked if name in keep),
+        keep=tuple(keep),
         error_kept=error_kept,
         layers=tuple(
-            LayerSensitivity(
-                layer=name,
-                op=trial.ops[name],
-                error=measured[name],
-                share=measured[name] ** 2 / total,
-                kept=name in keep,
-            )
-            for name in ranked
+            LayerSensitivity(layer=n, op=op_by_name[n], error=e, share=e**2 / total, kept=n in keep)
+            for n, e in sorted(measured.items(), key=lambda item: -item[1])
         ),
-        inferences=trial.count,
+        inferences=inferences,
     )
-
-
-def _measure_layers(
-    trial: _Trial, mode: Literal["one", "rest"], whole: float, progress: OnProgress | None
-) -> dict[str, float]:
-    """The error that each layer is to blame for."""
-    measured = {}
-    for number, name in enumerate(trial.ops, start=1):
-        if mode == "one":
-            measured[name] = trial.error([other for other in trial.ops if other != name])
-        else:
-            measured[name] = math.sqrt(max(whole**2 - trial.error([name]) ** 2, 0.0))
-        if progress is not None:
-            progress(number, len(trial.ops))
-    return measured
-
-
-def _keep_within_budget(trial: _Trial, ranked: Sequence[str], whole: float, budget: float) -> tuple[set[str], float]:
-    """The layers to keep so that the error is within the budget, and the error then."""
-    if whole <= budget:
-        return set(), whole
-    # The error need not fall with each layer that is kept; the search takes it to, and measures what it arrives at.
-    low, high, found = 0, len(ranked), 0.0  # keeping all leaves no error
-    while high - low > 1:
-        middle = (low + high) // 2
-        error = trial.error(ranked[:middle])
-        if error <= budget:
-            high, found = middle, error
-        else:
-            low = middle
-    keep = list(ranked[:high])
-    # Shares were measured one layer at a time: together with the others, some may not be needed after all.
-    for name in reversed(keep[-_PRUNED:]):
-        fewer = [other for other in keep if other != name]
-        if (error := trial.error(fewer)) <= budget:
-            keep, found = fewer, error
-    return set(keep), found
-
-
-@dataclass
-class _Trial:
-    """A model made ready to be quantized in part, with what it computes in FP32."""
-
-    model: onnx.ModelProto
-    cache: CalibrationCache
-    config: SensitivityConfig
-    ops: dict[str, str]
-    fixed: tuple[str, ...]
-    quantizable: tuple[str, ...]
-    feeds: list[Feed]
-    golden: list[dict[str, Any]]
-    count: int = 0
-
-    @classmethod
-    def prepare(
-        cls, model: Model, cache: CalibrationCache, config: SensitivityConfig, data: Iterable[Feed] | None
-    ) -> _Trial:
-        from trtops.backend.onnxrt.calibration import INT8_OP_TYPES, fold
-        from trtops.backend.onnxrt.log import SessionLog
-
-        inputs = TensorMetadata.of(model.info.inputs)
-        source = config.data if data is None else data
-        feeds = list(batches(open_feeds(source, inputs), config.batch, config.samples))
-        proto = model.proto()
-        kept = kept_names(proto, config.keep)
-        folded = fold(proto, SessionLog())
-        fixed = tuple(n for node in folded.graph.node for n in (node.name, *node.output) if n in kept)
-        trial = cls(folded, cache, config, {}, fixed, INT8_OP_TYPES, feeds, [])
-        names = quantizable_layers(folded, keep=fixed, op_types=INT8_OP_TYPES)
-        if config.fit == "partial":
-            names = trial.quantize(_copy_proto(folded), ())
-        by_name = {n: node.op_type for node in folded.graph.node for n in (node.name, *node.output) if n}
-        trial.ops = {name: by_name[name] for name in names}
-        if not trial.ops:
-            raise errors.CalibrationError(
-                f"No layer of {model.name} can be quantized: it has no FP32 {', '.join(INT8_OP_TYPES)} to quantize."
-            )
-        trial.golden = trial.outputs(folded)
-        return trial
-
-    def quantize(self, proto: onnx.ModelProto, keep: Iterable[str]) -> tuple[str, ...]:
-        """Quantize all layers but some, in place; returns those that were."""
-        done = insert_qdq(
-            proto,
-            self.cache,
-            style=self.config.style,
-            keep=(*self.fixed, *keep),
-            op_types=self.quantizable,
-            policy=self.config.fit,
-        )
-        return done.layers
-
-    def error(self, keep: Iterable[str]) -> float:
-        """Relative error of the outputs with all layers quantized but some; 0 if none is left."""
-        keep = tuple(keep)
-        if len(set(keep)) == len(self.ops):
-            return 0.0
-        proto = _copy_proto(self.model)
-        self.quantize(proto, keep)
-        self.count += 1
-        return _relative_error(self.outputs(proto), self.golden)
-
-    def outputs(self, proto: onnx.ModelProto) -> list[dict[str, Any]]:
-        from trtops.backend.onnxrt.loader import SessionFromOnnx
-        from trtops.backend.onnxrt.runner import OnnxrtRunner
-
-        with OnnxrtRunner(SessionFromOnnx(proto), "sensitivity") as runner:
-            return [runner.infer(feed) for feed in self.feeds]
-
-
-def _copy_proto(proto: onnx.ModelProto) -> onnx.ModelProto:
-    copy = type(proto)()
-    copy.CopyFrom(proto)
-    return copy
 
 
 def _relative_error(actual: Iterable[Mapping[str, Any]], golden: Sequence[Mapping[str, Any]]) -> float:
@@ -312,32 +279,12 @@ def _relative_error(actual: Iterable[Mapping[str, Any]], golden: Sequence[Mappin
     sizes: dict[str, float] = {}
     for ours, theirs in zip(actual, golden):
         for name, right in theirs.items():
-            if not np.issubdtype(right.dtype, np.floating):
-                continue
-            right = right.astype(np.float64)
-            difference = float(np.square(ours[name] - right).sum())
-            differences[name] = differences.get(name, 0.0) + (math.inf if math.isnan(difference) else difference)
-            sizes[name] = sizes.get(name, 0.0) + float(np.square(right).sum())
+            if np.issubdtype(right.dtype, np.floating):
+                right = right.astype(np.float64)
+                difference = float(np.square(ours[name] - right).sum())
+                differences[name] = differences.get(name, 0.0) + (math.inf if math.isnan(difference) else difference)
+                sizes[name] = sizes.get(name, 0.0) + float(np.square(right).sum())
     if not differences:
         raise errors.CalibrationError("The model has no floating-point output to measure an error of.")
     ratios = ((difference, sizes[name]) for name, difference in differences.items())
     return max(0.0 if d == 0 else math.sqrt(d / size) if size else math.inf for d, size in ratios)
-
-
-def _log_result(run: Run, result: SensitivityResult) -> None:
-    log_table(
-        run,
-        schema.Artifact.SENSITIVITY,
-        ("layer", "op", "error", "share", "keep"),
-        ((each.layer, each.op, each.error, each.share, each.kept) for each in result.layers),
-    )
-    run.log_json(result, schema.Artifact.SENSITIVITY_RESULT)
-    run.log_metrics(
-        {
-            (schema.Metric.SENSITIVITY, "error"): result.error,
-            (schema.Metric.SENSITIVITY, "error_kept"): result.error_kept,
-            (schema.Metric.SENSITIVITY, "kept"): float(len(result.keep)),
-            (schema.Metric.SENSITIVITY, "layers"): float(len(result.layers)),
-            **{(schema.Metric.SENSITIVITY, "layer", each.layer): each.error for each in islice(result.layers, 100)},
-        }
-    )
