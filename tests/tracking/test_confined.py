@@ -31,13 +31,13 @@ def manifest(path: str, digest: str = "0" * 64, size: int = 1) -> bytes:
 
 
 @pytest.mark.parametrize("path", HOSTILE)
-def test_a_manifest_that_leaves_the_run_is_refused(path: str) -> None:
+def test_manifest_paths_must_stay_in_the_run(path: str) -> None:
     with pytest.raises(errors.IncompleteRunError, match="damaged"):
         read_manifest("run", manifest(path))
 
 
 @pytest.mark.parametrize("digest", ["../../../../tmp/x", "/tmp", "", "0" * 63, "G" * 64])
-def test_a_digest_in_a_manifest_is_one(digest: str) -> None:
+def test_manifest_digests_are_checked(digest: str) -> None:
     with pytest.raises(errors.IncompleteRunError, match="SHA-256"):
         read_manifest("run", manifest("a", digest))
     with pytest.raises(errors.IncompleteRunError):
@@ -45,7 +45,7 @@ def test_a_digest_in_a_manifest_is_one(digest: str) -> None:
 
 
 @pytest.mark.parametrize("path", [*HOSTILE, "elsewhere/x", "engine"])
-def test_a_server_s_listing_that_leaves_the_folder_asked_for_is_refused(
+def test_server_listing_must_stay_in_its_folder(
     server: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tracker = MlflowTracker(server)
@@ -66,7 +66,7 @@ def test_a_server_s_listing_that_leaves_the_folder_asked_for_is_refused(
     assert fetched <= {run.id, "manifest.json"}
 
 
-def test_a_listing_without_end_is_refused(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_listing_is_refused(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tracker = MlflowTracker(server)
     run = tracker.start("confined", "r", kind="build")
     monkeypatch.setattr(
@@ -79,7 +79,7 @@ def test_a_listing_without_end_is_refused(server: str, monkeypatch: pytest.Monke
         tracker._files(tracker._entity(run.id)).entries()
 
 
-def test_links_out_of_an_embedded_run_are_not_followed(embedded: MlflowTracker, tmp_path: Path) -> None:
+def test_links_out_of_a_run_are_refused(embedded: MlflowTracker, tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"secret")
     (tmp_path / "folder").mkdir()
     run = embedded.start("m", "r", kind="build")
@@ -111,7 +111,7 @@ def test_links_out_of_an_embedded_run_are_not_followed(embedded: MlflowTracker, 
         "/etc\0",
     ],
 )
-def test_an_address_in_the_database_that_leads_out_of_the_store_is_refused(embedded: MlflowTracker, uri: str) -> None:
+def test_artifact_address_outside_the_store_is_refused(embedded: MlflowTracker, uri: str) -> None:
     run = embedded.start("m", "r", kind="build")
     with sqlite3.connect(embedded.store.database) as database:
         database.execute("UPDATE runs SET artifact_uri = ?", (uri.format(run=run.id),))
@@ -140,7 +140,7 @@ def test_linked_lock_file_is_not_followed(tmp_path: Path) -> None:
     assert (tmp_path / "victim").read_text() == "precious"
 
 
-def test_a_file_of_another_size_than_the_manifest_s_is_not_even_read(embedded: MlflowTracker) -> None:
+def test_file_of_wrong_size_is_not_read(embedded: MlflowTracker) -> None:
     with tracked(embedded, "m", "r", kind="build") as run:
         run.log_bytes(b"plan", "engine/x.plan")
     place = Path(embedded._entity(run.id).info.artifact_uri)
@@ -153,7 +153,7 @@ def test_a_file_of_another_size_than_the_manifest_s_is_not_even_read(embedded: M
         embedded.load(run.id)
 
 
-def test_an_engine_whose_bytes_changed_is_never_deserialized(
+def test_changed_engine_is_not_deserialized(
     embedded: MlflowTracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tests import models
@@ -177,7 +177,7 @@ def test_an_engine_whose_bytes_changed_is_never_deserialized(
     assert loaded == [] and result.engine_sha256 != sha256(bytes(data))
 
 
-def test_a_run_whose_columns_hold_something_else_is_passed_over(
+def test_damaged_row_is_skipped(
     embedded: MlflowTracker, tmp_path: Path, caplog
 ) -> None:
     runs = []

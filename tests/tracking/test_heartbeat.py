@@ -34,7 +34,7 @@ def left_by(tracker: MlflowTracker, whose: owner.Owner, silent: float, kind: str
     return tracker.info(tracker.start("m", "r", kind=kind, tags=tags, **more).id)  # type: ignore[arg-type]
 
 
-def test_a_process_that_cannot_be_seen_is_taken_for_dead_once_it_is_silent(tracker: MlflowTracker) -> None:
+def test_remote_process_without_heartbeat_is_dead(tracker: MlflowTracker) -> None:
     alive = left_by(tracker, ELSEWHERE, silent=owner.SILENT_SECONDS / 2)
     dead = left_by(tracker, ELSEWHERE, silent=2 * owner.SILENT_SECONDS)
     here = left_by(tracker, owner.current(), silent=2 * owner.SILENT_SECONDS)  # busy, and there to be seen
@@ -45,7 +45,7 @@ def test_a_process_that_cannot_be_seen_is_taken_for_dead_once_it_is_silent(track
         tracker.close(info.id, "")
 
 
-def test_a_run_of_another_container_is_resumed_once_its_process_is_silent(tracker: MlflowTracker) -> None:
+def test_run_of_silent_container_is_resumed(tracker: MlflowTracker) -> None:
     busy = left_by(tracker, replace(ELSEWHERE, host="here"), silent=10)
     with pytest.raises(errors.LogError, match=r"process 7 on here.*heartbeat was 1\d s ago.*runs close .* --force"):
         tracker.reopen(busy.id)
@@ -73,7 +73,7 @@ def started(tracker: MlflowTracker) -> MlflowRun:
     return run
 
 
-def test_a_run_that_is_written_beats_until_it_ends(tracker: MlflowTracker, quick: None) -> None:
+def test_heartbeat_stops_at_the_end(tracker: MlflowTracker, quick: None) -> None:
     run = started(tracker)
     until(lambda: tracker.info(run.id).tags[Tag.HEARTBEAT] != "1")
 
@@ -84,7 +84,7 @@ def test_a_run_that_is_written_beats_until_it_ends(tracker: MlflowTracker, quick
     assert (tracker.info(run.id).tags[Tag.HEARTBEAT], tracker.info(run.id).status) == ("1", "finished")
 
 
-def test_a_living_process_that_was_taken_for_dead_goes_on_with_its_run(tracker: MlflowTracker) -> None:
+def test_live_process_recovers_its_closed_run(tracker: MlflowTracker) -> None:
     run = tracker.start("m", "r", kind="build")
     tracker.close(run.id, "Nothing was heard of it.")
 
@@ -95,7 +95,7 @@ def test_a_living_process_that_was_taken_for_dead_goes_on_with_its_run(tracker: 
     assert not run.beat() and tracker.info(run.id).status == "finished"
 
 
-def test_a_run_that_this_process_closed_or_resumed_is_not_set_running_by_its_first_object(
+def test_closed_run_gets_no_heartbeat(
     tracker: MlflowTracker, quick: None
 ) -> None:
     first, other = started(tracker), started(tracker)
@@ -108,7 +108,7 @@ def test_a_run_that_this_process_closed_or_resumed_is_not_set_running_by_its_fir
     other.finish()
 
 
-def test_what_was_taken_over_is_written_by_one(tracker: MlflowTracker) -> None:
+def test_resumed_run_rejects_its_former_process(tracker: MlflowTracker) -> None:
     run = tracker.start("m", "r", kind="build")
     tracker._client.set_tag(run.id, Tag.OWNER, ELSEWHERE.to_json(indent=None))
 
@@ -127,7 +127,7 @@ def test_what_was_taken_over_is_written_by_one(tracker: MlflowTracker) -> None:
     tracker.close(run.id, "")
 
 
-def test_a_store_that_is_away_ends_no_heartbeat(tracker: MlflowTracker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeat_survives_an_outage(tracker: MlflowTracker, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tracker.start("m", "r", kind="build")
 
     def away(run_id: str) -> None:
@@ -140,7 +140,7 @@ def test_a_store_that_is_away_ends_no_heartbeat(tracker: MlflowTracker, monkeypa
     run.finish("good")
 
 
-def test_a_campaign_and_what_is_below_it_is_closed_by_a_command_that_asks_before_it_disturbs_anyone(
+def test_close_command_needs_force_for_live_runs(
     tracker: MlflowTracker, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     store = ["--store", str(tracker.store.root)]
@@ -159,7 +159,7 @@ def test_a_campaign_and_what_is_below_it_is_closed_by_a_command_that_asks_before
     tracker.reopen(campaign.id).finish("good")
 
 
-def test_closing_leaves_what_somebody_is_at(tracker: MlflowTracker) -> None:
+def test_close_leaves_live_children(tracker: MlflowTracker) -> None:
     campaign = left_by(tracker, ELSEWHERE, silent=2 * owner.SILENT_SECONDS, kind="debug_build")
     busy = left_by(tracker, ELSEWHERE, silent=1, kind="iteration", parent=campaign.id)
 

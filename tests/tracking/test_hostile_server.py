@@ -37,11 +37,11 @@ def read(hostile: HostileServer) -> tuple[StoredRun, bytes]:
     return stored, stored.read_bytes("engine/x.plan")
 
 
-def test_the_double_is_read_as_long_as_it_is_honest(hostile: HostileServer) -> None:
+def test_honest_server_is_read(hostile: HostileServer) -> None:
     assert read(hostile)[1] == b"plan"
 
 
-def test_a_digest_that_is_a_path_is_none(hostile: HostileServer, tmp_path: Path) -> None:
+def test_digest_that_is_a_path_is_refused(hostile: HostileServer, tmp_path: Path) -> None:
     key = {"engine/x.plan": b"ssh-rsa AAAA"}
     hostile.files |= key | {
         Artifact.MANIFEST: manifest_of(key, sha256=str(tmp_path / "victim"), path="authorized_keys")
@@ -53,7 +53,7 @@ def test_a_digest_that_is_a_path_is_none(hostile: HostileServer, tmp_path: Path)
 
 
 @pytest.mark.parametrize("run_id", ["{victim}", "../../victim", "", "a" * 65])
-def test_an_id_that_is_a_path_is_none(hostile: HostileServer, tmp_path: Path, run_id: str) -> None:
+def test_id_that_is_a_path_is_refused(hostile: HostileServer, tmp_path: Path, run_id: str) -> None:
     hostile.run_id = run_id.format(victim=tmp_path / "victim")
     tracker = MlflowTracker(hostile.address)
 
@@ -62,7 +62,7 @@ def test_an_id_that_is_a_path_is_none(hostile: HostileServer, tmp_path: Path, ru
             reading()
 
 
-def test_no_more_is_taken_than_there_should_be(hostile: HostileServer, tmp_path: Path) -> None:
+def test_oversized_download_is_stopped(hostile: HostileServer, tmp_path: Path) -> None:
     tracker = MlflowTracker(hostile.address)
     stored = tracker.load(RUN)
     hostile.endless = True
@@ -72,7 +72,7 @@ def test_no_more_is_taken_than_there_should_be(hostile: HostileServer, tmp_path:
     assert all(path.stat().st_size < 1 << 21 for path in (tmp_path / "tmp").rglob("*"))
 
 
-def test_pages_that_never_end_are_left(hostile: HostileServer) -> None:
+def test_endless_pages_are_refused(hostile: HostileServer) -> None:
     hostile.endless = True
 
     with pytest.raises(errors.StoreError, match="again and again"):
@@ -81,14 +81,14 @@ def test_pages_that_never_end_are_left(hostile: HostileServer) -> None:
         MlflowTracker(hostile.address).find()
 
 
-def test_an_artifact_that_is_called_a_folder_is_none_all_the_same(hostile: HostileServer) -> None:
+def test_artifact_listed_as_folder_is_read(hostile: HostileServer) -> None:
     hostile.listed["engine"] = [("x.plan", 4, True)]
     hostile.listed["engine/x.plan"] = [("y", 4, False)]
 
     assert read(hostile)[1] == b"plan"
 
 
-def test_artifacts_at_another_host_would_get_the_password_and_are_not_asked_for(
+def test_other_artifact_hosts_must_be_allowed(
     hostile: HostileServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
@@ -105,7 +105,7 @@ def test_artifacts_at_another_host_would_get_the_password_and_are_not_asked_for(
 
 
 @pytest.mark.parametrize("uri", ["/etc", "file:///etc", "FILE:/etc", ""])
-def test_artifacts_on_a_disk_are_not_a_server_s(hostile: HostileServer, uri: str) -> None:
+def test_server_artifacts_on_disk_are_refused(hostile: HostileServer, uri: str) -> None:
     hostile.artifact_uri = uri
     with pytest.raises(errors.StoreError, match="server's own disk"):
         read(hostile)
@@ -114,7 +114,7 @@ def test_artifacts_on_a_disk_are_not_a_server_s(hostile: HostileServer, uri: str
 @pytest.mark.parametrize(
     "junk", [b"", b"[]", b"null", b"<html>hello", b'{"run": 1}', b'{"runs": [[]]}', b'{"run": {"info": {"status": 7}}}']
 )
-def test_what_is_no_answer_is_an_error_of_ours(hostile: HostileServer, junk: bytes) -> None:
+def test_malformed_answers_are_tracking_errors(hostile: HostileServer, junk: bytes) -> None:
     hostile.junk = junk
     tracker = MlflowTracker(hostile.address)
 
@@ -125,7 +125,7 @@ def test_what_is_no_answer_is_an_error_of_ours(hostile: HostileServer, junk: byt
             assert tracker.find(experiment) == []
 
 
-def test_a_json_artifact_is_not_read_however_large_it_says_it_is(hostile: HostileServer) -> None:
+def test_huge_json_is_not_read(hostile: HostileServer) -> None:
     hostile.listed[""] = [(Artifact.MANIFEST, 1 << 40, False)]
     with pytest.raises(errors.StoreError, match="1099511627776 bytes"):
         read(hostile)

@@ -38,7 +38,7 @@ def log_a_build(tracker: MlflowTracker, source: Path, name: str = "r") -> None:
         run.finish("good")
 
 
-def test_a_process_killed_at_any_point_leaves_a_whole_run_or_an_incomplete_one(new_store, tmp_path: Path):
+def test_killed_process_leaves_complete_or_incomplete_run(new_store, tmp_path: Path):
     tracker = MlflowTracker(new_store(tmp_path / "mlruns"))
     source = tmp_path / "model.plan"
     source.write_bytes(PLAN)
@@ -75,7 +75,7 @@ def test_a_process_killed_at_any_point_leaves_a_whole_run_or_an_incomplete_one(n
     assert not list((tmp_path / "mlruns").rglob(".artifact.uploading.*"))
 
 
-def test_a_process_killed_while_it_writes_an_artifact_leaves_none(new_store, tmp_path: Path):
+def test_killed_write_leaves_no_artifact(new_store, tmp_path: Path):
     tracker = MlflowTracker(new_store(tmp_path / "mlruns"))
     source = tmp_path / "model.plan"
     source.write_bytes(PLAN)
@@ -121,7 +121,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-def test_a_full_disk_fails_the_run_with_that_message_and_leaves_nothing_half_written(
+def test_full_disk_fails_the_run(
     new_store, small_disk: Path, tmp_path: Path
 ):
     tracker = MlflowTracker(new_store(small_disk / "mlruns"))
@@ -142,14 +142,14 @@ def test_a_full_disk_fails_the_run_with_that_message_and_leaves_nothing_half_wri
     assert [file.name for file in (small_disk / "mlruns" / "artifacts").rglob("*") if file.is_file()] == ["small.plan"]
 
 
-def test_a_store_that_does_not_fit_on_its_disk_is_not_made_and_says_so(small_disk: Path):
+def test_store_needs_disk_space(small_disk: Path):
     fill(small_disk / "other")
 
     with pytest.raises(errors.TrackingError, match=r"disk is full|No space left"):
         MlflowTracker(small_disk / "mlruns")
 
 
-def test_a_store_whose_disk_is_full_before_its_database_is_whole_says_so(small_disk: Path):
+def test_database_needs_disk_space(small_disk: Path):
     (small_disk / "other").write_bytes(bytes((12 << 20) - (256 << 10)))
 
     with pytest.raises(errors.TrackingError, match="disk is full"):
@@ -167,7 +167,7 @@ def fill(file: Path) -> None:
                 assert exc.errno == errno.ENOSPC
 
 
-def test_a_file_that_the_system_refuses_to_let_grow_is_not_logged_in_part(new_store, tmp_path: Path):
+def test_file_size_limit_leaves_no_artifact(new_store, tmp_path: Path):
     tracker = MlflowTracker(new_store(tmp_path / "mlruns"))
     source = tmp_path / "model.plan"
     source.write_bytes(PLAN)

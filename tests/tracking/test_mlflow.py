@@ -86,7 +86,7 @@ class TestMlflowTrackerOverAServer(TrackerContract):
     def set_id(self, server_root: Path):
         return functools.partial(give_id, server_root)
 
-    def test_a_server_that_keeps_artifacts_on_its_own_disk_is_refused(self, tracker: MlflowTracker, tmp_path: Path):
+    def test_server_without_artifact_proxy_is_refused(self, tracker: MlflowTracker, tmp_path: Path):
         tracker._client.create_experiment("direct", artifact_location=str(tmp_path / "there"))
 
         with pytest.raises(errors.StoreError, match="--artifacts-destination"):
@@ -97,7 +97,7 @@ class TestMlflowTrackerOverAServer(TrackerContract):
             "FAILED"
         ]
 
-    def test_the_page_of_a_run_is_on_the_server(self, tracker: MlflowTracker, server: str):
+    def test_run_url_is_on_the_server(self, tracker: MlflowTracker, server: str):
         run = tracker.start("m", "r", kind="build")
 
         assert (
@@ -107,7 +107,7 @@ class TestMlflowTrackerOverAServer(TrackerContract):
 
 
 @pytest.mark.parametrize("place", ["embedded", "server"])
-def test_a_deleted_run_is_not_known_by_what_its_id_begins_with(place: str, request: pytest.FixtureRequest):
+def test_deleted_run_has_no_short_id(place: str, request: pytest.FixtureRequest):
     found = request.getfixturevalue(place)
     tracker = MlflowTracker(found) if isinstance(found, str) else found
     run = tracker.start("deleting", "r", kind="build")
@@ -119,7 +119,7 @@ def test_a_deleted_run_is_not_known_by_what_its_id_begins_with(place: str, reque
         tracker.whole_id(run.id[:12])
 
 
-def test_the_ui_shows_what_was_logged_without_it(server: str, server_root: Path):
+def test_server_shows_directly_logged_runs(server: str, server_root: Path):
     with tracked(MlflowTracker(server_root), "direct", "r", kind="build") as run:
         run.log_text("plan", "engine/x.plan")
 
@@ -128,7 +128,7 @@ def test_the_ui_shows_what_was_logged_without_it(server: str, server_root: Path)
     assert MlflowTracker(server).info(run.id).name == "r"
 
 
-def test_what_was_logged_through_the_ui_s_server_is_read_without_it(server: str, server_root: Path):
+def test_runs_of_the_server_are_read_directly(server: str, server_root: Path):
     with tracked(MlflowTracker(server), "through the server", "r", kind="build") as run:
         run.log_text("plan", "engine/x.plan")
 
@@ -138,7 +138,7 @@ def test_what_was_logged_through_the_ui_s_server_is_read_without_it(server: str,
     assert stored.local_path("engine/x.plan").is_relative_to(server_root)
 
 
-def test_many_threads_may_fetch_an_artifact_and_a_child_leaves_it_to_them(server: str):
+def test_downloads_are_shared_by_threads(server: str):
     tracker = MlflowTracker(server)
     with tracked(tracker, "fetched", "r", kind="build") as run:
         run.log_bytes(bytes(3 << 20), "engine/x.plan")
@@ -158,7 +158,7 @@ def test_many_threads_may_fetch_an_artifact_and_a_child_leaves_it_to_them(server
     assert not folder.exists()
 
 
-def test_a_password_in_an_address_is_not_repeated(monkeypatch: pytest.MonkeyPatch):
+def test_password_in_address_is_masked(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TRTOPS_TRACKING_WAIT", "0")
     tracker = MlflowTracker("http://me:secret@127.0.0.1:9")
 
@@ -168,7 +168,7 @@ def test_a_password_in_an_address_is_not_repeated(monkeypatch: pytest.MonkeyPatc
     assert "secret" not in f"{raised.value} {tracker!r} {tracker._connection.url('1', '2')}"
 
 
-def test_a_server_that_is_not_there_is_unavailable_and_worth_a_retry(monkeypatch: pytest.MonkeyPatch):
+def test_absent_server_is_unavailable(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TRTOPS_TRACKING_WAIT", "0")
     tracker = MlflowTracker("http://127.0.0.1:9")
 
@@ -188,7 +188,7 @@ def _without_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     sqlalchemy.event.listen(sqlalchemy.engine.Engine, "before_cursor_execute", hurry, retval=True)
 
 
-def test_a_store_that_stays_locked_is_unavailable(embedded: MlflowTracker, monkeypatch: pytest.MonkeyPatch):
+def test_locked_store_is_unavailable(embedded: MlflowTracker, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TRTOPS_TRACKING_WAIT", "0.5")
     run = embedded.start("m", "r", kind="build")
     _without_patience(monkeypatch)
@@ -203,7 +203,7 @@ def test_a_store_that_stays_locked_is_unavailable(embedded: MlflowTracker, monke
     assert embedded.info(run.id).params == {"a": "1"}
 
 
-def test_a_store_that_is_locked_for_a_while_is_tried_again(embedded: MlflowTracker, monkeypatch: pytest.MonkeyPatch):
+def test_locked_store_is_retried(embedded: MlflowTracker, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TRTOPS_TRACKING_WAIT", "3600")
     run = embedded.start("m", "r", kind="build")
     _without_patience(monkeypatch)
@@ -224,7 +224,7 @@ def test_a_store_that_is_locked_for_a_while_is_tried_again(embedded: MlflowTrack
     assert embedded.info(run.id).params == {"a": "1"}
 
 
-def test_how_long_a_store_is_waited_for_must_be_a_number(embedded: MlflowTracker, monkeypatch: pytest.MonkeyPatch):
+def test_tracking_wait_must_be_a_number(embedded: MlflowTracker, monkeypatch: pytest.MonkeyPatch):
     assert location.wait_seconds() == 90.0
     for wrong in ("soon", "-1", "inf", "nan"):
         monkeypatch.setenv("TRTOPS_TRACKING_WAIT", wrong)
@@ -232,7 +232,7 @@ def test_how_long_a_store_is_waited_for_must_be_a_number(embedded: MlflowTracker
             location.wait_seconds()
 
 
-def test_a_run_that_lacks_only_its_end_is_whole_and_keeps_its_verdict(embedded: MlflowTracker, monkeypatch):
+def test_run_without_status_keeps_its_verdict(embedded: MlflowTracker, monkeypatch):
     run = embedded.start("m", "r", kind="build")
     end, lost = embedded._connection.end, []
 
@@ -251,7 +251,7 @@ def test_a_run_that_lacks_only_its_end_is_whole_and_keeps_its_verdict(embedded: 
     assert (info.status, info.verdict) == ("finished", "good")
 
 
-def test_a_deleted_experiment_is_named_with_the_way_back(embedded: MlflowTracker):
+def test_deleted_experiment_can_be_restored(embedded: MlflowTracker):
     embedded.start("m", "r", kind="build")
     embedded._client.delete_experiment(embedded._known_experiment("m")[0])
 
@@ -259,7 +259,7 @@ def test_a_deleted_experiment_is_named_with_the_way_back(embedded: MlflowTracker
         MlflowTracker(embedded._connection.location).start("m", "r", kind="build")
 
 
-def test_runs_logged_by_others_can_be_read(embedded: MlflowTracker):
+def test_runs_of_other_programs_are_read(embedded: MlflowTracker):
     client = embedded._client
     run = client.create_run("0", run_name="theirs")
     client.log_metric(run.info.run_id, "system/cpu-usage", 0.5)
@@ -322,7 +322,7 @@ def test_forked_children_use_connections_of_their_own(embedded: MlflowTracker):
     }
 
 
-def test_many_processes_may_make_the_same_experiment_at_once(embedded: MlflowTracker):
+def test_processes_make_one_experiment(embedded: MlflowTracker):
     fork = multiprocessing.get_context("fork")
     gate = fork.Barrier(6)
 
@@ -340,13 +340,13 @@ def test_many_processes_may_make_the_same_experiment_at_once(embedded: MlflowTra
     assert len(embedded.find("new", status="finished")) == 6
 
 
-def test_importing_the_module_does_not_import_mlflow():
+def test_import_does_not_import_mlflow():
     check = "import sys, trtops.tracking.mlflow, trtops.tracking.memory; sys.exit('mlflow' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 
 
-def test_an_interrupted_writers_leavings_are_swept_when_its_run_is_closed(embedded: MlflowTracker):
+def test_close_removes_half_written_files(embedded: MlflowTracker):
     run = embedded.start("m", "r", kind="build")
     folder = Path(embedded._entity(run.id).info.artifact_uri)
     (folder / "engine").mkdir(parents=True)
@@ -358,7 +358,7 @@ def test_an_interrupted_writers_leavings_are_swept_when_its_run_is_closed(embedd
     assert list((folder / "engine").iterdir()) == []
 
 
-def test_start_times_order_runs_made_within_a_second(embedded: MlflowTracker):
+def test_runs_are_ordered_by_milliseconds(embedded: MlflowTracker):
     ids = []
     for i in range(5):
         ids.append(embedded.start("m", str(i), kind="build").id)
@@ -367,7 +367,7 @@ def test_start_times_order_runs_made_within_a_second(embedded: MlflowTracker):
     assert [info.id for info in embedded.find("m")] == ids[::-1]
 
 
-def test_a_server_that_is_away_is_left_to_us_though_the_host_program_restored_its_environment(monkeypatch) -> None:
+def test_mlflow_never_retries_by_itself(monkeypatch) -> None:
     """MLflow would try again by itself for four minutes at every call."""
     installed.library()
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES")

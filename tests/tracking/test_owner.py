@@ -13,7 +13,7 @@ from trtops.tracking import owner
 ASK = "from trtops.tracking import owner; print(owner.current().to_json(indent=None), flush=True); input()"
 
 
-def test_a_process_is_there_until_it_ends():
+def test_live_process_is_not_gone():
     child = subprocess.Popen([sys.executable, "-c", ASK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     own = owner.Owner.from_json(child.stdout.readline())
     assert not owner.is_gone(own)
@@ -26,18 +26,18 @@ def test_a_process_is_there_until_it_ends():
     assert owner.is_gone(own)
 
 
-def test_another_process_with_the_same_id_is_not_the_owner():
+def test_start_time_identifies_a_process():
     here = owner.current()
 
     assert not owner.is_gone(here)
     assert owner.is_gone(replace(here, started=here.started - 100))
 
 
-def test_nothing_survives_a_boot_of_its_machine():
+def test_reboot_ends_every_process():
     assert owner.is_gone(replace(owner.current(), boot="before"))
 
 
-def test_processes_of_other_machines_and_containers_are_not_evaluated():
+def test_remote_processes_are_not_gone():
     gone = replace(owner.current(), pid=2**22 + 1, started=1)
     assert owner.is_gone(gone)
 
@@ -46,7 +46,7 @@ def test_processes_of_other_machines_and_containers_are_not_evaluated():
     assert not owner.is_gone(replace(gone, namespace="pid:[1]"))
 
 
-def test_an_init_process_of_another_user_is_there():
+def test_processes_of_other_users_are_seen():
     here = owner.current()
 
     assert not owner.is_gone(replace(here, pid=1, started=started_at(1)))

@@ -14,7 +14,7 @@ from trtops.tracking.mlflow import MlflowTracker, embedded
 
 
 @pytest.mark.parametrize("what", ["mounted", "database"])
-def test_what_cannot_be_written_is_read_all_the_same_and_says_so_when_it_is_written(
+def test_read_only_store_is_read(
     new_store: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     root = new_store(tmp_path / "mlruns")

@@ -26,12 +26,12 @@ def mlflow_is_imported() -> None:
 
 
 @given(anything)
-def test_a_part_survives_encoding(part: str):
+def test_parts_are_decoded(part: str):
     assert schema.decode(schema.encode(part)) == part
 
 
 @given(names)
-def test_mlflow_takes_every_metric_key_and_it_leads_back_to_the_name(name: tuple[str, ...]):
+def test_metric_keys_are_valid_and_decoded(name: tuple[str, ...]):
     from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_metric_name
 
     key = schema.metric_key(name)
@@ -42,17 +42,17 @@ def test_mlflow_takes_every_metric_key_and_it_leads_back_to_the_name(name: tuple
 
 
 @given(names, names)
-def test_different_names_have_different_keys(a: tuple[str, ...], b: tuple[str, ...]):
+def test_metric_keys_differ(a: tuple[str, ...], b: tuple[str, ...]):
     assert (schema.metric_key(a) == schema.metric_key(b)) == (a == b)
 
 
 @given(st.lists(anything, min_size=1, max_size=3), st.lists(anything, min_size=1, max_size=3))
-def test_where_a_name_is_divided_counts(a: list[str], b: list[str]):
+def test_division_of_names_matters(a: list[str], b: list[str]):
     assert schema.metric_key((*a, *b)) != schema.metric_key(("".join([*a, *b]),))
 
 
 @given(parts)
-def test_mlflow_takes_every_tag_and_param_key_and_it_leads_back_to_the_name(name: str):
+def test_tag_keys_are_valid_and_decoded(name: str):
     from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_param_name, _validate_tag_name
 
     key = schema.key(name)
@@ -64,7 +64,7 @@ def test_mlflow_takes_every_tag_and_param_key_and_it_leads_back_to_the_name(name
 
 
 @given(parts, parts)
-def test_different_tags_have_different_keys(a: str, b: str):
+def test_tag_keys_differ(a: str, b: str):
     assert (schema.key(a) == schema.key(b)) == (a == b)
 
 
@@ -76,7 +76,7 @@ def test_long_values_are_restored(text: str, limit: int):
     assert schema.restored(shown, schema.long_texts(schema.overflow_tags(text, limit))) == text
 
 
-def test_ordinary_names_are_kept_readable():
+def test_ordinary_names_stay_readable():
     assert schema.metric_key(("error", "logits", "max_abs")) == "error/logits/max_abs"
     assert schema.metric_key(("error", "gpu_0/softmax:1", "max_abs")) == "error/gpu_0-2f-softmax:1/max_abs"
     assert schema.metric_key(("error", "日本", "max_abs")) == "error/日本/max_abs"
@@ -86,7 +86,7 @@ def test_ordinary_names_are_kept_readable():
     assert schema.key("my-team/x y") == "my-team/x y"
 
 
-def test_a_long_name_keeps_its_chart_section_and_statistic():
+def test_long_names_keep_their_ends():
     key = schema.metric_key(("error", "encoder." * 100, "max_abs"))
 
     assert key.startswith("error/encoder.encoder.")
@@ -95,12 +95,12 @@ def test_a_long_name_keeps_its_chart_section_and_statistic():
 
 
 @pytest.mark.parametrize("text", ["", "-", "a-b", "-zz-", "-5b", "-110000-", "-ffffffffffffffffffff-"])
-def test_text_that_no_part_encodes_to_is_refused(text: str):
+def test_malformed_parts_are_refused(text: str):
     with pytest.raises(errors.FormatError, match="encoded name part"):
         schema.decode(text)
 
 
-def test_a_text_with_a_piece_missing_or_changed_is_not_taken_for_whole():
+def test_changed_overflow_is_not_restored():
     tags = schema.overflow_tags("x" * 20_000, 100)
     assert list(schema.long_texts(tags).values()) == ["x" * 20_000]
 
@@ -109,12 +109,12 @@ def test_a_text_with_a_piece_missing_or_changed_is_not_taken_for_whole():
         assert schema.long_texts({k: v for k, v in tags.items() if k != tag}) == {}
 
 
-def test_a_name_without_parts_is_refused():
+def test_empty_name_is_refused():
     with pytest.raises(errors.LogError, match="no parts"):
         schema.metric_key(())
 
 
-def test_a_config_becomes_flat_params():
+def test_config_becomes_flat_params():
     flat = schema.flat_params(BuildConfig(precision="fp16"))
 
     assert flat["precision"] == "fp16"
@@ -122,7 +122,7 @@ def test_a_config_becomes_flat_params():
     assert flat["options.kind"] == "onnxruntime"
 
 
-def test_small_errors_get_a_logarithm_and_nothing_else_does():
+def test_positive_errors_get_logarithms():
     twins = schema.log10_twins(
         {
             ("error", "out", "max_abs"): 1e-4,
@@ -136,7 +136,7 @@ def test_small_errors_get_a_logarithm_and_nothing_else_does():
     assert twins == {("error_log10", "out", "max_abs"): pytest.approx(-4)}
 
 
-def test_numpy_numbers_are_params_like_any_other():
+def test_numpy_numbers_are_params():
     import numpy as np
 
     assert schema.text(np.int64(3)) == "3"

@@ -26,7 +26,7 @@ def tracker(new_store: Callable[[Path], Path], tmp_path: Path) -> MlflowTracker:
     return MlflowTracker(new_store(tmp_path / "mlruns"))
 
 
-def test_a_bad_run_has_no_green_mark_and_is_whole_all_the_same(tracker: MlflowTracker) -> None:
+def test_bad_run_is_shown_as_failed(tracker: MlflowTracker) -> None:
     for verdict in ("good", "bad"):
         with tracked(tracker, "m", verdict, kind="build") as run:
             run.finish(verdict)
@@ -39,7 +39,7 @@ def test_a_bad_run_has_no_green_mark_and_is_whole_all_the_same(tracker: MlflowTr
     assert [info.name for info in tracker.find("m", status="failed")] == ["failed"]
 
 
-def test_an_experiment_begins_with_a_view_and_keeps_what_people_made_of_it(tracker: MlflowTracker) -> None:
+def test_experiment_view_is_not_overwritten(tracker: MlflowTracker) -> None:
     tracker.start("m", "first", kind="build").finish("good")
     experiment = tracker._client.get_experiment_by_name("m")
     assert json.loads(experiment.tags[VIEW_TAG])["state"].startswith("deflate;")
@@ -50,7 +50,7 @@ def test_an_experiment_begins_with_a_view_and_keeps_what_people_made_of_it(track
     assert tracker._client.get_experiment_by_name("m").tags[Tag.NOTE] == "ours"
 
 
-def test_an_accepted_engine_is_a_model_that_mlflow_loads_and_runs(
+def test_mlflow_loads_an_accepted_engine(
     tracker: MlflowTracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = multi_output()

@@ -36,7 +36,7 @@ def revision(root: Path, change_to: str | None = None) -> str:
 # Where it is
 
 
-def test_the_default_is_mlruns_here_then_trtops_home_then_mlflows_own_variable(monkeypatch, tmp_path: Path):
+def test_default_location(monkeypatch, tmp_path: Path):
     monkeypatch.chdir(tmp_path)
     assert location.resolve() == location.Store(database=tmp_path / "mlruns" / "mlflow.db")
 
@@ -53,7 +53,7 @@ def test_the_default_is_mlruns_here_then_trtops_home_then_mlflows_own_variable(m
     assert location.default_root() == tmp_path / "home"
 
 
-def test_everything_lies_under_one_root(tmp_path: Path):
+def test_paths_of_a_store(tmp_path: Path):
     place = location.resolve(tmp_path)
 
     assert place.uri == f"sqlite:///{tmp_path}/mlflow.db"
@@ -64,17 +64,17 @@ def test_everything_lies_under_one_root(tmp_path: Path):
 @pytest.mark.parametrize(
     "address", ["postgresql://host/db", "file:///x", "sqlite://", "sqlite:///:memory:", "s3://bucket", "databricks:x"]
 )
-def test_an_address_of_another_kind_is_refused_with_what_to_do(address: str):
+def test_other_addresses_are_refused(address: str):
     with pytest.raises(errors.StoreError, match="mlflow server"):
         location.resolve(address)
 
 
-def test_a_root_whose_path_mlflow_would_change_is_refused(tmp_path: Path):
+def test_percent_in_root_is_refused(tmp_path: Path):
     with pytest.raises(errors.StoreError, match="Rename"):
         location.resolve(tmp_path / "100%20")
 
 
-def test_a_relative_address_is_made_absolute_once(monkeypatch, new_store, tmp_path: Path):
+def test_relative_address_is_made_absolute(monkeypatch, new_store, tmp_path: Path):
     root = new_store(tmp_path / "here" / "mlruns")
     (tmp_path / "there").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -89,13 +89,13 @@ def test_a_relative_address_is_made_absolute_once(monkeypatch, new_store, tmp_pa
     assert MlflowTracker(root).load(run_id).read_bytes("engine/x.plan") == b"plan"
 
 
-def test_a_tracker_is_opened_once_per_process_and_place(new_store, tmp_path: Path):
+def test_tracker_is_opened_once(new_store, tmp_path: Path):
     root = new_store(tmp_path / "mlruns")
 
     assert store.open_tracker(root) is store.open_tracker(f"sqlite:///{root}/mlflow.db")
 
 
-def test_a_root_with_spaces_and_other_scripts_works(new_store, tmp_path: Path):
+def test_root_with_spaces_and_unicode(new_store, tmp_path: Path):
     tracker = MlflowTracker(new_store(tmp_path / "my runs #1 日本" / "mlruns"))
     run_id = log_one(tracker)
 
@@ -106,7 +106,7 @@ def test_a_root_with_spaces_and_other_scripts_works(new_store, tmp_path: Path):
 # Made
 
 
-def test_eight_processes_opening_a_new_store_at_once_all_log_to_it(tmp_path: Path):
+def test_eight_processes_make_one_store(tmp_path: Path):
     import mlflow.store.tracking.sqlalchemy_store  # noqa: F401 - the children have it ready and so really meet
 
     gate = fork.Barrier(8)
@@ -133,7 +133,7 @@ def test_eight_processes_opening_a_new_store_at_once_all_log_to_it(tmp_path: Pat
     assert not list((tmp_path / "mlruns").glob(".mlflow.db.*"))
 
 
-def test_what_a_killed_maker_left_is_no_store_and_is_cleared(tmp_path: Path):
+def test_half_made_database_is_replaced(tmp_path: Path):
     root = tmp_path / "mlruns"
     root.mkdir()
     (root / ".mlflow.db.123").write_bytes(b"half")
@@ -146,7 +146,7 @@ def test_what_a_killed_maker_left_is_no_store_and_is_cleared(tmp_path: Path):
 
 
 @pytest.mark.parametrize("content", [b"", b"no database at all" * 100])
-def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path, content: bytes):
+def test_other_files_are_refused_unchanged(tmp_path: Path, content: bytes):
     (tmp_path / "mlflow.db").write_bytes(content)
 
     with pytest.raises(errors.StoreError, match=r"mlflow\.db"):
@@ -155,7 +155,7 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path, co
     assert (tmp_path / "mlflow.db").read_bytes() == content
 
 
-def test_a_store_that_cannot_be_made_says_so(tmp_path: Path):
+def test_store_that_cannot_be_made(tmp_path: Path):
     (tmp_path / "file").write_text("x")
 
     with pytest.raises(errors.StoreError, match="TRTOPS_HOME"):
@@ -165,7 +165,7 @@ def test_a_store_that_cannot_be_made_says_so(tmp_path: Path):
 # Of another MLflow
 
 
-def test_a_store_of_a_newer_mlflow_is_refused_untouched(new_store, tmp_path: Path):
+def test_newer_store_is_refused_unchanged(new_store, tmp_path: Path):
     root = new_store(tmp_path / "mlruns")
     revision(root, change_to="f4a9b2c7d1e6")  # MLflow 3.18's
     before = (root / "mlflow.db").read_bytes()
@@ -204,14 +204,14 @@ def test_moved_and_copied_stores_are_refused(new_store, tmp_path: Path):
     assert MlflowTracker(old).load(run_id).read_bytes("engine/x.plan") == b"plan"
 
 
-def test_a_store_reached_by_a_link_has_not_moved(new_store, tmp_path: Path):
+def test_linked_store_has_not_moved(new_store, tmp_path: Path):
     root = new_store(tmp_path / "mlruns")
     (tmp_path / "link").symlink_to(root)
 
     assert MlflowTracker(tmp_path / "link").store == location.Store(database=root / "mlflow.db")
 
 
-def test_a_database_that_plain_mlflow_made_elsewhere_can_be_used(new_store, tmp_path: Path):
+def test_database_of_plain_mlflow_can_be_used(new_store, tmp_path: Path):
     root = new_store(tmp_path / "mlruns")
     with closing(sqlite3.connect(root / "mlflow.db")) as database, database:
         database.execute("UPDATE experiments SET artifact_location = '/somewhere/mlruns/0'")
@@ -222,7 +222,7 @@ def test_a_database_that_plain_mlflow_made_elsewhere_can_be_used(new_store, tmp_
 # Dead runs
 
 
-def test_the_runs_of_a_killed_process_are_found_and_closed(new_store, tmp_path: Path, capsys):
+def test_runs_of_killed_process_are_reaped(new_store, tmp_path: Path, capsys):
     root = new_store(tmp_path / "mlruns")
     tracker = MlflowTracker(root)
     mine = tracker.start("m", "mine", kind="build")
@@ -254,7 +254,7 @@ def test_commands_have_help_and_report_errors(tmp_path: Path, capsys):
 
 
 @pytest.mark.parametrize("table", ["alembic_version", "tags"])
-def test_a_database_whose_tables_have_names_that_are_no_text_is_said_to_be_damaged(table: str, tmp_path: Path) -> None:
+def test_damaged_database_is_reported(table: str, tmp_path: Path) -> None:
     root = tmp_path / "mlruns"
     MlflowTracker(root)
     with closing(sqlite3.connect(root / "mlflow.db")) as database, database:

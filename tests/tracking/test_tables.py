@@ -18,7 +18,7 @@ COLUMNS = ("tensor", "amax", "kept")
 ROWS = [("gpu_0/softmax:1", 1.5, True), ("日本", 2.0, False)]
 
 
-def test_a_table_is_what_mlflow_itself_would_have_written(tmp_path: Path) -> None:
+def test_tables_equal_mlflow_tables(tmp_path: Path) -> None:
     tracker = open_tracker(tmp_path / "mlruns")
     with tracked(tracker, "tables", "ours", kind="calibrate") as run:
         log_table(run, "calibration/ranges.json", COLUMNS, ROWS)
@@ -32,7 +32,7 @@ def test_a_table_is_what_mlflow_itself_would_have_written(tmp_path: Path) -> Non
     assert json.loads(tracker.load(run.id).read_bytes("calibration/ranges.json")) == json.loads(written)
 
 
-def test_numbers_that_json_has_no_word_for_are_null() -> None:
+def test_nan_and_infinity_become_null() -> None:
     tracker = MemoryTracker()
     with tracked(tracker, "tables", "run", kind="calibrate") as run:
         log_table(run, "t.json", ["x"], [[float("nan")], [float("inf")], [None], ["nan"], [1]])

@@ -257,7 +257,7 @@ class Spool:
                 yield _read_folder(path, path.stat().st_mtime_ns)
 
     def _is_ours(self) -> bool:
-        """True if the folder exists, belongs to this user, and nobody else can write to it."""
+        """True if the folder exists, and only this user owns it and can write to it."""
         try:
             found = self.folder.lstat()
         except OSError:
