@@ -1,4 +1,4 @@
-"""A run's description in MLflow: Markdown with the outcome first, since the page shows three lines and folds the rest."""
+"""A run's description in MLflow: Markdown with the outcome first, since the page shows three lines."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def page(document: Document, view: RunView) -> str:
 
 
 def picture(data: bytes | None, name: str) -> str:
-    """A picture as a ``data:`` address for an ``<img>``, in which browsers run no script and fetch nothing; or empty."""
+    """A picture as the source of an ``<img>``, in which browsers run no script and fetch nothing; or empty."""
     if data is None:
         return ""
     kind = (

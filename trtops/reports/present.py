@@ -23,7 +23,7 @@ _HEADLINE = 120
 
 
 def present(run: Run, tracker: Tracker, document: Document) -> None:
-    """Write the description and the report of a run that is about to end. Problems are logged: no run fails for them."""
+    """Write the description and the report of a run that is about to end. Problems are only logged."""
     try:
         info = tracker.info(run.id)
         paths = [entry.path for entry in run.logged()[0] if entry.path.endswith(_PICTURES)]

@@ -1,8 +1,9 @@
 """The contract of the tracking store: a tracker keeps runs, and a run keeps what one piece of work did.
 
-Ops write to a :class:`Run` and read a :class:`StoredRun`; neither they nor this module know MLflow. The implementations pass
-one test suite (``tests/contracts/tracker.py``): :mod:`trtops.tracking.memory`, :mod:`trtops.tracking.mlflow` over a local
-store and over a server, and :mod:`trtops.tracking.offline` in front of either. Rules for all of them:
+Ops write to a :class:`Run` and read a :class:`StoredRun`; neither they nor this module know MLflow. The
+implementations pass one test suite (``tests/contracts/tracker.py``): :mod:`trtops.tracking.memory`,
+:mod:`trtops.tracking.mlflow` over a local store and over a server, and :mod:`trtops.tracking.offline` in front of
+either. Rules for all of them:
 
 * Calls are safe from any thread and process; nothing depends on a "current" run.
 * Logging the same thing twice changes nothing. A param cannot change its value; a tag or metric can.
@@ -36,12 +37,12 @@ from trtops.verdict import Verdict as Verdict
 class Tracker(Protocol):
     """Keeps runs in experiments, and a registry of accepted engines.
 
-    A registered model has numbered versions; a version is one artifact of one run. An alias points to one version and can be
-    moved to another. Methods that take a run's id raise ``RunNotFoundError`` if there is no such run.
+    A registered model has numbered versions; a version is one artifact of one run. An alias points to one version and
+    can be moved to another. Methods that take a run's id raise ``RunNotFoundError`` if there is no such run.
 
     Attributes:
-        lock_folder: Folder of the locks on its runs, shared by all processes that reach them on this machine; None if the
-            store has no folder here.
+        lock_folder: Folder of the locks on its runs, shared by all processes that reach them on this machine; None if
+            the store has no folder here.
     """
 
     lock_folder: Path | None
@@ -59,7 +60,7 @@ class Tracker(Protocol):
         ...
 
     def whole_id(self, run: str) -> str:
-        """The full id of a run given by a user: an id or at least its first four digits, with or without ``run:`` before it.
+        """The full id of a run given by a user: its id or at least the first four digits, also after ``run:``.
 
         No other method accepts a part of an id. A full id is returned without a search.
 
@@ -96,15 +97,16 @@ class Tracker(Protocol):
     def close(self, run_id: str, why: str) -> RunInfo:
         """End a run whose process is known to be gone; no effect if it has ended.
 
-        A run that has its manifest becomes ``finished``, since only the status was missing. Any other becomes ``killed``,
-        with ``why`` as the tag ``trtops.error``.
+        A run that has its manifest becomes ``finished``, since only the status was missing. Any other becomes
+        ``killed``, with ``why`` as the tag ``trtops.error``.
         """
         ...
 
     def reopen(self, run_id: str) -> Run:
         """Resume a run that was interrupted: its process is gone, or it failed.
 
-        Its params, tags, metrics and artifacts stay. It is running again, owned by this process, without error and verdict.
+        Its params, tags, metrics and artifacts stay. It is running again, owned by this process, without error and
+        verdict.
 
         Raises:
             LogError: If it is complete, or its process may still be writing it.
@@ -112,7 +114,7 @@ class Tracker(Protocol):
         ...
 
     def drop(self, run_id: str, paths: Collection[str], why: str) -> Manifest:
-        """Remove artifacts of a complete run for a reason. The new manifest, which lists them as dropped, is written first.
+        """Remove artifacts of a complete run for a reason. The manifest that lists them as dropped is written first.
 
         Raises:
             IncompleteRunError: If the run has no manifest.
@@ -145,7 +147,7 @@ class Tracker(Protocol):
         ...
 
     def accepted(self) -> list[tuple[str, RegisteredVersion]]:
-        """Every alias of every registered model with its version; versions that do not point into a run are left out."""
+        """Every alias of every registered model with its version, if that points into a run."""
         ...
 
 

@@ -50,7 +50,8 @@ def log_spec(run: Run, spec: BuildSpec, environment: Environment, *, reusable: b
         run: The run.
         spec: The spec.
         environment: The environment.
-        reusable: Whether later builds of the same spec may reuse this engine; not in campaigns, whose engines may be bad.
+        reusable: Whether later builds of the same spec may reuse this engine; not in campaigns, whose engines may be
+            bad.
     """
     if reusable:
         run.set_tags({Tag.BUILD_KEY: build_key(spec, environment)})
@@ -170,8 +171,8 @@ def engine_path(run: StoredRun) -> str:
 def find_build(tracker: Tracker, key: str) -> tuple[str, Build] | None:
     """The newest complete build with this :func:`build_key` and the id of its run, or None.
 
-    Damaged, pruned and forged runs are skipped with a warning. None as well while the store is away, since building again is
-    better than not building.
+    Damaged, pruned and forged runs are skipped with a warning. None as well while the store is away, since building
+    again is better than not building.
     """
     try:
         found = tracker.find(tags={Tag.BUILD_KEY: key}, status="finished")
@@ -204,7 +205,7 @@ def crash_key(model_sha256: str, environment: Environment) -> str:
 
 
 def crashed_settings(tracker: Tracker, model_sha256: str, environment: Environment) -> tuple[str, ...]:
-    """Settings that crashed the builder in earlier builds of a model in this environment; empty while the store is away."""
+    """Settings that crashed the builder for this model and environment before; empty while the store is away."""
     tags = {Tag.CRASHED_IN: crash_key(model_sha256, environment)}
     try:
         found = [info.tags.get(Tag.CRASHED) for info in tracker.find(tags=tags)]

@@ -1,8 +1,8 @@
 """Campaigns in the tracking store: a parent run, one child run per iteration, and all iterations in one table.
 
-An iteration counts when its child run is complete. The table, an artifact of the parent, is for speed: reading a thousand child
-runs takes ten seconds, reading the table milliseconds. It is rewritten while the campaign runs; iterations that it lacks are
-read from their runs.
+An iteration counts when its child run is complete. The table, an artifact of the parent, is for speed: reading a
+thousand child runs takes ten seconds, reading the table milliseconds. It is rewritten while the campaign runs;
+iterations that it lacks are read from their runs.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def require_campaign(info: RunInfo) -> None:
 
 
 def read_config(tracker: Tracker, info: RunInfo) -> bytes | None:
-    """The config that a campaign logged; None if it ended before. A finished campaign's is checked against the manifest.
+    """The config that a campaign logged, or None. That of a finished campaign is checked against the manifest.
 
     Raises:
         IncompleteRunError: If it has changed.
@@ -140,7 +140,7 @@ def append(table: CampaignTable, run: StoredRun) -> None:
 
 
 def load_record(run: StoredRun) -> TacticRecord | None:
-    """The tactics of a build's run, with the varied options of its campaign as further settings; None if it has none."""
+    """The tactics of a build's run, with the options that its campaign varied as further settings; or None."""
     if Artifact.TACTICS not in run.manifest:
         return None
     record = _parse_record(run.read_bytes(Artifact.TACTICS))

@@ -78,7 +78,7 @@ def reap(tracker: Tracker) -> list[RunInfo]:
 
 
 def remove_leftovers(tracker: OfflineTracker) -> list[str]:
-    """End processes and remove temporary folders that dead processes left on this machine; returns their descriptions."""
+    """End processes and remove folders that dead processes left on this machine; returns descriptions."""
     removed = []
     for process in processes.left_processes():
         command = processes.command_line(process)[:200]

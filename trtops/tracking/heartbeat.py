@@ -1,7 +1,8 @@
 """Heartbeats: other hosts and containers see from a run's last heartbeat whether its process is alive.
 
-A process renews the heartbeat of each run that it writes every half minute. Without one for five minutes it counts as dead
-(:mod:`trtops.tracking.owner`). The clocks of hosts that share a store are assumed to agree within a minute or two.
+A process renews the heartbeat of each run that it writes every half minute. Without one for five minutes it counts as
+dead (:mod:`trtops.tracking.owner`). The clocks of hosts that share a store are assumed to agree within a minute or
+two.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ _SHOWN = 10
 def new_local_id() -> str:
     """A run id made by the run's own process, recognized by its UUID version (8; stores use version 4).
 
-    Every run has one, as a tag. It keeps a run from being made twice after an interruption, and a run of the spool can be
-    found by it after the upload.
+    Every run has one, as a tag. It keeps a run from being made twice after an interruption, and a run of the spool
+    can be found by it after the upload.
     """
     digits = uuid.uuid4().hex
     return f"{digits[:12]}8{digits[13:]}"

@@ -116,7 +116,7 @@ def resolve(location: str | Path | None = None) -> Store | str:
     else:
         raise errors.StoreError(
             f"Store {text!r}: expected a folder, sqlite:///<file>, or the http(s) address of an MLflow server. "
-            "Put a server in front of any other database: mlflow server --backend-store-uri <uri> --artifacts-destination <where>."
+            "For another database, start: mlflow server --backend-store-uri <uri> --artifacts-destination <folder>"
         )
     if set("%?") & set(str(database)):
         raise errors.StoreError(

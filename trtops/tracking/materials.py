@@ -1,7 +1,7 @@
 """The inputs of a build other than its model, and how it was evaluated: enough to repeat both from the run alone.
 
-Caches are logged unchanged. Random data is made again from its seed. Other data is logged if it is small enough; its digest is
-always logged.
+Caches are logged unchanged. Random data is made again from its seed. Other data is logged if it is small enough; its
+digest is always logged.
 """
 
 from __future__ import annotations

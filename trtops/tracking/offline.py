@@ -2,9 +2,9 @@
 
 :class:`OfflineTracker` wraps another tracker. When the store stays away longer than
 :func:`trtops.tracking.location.wait_seconds`, or its disk is full, the rest of a run goes to the spool
-(:mod:`trtops.tracking.spool`). A run that the store did not even make goes there under a local id, which stays valid after the
-upload. Reading through this tracker finds spooled runs as if they had been uploaded. The store is tried again with each new
-run, and the spool is uploaded when a run ends and the store answers.
+(:mod:`trtops.tracking.spool`). A run that the store did not even make goes there under a local id, which stays valid
+after the upload. Reading through this tracker finds spooled runs as if they had been uploaded. The store is tried
+again with each new run, and the spool is uploaded when a run ends and the store answers.
 
 Searches and complete runs that this process has read before are answered from memory while the store is away, so that a
 campaign keeps its deny-list. Other questions raise.

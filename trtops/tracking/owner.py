@@ -1,8 +1,9 @@
 """Which process owns a run, and whether that process is gone.
 
-A process that is killed cannot close its run, so every run names its owner. A process is identified by its id and its start
-time, since ids are reused; both within one boot of one machine and one namespace of process ids, since containers have their
-own. A process on another machine or in another container is judged by its heartbeat (:mod:`trtops.tracking.heartbeat`).
+A process that is killed cannot close its run, so every run names its owner. A process is identified by its id and its
+start time, since ids are reused; both within one boot of one machine and one namespace of process ids, since
+containers have their own. A process on another machine or in another container is judged by its heartbeat
+(:mod:`trtops.tracking.heartbeat`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Engines as MLflow models: ``mlflow.pyfunc.load_model("models:/<name>@accepted")`` loads one.
 
-The folder of an engine in a run has a file ``MLmodel`` that names this module as the loader. Nothing is pickled, and nothing
-from the store is executed but the engine itself, whose digest is checked first.
+The folder of an engine in a run has a file ``MLmodel`` that names this module as the loader. Nothing is pickled, and
+nothing from the store is executed but the engine itself, whose digest is checked first.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class EngineModel:
         """Run the engine once.
 
         Args:
-            model_input: Arrays by input name; one array if there is one input; or a pandas frame with a column per input.
+            model_input: Arrays by input name; one array if there is one input; or a pandas frame with a column per
+                input.
             params: Not used; MLflow passes it.
 
         Returns:

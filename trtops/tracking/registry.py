@@ -1,7 +1,7 @@
 """Checks that every registry of accepted engines makes (the last methods of :class:`trtops.tracking.base.Tracker`).
 
-MLflow's registry accepts any path as the source of a version. Here a version is a run and an artifact's path, nothing else.
-It is read through its run's manifest, and a version that points elsewhere is refused.
+MLflow's registry accepts any path as the source of a version. Here a version is a run and an artifact's path, nothing
+else. It is read through its run's manifest, and a version that points elsewhere is refused.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def artifact_of(name: str, version: str, source: str, path: str | None) -> tuple
     match = re.fullmatch(r"runs:/(\w+)/(.+)", source)
     if match is None or ".." in match[2].split("/"):
         raise errors.StoreError(
-            f"Version {version} of {name!r} points to {source!r}, which is not an artifact of a run, so its content cannot be "
-            "checked. Promote a run instead."
+            f"Version {version} of {name!r} points to {source!r}, which is not an artifact of a run, so its content "
+            "cannot be checked. Promote a run instead."
         )
     run_id, found = match[1], match[2]
     if path is None or path == found:

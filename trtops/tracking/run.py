@@ -107,8 +107,8 @@ class Run(ABC):
         """Copy a file into the run as artifact ``path``, replacing an earlier one.
 
         Raises:
-            LogError: If there is no such file, ``path`` is not a relative path, or the artifact could not be written whole (a
-                full disk); the run then does not have it.
+            LogError: If there is no such file, ``path`` is not a relative path, or the artifact could not be written
+                whole (a full disk); the run then does not have it.
         """
         source = Path(source)
         if not source.is_file():
@@ -121,7 +121,7 @@ class Run(ABC):
         self._log_artifact(data, path)
 
     def log_text(self, text: str, path: str) -> None:
-        r"""Write text, in UTF-8, as artifact ``path``; a lone surrogate is written as ``\udc80``, which JSON allows too."""
+        r"""Write text, in UTF-8, as artifact ``path``; a lone surrogate becomes ``\udc80``, as in JSON."""
         self._log_artifact(masked(text).encode("utf-8", "backslashreplace"), path)
 
     def log_json(self, value: Record | JSONValue, path: str) -> None:
@@ -249,7 +249,7 @@ class Run(ABC):
             for other in self._artifacts:
                 if other.startswith(f"{path}/") or path.startswith(f"{other}/"):
                     raise errors.LogError(
-                        f"Artifact path {path!r} conflicts with {other!r}: one is a folder in the other. Choose another."
+                        f"Artifact path {path!r} conflicts with {other!r}, as a folder and a file. Choose another."
                     )
         entry = self._put_artifact(source, path)
         with self._lock:

@@ -1,12 +1,12 @@
 """Names of all tags, metrics and artifacts, and how names and values fit into MLflow.
 
-A metric's name is a tuple of texts, ``("error", "gpu_0/softmax:1", "max_abs")``. MLflow accepts keys of letters, digits and
-``_ - . : /`` and space, at most 250 characters long, that are also normal paths. :func:`metric_key` encodes a name as such a
-key, and :func:`metric_name` decodes it:
+A metric's name is a tuple of texts, ``("error", "gpu_0/softmax:1", "max_abs")``. MLflow accepts keys of letters,
+digits and ``_ - . : /`` and space, at most 250 characters long, that are also normal paths. :func:`metric_key`
+encodes a name as such a key, and :func:`metric_name` decodes it:
 
 * Parts are joined by ``/``, so that the UI groups charts by all parts but the last.
-* Letters and digits of every script, ``_``, ``.`` and ``:`` are kept. ``--`` stands for a hyphen, ``-5b-`` for the character
-  U+005B, ``-empty-`` for an empty part.
+* Letters and digits of every script, ``_``, ``.`` and ``:`` are kept. ``--`` stands for a hyphen, ``-5b-`` for the
+  character U+005B, ``-empty-`` for an empty part.
 
 Keys and values that are too long are cut in the middle by :func:`shortened`. Further tags keep their whole text
 (:func:`overflow_tags`), so that reading restores it.

@@ -6,8 +6,9 @@ Each run is a folder named by its local id (:func:`trtops.tracking.ids.new_local
         run.json    all that was logged to the run, and the SHA-256 of each artifact
         artifacts/  the artifacts, with the manifest
 
-A folder appears whole or not at all: it is written as ``.writing-<local id>`` and then renamed. The spool belongs to one user
-(mode 700). A folder that another user owns or can write to is not used, since its runs would be uploaded as one's own.
+A folder appears whole or not at all: it is written as ``.writing-<local id>`` and then renamed. The spool belongs to
+one user (mode 700). A folder that another user owns or can write to is not used, since its runs would be uploaded as
+one's own.
 """
 
 from __future__ import annotations
@@ -268,7 +269,8 @@ class Spool:
 def default_spool(store: Store | None) -> Spool:
     """The spool of a store: ``TRTOPS_SPOOL``; otherwise ``spool`` under the root for a server.
 
-    An embedded store mostly cannot take a run because its disk is full, so its spool is in the folder for temporary files.
+    An embedded store mostly cannot take a run because its disk is full, so its spool is in the folder for temporary
+    files.
 
     Args:
         store: The embedded store; None for a server.
@@ -323,9 +325,9 @@ class Uploaded(Record):
 def upload(tracker: SpoolTarget, spool: Spool, *, moved: bool = False) -> list[Uploaded]:
     """Upload the runs of a spool to their store. It can be interrupted and repeated at any time.
 
-    A run that the store has made is completed under its id. Any other is made now; its local id keeps it from being made
-    twice, and stays valid for reading. Runs are made from parents to children and completed from children to parents, so that
-    a campaign is complete only after its iterations.
+    A run that the store has made is completed under its id. Any other is made now; its local id keeps it from being
+    made twice, and stays valid for reading. Runs are made from parents to children and completed from children to
+    parents, so that a campaign is complete only after its iterations.
 
     Args:
         tracker: The store's own tracker.
@@ -362,7 +364,7 @@ def _uploads(tracker: SpoolTarget, spool: Spool, moved: bool) -> Iterator[Upload
             run.check()
             if run.store != tracker.shown and not moved:
                 raise errors.ConfigError(
-                    f"It is meant for {run.store}, and this is {tracker.shown}. If the store has moved here, use --moved."
+                    f"It is meant for {run.store}, and this is {tracker.shown}. If the store moved here, use --moved."
                 )
             parent = run.parent
             if parent is not None and is_local(parent) and parent not in ids:

@@ -38,8 +38,8 @@ def existing_tracker(location: str | Path | None = None) -> OfflineTracker:
     where = resolve(location)
     if isinstance(where, Store) and not where.database.exists() and not default_spool(where).runs():
         raise errors.StoreError(
-            f"There is no store in {where.root}: {where.database.name} is missing. Change to the folder that has mlruns, or "
-            "name the store by --store or TRTOPS_HOME."
+            f"There is no store in {where.root}: {where.database.name} is missing. Change to the folder that has "
+            "mlruns, or name the store by --store or TRTOPS_HOME."
         )
     return open_tracker(location)
 

@@ -40,7 +40,8 @@ def files_of(connection: Connection, run_id: str, uri: str) -> Files:
     """The artifacts of a run with the artifact address ``uri``.
 
     Raises:
-        StoreError: If they are on the disk of a server, or on a host that was not allowed, or the run's id is malformed.
+        StoreError: If they are on the disk of a server, or on a host that was not allowed, or the run's id is
+            malformed.
     """
     check_id(run_id, connection.shown)
     store, address = connection.store, urllib.parse.urlparse(uri)
@@ -51,8 +52,8 @@ def files_of(connection: Connection, run_id: str, uri: str) -> Files:
         # Another host would receive the password of the server that names it.
         if address.hostname not in (None, own, *os.environ.get(ARTIFACT_HOSTS, "").split(",")):
             raise errors.StoreError(
-                f"{connection.shown} keeps the artifacts of run {run_id} at the host {address.hostname}, which is not allowed. "
-                f"If that is right, set {ARTIFACT_HOSTS}={address.hostname}"
+                f"{connection.shown} keeps the artifacts of run {run_id} at the host {address.hostname}, which is "
+                f"not allowed. If that is right, set {ARTIFACT_HOSTS}={address.hostname}"
             )
     if address.scheme in ("", "file"):
         raise errors.StoreError(

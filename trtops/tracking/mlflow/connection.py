@@ -91,15 +91,15 @@ class Connection:
             former = place.parents[1] if place.is_absolute() and place.parts[-2:] == ("artifacts", "0") else store.root
             if former != store.root and not (former.exists() and former.samefile(store.root)):
                 raise errors.StoreMovedError(
-                    f"Store {store.root} was moved or copied: its artifact addresses point to {former}. Move it back, or "
-                    "make a link to it there."
+                    f"Store {store.root} was moved or copied: its artifact addresses point to {former}. "
+                    "Move it back, or make a link to it there."
                 )
 
     def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call MLflow. Failures that may pass are retried, and other errors are translated.
 
-        A store that does not answer is waited for (:func:`trtops.tracking.location.wait_seconds`). After that, calls do not
-        wait until one succeeds.
+        A store that does not answer is waited for (:func:`trtops.tracking.location.wait_seconds`). After that, calls
+        do not wait until one succeeds.
 
         Raises:
             TrackingUnavailableError: If the store was locked, or the server away, every time.
@@ -129,7 +129,8 @@ class Connection:
                 raise
             except (ParseError, ValueError, LookupError, TypeError, AttributeError) as exc:
                 raise errors.StoreError(
-                    f"{self.shown} answered something that MLflow cannot read ({type(exc).__name__}: {masked(str(exc)):.300}). "
+                    f"{self.shown} answered something that MLflow cannot read ({type(exc).__name__}: "
+                    f"{masked(str(exc)):.300}). "
                     "Is it an MLflow server?"
                 ) from exc
             else:
@@ -141,7 +142,7 @@ class Connection:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _raise_if_still_away(self) -> None:
-        """Find out quickly whether an absent server is back; a server that never answers would cost minutes per call."""
+        """Probe an absent server quickly: a call to a server that never answers takes minutes."""
         address = urllib.parse.urlsplit(self.location)
         host = address.hostname or ""
         proxied = urllib.request.getproxies() and not urllib.request.proxy_bypass(host)
@@ -191,8 +192,9 @@ class Connection:
         self.call(self.client.set_terminated, run_id, status, None if at is None else round(1000 * at))
 
     def url(self, experiment_id: str, run_id: str) -> str:
-        """A run's page: the whole address for a server, from the ``#`` on for an embedded store, whose UI may run anywhere."""
-        return f"{'' if self.store else self.shown + '/'}#/experiments/{experiment_id}/runs/{run_id}?workflowType=machine_learning"
+        """A run's page; for an embedded store, whose UI may run anywhere, from the ``#`` on."""
+        server = "" if self.store else f"{self.shown}/"
+        return f"{server}#/experiments/{experiment_id}/runs/{run_id}?workflowType=machine_learning"
 
 
 def _batches(items: Mapping[str, str]) -> Iterator[list[tuple[str, str]]]:

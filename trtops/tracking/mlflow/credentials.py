@@ -1,7 +1,7 @@
 """User and password of a tracking server from a file, so that no environment contains them.
 
-MLflow reads them from two environment variables, which every child process inherits, or from one file in the home folder for
-all servers. Here ``TRTOPS_CREDENTIALS`` names the file, in MLflow's own format::
+MLflow reads them from two environment variables, which every child process inherits, or from one file in the home
+folder for all servers. Here ``TRTOPS_CREDENTIALS`` names the file, in MLflow's own format::
 
     [mlflow]
     mlflow_tracking_username = me

@@ -1,7 +1,7 @@
 """An embedded store that is safe to open: made under a lock, and with the schema of the installed MLflow.
 
-MLflow makes a database wherever it finds none, without a lock, and upgrades an old one without asking. So the database is
-made here, under a lock, and appears whole; and its version is checked before MLflow opens it.
+MLflow makes a database wherever it finds none, without a lock, and upgrades an old one without asking. So the
+database is made here, under a lock, and appears whole; and its version is checked before MLflow opens it.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def check_version(store: Store) -> None:
             f"mlflow db upgrade {shlex.quote(store.uri)}"
         )
     raise errors.StoreVersionError(
-        f"{start} A newer MLflow wrote it, and nothing was changed. Install that release, or set TRTOPS_HOME to another "
-        "folder."
+        f"{start} A newer MLflow wrote it, and nothing was changed. Install that release, or set "
+        "TRTOPS_HOME to another folder."
     )
 
 
@@ -105,7 +105,7 @@ def read_only_text(store: Store) -> str:
 
 
 def readable_database(store: Store) -> Path:
-    """The database to read: the store's own, or a copy if it is read-only, since SQLite in WAL mode writes when it reads."""
+    """The database, or a copy if it is read-only, since SQLite in WAL mode writes when it reads."""
     if not store.database.exists() or is_writable(store):
         return store.database
     files = (store.database, store.database.with_name(f"{store.database.name}-wal"))

@@ -68,8 +68,8 @@ class MlflowRun(Run):
     def _must_be_ours(self) -> None:
         if (other := self._resumed_by) is not None:
             raise errors.LogError(
-                f"Run {self.id} was resumed by process {other.pid} on {other.host}, since this process sent no heartbeat. "
-                "The results of this process are discarded."
+                f"Run {self.id} was resumed by process {other.pid} on {other.host}, since this process sent no "
+                "heartbeat. The results of this process are discarded."
             )
 
     def _folders(self) -> list[Path]:

@@ -1,4 +1,4 @@
-"""What an experiment shows in MLflow before anybody has arranged its table: a saved view, and a description that leads to it.
+"""The first view of an experiment in MLflow: saved columns, and a description with a link to them.
 
 MLflow keeps saved views as tags of the experiment: JSON with a name and the state of the runs page, deflated.
 """
@@ -57,7 +57,7 @@ def view_link(experiment_id: str) -> str:
 
 
 _DESCRIPTION = """\
-[**Runs with their verdicts**]({link}): verdict, kind, precision, error, agreement, latency, size, build time and device.
+[**Runs with their verdicts**]({link}): verdict, kind, precision, error, agreement, latency, size, build time, device.
 
 A run with a red mark is bad: its engine does not do what the model does, or there could be no verdict (its verdict is \
 then `error`). Each run's description says why, and what to do next; `report/report.html` among its artifacts is \
