@@ -411,7 +411,7 @@ class MlflowTracker:
         except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as exc:
             raise errors.IncompleteRunError(
                 f"Run {info.run_id} of {self.shown} cannot be read ({type(exc).__name__}: {masked(str(exc)):.200}). "
-                "It was damaged, or another program than MLflow wrote it. Use another run, or restore the store from a backup."
+                "It was damaged, or another program than MLflow wrote it. Use another run, or restore a backup."
             ) from exc
 
     def _files(self, entity: MlflowRunEntity) -> Files:
