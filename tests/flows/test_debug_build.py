@@ -45,7 +45,7 @@ def test_campaign_is_diffed_proved_promoted_and_shown(store: Path, case) -> None
     model, campaign = case
 
     result = debug_build(model, campaign, until=30, parallel=2)
-    diffed = diff_tactics(runs=(result.run_id,), also=("format",))
+    diffed = diff_tactics(runs=(result.run_id,))
     proved = prove(result.run_id, repeats=1)
     measured = noise(result.run_id, builds=3, runs=2)
     tracker = default_tracker()

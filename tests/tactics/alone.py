@@ -71,7 +71,7 @@ def keys_of(suspect: Suspect) -> set[tuple[int, int]]:
 
 
 def is_whole(found: TacticDiff, true: frozenset[Clause]) -> bool:
-    """Whether a diff explains what is true, and nothing else; choices that no verdict told apart stand for one
+    """Whether a diff explains what is true, and nothing else; choices that no verdict separates stand for one
     another."""
     if found.explanation is None:
         return False

@@ -137,7 +137,7 @@ class Played:
     Attributes:
         confirmed: The culprits; an unresolved combination as one clause.
         unresolved: Whether there is such a combination.
-        when: Number of builds and mixtures until the last culprit was confirmed; 0 if there is none.
+        when: Number of builds and mixtures until the last culprit was confirmed; 0 without any.
         builds: Number of builds and mixtures.
     """
 

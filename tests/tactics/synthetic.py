@@ -42,7 +42,7 @@ def campaign(
         culprit: What makes builds bad.
         layers: How many; 20 to 200 if None.
         noise: Share of verdicts that is turned round.
-        bad_rate: Share of bad builds if nothing is guilty.
+        bad_rate: Share of bad builds without a culprit.
         settle: Share of layers that have one tactic only.
         ordered: Whether the table says that builds are in their order of arrival.
     """

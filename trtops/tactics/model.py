@@ -40,7 +40,7 @@ ALWAYS_SHARE = 0.3
 
 
 class Likelihood:
-    """Log-probabilities of verdicts under explanations that expect ``size`` builds to be bad, of which ``hits`` are.
+    """Log-probabilities of verdicts under explanations that expect ``size`` builds to be bad, and ``hits`` of them are.
 
     Attributes:
         chance: The same where no choice decides: one rate for all builds, under Jeffreys' prior.
@@ -129,7 +129,7 @@ def clauses_of_pair(place: int, paired: Ints) -> Clauses:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What verdicts say about builds that nobody mixed.
+    """What verdicts say about builds that are no mixtures.
 
     Attributes:
         p_chance: Posterior probability that no choice decides.

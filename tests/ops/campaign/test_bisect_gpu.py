@@ -417,7 +417,7 @@ def pairs_of(tracker: MlflowTracker, campaign: str) -> list[tuple[str, str]]:
 
 
 def check_pairs(network: Network, pairs: Sequence[tuple[str, str]], tracker: MlflowTracker, log: Log) -> None:
-    """Bisect so many pairs as are asked for, pairs again with another coin where there are fewer; and look at all
+    """Bisect a number of pairs, pairs again with another coin where there are fewer; and look at all
     results."""
     named, trials, complete = [], [], []
     for number, (good, bad) in enumerate(itertools.islice(itertools.cycle(pairs), PAIRS)):

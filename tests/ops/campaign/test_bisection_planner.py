@@ -1,4 +1,4 @@
-"""The next step of a campaign: mixtures of which two builds, builds without the culprits, or nothing more."""
+"""The next step of a campaign: mixtures of two builds, builds without the culprits, or the end."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_unexplained_bad_build_is_mixed_too():
 def test_culprit_is_put_into_the_most_different_build():
     found = planner(bisection("0", "1", (unit(0),)))
 
-    # Builds 0 and 1 share the last three layers, one of which the first may need.
+    # Builds 0 and 1 share the last three layers, and the first may need one of them.
     pair = found.pair(table(["00111", "11111", "01101", "01000"], "gbgg"))
 
     assert pair == Pair("3", "1", given=(unit(0),))

@@ -218,7 +218,7 @@ def test_diff_of_all_sources_agrees(decided, tracker, tmp_path: Path) -> None:
     assert tracker.info(by_run.run_id).parent == result.run_id
     assert by_experiment.builds == result.iterations  # proofs' builds were prescribed and do not count
     assert by_experiment.found.confirmed[0].choices == result.found.confirmed[0].choices
-    # Files do not tell the order that an early conviction rests on, but name the same suspect.
+    # Files have no order of arrival, but name the same suspect.
     assert by_folder.found == by_files.found and not by_folder.found.ordered
     assert {(c.layer, c.choice) for c in by_folder.found.suspects[0].choices} == {(layer, FAST) for layer in GELUS}
     assert by_files.experiment == "files" and by_folder.experiment == "tactics"
@@ -246,7 +246,7 @@ def test_diff_needs_one_source(tracker) -> None:
     with pytest.raises(errors.ConfigError, match="one source"):
         DiffTacticsConfig(runs=("a",), folder="b")
     with pytest.raises(errors.ConfigError, match="no evaluated build"):
-        diff_tactics(DiffTacticsConfig(experiment="nobody's"), tracker=tracker)
+        diff_tactics(DiffTacticsConfig(experiment="empty"), tracker=tracker)
     with pytest.raises(errors.RunNotFoundError):
         diff_tactics(DiffTacticsConfig(runs=("0" * 32,)), tracker=tracker)
 
@@ -372,7 +372,7 @@ def test_command_evaluates_by_code_and_output(model, data) -> None:
         expected = "bad" if b"FastGelu" in plan else "good" if b"BiasGelu" in plan else "error"
         assert info.verdict == expected
     assert result.good + result.bad + result.errors == 8
-    assert memory.peek(result.run_id, Artifact.GOLDEN) is None  # nobody asked for it
+    assert memory.peek(result.run_id, Artifact.GOLDEN) is None  # not requested
 
 
 def test_python_callable_evaluates_engines(model, data) -> None:

@@ -32,7 +32,7 @@ CONFIG = DebugBuildConfig(
 
 @pytest.fixture
 def left(tmp_path: Path) -> tuple[MlflowTracker, str]:
-    """A store and a campaign in it, of which a process on another host was killed in the second iteration."""
+    """A campaign that was killed in its second iteration on another host."""
     tracker = MlflowTracker(tmp_path / "mlruns")
     model = models.identity().write(tmp_path)
 

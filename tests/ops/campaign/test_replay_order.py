@@ -37,7 +37,7 @@ def test_own_choices_use_the_timing_cache(mechanism: str) -> None:
     order = replay_order(made, start)
 
     assert order.replayed_run == start.info.id
-    assert order.build.options == TensorRTOptions()  # no longer drawn by lot
+    assert order.build.options == TensorRTOptions()  # no longer drawn at random
 
 
 def test_other_choices_need_an_editable_timing_cache() -> None:

@@ -1,4 +1,4 @@
-"""Scripts and commands that a run names: never run because they lie there, and shown to whoever would run them."""
+"""Scripts and commands that a run names: they run only with permission, after being shown."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_scripts_of_a_run_need_permission(tracker, campaign, script, folder, cap
     with pytest.raises(errors.ConfigError, match="may not be run"):
         noise(campaign, NoiseConfig(allow_scripts=True), tracker=tracker)
     assert not (folder / "ran").exists()
-    monkeypatch.setenv(allowed.VARIABLE, str(script.parent))  # whoever set that has looked at what lies there
+    monkeypatch.setenv(allowed.VARIABLE, str(script.parent))  # this folder is trusted
     noise(campaign, NoiseConfig(builds=2, runs=2), tracker=tracker)
     (folder / "ran").unlink()
     monkeypatch.delenv(allowed.VARIABLE)

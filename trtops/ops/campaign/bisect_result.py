@@ -81,7 +81,7 @@ class BisectConfig(Record):
             builds check it again, as a campaign's do; ``confidence`` unless given.
         max_builds: Maximum number of builds.
         max_minutes: No build starts after this many minutes; None for no limit.
-        max_culprits: Maximum number of sets of culprits, each of which makes builds bad without the others.
+        max_culprits: Maximum number of sets of culprits, each making builds bad alone.
         seed: Of the coin that chooses between a mixture and its opposite.
         devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them; the campaign's unless given.
         allow_scripts: Run scripts and commands that the campaign's run names. Anyone with write access to the store can
@@ -233,7 +233,7 @@ class BisectResult(OpResult):
 
     @property
     def bad_share(self) -> float:
-        """The share of bad mixtures among those that count; 0 if there are none."""
+        """The share of bad mixtures among those that count; 0 without any."""
         verdicts = [trial.verdict for trial in self.trials if trial.counted]
         return verdicts.count("bad") / len(verdicts) if verdicts else 0.0
 

@@ -285,7 +285,7 @@ def merge_overlapping(culprits: Sequence[CampaignCulprit]) -> list[CampaignCulpr
 
 
 def choose_exclusions(culprits: Sequence[CampaignCulprit], turn: int) -> list[Unit | None]:
-    """The layer's choice that keeps each culprit out of a build; None for settings, all of which it takes.
+    """The layer's choice that keeps each culprit out of a build; None for settings, which are denied together.
 
     A choice that several culprits share comes first. Others take turns, so that each is also seen without the rest.
     """

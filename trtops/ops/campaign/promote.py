@@ -117,7 +117,7 @@ class Resolution(Record):
         run_id: The run that holds the engine; None if absent.
         version: The registered version; None likewise.
         path: The engine among the run's artifacts; None likewise.
-        why: Why there is none, and what to do; empty if there is one.
+        why: Why no engine is accepted, and what to do; empty otherwise.
         engine_sha256: Digest of the engine; None if absent.
         signed_by: The key that signed its run, where a signature was required.
     """
