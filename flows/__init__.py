@@ -1,4 +1,4 @@
-"""The flows by the names that they have in a checkout: ``from flows.convert import convert``. The wheel has them in ``trtops.flows``.
+"""The flows of :mod:`trtops.flows` as modules of a checkout: ``from flows.convert import convert``.
 
 The demo and the deployments of ``prefect.yaml`` are only here.
 """

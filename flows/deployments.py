@@ -5,12 +5,9 @@ The server is that of ``PREFECT_API_URL``, or else the one that ``trtops team up
 
 from __future__ import annotations
 
-import base64
 import importlib
 import os
 import sys
-import urllib.error
-import urllib.request
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -132,35 +129,27 @@ def _silence_automation() -> Any:
 
 
 def use_server() -> None:
-    """Find a server, and make sure that it answers and accepts our password.
+    """Find a server, and make sure that it accepts our requests.
 
     Raises:
-        ConfigError: If there is none, or it does not.
+        ConfigError: If no server is found, or it rejects them.
     """
     hint = (
-        "Start one on this machine by `make up` (trtops team up), or set PREFECT_API_URL to the address of one, such as "
-        "http://127.0.0.1:4200/api."
+        "Start one on this machine by `make up` (trtops team up), or set PREFECT_API_URL and PREFECT_API_AUTH_STRING."
     )
     if not os.environ.get("PREFECT_API_URL"):
         with suppress(errors.ConfigError):  # no servers were started here
             os.environ.update(team.client_environment())
     url = os.environ.get("PREFECT_API_URL")
-    if not url:
+    if not url:  # Prefect would start a server of its own
         raise errors.ConfigError(f"No Prefect server is configured. {hint}")
-    request = urllib.request.Request(f"{url.rstrip('/')}/admin/version")
-    if auth := os.environ.get("PREFECT_API_AUTH_STRING"):
-        request.add_header("Authorization", f"Basic {base64.b64encode(auth.encode()).decode()}")
-    elif key := os.environ.get("PREFECT_API_KEY"):
-        request.add_header("Authorization", f"Bearer {key}")
+    from prefect.client.orchestration import get_client
+
     try:
-        urllib.request.urlopen(request, timeout=60.0).close()
-    except urllib.error.HTTPError as exc:
-        raise errors.ConfigError(
-            f"The Prefect server at {url} answered {exc.code}. Is it Prefect's API, and is PREFECT_API_AUTH_STRING set to its "
-            "user:password?"
-        ) from None
-    except (OSError, ValueError) as exc:
-        raise errors.ConfigError(f"No Prefect server answers at {url}: {exc}. {hint}") from None
+        with get_client(sync_client=True) as client:
+            client.read_work_pools()
+    except Exception as exc:  # Prefect's, httpx's and pydantic's, for servers that are no Prefect server
+        raise errors.ConfigError(f"The Prefect server at {url} cannot be used: {exc}. {hint}") from None
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
 """The model and the data of the demo: real handwritten digits, and a small convolutional classifier fitted on them.
 
-The images are the digits data set of scikit-learn: 1,797 of 8 by 8 pixels. Two convolution layers have fixed random filters;
-the layer after them is fitted by logistic regression on two thirds of the images. The last third is held out.
+The images are the digits data set of scikit-learn: 1,797 of 8 by 8 pixels. Two convolution layers have fixed random
+filters; the layer after them is fitted by logistic regression on two thirds of the images. The last third is held out.
 """
 
 from __future__ import annotations

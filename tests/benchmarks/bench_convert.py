@@ -27,6 +27,7 @@ from unittest import mock
 os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR")
 _ROOT = tempfile.TemporaryDirectory(prefix="trtops-bench-")
 os.environ["TRTOPS_HOME"] = _ROOT.name
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import trtops.ops.engines.convert as convert_ops
 from flows.digits import make_digits
@@ -92,7 +93,7 @@ def main() -> int:
     op_beyond_work: list[Cost] = []
     for _ in range(runs):
         op, build, evaluating = Stopwatch(), Stopwatch(), Stopwatch()
-        convert = flow_of(op.around(convert_ops.convert), name="convert", by_steps=True)
+        convert = flow_of(op.around(convert_ops.convert), by_steps=True)
         backend = type(engine_backend("onnxruntime"))
         with (
             mock.patch.object(convert_ops, "_evaluate", evaluating.around(convert_ops._evaluate)),

@@ -1,4 +1,4 @@
-"""The audit flow: a page beside its run, and a state that says whether every run passes."""
+"""The audit flow finds runs that contradict themselves."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def images(tmp_path: Path) -> Path:
     return path
 
 
-def test_tensorrt_gets_what_onnx_runtime_gets_from_one_call(store: Path, tmp_path: Path) -> None:
+def test_tensorrt_run_is_as_whole_as_onnxruntimes(store: Path, tmp_path: Path) -> None:
     path = models.conv_net().write(tmp_path, "small")
 
     result = convert(path, backend="tensorrt")
@@ -119,7 +119,7 @@ def test_tensorrt_gets_what_onnx_runtime_gets_from_one_call(store: Path, tmp_pat
     assert build.tactics.choices and build.layers and build.timing_cache
 
 
-def test_a_runs_tags_name_the_gpu_and_not_its_uuid(store: Path, model: Path) -> None:
+def test_tags_name_gpu_without_uuid(store: Path, model: Path) -> None:
     tags = default_tracker().info(convert(model, QUICK).run_id).tags
 
     gpu = current_gpu()
@@ -135,7 +135,7 @@ def test_a_runs_tags_name_the_gpu_and_not_its_uuid(store: Path, model: Path) -> 
         assert int(tags["trtops.device.other_processes"]) >= 0
 
 
-def test_a_replay_of_one_run_makes_the_choices_of_the_next(store: Path, model: Path) -> None:
+def test_replay_repeats_choices(store: Path, model: Path) -> None:
     first = convert(model, QUICK)
     run = default_tracker().load(first.run_id)
 
@@ -161,7 +161,7 @@ def test_fp16_that_no_layer_computes_in_is_bad(store: Path, model: Path) -> None
     assert info.tags[Tag.ATTRIBUTION] == "not in its precision"
 
 
-def test_a_second_build_with_the_first_ones_timing_cache_times_nothing(store: Path, model: Path) -> None:
+def test_timing_cache_of_run_saves_timing(store: Path, model: Path) -> None:
     unwatched = replace(QUICK, build=replace(FP16, options=replace(FP16.options, record_tactics=False)))
     first = convert(model, unwatched)
     run = default_tracker().load(first.run_id)
@@ -176,7 +176,7 @@ def test_a_second_build_with_the_first_ones_timing_cache_times_nothing(store: Pa
     assert builds.load_build(default_tracker().load(second.run_id)).layers == builds.load_build(run).layers
 
 
-def test_int8_is_calibrated_once_and_built_from_the_cache_again(store: Path, model: Path, images: Path) -> None:
+def test_int8_is_built_from_calibration_cache(store: Path, model: Path, images: Path) -> None:
     evaluated = replace(CHECK, data=str(images), tolerances=Tolerances(atol=np.inf, rtol=np.inf, min_cosine=0.95))
     config = ConvertConfig(build=replace(FP16, precision="int8"), check=evaluated, calibration_data=str(images))
     first = convert(model, config)
@@ -191,7 +191,7 @@ def test_int8_is_calibrated_once_and_built_from_the_cache_again(store: Path, mod
     assert second.reused_from is None and again.read_bytes(Artifact.CALIBRATION_CACHE) == cache
 
 
-def test_a_build_in_a_child_gives_the_same_kind_of_engine(store: Path, model: Path) -> None:
+def test_isolated_build_gives_same_engine(store: Path, model: Path) -> None:
     here = convert(model, replace(QUICK, build=OBEYED))
     there = convert(model, replace(QUICK, build=OBEYED, isolated=True, timeout_seconds=120.0, rebuild=True))
 
@@ -208,7 +208,7 @@ def test_a_build_in_a_child_gives_the_same_kind_of_engine(store: Path, model: Pa
 # --- one build per GPU ----------------------------------------------------------------------------------------------
 
 
-def test_the_gpus_concurrency_limit_is_made_when_it_is_missing(store: Path, model: Path) -> None:
+def test_missing_gpu_limit_is_created(store: Path, model: Path) -> None:
     name = limit_name(current_gpu().uuid_sha256)
     convert(model, QUICK)
     with get_client(sync_client=True) as client:
@@ -223,7 +223,7 @@ def test_the_gpus_concurrency_limit_is_made_when_it_is_missing(store: Path, mode
     assert (limit.limit, limit.active_slots) == (1, 0)
 
 
-def test_two_flows_at_once_build_one_after_the_other(store: Path, tmp_path: Path) -> None:
+def test_flows_take_turns_on_one_gpu(store: Path, tmp_path: Path) -> None:
     paths = [convolutions(tmp_path, name, seed) for name, seed in (("left", 10), ("right", 20))]
     slow = tmp_path / "slow.py"
     slow.write_text(
@@ -255,7 +255,7 @@ def test_two_flows_at_once_build_one_after_the_other(store: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("calibrator", ["tensorrt", "onnxruntime"])
-def test_a_calibration_leaves_its_cache_and_the_int8_engine_built_from_it(
+def test_calibration_leaves_cache_and_engine(
     store: Path, model: Path, images: Path, tmp_path: Path, calibrator: str
 ) -> None:
     evaluated = replace(CHECK, data=str(images), tolerances=Tolerances(atol=np.inf, rtol=np.inf, min_cosine=0.95))
@@ -268,7 +268,7 @@ def test_a_calibration_leaves_its_cache_and_the_int8_engine_built_from_it(
     )
     output = tmp_path / "calibration.cache"
 
-    result = calibrate(model, str(images), config, output=str(output))
+    result = calibrate(model, config, data=str(images), output=str(output))
 
     engine = default_tracker().info(result.engine("int8").run_id)
     assert (result.verdict, result.feeds, result.samples) == ("good", 4, 32)
@@ -291,7 +291,7 @@ def test_the_tools_on_models_evaluate_by_engines(store: Path, tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_campaign_of_flows_builds_in_a_child_and_is_diffed(store: Path, model: Path, tmp_path: Path) -> None:
+def test_campaign_on_gpu_is_diffed(store: Path, model: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "feed.npz", x=models.random(*SHAPE, seed=9))
     check = replace(CHECK, data=str(tmp_path / "feed.npz"), latency_runs=0, tolerances=Tolerances(atol=1e9))
     config = DebugBuildConfig(build=FP16, check=check, vary=Vary(random_tactics=True), timeout_seconds=120.0)
@@ -308,7 +308,7 @@ def test_a_campaign_of_flows_builds_in_a_child_and_is_diffed(store: Path, model:
         prove(campaign.run_id)
 
 
-def test_engines_are_known_by_the_digest_that_their_run_says(store: Path, model: Path) -> None:
+def test_engine_digest_is_that_of_run(store: Path, model: Path) -> None:
     result = convert(model, QUICK)
 
     engine = builds.load_engine(default_tracker().load(result.run_id))

@@ -1,4 +1,4 @@
-"""A campaign on Dask: builds on two worker processes, one of which is killed half-way. As many whole runs, none twice."""
+"""A campaign on Dask: a worker is killed half-way, and every iteration is stored once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def load_data():
     with open({calls!r}, "ab") as file:
         file.write(b"x")
         call = file.tell()
-    if call == {fatal}:  # in the child that builds: the Dask worker whose child this is dies in the middle of an iteration
+    if call == {fatal}:  # in the child that builds: its parent, the Dask worker, dies in the middle of an iteration
         os.kill(os.getppid(), signal.SIGKILL)
     return [dict(x=np.ones((1, 1, 2, 2), np.float32))]
 """
@@ -68,7 +68,7 @@ def case(tmp_path: Path) -> tuple[Path, DebugBuildConfig]:
 
 
 def check_campaign(result: DebugBuildResult) -> None:
-    """As many whole iterations as were asked for, none twice; one was lost with its worker, and says so; two processes or more made them."""
+    """All iterations are whole and stored once; the one that was lost with its worker is closed."""
     tracker = default_tracker()
     reap(tracker)
     runs = tracker.find("identity", parent=result.run_id)
@@ -96,7 +96,7 @@ def test_campaign_survives_killed_worker_of_local_cluster(store: Path, case) -> 
 
 @contextlib.contextmanager
 def by_hand(folder: Path) -> Iterator[str]:
-    """A scheduler and two workers as a person starts them, each in a shell of its own; yields the scheduler's address."""
+    """Start a scheduler and two workers as in separate shells; yields the address of the scheduler."""
     file = folder / "scheduler.json"
     processes: list[subprocess.Popen[bytes]] = []
 

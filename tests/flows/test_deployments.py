@@ -24,7 +24,10 @@ def test_missing_server_is_reported(tmp_path: Path):
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
     plain["TRTOPS_HOME"] = str(tmp_path)
 
-    for server, said in (({}, "No Prefect server is configured."), ({"PREFECT_API_URL": url}, f"answers at {url}")):
+    for server, said in (
+        ({}, "No Prefect server is configured."),
+        ({"PREFECT_API_URL": url}, f"server at {url} cannot be used"),
+    ):
         done = subprocess.run(
             [sys.executable, "-m", "flows.deployments"], env=plain | server, capture_output=True, text=True
         )

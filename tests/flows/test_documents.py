@@ -1,8 +1,8 @@
 """Every block of the documentation and of the examples runs as it stands there, and every link leads somewhere.
 
 The pages share one folder with the demo's model and images, so that a page can use the campaign of an earlier one.
-``<campaign>``, ``<build>`` and ``<calibration>`` stand for the newest run of their kind; a line says ``# exit code 1`` if that is
-not 0.
+``<campaign>``, ``<build>`` and ``<calibration>`` stand for the newest run of their kind; a line says ``# exit code 1``
+if that is not 0.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def filled(line: str, store: Path) -> str:
-    """A line with the newest run of each kind that it names: of campaigns one with bad builds, of others one that is good."""
+    """A line with the newest run of each kind: of campaigns one with bad builds, of others a good one."""
 
     def newest(found: re.Match[str]) -> str:
         wanted = "bad" if found[1] == "campaign" else "good"
@@ -177,12 +177,8 @@ def test_next_steps_are_command_lines_that_exist():
 def test_the_documentation_builds_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs")
     config = str(ROOT / "docs" / "mkdocs.yml")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--config-file", config, "--site-dir", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--config-file", config]
+    done = subprocess.run([*command, "--site-dir", str(tmp_path)], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     written = (tmp_path / "reference" / "config" / "index.html").read_text(encoding="utf-8")
     assert "BuildConfig" in written and (tmp_path / "mistakes" / "index.html").exists()

@@ -1,4 +1,4 @@
-"""A store that others may write to, and a server that means harm: every flow over them ends, runs nothing of it, writes nothing outside."""
+"""Flows over forged runs and a hostile server end, execute nothing of them, and write nothing outside."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def flows_on_store() -> dict[str, Callable[[], object]]:
 
 
 def run_all(flows: dict[str, Callable[[], object]], place: Path) -> list[str]:
-    """Call flows one after the other; each returns or raises an error of ours. Returns the names of those that returned."""
+    """Call flows; each returns, or raises an error of ours. Returns the names of those that returned."""
     returned = []
     for name, call in flows.items():
         try:

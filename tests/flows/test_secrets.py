@@ -1,4 +1,4 @@
-"""Secrets planted wherever they may come from are nowhere in what Prefect and MLflow keep, what is printed and what is raised."""
+"""Secrets from all sources are masked in Prefect, MLflow, output and errors."""
 
 from __future__ import annotations
 
@@ -53,31 +53,31 @@ def read_all(folder: Path) -> str:
 
 
 def dump(database: Path) -> str:
-    """Everything in a SQLite database, what lies beside it included."""
+    """Everything in a SQLite database, with its journal."""
     with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as opened:
         return "\n".join(opened.iterdump())
 
 
 @pytest.mark.usefixtures("planted")
 def test_secrets_are_masked_everywhere(store: Path, tmp_path: Path, prefect_home: Path, caplog, capfd) -> None:
-    told = (
-        f"https://me:{SECRETS['password of an address']}@h/x?token={SECRETS['token']} {SECRETS['AWS']} {SECRETS['key']} "
-        f"postgresql://me:{SECRETS['password of a database']}@db/runs {SECRETS['Prefect']}"
+    text_with_secrets = (
+        f"https://me:{SECRETS['password of an address']}@h/x?token={SECRETS['token']} {SECRETS['AWS']} "
+        f"{SECRETS['key']} postgresql://me:{SECRETS['password of a database']}@db/runs {SECRETS['Prefect']}"
     )
     model = models.conv_net().write(tmp_path)
     quick = ConvertConfig(check=CheckConfig(latency_runs=0, plots="never"))
     said = []
 
-    assert convert(model, quick, experiment=told[:400]).verdict == "good"
+    assert convert(model, quick, experiment=text_with_secrets[:400]).verdict == "good"
     for failing in (
         lambda: convert(model, quick, data=f"https://h/x?token={SECRETS['token']}"),
-        lambda: convert(model, quick, data=told),
-        lambda: debug_build(model, resume=told),
+        lambda: convert(model, quick, data=text_with_secrets),
+        lambda: debug_build(model, resume=text_with_secrets),
     ):
         with pytest.raises(errors.TrtopsError) as raised:
             failing()
         said.append(f"{raised.value!s} {raised.value!r}")
-    assert main(["convert", str(model), "-o", str(tmp_path / "x.ort"), "--data-loader-script", told]) != 0
+    assert main(["convert", str(model), "-o", str(tmp_path / "x.ort"), "--data-loader-script", text_with_secrets]) != 0
     assert main(["runs", "list", "--store", f"postgresql://me:{SECRETS['password of a database']}@db/runs"]) == 3
     captured = capfd.readouterr()
 

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.multi_gpu, pytest.mark.filterwarnings("ignore::Depreca
 UUID = Tag.DEVICE_STATE + "uuid_sha256"
 
 
-def test_a_gpu_is_the_same_by_whatever_name_it_is_asked_for() -> None:
+def test_gpu_is_recognized_by_any_name() -> None:
     by_number = gpus_of("tensorrt", ("0", "1"))
     close_workers()
 
@@ -44,9 +44,7 @@ def test_a_gpu_is_the_same_by_whatever_name_it_is_asked_for() -> None:
     close_workers()
 
 
-def test_a_campaign_builds_on_both_gpus_at_a_time_and_a_conversion_waits_for_its_own(
-    store: Path, tmp_path: Path
-) -> None:
+def test_campaign_uses_both_gpus(store: Path, tmp_path: Path) -> None:
     model, other = convolutions(tmp_path, "convolutions"), convolutions(tmp_path, "other", seed=5)
     np.savez(tmp_path / "feed.npz", x=models.random(*SHAPE, seed=9))
     check = replace(CHECK, data=str(tmp_path / "feed.npz"), latency_runs=0, tolerances=Tolerances(atol=1e9))
@@ -57,11 +55,11 @@ def test_a_campaign_builds_on_both_gpus_at_a_time_and_a_conversion_waits_for_its
     tracker = default_tracker()
     with get_client(sync_client=True) as client:  # the server is started once, not by both at the same time
         client.api_healthcheck()
-    beside = threading.Thread(target=lambda: converted.append(convert(other, QUICK)))
+    other_thread = threading.Thread(target=lambda: converted.append(convert(other, QUICK)))
 
-    beside.start()
+    other_thread.start()
     campaign = debug_build(model, config, until=8)
-    beside.join(120)
+    other_thread.join(120)
 
     iterations = tracker.find("convolutions", parent=campaign.run_id, tags={Tag.KIND: "iteration"})
     gpus = {info.tags[UUID] for info in iterations}

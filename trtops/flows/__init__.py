@@ -4,8 +4,8 @@ A flow is called like a function, or deployed (``prefect.yaml``). Deployed runs 
 worker allows (:mod:`trtops.allowed`).
 
 Before Prefect is imported, its settings are set here: state next to our store instead of in the home directory, no
-telemetry, more than 20 s for its own server to start on a busy machine, and our log lines with its own. Variables that are
-set already win.
+telemetry, more than 20 s for its own server to start on a busy machine, and our log lines with its own. Variables that
+are set already win.
 """
 
 from __future__ import annotations

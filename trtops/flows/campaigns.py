@@ -50,12 +50,13 @@ def spread(parallel: int, dask: str | None = None) -> Iterator[Submit]:
 
     Args:
         parallel: Number of threads, each with a child process to build in.
-        dask: Address of a Dask scheduler whose workers run the iterations instead. All of them must reach the model's path,
-            the flow's Prefect server and the tracking store.
+        dask: Address of a Dask scheduler whose workers run the iterations instead. All of them must reach the model's
+            path, the flow's Prefect server and the tracking store.
 
     Raises:
         BackendUnavailableError: If prefect-dask is needed and not installed.
-        ConfigError: If no scheduler answers there. Starting an iteration raises it if a worker does not reach what it must.
+        ConfigError: If no scheduler answers there. Starting an iteration raises it if a worker does not reach what it
+            must.
     """
     threads = ThreadPoolTaskRunner[Any](max_workers=parallel)
     place: AbstractContextManager[Any] = threads if dask is None else dask_runner(dask)
@@ -127,8 +128,8 @@ def _debug_build(
         resume: The run of a campaign to resume. Finished builds are not repeated.
         dask: Address of a Dask scheduler whose workers run the iterations.
         experiment: MLflow experiment (default: the model's name).
-        allow_scripts: Run scripts and commands that the campaign to resume names. Everybody who may write to the store can
-            change them.
+        allow_scripts: Run scripts and commands that the campaign to resume names. Everybody who may write to the store
+            can change them.
     """
     config = DebugBuildConfig() if config is None else config
     # A bisection builds in this process, while only Dask's workers may have the GPU.

@@ -22,7 +22,7 @@ _ANSWER_SECONDS = 30.0
 
 @contextmanager
 def dask_runner(address: str) -> Iterator[TaskRunner[Any]]:
-    """A Dask cluster for the time of a block. Its workers use the flow's Prefect server: Prefect's settings go with a task.
+    """A Dask cluster for the time of a block. Its workers use the flow's Prefect server, whose address goes with a task.
 
     Args:
         address: The address of its scheduler.
@@ -43,7 +43,8 @@ def dask_runner(address: str) -> Iterator[TaskRunner[Any]]:
             runner.client.wait_for_workers(1, timeout=_WORKER_SECONDS)
         except (OSError, ValueError) as exc:
             raise errors.ConfigError(
-                f"Dask scheduler {address!r}: {exc}. Start one by `dask scheduler`, and workers by `dask worker <address>`."
+                f"Dask scheduler {address!r}: {exc}. Start one by `dask scheduler`, and workers by "
+                "`dask worker <address>`."
             ) from exc
         yield runner
 
@@ -65,8 +66,8 @@ def check_workers(client: Any, run_id: str) -> None:
         listed = "; ".join(f"{worker}: {masked(problem)}" for worker, problem in sorted(problems.items()))
         raise errors.ConfigError(
             f"Dask workers cannot do the work of this flow: {listed}. Start them in this environment, with the "
-            "MLFLOW_TRACKING_URI or TRTOPS_HOME of this flow, and set PREFECT_API_URL for this flow to an address that they "
-            "reach (trtops/team/servers.md)."
+            "MLFLOW_TRACKING_URI or TRTOPS_HOME of this flow, and set PREFECT_API_URL for this flow to an address that "
+            "they reach (trtops/team/servers.md)."
         )
 
 

@@ -44,8 +44,8 @@ R = TypeVar("R")
 Hold: TypeAlias = Callable[[OfflineTracker, Any, Mapping[str, Any]], AbstractContextManager[Any]]
 """Holds a GPU while an op runs: called with tracker, config and arguments; yields the config for the op."""
 
-_OF_PYTHON = {"tracker", "tags", "parent", "progress", "submit", "evaluate", "built", "convert_one", "feeds", "file", "given",
-              "together", "chance"}  # fmt: skip
+_OF_PYTHON = {"tracker", "tags", "parent", "progress", "submit", "evaluate", "built", "convert_one", "feeds", "file",
+              "given", "together", "chance"}  # fmt: skip
 """Parameters of ops that take Python objects, or that only other ops set."""
 
 _NAMING = ("model", "models", "folder", "actual", "golden", "campaign_run", "run_id", "run", "bad", "runs", "resume",
@@ -82,8 +82,9 @@ class OpFlow(Flow[P, R]):
         if prefect.context.FlowRunContext.get() is None:
             ensure_prefect_home()
         try:
-            # At the end of a called flow, Prefect joins its heartbeat thread, which sleeps for a second at a time. Workers
-            # do not call flows: deployed runs keep the heartbeats by which a server finds runs whose process died.
+            # At the end of a called flow, Prefect joins its heartbeat thread, which sleeps for a second at a time.
+            # Workers do not call flows: deployed runs keep the heartbeats by which a server finds runs whose process
+            # died.
             with temporary_settings(updates={PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
                 return super().__call__(*args, **kwargs)
         except VerdictError as bad:
@@ -103,15 +104,15 @@ def flow_of(
     """Make the flow of an op, or of a function with an op's signature.
 
     Parameters are those of the op, ``config``, and every option of the config under its own name; an option that is not
-    given stays as in ``config``. Of two options of one name, that of the nested record is prefixed by the record's name, such
-    as ``check_data``; a parameter of the op gives way to an option of the config itself. Types, defaults and descriptions
-    come from the op and the config. Parameters are validated, results are never persisted (Prefect would pickle them), and
-    a run that crashes or is cancelled closes its MLflow runs.
+    given stays as in ``config``. Of two options of one name, that of the nested record is prefixed by the record's
+    name, such as ``check_data``; a parameter of the op gives way to an option of the config itself. Types, defaults and
+    descriptions come from the op and the config. Parameters are validated, results are never persisted (Prefect would
+    pickle them), and a run that crashes or is cancelled closes its MLflow runs.
 
     Args:
         op: The op. It is called with the default tracker and the tags of the flow run.
-        base: Called with tracker and arguments if no config is given; returns the config whose options apply, or None for
-            the defaults.
+        base: Called with tracker and arguments if no config is given; returns the config whose options apply, or None
+            for the defaults.
         hold: Holds a GPU while the op runs; by default that of the config's ``build``, if it has one.
         existing: Whether a missing store is an error, since the op reads runs; or the options that name runs.
         by_steps: Whether the op runs its steps by :func:`trtops.ops.steps.run_step`. Any other op is one task.
@@ -201,7 +202,7 @@ def _annotation(op: Callable[..., Any], parameter: inspect.Parameter) -> Any:
 
 
 def _options(config_class: type[Record], taken: set[str]) -> dict[str, OptionField]:
-    """The options of a config by their names as parameters; those of outer records come first and have the short names."""
+    """The options of a config by parameter name; those of outer records come first and have the short names."""
     found: dict[str, OptionField] = {}
     for option in sorted(option_fields(config_class), key=lambda option: len(option.path)):
         short = len(option.path) == 1 or option.name not in {*taken, *found}
@@ -256,8 +257,8 @@ def _hold_build(tracker: OfflineTracker, config: Any, given: Mapping[str, Any]) 
 def task_of(function: Callable[P, R], name: str, *, run_name: str | None = None, retries: int = 3) -> Task[P, R]:
     """Make a Prefect task of a function.
 
-    It is retried if infrastructure was lost, never for another error of ours, and never cached: an op finds earlier engines
-    in the store by content, while Prefect's cache would use paths as keys and pickle results.
+    It is retried if infrastructure was lost, never for another error of ours, and never cached: an op finds earlier
+    engines in the store by content, while Prefect's cache would use paths as keys and pickle results.
     """
     return Task(
         function,
@@ -283,7 +284,7 @@ def run_as_task(name: str, function: Callable[[], R]) -> R:
 
 
 def worth_a_retry(task: Task[..., Any], task_run: object, state: Any) -> bool:
-    """Whether a failed task may be retried: errors of ours if they are transient, others if they are about the network."""
+    """Whether a failed task may be retried: transient errors of ours, and others about the network."""
     error = state.result(raise_on_failure=False)
     if isinstance(error, errors.TrtopsError):
         return error.transient
@@ -346,8 +347,8 @@ def _short(value: object) -> str:
 def ended(result: R) -> R:
     """Show a result as an artifact of the flow run, and return the state of the run, named after the verdict.
 
-    A bad verdict fails the run, so that lists, filters and automations find it. Callers of the flow get the result all the
-    same (:meth:`OpFlow.__call__`), hence the type.
+    A bad verdict fails the run, so that lists, filters and automations find it. Callers of the flow get the result all
+    the same (:meth:`OpFlow.__call__`), hence the type.
     """
     assert isinstance(result, OpResult)
     verdict, reasons = result.verdict.capitalize(), getattr(result, "reasons", ())

@@ -1,4 +1,4 @@
-"""The flows that search a model: for the cause of a bad engine, the first wrong tensor, and the smallest failing part."""
+"""The flows that search a model for the cause of a bad engine, the first wrong tensor, or the smallest failing part."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def _reduce(
     Args:
         model: The ONNX file.
         config: Everything that can be chosen.
-        command: A command that fails for models that show the failure, with ``{model}`` in place of the path. Without one,
-            engines of a back end are compared with the model itself.
+        command: A command that fails for models that show the failure, with ``{model}`` in place of the path. Without
+            one, engines of a back end are compared with the model itself.
         fail_codes: Exit codes of the command that mean the failure; any but 0 unless given.
         ignore_fail_codes: Exit codes that do not.
         fail_regex: Regular expressions; the output of the command must match one to count as the failure.

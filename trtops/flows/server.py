@@ -19,8 +19,8 @@ from trtops.processes import SERVED_BY, mark, start_server_watch
 def ensure_prefect_home() -> None:
     """Prepare Prefect's own server if no other one is configured; it starts with the first flow.
 
-    Its database is created once, under a lock: processes that start on an empty ``PREFECT_HOME`` at the same moment would
-    all migrate the same file, and fail.
+    Its database is created once, under a lock: processes that start on an empty ``PREFECT_HOME`` at the same moment
+    would all migrate the same file, and fail.
 
     Raises:
         TrackingError: If Prefect cannot create the database.
@@ -59,8 +59,8 @@ def _watch_of(pid: int) -> subprocess.Popen[bytes]:
 def _use_own_folder() -> None:
     """Let Prefect's server start in ``PREFECT_HOME``.
 
-    Prefect starts it in the working folder of the flow, where it looks for modules: a ``fastapi.py`` next to a model would
-    run. Prefect has one server object per process, the first that is created.
+    Prefect starts it in the working folder of the flow, where it looks for modules: a ``fastapi.py`` next to a model
+    would run. Prefect has one server object per process, the first that is created.
     """
     from prefect.server.api import server  # takes a second, and only flows without a server need it
 

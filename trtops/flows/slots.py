@@ -1,4 +1,4 @@
-"""One build per GPU at a time: a concurrency limit of the Prefect server for each GPU, which is created if it is missing."""
+"""One build per GPU at a time: each GPU has a concurrency limit on the Prefect server, created if it is missing."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _LOCKED = 423  # the HTTP status of a server whose slots are all taken
 def gpu_slot(gpus: Sequence[str]) -> Iterator[str | None]:
     """Hold one of some GPUs for the time of a block, after waiting for one; yields its name, or None without GPUs.
 
-    A missing limit is created with one slot; an existing one is left as it is. If the holder dies, the slot is free again
-    after Prefect's lease of 300 s.
+    A missing limit is created with one slot; an existing one is left as it is. If the holder dies, the slot is free
+    again after Prefect's lease of 300 s.
 
     Args:
         gpus: Digests of the GPUs' UUIDs (:attr:`trtops.backend.trt.Gpu.uuid_sha256`).

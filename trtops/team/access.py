@@ -56,7 +56,8 @@ class TeamState(Record):
     Attributes:
         prefect_port: TCP port of Prefect's API and UI.
         mlflow_port: TCP port of MLflow.
-        database: ``sqlite``, or the address of a PostgreSQL server that has the databases prefect, mlflow and mlflow_auth.
+        database: ``sqlite``, or the address of a PostgreSQL server that has the databases prefect, mlflow and
+            mlflow_auth.
         limit: Number of flow runs that a worker runs at a time.
         gpu: Whether there is a worker for the GPU pool.
         host: The machine that the processes run on.
@@ -80,8 +81,8 @@ class TeamState(Record):
         url = urllib.parse.urlsplit(self.database)
         if self.database != "sqlite" and (url.scheme != "postgresql" or url.password is not None):
             raise errors.ConfigError(
-                f"database is {self.database.partition(':')[0]}:...; expected sqlite, or postgresql://user@host without a "
-                "password, which belongs into ~/.pgpass."
+                f"database is {self.database.partition(':')[0]}:...; expected sqlite, or postgresql://user@host "
+                "without a password, which belongs into ~/.pgpass."
             )
 
     @property
@@ -127,7 +128,8 @@ def write_state(folder: Path, state: TeamState) -> None:
 class Passwords:
     """The passwords of the servers, which ``repr`` does not show.
 
-    They are in a file of mode 600, in the form of MLflow's own credentials file, so that ``TRTOPS_CREDENTIALS`` may name it.
+    They are in a file of mode 600, in the form of MLflow's own credentials file, so that ``TRTOPS_CREDENTIALS`` may
+    name it.
 
     Attributes:
         mlflow_user: The administrator of the MLflow server.
@@ -143,7 +145,7 @@ class Passwords:
 
     @classmethod
     def ensure(cls, folder: Path) -> Passwords:
-        """Read the passwords of a team's folder, and create them if there are none.
+        """Read the passwords of a team's folder; they are created on first use.
 
         Raises:
             ConfigError: If others may read the file, or it lacks an entry.

@@ -102,12 +102,12 @@ def up(
         folder: The team's folder; the default one unless given.
         wait_seconds: How long to wait for each.
         progress: Called with a line for each step.
-        changes: Fields of :class:`trtops.team.access.TeamState`; None and what is not given stay as at the last start. A
-            port of 0 takes a free one.
+        changes: Fields of :class:`trtops.team.access.TeamState`; None and what is not given stay as at the last start.
+            A port of 0 takes a free one.
 
     Raises:
-        ConfigError: If a process cannot be started, ends, or does not answer in time; the message has the end of its log.
-            What this call started is ended again.
+        ConfigError: If a process cannot be started, ends, or does not answer in time; the message has the end of its
+            log. What this call started is ended again.
     """
     folder = team_folder() if folder is None else folder
     with _locked(folder):
