@@ -1,8 +1,8 @@
 """Repeat a verdict with plain TensorRT: run the engine, compare with the golden outputs, say what comes out.
 
-Runs the reported plan; with ``--build`` builds a new one of model.onnx, with the timing cache of the reported build. Needs
-tensorrt, cuda-python and numpy in the releases of constraints.txt, and the GPU of environment.json. Exit code 0 if the
-verdict is the reported one, else 1.
+Runs the reported plan; with ``--build`` builds a new one of model.onnx, with the timing cache of the reported build.
+Needs tensorrt, cuda-python and numpy in the releases of constraints.txt, and the GPU of environment.json. Exit code 0
+if the verdict is the reported one, else 1.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ def _refused_by_parser(cutter: Cutter, nodes: Collection[int] | None, values: Va
     place = {
         i: makers[node.output[0]] for i, node in enumerate(part.graph.node) if node.output and node.output[0] in makers
     }
-    reasons = {place[i]: reason for i, reason in answer.said.items() if i in place}
+    reasons = {place[i]: reason for i, reason in answer.messages.items() if i in place}
     groups = [(frozenset(place[i] for i in group if i in place), certain) for group, certain in answer.subgraphs]
     known = frozenset().union(*(group for group, _ in groups))
     refused = {index: reasons.get(index, "") for index in wanted - known}

@@ -120,10 +120,10 @@ def test_a_cache_whose_compiled_part_alone_is_not_read_is_not_refused(said, refu
 
 def test_the_log_of_one_thread_has_no_lines_of_others_and_remarks_stand_in_it():
     with library.collect_log(here=True) as mine, library.collect_log() as everybodys:
-        thread = threading.Thread(target=library.remark, args=("from elsewhere",))
+        thread = threading.Thread(target=library.log_warning, args=("from elsewhere",))
         thread.start()
         thread.join()
-        library.remark("from here")
+        library.log_warning("from here")
 
     assert mine.lines == [("WARNING", "trtops: from here")]
     assert [text for _, text in everybodys.lines] == ["trtops: from elsewhere", "trtops: from here"]

@@ -233,7 +233,7 @@ def test_the_check_of_names_sees_the_names_that_matter():
     seen = {name for _, _, candidates, _ in touched() for name in candidates}
 
     assert {
-        "BuilderFlag.FP16", "IBuilderConfig.set_timing_cache", "ICudaEngine.get_tensor_dtype", "ITimingCache.queryKeys",
+        "BuilderFlag.SPARSE_WEIGHTS", "IBuilderConfig.set_timing_cache", "ICudaEngine.get_tensor_dtype", "ITimingCache.queryKeys",
         "IExecutionContext.execute_async_v3", "OnnxParser.parse_from_file", "Refitter.set_named_weights",
         "IAlgorithmVariant.tactic", "INetworkDefinition.mark_output", "EngineInspector.get_engine_information",
     } <= seen  # fmt: skip

@@ -20,7 +20,7 @@ def names_in(name: str) -> set[str]:
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=lambda c: c.title)
 def test_what_is_said_to_be_shown_has_a_test_on_that_release(capability):
     assert capability.shown_on_8 is None or capability.shown_on_8 in names_in("test_on_gpu.py")
-    assert capability.shown_on_rtx is None or capability.shown_on_rtx in names_in("build/test_build_rtx.py")
+    assert capability.shown_on_rtx is None or capability.shown_on_rtx in names_in("building/test_build_rtx.py")
     assert not (capability.gpu and capability.shown_on_rtx), "TensorRT-RTX was not run on a GPU"
 
 

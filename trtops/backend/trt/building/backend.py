@@ -1,4 +1,4 @@
-"""The TensorRT engine back end: a build config in, a build with tactics, layers and caches out."""
+"""The TensorRT engine back end."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class TensorRTBackend:
         return device.environment()
 
     def device_state(self) -> dict[str, str]:
-        """UUID digest and clocks of the GPU, and the number of other processes on it; empty without a GPU."""
+        """Digest of the GPU's UUID, its clocks, and the number of other processes on it; empty without a GPU."""
         return device.state()
 
     def build(
@@ -79,7 +79,7 @@ class TensorRTBackend:
     ) -> BaseRunner:
         """A runner for an engine, or for a callable that returns one; outputs are in the order of the model.
 
-        ``interleaved`` has no effect: a process that waits does not slow down the GPU.
+        ``interleaved`` has no effect: a waiting process does not slow down the GPU.
         """
 
         def load() -> Any:
@@ -96,7 +96,7 @@ def _load_checked(built: Engine) -> Any:
     """Load an engine after checking its digest, device and release.
 
     Raises:
-        EngineLoadError: If the bytes are damaged, or the device or release is another one.
+        EngineLoadError: If the bytes are damaged, or were built for another device or release.
     """
     # TensorRT runs engines with altered weights without an error.
     expected = built.options.get("sha256")
@@ -109,8 +109,8 @@ def _load_checked(built: Engine) -> Any:
     here, there = device.environment(), built.environment
     if here.device_sha256 != there.device_sha256:
         raise errors.EngineLoadError(
-            f"The engine was built for {there.device}; this is {here.device}. A TensorRT engine only runs on the kind of "
-            "GPU it was built on: rebuild it here."
+            f"The engine was built for {there.device}; this is {here.device}. A TensorRT engine only runs on the kind "
+            "of GPU it was built on: rebuild it here."
         )
     if here.backend_version != there.backend_version and not built.options.get("version_compatible"):
         raise errors.EngineLoadError(
@@ -123,7 +123,7 @@ def _load_checked(built: Engine) -> Any:
 
 @dataclass(frozen=True)
 class _Made:
-    """A plan, the builder config it was built with, its build time, and whether an algorithm selector recorded it."""
+    """A plan, its builder config and build time, and whether an algorithm selector recorded its tactics."""
 
     plan: bytes
     config: Any
@@ -173,14 +173,15 @@ class _Building:
         has_selector = not self.edits and line.supports(Feature.ALGORITHM_SELECTOR)
         self.replays_by_selector = caches.replay is not None and not self.edits
         self.records = has_selector and caches.replay is None and (self.options.record_tactics or self.restricted)
-        # TensorRT 8.6 times all tactics before it asks a selector, and stores no timing of a layer it asked about. With the
-        # timing cache of a build without selector it only offers the fastest tactics, within half a second. So the network
-        # is built twice: the timing cache is then complete, and a replay or a build with it times nothing.
+        # TensorRT 8.6 times all tactics before it asks a selector, and stores no timing of a layer it asked about.
+        # With the timing cache of a build without selector it only offers the fastest tactics, within half a second.
+        # So the network is built twice: the timing cache is then complete, and a replay or a build with it times
+        # nothing.
         self.times_first = self.records and not self.restricted
         self.is_quantized = "int8" in self.precisions and is_quantized(model.structure())
 
     def run(self) -> Build:
-        """Build, load the engine to read its layers, and collect the results."""
+        """Build, load the engine to read its layers, and return the results."""
         self._check_request()
         with library.collect_log() as log, tempfile.TemporaryDirectory(prefix=temporary_prefix("build")) as folder:
             self._quantize()
@@ -277,8 +278,8 @@ class _Building:
         here = (self.line.version, self.environment.device_sha256)
         if (replay.backend_version, replay.device_sha256) != here:
             raise errors.TacticMismatchError(
-                f"The tactic record is of TensorRT {replay.backend_version} on a device {replay.device_sha256[:8]}; this is "
-                f"{here[0]} on {here[1][:8]}. Tactics are numbered per release and device: record them here.",
+                f"The tactic record is of TensorRT {replay.backend_version} on a device {replay.device_sha256[:8]}; "
+                f"this is {here[0]} on {here[1][:8]}. Tactics are numbered per release and device: record them here.",
             )
 
     def _config_loader(self, algorithm_selector: Any, folder: str) -> CreateConfig:
@@ -412,12 +413,12 @@ class _Building:
         return TacticRecord(mechanism="inspector", backend_version=version, device_sha256=sha, choices=choices)
 
     def _check_denied(self, record: TacticRecord) -> None:
-        """Raise if the build still uses a denied tactic, because the log named no alternative or replacing it failed."""
+        """Raise if the build still uses a denied tactic: the log named no alternative, or replacing it failed."""
         why = self.denied.why(record.choices) if self.edits else None
         if why is not None:
             raise errors.EngineBuildError(
-                f"{self.line.name} chose a tactic on the deny-list: {why}. No tactic that is not denied is known for this "
-                "layer: build from the tactic record of a good run, or without a timing cache, which times all of them again."
+                f"{self.line.name} chose a tactic on the deny-list: {why}. No other tactic is known for this layer: "
+                "build from the tactic record of a good run, or without a timing cache, which times all of them again."
             )
 
     def _engine(self, plan: bytes) -> Engine:

@@ -1,6 +1,6 @@
-"""INT8 calibrators: TensorRT's four algorithms, fed from any data loader.
+"""INT8 calibrators: TensorRT's four algorithms with any data loader.
 
-They exist up to TensorRT 10.16; from 11 on INT8 comes from Q/DQ nodes in the model.
+They exist up to TensorRT 10.16; from 11 on the model needs Q/DQ nodes for INT8.
 """
 
 from __future__ import annotations
@@ -32,22 +32,20 @@ ALGORITHMS = {
     "minmax": "IInt8MinMaxCalibrator",
     "legacy": "IInt8LegacyCalibrator",
 }
-"""TensorRT's calibrator classes by the names that trtops gives them."""
+"""TensorRT's calibrator classes by trtops' names."""
 
 LEGACY_QUANTILE = 0.5
 LEGACY_REGRESSION_CUTOFF = 0.5
-"""Used by the legacy calibrator unless others are given."""
+"""Defaults of the legacy calibrator."""
 
 
 class TrtopsCalibrator(Protocol):
-    """What an object made by :func:`Calibrator` has besides TensorRT's own members.
+    """Members of calibrators made by :func:`Calibrator`, in addition to TensorRT's.
 
     Attributes:
-        is_trtops_calibrator: True; so is ``is_polygraphy_calibrator``, for scripts that ask.
-        data_loader: The feeds.
-        batch_size: As given, or 1.
-        num_batches: Batches handed to TensorRT since the last :meth:`reset`.
-        error: What went wrong during calibration; it cannot be raised through C++.
+        is_trtops_calibrator: True; ``is_polygraphy_calibrator`` is True as well, for scripts that read it.
+        num_batches: Batches given to TensorRT since the last :meth:`reset`.
+        error: The error of the calibration; it cannot be raised through C++.
     """
 
     is_trtops_calibrator: bool
@@ -58,17 +56,17 @@ class TrtopsCalibrator(Protocol):
         """Set names, dtypes and shapes of the inputs, here and in the data loader if it has an ``input_metadata``."""
 
     def reset(self) -> None:
-        """Start again, for another network."""
+        """Start from the beginning, for another network."""
 
     def free(self) -> None:
         """Free device memory."""
 
     def data_digest(self) -> str | None:
-        """Digest of the batches (:class:`trtops.calibration.data.FeedDigest`); None if some of them were on the device."""
+        """Digest of the batches (:class:`trtops.calibration.data.FeedDigest`); None if some were on the device."""
 
     @property
     def cache_contents(self) -> bytes | None:
-        """The calibration cache, read or written; None before either."""
+        """The calibration cache; None before it was read or written."""
 
 
 def Calibrator(
@@ -80,22 +78,22 @@ def Calibrator(
     regression_cutoff: float | None = None,
     algo: Any = None,
 ) -> Any:
-    """Make a calibrator for ``CreateConfig(int8=True, calibrator=...)`` or for TensorRT itself.
+    """Create a calibrator for ``CreateConfig(int8=True, calibrator=...)`` or for TensorRT itself.
 
-    Each batch is copied to the device once, into memory that the next batch overwrites.
+    Each batch is copied to device memory once; the next batch overwrites it.
 
     Args:
-        data_loader: Feeds: numpy arrays, ``DeviceView`` or device addresses as ``int`` by input name. Anything that can
-            be iterated; a generator serves one calibration only.
-        cache: File, or open file, to read the calibration cache from if it exists, and to write it to.
-        BaseClass: One of TensorRT's calibrator classes; ``trt.IInt8EntropyCalibrator2`` unless given.
-        batch_size: Accepted for scripts that pass it; it has no effect with explicit batch.
-        quantile: For ``IInt8LegacyCalibrator``: the quantile that becomes the range; 0.5 unless given.
-        regression_cutoff: For ``IInt8LegacyCalibrator``; 0.5 unless given.
-        algo: For ``IInt8Calibrator`` itself: the algorithm; entropy 2 unless given.
+        data_loader: Iterable of feeds: numpy arrays, ``DeviceView`` or device addresses (``int``) by input name. A
+            generator works for one calibration only.
+        cache: Path or open file of the calibration cache; read if it exists, written otherwise.
+        BaseClass: One of TensorRT's calibrator classes; ``trt.IInt8EntropyCalibrator2`` by default.
+        batch_size: Ignored with explicit batch.
+        quantile: For ``IInt8LegacyCalibrator``: the quantile used as range; 0.5 by default.
+        regression_cutoff: For ``IInt8LegacyCalibrator``; 0.5 by default.
+        algo: For ``IInt8Calibrator``: the algorithm; entropy 2 by default.
 
     Returns:
-        An instance of ``BaseClass`` with what :class:`TrtopsCalibrator` lists.
+        An instance of ``BaseClass`` with the members of :class:`TrtopsCalibrator`.
 
     Raises:
         UnsupportedFeatureError: If this release has no calibrators.
@@ -105,14 +103,14 @@ def Calibrator(
     base: Any = trt.IInt8EntropyCalibrator2 if BaseClass is None else BaseClass
 
     class TensorRTCalibrator(_Batches, base):  # type: ignore[misc]
-        """Answers TensorRT's questions during calibration. Called from C++: exceptions are kept, not raised."""
+        """Called from C++ during calibration: exceptions are stored, not raised."""
 
         is_trtops_calibrator = True
         is_polygraphy_calibrator = True
         make_func = staticmethod(Calibrator)
 
         def __init__(self) -> None:
-            # Not super(): the bindings need the call on the class itself, and crash without it when TensorRT calls back.
+            # Not super(): without this call on the class itself the bindings crash when TensorRT calls back.
             base.__init__(self)
             _Batches.__init__(self, data_loader, cache)
             self.batch_size = batch_size or 1
@@ -164,7 +162,7 @@ def calibrator_class(algorithm: str) -> Any:
 
 
 class _Batches:
-    """Hands batches to TensorRT and keeps the cache; knows no TensorRT class."""
+    """Gives batches to TensorRT and stores the cache; independent of TensorRT's classes."""
 
     def __init__(self, data_loader: Iterable[Mapping[str, Any]], cache: Any) -> None:
         self.data_loader = data_loader
@@ -206,7 +204,7 @@ class _Batches:
     def next_batch(self, names: list[str]) -> list[int] | None:
         try:
             return self._next_batch(names)
-        except Exception as exc:  # whatever the user's data loader raises must not cross C++
+        except Exception as exc:  # an exception of the user's data loader cannot be raised through C++
             self.error = exc
             log.error("Calibration stopped: %s", exc)
             self.free()
@@ -220,21 +218,17 @@ class _Batches:
             self.free()
             if self.num_batches == 0:
                 raise errors.CalibrationError(
-                    "The calibrator's data loader gave no batch. A generator gives its batches once: use a list, or an "
-                    "object that can be iterated again."
+                    "The calibrator's data loader returned no batch. A generator can be iterated only once: use a list."
                 )
             return None
         if self.input_metadata is not None and not any(isinstance(value, int) for value in feed.values()):
-            check_feed(self.input_metadata, feed)  # bare addresses have no shape to check
-        self._add_to_digest(feed)
-        self.num_batches += 1
-        return [self._device_address(name, feed[name]) for name in names]
-
-    def _add_to_digest(self, feed: Mapping[str, Any]) -> None:
+            check_feed(self.input_metadata, feed)  # addresses have no shape to check
         if any(isinstance(value, (int, memory.DeviceView)) for value in feed.values()):
-            self._digest = None  # device memory is not read back for it
+            self._digest = None  # device memory is not copied back to compute it
         elif self._digest is not None:
             self._digest.add(feed)
+        self.num_batches += 1
+        return [self._device_address(name, feed[name]) for name in names]
 
     def _device_address(self, name: str, value: Any) -> int:
         if isinstance(value, int):
@@ -278,13 +272,7 @@ class _Batches:
 
 
 def prepare_calibrator(calibrator: Any, network: Any, profile: Profile) -> None:
-    """Prepare one of our calibrators for a network's inputs at the calibration profile; others are left as they are.
-
-    Args:
-        calibrator: Any calibrator.
-        network: The network to calibrate.
-        profile: Shapes of all its inputs.
-    """
+    """Give one of our calibrators a network's input metadata at a profile's ``opt`` shapes; others are unchanged."""
     if not getattr(calibrator, "is_trtops_calibrator", False):
         return
     metadata = TensorMetadata()
@@ -292,7 +280,7 @@ def prepare_calibrator(calibrator: Any, network: Any, profile: Profile) -> None:
         tensor = network.get_input(index)
         shapes = profile.find(tensor.name)
         dtype = dtypes.from_trt(tensor.dtype)
-        # Calibration computes in FP32, and takes such inputs whatever the network declares.
+        # Calibration computes in FP32 and expects FP32 inputs, whatever the network declares.
         declared = DataType.FLOAT32 if dtype.is_floating else dtype
         metadata.add(tensor.name, declared, None if shapes is None or tensor.is_shape_tensor else shapes.opt)
     calibrator.reset()
@@ -300,11 +288,7 @@ def prepare_calibrator(calibrator: Any, network: Any, profile: Profile) -> None:
 
 
 def check_calibration(calibrator: Any) -> None:
-    """Raise an error that a calibrator kept during a build.
-
-    Raises:
-        CalibrationError: If it kept one.
-    """
+    """Raise the error that a calibrator stored during a build, as CalibrationError."""
     error = getattr(calibrator, "error", None)
     if error is not None:
         raise errors.CalibrationError(f"INT8 calibration failed: {error}") from error

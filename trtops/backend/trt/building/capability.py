@@ -1,4 +1,4 @@
-"""What TensorRT's ONNX parser says of a model's nodes. Needs no GPU."""
+"""Which of a model's nodes TensorRT's ONNX parser supports. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -10,26 +10,23 @@ from trtops.backend.trt.building.network import create_network, readable
 
 @dataclass(frozen=True, kw_only=True)
 class ParserAnswer:
-    """What the parser answered.
+    """The parser's answer.
 
     Attributes:
-        supported: Whether it takes the whole model.
-        subgraphs: Connected groups of nodes that it can parse, by their positions in the model's graph, and whether that
-            is certain. It seldom is where the whole model is refused: ask again about the group as a model of its own.
-            Nodes in no group are refused.
-        said: Its messages about single nodes, by position.
+        supported: Whether it supports the whole model.
+        subgraphs: Connected groups of nodes that it can parse, by their positions in the model's graph, and whether
+            this is certain. It rarely is if the whole model is not supported: then ask about the group as a model.
+            Nodes in no group are not supported.
+        messages: Messages about single nodes, by position.
     """
 
     supported: bool
     subgraphs: tuple[tuple[frozenset[int], bool], ...]
-    said: dict[int, str]
+    messages: dict[int, str]
 
 
 def ask_parser(model: bytes) -> ParserAnswer:
-    """Ask the parser about a model.
-
-    Args:
-        model: A serialized ONNX model, with its weights inside.
+    """Ask the parser about a serialized ONNX model that contains its weights.
 
     Raises:
         BackendUnavailableError: If TensorRT is not installed.
@@ -43,5 +40,5 @@ def ask_parser(model: bytes) -> ParserAnswer:
     return ParserAnswer(
         supported=supported,
         subgraphs=tuple((frozenset(map(int, nodes)), bool(certain)) for nodes, certain in subgraphs),
-        said={int(error.node()): str(error.desc()).strip() for error in found},
+        messages={int(error.node()): str(error.desc()).strip() for error in found},
     )

@@ -1,4 +1,4 @@
-"""The builder config: every option that Polygraphy has, on every release that has it."""
+"""The builder config, with all of Polygraphy's options."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class _CommonConfig:
-    """What :class:`CreateConfig` and :class:`CreateConfigRTX` share. None leaves TensorRT's default.
+    """Options of :class:`CreateConfig` and :class:`CreateConfigRTX`. None keeps TensorRT's default.
 
     Attributes:
-        profiles: Optimization profiles, in the order of their numbers in the engine; inputs that they lack are filled in.
-            Without any there is one with the network's own shapes, 1 where they are dynamic.
+        profiles: Optimization profiles, in the order of their numbers in the engine; inputs that they lack are filled
+            in. Without any there is one with the network's own shapes, 1 where they are dynamic.
         precision_constraints: How binding per-layer precisions are: ``none``, ``prefer`` or ``obey``.
         load_timing_cache: A timing cache: path, file or bytes. A file that does not exist counts as empty; one of
             another device or release is refused.
-        algorithm_selector: Chooses tactics, such as :func:`TacticRecorder` and :func:`TacticReplayer`. Without
+        algorithm_selector: Chooses tactics, such as :func:`TacticRecorder` or :func:`TacticReplayer`. Without
             ``load_timing_cache`` it switches the timing cache off.
         sparse_weights: Whether kernels for 2:4 sparse weights may be used.
         tactic_sources: Libraries (``trt.TacticSource``) that tactics may come from.
         restricted: Build for the safety-certified scope.
-        profiling_verbosity: How much of the engine its inspector shows; everything, unless given.
+        profiling_verbosity: How much of the engine its inspector shows; everything by default.
         memory_pool_limits: Bytes by ``trt.MemoryPoolType``.
         refittable: Whether weights can be exchanged later.
         strip_plan: Leave refittable weights out of the plan.
@@ -43,16 +43,16 @@ class _CommonConfig:
         direct_io: Forbid reformatting at inputs and outputs.
         builder_optimization_level: 0 to 5.
         hardware_compatibility_level: Devices that the engine should run on (``trt.HardwareCompatibilityLevel``).
-        max_aux_streams: Streams that the engine may use beside its own.
+        max_aux_streams: Additional streams that the engine may use.
         version_compatible: Whether later releases may load the engine.
         exclude_lean_runtime: Leave the lean runtime out of a version compatible engine.
         quantization_flags: Flags (``trt.QuantizationFlag``) to set; others are cleared if this is given.
-        error_on_timing_cache_miss: Fail rather than time a tactic.
-        disable_compilation_cache: Keep compiled code out of the timing cache.
+        error_on_timing_cache_miss: Fail instead of timing a tactic.
+        disable_compilation_cache: Store no compiled code in the timing cache.
         progress_monitor: A ``trt.IProgressMonitor``.
         weight_streaming: Let weights stay in host memory until needed; for strongly typed networks.
         runtime_platform: Platform (``trt.RuntimePlatform``) to build for.
-        tiling_optimization_level: How hard to look for tilings (``trt.TilingOptimizationLevel``).
+        tiling_optimization_level: Effort to find tilings (``trt.TilingOptimizationLevel``).
         edit_timing_cache: Keep one entry per layer in the timing cache, for recording and replaying tactics.
     """
 
@@ -97,18 +97,18 @@ class _CommonConfig:
 
     @property
     def timing_cache_path(self) -> str | os.PathLike[str] | IO[bytes] | bytes | None:
-        """Where the timing cache comes from, by Polygraphy's name for it."""
+        """Polygraphy's name of ``load_timing_cache``."""
         return self.load_timing_cache
 
     def __call__(self, builder: Any, network: Any) -> Any:
-        """Make the config.
+        """Create the config.
 
         Args:
             builder: The builder that the engine will be built with.
-            network: The network to build; None leaves out what depends on it (profiles, calibration).
+            network: The network to build; without it, profiles and calibration are left out.
 
         Raises:
-            UnsupportedFeatureError: If this release lacks an option; says which have it and what to do instead.
+            UnsupportedFeatureError: If this release lacks an option.
             ConfigError: If a profile does not fit the network.
             TimingCacheError: If the timing cache is damaged, or of another device or release.
         """
@@ -125,7 +125,7 @@ class _CommonConfig:
         return config
 
     def _configure(self, builder: Any, network: Any, config: Any) -> None:
-        """Set what one of the two kinds of config adds."""
+        """Set the options of the subclass."""
 
     def _filled_profiles(self, network: Any) -> list[Profile]:
         return [Profile(profile).fill_defaults(network) for profile in self.profiles or [Profile()]]
@@ -165,26 +165,27 @@ class _CommonConfig:
                 config.set_preview_feature(feature, feature in self.preview_features)
 
     def _set_optional(self, config: Any) -> None:
-        """Set what only some releases have; the release line refuses it elsewhere."""
+        """Set options that only some releases have; the release line raises an error on others."""
         line = library.line()
         if self.precision_constraints in ("prefer", "obey"):
             line.set_precision_constraints(config, self.precision_constraints)
-        if self.strip_plan:
-            line.strip_plan(config)
+        for wanted, feature in (
+            (self.strip_plan, Feature.STRIP_PLAN),
+            (self.error_on_timing_cache_miss, Feature.TIMING_CACHE_MISS_ERROR),
+            (self.disable_compilation_cache, Feature.COMPILATION_CACHE_SWITCH),
+            (self.weight_streaming, Feature.WEIGHT_STREAMING),
+        ):
+            if wanted:
+                line.set_flag(config, feature)
+        for value, feature in (
+            (self.progress_monitor, Feature.PROGRESS_MONITOR),
+            (self.runtime_platform, Feature.RUNTIME_PLATFORM),
+            (self.tiling_optimization_level, Feature.TILING),
+        ):
+            if value is not None:
+                line.set_property(config, feature, value)
         if self.quantization_flags is not None:
             line.set_quantization_flags(config, self.quantization_flags)
-        if self.error_on_timing_cache_miss:
-            line.fail_on_timing_cache_miss(config)
-        if self.disable_compilation_cache:
-            line.disable_compilation_cache(config)
-        if self.progress_monitor is not None:
-            line.set_progress_monitor(config, self.progress_monitor)
-        if self.weight_streaming:
-            line.enable_weight_streaming(config)
-        if self.runtime_platform is not None:
-            line.set_runtime_platform(config, self.runtime_platform)
-        if self.tiling_optimization_level is not None:
-            line.set_tiling(config, self.tiling_optimization_level)
         if self.algorithm_selector is not None:
             line.set_algorithm_selector(config, self.algorithm_selector)
         if self.edit_timing_cache:
@@ -204,18 +205,17 @@ class _CommonConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CreateConfig(_CommonConfig):
-    """Makes a TensorRT builder config; the other attributes are those of both kinds, listed at ``_CommonConfig``.
+    """Creates a TensorRT builder config; more attributes are listed at ``_CommonConfig``.
 
     Attributes:
         tf32: Whether FP32 layers may round their inputs to TF32. Off by default; TensorRT's own default is on.
-        fp16: Whether layers may compute in FP16. For networks from ONNX this works on every release: where the flag is
-            gone, it is written into the model.
-        int8: Whether layers may compute in INT8: from Q/DQ nodes, or with a calibrator up to 10.16.
+        fp16: Whether layers may compute in FP16. On releases without the flag it is written into the ONNX model.
+        int8: Whether layers may compute in INT8, with Q/DQ nodes or, up to 10.16, a calibrator.
         fp8: Whether layers may compute in FP8.
         bf16: Whether layers may compute in BF16.
         calibrator: An INT8 calibrator, such as :func:`Calibrator`. Calibrates at the last profile's ``opt`` shapes.
         use_dla: Run on DLA core 0.
-        allow_gpu_fallback: Let layers that DLA cannot run go to the GPU.
+        allow_gpu_fallback: Run layers on the GPU that DLA cannot run.
     """
 
     tf32: bool = False
@@ -229,7 +229,7 @@ class CreateConfig(_CommonConfig):
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """The precisions below FP32 that are asked for."""
+        """The requested precisions below FP32."""
         return tuple(name for name in ("fp16", "bf16", "fp8", "int8") if getattr(self, name))
 
     def _configure(self, builder: Any, network: Any, config: Any) -> None:
@@ -271,17 +271,17 @@ class CreateConfig(_CommonConfig):
 
 
 def create_config(builder: Any, network: Any, **options: Any) -> Any:
-    """Make a TensorRT builder config at once; the options are the attributes of :class:`CreateConfig`."""
+    """Create a TensorRT builder config; the options are the attributes of :class:`CreateConfig`."""
     return CreateConfig(**options)(builder, network)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CreateConfigRTX(_CommonConfig):
-    """Makes a TensorRT-RTX builder config; the other attributes are those of both kinds, listed at ``_CommonConfig``.
+    """Creates a TensorRT-RTX builder config; more attributes are listed at ``_CommonConfig``.
 
     Attributes:
-        use_gpu: Build for the GPU of this machine; False builds for ``compute_capabilities`` without looking at it.
-        compute_capabilities: What to build for (``trt.ComputeCapability`` or names such as ``SM89``).
+        use_gpu: Build for the GPU of this machine; False builds for ``compute_capabilities`` without a GPU.
+        compute_capabilities: Target compute capabilities (``trt.ComputeCapability`` or names such as ``SM89``).
     """
 
     use_gpu: bool | None = None
@@ -296,7 +296,7 @@ class CreateConfigRTX(_CommonConfig):
 
 
 def create_config_rtx(builder: Any, network: Any, **options: Any) -> Any:
-    """Make a TensorRT-RTX builder config at once; the options are the attributes of :class:`CreateConfigRTX`."""
+    """Create a TensorRT-RTX builder config; the options are the attributes of :class:`CreateConfigRTX`."""
     return CreateConfigRTX(**options)(builder, network)
 
 
@@ -305,7 +305,7 @@ class PostprocessConfig:
     """Calls a function on a builder config.
 
     Attributes:
-        config: A builder config, or a callable that makes one from a builder and a network.
+        config: A builder config, or a callable that creates one from a builder and a network.
         func: Called as ``func(builder, network, config)``; changes the config in place.
     """
 
@@ -317,7 +317,6 @@ class PostprocessConfig:
             raise errors.ConfigError(f"PostprocessConfig got {self.func!r} as func; expected a function.")
 
     def __call__(self, builder: Any, network: Any) -> Any:
-        """Make the config and change it."""
         config = self.config(builder, network) if callable(self.config) else self.config
         if network is not None:
             self.func(builder, network, config)
@@ -325,7 +324,7 @@ class PostprocessConfig:
 
 
 def postprocess_config(config: Any, func: Callable[[Any, Any, Any], None], builder: Any, network: Any) -> Any:
-    """Do at once what :class:`PostprocessConfig` does when called."""
+    """Create a :class:`PostprocessConfig` and call it."""
     return PostprocessConfig(config, func)(builder, network)
 
 

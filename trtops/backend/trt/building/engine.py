@@ -1,6 +1,6 @@
-"""Loaders that build, load, save and refit engines, and those that load plugins and runtimes.
+"""Loaders that build, load, save and refit engines, and that load plugins and runtimes.
 
-What only building needs is imported when something is built: most processes load an engine and run it.
+Modules that are only needed to build are imported by the build: most processes only load an engine and run it.
 """
 
 from __future__ import annotations
@@ -34,23 +34,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LoadPlugins:
-    """Loads plugin libraries and TensorRT's own plugins before anything else is made.
+    """Loads plugin libraries and TensorRT's own plugins, then returns ``obj`` or calls it.
 
     Attributes:
         plugins: Paths of shared libraries.
-        obj: What to return: a value, or a callable that makes it.
+        obj: A value, or a callable that makes it.
+
+    Raises:
+        BackendUnavailableError: If a library cannot be loaded.
+        ConfigError: If loading it is not allowed (:mod:`trtops.allowed`).
     """
 
     plugins: Sequence[str | os.PathLike[str]] | None = None
     obj: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Load them, then return ``obj`` or what it makes.
-
-        Raises:
-            BackendUnavailableError: If a library cannot be loaded.
-            ConfigError: If it may not be (:mod:`trtops.allowed`).
-        """
         trt = library.load()
         for path in self.plugins or ():
             check_file(path, "plugin library")
@@ -67,20 +65,18 @@ load_plugins = immediately(LoadPlugins)
 
 @dataclass(frozen=True)
 class LoadRuntime:
-    """Loads a lean runtime from a library of its own, for version compatible engines.
+    """Loads a lean runtime, for version compatible engines.
 
     Attributes:
-        path: The library.
+        path: The library's path.
+
+    Raises:
+        BackendUnavailableError: If TensorRT cannot load it.
     """
 
     path: str | os.PathLike[str]
 
     def __call__(self) -> Any:
-        """Load it.
-
-        Raises:
-            BackendUnavailableError: If TensorRT cannot load it.
-        """
         runtime = library.make_runtime()
         with library.collect_log() as lines:
             loaded = runtime.load_runtime(os.fspath(self.path))
@@ -94,13 +90,20 @@ load_runtime = immediately(LoadRuntime)
 
 @dataclass(frozen=True)
 class EngineBytesFromNetwork:
-    """Builds an engine, as bytes.
+    """Builds an engine and returns its plan as ``trt.IHostMemory``, a buffer in host memory.
 
     Attributes:
         network: A network's parts, or a callable that makes them.
-        config: A builder config, or a callable that makes one from builder and network; ``CreateConfig()`` unless given.
-        save_timing_cache: File to save the timing cache to, as TensorRT's own bytes, merged with what it has, or an open one.
-            If that fails, the engine is not lost: a warning says why, and the file stays as it is.
+        config: A builder config, or a callable that makes one from builder and network; ``CreateConfig()`` by default.
+        save_timing_cache: Path or open file for the timing cache, as TensorRT's own bytes, merged with the file's
+            content. If saving fails, a warning gives the reason, the file is not changed, and the engine is returned.
+
+    Raises:
+        ConfigError: If there is no builder and network.
+        EngineBuildError: If TensorRT builds no engine; the message has TensorRT's last errors.
+        CalibrationError: If INT8 calibration fails.
+        TacticMismatchError: If a replay was not followed.
+        TimingCacheError: If the timing cache to load is of another device or release.
     """
 
     network: ValueOrCallable[NetworkParts]
@@ -109,24 +112,13 @@ class EngineBytesFromNetwork:
 
     @property
     def timing_cache_path(self) -> str | os.PathLike[str] | IO[bytes] | None:
-        """Where the timing cache is saved, by Polygraphy's name for it."""
+        """Polygraphy's name of ``save_timing_cache``."""
         return self.save_timing_cache
 
     def __call__(self) -> Any:
-        """Build.
-
-        Returns:
-            The plan, as ``trt.IHostMemory``: a buffer that ``bytes()`` copies.
-
-        Raises:
-            ConfigError: If there is no builder and network.
-            EngineBuildError: If TensorRT builds no engine; the message has TensorRT's last errors.
-            CalibrationError: If INT8 calibration fails.
-            TacticMismatchError: If a replay was not followed.
-            TimingCacheError: If the timing cache to load is of another device or release.
-        """
         from trtops.backend.trt.building.config import CreateConfig
         from trtops.backend.trt.building.network_changes import network_parts, with_config
+        from trtops.backend.trt.choices import timing_cache
 
         config_loader = CreateConfig() if self.config is None else self.config
         builder, network, *_ = network_parts(value_of(with_config(self.network, config_loader)))
@@ -135,35 +127,28 @@ class EngineBytesFromNetwork:
         plan = build_plan(builder, network, config, selector=getattr(config_loader, "algorithm_selector", None))
         seconds = time.perf_counter() - started
         log.info("Built an engine in %.2f s", seconds)
-        if self.save_timing_cache is not None:
-            _save_timing_cache(config, self.save_timing_cache, seconds)
+        path = self.save_timing_cache
+        cache = None if path is None else timing_cache.collect(config, None, None, seconds)
+        if path is not None and cache is not None:
+            try:
+                if isinstance(path, (str, os.PathLike)):
+                    timing_cache.save(config, cache, path, raw=True)
+                else:
+                    write_open_file(path, cache.data)
+            except (errors.TimingCacheError, OSError) as exc:
+                # A build can take hours, so the engine is returned in any case.
+                library.log_warning(f"The timing cache was not saved to {path}: {exc}")
         return plan
 
 
-def _save_timing_cache(config: Any, path: str | os.PathLike[str] | IO[bytes], seconds: float) -> None:
-    """Save the timing cache of a build that succeeded. The engine must not be lost where the cache cannot be saved."""
-    from trtops.backend.trt.choices import timing_cache
-
-    cache = timing_cache.collect(config, None, None, seconds)
-    if cache is None:
-        return
-    try:
-        if isinstance(path, (str, os.PathLike)):
-            timing_cache.save(config, cache, path, raw=True)
-        else:
-            write_open_file(path, cache.data)
-    except (errors.TimingCacheError, OSError) as exc:
-        library.remark(f"The timing cache was not saved to {path}: {exc}")
-
-
 def build_plan(builder: Any, network: Any, config: Any, *, selector: Any = None) -> Any:
-    """Build a network under a config, and raise the errors of callbacks, which cannot raise through C++.
+    """Build a network, and raise the errors of callbacks, which cannot raise through C++.
 
     Args:
         builder: The builder.
         network: The network. If single layers ask for a precision that the config lacks, others may be fixed to FP32.
         config: The builder config; may get the flags for precisions that single layers ask for.
-        selector: The algorithm selector in it, if any.
+        selector: The algorithm selector of the config, or None.
 
     Returns:
         The plan, as ``trt.IHostMemory``.
@@ -181,7 +166,7 @@ def build_plan(builder: Any, network: Any, config: Any, *, selector: Any = None)
     allow_layer_precisions(network, config)
     with library.collect_log() as lines:
         plan = builder.build_serialized_network(network, config)
-    # Before the plan is looked at: without an engine, these are why there is none.
+    # These come first: they explain a missing engine better than TensorRT's log.
     if line.supports(Feature.CALIBRATOR):
         check_calibration(line.get_calibrator(config))
     check_replay(selector)
@@ -195,12 +180,12 @@ engine_bytes_from_network = immediately(EngineBytesFromNetwork)
 
 @dataclass(frozen=True)
 class EngineFromNetwork:
-    """Builds an engine, and loads it.
+    """Builds an engine and loads it; raises the errors of :class:`EngineBytesFromNetwork` and :class:`EngineFromBytes`.
 
     Attributes:
         network: A network's parts, or a callable that makes them.
-        config: A builder config, or a callable that makes one from builder and network; ``CreateConfig()`` unless given.
-        save_timing_cache: File to save the timing cache to, merged with what it has, or an open one.
+        config: A builder config, or a callable that makes one from builder and network; ``CreateConfig()`` by default.
+        save_timing_cache: As for :class:`EngineBytesFromNetwork`.
         runtime: A runtime to load the engine with, or a callable that makes one.
         dla_workspace_allocation_strategy: How engines of that runtime share DLA workspaces.
     """
@@ -213,11 +198,10 @@ class EngineFromNetwork:
 
     @property
     def timing_cache_path(self) -> str | os.PathLike[str] | IO[bytes] | None:
-        """Where the timing cache is saved, by Polygraphy's name for it."""
+        """Polygraphy's name of ``save_timing_cache``."""
         return self.save_timing_cache
 
     def __call__(self) -> Any:
-        """Build and load; raises what :class:`EngineBytesFromNetwork` and :class:`EngineFromBytes` raise."""
         plan = engine_bytes_from_network(self.network, self.config, self.save_timing_cache)
         return engine_from_bytes(plan, self.runtime, self.dla_workspace_allocation_strategy, allow_host_code=True)
 
@@ -229,15 +213,17 @@ engine_from_network = immediately(EngineFromNetwork)
 class EngineFromBytes:
     """Loads an engine from the bytes of its plan.
 
-    A plan is code for the GPU, and version compatible ones carry a runtime of their own, which is code for this machine.
-    The latter is run only where that is allowed.
+    A version compatible plan contains a runtime, which is code for the host. It only runs if that is allowed.
 
     Attributes:
         serialized_engine: The plan: bytes or any buffer, or a callable that makes it.
         runtime: A runtime to load it with, or a callable that makes one.
         dla_workspace_allocation_strategy: How engines of that runtime share DLA workspaces.
-        allow_host_code: Whether code for this machine in the plan may be run; as ``TRTOPS_ALLOW_HOST_CODE=1`` says unless
-            given.
+        allow_host_code: Whether host code in the plan may run; by default only if ``TRTOPS_ALLOW_HOST_CODE=1`` is set.
+
+    Raises:
+        EngineLoadError: If the bytes are damaged, or were built for another release or device.
+        BackendUnavailableError: If TensorRT or the GPU cannot be used here.
     """
 
     serialized_engine: ValueOrCallable[Any] = field(repr=False)
@@ -246,39 +232,28 @@ class EngineFromBytes:
     allow_host_code: bool | None = None
 
     def __call__(self) -> Any:
-        """Load it.
-
-        Raises:
-            EngineLoadError: If the bytes are damaged, or were built for another release or device.
-            BackendUnavailableError: If TensorRT or the GPU cannot be used here.
-        """
         plan = value_of(self.serialized_engine)
         runtime = library.make_runtime() if self.runtime is None else value_of(self.runtime)
-        if self.dla_workspace_allocation_strategy is not None:
-            library.line().set_dla_workspace_strategy(runtime, self.dla_workspace_allocation_strategy)
-        allowed = _is_host_code_allowed() if self.allow_host_code is None else self.allow_host_code
-        if allowed:  # left alone otherwise: whoever brings a runtime may have allowed it there
+        strategy = self.dla_workspace_allocation_strategy
+        if strategy is not None:
+            library.line().set_property(runtime, Feature.DLA_WORKSPACE_STRATEGY, strategy)
+        allowed = self.allow_host_code
+        if allowed is None:
+            allowed = os.environ.get("TRTOPS_ALLOW_HOST_CODE") == "1"
+        if allowed:  # not set to False otherwise: the caller's runtime may already allow it
             runtime.engine_host_code_allowed = True
         # Registers TensorRT's own plugins, which the engine may use; does nothing the second time.
         library.load().init_libnvinfer_plugins(library.get_trt_logger(), "")
         with library.collect_log() as lines:
             engine = runtime.deserialize_cuda_engine(plan)
         if engine is None:
+            host_code = "Or it contains host code: to allow that, set TRTOPS_ALLOW_HOST_CODE=1. "
             raise errors.EngineLoadError(
-                f"{library.line().name} cannot load this engine of {memoryview(plan).nbytes} bytes: it is damaged, or was "
-                f"built for another release or device. Rebuild it here. {'' if allowed else _HOST_CODE}{lines.tail()}"
+                f"{library.line().name} cannot load this engine of {memoryview(plan).nbytes} bytes: it is damaged, or "
+                "was built for another release or device. Rebuild it here. "
+                f"{'' if allowed else host_code}{lines.tail()}"
             )
         return engine
-
-
-_HOST_CODE = (
-    "Or it is version compatible, and so has code in it that runs on this machine outside the GPU: if you trust whoever "
-    "built it, set TRTOPS_ALLOW_HOST_CODE=1. "
-)
-
-
-def _is_host_code_allowed() -> bool:
-    return os.environ.get("TRTOPS_ALLOW_HOST_CODE") == "1"
 
 
 engine_from_bytes = immediately(EngineFromBytes)
@@ -286,7 +261,7 @@ engine_from_bytes = immediately(EngineFromBytes)
 
 @dataclass(frozen=True)
 class EngineFromPath:
-    """Loads an engine from a plan file.
+    """Loads an engine from a plan file; raises the errors of :class:`EngineFromBytes`, also if the file is missing.
 
     Attributes:
         path: The file.
@@ -299,11 +274,10 @@ class EngineFromPath:
     dla_workspace_allocation_strategy: Any = None
 
     def __call__(self) -> Any:
-        """Load it; raises what :class:`EngineFromBytes` raises, also where there is no such file."""
         import mmap
 
         try:
-            # Mapped, not read: TensorRT copies what it keeps, so the plan would be in memory twice.
+            # Mapped, since TensorRT makes its own copy: reading the file would keep the plan in memory twice.
             with open(self.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
                 return engine_from_bytes(plan, self.runtime, self.dla_workspace_allocation_strategy)
         except (OSError, ValueError) as exc:
@@ -315,16 +289,11 @@ engine_from_path = immediately(EngineFromPath)
 
 @dataclass(frozen=True)
 class BufferFromEngine:
-    """Serializes an engine, as ``trt.IHostMemory``.
-
-    Attributes:
-        engine: The engine, or a callable that makes one.
-    """
+    """Serializes an engine, or what a callable makes, to ``trt.IHostMemory``."""
 
     engine: ValueOrCallable[Any]
 
     def __call__(self) -> Any:
-        """Serialize it."""
         return value_of(self.engine).serialize()
 
 
@@ -333,16 +302,11 @@ buffer_from_engine = immediately(BufferFromEngine)
 
 @dataclass(frozen=True)
 class BytesFromEngine:
-    """Serializes an engine, as ``bytes``.
-
-    Attributes:
-        engine: The engine, or a callable that makes one.
-    """
+    """Serializes an engine, or what a callable makes, to ``bytes``."""
 
     engine: ValueOrCallable[Any]
 
     def __call__(self) -> bytes:
-        """Serialize it."""
         return bytes(buffer_from_engine(self.engine))
 
 
@@ -351,18 +315,17 @@ bytes_from_engine = immediately(BytesFromEngine)
 
 @dataclass(frozen=True)
 class SaveEngine:
-    """Writes an engine to a file, whole or not at all, and passes it on.
+    """Writes an engine to a file, completely or not at all, and returns the engine.
 
     Attributes:
         engine: The engine, or a callable that makes one.
-        path: The file, or an open one.
+        path: The file's path, or an open file.
     """
 
     engine: ValueOrCallable[Any]
     path: str | os.PathLike[str] | IO[Any]
 
     def __call__(self) -> Any:
-        """Make the engine, write it, and return it."""
         engine = value_of(self.engine)
         if not isinstance(self.path, (str, os.PathLike)):
             write_open_file(self.path, buffer_from_engine(engine))
@@ -376,29 +339,34 @@ save_engine = immediately(SaveEngine)
 
 
 def refit_engine(engine: Any, weights: Mapping[str, np.ndarray[Any, Any]] | onnx.ModelProto | bytes) -> tuple[str, ...]:
-    """Exchange weights of a refittable engine in place; contexts made before use the new ones.
+    """Replace weights of a refittable engine in place; existing contexts use the new ones.
 
     Args:
         engine: An engine built with ``refittable=True``.
         weights: Arrays by weight name (ONNX initializers keep their names), or an ONNX model or its bytes, whose
-            initializers are taken.
+            initializers are used.
 
     Returns:
         Names of the weights that were set.
 
     Raises:
         ConfigError: If the engine is not refittable, or has no weight of a name.
-        EngineBuildError: If TensorRT refuses the weights, or lacks some.
+        EngineBuildError: If TensorRT refuses the weights, or some are missing.
     """
     import numpy as np
+    import onnx
 
     if not engine.refittable:
         raise errors.ConfigError("The engine is not refittable. Build it with CreateConfig(refittable=True).")
     trt = library.load()
     refitter = trt.Refitter(engine, library.get_trt_logger())
     known = list(refitter.get_all_weights())
-    named = dict(weights) if isinstance(weights, Mapping) else _initializers_named(weights, known)
-    # Kept here: TensorRT reads from the arrays' memory until refit_cuda_engine returns.
+    if isinstance(weights, Mapping):
+        named = dict(weights)
+    else:
+        proto = onnx.ModelProto.FromString(weights) if isinstance(weights, bytes) else weights
+        named = {t.name: onnx.numpy_helper.to_array(t) for t in proto.graph.initializer if t.name in known}
+    # These references keep the arrays alive: TensorRT reads their memory until refit_cuda_engine returns.
     held = {name: np.ascontiguousarray(array) for name, array in named.items()}
     with library.collect_log() as lines:
         for name, array in held.items():
@@ -410,29 +378,17 @@ def refit_engine(engine: Any, weights: Mapping[str, np.ndarray[Any, Any]] | onnx
                 )
         if not refitter.refit_cuda_engine():
             missing = ", ".join(refitter.get_missing_weights()) or "none"
-            raise errors.EngineBuildError(f"Refitting failed; weights still missing: {missing}. {lines.tail()}")
+            raise errors.EngineBuildError(f"Refitting failed; missing weights: {missing}. {lines.tail()}")
     return tuple(held)
-
-
-def _initializers_named(model: onnx.ModelProto | bytes, known: Sequence[str]) -> dict[str, Any]:
-    import onnx
-
-    proto = onnx.ModelProto.FromString(model) if isinstance(model, bytes) else model
-    return {t.name: onnx.numpy_helper.to_array(t) for t in proto.graph.initializer if t.name in known}
 
 
 @dataclass(frozen=True)
 class OnnxLikeFromNetwork:
-    """Shows a TensorRT network as an ONNX model, for viewers; it does not run.
-
-    Attributes:
-        network: A network's parts, or a callable that makes them.
-    """
+    """Converts a TensorRT network, or what a callable makes, to an ONNX model for viewers; the model does not run."""
 
     network: ValueOrCallable[NetworkParts]
 
     def __call__(self) -> onnx.ModelProto:
-        """Draw the network."""
         from trtops.backend.trt.describe.onnx_like import draw
 
         return draw(make_iterable(value_of(self.network))[1])

@@ -1,7 +1,7 @@
-"""INT8 from a calibration cache of either format: as TensorRT's own text, or written into the model as Q/DQ nodes.
+"""INT8 from a calibration cache: as text for TensorRT's calibrators, or written into the model as Q/DQ nodes.
 
-Calibrators exist up to TensorRT 10.16, and quantize every layer that they can. Every release takes Q/DQ nodes; they are the
-only way from 11 on, and the only one that keeps chosen layers in higher precision.
+Calibrators exist up to TensorRT 10.16, and quantize every layer that they can. Every release takes Q/DQ nodes; they
+are the only way from 11 on, and the only one that keeps chosen layers in higher precision.
 """
 
 from __future__ import annotations
@@ -35,13 +35,7 @@ _CALIBRATIONS = {
 
 @dataclass(frozen=True)
 class Quantized:
-    """A model with Q/DQ nodes, and the ranges that they were made from.
-
-    Attributes:
-        model: The model.
-        calibration_cache: The cache: the bytes that were given, or else our JSON.
-        data_sha256: Digest of the calibration data, as far as known.
-    """
+    """A model with Q/DQ nodes, the calibration cache behind them, and the digest of the calibration data, if known."""
 
     model: onnx.ModelProto = field(repr=False)
     calibration_cache: bytes = field(repr=False)
@@ -51,15 +45,15 @@ class Quantized:
 def tensorrt_text(data: bytes, model: Model, config: BuildConfig, *, release: str, algorithm: str) -> bytes:
     """A calibration cache of either format as the text that one release's calibrator reads.
 
-    The header is rewritten for that calibrator, since it refuses a cache of another one or of another release, although
-    scales mean the same to all.
+    The header is rewritten: a calibrator refuses caches of others and of other releases, although the scales mean the
+    same.
 
     Args:
         data: The cache.
-        model: The model to build. Our own caches are checked for its tensors; TensorRT's have names of its own.
-        config: Says what to do about those that are missing.
+        model: The model to build. Our own caches are checked for its tensors; TensorRT's caches use other names.
+        config: Says what to do about missing tensors.
         release: TensorRT's release, such as ``8.6.0``.
-        algorithm: The calibrator that will read it (:data:`trtops.backend.trt.building.calibrator.ALGORITHMS`).
+        algorithm: A key of :data:`trtops.backend.trt.building.calibrator.ALGORITHMS`.
 
     Raises:
         CalibrationError: If the cache cannot be read or does not fit the model.
@@ -80,13 +74,13 @@ def tensorrt_text(data: bytes, model: Model, config: BuildConfig, *, release: st
 
 
 def quantize(model: Model, config: BuildConfig, cache: bytes | None, data: Iterable[Feed] | None) -> Quantized:
-    """Write INT8 into a model, with ranges from a cache, or else from running it in ONNX Runtime on the CPU.
+    """Write Q/DQ nodes into a model, with ranges from a cache or from calibration in ONNX Runtime on the CPU.
 
     Args:
         model: The model.
         config: Which layers to keep, and what to do about missing ranges.
         cache: A calibration cache of either format.
-        data: Calibration data, unless there is a cache.
+        data: Calibration data, used without a cache.
 
     Raises:
         CalibrationError: If there is neither cache nor data, or they do not fit the model.

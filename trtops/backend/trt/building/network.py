@@ -1,7 +1,7 @@
-"""Loaders that make TensorRT networks: empty ones, and those that an ONNX model describes.
+"""Loaders that make TensorRT networks: empty ones, and networks from ONNX models.
 
-Each makes ``(builder, network)`` or, from ONNX, ``(builder, network, parser)``. Keep the parser until the engine is built: it
-holds the weights. Each has a twin in snake_case, which does the same at once.
+Each returns ``(builder, network)`` or, from ONNX, ``(builder, network, parser)``. Keep the parser until the engine is
+built: it holds the weights. For each class there is a function in snake_case that creates the loader and calls it.
 """
 
 from __future__ import annotations
@@ -29,17 +29,21 @@ NetworkParts: TypeAlias = "tuple[Any, ...]"
 """``(builder, network)`` or ``(builder, network, parser)``."""
 
 _IN_THE_ROOT = "/model.onnx"
-"""The place of a model whose weights are named from the root folder."""
+"""Path given to the parser for a model whose weights have absolute paths."""
 
 
 @dataclass(frozen=True)
 class CreateNetwork:
-    """Makes an empty network, to fill with ``func.extend``.
+    """Makes an empty network, to be filled with ``func.extend``.
 
     Attributes:
-        explicit_batch: Accepted for scripts that pass it; every network has an explicit batch.
+        explicit_batch: Ignored: every network has an explicit batch.
         strongly_typed: Take every precision from the tensors. On TensorRT 11 and RTX all networks do.
-        mark_unfused_tensors_as_debug_tensors: Report every tensor that survives fusion to a debug listener.
+        mark_unfused_tensors_as_debug_tensors: Report every tensor that is not fused away to a debug listener.
+
+    Raises:
+        BackendUnavailableError: If TensorRT or the GPU cannot be used here.
+        UnsupportedFeatureError: If this release lacks a requested option.
     """
 
     explicit_batch: bool | None = None
@@ -47,12 +51,6 @@ class CreateNetwork:
     mark_unfused_tensors_as_debug_tensors: bool = False
 
     def __call__(self) -> tuple[Any, Any]:
-        """Make the builder and the network.
-
-        Raises:
-            BackendUnavailableError: If TensorRT or the GPU cannot be used here.
-            UnsupportedFeatureError: If this release lacks an option that is asked for.
-        """
         line = library.line()
         builder = library.make_builder()
         network = builder.create_network(line.network_flags(self.strongly_typed))
@@ -68,17 +66,23 @@ create_network = immediately(CreateNetwork)
 
 @dataclass(frozen=True)
 class ParserOptions:
-    """What both loaders from ONNX take in addition to the model.
+    """Options of the loaders from ONNX.
 
     Attributes:
         flags: Flags of the ONNX parser (``trt.OnnxParserFlag``).
-        plugin_instancenorm: Use the InstanceNormalization plugin rather than TensorRT's own layer.
+        plugin_instancenorm: Use the InstanceNormalization plugin instead of TensorRT's own layer.
         strongly_typed: Take every precision from the model. On TensorRT 11 and RTX all networks do.
-        mark_unfused_tensors_as_debug_tensors: Report every tensor that survives fusion to a debug listener.
-        enable_uint8_asymmetric_quantization_dla: Let the parser take UINT8 and asymmetric quantization for DLA.
-        config: The builder config that the network will be built with. Where precision flags are gone, the precisions
-            it asks for are written into the model before it is parsed. ``EngineFromNetwork`` fills it in.
-        layer_precisions: Precisions by node name for the same purpose; :class:`SetLayerPrecisions` fills it in.
+        mark_unfused_tensors_as_debug_tensors: Report every tensor that is not fused away to a debug listener.
+        enable_uint8_asymmetric_quantization_dla: Allow UINT8 and asymmetric quantization on DLA.
+        config: The builder config for this network. On releases without precision flags, its precisions are written
+            into the model before it is parsed. ``EngineFromNetwork`` sets it.
+        layer_precisions: Precisions by node name, for the same purpose; :class:`SetLayerPrecisions` sets it.
+
+    Raises:
+        InvalidModelError: If the model cannot be read.
+        EngineBuildError: If TensorRT cannot parse it; the message has the parser's errors.
+        BackendUnavailableError: If TensorRT or the GPU cannot be used here.
+        UnsupportedFeatureError: If this release lacks a requested option.
     """
 
     flags: Sequence[Any] | None = None
@@ -90,15 +94,15 @@ class ParserOptions:
     layer_precisions: Mapping[str, object] | None = field(default=None, kw_only=True)
 
     def _model_precision(self, line: ReleaseLine) -> precision.ModelPrecision:
-        """The precisions to write into the model; none on releases that have flags for them."""
+        """The precisions to write into the model; none on releases with precision flags."""
         if line.supports(Feature.PRECISION_FLAGS) and not self.strongly_typed:
             return precision.ModelPrecision()
         return precision.ModelPrecision.of(precisions_of(self.config), self.layer_precisions)
 
     def _parse_model(self, model: onnx.ModelProto, what: str) -> tuple[Any, Any, Any]:
-        """Parse a model in memory, with the precisions that are to be written into it.
+        """Parse a model in memory, after writing the requested precisions into it.
 
-        Weights that a lean model (:meth:`trtops.backend.onnx.model.Model.proto`) has in files, the parser reads there.
+        The parser reads the weights of a lean model (:meth:`trtops.backend.onnx.model.Model.proto`) from their files.
         """
         from trtops.backend.onnx.model import is_lean
         from trtops.backend.onnx.save import serialize, serialize_lean
@@ -118,21 +122,20 @@ class ParserOptions:
         trt = library.load()
         builder, network = create_network(None, self.strongly_typed, self.mark_unfused_tensors_as_debug_tensors)
         parser = trt.OnnxParser(network, library.get_trt_logger())
-        line.set_parser_flags(parser, self._parser_flags(line))
+        parser_flags = list(self.flags or ())
+        # Up to 8.6 the plugin was the parser's default; since 10 the native layer is.
+        if line.supports(Feature.PARSER_FLAGS) and not self.plugin_instancenorm:
+            parser_flags.append(line.native_instancenorm_flag())
+        line.set_parser_flags(parser, parser_flags)
         if self.enable_uint8_asymmetric_quantization_dla:
             config = self.config(builder, network) if callable(self.config) else self.config
             line.allow_uint8_on_dla(parser, builder.create_builder_config() if config is None else config)
         with library.collect_log() as lines:
             if not read(parser):
-                raise errors.EngineBuildError(f"TensorRT cannot parse {what}. {_parser_errors(parser)} {lines.tail()}")
+                found = [parser.get_error(index) for index in range(parser.num_errors)]
+                listed = "; ".join(f"node {error.node()}: {error.desc()}" for error in found)
+                raise errors.EngineBuildError(f"TensorRT cannot parse {what}. {listed} {lines.tail()}")
         return builder, network, parser
-
-    def _parser_flags(self, line: ReleaseLine) -> list[Any]:
-        chosen = list(self.flags or ())
-        # Up to 8.6 the plugin was the parser's default; from 10 on the flag is, and the plugin has to be asked for.
-        if line.supports(Feature.PARSER_FLAGS) and not self.plugin_instancenorm:
-            chosen.append(line.native_instancenorm_flag())
-        return chosen
 
 
 @dataclass(frozen=True)
@@ -142,21 +145,13 @@ class _OnnxPath:
 
 @dataclass(frozen=True)
 class NetworkFromOnnxPath(ParserOptions, _OnnxPath):
-    """Parses an ONNX file, with external data beside it if it has any.
+    """Parses an ONNX file, with its external data.
 
     Attributes:
-        path: The file. The other attributes are those of :class:`NetworkFromOnnxBytes`.
+        path: The file. The other attributes are those of :class:`ParserOptions`.
     """
 
     def __call__(self) -> tuple[Any, Any, Any]:
-        """Parse the file.
-
-        Raises:
-            InvalidModelError: If there is no such file.
-            EngineBuildError: If TensorRT cannot parse it; the message has the parser's errors.
-            BackendUnavailableError: If TensorRT or the GPU cannot be used here.
-            UnsupportedFeatureError: If this release lacks an option that is asked for.
-        """
         path = os.fspath(self.path)
         if not os.path.isfile(path):
             raise errors.InvalidModelError(f"{path} does not exist; expected an ONNX file.")
@@ -167,7 +162,7 @@ class NetworkFromOnnxPath(ParserOptions, _OnnxPath):
         if library.line().reads_bare_constants:
             return self._parse(lambda parser: parser.parse_from_file(path), path)
         data = readable(Path(path).read_bytes())
-        return self._parse(lambda parser: parser.parse(data, path), path)  # the path says where external data is
+        return self._parse(lambda parser: parser.parse(data, path), path)  # external data is found relative to the path
 
 
 network_from_onnx_path = immediately(NetworkFromOnnxPath)
@@ -175,16 +170,15 @@ network_from_onnx_path = immediately(NetworkFromOnnxPath)
 
 @dataclass(frozen=True)
 class NetworkFromModel(ParserOptions):
-    """Parses a model in memory, whose weights may lie in files (:meth:`trtops.backend.onnx.model.Model.proto`, lean).
+    """Parses a model in memory, whose weights may be in files (:meth:`trtops.backend.onnx.model.Model.proto`, lean).
 
     Attributes:
-        model: The model; not changed. The other attributes are those of :class:`NetworkFromOnnxBytes`.
+        model: The model; not changed. The other attributes are those of :class:`ParserOptions`.
     """
 
     model: onnx.ModelProto = field(kw_only=True, repr=False)
 
     def __call__(self) -> tuple[Any, Any, Any]:
-        """Parse the model; raises what :class:`NetworkFromOnnxPath` raises, and InvalidModelError beyond 2 GiB inside."""
         return self._parse_model(self.model, "the ONNX model")
 
 
@@ -195,22 +189,13 @@ class _OnnxBytes:
 
 @dataclass(frozen=True)
 class NetworkFromOnnxBytes(ParserOptions, _OnnxBytes):
-    """Parses a serialized ONNX model, which must have its weights inside.
+    """Parses a serialized ONNX model that contains its weights.
 
     Attributes:
-        model_bytes: The bytes, or a callable that makes them.
-        flags: Flags of the ONNX parser (``trt.OnnxParserFlag``).
-        plugin_instancenorm: Use the InstanceNormalization plugin rather than TensorRT's own layer.
-        strongly_typed: Take every precision from the model. On TensorRT 11 and RTX all networks do.
-        mark_unfused_tensors_as_debug_tensors: Report every tensor that survives fusion to a debug listener.
-        enable_uint8_asymmetric_quantization_dla: Let the parser take UINT8 and asymmetric quantization for DLA.
-        config: The builder config that the network will be built with. Where precision flags are gone, the precisions
-            it asks for are written into the model before it is parsed. ``EngineFromNetwork`` fills it in.
-        layer_precisions: Precisions by node name for the same purpose; :class:`SetLayerPrecisions` fills it in.
+        model_bytes: The bytes, or a callable that makes them. The other attributes are those of :class:`ParserOptions`.
     """
 
     def __call__(self) -> tuple[Any, Any, Any]:
-        """Parse the bytes; raises what :class:`NetworkFromOnnxPath` raises."""
         data = value_of(self.model_bytes)
         if self._model_precision(library.line()):
             from trtops.backend.onnx.parsing import parse_proto
@@ -224,10 +209,10 @@ network_from_onnx_bytes = immediately(NetworkFromOnnxBytes)
 
 
 def readable(model_bytes: bytes) -> bytes:
-    """A serialized model that this release's parser reads correctly; the nodes keep their positions.
+    """A serialized model, changed if this release's parser would misread it; the nodes keep their positions.
 
     Raises:
-        InvalidModelError: If it has to be changed for that, and is no ONNX model.
+        InvalidModelError: If it has to be changed, and is no ONNX model.
     """
     from trtops.backend.onnx import constants
     from trtops.backend.onnx.parsing import parse_proto
@@ -238,13 +223,8 @@ def readable(model_bytes: bytes) -> bytes:
     return model.SerializeToString() if constants.spell_out(model) else model_bytes
 
 
-def _parser_errors(parser: Any) -> str:
-    found = [parser.get_error(index) for index in range(parser.num_errors)]
-    return "; ".join(f"node {error.node()}: {error.desc()}" for error in found)
-
-
 def precisions_of(loader: Any) -> tuple[str, ...]:
-    """The precisions below FP32 that a builder config's loader asks for; none if the loader is not ours."""
+    """The precisions below FP32 of a builder config's loader; none if the loader is not ours."""
     from trtops.backend.trt.building.config import CreateConfig, PostprocessConfig
 
     if isinstance(loader, PostprocessConfig):

@@ -1,6 +1,6 @@
-"""Loaders that change what another one made: its outputs, its precisions, types and formats.
+"""Loaders that change a network: its outputs, precisions, data types and formats.
 
-Each has a twin in snake_case, which does the same at once.
+For each class there is a function in snake_case that creates the loader and calls it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from trtops.patterns import expand
 log = logging.getLogger(__name__)
 
 MARK_ALL = "mark-all"
-"""As ``outputs``: every tensor that can be an output becomes one. ``["mark", "all"]`` means the same."""
+"""Value of ``outputs``: every tensor that can be an output becomes one. ``["mark", "all"]`` means the same."""
 
 
 def network_parts(made: Any) -> NetworkParts:
-    """A builder, a network and perhaps a parser, as what makes networks returns them.
+    """The result of a network loader: a builder, a network and perhaps a parser.
 
     Raises:
-        ConfigError: If it returned something else.
+        ConfigError: If it is something else.
     """
     parts: NetworkParts = make_iterable(made)
     if len(parts) < 2 or parts[0] is None or parts[1] is None:
@@ -42,12 +42,11 @@ def network_parts(made: Any) -> NetworkParts:
 
 @dataclass(frozen=True)
 class _Postprocess:
-    """A loader that changes what another one made. A network given in place of a loader is changed in place."""
+    """A loader that changes the network of another loader. A network that was given directly is changed in place."""
 
     network: ValueOrCallable[NetworkParts]
 
     def __call__(self) -> NetworkParts:
-        """Make the network and change it; returns everything that the inner loader made."""
         parts = network_parts(value_of(self.network))
         self.change(parts[1])
         return parts
@@ -64,7 +63,7 @@ class PostprocessNetwork(_Postprocess):
     Attributes:
         network: The network's parts, or a callable that makes them.
         func: Called as ``func(network=network)``; changes it in place.
-        name: What to call the function in the log.
+        name: The function's name in the log.
     """
 
     func: Callable[..., None]
@@ -75,7 +74,6 @@ class PostprocessNetwork(_Postprocess):
             raise errors.ConfigError(f"PostprocessNetwork got {self.func!r} as func; expected a function.")
 
     def change(self, network: Any) -> None:
-        """Call the function."""
         log.info("Applying %s to the network", self.name or getattr(self.func, "__name__", self.func))
         self.func(network=network)
 
@@ -89,10 +87,13 @@ class ModifyNetworkOutputs(_Postprocess):
 
     Attributes:
         network: The network's parts, or a callable that makes them.
-        outputs: Names or patterns (``conv*``) of the tensors that become the outputs, in place of the present ones; or
-            :data:`MARK_ALL`. None keeps the outputs.
+        outputs: Names or patterns (``conv*``) of the tensors that replace the outputs, or :data:`MARK_ALL`. None keeps
+            the outputs.
         exclude_outputs: Names or patterns of outputs to remove.
         mark_layer_types: Types of layers (``CONVOLUTION``) whose outputs become the network's.
+
+    Raises:
+        ConfigError: If the network has no tensor or layer type of a name, or no output is left.
     """
 
     outputs: Sequence[str] | str | None = None
@@ -100,11 +101,6 @@ class ModifyNetworkOutputs(_Postprocess):
     mark_layer_types: Sequence[str] | None = None
 
     def change(self, network: Any) -> None:
-        """Mark and unmark.
-
-        Raises:
-            ConfigError: If a tensor or layer type is named that the network does not have, or no output is left.
-        """
         tensors = tensors_of(network)
         wanted = self._output_names(network, tensors)
         if wanted is not None:
@@ -141,19 +137,21 @@ modify_network_outputs = immediately(ModifyNetworkOutputs)
 
 @dataclass(frozen=True)
 class SetLayerPrecisions(_Postprocess):
-    """Sets the precision that layers compute in; ``precision_constraints`` of the builder config make it binding.
+    """Sets the precision of layers; ``precision_constraints`` of the builder config make it binding.
 
-    On releases without per-layer precisions the ONNX model is changed instead, before it is parsed.
+    On releases without per-layer precisions the ONNX model is changed before it is parsed.
 
     Attributes:
         network: The network's parts, or a callable that makes them.
         layer_precisions: Data types by layer name or pattern: ``trt.DataType``, numpy dtypes or names.
+
+    Raises:
+        ConfigError: If the network has no layer of a name.
     """
 
     layer_precisions: Mapping[str, object] = field(default_factory=dict)
 
     def __call__(self) -> NetworkParts:
-        """Make the network with these precisions."""
         if library.line().supports(Feature.LAYER_PRECISION):
             return super().__call__()
         loader = with_layer_precisions(self.network, self.layer_precisions)
@@ -163,11 +161,6 @@ class SetLayerPrecisions(_Postprocess):
         return parts
 
     def change(self, network: Any) -> None:
-        """Set the precisions.
-
-        Raises:
-            ConfigError: If a layer is named that the network does not have.
-        """
         layers = {layer.name: layer for layer in layers_of(network)}
         for pattern, dtype in self.layer_precisions.items():
             for name in expand([pattern], layers, of="The network", what="layer"):
@@ -184,16 +177,14 @@ class SetTensorDatatypes(_Postprocess):
     Attributes:
         network: The network's parts, or a callable that makes them.
         tensor_datatypes: Data types by tensor name or pattern, or one for all floating-point inputs and outputs.
+
+    Raises:
+        ConfigError: If a name is no input or output.
     """
 
     tensor_datatypes: Mapping[str, object] | object = field(default_factory=dict)
 
     def change(self, network: Any) -> None:
-        """Set the data types.
-
-        Raises:
-            ConfigError: If a tensor is named that is no input or output.
-        """
         tensors = io_of(network)
         wanted = self.tensor_datatypes
         if not isinstance(wanted, Mapping):
@@ -209,29 +200,32 @@ set_tensor_datatypes = immediately(SetTensorDatatypes)
 
 @dataclass(frozen=True)
 class SetTensorFormats(_Postprocess):
-    """Sets which memory formats a network's inputs and outputs may have.
+    """Sets the allowed memory formats of a network's inputs and outputs.
 
     Attributes:
         network: The network's parts, or a callable that makes them.
         tensor_formats: Formats (``trt.TensorFormat`` or their names) by tensor name or pattern, or one list for all.
+
+    Raises:
+        ConfigError: If a name is no input or output, or a format does not exist.
     """
 
     tensor_formats: Mapping[str, Sequence[Any]] | Sequence[Any] = field(default_factory=dict)
 
     def change(self, network: Any) -> None:
-        """Set the formats.
-
-        Raises:
-            ConfigError: If a tensor is named that is no input or output, or a format that does not exist.
-        """
         tensors = io_of(network)
         wanted = self.tensor_formats
         if not isinstance(wanted, Mapping):
             wanted = dict.fromkeys(tensors, wanted)
+        members = library.load().TensorFormat.__members__
         for pattern, formats in wanted.items():
             mask = 0
             for item in formats:
-                mask |= 1 << int(_tensor_format(item))
+                if isinstance(item, str) and item.upper() not in members:
+                    raise errors.ConfigError(
+                        f"TensorRT has no tensor format {item!r}. {errors.near(item.upper(), members)}"
+                    )
+                mask |= 1 << int(members[item.upper()] if isinstance(item, str) else item)
             for name in expand([pattern], tensors, of="The network", what="input or output"):
                 tensor = tensors[name]
                 tensor.allowed_formats = mask
@@ -240,21 +234,11 @@ class SetTensorFormats(_Postprocess):
 set_tensor_formats = immediately(SetTensorFormats)
 
 
-def _tensor_format(item: Any) -> Any:
-    members = library.load().TensorFormat.__members__
-    if isinstance(item, str):
-        if item.upper() not in members:
-            raise errors.ConfigError(f"TensorRT has no tensor format {item!r}. {errors.near(item.upper(), members)}")
-        return members[item.upper()]
-    return item
-
-
 @dataclass(frozen=True)
 class SetDecomposableAttentions(_Postprocess):
-    """Lets the builder split attention layers that it has no fused kernel for."""
+    """Lets the builder split attention layers that have no fused kernel."""
 
     def change(self, network: Any) -> None:
-        """Mark the attention layers."""
         library.line().decompose_attention(network)
 
 
@@ -263,21 +247,19 @@ set_decomposable_attentions = immediately(SetDecomposableAttentions)
 
 @dataclass(frozen=True)
 class MarkDebug(_Postprocess):
-    """Marks tensors whose values a debug listener gets; unlike outputs, they hardly keep layers from being fused.
+    """Marks tensors for a debug listener; unlike outputs, they hardly prevent fusion.
 
     Attributes:
         network: The network's parts, or a callable that makes them.
         mark_debug: Names or patterns of tensors.
+
+    Raises:
+        ConfigError: If the network has no tensor of a name.
     """
 
     mark_debug: Sequence[str] = ()
 
     def change(self, network: Any) -> None:
-        """Mark the tensors.
-
-        Raises:
-            ConfigError: If a tensor is named that the network does not have.
-        """
         tensors = tensors_of(network)
         for name in expand(self.mark_debug, tensors, of="The network", what="tensor"):
             library.line().mark_debug(network, tensors[name])
@@ -287,7 +269,7 @@ mark_debug = immediately(MarkDebug)
 
 
 def with_config(loader: Any, config: Any) -> Any:
-    """The same network loader with the builder config that it is for; other callables and networks as they are."""
+    """A network loader with the builder config that it is for; other callables and networks unchanged."""
     if isinstance(loader, ParserOptions):
         return loader if loader.config is not None else dataclasses.replace(loader, config=config)
     if isinstance(loader, _Postprocess):
@@ -296,7 +278,7 @@ def with_config(loader: Any, config: Any) -> Any:
 
 
 def with_layer_precisions(loader: Any, layer_precisions: Mapping[str, object]) -> Any:
-    """The same network loader with precisions to write into its ONNX model; None if it loads no ONNX model."""
+    """A network loader with precisions to write into its ONNX model; None if it loads no ONNX model."""
     if isinstance(loader, ParserOptions):
         merged = {**(loader.layer_precisions or {}), **layer_precisions}
         return dataclasses.replace(loader, layer_precisions=merged)

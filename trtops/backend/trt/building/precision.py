@@ -1,4 +1,4 @@
-"""Precisions written into the ONNX model, for releases and networks that take every precision from their tensors."""
+"""Precisions written into the ONNX model, for strongly typed networks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ModelPrecision:
 
     @classmethod
     def of(cls, precisions: Iterable[str], layers: Mapping[str, object] | None) -> ModelPrecision:
-        """From a builder config's precisions and :class:`SetLayerPrecisions`' mapping."""
+        """From a builder config's precisions and the mapping of :class:`SetLayerPrecisions`."""
         types = {name: DataType.of(_own_type(dtype)) for name, dtype in (layers or {}).items()}
         return cls(precisions=tuple(precisions), layers=tuple(types.items()))
 
@@ -46,19 +46,19 @@ def _own_type(dtype: object) -> object:
 
 
 def write_into_model(model: onnx.ModelProto, wanted: ModelPrecision, weights: Path | None = None) -> onnx.ModelProto:
-    """Write precisions into an ONNX model: Cast nodes around what becomes FP16; inputs and outputs keep their types.
+    """Write precisions into an ONNX model with Cast nodes; inputs and outputs keep their types.
 
     Args:
         model: The model, with its weights inside, or lean (:meth:`trtops.backend.onnx.model.Model.proto`); not changed.
         wanted: What to write.
-        weights: A folder of the caller's for a lean model's weights in FP16, as long as the result is used.
+        weights: A folder for a lean model's weights in FP16; it must exist as long as the result is used.
 
     Returns:
         The model to parse as a strongly typed network.
 
     Raises:
-        UnsupportedFeatureError: For BF16 and FP8, which are not written; for INT8 unless the model is quantized.
-        ConfigError: If a layer is named that the model does not have.
+        UnsupportedFeatureError: For BF16 and FP8; for INT8 unless the model is quantized.
+        ConfigError: If the model has no layer of a name.
     """
     for precision in wanted.precisions:
         if precision == "int8":
@@ -77,21 +77,17 @@ def write_into_model(model: onnx.ModelProto, wanted: ModelPrecision, weights: Pa
 
 
 def require_quantized(quantized: bool) -> None:
-    """Refuse INT8 in a strongly typed network whose model has no Q/DQ nodes.
-
-    Raises:
-        UnsupportedFeatureError: If it has none; says how to get them.
-    """
+    """Raise UnsupportedFeatureError for INT8 in a strongly typed network without Q/DQ nodes."""
     if not quantized:
         raise errors.UnsupportedFeatureError(
-            f"{library.line().name} takes INT8 from Q/DQ nodes in the model, and this model has none. TensorRTBackend puts "
-            "them in, from calibration data or a calibration cache; for a loader, insert_qdq of "
+            f"{library.line().name} takes INT8 from Q/DQ nodes in the model, and this model has none. TensorRTBackend "
+            "puts them in, from calibration data or a calibration cache; for a loader, insert_qdq of "
             "trtops.backend.onnx.quantize does."
         )
 
 
 def _fp32_nodes(model: onnx.ModelProto, wanted: ModelPrecision) -> list[str] | None:
-    """Names of the nodes that stay FP32; None if all do."""
+    """Names of the nodes that stay FP32; None if all of them do."""
     names = [node.name for node in model.graph.node]
     chosen: dict[str, DataType] = {}
     for pattern, dtype in wanted.layers:
@@ -106,33 +102,20 @@ def _fp32_nodes(model: onnx.ModelProto, wanted: ModelPrecision) -> list[str] | N
     return None if len(excluded) == len(names) else excluded
 
 
-_UNTYPED = frozenset(
-    [
-        "CONSTANT",
-        "SHAPE",
-        "CAST",
-        "QUANTIZE",
-        "DEQUANTIZE",
-        "CONDITION",
-        "CONDITIONAL_INPUT",
-        "CONDITIONAL_OUTPUT",
-        "TRIP_LIMIT",
-        "RECURRENCE",
-        "ITERATOR",
-        "LOOP_OUTPUT",
-        "PLUGIN",
-        "PLUGIN_V2",
-        "PLUGIN_V3",
-    ]
-)
+# fmt: off
+_UNTYPED = frozenset({
+    "CONSTANT", "SHAPE", "CAST", "QUANTIZE", "DEQUANTIZE", "CONDITION", "CONDITIONAL_INPUT", "CONDITIONAL_OUTPUT",
+    "TRIP_LIMIT", "RECURRENCE", "ITERATOR", "LOOP_OUTPUT", "PLUGIN", "PLUGIN_V2", "PLUGIN_V3",
+})
+# fmt: on
 """Types of layers whose precision cannot be chosen."""
 
 
 def allow_layer_precisions(network: Any, config: Any) -> None:
-    """Let the builder use 16-bit precisions that single layers ask for and its flags do not allow.
+    """Allow the 16-bit precisions that single layers ask for.
 
-    Without this TensorRT refuses the network. The flag alone would allow the precision for every layer, so the other layers
-    are fixed to FP32; not where INT8 is on, which needs them free.
+    TensorRT refuses the network otherwise. The flag alone would allow the precision for every layer, so the other
+    layers are fixed to FP32; not where INT8 is on, which needs them free.
 
     Args:
         network: The network. Layers of a weakly typed one may get a precision; others stay as they are.
@@ -153,13 +136,17 @@ def allow_layer_precisions(network: Any, config: Any) -> None:
         # Not "obey": for regions of many layers that Myelin compiles, 8.6 finds no implementation that obeys.
         line.set_precision_constraints(config, "prefer")
     if line.takes_precision(config, "int8"):
-        library.remark(f"Layers ask for {' and '.join(missing)}: the builder may choose it for other layers as well.")
+        library.log_warning(
+            f"Layers ask for {' and '.join(missing)}: the builder may choose it for other layers as well."
+        )
         return
     for layer in layers:
         floats = all(layer.get_output_type(index) == trt.DataType.FLOAT for index in range(layer.num_outputs))
         if asked[layer.name] is None and floats and layer.type.name not in _UNTYPED:
             line.set_layer_precision(layer, trt.DataType.FLOAT)
-    library.remark(f"Layers ask for {' and '.join(missing)}, the build does not: all other layers are fixed to fp32.")
+    library.log_warning(
+        f"Layers ask for {' and '.join(missing)}, the build does not: all other layers are fixed to fp32."
+    )
 
 
 def check_network(network: Any, precisions: Iterable[str]) -> None:
@@ -183,7 +170,7 @@ def check_network(network: Any, precisions: Iterable[str]) -> None:
     for precision, name in (("fp16", "HALF"), ("bf16", "BF16"), ("fp8", "FP8")):
         if precision in wanted and name not in found:
             raise errors.UnsupportedFeatureError(
-                f"{precision}=True, but this network is strongly typed and has no {precision} tensor: it would build in "
-                f"{'/'.join(sorted(found)).lower()}. Let the loader put the precision into the model: "
+                f"{precision}=True, but this network is strongly typed and has no {precision} tensor: it would build "
+                f"in {'/'.join(sorted(found)).lower()}. Let the loader put the precision into the model: "
                 "NetworkFromOnnxPath(path, config=config), or convert the model first."
             )

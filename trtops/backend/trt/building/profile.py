@@ -20,11 +20,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ShapeTuple:
-    """The shapes of one input in one profile, or the values of a shape tensor.
+    """Shapes of one input in one profile, or values of a shape tensor.
 
     Attributes:
         min: Smallest sizes.
-        opt: Sizes to be fastest at.
+        opt: Sizes to optimize for.
         max: Largest sizes.
     """
 
@@ -40,7 +40,7 @@ class ShapeTuple:
 
 
 class Profile(dict[str, ShapeTuple]):
-    """Shapes by input name or pattern; built by chained :meth:`add` calls."""
+    """Shapes by input name or pattern; :meth:`add` calls can be chained."""
 
     @classmethod
     def of(cls, wanted: OptimizationProfile) -> Self:
@@ -59,17 +59,17 @@ class Profile(dict[str, ShapeTuple]):
         raise errors.ConfigError(f"The profile has no shapes for {name!r}. {errors.near(name, self)}")
 
     def find(self, name: str) -> ShapeTuple | None:
-        """The shapes of an input by its name or by the first pattern that fits; None if there are none."""
+        """The shapes of an input, by its name or the first pattern that matches; None if there is no entry."""
         if name in self:
             return self[name]
         return next((shapes for pattern, shapes in self.items() if fnmatch.fnmatch(name, pattern)), None)
 
     def fill_defaults(self, network: Any, default_shape_value: int | None = None) -> Self:
-        """Add the inputs that the profile lacks, with a fixed size in place of each dynamic one.
+        """Add missing inputs, with a fixed size for each dynamic dimension.
 
         Args:
             network: The network.
-            default_shape_value: That size; 1 unless given.
+            default_shape_value: This size; 1 by default.
 
         Returns:
             The profile itself.
@@ -95,7 +95,7 @@ class Profile(dict[str, ShapeTuple]):
         return self
 
     def to_trt(self, builder: Any, network: Any) -> Any:
-        """The profile as TensorRT's own.
+        """The profile as ``trt.IOptimizationProfile``.
 
         Args:
             builder: The builder that the engine will be built with.
@@ -142,7 +142,8 @@ def _set_shapes(profile: Any, tensor: Any, shapes: ShapeTuple) -> None:
         )
     if not all(lo <= mid <= hi for lo, mid, hi in zip(*shapes)):
         raise errors.ConfigError(
-            f"Input {name!r}: min {shapes.min}, opt {shapes.opt}, max {shapes.max}; expected min <= opt <= max throughout."
+            f"Input {name!r}: min {shapes.min}, opt {shapes.opt}, max {shapes.max}; expected min <= opt <= max "
+            "throughout."
         )
     try:
         if tensor.is_shape_tensor:

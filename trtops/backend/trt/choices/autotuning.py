@@ -1,8 +1,8 @@
-"""What TensorRT's log tells of the tactics that it timed, on releases with an editable timing cache (10.8 and later).
+"""Reads the timed tactics from TensorRT's log, on releases with an editable timing cache (10.8 and later).
 
-There is no call for this. In editable mode the builder writes a table into its verbose log for each op that it times: the
-op's name, its key in the timing cache, every tactic with its kernel and cost, and the one selected; since 11 the ONNX nodes
-too. NVIDIA reads the same table in its sample ``sampleEditableTimingCache``, whose README prints one.
+There is no call for this. In editable mode the builder writes a table into its verbose log for each op that it times:
+the op's name, its key in the timing cache, every tactic with its kernel and cost, and the one selected; since 11 the
+ONNX nodes too. NVIDIA reads the same table in its sample ``sampleEditableTimingCache``, whose README prints one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Candidate(Record):
     Attributes:
         tactic_hash: Its number in the timing cache, 64 bits, unsigned.
         kernel: The kernel's name.
-        milliseconds: What it took.
+        milliseconds: Its time.
     """
 
     tactic_hash: int
@@ -34,9 +34,9 @@ class TimedOp(Record):
     """An op that was timed.
 
     Attributes:
-        op: Its name: a layer's name of the network, or what TensorRT made of several.
+        op: Its name: a layer of the network, or a combination of several.
         key: Its key in the timing cache, ``0x`` and 32 hexadecimal digits.
-        onnx_nodes: The ONNX nodes it comes from, where the release says so.
+        onnx_nodes: Its ONNX nodes, if the release logs them.
         candidates: Every tactic that was timed, fastest first.
     """
 

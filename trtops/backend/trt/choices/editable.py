@@ -1,11 +1,13 @@
 """Recording, replaying and replacing tactics through the editable timing cache, on TensorRT 10.8 and later.
 
-In editable mode every op has an entry of its own in the timing cache: a key, and the hash of the tactic that was chosen. The
-builder's log names the op of a key and the other tactics that were timed for it (:mod:`.autotuning`); the engine inspector
-names the kernel of each layer. A layer is tied to a key only where both agree. A build that finds all keys in its cache times
+In editable mode every op has an entry of its own in the timing cache: a key, and the hash of the tactic that was
+chosen. The builder's log names the op of a key and the other tactics that were timed for it (:mod:`.autotuning`); the
+engine inspector names the kernel of each layer. A layer is tied to a key only where both agree. A build that finds all
+keys in its cache times
 nothing: so a tactic is replayed by writing the recorded hashes, and replaced by writing another and building again, as
-NVIDIA's sample ``sampleEditableTimingCache`` does. What the builder made of the cache is checked afterwards, key by key.
-Hashes are compared, not the cache's bytes. Layers inside fused regions have no entry; they are recorded as not replayable.
+NVIDIA's sample ``sampleEditableTimingCache`` does. What the builder made of the cache is checked afterwards, key by
+key. Hashes are compared, not the cache's bytes. Layers inside fused regions have no entry; they are recorded as not
+replayable.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from trtops import errors
 from trtops.backend.trt import library
 from trtops.backend.trt.choices import autotuning, selector
 from trtops.backend.trt.choices.autotuning import Candidate, TimedOp
+from trtops.backend.trt.lines import Feature
 from trtops.spec import Layer
 from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticChoice, TacticRecord
@@ -121,8 +124,8 @@ def prepare_replay(config: Any, record: TacticRecord) -> None:
     line.update_timing_entries(
         config, {key: (0, math.nan) for key in others}
     )  # a time that is no number removes an entry
-    line.disable_compilation_cache(config)
-    line.fail_on_timing_cache_miss(config)
+    line.set_flag(config, Feature.COMPILATION_CACHE_SWITCH)
+    line.set_flag(config, Feature.TIMING_CACHE_MISS_ERROR)
 
 
 def check_replay(config: Any, record: TacticRecord) -> None:

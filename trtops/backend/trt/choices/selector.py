@@ -1,7 +1,7 @@
 """Recording which tactics TensorRT chose, and making it choose them again, on releases with algorithm selectors.
 
-Files are read and written in Polygraphy's format; :func:`to_record` and :func:`from_record` translate to trtops' own record,
-which also has the layers whose tactics cannot be replayed.
+Files are read and written in Polygraphy's format; :func:`to_record` and :func:`from_record` translate to trtops' own
+record, which also has the layers whose tactics cannot be replayed.
 """
 
 from __future__ import annotations
@@ -369,8 +369,8 @@ def raise_mismatch(found: Mapping[str, str], count: int) -> None:
     """Raise a :class:`~trtops.errors.TacticMismatchError` that lists layers with reasons, out of ``count`` replayed layers."""
     shown = "".join(f"\n  {name}: {reason}" for name, reason in list(found.items())[:20])
     raise errors.TacticMismatchError(
-        f"The replay was not followed in {len(found)} of {count} layers. Model, build config, device and release must be "
-        f"those of the recorded build.{shown}{'' if len(found) <= 20 else chr(10) + '  ...'}",
+        f"The replay was not followed in {len(found)} of {count} layers. Model, build config, device and release must "
+        f"be those of the recorded build.{shown}{'' if len(found) <= 20 else chr(10) + '  ...'}",
         found,
     )
 

@@ -1,8 +1,9 @@
 """Timing caches: one per device and TensorRT release, merged only with their like, and safe from concurrent writers.
 
 A cache file of trtops begins with a line of JSON that says which device and release it is for, how many entries it
-holds, what they cost, and of editable caches which ops and tactics its keys stand for; TensorRT's own bytes follow. Files with TensorRT's bytes alone (from trtexec, or saved for other
-tools) are read as well; whether those fit is for TensorRT to say.
+holds, what they cost, and of editable caches which ops and tactics its keys stand for; TensorRT's own bytes follow.
+Files with TensorRT's bytes alone (from trtexec, or saved for other tools) are read as well; whether those fit is for
+TensorRT to say.
 """
 
 from __future__ import annotations
@@ -129,8 +130,8 @@ def read(source: str | os.PathLike[str] | IO[bytes] | bytes) -> TimingCache:
 def apply(config: Any, cache: TimingCache) -> None:
     """Give a builder config a timing cache.
 
-    TensorRT 8.6 cannot read back what Myelin, its compiler of fused layers, wrote into a cache. The build then uses what was
-    read, and a warning in the log says how much that is.
+    TensorRT 8.6 cannot read back what Myelin, its compiler of fused layers, wrote into a cache. The build then uses
+    what was read, and a warning in the log says how much that is.
 
     Raises:
         TimingCacheError: If TensorRT refuses the cache, or would silently build without it for another reason.
@@ -144,7 +145,7 @@ def apply(config: Any, cache: TimingCache) -> None:
         entries = held(config)
         if entries == 0:
             line.set_timing_cache(config, b"")  # an empty one fills up during the build
-        library.remark(
+        library.log_warning(
             f"{line.name} did not read back what its compiler (Myelin) had left in the timing cache: "
             f"{_entry_count_text(entries, cache)} are used, other layers are compiled and timed again."
         )
@@ -284,7 +285,7 @@ def merge(config: Any, cache: TimingCache, other: TimingCache) -> TimingCache:
     if not merged:
         return _keep_larger(replace(cache, data=data, entries=entries), other, created)
     if log.said(_COMPILER):
-        library.remark(
+        library.log_warning(
             f"{library.line().name} did not read back what its compiler (Myelin) had left in the timing cache to merge "
             f"with; the two have {'an unknown number of' if entries is None else entries} entries now."
         )
@@ -324,11 +325,11 @@ def _keep_larger(cache: TimingCache, other: TimingCache, created: Any) -> Timing
     earlier_stays = (readable or 0) > (cache.entries or 0)
     kept, lost = ("earlier", "new") if earlier_stays else ("new", "earlier")
     count = cache.entries if earlier_stays else readable
-    library.remark(
-        f"{library.line().name} could not merge two timing caches: it does not read back what its compiler (Myelin) left in "
-        f"the earlier one. The {kept} one has more entries, or as many, and is kept; of the {lost} one's "
-        f"{'unknown number of' if count is None else count} entries only those are kept that it has too. To lose none, give "
-        "each model a file of its own."
+    library.log_warning(
+        f"{library.line().name} could not merge two timing caches: it does not read back what its compiler (Myelin) "
+        f"left in the earlier one. The {kept} one has more entries, or as many, and is kept; of the {lost} one's "
+        f"{'unknown number of' if count is None else count} entries only those are kept that it has too. To lose "
+        "none, give each model a file of its own."
     )
     if not earlier_stays:
         return cache

@@ -1,12 +1,12 @@
 """Two engines side by side: their layers aligned through the ONNX nodes that they carry, and what was put between them.
 
-A layer carries the nodes that the inspector's metadata names (``[ONNX Layer: conv0]``), and without metadata those that its
-own name is made of: TensorRT calls what it fused ``conv0 + relu0``, what it merged ``q || k || v``, a point-wise chain
-``PWN(a, b)`` and a region that its compiler took over ``{ForeignNode[a...b]}``. Layers of two engines that share a node are one
-row, however many they are on either side.
+A layer carries the nodes that the inspector's metadata names (``[ONNX Layer: conv0]``), and without metadata those
+that its own name is made of: TensorRT calls what it fused ``conv0 + relu0``, what it merged ``q || k || v``, a
+point-wise chain ``PWN(a, b)`` and a region that its compiler took over ``{ForeignNode[a...b]}``. Layers of two engines
+that share a node are one row, however many they are on either side.
 
-Reformats, and other layers that carry no node, were inserted. They lie on a *boundary*: between the row whose output they
-read and the row that reads theirs.
+Reformats, and other layers that carry no node, were inserted. They lie on a *boundary*: between the row whose output
+they read and the row that reads theirs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What an engine consists of, as data and as text: layers, tactics, precisions, formats, weights, profiles.
 
-Layers come from TensorRT's engine inspector. Its JSON is not strict: strings hold raw control characters, and single layers
-may be damaged. A layer that cannot be read is kept by name.
+Layers come from TensorRT's engine inspector. Its JSON is not strict: strings hold raw control characters, and single
+layers may be damaged. A layer that cannot be read is kept by name.
 """
 
 from __future__ import annotations

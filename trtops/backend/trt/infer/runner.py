@@ -55,12 +55,13 @@ class TrtRunner(BaseRunner):
     the device (:class:`~trtops.cuda.DeviceView`, CUDA tensors) are used where they are. Outputs come in pinned memory
     that the next inference overwrites.
 
-    Everything is queued on one CUDA stream, which keeps the order: copies to the device, the engine, copies to the host.
-    :meth:`infer` returns when the stream has finished.
+    Everything is queued on one CUDA stream, which keeps the order: copies to the device, the engine, copies to the
+    host. :meth:`infer` returns when the stream has finished.
 
     An engine does not keep the order of its model's outputs (TensorRT 8.6 sorts them). Runners made by
-    :meth:`TensorRTBackend.runner <trtops.backend.trt.building.backend.TensorRTBackend.runner>` restore the model's order, which
-    the build remembers. For a bare engine ``output_order`` gives it; without that, outputs come in the engine's order.
+    :meth:`TensorRTBackend.runner <trtops.backend.trt.building.backend.TensorRTBackend.runner>` restore the model's
+    order, which the build remembers. For a bare engine ``output_order`` gives it; without that, outputs come in the
+    engine's order.
 
     Attributes:
         engine: The engine, while active.
@@ -95,8 +96,8 @@ class TrtRunner(BaseRunner):
                 streaming off.
             weight_streaming_percent: The part of those weights to stream, 0 to 100, instead of a budget.
             debug_listener: A ``trt.IDebugListener``; by default debug tensors are added to the outputs.
-            output_order: Names of outputs in the order to return them, such as the model's. Outputs that it does not name
-                follow in the engine's order; names that the engine does not have are ignored.
+            output_order: Names of outputs in the order to return them, such as the model's. Outputs that it does not
+                name follow in the engine's order; names that the engine does not have are ignored.
 
         Raises:
             ConfigError: If ``allocation_strategy`` or ``weight_streaming_percent`` has a value that does not exist.
@@ -104,7 +105,8 @@ class TrtRunner(BaseRunner):
         super().__init__(name, prefix="trt-runner")
         if allocation_strategy is not None and allocation_strategy not in ALLOCATION_STRATEGIES:
             raise errors.ConfigError(
-                f"allocation_strategy is {allocation_strategy!r}. {errors.near(allocation_strategy, ALLOCATION_STRATEGIES)}"
+                f"allocation_strategy is {allocation_strategy!r}. "
+                f"{errors.near(allocation_strategy, ALLOCATION_STRATEGIES)}"
             )
         if weight_streaming_percent is not None and not 0 <= weight_streaming_percent <= 100:
             raise errors.ConfigError(f"weight_streaming_percent is {weight_streaming_percent}; expected 0 to 100.")
@@ -154,8 +156,8 @@ class TrtRunner(BaseRunner):
                 raise errors.InferenceError(f"TensorRT could not make an execution context. {log.tail()}")
         else:
             raise errors.ConfigError(
-                f"{self.name} got {type(made).__name__}; expected a TensorRT engine or execution context. Load bytes with "
-                "EngineFromBytes."
+                f"{self.name} got {type(made).__name__}; expected a TensorRT engine or execution context. Load bytes "
+                "with EngineFromBytes."
             )
         self.stream = memory.Stream()
         self._events = [memory.Event() for _ in range(4)]
@@ -362,7 +364,8 @@ class TrtRunner(BaseRunner):
         """
         if self._timed is None:
             raise errors.InferenceError(
-                f"{self.name} has not run an inference since it was activated, or the last one failed: there is no timing."
+                f"{self.name} has not run an inference since it was activated, or the last one failed: there is no "
+                "timing."
             )
         before, fed, computed, after = self._events
         return InferenceTiming(
@@ -416,6 +419,7 @@ def _as_int32(name: str, value: Any) -> Any:
     narrowed = value.astype(np.int32)
     if not np.array_equal(narrowed, value):
         raise errors.InputDtypeError(
-            f"Input {name!r} has int64 values beyond int32, and {library.line().name} has no int64. Use TensorRT 10 or later."
+            f"Input {name!r} has int64 values beyond int32, and {library.line().name} has no int64. Use TensorRT 10 "
+            "or later."
         )
     return narrowed

@@ -1,15 +1,15 @@
 """The door to TensorRT and CUDA: what is imported, logged, made and known of the device goes through here.
 
-:mod:`~trtops.backend.trt.library.loading` imports TensorRT or TensorRT-RTX, :mod:`~trtops.backend.trt.library.log` has its
-logger, :mod:`~trtops.backend.trt.library.handles` makes builders and runtimes. Their names are used as this module's:
-``library.load()``.
+:mod:`~trtops.backend.trt.library.loading` imports TensorRT or TensorRT-RTX, :mod:`~trtops.backend.trt.library.log` has
+its logger, :mod:`~trtops.backend.trt.library.handles` makes builders and runtimes. Their names are used as this
+module's: ``library.load()``.
 """
 
 from __future__ import annotations
 
 from trtops.backend.trt.library.handles import make_builder, make_runtime, require_device
 from trtops.backend.trt.library.loading import check_numpy, line, load, load_for_device, uses_rtx
-from trtops.backend.trt.library.log import LogLines, collect_log, get_trt_logger, remark
+from trtops.backend.trt.library.log import LogLines, collect_log, get_trt_logger, log_warning
 
 __all__ = [
     "LogLines",
@@ -19,9 +19,9 @@ __all__ = [
     "line",
     "load",
     "load_for_device",
+    "log_warning",
     "make_builder",
     "make_runtime",
-    "remark",
     "require_device",
     "uses_rtx",
 ]

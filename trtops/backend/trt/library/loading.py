@@ -1,7 +1,7 @@
 """Importing TensorRT or TensorRT-RTX once, with a check that numpy arrays get through its bindings.
 
-TensorRT-RTX is used where :data:`trtops.config.USE_TENSORRT_RTX` says so. One process uses one of the two: their bindings
-register the same C++ types and cannot live side by side.
+TensorRT-RTX is used where :data:`trtops.config.USE_TENSORRT_RTX` says so. One process uses one of the two: their
+bindings register the same C++ types and cannot live side by side.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ def load() -> Any:
 def load_for_device() -> Any:
     """What :func:`load` returns, for callers that need the GPU next.
 
-    At the first call a thread begins to make the CUDA context, and may still be at it when this returns. Whoever uses CUDA
-    first waits for it. On an H200 a context takes a quarter of a second, enough to import TensorRT and read a plan.
+    At the first call a thread begins to make the CUDA context, and may still be at it when this returns. Whoever uses
+    CUDA first waits for it. On an H200 a context takes a quarter of a second, enough to import TensorRT and read a
+    plan.
 
     Raises:
         BackendUnavailableError: As :func:`load` does. A missing GPU is reported by :func:`require_device`.
@@ -52,15 +53,16 @@ def _make_cuda_context() -> None:
     """Make the context that the CUDA runtime would make at its first use, unless CUDA is in use already."""
     not_initialized = 3  # CUDA_ERROR_NOT_INITIALIZED
     try:
-        # The driver through ctypes, which releases the interpreter's lock during calls. Importing CUDA's Python bindings
-        # here would hold it, and with it the import of TensorRT that this runs beside.
+        # The driver through ctypes, which releases the interpreter's lock during calls. Importing CUDA's Python
+        # bindings here would hold it, and with it the import of TensorRT that this runs beside.
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return  # no driver
     context, device = ctypes.c_void_p(), ctypes.c_int()
     if cuda.cuCtxGetCurrent(ctypes.byref(context)) != not_initialized:
         return
-    # Nobody has used CUDA yet, so every thread's current device is device 0, and the runtime will take its primary context.
+    # Nobody has used CUDA yet, so every thread's current device is device 0, and the runtime will take its primary
+    # context.
     if cuda.cuInit(0) == 0 and cuda.cuDeviceGet(ctypes.byref(device), 0) == 0:
         cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
 

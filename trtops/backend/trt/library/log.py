@@ -82,7 +82,7 @@ def tell_collectors(severity: str, message: str) -> None:
         lines.hear(severity, message)
 
 
-def remark(message: str) -> None:
+def log_warning(message: str) -> None:
     """Put a warning of trtops into TensorRT's log: to ``logging``, and to everybody who collects."""
     tell_collectors("WARNING", f"trtops: {message}")
     LOGGER.warning("%s", message)

@@ -37,7 +37,8 @@ def cudart() -> Any:
         except ImportError as exc:
             failed.append(str(exc))
     raise errors.BackendUnavailableError(
-        f"The CUDA runtime's bindings cannot be imported ({'; '.join(failed)}). Install them with: pip install cuda-python"
+        f"The CUDA runtime's bindings cannot be imported ({'; '.join(failed)}). Install them with: pip install "
+        "cuda-python"
     )
 
 
@@ -256,8 +257,8 @@ class DeviceArray(DeviceView):
 class PinnedArray:
     """Page-locked host memory: the device copies to and from it asynchronously, and twice as fast or more.
 
-    The memory is freed once this object has let go of it and no array made by :meth:`view` is left, so outputs may outlive
-    the runner that made them.
+    The memory is freed once this object has let go of it and no array made by :meth:`view` is left, so outputs may
+    outlive the runner that made them.
 
     Attributes:
         nbytes: Bytes held.
@@ -278,8 +279,8 @@ class PinnedArray:
         self.ptr = int(call("cudaMallocHost", nbytes))
         self.nbytes = nbytes
         block = (ctypes.c_uint8 * nbytes).from_address(self.ptr)
-        # Every view holds the block, so the memory is freed after the last one. Not at exit: the process ends with it anyway,
-        # and CUDA may be torn down by then.
+        # Every view holds the block, so the memory is freed after the last one. Not at exit: the process ends with it
+        # anyway, and CUDA may be torn down by then.
         weakref.finalize(block, _free_host, self.ptr).atexit = False
         self._bytes = np.ctypeslib.as_array(block)
 

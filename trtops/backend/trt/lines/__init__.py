@@ -1,4 +1,4 @@
-"""Every difference between TensorRT releases, and nowhere else: one class per release line, chosen once by probing."""
+"""All differences between TensorRT releases: one class per release line, chosen once by probing."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ def release_line(trt: Any) -> ReleaseLine:
     if has(trt, "IBuilderConfig.hardware_compatibility_level") and not has(trt, "BuilderFlag.BF16"):
         return TensorRT8(trt)
     raise errors.BackendUnavailableError(
-        f"TensorRT {trt.__version__} is a release that trtops knows nothing of. Install 8.6, 10.x or 11.x."
+        f"TensorRT {trt.__version__} is not supported by trtops. Install 8.6, 10.x or 11.x."
     )

@@ -1,7 +1,7 @@
-"""What the rest of the back end asks of a TensorRT release, with the answers that most releases share.
+"""The base class of the release lines, with what most TensorRT releases have in common.
 
-One class per release line overrides what differs. Each method names an intent, not a mechanism, and begins with
-:meth:`ReleaseLine.require` if not every release can do it.
+One class per release line overrides what differs. A method calls :meth:`ReleaseLine.require` first if some releases
+lack the feature.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ from trtops.backend.trt.lines.features import Feature, has
 AllocationStrategy = Literal["static", "profile", "runtime"]
 ALLOCATION_STRATEGIES: tuple[AllocationStrategy, ...] = ("static", "profile", "runtime")
 
+_PRECISION_FEATURES = {"bf16": Feature.BF16_FLAG, "fp8": Feature.FP8_FLAG}
+
 
 class ReleaseLine:
-    """One release of TensorRT: what it can do, and how it wants to be asked.
+    """One release of TensorRT: its features and its API.
 
     Attributes:
         trt: The imported module.
         version: Its release.
-        features: What was found in it by probing.
+        features: The features that it has, found by probing.
     """
 
     title: ClassVar[str] = "TensorRT"
     lacks: ClassVar[frozenset[Feature]] = frozenset()
-    """Features that probing finds but that do nothing."""
+    """Features that probing finds although they do nothing."""
     reads_bare_constants: ClassVar[bool] = True
-    """Whether the ONNX parser reads Constant nodes correctly that hold bare numbers (``value_ints`` and the like)."""
+    """Whether the ONNX parser reads Constant nodes with plain numbers (``value_ints`` and similar) correctly."""
 
     def __init__(self, trt: Any) -> None:
         self.trt = trt
@@ -52,9 +54,9 @@ class ReleaseLine:
             UnsupportedFeatureError: If this release lacks it; says which releases have it and what to do instead.
         """
         if feature not in self.features:
+            verb = "have" if " and " in feature.releases else "has"
             raise errors.UnsupportedFeatureError(
-                f"{self.name} does not have {feature.title}; {feature.releases} {'have' if ' and ' in feature.releases else 'has'}. "
-                f"{feature.instead}".rstrip()
+                f"{self.name} does not have {feature.title}; {feature.releases} {verb} it. {feature.instead}".rstrip()
             )
 
     # --- networks -----------------------------------------------------------------------------------------------
@@ -94,7 +96,7 @@ class ReleaseLine:
         return self.trt.OnnxParserFlag.NATIVE_INSTANCENORM
 
     def allow_uint8_on_dla(self, parser: Any, config: Any) -> None:
-        """Let the parser take UINT8 and asymmetric quantization for DLA; it needs the builder config for that."""
+        """Allow UINT8 and asymmetric quantization on DLA; the parser needs the builder config for that."""
         self.require(Feature.UINT8_DLA)
         parser.set_flag(self.trt.OnnxParserFlag.ENABLE_UINT8_AND_ASYMMETRIC_QUANTIZATION_DLA)
         parser.set_builder_config(config)
@@ -120,24 +122,22 @@ class ReleaseLine:
 
     # --- builder configs ----------------------------------------------------------------------------------------
 
+    def set_flag(self, config: Any, feature: Feature) -> None:
+        """Set the builder flag that a feature is probed by."""
+        self.require(feature)
+        config.set_flag(getattr(self.trt.BuilderFlag, feature.probe.removeprefix("BuilderFlag.")))
+
+    def set_property(self, owner: Any, feature: Feature, value: Any) -> None:
+        """Set the property of a builder config or runtime that a feature is probed by."""
+        self.require(feature)
+        setattr(owner, feature.probe.partition(".")[2], value)
+
     def set_precisions(self, config: Any, precisions: Iterable[str]) -> None:
         """Let the builder choose among precisions, by their names (``fp16``, ``bf16``, ``fp8``, ``int8``)."""
         for precision in precisions:
             self.require(Feature.PRECISION_FLAGS)
-            if precision == "bf16":
-                self._set_bf16(config)
-            elif precision == "fp8":
-                self._set_fp8(config)
-            else:
-                config.set_flag(self.trt.BuilderFlag.FP16 if precision == "fp16" else self.trt.BuilderFlag.INT8)
-
-    def _set_bf16(self, config: Any) -> None:
-        self.require(Feature.BF16_FLAG)
-        config.set_flag(self.trt.BuilderFlag.BF16)
-
-    def _set_fp8(self, config: Any) -> None:
-        self.require(Feature.FP8_FLAG)
-        config.set_flag(self.trt.BuilderFlag.FP8)
+            self.require(_PRECISION_FEATURES.get(precision, Feature.PRECISION_FLAGS))
+            config.set_flag(getattr(self.trt.BuilderFlag, precision.upper()))
 
     def set_precision_constraints(self, config: Any, constraints: str) -> None:
         """Make per-layer precisions preferred (``prefer``) or binding (``obey``)."""
@@ -148,15 +148,11 @@ class ReleaseLine:
         )
 
     def takes_precision(self, config: Any, precision: str) -> bool:
-        """Whether the builder may choose a precision, by its name (``fp16``, ``bf16``, ``int8``)."""
+        """Whether the builder may choose a precision, by its name."""
         self.require(Feature.PRECISION_FLAGS)
-        if precision == "bf16":
-            return self.supports(Feature.BF16_FLAG) and self._takes_bf16(config)
-        return bool(config.get_flag(self.trt.BuilderFlag.FP16 if precision == "fp16" else self.trt.BuilderFlag.INT8))
-
-    def _takes_bf16(self, config: Any) -> bool:
-        self.require(Feature.BF16_FLAG)
-        return bool(config.get_flag(self.trt.BuilderFlag.BF16))
+        if not self.supports(_PRECISION_FEATURES.get(precision, Feature.PRECISION_FLAGS)):
+            return False
+        return bool(config.get_flag(getattr(self.trt.BuilderFlag, precision.upper())))
 
     def binds_precisions(self, config: Any) -> bool:
         """Whether per-layer precisions are preferred or binding."""
@@ -226,41 +222,6 @@ class ReleaseLine:
                 unknown.append(text)
         return unknown
 
-    def fail_on_timing_cache_miss(self, config: Any) -> None:
-        """Make a build fail where it would have to time a tactic."""
-        self.require(Feature.TIMING_CACHE_MISS_ERROR)
-        config.set_flag(self.trt.BuilderFlag.ERROR_ON_TIMING_CACHE_MISS)
-
-    def disable_compilation_cache(self, config: Any) -> None:
-        """Keep compiled code out of the timing cache."""
-        self.require(Feature.COMPILATION_CACHE_SWITCH)
-        config.set_flag(self.trt.BuilderFlag.DISABLE_COMPILATION_CACHE)
-
-    def strip_plan(self, config: Any) -> None:
-        """Leave refittable weights out of the plan."""
-        self.require(Feature.STRIP_PLAN)
-        config.set_flag(self.trt.BuilderFlag.STRIP_PLAN)
-
-    def enable_weight_streaming(self, config: Any) -> None:
-        """Let weights stay in host memory until they are needed."""
-        self.require(Feature.WEIGHT_STREAMING)
-        config.set_flag(self.trt.BuilderFlag.WEIGHT_STREAMING)
-
-    def set_progress_monitor(self, config: Any, monitor: Any) -> None:
-        """Report the build's progress to a monitor."""
-        self.require(Feature.PROGRESS_MONITOR)
-        config.progress_monitor = monitor
-
-    def set_runtime_platform(self, config: Any, platform: Any) -> None:
-        """Build for another platform."""
-        self.require(Feature.RUNTIME_PLATFORM)
-        config.runtime_platform = platform
-
-    def set_tiling(self, config: Any, level: Any) -> None:
-        """Set how hard the builder looks for tilings of the graph."""
-        self.require(Feature.TILING)
-        config.tiling_optimization_level = level
-
     def set_compute_capabilities(self, config: Any, capabilities: Sequence[Any]) -> None:
         """Build for these compute capabilities."""
         self.require(Feature.COMPUTE_CAPABILITIES)
@@ -270,20 +231,13 @@ class ReleaseLine:
 
     # --- engines and contexts -----------------------------------------------------------------------------------
 
-    def set_dla_workspace_strategy(self, runtime: Any, strategy: Any) -> None:
-        """Set how engines that a runtime loads share DLA workspaces."""
-        self.require(Feature.DLA_WORKSPACE_STRATEGY)
-        runtime.dla_workspace_allocation_strategy = strategy
-
     def device_memory_bytes(self, engine: Any) -> int:
         """Device memory that a context of the engine needs, at most, in bytes."""
         return int(engine.device_memory_size_v2)
 
     def create_context(self, engine: Any, strategy: AllocationStrategy) -> Any:
         """An execution context; None if TensorRT could not make one."""
-        if strategy == "static":
-            return engine.create_execution_context()
-        return self._create_unallocated_context(engine)
+        return engine.create_execution_context() if strategy == "static" else self._create_unallocated_context(engine)
 
     def _create_unallocated_context(self, engine: Any) -> Any:
         self.require(Feature.ALLOCATION_STRATEGY)
@@ -323,8 +277,8 @@ class ReleaseLine:
         )
 
     def profile_values(self, engine: Any, name: str, profile_index: int) -> list[tuple[int, ...]]:
-        """The min, opt and max values of a shape tensor input; empty if it has none."""
-        # By position: the bindings name the two arguments the wrong way round.
+        """The min, opt and max values of a shape tensor input; empty if the profile has no values."""
+        # Positional: the bindings have swapped the names of the two arguments.
         return [tuple(values) for values in engine.get_tensor_profile_values(profile_index, name)]
 
     def profile_range(self, engine: Any, name: str, profile_index: int) -> list[tuple[int, ...]]:
@@ -349,7 +303,7 @@ class ReleaseLine:
         return bool(context.set_all_tensors_debug_state(True)) and bool(context.set_debug_listener(listener))
 
     def supported_subgraphs(self, parser: Any, model: bytes) -> tuple[bool, list[tuple[Any, bool]]]:
-        """Whether an ONNX parser takes a whole model, and groups of nodes, each with whether it takes that group."""
+        """Whether an ONNX parser supports a whole model, and groups of nodes, each with whether it supports that group."""
         supported = bool(parser.supports_model_v2(model))
         indices = range(parser.num_subgraphs)
         return supported, [(parser.get_subgraph_nodes(i), parser.is_subgraph_supported(i)) for i in indices]

@@ -1,8 +1,8 @@
-"""What the TensorRT back end can do on which release, and which of that a test has run on the real library."""
+"""What the TensorRT back end can do on each release, and what a test has shown on the real library."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from trtops.backend.trt.lines import Feature
 from trtops.tables import markdown_table
@@ -17,16 +17,15 @@ RELEASES: tuple[tuple[str, tuple[int, int], bool], ...] = (
 """Releases in the table: title, (major, minor), and whether it is TensorRT-RTX."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Capability:
+class Capability(NamedTuple):
     """One row of the support table.
 
     Attributes:
         title: What can be done.
         feature: The feature that a release must have for it; None if all have it.
-        gpu: Whether it needs a GPU, which TensorRT-RTX was not run on.
-        shown_on_8: Name of the test that shows it on TensorRT 8.6 and a GPU; None if there is none.
-        shown_on_rtx: Name of the test that shows it on TensorRT-RTX without a GPU; None if there is none.
+        gpu: Whether it needs a GPU; TensorRT-RTX was not run on one.
+        shown_on_8: Name of the test that shows it on TensorRT 8.6 and a GPU, or None.
+        shown_on_rtx: Name of the test that shows it on TensorRT-RTX without a GPU, or None.
     """
 
     title: str
@@ -36,7 +35,7 @@ class Capability:
     shown_on_rtx: str | None = None
 
     def cell(self, release: tuple[str, tuple[int, int], bool]) -> str:
-        """What the table says of a release: ``shown``, ``written``, or ``-`` where the release does not have it."""
+        """The table's text for a release: ``shown``, ``written``, or ``-`` if the release does not have it."""
         title, version, rtx = release
         if self.feature is not None and not self.feature.is_in(version, rtx=rtx):
             return "-"
@@ -44,98 +43,61 @@ class Capability:
         return "shown" if shown else "written"
 
 
-CAPABILITIES: tuple[Capability, ...] = (
-    Capability(
-        title="build from ONNX, FP32",
+# fmt: off
+CAPABILITIES = (
+    Capability("build from ONNX, FP32",
         shown_on_8="test_fp32_engine_agrees_with_onnx_runtime",
-        shown_on_rtx="test_a_static_network_builds",
-    ),
-    Capability(
-        title="build from the network API",
+        shown_on_rtx="test_a_static_network_builds"),
+    Capability("build from the network API",
         shown_on_8="test_a_network_made_with_the_api_adds_one",
-        shown_on_rtx="test_a_network_made_with_the_api_builds",
-    ),
-    Capability(
-        title="FP16, by flag or by Casts in the model",
+        shown_on_rtx="test_a_network_made_with_the_api_builds"),
+    Capability("FP16, by flag or by Casts in the model",
         shown_on_8="test_fp16_engine_agrees_with_onnx_runtime_and_has_fp16_layers",
-        shown_on_rtx="test_fp16_is_written_into_the_model_of_a_strongly_typed_network",
-    ),
-    Capability(
-        title="INT8 with calibrators (entropy, entropy 2, min-max, legacy)",
-        feature=Feature.CALIBRATOR,
-        shown_on_8="test_each_calibrator_makes_a_working_int8_engine_and_its_cache_serves_again",
-    ),
-    Capability(
-        title="strongly typed networks", feature=Feature.STRONG_TYPING, shown_on_rtx="test_a_static_network_builds"
-    ),
-    Capability(
-        title="precision per layer, by API",
-        feature=Feature.LAYER_PRECISION,
-        shown_on_8="test_obeyed_layer_precisions_are_what_the_layers_get",
-    ),
-    Capability(
-        title="dynamic shapes, several profiles",
+        shown_on_rtx="test_fp16_is_written_into_the_model_of_a_strongly_typed_network"),
+    Capability("INT8 with calibrators (entropy, entropy 2, min-max, legacy)", Feature.CALIBRATOR,
+        shown_on_8="test_each_calibrator_makes_a_working_int8_engine_and_its_cache_serves_again"),
+    Capability("strongly typed networks", Feature.STRONG_TYPING,
+        shown_on_rtx="test_a_static_network_builds"),
+    Capability("precision per layer, by API", Feature.LAYER_PRECISION,
+        shown_on_8="test_obeyed_layer_precisions_are_what_the_layers_get"),
+    Capability("dynamic shapes, several profiles",
         shown_on_8="test_three_profiles_serve_their_shapes_and_refuse_others",
-        shown_on_rtx="test_a_dynamic_network_builds_with_three_profiles",
-    ),
-    Capability(
-        title="outputs chosen anew, marked by layer type",
+        shown_on_rtx="test_a_dynamic_network_builds_with_three_profiles"),
+    Capability("outputs replaced, marked by layer type",
         shown_on_8="test_a_network_with_other_outputs_gives_those",
-        shown_on_rtx="test_a_modified_network_builds",
-    ),
-    Capability(
-        title="tactic record and replay by algorithm selector",
-        feature=Feature.ALGORITHM_SELECTOR,
-        shown_on_8="test_a_replay_repeats_every_tactic",
-    ),
-    Capability(title="tactic record and replay by editable timing cache", feature=Feature.EDITABLE_TIMING_CACHE),
-    Capability(
-        title="timing caches: load, save, merge",
-        feature=Feature.TIMING_CACHE,
-        shown_on_8="test_two_writers_of_one_timing_cache_lose_nothing_that_tensorrt_merges_and_are_told_of_the_rest",
-    ),
-    Capability(
-        title="an engine repeated by its timing cache alone",
-        feature=Feature.TIMING_CACHE,
-        shown_on_8="test_a_build_with_the_timing_cache_repeats_the_engine_and_adds_no_timing",
-    ),
-    Capability(
-        title="inspection of engines",
-        gpu=True,
-        shown_on_8="test_the_inspector_tells_tactics_formats_and_precisions_of_every_layer",
-    ),
-    Capability(title="time of each layer, and two engines side by side", gpu=True),
-    Capability(
-        title="inspection of networks",
+        shown_on_rtx="test_a_modified_network_builds"),
+    Capability("tactic record and replay by algorithm selector", Feature.ALGORITHM_SELECTOR,
+        shown_on_8="test_a_replay_repeats_every_tactic"),
+    Capability("tactic record and replay by editable timing cache", Feature.EDITABLE_TIMING_CACHE),
+    Capability("timing caches: load, save, merge", Feature.TIMING_CACHE,
+        shown_on_8="test_two_writers_of_one_timing_cache_lose_nothing_that_tensorrt_merges_and_are_told_of_the_rest"),
+    Capability("an engine repeated by its timing cache alone", Feature.TIMING_CACHE,
+        shown_on_8="test_a_build_with_the_timing_cache_repeats_the_engine_and_adds_no_timing"),
+    Capability("inspection of engines", gpu=True,
+        shown_on_8="test_the_inspector_tells_tactics_formats_and_precisions_of_every_layer"),
+    Capability("time of each layer, and two engines side by side", gpu=True),
+    Capability("inspection of networks",
         shown_on_8="test_a_network_is_described_with_attributes_and_weights",
-        shown_on_rtx="test_a_network_is_described_with_attributes_and_weights",
-    ),
-    Capability(title="refit by weight name", gpu=True, shown_on_8="test_refitted_weights_are_used"),
-    Capability(
-        title="inference, data-dependent output shapes, shape tensors",
-        gpu=True,
-        shown_on_8="test_outputs_whose_shape_depends_on_values_have_the_right_shape",
-    ),
-    Capability(
-        title="vectorized input and output formats",
-        gpu=True,
-        shown_on_8="test_vectorized_formats_are_packed_and_unpacked",
-    ),
-    Capability(title="allocation strategies", feature=Feature.ALLOCATION_STRATEGY, gpu=True),
-    Capability(title="weight streaming", feature=Feature.WEIGHT_STREAMING, gpu=True),
-    Capability(
-        title="marking debug tensors", feature=Feature.DEBUG_TENSORS, shown_on_rtx="test_debug_tensors_are_marked"
-    ),
-    Capability(title="collecting debug tensors while running", feature=Feature.DEBUG_TENSORS, gpu=True),
-    Capability(title="nodes kept and tensors marked by a build's config", gpu=True),
-    Capability(title="bundles repeated by plain TensorRT", gpu=True),
-    Capability(title="triage", gpu=True),
-    Capability(
-        title="builds in a child process",
+        shown_on_rtx="test_a_network_is_described_with_attributes_and_weights"),
+    Capability("refit by weight name", gpu=True,
+        shown_on_8="test_refitted_weights_are_used"),
+    Capability("inference, data-dependent output shapes, shape tensors", gpu=True,
+        shown_on_8="test_outputs_whose_shape_depends_on_values_have_the_right_shape"),
+    Capability("vectorized input and output formats", gpu=True,
+        shown_on_8="test_vectorized_formats_are_packed_and_unpacked"),
+    Capability("allocation strategies", Feature.ALLOCATION_STRATEGY, gpu=True),
+    Capability("weight streaming", Feature.WEIGHT_STREAMING, gpu=True),
+    Capability("marking debug tensors", Feature.DEBUG_TENSORS,
+        shown_on_rtx="test_debug_tensors_are_marked"),
+    Capability("collecting debug tensors while running", Feature.DEBUG_TENSORS, gpu=True),
+    Capability("nodes kept in FP32, tensors marked as outputs", gpu=True),
+    Capability("bundles repeated by plain TensorRT", gpu=True),
+    Capability("triage", gpu=True),
+    Capability("builds in a child process",
         shown_on_8="test_a_killed_child_is_an_error_with_its_signal_and_the_next_build_works",
-        shown_on_rtx="test_a_build_in_a_child_process",
-    ),
+        shown_on_rtx="test_a_build_in_a_child_process"),
 )
+# fmt: on
 
 
 def support_table() -> str:

@@ -1,4 +1,4 @@
-"""TensorRT 8.6: weakly typed, explicit batch by flag, bindings by index beside tensors by name."""
+"""TensorRT 8.6: weakly typed, explicit batch by flag."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class TensorRT8(ReleaseLine):
     def profile_values(self, engine: Any, name: str, profile_index: int) -> list[tuple[int, ...]]:
         """The min, opt and max values of a shape tensor input; empty if it has none.
 
-        8.6's bindings take the number of dimensions for the number of values: of a vector they return the first value only,
-        of a scalar none.
+        The bindings of 8.6 use the number of dimensions as the number of values: they return only the first value of a
+        vector, and no value of a scalar.
         """
         if not engine.is_shape_inference_io(name):
             return []
