@@ -22,7 +22,7 @@ _ANSWER_SECONDS = 30.0
 
 @contextmanager
 def dask_runner(address: str) -> Iterator[TaskRunner[Any]]:
-    """A Dask cluster for the time of a block. Its workers use the flow's Prefect server, whose address goes with a task.
+    """A Dask cluster for the time of a block. Its workers use the Prefect server of the flow.
 
     Args:
         address: The address of its scheduler.
