@@ -53,7 +53,7 @@ class Comparator:
 
         Args:
             runners: The runners.
-            data_loader: The inputs of each iteration: arrays by input name; random inputs by default. A
+            data_loader: The inputs of each iteration: arrays by input name; random by default. A
                 :class:`DataLoader` first gets the first runner's input metadata.
             warm_up: How many times each runner runs the first inputs before it is timed.
             use_subprocess: Run each runner in its own child process, which has the GPU for itself and cannot take this

@@ -200,17 +200,9 @@ class CompareResult:
 
 @dataclass(eq=False)
 class OutputCompareResult(CompareResult):
-    """The error statistics of one output.
+    """The error statistics of one output, absolute in its own unit and relative to the reference.
 
     Attributes:
-        max_absdiff: Largest absolute error, in the output's own unit.
-        max_reldiff: Largest relative error, as a fraction of the reference.
-        mean_absdiff: Mean absolute error.
-        mean_reldiff: Mean relative error.
-        median_absdiff: Median absolute error.
-        median_reldiff: Median relative error.
-        quantile_absdiff: Quantile of the absolute error, at the threshold's level.
-        quantile_reldiff: Quantile of the relative error.
         stored: The verdict from a file, for ``elemwise`` results of Polygraphy, whose numbers do not give it.
         statistics: All statistics, which give the verdict for any tolerances.
     """

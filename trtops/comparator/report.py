@@ -32,12 +32,7 @@ class OutputTolerances(Record):
     """Tolerances of one output; None keeps the value of :class:`Tolerances`.
 
     Attributes:
-        atol: As in :class:`Tolerances`.
-        rtol: As in :class:`Tolerances`.
-        check_error_stat: As in :class:`Tolerances`.
-        error_quantile: As in :class:`Tolerances`.
-        atol_of_scale: As in :class:`Tolerances`.
-        class_axis: As in :class:`Tolerances`.
+        atol: As in :class:`Tolerances`, like all other fields.
     """
 
     atol: float | None = None

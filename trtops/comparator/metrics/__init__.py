@@ -76,33 +76,15 @@ class OutputStatistics(Record):
     has the definitions. The table of metrics (:mod:`trtops.comparator.table`) adds further fields.
 
     Attributes:
-        shape: The output's shape, in the first iteration.
-        dtype: Its element type.
-        reference_dtype: The reference's element type.
-        elements: Elements compared, over all iterations.
-        max_abs: Largest absolute error.
-        max_rel: Largest relative error.
-        mean_abs: Mean absolute error.
-        mean_rel: Mean relative error.
-        median_abs: Median absolute error.
-        median_rel: Median relative error.
         quantiles: Further quantiles of both errors, by level.
-        nan_count: NaNs in the output.
-        reference_nan_count: NaNs in the reference.
-        inf_count: Infinities of either sign in the output.
-        reference_inf_count: Infinities in the reference.
         nan_errors: Elements whose absolute error is NaN; they violate any tolerances.
-        violations: Elements that violate ``atol`` and ``rtol`` both.
-        atol: The absolute tolerance that ``violations`` was counted with.
-        rtol: The relative tolerance that ``violations`` was counted with.
+        violations: Elements that violate ``atol`` and ``rtol`` both, which are the tolerances counted with.
         frontier: Pairs of absolute and relative error that no other element exceeds in both, by falling absolute
             error. They decide whether any element violates given tolerances. NaN counts as infinite.
         frontier_exact: False if neighbours in the frontier were joined. A bad output is then still found; a good one
             within about a percent of the tolerances may be called bad.
         worst_index: Index of the largest absolute error in the flattened output, counted on through the iterations;
             None without elements.
-        infinities_equal: Whether equal infinities were counted as equal.
-        nans_equal: Whether NaNs at the same place were counted as equal.
         scale: Largest finite magnitude in the reference; None for strings.
         class_axis: The axis of classes that the tolerances or the model name; None if neither does.
         clamped: Elements that stand for infinity on both sides and were counted as equal.
