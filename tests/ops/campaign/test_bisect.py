@@ -351,7 +351,7 @@ def test_precision_is_tested_if_outputs_are_good(at_times_narrow):
 
     result = bisect(table.named("good")[0], bad, BisectConfig(max_builds=1), tracker=tracker)
 
-    assert result.asked == "precision" and "why it does not compute in the requested precision" in result.page()
+    assert result.asked == "precision" and "why does it not compute in the requested precision?" in result.page()
 
 
 def test_third_choice_is_neither_good_nor_bad(tracker):
