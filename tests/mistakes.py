@@ -1,4 +1,4 @@
-"""The fifteen usual mistakes, as each face of trtops is told them: what they print and the exit code.
+"""The fifteen usual mistakes: what each face of trtops prints, and the exit code.
 
 ``tests/cli/test_mistakes.py`` makes each, and holds the table in ``docs/pages/mistakes.md`` to this.
 """

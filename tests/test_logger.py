@@ -79,7 +79,7 @@ def test_package_messages_respect_severity() -> None:
 import logging
 from trtops import func
 log = logging.getLogger("trtops.backend.onnx.loader")
-log.info("quiet: nobody asked")
+log.info("quiet: not needed")
 with G_LOGGER.verbosity(G_LOGGER.VERBOSE):
     log.debug("shown")
 log.debug("not any more")

@@ -33,7 +33,7 @@ DOCUMENTED = (
 
 _TENSORFLOW = "TensorFlow models go by way of ONNX (tf2onnx); no TensorFlow session is run"
 _STANDARD = "trtops writes JSON itself; Encoder and Decoder are where types are registered, not json.JSONEncoder"
-_ENUM = "members are of an enum, made by nobody else"
+_ENUM = "members of an enum"
 _LEVELS = "levels of Python's logging, whose numbers are positive"
 _INTERNAL = "of Polygraphy's own works; its reference does not explain it"
 
@@ -130,8 +130,8 @@ def documented_attributes(kind: type) -> Iterator[str]:
             for node in ast.walk(tree):
                 body = getattr(node, "body", None)
                 for first, second in itertools.pairwise(body) if isinstance(body, list) else ():
-                    told = isinstance(second, ast.Expr) and isinstance(getattr(second.value, "value", None), str)
-                    if told and isinstance(first, ast.Assign):
+                    found = isinstance(second, ast.Expr) and isinstance(getattr(second.value, "value", None), str)
+                    if found and isinstance(first, ast.Assign):
                         target = first.targets[0]
                         name = getattr(target, "attr", getattr(target, "id", "_"))
                         yield from [] if name.startswith("_") else [name]

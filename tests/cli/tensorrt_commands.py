@@ -1,6 +1,6 @@
 """Commands of Polygraphy's documentation and examples that need TensorRT, and the files that they name.
 
-Both tools carry them out beside each other (``test_tensorrt_commands_gpu.py``), each in a folder of its own.
+Both tools run them (``test_tensorrt_commands_gpu.py``), each in a folder of its own.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ NETWORKS = (
 """Further lines of inspections of networks, engines and tactics."""
 
 
-def told(command: str, printed: str) -> list[str]:
+def output_lines(command: str, printed: str) -> list[str]:
     """The lines that are compared."""
     lines = kept_lines(command, printed, more=NETWORKS if command.startswith("inspect") else "")
     # Neither attributes that TensorRT does not tell, nor what its parser says by itself.
@@ -184,7 +184,7 @@ def three_layers() -> onnx.ModelProto:
 
 
 def partly_supported() -> onnx.ModelProto:
-    """A node that nobody knows between two that everybody does."""
+    """An unknown node between two known ones."""
     text = (
         "(float[1,4] x) => (float[1,4] y) { [relu] a = Relu(x)\n [frob] b = custom.Frobnicate(a)\n [neg] y = Neg(b) }"
     )

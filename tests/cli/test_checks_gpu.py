@@ -52,7 +52,7 @@ def test_engines_with_fp32_layers_are_checked(folder, capsys):
 def test_a_check_that_passes_zeros_is_broken(folder, caplog):
     """What it is given then is an engine whose outputs are 0, which a check that compares fails.
 
-    See the tests beside it.
+    See the neighbouring tests.
     """
     Path("seen.py").write_text(
         "import json, subprocess, sys\n"

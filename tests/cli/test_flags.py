@@ -261,8 +261,8 @@ def test_options_without_effect_warn():
                 words = [flag.names[0], *words_of(flag)]
                 args = parser_of(path, load(path)).parse([*base, *words])
                 assert plan_of(path, [*base, *words]) == plan_of(path, base)
-                told = [f"{flag.names[0]} has no effect here: {flag.idle}"]
-                assert without_effect(load(path).groups, args, words) == told
+                expected = [f"{flag.names[0]} has no effect here: {flag.idle}"]
+                assert without_effect(load(path).groups, args, words) == expected
 
 
 @pytest.mark.parametrize("command", ["run", "convert", "debug build"])
@@ -274,7 +274,7 @@ def test_fp32_contradicts_lower_precisions(command):
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "expected"),
     [
         ("run identity.onnx --onnxrt --fp16", ["--fp16"]),
         ("run identity.onnx --onnxrt --memory-pool-limit workspace:1G --seed 3", ["--memory-pool-limit"]),
@@ -295,14 +295,14 @@ def test_fp32_contradicts_lower_precisions(command):
         ("run identity.onnx --onnxrt --seed 3 --iterations 2 --input-shapes x:[1,1,2,2] -v", []),
     ],
 )
-def test_unused_options_warn_once(line, told, tmp_path, monkeypatch, caplog):
+def test_unused_options_warn_once(line, expected, tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     models.identity().write(tmp_path)
     save_json([models.identity().feed], "i.json")
 
     assert main(line.split()) == 0
     warned = [r.getMessage() for r in caplog.records if "has no effect here" in r.getMessage()]
-    assert [text.split()[0] for text in warned] == told
+    assert [text.split()[0] for text in warned] == expected
 
 
 def config_of(command: str, line: str) -> Any:

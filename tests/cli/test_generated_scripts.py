@@ -104,7 +104,7 @@ TENSORRT: dict[str, tuple[str, int]] = {
     "files": (f"--trt {PROFILE} --save-engine e.engine --save-timing-cache t.cache --save-tactics t.json", 0),
     "files that are read": (f"--trt {PROFILE} --load-timing-cache made.cache --load-tactics made.json", 0),
     "a saved engine": ("made.engine --trt", 0),
-    "a saved engine beside the model": ("--trt --onnxrt --save-engine other.engine --sequential-runners "
+    "a saved engine and the model": ("--trt --onnxrt --save-engine other.engine --sequential-runners "
                                         "--warm-up 1", 0),
     "outputs of the network": (f"--trt {PROFILE} --trt-outputs mark all --trt-exclude-outputs scores", 0),
     "outputs by type": (f"--trt {PROFILE} --trt-outputs-by-type UNARY", 0),

@@ -269,7 +269,7 @@ def test_interruption_leaves_nothing_behind(name, tmp_path, request):
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "TRTOPS_TEST_MARK": str(tmp_path), **(RTX if name in BY_TENSORRT else {})},
-        # Whoever started the tests in the background has made them, and so this child, deaf to Ctrl-C.
+        # Tests started in the background ignore Ctrl-C, and so would this child.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         start_new_session=True,
     )

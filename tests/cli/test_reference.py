@@ -1,6 +1,6 @@
 """Every command and option of Polygraphy is known here, in every spelling; what is not carried out is listed.
 
-Asked of that tool's own parsers, and of the reference that the project came with, where it lies beside the checkout.
+Asked of that tool's own parsers, and of the reference that the project came with, if it lies next to the checkout.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def test_every_polygraphy_command_is_known():
     assert {path for path, _ in theirs()} <= {*registry.COMMANDS, *registry.NOT_SUPPORTED}
 
 
-@pytest.mark.skipif(not REFERENCE.is_file(), reason="the reference is not beside the checkout")
+@pytest.mark.skipif(not REFERENCE.is_file(), reason="the reference is not next to the checkout")
 def test_every_documented_option_is_known():
     section = REFERENCE.read_text(encoding="utf-8").partition("### 2.1")[2].partition("### 2.2")[0]
     of_commands_not_carried_out = re.sub(r"(?m)^\| `(plugin autotune|multi-device)`?.*$|\(shard:.*?\)", "", section)

@@ -247,9 +247,9 @@ def test_noise_of_a_campaign(run, ids):
 
 
 def test_a_suspect_is_proved_denied_and_pardoned(run, ids):
-    line = "debug build transformer.onnx --onnxrt --allow-approximation --vary-tactics --until 16 --experiment guilty"
+    line = "debug build transformer.onnx --onnxrt --allow-approximation --vary-tactics --until 16 --experiment culprit"
     assert run(f"{line} --atol 1e-4 --rtol 1e-4")[0] == 1
-    campaign = json.loads(run("runs list --experiment guilty --kind debug_build --json")[1])[0]["id"]
+    campaign = json.loads(run("runs list --experiment culprit --kind debug_build --json")[1])[0]["id"]
 
     code, text = run(f"debug prove {campaign[:12]} --repeats 1 --no-deny --json")
     proof = json.loads(text)
@@ -266,7 +266,7 @@ def test_a_suspect_is_proved_denied_and_pardoned(run, ids):
         ("promote", "trtops.evidence", mended),
         ("deny", "trtops.pardoned", entry),
     ):
-        left = json.loads(run(f"runs list --experiment guilty --kind {kind} --json")[1])[0]["id"]
+        left = json.loads(run(f"runs list --experiment culprit --kind {kind} --json")[1])[0]["id"]
         assert json.loads(run(f"runs show {left} --json")[1])["tags"][tag] == whole
     assert run(f"runs pardon {campaign} --why mended")[0] == 3
     assert run(f"debug prove {ids['debug_build'][-1]}")[0] == 3  # nothing is suspected

@@ -12,7 +12,7 @@ from trtops.cli.main import main
 
 pytestmark = [
     pytest.mark.seeds,
-    pytest.mark.skipif(not seed_lines.SEEDS.is_dir(), reason="the documents are not beside the checkout"),
+    pytest.mark.skipif(not seed_lines.SEEDS.is_dir(), reason="the documents are not next to the checkout"),
 ]
 
 HAS_TENSORRT = importlib.util.find_spec("tensorrt") is not None

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.seeds,
     pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.skipif(not seed_lines.SEEDS.is_dir(), reason="the documents are not beside the checkout"),
+    pytest.mark.skipif(not seed_lines.SEEDS.is_dir(), reason="the documents are not next to the checkout"),
 ]
 
 
@@ -140,9 +140,15 @@ def folder_of(seed: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPat
     return folders[seed]
 
 
-def note(line: seed_lines.SeedLine, code: int, seconds: float, told: str) -> None:
+def note(line: seed_lines.SeedLine, code: int, seconds: float, output: str) -> None:
     """Add a line of the table to ``$OUT/seed_lines.jsonl``, where ``OUT`` names a folder."""
-    row = {"seed": line.seed, "line": shlex.join(line.words), "code": code, "seconds": round(seconds, 2), "told": told}
+    row = {
+        "seed": line.seed,
+        "line": shlex.join(line.words),
+        "code": code,
+        "seconds": round(seconds, 2),
+        "output": output,
+    }
     print(json.dumps(row))
     if os.environ.get("OUT"):
         with open(Path(os.environ["OUT"], "seed_lines.jsonl"), "a", encoding="utf-8") as file:

@@ -23,7 +23,7 @@ import pytest
 
 from tests.cli import test_polygraphy_commands as without_tensorrt
 from tests.cli.polygraphy_commands import OnStdout, missing_lines, words
-from tests.cli.tensorrt_commands import COMMANDS, ON_ONE_FILE, RANGE, SCRIPTS, prepare, told
+from tests.cli.tensorrt_commands import COMMANDS, ON_ONE_FILE, RANGE, SCRIPTS, output_lines, prepare
 from trtops.cli.main import main
 from trtops.logger import G_LOGGER
 
@@ -50,7 +50,7 @@ OTHER_CODES: dict[str, tuple[int, str]] = {
 AT_RANGE = f"run dynamic.onnx --trt --onnxrt {RANGE}"
 OTHER_LINES: dict[str, str] = {
     r"debug (precision|reduce) .*\n(Finished |(PASSED|FAILED) \| Iteration).*": "other questions are asked, and fewer",
-    rf"{re.escape(AT_RANGE)}\n.*": "what is made up for a dynamic input has the profile's opt shape, not 1 in each "
+    rf"{re.escape(AT_RANGE)}\n.*": "random data of a dynamic input has the profile's opt shape, not 1 in each "
     "dimension",
 }
 """Lines of Polygraphy's that are not said, or otherwise, with the reason: regular expressions of command and line."""
@@ -165,7 +165,7 @@ def note(tool: str, command: str, code: int, seconds: float, printed: str) -> No
             "command": command,
             "code": code,
             "seconds": round(seconds, 2),
-            "lines": told(command, printed),
+            "lines": output_lines(command, printed),
         }
         with open(Path(os.environ["OUT"], "tensorrt_commands.jsonl"), "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
@@ -184,7 +184,7 @@ def test_a_tensorrt_command_behaves_like_polygraphys(command, folders, capsys):
         f"\n--- Polygraphy ({theirs.code})\n{theirs.printed[-4000:]}\n--- trtops ({ours.code})\n{ours.printed[-4000:]}"
     )
     assert ours.code == theirs.code, said
-    missing = missing_lines(told(command, theirs.printed), told(command, ours.printed), ())
+    missing = missing_lines(output_lines(command, theirs.printed), output_lines(command, ours.printed), ())
     assert [line for line in missing if not differs(command, line)] == [], said
 
 

@@ -45,9 +45,7 @@ def test_manifest_digests_are_checked(digest: str) -> None:
 
 
 @pytest.mark.parametrize("path", [*HOSTILE, "elsewhere/x", "engine"])
-def test_server_listing_must_stay_in_its_folder(
-    server: str, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_listing_must_stay_in_its_folder(server: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tracker = MlflowTracker(server)
     with tracked(tracker, "confined", "r", kind="build") as run:
         run.log_text("plan", "engine/x.plan")
@@ -177,9 +175,7 @@ def test_changed_engine_is_not_deserialized(
     assert loaded == [] and result.engine_sha256 != sha256(bytes(data))
 
 
-def test_damaged_row_is_skipped(
-    embedded: MlflowTracker, tmp_path: Path, caplog
-) -> None:
+def test_damaged_row_is_skipped(embedded: MlflowTracker, tmp_path: Path, caplog) -> None:
     runs = []
     for name in ("whole", "odd"):
         with tracked(embedded, "confined", name, kind="build") as run:

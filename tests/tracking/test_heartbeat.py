@@ -95,9 +95,7 @@ def test_live_process_recovers_its_closed_run(tracker: MlflowTracker) -> None:
     assert not run.beat() and tracker.info(run.id).status == "finished"
 
 
-def test_closed_run_gets_no_heartbeat(
-    tracker: MlflowTracker, quick: None
-) -> None:
+def test_closed_run_gets_no_heartbeat(tracker: MlflowTracker, quick: None) -> None:
     first, other = started(tracker), started(tracker)
     tracker.close(first.id, "gone")
     tracker.reopen(first.id).finish()

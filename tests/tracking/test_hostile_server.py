@@ -88,9 +88,7 @@ def test_artifact_listed_as_folder_is_read(hostile: HostileServer) -> None:
     assert read(hostile)[1] == b"plan"
 
 
-def test_other_artifact_hosts_must_be_allowed(
-    hostile: HostileServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_artifact_hosts_must_be_allowed(hostile: HostileServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "hunter22")
     with serving(HostileServer()) as elsewhere:

@@ -121,9 +121,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-def test_full_disk_fails_the_run(
-    new_store, small_disk: Path, tmp_path: Path
-):
+def test_full_disk_fails_the_run(new_store, small_disk: Path, tmp_path: Path):
     tracker = MlflowTracker(new_store(small_disk / "mlruns"))
     (tmp_path / "big.plan").write_bytes(bytes(20 << 20))
 

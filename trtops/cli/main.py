@@ -118,7 +118,7 @@ def find_command(words: list[str]) -> tuple[registry.Path, list[str]]:
 
 
 def _words_of_log_option(words: list[str], commands: Container[str]) -> int:
-    """Return the number of words of the log option that a line starts with, itself included; 0 if there is none."""
+    """Return the number of words of the log option that a line starts with, itself included; 0 without one."""
     if not words:
         return 0
     for flag in LOGGING.flags[1:]:

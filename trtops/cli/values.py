@@ -1,4 +1,4 @@
-"""What the values of options look like, and what they mean. Each function takes one word and raises ``ValueError``."""
+"""Readers of option values. Each function takes one word and raises ``ValueError`` for a wrong one."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _SIZE = re.compile(r"(-?\d+(?:\.\d*)?(?:e\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNOREC
 
 
 def size(text: str) -> int:
-    """Bytes: ``1G``, ``512M``, ``1.5GiB``, ``1e9``, ``4096``; units are binary."""
+    """Return a number of bytes: ``1G``, ``512M``, ``1.5GiB``, ``1e9``, ``4096``; units are binary."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f"{text!r} is no size; expected something like 1G, 512M or 4096")
+        raise ValueError(f"{text!r} is not a size; expected something like 1G, 512M or 4096")
     return int(float(found[1]) * _UNITS[found[2].lower()])
 
 
 def number(text: str) -> float:
-    """A number, whole if it is written so."""
+    """Return a number, an int if it is written so."""
     try:
         return int(text)
     except ValueError:
@@ -29,21 +29,21 @@ def number(text: str) -> float:
 
 
 def shape(text: str) -> tuple[str, Shape]:
-    """An input's shape: ``name:[1,3,h]``; a dimension that is no number is dynamic."""
+    """Return an input's shape from ``name:[1,3,h]``; other words than numbers are dynamic dimensions."""
     name, dims = split_named(text, "[")
     return name, dimensions(dims)
 
 
 def dimensions(text: str) -> Shape:
-    """Dimensions: ``[1,3,h]``."""
+    """Return dimensions from ``[1,3,h]``."""
     if not (text.startswith("[") and text.endswith("]")):
-        raise ValueError(f"{text!r} is no shape; expected something like name:[1,3,224,224]")
+        raise ValueError(f"{text!r} is not a shape; expected something like name:[1,3,224,224]")
     words = [word.strip() for word in text[1:-1].split(",") if word.strip()]
     return tuple(int(word) if re.fullmatch(r"-?\d+", word) else word.strip("'\"") for word in words)
 
 
 def split_named(text: str, begins: str) -> tuple[str, str]:
-    """A name, and what follows the last colon that is followed by ``begins``; names may have colons themselves."""
+    """Split at the last colon before ``begins``; names may contain colons."""
     name, found, rest = text.rpartition(f":{begins}")
     if not found or not name:
         raise ValueError(f"{text!r} has no name; expected name:{begins}...")
@@ -51,13 +51,13 @@ def split_named(text: str, begins: str) -> tuple[str, str]:
 
 
 def named(text: str) -> tuple[str, str]:
-    """``name:value``; the name is empty where there is none."""
+    """Split ``name:value``; the name may be missing."""
     name, _, value = text.rpartition(":")
     return name, value
 
 
 def named_number(text: str) -> tuple[str, float]:
-    """``1e-3``, or ``output:1e-3`` for one output."""
+    """Read ``1e-3``, or ``output:1e-3`` for one output."""
     name, value = named(text)
     try:
         return name, number(value)
@@ -66,7 +66,7 @@ def named_number(text: str) -> tuple[str, float]:
 
 
 def named_whole(text: str) -> tuple[str, int]:
-    """``2``, or ``output:2`` for one output."""
+    """Read ``2``, or ``output:2`` for one output."""
     name, value = named_number(text)
     if value != int(value):
         raise ValueError(f"{text!r}: expected a whole number, or output:number")
@@ -74,25 +74,25 @@ def named_whole(text: str) -> tuple[str, int]:
 
 
 def statistic(text: str) -> tuple[str, str]:
-    """``max``, or ``output:max`` for one output."""
+    """Read ``max``, or ``output:max`` for one output."""
     known = ("elemwise", "max", "mean", "median", "quantile")
     name, value = named(text)
     if value not in known:
-        raise ValueError(f"{value!r} is no error statistic; expected one of {', '.join(known)}")
+        raise ValueError(f"{value!r} is not an error statistic; expected one of {', '.join(known)}")
     return name, value
 
 
 def value_range(text: str) -> tuple[str, tuple[float, float]]:
-    """``[0,1]``, or ``input:[0,1]`` for one input."""
+    """Read ``[0,1]``, or ``input:[0,1]`` for one input."""
     name, bounds = ("", text) if text.startswith("[") else split_named(text, "[")
     words = bounds.strip("[]").split(",")
     if len(words) != 2 or not bounds.endswith("]"):
-        raise ValueError(f"{text!r} is no range; expected something like [0,1] or name:[-1,1]")
+        raise ValueError(f"{text!r} is not a range; expected something like [0,1] or name:[-1,1]")
     return name, (number(words[0].strip()), number(words[1].strip()))
 
 
 def pool_limit(text: str) -> tuple[str, int]:
-    """``workspace:1G``."""
+    """Read ``workspace:1G``."""
     name, value = named(text)
     if not name:
         raise ValueError(f"{text!r}: expected a pool and a size, such as workspace:1G")
@@ -100,14 +100,14 @@ def pool_limit(text: str) -> tuple[str, int]:
 
 
 def budget(text: str) -> tuple[str, float]:
-    """A weight streaming budget: ``1G``, ``-1``, or ``50%``; with the unit in front."""
+    """Read a weight streaming budget, ``1G``, ``-1`` or ``50%``, as unit and number."""
     if text.endswith("%"):
         return "percent", float(text[:-1])
     return "bytes", size(text)
 
 
 def script(default: str) -> Callable[[str], tuple[str, str]]:
-    """``file.py`` or ``file.py:function``; makes a converter with a default function."""
+    """Return a reader of ``file.py`` or ``file.py:function``, with a default function."""
 
     def convert(text: str) -> tuple[str, str]:
         path, found, function = text.rpartition(":")
@@ -119,19 +119,19 @@ def script(default: str) -> Callable[[str], tuple[str, str]]:
 
 
 def top_k(text: str) -> tuple[str, tuple[int, int]]:
-    """``top-5``, ``top-5,axis=1`` or ``output:top-5``."""
+    """Read ``top-5``, ``top-5,axis=1`` or ``output:top-5``."""
     name, function = named(text)
     found = re.fullmatch(r"top-(\d+)(?:,axis=(-?\d+))?", function.replace(" ", ""))
     if found is None:
-        raise ValueError(f"{function!r} is no postprocessing; expected top-<k> or top-<k>,axis=<axis>")
+        raise ValueError(f"{function!r} is not a postprocessing function; expected top-<k> or top-<k>,axis=<axis>")
     return name, (int(found[1]), int(found[2] or -1))
 
 
 def attribute(text: str) -> tuple[str, object]:
-    """A node's attribute: ``axis=1``, ``name="text"`` or ``perm=[0,2,1]``."""
+    """Read a node's attribute: ``axis=1``, ``name="text"`` or ``perm=[0,2,1]``."""
     name, found, value = text.partition("=")
     if not found:
-        raise ValueError(f"{text!r} is no attribute; expected name=value")
+        raise ValueError(f"{text!r} is not an attribute; expected name=value")
     if value.startswith("["):
         return name, tuple(_attribute_value(word.strip()) for word in value.strip("[]").split(",") if word.strip())
     return name, _attribute_value(value)
@@ -145,19 +145,19 @@ def _attribute_value(text: str) -> int | float | str:
 
 
 def tensor(text: str) -> tuple[str, str, Shape | None]:
-    """A tensor: ``name``, ``name:[1,3]:float32``, ``name:float32``, each part may be ``auto``.
+    """Read a tensor: ``name``, ``name:[1,3]:float32``, ``name:float32``, each part may be ``auto``.
 
     As name, dtype, shape.
     """
     found = re.fullmatch(r"(.+?)(?::(\[[^\]]*\]|auto))?(?::([a-z]+\d*\w*))?", text)
     if found is None:
-        raise ValueError(f"{text!r} is no tensor; expected name, name:shape:dtype or name:dtype")
+        raise ValueError(f"{text!r} is not a tensor; expected name, name:shape:dtype or name:dtype")
     dims = None if found[2] in (None, "auto") else dimensions(found[2])
     return found[1], "" if found[3] in (None, "auto") else found[3], dims
 
 
 def per_name(pairs: Iterable[tuple[str, object]] | None) -> object:
-    """Values by name as one value where no name is given, else as a dict with ``""`` for the others; None stays."""
+    """Return one value if no name is given, otherwise a dict by name with ``""`` for the others; None stays."""
     if not pairs:
         return None
     by_name = dict(pairs)
@@ -165,13 +165,13 @@ def per_name(pairs: Iterable[tuple[str, object]] | None) -> object:
 
 
 def optimization_level(text: str) -> str:
-    """How far ONNX Runtime optimizes: ``basic``, or ``ORT_ENABLE_BASIC``."""
+    """Read an optimization level: ``basic``, or ``ORT_ENABLE_BASIC``."""
     name = text.lower().removeprefix("ort_").removeprefix("enable_")
     return "disable" if name == "disable_all" else name
 
 
 def until(text: str) -> int | str:
-    """``good``, ``bad``, or a number of iterations."""
+    """Read ``good``, ``bad``, or a number of iterations."""
     if text in ("good", "bad", "decided"):
         return text
     try:
@@ -187,7 +187,7 @@ _TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "flo
 
 
 def layer_type(text: str) -> tuple[str, str]:
-    """A layer's or tensor's data type: ``conv1:float16``, or ``conv1:fp16``."""
+    """Read a layer's or tensor's data type: ``conv1:float16``, or ``conv1:fp16``."""
     name, value = named(text)
     if not name:
         raise ValueError(f"{text!r}: expected a name and a type, such as conv1:float16")
@@ -195,7 +195,7 @@ def layer_type(text: str) -> tuple[str, str]:
 
 
 def constraint(text: str) -> tuple[str, str]:
-    """How binding precisions are (``prefer``, ``obey``, ``none``), or one layer's precision: ``layer:fp16``."""
+    """Read ``prefer``, ``obey`` or ``none``, or one layer's precision: ``layer:fp16``."""
     name, value = named(text)
     if not name and value not in ("prefer", "obey", "none"):
         raise ValueError(f"{text!r}: expected prefer, obey or none, or a layer's precision such as conv1:fp16")

@@ -344,8 +344,8 @@ COMMANDS = {
             *_READ,
         ),
         ("trtops runs resolve model.onnx --trt -o model.engine",),
-        "Find the accepted engine for a model on this machine, and write it to a file with -o. Exits with 1 if "
-        "there is none.",
+        "Find the accepted engine for a model on this machine, and write it to a file with -o. Exits with 1 "
+        "without one.",
     ),
     "deny": Command(
         lambda args: op_job(args, "deny", args.run, store="reads", show=_show_denied, code=no_verdict),
