@@ -242,7 +242,7 @@ def test_noise_of_a_campaign(run, ids):
     code, text = run(f"debug noise {short(campaign, ids)} --builds 2 --runs 2 --json")
     assert code == 0 and json.loads(text)["statistic"] == "max_abs"
     assert json.loads(text)["run_id"] in run(f"runs list --parent {campaign} --kind noise")[1]
-    assert "`l2` of one more run" in run(f"debug noise run:{campaign} --builds 2 --runs 2 --statistic l2")[1]
+    assert "`l2`" in run(f"debug noise run:{campaign} --builds 2 --runs 2 --statistic l2")[1]
     assert run(f"debug noise {campaign} --builds 1")[0] == 2
 
 
