@@ -54,7 +54,7 @@ test-gpu: ## run the tests that need TensorRT and a GPU, with the interpreter PY
 
 bench: $(VENV)/.test ## measure against Polygraphy on this machine; about ten minutes
 	@missed=; for file in tests/benchmarks/bench_*.py; do case $$file in *_trt*.py) continue;; esac; \
-	    echo "== $$file"; $(PY) $$file || missed="$$missed $$file"; done; \
+	    echo "== $$file"; $(PY) -m $$(basename $$file .py | sed s/^/tests.benchmarks./) || missed="$$missed $$file"; done; \
 	if [ -n "$$missed" ]; then echo "Missed goals:$$missed"; exit 1; fi; echo "All goals are met."
 
 ui: $(VENV)/.demo ## serve the MLflow UI of the local store at http://127.0.0.1:5000

@@ -1,206 +1,147 @@
-"""Comparing, saving and loading results, and running: against Polygraphy 0.53.6, in one run, on the same arrays.
+"""Comparing, saving, loading and running, as shares of Polygraphy's CPU time on the same arrays.
 
-Each figure is measured in a process of its own, which reports its CPU time (the least of several runs, all threads) and
-how far its peak memory rose above what it held before. Run by ``make bench``; ``--full`` takes arrays ten times as large,
-minutes and gigabytes.
+Each figure comes from a process of its own. ``--full`` takes arrays ten times as large.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import logging
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from tests.benchmarks.harness import Goals, run_quietly, timed
 
-def _arrays(elements: int, outputs: int = 1) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+
+def arrays(elements: int, outputs: int = 1) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     random = np.random.default_rng(1)
     golden = {f"out{i}": random.standard_normal(elements, dtype=np.float32) for i in range(outputs)}
-    noisy = {}
-    for name, array in golden.items():
-        noisy[name] = random.standard_normal(elements, dtype=np.float32)
-        noisy[name] *= np.float32(1e-4)
-        noisy[name] += array
+    noise = np.float32(1e-4)
+    noisy = {n: a + noise * random.standard_normal(elements, dtype=np.float32) for n, a in golden.items()}
     return noisy, golden
 
 
-def _library(tool: str):
-    if tool == "theirs":
-        import polygraphy.comparator as comparator
-        import polygraphy.json as files
+def package(tool: str) -> Any:
+    """The comparator of one side, with its statistics at the severity at which it logs them."""
+    if tool == "trtops":
+        logging.getLogger("trtops").setLevel(logging.CRITICAL)
+    else:
         from polygraphy.logger import G_LOGGER
 
-        # What its statistics cost shows at its default severity only, at which it logs them.
         G_LOGGER.module_severity = G_LOGGER.INFO
-    else:
-        import logging
-
-        import trtops.comparator as comparator
-        import trtops.json as files
-
-        logging.getLogger("trtops").setLevel(logging.CRITICAL)
-    return comparator, files
+    return importlib.import_module(f"{tool}.comparator")
 
 
 def compare(tool: str, elements: int, outputs: int, folder: str) -> Callable[[], object]:
     """All statistics of all outputs, through each tool's own compare function."""
-    comparator, _ = _library(tool)
-    noisy, golden = _arrays(elements, outputs)
-    first, second = comparator.IterationResult(noisy), comparator.IterationResult(golden)
+    comparator = package(tool)
+    first, second = (comparator.IterationResult(each) for each in arrays(elements, outputs))
     function = comparator.CompareFunc.simple(check_error_stat="quantile")
     return lambda: function(first, second)
 
 
-def _saved(tool: str, elements: int, folder: str, ending: str):
-    comparator, _ = _library(tool)
-    results = comparator.RunResults()
-    results.add([_arrays(elements)[0]], runtime=1e-3, runner_name="runner")
-    return comparator.RunResults, results, os.path.join(folder, f"{tool}{ending}")
+def results(tool: str, elements: int, folder: str, ending: str) -> tuple[Any, str]:
+    found = package(tool).RunResults()
+    found.add([arrays(elements)[0]], runtime=1e-3, runner_name="runner")
+    return found, os.path.join(folder, f"{tool}{ending}")
 
 
-def save_json(tool: str, elements: int, outputs: int, folder: str) -> Callable[[], object]:
-    """Results with one output of this size, as JSON."""
-    _, results, path = _saved(tool, elements, folder, ".json")
-    return lambda: results.save(path)
+def save(tool: str, elements: int, ending: int, folder: str) -> Callable[[], object]:
+    """Results with one output of this size, as JSON, or as npz on our side."""
+    found, path = results(tool, elements, folder, ".npz" if ending and tool == "trtops" else ".json")
+    return lambda: found.save(path)
 
 
-def load_json(tool: str, elements: int, outputs: int, folder: str) -> Callable[[], object]:
-    """The same, loaded; both read the file that Polygraphy wrote."""
-    kind, results, path = _saved(tool, elements, folder, ".json")
-    results.save(path)
-    del results
-    return lambda: kind.load(path)["runner"][0]["out0"]
-
-
-def save_npz(tool: str, elements: int, outputs: int, folder: str) -> Callable[[], object]:
-    """Results in trtops's fast format; `theirs` is Polygraphy's JSON."""
-    _, results, path = _saved(tool, elements, folder, ".npz" if tool == "ours" else ".json")
-    return lambda: results.save(path)
-
-
-def load_npz(tool: str, elements: int, outputs: int, folder: str) -> Callable[[], object]:
-    """The same, loaded."""
-    kind, results, path = _saved(tool, elements, folder, ".npz" if tool == "ours" else ".json")
-    results.save(path)
-    del results
+def load(tool: str, elements: int, ending: int, folder: str) -> Callable[[], object]:
+    found, path = results(tool, elements, folder, ".npz" if ending and tool == "trtops" else ".json")
+    found.save(path)
+    kind = type(found)
+    del found
     return lambda: kind.load(path)["runner"][0]["out0"]
 
 
 def run(tool: str, elements: int, outputs: int, folder: str) -> Callable[[], object]:
     """``Comparator.run`` over 1000 iterations of a runner that does nothing, with ``outputs`` inputs and outputs."""
-    comparator, _ = _library(tool)
+    comparator = package(tool)
+    base = importlib.import_module(f"{tool}.backend.base").BaseRunner
+    metadata = importlib.import_module({"trtops": "trtops.metadata", "polygraphy": "polygraphy.common"}[tool])
     feed = {f"in{i}": np.zeros(elements, np.float32) for i in range(outputs)}
-    runner = _idle_runner(tool, feed)
-    feeds = [feed] * 1000
-    return lambda: comparator.Comparator.run([runner], data_loader=feeds)
 
-
-def _idle_runner(tool: str, feed: dict[str, np.ndarray]):
-    if tool == "theirs":
-        from polygraphy.backend.base import BaseRunner
-        from polygraphy.common import TensorMetadata
-    else:
-        from trtops.backend.base import BaseRunner
-        from trtops.metadata import TensorMetadata
-
-    class Idle(BaseRunner):
+    class Idle(base):
         def infer_impl(self, feed_dict):
             self.inference_time = 0.0
             return dict(feed_dict)
 
         def get_input_metadata_impl(self):
-            metadata = TensorMetadata()
+            found = metadata.TensorMetadata()
             for name, array in feed.items():
-                metadata.add(name, array.dtype, array.shape)
-            return metadata
+                found.add(name, array.dtype, array.shape)
+            return found
 
-    return Idle("idle")
-
-
-def _measure(case: str, tool: str, elements: int, outputs: int, repeat: int) -> None:
-    """In the child process: print CPU seconds and the rise of peak memory in bytes."""
-    with tempfile.TemporaryDirectory() as folder:
-        answer = os.fdopen(os.dup(1), "w")
-        for stream in (1, 2):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-        work = globals()[case](tool, elements, outputs, folder)
-        before = _reset_peak()
-        seconds, peak = [], 0
-        for _ in range(repeat):
-            start = time.process_time()
-            kept = work()
-            seconds.append(time.process_time() - start)
-            peak = max(peak, _peak() - before)
-            del kept
-        print(json.dumps({"seconds": min(seconds), "bytes": peak}), file=answer, flush=True)
+    runner, feeds = Idle("idle"), [feed] * 1000
+    return lambda: comparator.Comparator.run([runner], data_loader=feeds)
 
 
-def _reset_peak() -> int:
-    """Forget the peak so far (Linux), and return what is held now, in bytes."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmRSS")
+def measure(case: str, tool: str, elements: int, second: int, repeats: int) -> None:
+    """Print the least CPU seconds of one case and the growth of the peak memory, as JSON on the last line."""
+    with tempfile.TemporaryDirectory(prefix="trtops-bench-") as folder:
+        work = {"compare": compare, "save": save, "load": load, "run": run}[case](tool, elements, second, folder)
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+        before = status("VmRSS")
+        seconds = min(timed(work, time.process_time)[0] for _ in range(repeats))
+        print("\n" + json.dumps([seconds, (status("VmHWM") - before) / 1024]))
 
 
-def _peak() -> int:
-    return _status("VmHWM")
+def status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name + ":"))
 
 
-def _status(name: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(name + ":"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/self/status has no {name}")
-
-
-def _case(case: str, tool: str, elements: int, outputs: int, repeat: int) -> dict[str, float]:
-    arguments = [sys.executable, __file__, "--case", case, tool, str(elements), str(outputs), str(repeat)]
-    done = subprocess.run(arguments, stdout=subprocess.PIPE, check=True, text=True)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--full", action="store_true", help="large arrays: minutes, and gigabytes of memory")
+    parser.add_argument("--full", action="store_true")
     parser.add_argument("--case", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
         case, tool, *numbers = options.case
-        _measure(case, tool, *map(int, numbers))
-        return 0
+        measure(case, tool, *map(int, numbers))
+        return
     small, large = (10_000_000, 100_000_000) if options.full else (1_000_000, 10_000_000)
     table = [
-        (f"compare, {small:.0e} float32", "compare", small, 1, 3, 0.25),
-        (f"compare, {large:.0e} float32", "compare", large, 1, 3, 0.25),
-        ("compare, 500 outputs of 1e4", "compare", 10_000, 500, 5, 0.1),
-        (f"save JSON, {small * 10 // 1_000_000} MB", "save_json", small * 5 // 2, 1, 3, 0.4),
-        (f"save JSON, {large * 10 // 1_000_000} MB", "save_json", large * 5 // 2, 1, 1, 0.4),
-        (f"load JSON, {small * 10 // 1_000_000} MB", "load_json", small * 5 // 2, 1, 3, 1.0),
-        (f"load JSON, {large * 10 // 1_000_000} MB", "load_json", large * 5 // 2, 1, 1, 1.0),
-        (f"save npz vs JSON, {large * 10 // 1_000_000} MB", "save_npz", large * 5 // 2, 1, 1, 0.1),
-        (f"load npz vs JSON, {large * 10 // 1_000_000} MB", "load_npz", large * 5 // 2, 1, 1, 0.1),
-        ("run, 1000 iterations, 1 input", "run", 16, 1, 3, 0.1),
-        ("run, 1000 iterations, 20 inputs", "run", 16, 20, 3, 0.1),
+        ("compare 500 outputs of 1e4", "compare", 10_000, 500, 5, 0.1),
+        ("run 1000 iterations, 1 input", "run", 16, 1, 3, 0.1),
+        ("run 1000 iterations, 20 inputs", "run", 16, 20, 3, 0.1),
     ]
-    missed = False
-    print(f"{'':40} {'trtops':>10} {'Polygraphy':>10} {'ratio':>7} {'target':>7} {'trtops MB':>10} {'theirs MB':>10}")
-    for title, case, elements, outputs, repeat, target in table:
-        ours, theirs = (_case(case, tool, elements, outputs, repeat) for tool in ("ours", "theirs"))
-        ratio = ours["seconds"] / theirs["seconds"]
-        missed |= ratio > target
-        print(
-            f"{title:40} {ours['seconds']:9.3f}s {theirs['seconds']:9.3f}s {ratio:7.3f} {target:7.2f} "
-            f"{ours['bytes'] / 1e6:10.0f} {theirs['bytes'] / 1e6:10.0f}{'  MISSED' if ratio > target else ''}",
-            flush=True,
-        )
-    return int(missed)
+    for size, repeats in ((small, 3), (large, 1)):
+        megabytes, elements = f"{size * 10 // 1_000_000} MB", size * 5 // 2
+        table.append((f"compare {size:.0e} float32", "compare", size, 1, 3, 0.25))
+        table.append((f"save {megabytes} of JSON", "save", elements, 0, repeats, 0.4))
+        table.append((f"load {megabytes} of JSON", "load", elements, 0, repeats, 1.0))
+    table.append((f"save npz, theirs {megabytes} of JSON", "save", elements, 1, 1, 0.1))
+    table.append((f"load npz, theirs {megabytes} of JSON", "load", elements, 1, 1, 0.1))
+    goals = Goals()
+    with tempfile.TemporaryDirectory(prefix="trtops-bench-") as folder:
+        for title, case, elements, second, repeats, limit in table:
+            words = [str(each) for each in (elements, second, repeats)]
+            ours, theirs = (
+                json.loads(
+                    run_quietly([sys.executable, __file__, "--case", case, tool, *words], folder).splitlines()[-1]
+                )
+                for tool in ("trtops", "polygraphy")
+            )
+            note = f"{ours[0]:.3f} s and {ours[1]:.0f} MiB, Polygraphy {theirs[0]:.3f} s and {theirs[1]:.0f} MiB"
+            goals.at_most(title, ours[0] / theirs[0], limit, "times", note)
+    goals.exit()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

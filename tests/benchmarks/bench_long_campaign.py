@@ -1,11 +1,8 @@
-"""A long campaign: whether time and memory per iteration stay flat, and how much room each takes in the store.
+"""A campaign of 400 iterations, or 2,000 with ``--full``: time and memory per iteration stay flat.
 
-A model of one node, so that what is measured is the campaign and the store, not ONNX Runtime; 400 iterations, or 2,000 with
-``--full``. Flat means: over the whole campaign an iteration takes at most a tenth more processor time, and the
-process grows by at most 2 kB an iteration. The exit code is 1 if the slope's whole 95 % interval lies above that.
-
-Where others use the machine more and more, the same work takes more and more processor time. So after each iteration a fixed
-piece of work is timed as well, and what goes up with it does not count.
+The model has one node, so the campaign and the store are measured. Goals: over the campaign an iteration takes at most
+a tenth more CPU time, and the process grows by at most 2 kB per iteration; the lower end of each 95 % interval counts.
+After each iteration a fixed piece of work is timed as well, and a slope that it shares is the machine's.
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -21,9 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from tests import models
+from tests.benchmarks.harness import Goals, full_size, timed
 from trtops.ops.campaign.config import DebugBuildConfig, Vary
 from trtops.ops.campaign.debug_build import Progress, debug_build
 from trtops.ops.evaluation.check import CheckConfig
@@ -31,9 +26,8 @@ from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking.mlflow import MlflowTracker
 
 WARM_UP = 100  # iterations that fill caches
-TOGETHER = 20  # neighbours resemble each other on a machine that others use, so errors are those of means of so many
-SLOWER = 0.10
-KILOBYTES = 2.0
+TOGETHER = 20  # neighbours resemble each other on a shared machine, so errors are those of means
+WORK = {f"name {i}": [i * 0.5, str(i), {"value": i}] for i in range(3000)}
 
 
 def slope(values: Sequence[float]) -> tuple[float, float]:
@@ -47,38 +41,17 @@ def slope(values: Sequence[float]) -> tuple[float, float]:
     return found, 2.0 * error
 
 
-def yardstick() -> float:
-    """Processor seconds of a fixed piece of work: texts, objects and memory, as an iteration has them."""
-    begin = time.process_time()
-    for _ in range(3):
-        json.loads(json.dumps(WORK))
-    return time.process_time() - begin
-
-
-WORK = {f"name {i}": [i * 0.5, str(i), {"value": i}] for i in range(1000)}
-
-
-def resident() -> int:
-    """Bytes of this process in memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def size_of(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
-def main() -> int:
-    count = 2000 if "--full" in sys.argv else 400
-    ends: list[float] = []
+def main() -> None:
+    count = 2000 if full_size(__doc__, "2,000 iterations") else 400
+    goals = Goals()
     spent: list[float] = []
-    yards: list[float] = []
+    fixed: list[float] = []
     memory: list[float] = []
 
     def note(now: Progress) -> None:
-        ends.append(time.perf_counter())
-        spent.append(time.process_time() - sum(yards))
-        memory.append(float(resident()))
-        yards.append(yardstick())
+        spent.append(time.process_time() - sum(fixed))
+        memory.append(float(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+        fixed.append(timed(lambda: json.loads(json.dumps(WORK)), time.process_time)[0])
 
     with tempfile.TemporaryDirectory(prefix="trtops-bench-") as name:
         folder = Path(name)
@@ -91,33 +64,19 @@ def main() -> int:
             max_iterations=count,
             keep_model=False,
         )
-        empty = size_of(folder / "mlruns")
-        result = debug_build(models.identity().write(folder), config, tracker=tracker, progress=note)
-        finishing = time.perf_counter() - ends[-1]
-        room = (size_of(folder / "mlruns") - empty) / count
-        database = (folder / "mlruns" / "mlflow.db").stat().st_size / count
-    first = WARM_UP
-    print(f"{result.iterations} iterations in {ends[-1] - ends[0]:.0f} s, diff and end {finishing:.1f} s")
-    wall, own, fixed = np.diff(ends)[first:], np.diff(spent)[first:], np.array(yards[first + 1 :])
-    near = np.convolve(np.pad(fixed, TOGETHER // 2, mode="edge"), np.ones(TOGETHER) / TOGETHER, mode="same")
-    by_yardstick = own * fixed.mean() / near[TOGETHER // 2 : TOGETHER // 2 + len(own)]
-    series = {
-        "wall": wall,
-        "CPU of this process": own,
-        "the fixed work": fixed,
-        "CPU as the fixed work has it": by_yardstick,
-    }
-    for clock, seconds in series.items():
-        slower, doubt = (each * count / seconds.mean() for each in slope(seconds))
-        told = f"{100 * slower:+.1f} % over the campaign (95 %: +-{100 * doubt:.1f} %)"
-        print(f"{clock}: {seconds.mean() * 1e3:.1f} ms an iteration, {told}")
-    grown, grown_doubt = (each / 1e3 for each in slope(memory[first + 1 :]))
-    print(f"memory: {memory[-1] / 1e6:.0f} MB at the end, {grown:+.2f} kB an iteration (95 %: +-{grown_doubt:.2f})")
-    print(f"store: {room / 1e3:.1f} kB an iteration, of which the database {database / 1e3:.1f} kB")
-    flat = slower - doubt <= SLOWER and grown - grown_doubt <= KILOBYTES
-    print("flat" if flat else "NOT FLAT")
-    return int(not flat)
+        debug_build(models.identity().write(folder), config, tracker=tracker, progress=note)
+        stored = sum(file.stat().st_size for file in (folder / "mlruns").rglob("*") if file.is_file()) / count
+    own, yard = np.diff(spent)[WARM_UP:], np.array(fixed[WARM_UP + 1 :])
+    kernel = np.ones(TOGETHER) / TOGETHER
+    near = np.convolve(np.pad(yard, TOGETHER // 2, mode="edge"), kernel, mode="same")[TOGETHER // 2 :][: len(own)]
+    steady = own * yard.mean() / near
+    slower, doubt = (each * count / steady.mean() for each in slope(steady))
+    grown, grown_doubt = (each / 1e3 for each in slope(memory[WARM_UP + 1 :]))
+    print(f"{own.mean() * 1e3:.1f} ms of CPU time and {stored / 1e3:.1f} kB in the store per iteration")
+    goals.at_most("slower over the campaign", 100 * (slower - doubt), 10.0, "%", f"{100 * slower:.1f} in the mean")
+    goals.at_most("growth per iteration", grown - grown_doubt, 2.0, "kB", f"{grown:.2f} in the mean")
+    goals.exit()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

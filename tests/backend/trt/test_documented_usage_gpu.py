@@ -17,6 +17,8 @@ import onnx
 import pytest
 
 from tests import models
+from trtops.backend.trt import CreateConfig, EngineBytesFromNetwork, NetworkFromOnnxPath
+from trtops.backend.trt.library import load
 
 pytest.importorskip("polygraphy")
 
@@ -561,8 +563,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def timing_cache(folders: dict[str, Path]) -> str:
     """A timing cache of the model with convolutions, for both tools."""
-    from trtops.backend.trt import CreateConfig, EngineBytesFromNetwork, NetworkFromOnnxPath
-
     path = str(folders["trtops"] / "conv.cache")
     network = NetworkFromOnnxPath(str(folders["trtops"] / "conv_net.onnx"))
     EngineBytesFromNetwork(network, CreateConfig(builder_optimization_level=1), save_timing_cache=path)()
@@ -571,8 +571,6 @@ def timing_cache(folders: dict[str, Path]) -> str:
 
 def executed(code: str, tool: str, folder: Path, cached: Any) -> Any:
     """What a piece of code leaves, with one tool or the other."""
-    from trtops.backend.trt.library import load
-
     names = {"np": np, "trt": load(), "X": X, "IMAGE": IMAGE, "cached": cached, "models": models}
     before = os.getcwd()
     os.chdir(folder)

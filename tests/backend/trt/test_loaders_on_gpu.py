@@ -12,6 +12,52 @@ import pytest
 from tests import models
 from trtops import errors
 from trtops.backend.onnx.model import Model
+from trtops.backend.onnx.sparsity import check_sparsity
+from trtops.backend.trt import (
+    BufferFromEngine,
+    BytesFromEngine,
+    CreateConfig,
+    EngineFromBytes,
+    EngineFromNetwork,
+    LoadPlugins,
+    NetworkFromOnnxBytes,
+    OnnxLikeFromNetwork,
+    PostprocessConfig,
+    PostprocessNetwork,
+    Profile,
+    ShapeTuple,
+    TacticRecorder,
+    TacticReplayData,
+    TensorInfo,
+    TensorRTBackend,
+    TrtRunner,
+    create_config,
+    create_config_rtx,
+    create_network,
+    current_gpu,
+    engine_bytes_from_network,
+    engine_from_network,
+    engine_from_path,
+    get_trt_logger,
+    library,
+    load_plugins,
+    load_runtime,
+    mark_debug,
+    modify_network_outputs,
+    network_from_onnx_bytes,
+    network_from_onnx_path,
+    postprocess_config,
+    postprocess_network,
+    save_engine,
+    set_decomposable_attentions,
+    set_layer_precisions,
+    set_tensor_datatypes,
+    set_tensor_formats,
+)
+from trtops.backend.trt.library import load
+from trtops.backend.trt.lines import Feature
+from trtops.backend.trt.lines.support import CAPABILITIES
+from trtops.cuda import DeviceArray
 from trtops.spec import BuildConfig, OptimizationProfile, TensorRTOptions
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -21,22 +67,16 @@ QUICK = {"builder_optimization_level": 1}  # at 0 TensorRT 8.6 has no convolutio
 
 @pytest.fixture(scope="module")
 def trt():
-    from trtops.backend.trt.library import load
-
     return load()
 
 
 @pytest.fixture(scope="module")
 def line():
-    from trtops.backend.trt import library
-
     return library.line()
 
 
 def config_of(**options):
     """The builder config that parameters make, with what must live as long."""
-    from trtops.backend.trt import create_config, network_from_onnx_bytes
-
     builder, network, parser = network_from_onnx_bytes(models.identity().proto.SerializeToString())
     return create_config(builder, network, **options), (builder, network, parser)
 
@@ -66,8 +106,6 @@ def flagged(trt, config) -> set[str]:
     ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
 )
 def test_each_switch_sets_its_flag_and_no_other(trt, line, options, flags):
-    from trtops.backend.trt.lines import Feature
-
     if {"int8", "fp16"} & set(options) and not line.supports(Feature.PRECISION_FLAGS):
         pytest.skip("this release has no precision flags")
     plain, _kept = config_of()
@@ -124,8 +162,6 @@ def test_a_config_from_nothing_tells_its_inspector_everything(trt):
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_what_later_releases_have_is_refused_by_its_title_and_release(line, options, feature):
-    from trtops.backend.trt.lines import Feature
-
     if line.supports(Feature[feature]):
         pytest.skip("this release has it")
     with pytest.raises(errors.UnsupportedFeatureError) as caught:
@@ -134,8 +170,6 @@ def test_what_later_releases_have_is_refused_by_its_title_and_release(line, opti
 
 
 def test_dla_is_refused_where_there_is_none_unless_the_gpu_may_stand_in(trt):
-    from trtops.backend.trt import create_network
-
     builder, _network = create_network()
     if builder.num_DLA_cores:
         pytest.skip("this device has DLA cores")
@@ -144,24 +178,11 @@ def test_dla_is_refused_where_there_is_none_unless_the_gpu_may_stand_in(trt):
 
 
 def test_a_config_for_rtx_is_refused_where_it_names_devices():
-    from trtops.backend.trt import create_config_rtx, create_network
-
     with pytest.raises(errors.UnsupportedFeatureError, match="RTX"):
         create_config_rtx(*create_network(), compute_capabilities=["SM89"])
 
 
 def test_functions_change_config_and_network_before_the_build(trt):
-    from trtops.backend.trt import (
-        CreateConfig,
-        NetworkFromOnnxBytes,
-        PostprocessConfig,
-        PostprocessNetwork,
-        TrtRunner,
-        engine_from_network,
-        postprocess_config,
-        postprocess_network,
-    )
-
     seen: list[str] = []
 
     def rename(network):
@@ -187,17 +208,6 @@ def test_functions_change_config_and_network_before_the_build(trt):
 
 
 def test_the_immediate_twins_change_outputs_types_and_formats_of_a_network(trt):
-    from trtops.backend.trt import (
-        CreateConfig,
-        TrtRunner,
-        engine_from_network,
-        modify_network_outputs,
-        network_from_onnx_bytes,
-        set_layer_precisions,
-        set_tensor_datatypes,
-        set_tensor_formats,
-    )
-
     proto = models.model("(float[2,8,4,6] x) => (float[2,8,4,6] y) { [a] a = Relu(x) [b] b = Neg(a) [c] y = Exp(b) }")
     parts = network_from_onnx_bytes(proto.SerializeToString())
     parts = modify_network_outputs(parts, outputs=["a"])
@@ -215,8 +225,6 @@ def test_the_immediate_twins_change_outputs_types_and_formats_of_a_network(trt):
 
 
 def test_outputs_are_chosen_by_the_type_of_layers_and_left_out_by_pattern():
-    from trtops.backend.trt import modify_network_outputs, network_from_onnx_bytes
-
     data = models.conv_net().proto.SerializeToString()
     convolutions = modify_network_outputs(network_from_onnx_bytes(data), mark_layer_types=["convolution"])[1]
     fewer = modify_network_outputs(network_from_onnx_bytes(data), outputs=["c*", "scores"], exclude_outputs=["sc*"])[1]
@@ -230,14 +238,6 @@ def test_outputs_are_chosen_by_the_type_of_layers_and_left_out_by_pattern():
 
 
 def test_networks_are_refused_what_came_with_later_releases(line):
-    from trtops.backend.trt import (
-        mark_debug,
-        network_from_onnx_bytes,
-        network_from_onnx_path,
-        set_decomposable_attentions,
-    )
-    from trtops.backend.trt.lines import Feature
-
     if line.supports(Feature.DEBUG_TENSORS):
         pytest.skip("this release has debug tensors")
     data = models.identity().proto.SerializeToString()
@@ -252,8 +252,6 @@ def test_networks_are_refused_what_came_with_later_releases(line):
 
 
 def test_a_model_with_its_weights_beside_it_is_parsed_from_its_file(tmp_path: Path):
-    from trtops.backend.trt import TensorRTBackend
-
     case = models.conv_net()
     config = BuildConfig(
         profiles=(OptimizationProfile.fixed(image=(2, 3, 8, 8)),), options=TensorRTOptions(optimization_level=1)
@@ -272,8 +270,6 @@ def test_a_model_with_its_weights_beside_it_is_parsed_from_its_file(tmp_path: Pa
 
 
 def test_a_network_is_drawn_as_an_onnx_model_that_viewers_take(tmp_path: Path):
-    from trtops.backend.trt import NetworkFromOnnxBytes, OnnxLikeFromNetwork
-
     drawn = OnnxLikeFromNetwork(NetworkFromOnnxBytes(models.transformer().proto.SerializeToString()))()
 
     onnx.save(drawn, tmp_path / "drawn.onnx")
@@ -286,8 +282,6 @@ def test_a_network_is_drawn_as_an_onnx_model_that_viewers_take(tmp_path: Path):
 
 
 def test_a_profile_is_filled_from_the_network_and_refused_where_it_does_not_fit(caplog):
-    from trtops.backend.trt import Profile, ShapeTuple, network_from_onnx_bytes
-
     builder, network, _parser = network_from_onnx_bytes(models.conv_net().proto.SerializeToString())
 
     assert Profile().fill_defaults(network) == {"image": ShapeTuple((1, 3, 8, 8), (1, 3, 8, 8), (1, 3, 8, 8))}
@@ -309,21 +303,6 @@ def test_a_profile_is_filled_from_the_network_and_refused_where_it_does_not_fit(
 
 
 def test_engines_go_through_every_loader_and_its_twin(tmp_path: Path, trt):
-    from trtops.backend.trt import (
-        BufferFromEngine,
-        BytesFromEngine,
-        CreateConfig,
-        EngineFromBytes,
-        EngineFromNetwork,
-        LoadPlugins,
-        NetworkFromOnnxBytes,
-        TrtRunner,
-        engine_from_path,
-        get_trt_logger,
-        load_plugins,
-        save_engine,
-    )
-
     case = models.identity()
     runtime = trt.Runtime(get_trt_logger())
     load = EngineFromNetwork(
@@ -343,8 +322,6 @@ def test_engines_go_through_every_loader_and_its_twin(tmp_path: Path, trt):
 
 
 def test_libraries_that_are_not_there_are_refused_by_name(tmp_path: Path):
-    from trtops.backend.trt import engine_from_path, load_plugins, load_runtime
-
     with pytest.raises(errors.BackendUnavailableError, match=r"absent\.so"):
         load_plugins([tmp_path / "absent.so"])
     with pytest.raises(errors.BackendUnavailableError, match=r"absent_lean\.so"):
@@ -354,15 +331,6 @@ def test_libraries_that_are_not_there_are_refused_by_name(tmp_path: Path):
 
 
 def test_a_recorded_algorithm_tells_how_its_tensors_lie():
-    from trtops.backend.trt import (
-        CreateConfig,
-        NetworkFromOnnxBytes,
-        TacticRecorder,
-        TacticReplayData,
-        TensorInfo,
-        engine_bytes_from_network,
-    )
-
     recorded = TacticReplayData()
     network = NetworkFromOnnxBytes(models.conv_net().proto.SerializeToString())
     engine_bytes_from_network(network, CreateConfig(algorithm_selector=TacticRecorder(recorded), **QUICK))
@@ -374,8 +342,6 @@ def test_a_recorded_algorithm_tells_how_its_tensors_lie():
 
 
 def test_what_tensorrt_says_goes_to_logging(caplog):
-    from trtops.backend.trt import engine_bytes_from_network, network_from_onnx_bytes
-
     with caplog.at_level(logging.INFO, "trtops.tensorrt"):
         engine_bytes_from_network(network_from_onnx_bytes(models.identity().proto.SerializeToString()))
 
@@ -384,9 +350,6 @@ def test_what_tensorrt_says_goes_to_logging(caplog):
 
 
 def test_memory_that_the_device_has_not_is_an_error_of_ours_and_the_next_inference_knows_nothing_of_it():
-    from trtops.backend.trt import CreateConfig, NetworkFromOnnxBytes, TrtRunner, current_gpu, engine_from_network
-    from trtops.cuda import DeviceArray
-
     with pytest.raises(errors.BackendError, match=r"(?i)memory"):
         DeviceArray((current_gpu().memory_bytes,), np.float32)
     case = models.identity()
@@ -399,9 +362,6 @@ def test_memory_that_the_device_has_not_is_an_error_of_ours_and_the_next_inferen
 
 
 def test_the_support_table_says_of_this_release_what_is_found_in_it(line):
-    from trtops.backend.trt.lines import Feature
-    from trtops.backend.trt.lines.support import CAPABILITIES
-
     major, minor = (int(part) for part in line.version.split(".")[:2])
     release = (f"{major}.{minor}", (major, minor), False)
 
@@ -411,16 +371,12 @@ def test_the_support_table_says_of_this_release_what_is_found_in_it(line):
 
 
 def test_a_tactic_source_that_does_not_exist_is_refused_with_a_near_one():
-    from trtops.backend.trt import TensorRTBackend
-
     config = BuildConfig(options=TensorRTOptions(optimization_level=0, tactic_sources=("CUBLASS",)))
     with pytest.raises(errors.ConfigError, match="CUBLAS"):
         TensorRTBackend().build(Model.from_proto(models.identity().proto, "identity"), config)
 
 
 def test_the_lot_draws_other_tactics_with_another_seed_and_the_same_with_the_same():
-    from trtops.backend.trt import TensorRTBackend
-
     case = models.conv_net()
     model = Model.from_proto(case.proto, case.name)
     profile = OptimizationProfile.fixed(image=(2, 3, 8, 8))
@@ -436,9 +392,6 @@ def test_the_lot_draws_other_tactics_with_another_seed_and_the_same_with_the_sam
 
 
 def test_sparse_weights_are_allowed_and_the_engine_is_right():
-    from trtops.backend.onnx.sparsity import check_sparsity
-    from trtops.backend.trt import CreateConfig, NetworkFromOnnxBytes, TrtRunner, engine_from_network
-
     weight = models.random(64, 64, 3, 3, scale=0.06)
     weight[:, np.arange(64) % 4 < 2] = 0  # two of each four input channels
     proto = models.model(

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from onnx import numpy_helper
 
@@ -24,8 +25,51 @@ from tests.contracts.runner import RunnerContract
 from trtops import errors, func
 from trtops.backend.base import Caches
 from trtops.backend.onnx.model import Model
+from trtops.backend.trt import (
+    Algorithm,
+    Calibrator,
+    CreateConfig,
+    CreateNetwork,
+    EngineFromBytes,
+    EngineFromNetwork,
+    EngineFromPath,
+    ModifyNetworkOutputs,
+    NetworkFromOnnxBytes,
+    NetworkFromOnnxPath,
+    Profile,
+    SaveEngine,
+    SetLayerPrecisions,
+    SetTensorDatatypes,
+    SetTensorFormats,
+    TacticRecorder,
+    TacticReplayData,
+    TacticReplayer,
+    TensorRTBackend,
+    TrtRunner,
+    buffer_from_engine,
+    bytes_from_engine,
+    create_network,
+    current_gpu,
+    describe_engine,
+    describe_network,
+    engine_bytes_from_network,
+    engine_from_bytes,
+    engine_from_network,
+    network_from_onnx_bytes,
+    onnx_like_from_network,
+    refit_engine,
+)
+from trtops.backend.trt.building.calibrator import calibrator_class
+from trtops.backend.trt.building.engine import build_plan
+from trtops.backend.trt.choices import timing_cache as caches
+from trtops.backend.trt.choices.timing_cache import TimingCache, path_for
+from trtops.backend.trt.describe.inspector import EngineDescription, read_layers
+from trtops.backend.trt.library import line
+from trtops.backend.trt.lines import Feature
 from trtops.backend.worker import IsolatedBackend, Worker
 from trtops.calibration import CalibrationCache
+from trtops.cuda import DeviceArray, DeviceView
+from trtops.ops.evaluation.precision_check import check_precision
 from trtops.spec import BuildConfig, Layer, OptimizationProfile, TensorRTOptions
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -43,8 +87,6 @@ def onnx_runtime(proto, feed):
 
 
 def profile_for(proto, *, low=1, opt=4, high=16):
-    from trtops.backend.trt import Profile
-
     profile = Profile()
     for value in proto.graph.input:
         dims = [d.dim_value if d.dim_value > 0 else None for d in value.type.tensor_type.shape.dim]
@@ -57,10 +99,6 @@ def profile_for(proto, *, low=1, opt=4, high=16):
 
 @functools.lru_cache(maxsize=64)
 def _plan(data: bytes, options: tuple) -> bytes:
-    import onnx
-
-    from trtops.backend.trt import CreateConfig, engine_bytes_from_network, network_from_onnx_bytes
-
     proto = onnx.ModelProto.FromString(data)
     config = CreateConfig(profiles=[profile_for(proto)], **{**QUICK, **dict(options)})
     return bytes(engine_bytes_from_network(network_from_onnx_bytes(data), config))
@@ -71,8 +109,6 @@ def plan_of(proto, **options) -> bytes:
 
 
 def load(proto, **options):
-    from trtops.backend.trt import EngineFromBytes
-
     return EngineFromBytes(functools.partial(plan_of, proto, **options))
 
 
@@ -103,8 +139,6 @@ def relative_error(found, golden):
 
 @pytest.mark.parametrize("make", [models.conv_net, models.transformer, models.branch], ids=lambda m: m.__name__)
 def test_fp32_engine_agrees_with_onnx_runtime(make):
-    from trtops.backend.trt import TrtRunner
-
     case = make()
     golden = onnx_runtime(case.proto, case.feed)
 
@@ -116,15 +150,6 @@ def test_fp32_engine_agrees_with_onnx_runtime(make):
 
 
 def test_fp16_engine_agrees_with_onnx_runtime_and_has_fp16_layers():
-    from trtops.backend.trt import (
-        CreateConfig,
-        NetworkFromOnnxBytes,
-        SetLayerPrecisions,
-        TrtRunner,
-        engine_from_network,
-    )
-    from trtops.backend.trt.describe.inspector import read_layers
-
     case = wide_net()
     golden = onnx_runtime(case.proto, case.feed)["y"]
     # Obeyed: without that the builder takes what it times as fastest, and FP32 may well be.
@@ -141,9 +166,6 @@ def test_fp16_engine_agrees_with_onnx_runtime_and_has_fp16_layers():
 
 
 def test_a_precision_that_was_asked_for_in_vain_is_told():
-    from trtops.backend.trt import TensorRTBackend
-    from trtops.ops.evaluation.precision_check import check_precision
-
     model = Model.from_proto(wide_net().proto, "wide_net")
     fp32 = tuple((f"conv{number}", "float32") for number in range(3))
     options = TensorRTOptions(optimization_level=1, layer_precisions=fp32, precision_constraints="obey")
@@ -154,9 +176,6 @@ def test_a_precision_that_was_asked_for_in_vain_is_told():
 
 
 def test_obeyed_layer_precisions_are_what_the_layers_get():
-    from trtops.backend.trt import CreateConfig, NetworkFromOnnxBytes, SetLayerPrecisions, engine_from_network
-    from trtops.backend.trt.describe.inspector import read_layers
-
     data = wide_net().proto.SerializeToString()
     network = SetLayerPrecisions(NetworkFromOnnxBytes(data), {"conv0": "float16", "conv[12]": np.float32})
     config = CreateConfig(fp16=True, precision_constraints="obey", **QUICK)
@@ -170,9 +189,6 @@ def test_obeyed_layer_precisions_are_what_the_layers_get():
 
 
 def test_a_layer_may_have_a_precision_that_the_rest_of_the_build_does_not():
-    from trtops.backend.trt import CreateConfig, NetworkFromOnnxBytes, SetLayerPrecisions, engine_from_network
-    from trtops.backend.trt.describe.inspector import read_layers
-
     network = SetLayerPrecisions(NetworkFromOnnxBytes(wide_net().proto.SerializeToString()), {"conv1": "float16"})
 
     layers = read_layers(engine_from_network(network, CreateConfig(**QUICK)))
@@ -183,8 +199,6 @@ def test_a_layer_may_have_a_precision_that_the_rest_of_the_build_does_not():
 
 @pytest.mark.parametrize("make", [models.branch, models.loop, models.multi_output], ids=lambda m: m.__name__)
 def test_layers_without_a_float_precision_are_left_alone_when_one_layer_asks_for_fp16(make):
-    from trtops.backend.trt import CreateConfig, TrtRunner, engine_from_network, network_from_onnx_bytes
-
     case = make()
     parts = network_from_onnx_bytes(case.proto.SerializeToString())
     network = parts[1]
@@ -227,10 +241,6 @@ def costly_net() -> models.Case:
 
 @pytest.mark.parametrize("algorithm", ["entropy", "entropy2", "minmax", "legacy"])
 def test_each_calibrator_makes_a_working_int8_engine_and_its_cache_serves_again(algorithm, tmp_path):
-    from trtops.backend.trt import Calibrator, CreateConfig, NetworkFromOnnxBytes, TrtRunner, engine_from_network
-    from trtops.backend.trt.building.calibrator import calibrator_class
-    from trtops.backend.trt.describe.inspector import read_layers
-
     case = costly_net()
     golden = onnx_runtime(case.proto, case.feed)["y"].astype(np.float64)
     network = NetworkFromOnnxBytes(case.proto.SerializeToString())
@@ -259,9 +269,6 @@ def test_each_calibrator_makes_a_working_int8_engine_and_its_cache_serves_again(
 
 
 def test_calibration_data_may_lie_on_the_device():
-    from trtops.backend.trt import Calibrator, CreateConfig, NetworkFromOnnxBytes, engine_bytes_from_network
-    from trtops.cuda import DeviceArray
-
     network = NetworkFromOnnxBytes(wide_net().proto.SerializeToString())
     host = batches(2)
     with DeviceArray() as first, DeviceArray() as second:
@@ -292,8 +299,6 @@ def failing_loader():
     ids=["no data", "data loader raises", "wrong shape", "wrong name"],
 )
 def test_calibration_that_fails_says_why(data, words):
-    from trtops.backend.trt import Calibrator, CreateConfig, NetworkFromOnnxBytes, engine_bytes_from_network
-
     network = NetworkFromOnnxBytes(wide_net().proto.SerializeToString())
     config = CreateConfig(int8=True, calibrator=Calibrator(data()), **QUICK)
 
@@ -306,8 +311,6 @@ def test_calibration_that_fails_says_why(data, words):
 
 @functools.lru_cache(maxsize=1)
 def three_profiles():
-    from trtops.backend.trt import CreateConfig, NetworkFromOnnxBytes, Profile, engine_from_network
-
     shapes = [((1, 3, 8, 8),) * 3, ((1, 3, 8, 8), (4, 3, 8, 8), (32, 3, 8, 8)), ((128, 3, 8, 8),) * 3]
     profiles = [Profile().add("image", *shape) for shape in shapes]
     network = NetworkFromOnnxBytes(models.conv_net().proto.SerializeToString())
@@ -315,8 +318,6 @@ def three_profiles():
 
 
 def test_three_profiles_serve_their_shapes_and_refuse_others():
-    from trtops.backend.trt import TrtRunner
-
     case = models.conv_net()
     engine = three_profiles()
 
@@ -339,8 +340,6 @@ def test_three_profiles_serve_their_shapes_and_refuse_others():
 
 
 def test_a_refused_input_leaves_nothing_behind_that_the_next_inference_runs_into():
-    from trtops.backend.trt import CreateConfig, NetworkFromOnnxBytes, Profile, TrtRunner, engine_from_network
-
     proto = models.model("(float[n,4] a, float[m,4] b) => (float[k,4] y) { y = Concat<axis = 0>(a, b) }")
     profile = Profile().add("a", (1, 4), (2, 4), (8, 4)).add("b", (1, 4), (2, 4), (8, 4))
     network = NetworkFromOnnxBytes(proto.SerializeToString())
@@ -357,8 +356,6 @@ def test_a_refused_input_leaves_nothing_behind_that_the_next_inference_runs_into
 
 
 def test_the_description_of_an_engine_shows_its_profiles_as_polygraphy_does():
-    from trtops.backend.trt import describe_engine
-
     text = describe_engine(three_profiles()).text()
 
     assert "==== TensorRT Engine ====" in text
@@ -368,8 +365,6 @@ def test_the_description_of_an_engine_shows_its_profiles_as_polygraphy_does():
 
 
 def test_a_context_that_is_given_keeps_its_profile_and_stays_the_callers():
-    from trtops.backend.trt import TrtRunner
-
     context = three_profiles().create_execution_context()
     runner = TrtRunner(context, optimization_profile=2)
     feed = {"image": models.random(128, 3, 8, 8)}
@@ -382,8 +377,6 @@ def test_a_context_that_is_given_keeps_its_profile_and_stays_the_callers():
 
 
 def test_outputs_whose_shape_depends_on_values_have_the_right_shape():
-    from trtops.backend.trt import TrtRunner
-
     case = models.data_dependent()
     with TrtRunner(load(case.proto)) as runner:
         for seed in range(4):
@@ -394,8 +387,6 @@ def test_outputs_whose_shape_depends_on_values_have_the_right_shape():
 
 
 def test_values_of_shape_tensors_decide_the_outputs_shape():
-    from trtops.backend.trt import CreateConfig, NetworkFromOnnxBytes, Profile, TrtRunner, engine_from_network
-
     proto = models.model("(float[1,4] x, int64[2] shape) => (float[a,b] y) { y = Expand(x, shape) }")
     profile = Profile().add("x", (1, 4), (1, 4), (1, 4)).add("shape", (1, 4), (3, 4), (9, 4))
     network = NetworkFromOnnxBytes(proto.SerializeToString())
@@ -414,15 +405,6 @@ def test_values_of_shape_tensors_decide_the_outputs_shape():
 
 @pytest.mark.parametrize("name", ["CHW2", "HWC8", "CHW32"])
 def test_vectorized_formats_are_packed_and_unpacked(name):
-    from trtops.backend.trt import (
-        CreateConfig,
-        NetworkFromOnnxBytes,
-        SetTensorDatatypes,
-        SetTensorFormats,
-        TrtRunner,
-        engine_from_network,
-    )
-
     proto = models.model("(float[2,5,4,6] x) => (float[2,5,4,6] y) { y = Relu(x) }")
     network = SetTensorDatatypes(NetworkFromOnnxBytes(proto.SerializeToString()), {"x": "float16", "y": "float16"})
     engine = engine_from_network(SetTensorFormats(network, {"*": [name]}), CreateConfig(fp16=True, **QUICK))
@@ -436,14 +418,6 @@ def test_vectorized_formats_are_packed_and_unpacked(name):
 
 
 def test_a_network_with_other_outputs_gives_those():
-    from trtops.backend.trt import (
-        CreateConfig,
-        ModifyNetworkOutputs,
-        NetworkFromOnnxBytes,
-        TrtRunner,
-        engine_from_network,
-    )
-
     case = models.conv_net()
     network = NetworkFromOnnxBytes(case.proto.SerializeToString())
     config = CreateConfig(profiles=[profile_for(case.proto)], **QUICK)
@@ -459,8 +433,6 @@ def test_a_network_with_other_outputs_gives_those():
 def test_a_network_made_with_the_api_adds_one():
     import tensorrt as trt
 
-    from trtops.backend.trt import CreateNetwork, EngineFromNetwork, TrtRunner
-
     @func.extend(CreateNetwork())
     def create(builder, network):
         given = network.add_input(name="input", shape=(64, 64), dtype=trt.float32)
@@ -475,8 +447,6 @@ def test_a_network_made_with_the_api_adds_one():
 
 
 def test_a_network_is_described_with_attributes_and_weights():
-    from trtops.backend.trt import describe_network, network_from_onnx_bytes, onnx_like_from_network
-
     parts = network_from_onnx_bytes(models.conv_net().proto.SerializeToString())
 
     text = describe_network(parts[1]).text(show=("layers", "attrs", "weights"))
@@ -491,9 +461,6 @@ def test_a_network_is_described_with_attributes_and_weights():
 
 
 def test_the_inspector_tells_tactics_formats_and_precisions_of_every_layer():
-    from trtops.backend.trt import TrtRunner, describe_engine
-    from trtops.backend.trt.describe.inspector import EngineDescription
-
     with TrtRunner(load(wide_net().proto)) as runner:
         described = describe_engine(runner.engine)
 
@@ -510,8 +477,6 @@ def test_the_inspector_tells_tactics_formats_and_precisions_of_every_layer():
 
 
 def test_refitted_weights_are_used():
-    from trtops.backend.trt import TrtRunner, refit_engine
-
     case = wide_net()
     changed = models.random(64, 64, 3, 3, seed=77, scale=0.06)
     proto = type(case.proto)()
@@ -533,15 +498,6 @@ def test_refitted_weights_are_used():
 
 
 def test_engines_go_to_files_and_bytes_and_back(tmp_path):
-    from trtops.backend.trt import (
-        EngineFromPath,
-        SaveEngine,
-        TrtRunner,
-        buffer_from_engine,
-        bytes_from_engine,
-        engine_from_bytes,
-    )
-
     case = models.identity()
     path = tmp_path / "identity.engine"
     engine = SaveEngine(load(case.proto), path)()
@@ -558,8 +514,6 @@ def test_engines_go_to_files_and_bytes_and_back(tmp_path):
 
 @pytest.mark.parametrize("damage", ["truncated", "junk", "empty"])
 def test_damaged_plans_are_refused_or_take_only_a_child_down(damage, worker):
-    from trtops.backend.trt import engine_from_bytes
-
     plan = plan_of(models.identity().proto)
     damaged = {"truncated": plan[: len(plan) // 2], "junk": b"\x07" * 4096, "empty": b""}[damage]
 
@@ -585,16 +539,6 @@ BARE_CONSTANTS = """(float[2,3] x) => (float[3,2] y) {
 
 @pytest.mark.parametrize("source", ["bytes", "file", "file with external data"])
 def test_constants_that_hold_bare_numbers_have_their_values(source, tmp_path):
-    import onnx
-
-    from trtops.backend.trt import (
-        CreateConfig,
-        NetworkFromOnnxBytes,
-        NetworkFromOnnxPath,
-        TrtRunner,
-        engine_from_network,
-    )
-
     case = models.Case(models.model(BARE_CONSTANTS, {"w": models.random(3, 2, seed=3)}), {"x": models.random(2, 3)})
     golden = onnx_runtime(case.proto, case.feed)["y"]
     path = tmp_path / "m.onnx"
@@ -609,17 +553,11 @@ def test_constants_that_hold_bare_numbers_have_their_values(source, tmp_path):
 
 
 def test_a_model_that_cannot_be_built_says_what_tensorrt_said():
-    from trtops.backend.trt import engine_bytes_from_network, network_from_onnx_bytes
-
     with pytest.raises(errors.EngineBuildError, match=r"(?s)[Ff]rob"):
         engine_bytes_from_network(network_from_onnx_bytes(models.no_kernel().proto.SerializeToString()))
 
 
 def test_what_this_release_lacks_is_refused_with_what_to_do():
-    from trtops.backend.trt import CreateConfig, TrtRunner, create_network
-    from trtops.backend.trt.library import line
-    from trtops.backend.trt.lines import Feature
-
     if line().supports(Feature.STRONG_TYPING):
         pytest.skip("this release has what 8.6 lacks")
     with pytest.raises(errors.UnsupportedFeatureError, match=r"10\.0"):
@@ -637,16 +575,6 @@ COPY = "Reformatting CopyNode"
 
 
 def test_a_replay_repeats_every_tactic(tmp_path):
-    from trtops.backend.trt import (
-        CreateConfig,
-        NetworkFromOnnxBytes,
-        TacticRecorder,
-        TacticReplayData,
-        TacticReplayer,
-        engine_from_network,
-    )
-    from trtops.backend.trt.describe.inspector import read_layers
-
     network = NetworkFromOnnxBytes(wide_net().proto.SerializeToString())
     path = tmp_path / "replay.json"
     engine = engine_from_network(network, CreateConfig(fp16=True, algorithm_selector=TacticRecorder(path), **QUICK))
@@ -666,16 +594,6 @@ def test_a_replay_repeats_every_tactic(tmp_path):
 
 
 def test_a_replay_that_cannot_be_followed_lists_the_layers():
-    from trtops.backend.trt import (
-        Algorithm,
-        CreateConfig,
-        NetworkFromOnnxBytes,
-        TacticRecorder,
-        TacticReplayData,
-        TacticReplayer,
-        engine_bytes_from_network,
-    )
-
     network = NetworkFromOnnxBytes(wide_net().proto.SerializeToString())
     recorded = TacticReplayData()
     engine_bytes_from_network(network, CreateConfig(algorithm_selector=TacticRecorder(recorded), **QUICK))
@@ -691,13 +609,6 @@ def test_a_replay_that_cannot_be_followed_lists_the_layers():
 @pytest.mark.parity
 def test_replays_are_read_and_written_as_polygraphy_does(tmp_path):
     polygraphy = pytest.importorskip("polygraphy.backend.trt")
-    from trtops.backend.trt import (
-        CreateConfig,
-        NetworkFromOnnxBytes,
-        TacticRecorder,
-        TacticReplayData,
-        engine_bytes_from_network,
-    )
 
     network = NetworkFromOnnxBytes(wide_net().proto.SerializeToString())
     ours, theirs = tmp_path / "ours.json", tmp_path / "theirs.json"
@@ -712,15 +623,11 @@ def test_replays_are_read_and_written_as_polygraphy_does(tmp_path):
 
 @pytest.fixture(scope="module")
 def backend():
-    from trtops.backend.trt import TensorRTBackend
-
     return TensorRTBackend()
 
 
 @functools.lru_cache(maxsize=1)
 def wide_build():
-    from trtops.backend.trt import TensorRTBackend
-
     return TensorRTBackend().build(Model.from_proto(wide_net().proto, "wide_net"), FP16)
 
 
@@ -775,9 +682,6 @@ def test_a_build_tells_its_log_its_coverage_and_its_device(backend):
 
 def test_a_timing_cache_of_another_device_or_release_is_refused_with_the_reason(backend, tmp_path):
 
-    from trtops.backend.trt import CreateConfig, create_network
-    from trtops.backend.trt.choices.timing_cache import TimingCache, path_for
-
     build = wide_build()
     cache = TimingCache.from_bytes(build.timing_cache)
     elsewhere = replace(cache, key="nvidia-a2_12345678_tensorrt_8.6.0")
@@ -798,10 +702,6 @@ def test_a_timing_cache_of_another_device_or_release_is_refused_with_the_reason(
 
 def build_with_timing_cache(proto, path):
     """Build from an empty timing cache, and save it to a file; returns it, and what was saved."""
-    from trtops.backend.trt import CreateConfig, network_from_onnx_bytes
-    from trtops.backend.trt.building.engine import build_plan
-    from trtops.backend.trt.choices import timing_cache as caches
-
     builder, network, _parser = network_from_onnx_bytes(proto.SerializeToString())
     # Several precisions and formats to time, so that there are entries.
     config = CreateConfig(profiles=[profile_for(proto)], fp16=True, builder_optimization_level=2)(builder, network)
@@ -811,9 +711,6 @@ def build_with_timing_cache(proto, path):
 
 
 def entries_in(path):
-    from trtops.backend.trt import CreateConfig, create_network
-    from trtops.backend.trt.choices import timing_cache as caches
-
     return caches.held(CreateConfig(load_timing_cache=path)(*create_network()))
 
 
@@ -856,9 +753,6 @@ def test_a_timing_cache_that_tensorrt_does_not_read_back_fails_no_build_and_cost
 
 
 def test_a_timing_cache_that_cannot_be_saved_costs_no_engine_and_is_told(tmp_path, caplog):
-    from trtops.backend.trt import engine_bytes_from_network, network_from_onnx_bytes
-    from trtops.backend.trt.choices.timing_cache import TimingCache
-
     path = tmp_path / "damaged.cache"
     damaged = b"\xff" * 16 + TimingCache.from_bytes(wide_build().timing_cache).data[16:]
     path.write_bytes(damaged)
@@ -875,9 +769,6 @@ def test_a_timing_cache_that_cannot_be_saved_costs_no_engine_and_is_told(tmp_pat
 
 
 def test_inputs_and_outputs_may_stay_on_the_device():
-    from trtops.backend.trt import TrtRunner
-    from trtops.cuda import DeviceArray, DeviceView
-
     case = models.identity()
     with TrtRunner(load(case.proto)) as runner, DeviceArray() as x:
         x.copy_from(case.feed["x"])
@@ -891,8 +782,6 @@ def test_inputs_and_outputs_may_stay_on_the_device():
 
 
 def test_large_inputs_arrive_whole_and_device_time_is_told_apart_from_copies():
-    from trtops.backend.trt import TrtRunner
-
     proto = models.model("(float[16,1024,1024] x) => (float[16,1024,1024] y) { y = Relu(x) }")
     with TrtRunner(load(proto)) as runner:
         timings = []
@@ -907,8 +796,6 @@ def test_large_inputs_arrive_whole_and_device_time_is_told_apart_from_copies():
 
 
 def test_copies_too_small_for_an_event_are_not_timed_and_the_rest_is_whatever_the_shapes_before():
-    from trtops.backend.trt import CreateConfig, EngineFromNetwork, NetworkFromOnnxBytes, Profile, TrtRunner
-
     proto = models.model("(float[N,4096] x) => (float[N,4096] y) { y = Relu(x) }")
     profile = Profile().add("x", (1, 4096), (64, 4096), (256, 4096))
     config = CreateConfig(profiles=[profile], **QUICK)
@@ -927,8 +814,6 @@ def test_copies_too_small_for_an_event_are_not_timed_and_the_rest_is_whatever_th
 
 
 def test_int64_feeds_of_a_model_serve_an_engine_that_has_int32_unless_values_are_lost():
-    from trtops.backend.trt import TrtRunner
-
     proto = models.model("(float[8,4] x, int64[3] rows) => (float[3,4] y) { y = Gather(x, rows) }")
     x, rows = models.random(8, 4), np.array([7, 0, 2])
     with TrtRunner(load(proto)) as runner:
@@ -939,8 +824,6 @@ def test_int64_feeds_of_a_model_serve_an_engine_that_has_int32_unless_values_are
 
 
 def test_outputs_belong_to_the_runner_and_are_overwritten():
-    from trtops.backend.trt import TrtRunner
-
     with TrtRunner(load(models.identity().proto)) as runner:
         first = runner.infer({"x": np.zeros((1, 1, 2, 2), np.float32)})["y"]
         runner.infer({"x": np.ones((1, 1, 2, 2), np.float32)})
@@ -949,8 +832,6 @@ def test_outputs_belong_to_the_runner_and_are_overwritten():
 
 
 def test_something_that_is_no_engine_is_refused():
-    from trtops.backend.trt import TrtRunner
-
     runner = TrtRunner(lambda: b"plan")
     with pytest.raises(errors.ConfigError, match="EngineFromBytes"):
         runner.activate()
@@ -958,8 +839,6 @@ def test_something_that_is_no_engine_is_refused():
 
 
 def test_the_gpu_is_named_with_its_state():
-    from trtops.backend.trt import current_gpu
-
     gpu = current_gpu()
 
     assert gpu.name and re.fullmatch(r"\d+\.\d+", gpu.compute_capability)
@@ -1019,8 +898,6 @@ def test_a_build_that_hangs_is_killed(worker):
 class TestTrtRunner(RunnerContract):
     @pytest.fixture
     def make_runner(self):
-        from trtops.backend.trt import TrtRunner
-
         # An engine has an order of its own, see below: the model's is given.
         return lambda proto, name=None: TrtRunner(
             load(proto), name, output_order=[value.name for value in proto.graph.output]
@@ -1028,8 +905,6 @@ class TestTrtRunner(RunnerContract):
 
 
 def test_outputs_of_a_bare_engine_come_in_its_own_order_and_those_of_the_back_end_in_the_models():
-    from trtops.backend.trt import TensorRTBackend, TrtRunner
-
     case = models.multi_output()
     names = [value.name for value in case.proto.graph.output]
     with TrtRunner(load(case.proto)) as runner:
@@ -1052,10 +927,6 @@ def test_outputs_of_a_bare_engine_come_in_its_own_order_and_those_of_the_back_en
 
 @functools.lru_cache(maxsize=4)
 def _contract_build(data: bytes):
-    import onnx
-
-    from trtops.backend.trt import TensorRTBackend
-
     return TensorRTBackend().build(Model.from_proto(onnx.ModelProto.FromString(data), "contract"), CONTRACT)
 
 
@@ -1071,8 +942,6 @@ class TestTensorRTBackend(EngineBackendContract):
 
     @pytest.fixture
     def backend(self):
-        from trtops.backend.trt import TensorRTBackend
-
         return TensorRTBackend()
 
     @pytest.fixture
@@ -1113,8 +982,6 @@ def seed_scripts() -> dict[str, list[tuple[str, str]]]:
 @pytest.mark.seeds
 @pytest.mark.parametrize("scripts", [pytest.param(scripts, id=name) for name, scripts in seed_scripts().items()])
 def test_polygraphys_scripts_run_in_their_order_with_only_the_import_renamed(scripts, tmp_path, monkeypatch):
-    import onnx
-
     monkeypatch.chdir(tmp_path)
     onnx.save(models.identity().proto, "identity.onnx")
     proto = models.model(

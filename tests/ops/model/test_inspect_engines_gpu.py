@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.benchmarks.resnet import write_resnet50
+from tests.benchmarks.networks import write_resnet50
 from trtops import ops
 from trtops.backend.base import Build, Caches
 from trtops.backend.onnx.model import Model

@@ -37,6 +37,8 @@ from trtops.backend.trt import (
     network_from_onnx_bytes,
     network_from_onnx_path,
 )
+from trtops.backend.trt.describe.layers import tensors_of
+from trtops.backend.trt.library import memory
 from trtops.backend.worker import IsolatedBackend
 from trtops.ops import EngineWriter
 from trtops.ops.search.precision import Candidate, PrecisionConfig
@@ -244,8 +246,6 @@ def test_debug_tensors_are_marked(network):
 
 
 def find(network, name):
-    from trtops.backend.trt.describe.layers import tensors_of
-
     return tensors_of(network)[name]
 
 
@@ -334,8 +334,6 @@ def test_an_operator_that_tensorrt_does_not_know_is_named():
 
 
 def test_engines_cannot_be_loaded_without_a_gpu_and_that_is_said(network):
-    from trtops.backend.trt.library import memory
-
     if memory.device_count():
         pytest.skip("there is a GPU")
     with pytest.raises(errors.BackendUnavailableError, match="needs a GPU to load engines"):

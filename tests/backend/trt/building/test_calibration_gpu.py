@@ -11,11 +11,19 @@ import pytest
 import flows.digits
 from flows.digits import Digits, make_digits
 from trtops.backend.base import Caches
+from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.quantize import insert_qdq
+from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
+from trtops.backend.onnxrt.calibration import collect
+from trtops.backend.trt import TensorRTBackend, engine_from_bytes
+from trtops.backend.trt.describe.inspector import read_layers
 from trtops.calibration import CalibrationCache, diff
 from trtops.metadata import TensorMetadata
+from trtops.ops.engines.calibrate import CalibrateConfig, calibrate
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, OptimizationProfile, ShapeRange, TensorRTOptions
+from trtops.tracking.memory import MemoryTracker
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -42,8 +50,6 @@ class Demo:
 
     def evaluate(self, build) -> tuple[float, float]:
         """Relative error of the scores and top-1 accuracy of a built engine on the held-out images."""
-        from trtops.backend.trt import TensorRTBackend
-
         with TensorRTBackend().runner(build.engine) as runner:
             scores = np.array(runner.infer({"image": self.images})["scores"])
         error = float(np.sqrt(np.square(scores - self.golden).sum() / np.square(self.golden).sum()))
@@ -52,8 +58,6 @@ class Demo:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
-    from trtops.backend.engines import reference_runner
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flows.digits, "FILTERS", FILTERS)
         files = make_digits(tmp_path_factory.mktemp("digits"))
@@ -66,29 +70,20 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
 
 @pytest.fixture(scope="module")
 def calibrated_by_tensorrt(demo: Demo):
-    from trtops.backend.trt import TensorRTBackend
-
     return TensorRTBackend().build(demo.model, INT8, calibration_data=demo.batches())
 
 
 def made_on_the_cpu(demo: Demo, algorithm="entropy") -> CalibrationCache:
-    from trtops.backend.onnxrt.calibration import collect
-
     inputs = TensorMetadata.of(demo.model.info.inputs)
     return collect(demo.model.proto(), demo.batches(), inputs=inputs, algorithm=algorithm).cache
 
 
 def build(demo: Demo, cache: bytes, config: BuildConfig = INT8):
-    from trtops.backend.trt import TensorRTBackend
-
     return TensorRTBackend().build(demo.model, config, caches=Caches(calibration=cache))
 
 
 def int8_layers(built) -> list[str]:
     """Layers that compute in INT8; all layers are printed with their types, for when it goes wrong."""
-    from trtops.backend.trt import engine_from_bytes
-    from trtops.backend.trt.describe.inspector import read_layers
-
     for layer in read_layers(engine_from_bytes(built.engine.plan)):
         types = [[f"{t.dtype} {t.format}" for t in tensors] for tensors in (layer.inputs, layer.outputs)]
         print(f"{layer.precision:5} {layer.name} [{layer.op}] {types} {layer.weights}")
@@ -136,9 +131,6 @@ def test_both_calibrations_find_the_same_tensors_and_like_ranges(demo: Demo, cal
 def test_tensorrts_cache_becomes_pairs_in_the_model_that_tensorrt_and_onnx_runtime_build(
     demo: Demo, calibrated_by_tensorrt
 ) -> None:
-    from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
-    from trtops.backend.trt import TensorRTBackend
-
     cache = CalibrationCache.from_bytes(calibrated_by_tensorrt.calibration_cache)
     proto = demo.model.proto()
     done = insert_qdq(proto, cache, style="tensorrt", policy="partial")
@@ -170,10 +162,6 @@ def test_kept_layers_are_not_int8(demo: Demo) -> None:
 
 @pytest.mark.parametrize("calibrator", ["onnxruntime", "tensorrt"])
 def test_the_calibrate_op_evaluates_tensorrt_engines_side_by_side(demo: Demo, calibrator, tmp_path: Path) -> None:
-    from trtops.ops.engines.calibrate import CalibrateConfig, calibrate
-    from trtops.ops.evaluation.check import CheckConfig
-    from trtops.tracking.memory import MemoryTracker
-
     check = CheckConfig(data=str(demo.files.images), labels=str(demo.files.labels), latency_runs=0, plots="never")
     config = CalibrateConfig(
         data=str(demo.files.calibration), batch=BATCH, calibrator=calibrator, build=INT8, check=check

@@ -22,6 +22,7 @@ import math
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
+from tests.backend.trt import api
 from trtops.backend.trt.library.log import tell_collectors
 from trtops.spec import Layer
 
@@ -190,8 +191,6 @@ def say(line):
 def module(release):
     """The stand-in of a release, with keys and values behind their names."""
     import copy
-
-    from tests.backend.trt import api
 
     made = copy.copy(api.stand_in(release))
     made.TimingCacheKey = SimpleNamespace(parse=Key.parse)

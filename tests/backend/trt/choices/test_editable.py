@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.backend.trt import api
 from tests.backend.trt.choices.editable_builder import Builder, Config, Op, TimingCache, Value, module, tactic_hash
 from trtops import errors
 from trtops.backend.trt import library
@@ -18,8 +19,6 @@ WHERE = {"backend_version": "10.8.0", "device_sha256": "d" * 64}
 
 @pytest.fixture(params=["10.8.0", "10.16.1", "11.4.0"], autouse=True)
 def release(request, monkeypatch):
-    from tests.backend.trt import api
-
     found = next(name for name in api.RELEASES if name.startswith(request.param))
     line = release_line(module(found))
     monkeypatch.setattr(library, "line", lambda: line)

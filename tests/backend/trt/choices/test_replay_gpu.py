@@ -16,6 +16,7 @@ import pytest
 from tests import models
 from trtops.backend.base import NO_CACHES, Build, Caches
 from trtops.backend.onnx.model import Model
+from trtops.backend.trt import TensorRTBackend, library
 from trtops.spec import BuildConfig, OptimizationProfile, TensorRTOptions
 from trtops.tactics.denied import DeniedTactic, DenyList
 
@@ -33,8 +34,6 @@ class Timed:
     timings: dict[str, int] = field(default_factory=dict)
 
     def build(self, name: str, model: Model, config: BuildConfig = FP16, caches: Caches = NO_CACHES) -> Build:
-        from trtops.backend.trt import TensorRTBackend, library
-
         with library.collect_log(verbose=True) as log:
             made = TensorRTBackend().build(model, config, caches=caches)
         self.timings[name] = sum("Time: " in message for _, message in log.lines)

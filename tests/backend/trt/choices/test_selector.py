@@ -9,10 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.backend.trt import api
 from trtops import errors
 from trtops.backend.base import Caches
-from trtops.backend.trt import Algorithm, TacticReplayData, TensorInfo
+from trtops.backend.trt import Algorithm, TacticReplayData, TensorInfo, library
 from trtops.backend.trt.choices import editable, selector
+from trtops.backend.trt.lines import release_line
 from trtops.spec import Layer
 from trtops.tactics.record import TacticRecord
 
@@ -141,10 +143,6 @@ def test_layers_that_got_other_tactics_or_are_gone_are_listed(replay):
 
 
 def test_a_record_of_one_mechanism_is_not_replayed_by_the_other(replay, monkeypatch):
-    from tests.backend.trt import api
-    from trtops.backend.trt import library
-    from trtops.backend.trt.lines import release_line
-
     monkeypatch.setattr(library, "line", lambda: release_line(api.stand_in("11.4.0")))
 
     with pytest.raises(errors.FormatError, match=r"algorithm_selector.*11\.4\.0"):

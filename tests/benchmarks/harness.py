@@ -1,0 +1,100 @@
+"""Clocks, turns, child processes and goals that all benchmarks share.
+
+Goals go by processor time: wall time doubles on a machine that others use. The least of several runs counts, because
+whatever else the machine does only adds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Goals:
+    """Prints each measurement with its limit, and remembers the missed ones."""
+
+    def __init__(self) -> None:
+        self.missed: list[str] = []
+
+    def at_most(self, name: str, value: float, limit: float, unit: str = "s", note: str = "") -> None:
+        kept = value <= limit
+        if not kept:
+            self.missed.append(name)
+        verdict = "kept" if kept else "MISSED"
+        print(f"{name:46}{value:10.3f} {unit:5} at most {limit:8.4g}  {verdict:6}  {note}", flush=True)
+
+    def exit(self) -> None:
+        sys.exit("Missed: " + ", ".join(self.missed) if self.missed else 0)
+
+
+def full_size(doc: str | None, help: str) -> bool:
+    """True if the command line has ``--full``."""
+    parser = argparse.ArgumentParser(description=doc)
+    parser.add_argument("--full", action="store_true", help=help)
+    return bool(parser.parse_args().full)
+
+
+def cpu_clock() -> float:
+    """Processor seconds of this process and of its children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def timed(call: Callable[[], Any], clock: Callable[[], float] = cpu_clock) -> tuple[float, Any]:
+    """Seconds of a call, and what it returns."""
+    begin = clock()
+    result = call()
+    return clock() - begin, result
+
+
+def in_turns(
+    calls: Mapping[str, Callable[[], object]],
+    rounds: int,
+    *,
+    clock: Callable[[], float] = cpu_clock,
+    pick: Callable[[Iterable[float]], float] = min,
+    between: Callable[[], object] = lambda: None,
+) -> dict[str, float]:
+    """Seconds of each call. They take turns, so that a busy machine is busy for all; the first round is dropped."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds + 1):
+        for name, call in calls.items():
+            seconds[name].append(timed(call, clock)[0])
+        between()
+    return {name: pick(values[1:]) for name, values in seconds.items()}
+
+
+def run_quietly(command: list[str], folder: str | Path, **changes: str) -> str:
+    """Run a command, and return what it wrote to stdout. Modules are compiled once, as after an installation."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment |= {"PYTHONPYCACHEPREFIX": f"{folder}/pycache", "PYTHONPATH": str(ROOT), **changes}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{command} failed: {done.stderr[-2000:]}")
+    return done.stdout
+
+
+def measured_child(folder: str | Path, code: str, *arguments: str) -> dict[str, Any]:
+    """Run code in a new process: ``seconds`` of CPU with imports, ``peak`` in MiB, and the ``value`` it assigned."""
+    whole = f"import sys\nvalue = None\n{code}\n{_TAIL}"
+    output = run_quietly([sys.executable, "-W", "ignore", "-c", whole, *arguments], folder)
+    return dict(json.loads(output.splitlines()[-1]))
+
+
+# The peak of getrusage includes what the parent held when it started this process.
+_TAIL = """
+import json, resource
+usage = resource.getrusage(resource.RUSAGE_SELF)
+peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print()
+print(json.dumps({"seconds": usage.ru_utime + usage.ru_stime, "peak": int(peak) / 1024, "value": value}))
+"""
