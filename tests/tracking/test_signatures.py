@@ -41,7 +41,7 @@ def test_unchanged_run_is_signed(key: Path) -> None:
     [
         ("verdict", "has bad; tag trtops.verdict has good"),
         ("verdict removed", "has bad; tag trtops.verdict has nothing"),
-        ("spec.json", r"spec\.json: manifest"),
+        ("spec.json", r"spec\.json: it is not what was signed"),
         ("another run", "it was made for run"),
         ("no signature", "not signed"),
     ],

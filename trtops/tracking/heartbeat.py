@@ -10,25 +10,15 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trtops.tracking.mlflow import MlflowRun
 
 BEAT_SECONDS = 30.0
 
 
-class Beating(Protocol):
-    """A run that is being written."""
-
-    @property
-    def id(self) -> str:
-        """Its id."""
-        ...
-
-    def beat(self) -> bool:
-        """Send a heartbeat; False if the run has ended. Never raises."""
-        ...
-
-
-def start_heartbeat(run: Beating) -> None:
+def start_heartbeat(run: MlflowRun) -> None:
     """Send heartbeats for a run until it ends or is garbage-collected."""
     heartbeats.setdefault(os.getpid(), HeartbeatThread()).add(run)
 
@@ -43,11 +33,11 @@ class HeartbeatThread:
     """A thread that exists as long as there are runs."""
 
     def __init__(self) -> None:
-        self._runs: weakref.WeakSet[Beating] = weakref.WeakSet()
+        self._runs: weakref.WeakSet[MlflowRun] = weakref.WeakSet()
         self._lock = threading.Lock()
         self.thread: threading.Thread | None = None
 
-    def add(self, run: Beating) -> None:
+    def add(self, run: MlflowRun) -> None:
         """Send heartbeats for one more run."""
         with self._lock:
             self._runs.add(run)

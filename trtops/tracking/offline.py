@@ -27,7 +27,6 @@ from trtops.tracking.base import (
     ArtifactEntry,
     Manifest,
     MetricName,
-    RegisteredVersion,
     RunInfo,
     RunStatus,
     StoredRun,
@@ -60,6 +59,9 @@ class OfflineTracker:
         self.shown = inner.shown
         self.store = inner.store
         self.lock_folder = inner.lock_folder
+        # The registry needs the store: an engine is accepted only once its run is there.
+        self.register, self.registered = inner.register, inner.registered
+        self.aliases, self.accepted = inner.aliases, inner.accepted
         self._answers: OrderedDict[Hashable, object] = OrderedDict()
         self._runs: weakref.WeakValueDictionary[str, OfflineRun] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
@@ -185,22 +187,6 @@ class OfflineTracker:
         if writing is not None and ((data := writing.peek(path)) is not None or writing.record.run_id is None):
             return data
         return self.inner.peek(run_id, path)
-
-    def register(self, name: str, run_id: str, path: str, *, alias: str, tags: Tags | None = None) -> RegisteredVersion:
-        """Add a version and make an alias point to it."""
-        return self.inner.register(name, run_id, path, alias=alias, tags=tags)
-
-    def registered(self, name: str, alias: str) -> RegisteredVersion | None:
-        """The version that an alias points to."""
-        return self.inner.registered(name, alias)
-
-    def aliases(self, name: str) -> dict[str, str]:
-        """A registered model's aliases."""
-        return self.inner.aliases(name)
-
-    def accepted(self) -> list[tuple[str, RegisteredVersion]]:
-        """Every alias of every registered model with its version."""
-        return self.inner.accepted()
 
     def drop(self, run_id: str, paths: Collection[str], why: str) -> Manifest:
         """Remove artifacts of a complete run; a spooled one is uploaded first."""

@@ -52,10 +52,8 @@ def _compare_signed(run: StoredRun, verified: signing.Verified, wrong: Callable[
     found |= {entry.path: entry.sha256 for entry in manifest.artifacts}
     for path in sorted({*signed, *found}):
         if signed.get(path) != found.get(path):
-            wrong(
-                path,
-                f"{Artifact.SIGNATURE} has {signed.get(path, 'nothing')}; the run has {found.get(path, 'nothing')}",
-            )
+            ours, theirs = found.get(path, "nothing"), signed.get(path, "nothing")
+            wrong(path, f"it is not what was signed: {Artifact.SIGNATURE} has {theirs}; the run has {ours}")
     predicate = verified.predicate
     invocation = predicate["runDetails"]["metadata"]["invocationId"]
     if invocation not in (run.info.id, run.info.tags.get(Tag.LOCAL_ID)):
