@@ -92,7 +92,7 @@ def test_nan_and_infinities_round_trip() -> None:
         assert repr(Outer.from_json(record.to_json()).ratio) == text
 
 
-def test_the_digest_does_not_depend_on_the_order_of_keys() -> None:
+def test_digest_ignores_the_order_of_keys() -> None:
     one = Outer(name="x", table={"a": 1.0, "b": 2.0})
     other = Outer(name="x", table={"b": 2.0, "a": 1.0})
 

@@ -6,7 +6,6 @@ import logging
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 
 from tests import models
@@ -21,11 +20,8 @@ from trtops.backend.trt import (
     EngineFromNetwork,
     LoadPlugins,
     NetworkFromOnnxBytes,
-    OnnxLikeFromNetwork,
     PostprocessConfig,
     PostprocessNetwork,
-    Profile,
-    ShapeTuple,
     TacticRecorder,
     TacticReplayData,
     TensorInfo,
@@ -140,13 +136,6 @@ def test_values_reach_the_config(trt):
     assert config.get_quantization_flag(trt.QuantizationFlag.CALIBRATE_BEFORE_FUSION)
 
 
-def test_a_config_from_nothing_tells_its_inspector_everything(trt):
-    config, _kept = config_of()
-
-    assert config.profiling_verbosity == trt.ProfilingVerbosity.DETAILED
-    assert config.num_optimization_profiles == 1
-
-
 @pytest.mark.parametrize(
     ("options", "feature"),
     [
@@ -161,7 +150,7 @@ def test_a_config_from_nothing_tells_its_inspector_everything(trt):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_later_releases_have_is_refused_by_its_title_and_release(line, options, feature):
+def test_features_of_later_releases_are_refused_by_title(line, options, feature):
     if line.supports(Feature[feature]):
         pytest.skip("this release has it")
     with pytest.raises(errors.UnsupportedFeatureError) as caught:
@@ -169,7 +158,7 @@ def test_what_later_releases_have_is_refused_by_its_title_and_release(line, opti
     assert Feature[feature].title in str(caught.value) and Feature[feature].releases in str(caught.value)
 
 
-def test_dla_is_refused_where_there_is_none_unless_the_gpu_may_stand_in(trt):
+def test_missing_dla_cores_are_reported(trt):
     builder, _network = create_network()
     if builder.num_DLA_cores:
         pytest.skip("this device has DLA cores")
@@ -177,7 +166,7 @@ def test_dla_is_refused_where_there_is_none_unless_the_gpu_may_stand_in(trt):
         config_of(use_dla=True)
 
 
-def test_a_config_for_rtx_is_refused_where_it_names_devices():
+def test_rtx_config_is_refused_on_tensorrt():
     with pytest.raises(errors.UnsupportedFeatureError, match="RTX"):
         create_config_rtx(*create_network(), compute_capabilities=["SM89"])
 
@@ -207,7 +196,7 @@ def test_functions_change_config_and_network_before_the_build(trt):
 # --- networks -------------------------------------------------------------------------------------------------------
 
 
-def test_the_immediate_twins_change_outputs_types_and_formats_of_a_network(trt):
+def test_functions_change_outputs_types_and_formats(trt):
     proto = models.model("(float[2,8,4,6] x) => (float[2,8,4,6] y) { [a] a = Relu(x) [b] b = Neg(a) [c] y = Exp(b) }")
     parts = network_from_onnx_bytes(proto.SerializeToString())
     parts = modify_network_outputs(parts, outputs=["a"])
@@ -224,19 +213,6 @@ def test_the_immediate_twins_change_outputs_types_and_formats_of_a_network(trt):
         np.testing.assert_array_equal(found["a"].linear(), np.maximum(x, 0))
 
 
-def test_outputs_are_chosen_by_the_type_of_layers_and_left_out_by_pattern():
-    data = models.conv_net().proto.SerializeToString()
-    convolutions = modify_network_outputs(network_from_onnx_bytes(data), mark_layer_types=["convolution"])[1]
-    fewer = modify_network_outputs(network_from_onnx_bytes(data), outputs=["c*", "scores"], exclude_outputs=["sc*"])[1]
-
-    assert {convolutions.get_output(i).name for i in range(convolutions.num_outputs)} == {"c0", "c1"}
-    assert {fewer.get_output(i).name for i in range(fewer.num_outputs)} == {"c0", "c1"}
-    with pytest.raises(errors.ConfigError, match="CONVOLUTION"):
-        modify_network_outputs(network_from_onnx_bytes(data), mark_layer_types=["convolutoin"])
-    with pytest.raises(errors.ConfigError, match="without outputs"):
-        modify_network_outputs(network_from_onnx_bytes(data), exclude_outputs=["scores"])
-
-
 def test_networks_are_refused_what_came_with_later_releases(line):
     if line.supports(Feature.DEBUG_TENSORS):
         pytest.skip("this release has debug tensors")
@@ -251,52 +227,7 @@ def test_networks_are_refused_what_came_with_later_releases(line):
         network_from_onnx_path("absent.onnx")
 
 
-def test_a_model_with_its_weights_beside_it_is_parsed_from_its_file(tmp_path: Path):
-    case = models.conv_net()
-    config = BuildConfig(
-        profiles=(OptimizationProfile.fixed(image=(2, 3, 8, 8)),), options=TensorRTOptions(optimization_level=1)
-    )
-    beside = Model.load(models.write_external(case, tmp_path / "beside"))
-    inside = Model.load(case.write(tmp_path))
-    backend = TensorRTBackend()
-
-    outputs = []
-    for model in (beside, inside):
-        with backend.runner(backend.build(model, config).engine) as runner:
-            outputs.append(np.array(runner.infer(case.feed)["scores"]))
-
-    assert beside.info.sha256 == inside.info.sha256
-    np.testing.assert_allclose(outputs[0], outputs[1], rtol=1e-5)
-
-
-def test_a_network_is_drawn_as_an_onnx_model_that_viewers_take(tmp_path: Path):
-    drawn = OnnxLikeFromNetwork(NetworkFromOnnxBytes(models.transformer().proto.SerializeToString()))()
-
-    onnx.save(drawn, tmp_path / "drawn.onnx")
-    kinds = {node.op_type for node in onnx.load(tmp_path / "drawn.onnx").graph.node}
-    assert {"MATRIX_MULTIPLY", "SOFTMAX"} <= kinds
-    assert [value.name for value in drawn.graph.output] == ["y"]
-
-
 # --- profiles -------------------------------------------------------------------------------------------------------
-
-
-def test_a_profile_is_filled_from_the_network_and_refused_where_it_does_not_fit(caplog):
-    builder, network, _parser = network_from_onnx_bytes(models.conv_net().proto.SerializeToString())
-
-    assert Profile().fill_defaults(network) == {"image": ShapeTuple((1, 3, 8, 8), (1, 3, 8, 8), (1, 3, 8, 8))}
-    assert "Input image has no shapes" in caplog.text
-    assert Profile().fill_defaults(network, 4)["image"].opt == (4, 3, 8, 8)
-    by_pattern = Profile().add("im*", (1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8)).to_trt(builder, network)
-    assert [tuple(dims) for dims in by_pattern.get_shape("image")] == [(1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8)]
-    for wrong, words in (
-        (Profile().add("image", (1, 3, 9, 9), (2, 3, 9, 9), (4, 3, 9, 9)), "Only dimensions that are -1"),
-        (Profile().add("image", (4, 3, 8, 8), (2, 3, 8, 8), (1, 3, 8, 8)), "min <= opt <= max"),
-        (Profile().add("imgae", (1, 3, 8, 8), (1, 3, 8, 8), (1, 3, 8, 8)), "no input"),
-        (Profile(), "no shapes for input"),
-    ):
-        with pytest.raises(errors.ConfigError, match=words):
-            wrong.to_trt(builder, network)
 
 
 # --- engines --------------------------------------------------------------------------------------------------------
@@ -321,7 +252,7 @@ def test_engines_go_through_every_loader_and_its_twin(tmp_path: Path, trt):
             case.check(runner.infer)
 
 
-def test_libraries_that_are_not_there_are_refused_by_name(tmp_path: Path):
+def test_missing_libraries_are_refused_by_name(tmp_path: Path):
     with pytest.raises(errors.BackendUnavailableError, match=r"absent\.so"):
         load_plugins([tmp_path / "absent.so"])
     with pytest.raises(errors.BackendUnavailableError, match=r"absent_lean\.so"):
@@ -349,7 +280,7 @@ def test_what_tensorrt_says_goes_to_logging(caplog):
     assert {record.levelno for record in said} >= {logging.INFO}
 
 
-def test_memory_that_the_device_has_not_is_an_error_of_ours_and_the_next_inference_knows_nothing_of_it():
+def test_inference_works_after_running_out_of_memory():
     with pytest.raises(errors.BackendError, match=r"(?i)memory"):
         DeviceArray((current_gpu().memory_bytes,), np.float32)
     case = models.identity()
@@ -361,7 +292,7 @@ def test_memory_that_the_device_has_not_is_an_error_of_ours_and_the_next_inferen
 # --- the back end ---------------------------------------------------------------------------------------------------
 
 
-def test_the_support_table_says_of_this_release_what_is_found_in_it(line):
+def test_support_table_agrees_with_the_installed_release(line):
     major, minor = (int(part) for part in line.version.split(".")[:2])
     release = (f"{major}.{minor}", (major, minor), False)
 
@@ -370,13 +301,13 @@ def test_the_support_table_says_of_this_release_what_is_found_in_it(line):
         assert (row.cell(release) != "-") == (row.feature is None or line.supports(row.feature))
 
 
-def test_a_tactic_source_that_does_not_exist_is_refused_with_a_near_one():
+def test_unknown_tactic_source_suggests_a_known_one():
     config = BuildConfig(options=TensorRTOptions(optimization_level=0, tactic_sources=("CUBLASS",)))
     with pytest.raises(errors.ConfigError, match="CUBLAS"):
         TensorRTBackend().build(Model.from_proto(models.identity().proto, "identity"), config)
 
 
-def test_the_lot_draws_other_tactics_with_another_seed_and_the_same_with_the_same():
+def test_seeds_draw_different_tactics():
     case = models.conv_net()
     model = Model.from_proto(case.proto, case.name)
     profile = OptimizationProfile.fixed(image=(2, 3, 8, 8))
@@ -391,7 +322,7 @@ def test_the_lot_draws_other_tactics_with_another_seed_and_the_same_with_the_sam
     assert all(drawn) and len({tuple(tactics) for tactics in drawn}) > 1
 
 
-def test_sparse_weights_are_allowed_and_the_engine_is_right():
+def test_sparse_weights_give_the_right_result():
     weight = models.random(64, 64, 3, 3, scale=0.06)
     weight[:, np.arange(64) % 4 < 2] = 0  # two of each four input channels
     proto = models.model(

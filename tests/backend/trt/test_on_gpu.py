@@ -32,12 +32,10 @@ from trtops.backend.trt import (
     CreateNetwork,
     EngineFromBytes,
     EngineFromNetwork,
-    EngineFromPath,
     ModifyNetworkOutputs,
     NetworkFromOnnxBytes,
     NetworkFromOnnxPath,
     Profile,
-    SaveEngine,
     SetLayerPrecisions,
     SetTensorDatatypes,
     SetTensorFormats,
@@ -46,8 +44,6 @@ from trtops.backend.trt import (
     TacticReplayer,
     TensorRTBackend,
     TrtRunner,
-    buffer_from_engine,
-    bytes_from_engine,
     create_network,
     current_gpu,
     describe_engine,
@@ -112,22 +108,30 @@ def load(proto, **options):
     return EngineFromBytes(functools.partial(plan_of, proto, **options))
 
 
+def three_convolutions(batch, channels, size, scale, name):
+    weights = {f"w{i}": models.random(channels, channels, 3, 3, seed=i, scale=scale) for i in range(3)}
+    dims = f"{batch},{channels},{size},{size}"
+    text = f"""(float[{dims}] x) => (float[{dims}] y) {{
+        [conv0] a = Conv<pads = [1,1,1,1]>(x, w0)
+        [relu0] b = Relu(a)
+        [conv1] c = Conv<pads = [1,1,1,1]>(b, w1)
+        [relu1] d = Relu(c)
+        [conv2] y = Conv<pads = [1,1,1,1]>(d, w2)
+    }}"""
+    feed = {"x": models.random(batch, channels, size, size, seed=9)}
+    return models.Case(models.model(text, weights, name=name), feed, name=name)
+
+
 @functools.lru_cache(maxsize=1)
 def wide_net() -> models.Case:
-    """Three convolutions that are large enough for tensor cores to pay."""
-    weights = {f"w{i}": models.random(64, 64, 3, 3, seed=i, scale=0.06) for i in range(3)}
-    proto = models.model(
-        """(float[8,64,28,28] x) => (float[8,64,28,28] y) {
-            [conv0] a = Conv<pads = [1,1,1,1]>(x, w0)
-            [relu0] b = Relu(a)
-            [conv1] c = Conv<pads = [1,1,1,1]>(b, w1)
-            [relu1] d = Relu(c)
-            [conv2] y = Conv<pads = [1,1,1,1]>(d, w2)
-        }""",
-        weights,
-        name="wide_net",
-    )
-    return models.Case(proto, {"x": models.random(8, 64, 28, 28, seed=9)}, name="wide_net")
+    """Large enough for tensor cores to pay."""
+    return three_convolutions(8, 64, 28, 0.06, "wide_net")
+
+
+@functools.lru_cache(maxsize=1)
+def costly_net() -> models.Case:
+    """So large that INT8 is many times as fast, and no noise makes the builder choose FP32."""
+    return three_convolutions(16, 512, 14, 0.02, "costly_net")
 
 
 def relative_error(found, golden):
@@ -149,7 +153,7 @@ def test_fp32_engine_agrees_with_onnx_runtime(make):
             np.testing.assert_allclose(outputs[name], array, rtol=1e-4, atol=1e-5)
 
 
-def test_fp16_engine_agrees_with_onnx_runtime_and_has_fp16_layers():
+def test_fp16_engine_agrees_with_onnx_runtime():
     case = wide_net()
     golden = onnx_runtime(case.proto, case.feed)["y"]
     # Obeyed: without that the builder takes what it times as fastest, and FP32 may well be.
@@ -165,7 +169,7 @@ def test_fp16_engine_agrees_with_onnx_runtime_and_has_fp16_layers():
     assert relative_error(found, golden) < 2e-2
 
 
-def test_a_precision_that_was_asked_for_in_vain_is_told():
+def test_unused_precision_is_reported():
     model = Model.from_proto(wide_net().proto, "wide_net")
     fp32 = tuple((f"conv{number}", "float32") for number in range(3))
     options = TensorRTOptions(optimization_level=1, layer_precisions=fp32, precision_constraints="obey")
@@ -175,30 +179,28 @@ def test_a_precision_that_was_asked_for_in_vain_is_told():
     assert (found.share, found.lowered, found.name) == (0.0, False, "FP32 (not FP16)")
 
 
-def test_obeyed_layer_precisions_are_what_the_layers_get():
-    data = wide_net().proto.SerializeToString()
-    network = SetLayerPrecisions(NetworkFromOnnxBytes(data), {"conv0": "float16", "conv[12]": np.float32})
-    config = CreateConfig(fp16=True, precision_constraints="obey", **QUICK)
+@pytest.mark.parametrize(
+    ("precisions", "flags", "expected"),
+    [
+        (
+            {"conv0": "float16", "conv[12]": np.float32},
+            {"fp16": True, "precision_constraints": "obey"},
+            {"conv0": "fp16", "conv1": "fp32", "conv2": "fp32"},
+        ),
+        ({"conv1": "float16"}, {}, {"conv0": "fp32", "conv1": "fp16", "conv2": "fp32"}),
+    ],
+    ids=["obeyed", "only one layer"],
+)
+def test_layers_get_the_requested_precisions(precisions, flags, expected):
+    network = SetLayerPrecisions(NetworkFromOnnxBytes(wide_net().proto.SerializeToString()), precisions)
 
-    layers = read_layers(engine_from_network(network, config))
+    layers = read_layers(engine_from_network(network, CreateConfig(**flags, **QUICK)))
 
-    found = {
-        word: layer.precision for layer in layers for word in ("conv0", "conv1", "conv2") if layer.name.startswith(word)
-    }
-    assert found == {"conv0": "fp16", "conv1": "fp32", "conv2": "fp32"}
-
-
-def test_a_layer_may_have_a_precision_that_the_rest_of_the_build_does_not():
-    network = SetLayerPrecisions(NetworkFromOnnxBytes(wide_net().proto.SerializeToString()), {"conv1": "float16"})
-
-    layers = read_layers(engine_from_network(network, CreateConfig(**QUICK)))
-
-    found = {word: x.precision for x in layers for word in ("conv0", "conv1", "conv2") if x.name.startswith(word)}
-    assert found == {"conv0": "fp32", "conv1": "fp16", "conv2": "fp32"}
+    assert {word: x.precision for x in layers for word in expected if x.name.startswith(word)} == expected
 
 
 @pytest.mark.parametrize("make", [models.branch, models.loop, models.multi_output], ids=lambda m: m.__name__)
-def test_layers_without_a_float_precision_are_left_alone_when_one_layer_asks_for_fp16(make):
+def test_one_fp16_layer_leaves_integer_layers_alone(make):
     case = make()
     parts = network_from_onnx_bytes(case.proto.SerializeToString())
     network = parts[1]
@@ -221,26 +223,8 @@ def batches(count=4):
     return [{"x": models.random(8, 64, 28, 28, seed=100 + i)} for i in range(count)]
 
 
-@functools.lru_cache(maxsize=1)
-def costly_net() -> models.Case:
-    """Three convolutions so large that INT8 makes them many times as fast, and no noise makes the builder choose FP32."""
-    weights = {f"w{i}": models.random(512, 512, 3, 3, seed=i, scale=0.02) for i in range(3)}
-    proto = models.model(
-        """(float[16,512,14,14] x) => (float[16,512,14,14] y) {
-            [conv0] a = Conv<pads = [1,1,1,1]>(x, w0)
-            [relu0] b = Relu(a)
-            [conv1] c = Conv<pads = [1,1,1,1]>(b, w1)
-            [relu1] d = Relu(c)
-            [conv2] y = Conv<pads = [1,1,1,1]>(d, w2)
-        }""",
-        weights,
-        name="costly_net",
-    )
-    return models.Case(proto, {"x": models.random(16, 512, 14, 14, seed=9)}, name="costly_net")
-
-
 @pytest.mark.parametrize("algorithm", ["entropy", "entropy2", "minmax", "legacy"])
-def test_each_calibrator_makes_a_working_int8_engine_and_its_cache_serves_again(algorithm, tmp_path):
+def test_each_calibrator_makes_an_int8_engine(algorithm, tmp_path):
     case = costly_net()
     golden = onnx_runtime(case.proto, case.feed)["y"].astype(np.float64)
     network = NetworkFromOnnxBytes(case.proto.SerializeToString())
@@ -339,7 +323,7 @@ def test_three_profiles_serve_their_shapes_and_refuse_others():
             runner.set_profile(3)
 
 
-def test_a_refused_input_leaves_nothing_behind_that_the_next_inference_runs_into():
+def test_inference_works_after_a_refused_input():
     proto = models.model("(float[n,4] a, float[m,4] b) => (float[k,4] y) { y = Concat<axis = 0>(a, b) }")
     profile = Profile().add("a", (1, 4), (2, 4), (8, 4)).add("b", (1, 4), (2, 4), (8, 4))
     network = NetworkFromOnnxBytes(proto.SerializeToString())
@@ -355,7 +339,7 @@ def test_a_refused_input_leaves_nothing_behind_that_the_next_inference_runs_into
         np.testing.assert_array_equal(found, np.concatenate([larger, feed["b"]]))
 
 
-def test_the_description_of_an_engine_shows_its_profiles_as_polygraphy_does():
+def test_engine_description_shows_profiles():
     text = describe_engine(three_profiles()).text()
 
     assert "==== TensorRT Engine ====" in text
@@ -364,7 +348,7 @@ def test_the_description_of_an_engine_shows_its_profiles_as_polygraphy_does():
     assert "Layer(s) Per Profile ----" in text
 
 
-def test_a_context_that_is_given_keeps_its_profile_and_stays_the_callers():
+def test_given_context_keeps_its_profile():
     context = three_profiles().create_execution_context()
     runner = TrtRunner(context, optimization_profile=2)
     feed = {"image": models.random(128, 3, 8, 8)}
@@ -376,7 +360,7 @@ def test_a_context_that_is_given_keeps_its_profile_and_stays_the_callers():
     assert context.active_optimization_profile == 2
 
 
-def test_outputs_whose_shape_depends_on_values_have_the_right_shape():
+def test_data_dependent_outputs_have_the_right_shape():
     case = models.data_dependent()
     with TrtRunner(load(case.proto)) as runner:
         for seed in range(4):
@@ -460,7 +444,7 @@ def test_a_network_is_described_with_attributes_and_weights():
 # --- engines --------------------------------------------------------------------------------------------------------
 
 
-def test_the_inspector_tells_tactics_formats_and_precisions_of_every_layer():
+def test_inspector_lists_tactics_formats_and_precisions():
     with TrtRunner(load(wide_net().proto)) as runner:
         described = describe_engine(runner.engine)
 
@@ -497,23 +481,8 @@ def test_refitted_weights_are_used():
         refit_engine(load(case.proto)(), {"w1": changed})
 
 
-def test_engines_go_to_files_and_bytes_and_back(tmp_path):
-    case = models.identity()
-    path = tmp_path / "identity.engine"
-    engine = SaveEngine(load(case.proto), path)()
-
-    loaders = [
-        EngineFromPath(path),
-        lambda: engine_from_bytes(bytes_from_engine(engine)),
-        lambda: engine_from_bytes(buffer_from_engine(engine)),
-    ]
-    for loader in loaders:
-        with TrtRunner(loader) as runner:
-            case.check(runner.infer)
-
-
 @pytest.mark.parametrize("damage", ["truncated", "junk", "empty"])
-def test_damaged_plans_are_refused_or_take_only_a_child_down(damage, worker):
+def test_damaged_plans_are_refused(damage, worker):
     plan = plan_of(models.identity().proto)
     damaged = {"truncated": plan[: len(plan) // 2], "junk": b"\x07" * 4096, "empty": b""}[damage]
 
@@ -552,12 +521,12 @@ def test_constants_that_hold_bare_numbers_have_their_values(source, tmp_path):
         np.testing.assert_allclose(runner.infer(case.feed)["y"], golden, rtol=1e-5)
 
 
-def test_a_model_that_cannot_be_built_says_what_tensorrt_said():
+def test_failed_build_quotes_tensorrt():
     with pytest.raises(errors.EngineBuildError, match=r"(?s)[Ff]rob"):
         engine_bytes_from_network(network_from_onnx_bytes(models.no_kernel().proto.SerializeToString()))
 
 
-def test_what_this_release_lacks_is_refused_with_what_to_do():
+def test_missing_features_are_refused_with_a_remedy():
     if line().supports(Feature.STRONG_TYPING):
         pytest.skip("this release has what 8.6 lacks")
     with pytest.raises(errors.UnsupportedFeatureError, match=r"10\.0"):
@@ -593,7 +562,7 @@ def test_a_replay_repeats_every_tactic(tmp_path):
     assert sum(not name.startswith(COPY) for name, _, _ in found) >= 3
 
 
-def test_a_replay_that_cannot_be_followed_lists_the_layers():
+def test_failed_replay_lists_its_layers():
     network = NetworkFromOnnxBytes(wide_net().proto.SerializeToString())
     recorded = TacticReplayData()
     engine_bytes_from_network(network, CreateConfig(algorithm_selector=TacticRecorder(recorded), **QUICK))
@@ -604,21 +573,6 @@ def test_a_replay_that_cannot_be_followed_lists_the_layers():
     with pytest.raises(errors.TacticMismatchError, match="conv1") as caught:
         engine_bytes_from_network(network, CreateConfig(algorithm_selector=TacticReplayer(recorded), **QUICK))
     assert caught.value.layers == (name,)
-
-
-@pytest.mark.parity
-def test_replays_are_read_and_written_as_polygraphy_does(tmp_path):
-    polygraphy = pytest.importorskip("polygraphy.backend.trt")
-
-    network = NetworkFromOnnxBytes(wide_net().proto.SerializeToString())
-    ours, theirs = tmp_path / "ours.json", tmp_path / "theirs.json"
-    engine_bytes_from_network(network, CreateConfig(algorithm_selector=TacticRecorder(ours), **QUICK))
-
-    read_there = polygraphy.TacticReplayData.load(str(ours))
-    read_there.save(str(theirs))
-
-    assert list(read_there) == list(TacticReplayData.load(ours))
-    assert TacticReplayData.load(theirs) == TacticReplayData.load(ours)
 
 
 @pytest.fixture(scope="module")
@@ -635,7 +589,7 @@ FP16 = BuildConfig(precision="fp16", options=TensorRTOptions(optimization_level=
 UNWATCHED = replace(FP16, options=replace(FP16.options, record_tactics=False))
 
 
-def test_a_build_with_the_timing_cache_repeats_the_engine_and_adds_no_timing(backend):
+def test_timing_cache_repeats_the_engine(backend):
     model = Model.from_proto(wide_net().proto, "wide_net")
     first = backend.build(model, UNWATCHED)
 
@@ -651,7 +605,7 @@ def test_a_build_with_the_timing_cache_repeats_the_engine_and_adds_no_timing(bac
     assert again.timing_cache_use.saved_seconds == pytest.approx(saved, abs=2e-3)
 
 
-def test_what_tensorrt_does_not_read_of_its_own_timing_cache_is_told_and_the_build_goes_on(backend):
+def test_unread_timing_cache_entries_are_reported(backend):
     """Myelin compiles parts of a transformer, and 8.6 does not read back what it leaves in the cache."""
     case = models.transformer()
     model = Model.from_proto(case.proto, case.name)
@@ -670,7 +624,7 @@ def test_what_tensorrt_does_not_read_of_its_own_timing_cache_is_told_and_the_bui
         np.testing.assert_allclose(outputs["y"], onnx_runtime(case.proto, case.feed)["y"], rtol=1e-3, atol=1e-4)
 
 
-def test_a_build_tells_its_log_its_coverage_and_its_device(backend):
+def test_build_records_log_coverage_and_device(backend):
     build = wide_build()
 
     assert "[INFO]" in build.log
@@ -680,7 +634,7 @@ def test_a_build_tells_its_log_its_coverage_and_its_device(backend):
     assert build.engine.environment.driver
 
 
-def test_a_timing_cache_of_another_device_or_release_is_refused_with_the_reason(backend, tmp_path):
+def test_foreign_timing_cache_is_refused(backend, tmp_path):
 
     build = wide_build()
     cache = TimingCache.from_bytes(build.timing_cache)
@@ -720,7 +674,7 @@ def one_convolution(channels):
     return models.model(f"(float[{dims}] x) => (float[{dims}] y) {{ y = Conv<pads = [1,1,1,1]>(x, w) }}", weights)
 
 
-def test_two_writers_of_one_timing_cache_lose_nothing_that_tensorrt_merges_and_are_told_of_the_rest(tmp_path, caplog):
+def test_two_writers_share_a_timing_cache(tmp_path, caplog):
     path = tmp_path / "both.cache"
     nets = [one_convolution(64), one_convolution(96)]
 
@@ -736,9 +690,7 @@ def test_two_writers_of_one_timing_cache_lose_nothing_that_tensorrt_merges_and_a
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_a_timing_cache_that_tensorrt_does_not_read_back_fails_no_build_and_costs_no_entry_that_it_reads(
-    first, tmp_path, caplog
-):
+def test_unreadable_timing_cache_part_loses_no_readable_entry(first, tmp_path, caplog):
     """Of what Myelin compiled, in all of a transformer, 8.6 reads nothing back; of a convolution it reads all."""
     path = tmp_path / "both.cache"
     case = models.transformer()
@@ -752,7 +704,7 @@ def test_a_timing_cache_that_tensorrt_does_not_read_back_fails_no_build_and_cost
     assert entries_in(path) >= max(own.entries for own, _ in built)
 
 
-def test_a_timing_cache_that_cannot_be_saved_costs_no_engine_and_is_told(tmp_path, caplog):
+def test_build_survives_an_unsavable_timing_cache(tmp_path, caplog):
     path = tmp_path / "damaged.cache"
     damaged = b"\xff" * 16 + TimingCache.from_bytes(wide_build().timing_cache).data[16:]
     path.write_bytes(damaged)
@@ -781,7 +733,7 @@ def test_inputs_and_outputs_may_stay_on_the_device():
         np.testing.assert_array_equal(runner.infer({"x": x})["y"], case.feed["x"])
 
 
-def test_large_inputs_arrive_whole_and_device_time_is_told_apart_from_copies():
+def test_device_time_excludes_copies():
     proto = models.model("(float[16,1024,1024] x) => (float[16,1024,1024] y) { y = Relu(x) }")
     with TrtRunner(load(proto)) as runner:
         timings = []
@@ -795,7 +747,7 @@ def test_large_inputs_arrive_whole_and_device_time_is_told_apart_from_copies():
     assert 0 < min(t.compute for t in timings) < min(t.copy_in + t.copy_out for t in timings)
 
 
-def test_copies_too_small_for_an_event_are_not_timed_and_the_rest_is_whatever_the_shapes_before():
+def test_only_large_copies_are_timed():
     proto = models.model("(float[N,4096] x) => (float[N,4096] y) { y = Relu(x) }")
     profile = Profile().add("x", (1, 4096), (64, 4096), (256, 4096))
     config = CreateConfig(profiles=[profile], **QUICK)
@@ -813,7 +765,7 @@ def test_copies_too_small_for_an_event_are_not_timed_and_the_rest_is_whatever_th
     assert [told[i] for i in (1, 3, 5)] == [(False, False), (True, True), (False, False)]
 
 
-def test_int64_feeds_of_a_model_serve_an_engine_that_has_int32_unless_values_are_lost():
+def test_int64_feeds_fit_int32_engines():
     proto = models.model("(float[8,4] x, int64[3] rows) => (float[3,4] y) { y = Gather(x, rows) }")
     x, rows = models.random(8, 4), np.array([7, 0, 2])
     with TrtRunner(load(proto)) as runner:
@@ -855,7 +807,7 @@ def worker():
         yield worker
 
 
-def test_a_killed_child_is_an_error_with_its_signal_and_the_next_build_works(worker):
+def test_build_works_after_a_killed_child(worker):
     isolated = IsolatedBackend("tensorrt", worker=worker)
     model = Model.from_proto(wide_net().proto, "wide_net")
     slow = BuildConfig(precision="fp16", options=TensorRTOptions(optimization_level=5))
@@ -904,7 +856,7 @@ class TestTrtRunner(RunnerContract):
         )
 
 
-def test_outputs_of_a_bare_engine_come_in_its_own_order_and_those_of_the_back_end_in_the_models():
+def test_backend_orders_outputs_as_the_model_does():
     case = models.multi_output()
     names = [value.name for value in case.proto.graph.output]
     with TrtRunner(load(case.proto)) as runner:
@@ -959,7 +911,7 @@ class TestTensorRTBackend(EngineBackendContract):
         build = backend.build(model, UNWATCHED)
         super().test_a_build_with_the_timing_cache_of_another_makes_the_same_choices(backend, model, UNWATCHED, build)
 
-    def test_layers_are_told_as_all_back_ends_tell_them(self, build):
+    def test_layers_have_names(self, build):
         assert all(isinstance(layer, Layer) and layer.name for layer in build.layers)
 
 
@@ -981,7 +933,7 @@ def seed_scripts() -> dict[str, list[tuple[str, str]]]:
 
 @pytest.mark.seeds
 @pytest.mark.parametrize("scripts", [pytest.param(scripts, id=name) for name, scripts in seed_scripts().items()])
-def test_polygraphys_scripts_run_in_their_order_with_only_the_import_renamed(scripts, tmp_path, monkeypatch):
+def test_polygraphy_scripts_run_with_renamed_imports(scripts, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     onnx.save(models.identity().proto, "identity.onnx")
     proto = models.model(

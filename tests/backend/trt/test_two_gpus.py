@@ -33,7 +33,7 @@ print(current_gpu().index, *used)
 
 
 @pytest.mark.parametrize(("chosen", "expected"), [("none", "0 1 0"), ("0", "0 1 0"), ("1", "1 0 1")])
-def test_a_runner_uses_the_gpu_that_was_chosen_and_no_other(tmp_path: Path, chosen: str, expected: str) -> None:
+def test_runner_uses_only_the_chosen_gpu(tmp_path: Path, chosen: str, expected: str) -> None:
     proto = models.model("(float[4] x) => (float[4] y) { y = Relu(x) }")
     path = tmp_path / "engine.plan"
     path.write_bytes(bytes(engine_bytes_from_network(NetworkFromOnnxBytes(proto.SerializeToString()), CreateConfig())))

@@ -17,7 +17,7 @@ def parts(rtx):
     return network_from_onnx_bytes(models.conv_net().proto.SerializeToString())
 
 
-def test_tensors_are_found_and_marked_by_name_pattern_and_type(parts):
+def test_tensors_are_marked_by_pattern_and_type(parts):
     _, network, _ = parts
     names, metadata = util.get_network_input_names_meta(network)
 

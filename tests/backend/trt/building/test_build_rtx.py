@@ -87,7 +87,7 @@ def test_a_modified_network_builds(network):
     assert engine_bytes_from_network(parts).nbytes > 1000
 
 
-def test_the_control_of_a_precision_search_is_an_engine_whose_outputs_are_multiplied_by_0(network, conv_net, tmp_path):
+def test_precision_search_control_multiplies_outputs_by_0(network, conv_net, tmp_path):
     """Written from the network that a check is given, not from the model: it was no control at all before."""
     made = []
 
@@ -104,7 +104,7 @@ def test_the_control_of_a_precision_search_is_an_engine_whose_outputs_are_multip
     assert [layer.name for layer in described.layers][-2:] == ["scores/zero", "scores/control"]
 
 
-def test_all_tensors_or_those_of_a_layer_type_can_be_outputs(network):
+def test_outputs_are_marked_by_layer_type(network):
     everything = {
         spec.name for spec in describe_network(ModifyNetworkOutputs(network, outputs=["mark", "all"])()[1]).outputs
     }
@@ -128,7 +128,7 @@ def test_a_network_made_with_the_api_builds():
     assert engine_bytes_from_network(create).nbytes > 1000
 
 
-def test_fp16_is_written_into_the_model_of_a_strongly_typed_network(network, tmp_path, conv_net):
+def test_fp16_is_written_into_strongly_typed_models(network, tmp_path, conv_net):
     config = CreateConfig(fp16=True)
 
     assert dtypes_in(network()) == {"float32", "int64"}
@@ -139,7 +139,7 @@ def test_fp16_is_written_into_the_model_of_a_strongly_typed_network(network, tmp
     assert inputs[0].dtype.value == "float32"
 
 
-def test_fp16_reaches_the_model_through_loaders_that_change_the_network(network):
+def test_fp16_works_with_changed_networks(network):
     changed = ModifyNetworkOutputs(PostprocessNetwork(network, lambda network: None), outputs=["scores"])
 
     assert engine_bytes_from_network(changed, PostprocessConfig(CreateConfig(fp16=True), lambda *_: None)).nbytes > 1000
@@ -158,7 +158,7 @@ def test_layer_precisions_are_written_into_the_model(network):
     assert (types["conv0"], types["conv1"]) == ("float32", "float16")
 
 
-def test_a_precision_that_can_no_longer_get_into_the_network_is_refused_with_what_to_do(network):
+def test_late_precision_is_refused_with_a_remedy(network):
     parts = network()
 
     with pytest.raises(errors.UnsupportedFeatureError, match="config=config"):
@@ -167,7 +167,7 @@ def test_a_precision_that_can_no_longer_get_into_the_network_is_refused_with_wha
         SetLayerPrecisions(parts, {"conv0": "float16"})()
 
 
-def test_int8_is_taken_from_quantized_models_and_others_are_told_how_to_get_there(network):
+def test_int8_needs_a_quantized_model(network):
     quantized = NetworkFromOnnxBytes(models.qdq_net().proto.SerializeToString())
 
     assert engine_bytes_from_network(quantized, CreateConfig(int8=True)).nbytes > 1000
@@ -185,7 +185,7 @@ def test_int8_is_taken_from_quantized_models_and_others_are_told_how_to_get_ther
         ({"algorithm_selector": object()}, "algorithm selectors"),
     ],
 )
-def test_options_that_this_release_lacks_are_refused_with_those_that_have_them(network, options, feature):
+def test_missing_options_name_releases_that_have_them(network, options, feature):
     with pytest.raises(errors.UnsupportedFeatureError, match=f"TensorRT-RTX.*{feature}.*TensorRT"):
         engine_bytes_from_network(network, CreateConfig(**options))
 
@@ -227,7 +227,7 @@ def test_tf32_is_off_unless_asked_for():
     assert not CreateConfig()(builder, None).get_flag(library.load().BuilderFlag.TF32)
 
 
-def test_rtx_engines_can_be_built_for_chosen_compute_capabilities(network):
+def test_rtx_builds_for_chosen_compute_capabilities(network):
     config = CreateConfigRTX(compute_capabilities=["SM86", "SM89"])
 
     parts = network()
@@ -269,7 +269,7 @@ def test_formats_of_inputs_and_outputs_are_set(network):
         (lambda n: MarkDebug(n, ["c9"]), "no tensor 'c9'"),
     ],
 )
-def test_names_that_the_network_does_not_have_are_told_with_near_ones(network, make, words):
+def test_unknown_names_suggest_known_ones(network, make, words):
     with pytest.raises(errors.ConfigError, match=words):
         make(network)()
 
@@ -287,7 +287,7 @@ def test_profiles_that_do_not_fit_are_refused(network, profile, words):
         engine_bytes_from_network(network, CreateConfig(profiles=[profile]))
 
 
-def test_profiles_are_filled_with_the_networks_own_shapes_and_name_inputs_by_pattern(network):
+def test_profiles_are_filled_from_the_network(network):
     parts = network()
 
     assert Profile().fill_defaults(parts[1])["image"].opt == (1, 3, 8, 8)
@@ -318,7 +318,7 @@ def test_a_network_is_drawn_as_an_onnx_model(network):
     assert drawn.graph.input[0].name == "image"
 
 
-def test_a_file_that_is_no_model_says_what_the_parser_said(tmp_path):
+def test_invalid_model_file_quotes_the_parser(tmp_path):
     path = tmp_path / "junk.onnx"
     path.write_bytes(b"junk" * 100)
 
@@ -328,19 +328,19 @@ def test_a_file_that_is_no_model_says_what_the_parser_said(tmp_path):
         network_from_onnx_path(tmp_path / "none.onnx")
 
 
-def test_an_operator_that_tensorrt_does_not_know_is_named():
+def test_unknown_operator_is_named():
     with pytest.raises(errors.EngineBuildError, match="Frobnicate"):
         network_from_onnx_bytes(models.no_kernel().proto.SerializeToString())
 
 
-def test_engines_cannot_be_loaded_without_a_gpu_and_that_is_said(network):
+def test_loading_an_engine_needs_a_gpu(network):
     if memory.device_count():
         pytest.skip("there is a GPU")
     with pytest.raises(errors.BackendUnavailableError, match="needs a GPU to load engines"):
         EngineFromNetwork(network)()
 
 
-def test_weights_with_external_data_are_found_beside_the_model(tmp_path, conv_net):
+def test_external_weights_are_found(tmp_path, conv_net):
     path = models.write_external(conv_net, tmp_path)
 
     assert engine_bytes_from_network(NetworkFromOnnxPath(path)).nbytes > 1000
@@ -367,7 +367,7 @@ def test_the_engine_back_end_builds(conv_net):
     assert "[INFO]" in build.log
 
 
-def test_precisions_of_layers_are_part_of_what_is_built(conv_net):
+def test_layer_precisions_are_part_of_the_spec(conv_net):
     names = [node.name for node in conv_net.proto.graph.node]
     options = TensorRTOptions(layer_precisions=((names[0], "float32"),))
     model = Model.from_proto(conv_net.proto, "conv_net")
@@ -392,7 +392,7 @@ def test_a_build_in_a_child_process(conv_net):
     assert isolated.worker.starts == 1
 
 
-def test_without_tensorrt_the_package_imports_and_says_what_to_install_when_something_is_made():
+def test_missing_tensorrt_is_reported_on_first_use():
     code = """
 import sys
 import trtops.backend.trt as trt
@@ -426,7 +426,7 @@ def test_loaders_are_values(network):
     assert "fp16=True" in repr(config)
 
 
-def test_loading_for_a_device_gives_the_same_library_in_a_new_process_without_one():
+def test_loading_for_a_device_works_without_one():
     code = "from trtops.backend.trt import library as l; print(l.load_for_device() is l.load() is l.load_for_device())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 

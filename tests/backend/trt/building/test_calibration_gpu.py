@@ -92,9 +92,7 @@ def int8_layers(built) -> list[str]:
 
 @pytest.mark.parametrize("form", ["ours", "text"])
 @pytest.mark.parametrize("algorithm", ["entropy", "minmax", "percentile"])
-def test_a_cache_made_on_the_cpu_builds_int8_with_an_error_near_that_of_tensorrts_own(
-    demo: Demo, calibrated_by_tensorrt, algorithm, form
-) -> None:
+def test_cpu_cache_is_as_accurate_as_tensorrts(demo: Demo, calibrated_by_tensorrt, algorithm, form) -> None:
     cache = made_on_the_cpu(demo, algorithm)
     built = build(demo, cache.to_bytes() if form == "ours" else cache.to_tensorrt())
 
@@ -112,14 +110,14 @@ def test_a_cache_made_on_the_cpu_builds_int8_with_an_error_near_that_of_tensorrt
     assert abs(top1 - fp32_top1) <= 0.01
 
 
-def test_tensorrts_cache_is_read_and_written_back_byte_for_byte(calibrated_by_tensorrt) -> None:
+def test_tensorrt_cache_round_trips(calibrated_by_tensorrt) -> None:
     text = calibrated_by_tensorrt.calibration_cache
 
     assert text.startswith(b"TRT-")
     assert CalibrationCache.from_bytes(text).to_tensorrt() == text
 
 
-def test_both_calibrations_find_the_same_tensors_and_like_ranges(demo: Demo, calibrated_by_tensorrt) -> None:
+def test_both_calibrations_find_similar_ranges(demo: Demo, calibrated_by_tensorrt) -> None:
     theirs = CalibrationCache.from_bytes(calibrated_by_tensorrt.calibration_cache)
     difference = diff(theirs, made_on_the_cpu(demo), ratio=2.0)
     print(difference.text())
@@ -128,9 +126,7 @@ def test_both_calibrations_find_the_same_tensors_and_like_ranges(demo: Demo, cal
     assert not {"image", "relu_0", "features"} & {change.name for change in difference.apart}
 
 
-def test_tensorrts_cache_becomes_pairs_in_the_model_that_tensorrt_and_onnx_runtime_build(
-    demo: Demo, calibrated_by_tensorrt
-) -> None:
+def test_tensorrt_cache_becomes_quantized_model(demo: Demo, calibrated_by_tensorrt) -> None:
     cache = CalibrationCache.from_bytes(calibrated_by_tensorrt.calibration_cache)
     proto = demo.model.proto()
     done = insert_qdq(proto, cache, style="tensorrt", policy="partial")
@@ -161,7 +157,7 @@ def test_kept_layers_are_not_int8(demo: Demo) -> None:
 
 
 @pytest.mark.parametrize("calibrator", ["onnxruntime", "tensorrt"])
-def test_the_calibrate_op_evaluates_tensorrt_engines_side_by_side(demo: Demo, calibrator, tmp_path: Path) -> None:
+def test_calibrate_op_compares_tensorrt_engines(demo: Demo, calibrator, tmp_path: Path) -> None:
     check = CheckConfig(data=str(demo.files.images), labels=str(demo.files.labels), latency_runs=0, plots="never")
     config = CalibrateConfig(
         data=str(demo.files.calibration), batch=BATCH, calibrator=calibrator, build=INT8, check=check

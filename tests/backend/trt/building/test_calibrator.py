@@ -39,7 +39,7 @@ def handed_out(feeds):
     return batches
 
 
-def test_data_has_the_same_digest_for_a_calibrator_as_for_q_dq_nodes_and_for_specs():
+def test_calibrator_digest_equals_feed_digest():
     expected = FeedDigest()
     for feed in FEEDS:
         expected.add(feed)

@@ -16,7 +16,7 @@ def test_a_whole_model_is_taken() -> None:
     assert len(report.parts) == 1
 
 
-def test_an_unknown_operator_is_refused_by_name_and_the_rest_is_parted_around_it() -> None:
+def test_unknown_operator_splits_the_model() -> None:
     report = capability(models.no_kernel().proto, CapabilityConfig(backend="tensorrt"))
     assert not report.supported
     assert [(refusal.op, refusal.nodes) for refusal in report.refused] == [("custom.Frobnicate", ("frob",))]

@@ -28,7 +28,7 @@ def refused(**options: Any) -> tuple[bool, str]:
     return runtime.engine_host_code_allowed, str(raised.value)
 
 
-def test_it_is_refused_unless_allowed_and_the_message_says_how(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+def test_host_code_is_refused_unless_allowed(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     allowed, message = refused()
     assert not allowed and "TRTOPS_ALLOW_HOST_CODE=1" in message
 
@@ -52,9 +52,7 @@ def test_a_runtime_that_allows_it_keeps_its_word() -> None:
     assert runtime.engine_host_code_allowed
 
 
-def test_a_plugin_library_outside_of_the_allowed_folders_is_not_loaded(
-    monkeypatch: pytest.MonkeyPatch, tmp_path
-) -> None:
+def test_plugin_library_outside_allowed_folders_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     monkeypatch.setenv("TRTOPS_ALLOWED_SCRIPTS", str(tmp_path / "allowed"))
 
     with pytest.raises(errors.ConfigError, match=r"plugin library .*libplugin\.so may not be run"):

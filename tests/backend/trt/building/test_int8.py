@@ -38,7 +38,7 @@ def cache() -> CalibrationCache:
     return collect(models.conv_net().proto, images(4), inputs=INPUTS, algorithm="entropy").cache
 
 
-def test_our_cache_becomes_the_text_of_the_release_and_calibrator_that_will_read_it(model, cache) -> None:
+def test_cache_becomes_text_of_the_release(model, cache) -> None:
     text = int8.tensorrt_text(cache.to_bytes(), model, INT8, release="8.6.0", algorithm="minmax")
     again = int8.tensorrt_text(text, model, INT8, release="10.3.0", algorithm="entropy2")
 
@@ -47,14 +47,14 @@ def test_our_cache_becomes_the_text_of_the_release_and_calibrator_that_will_read
     assert text.split(b"\n")[1:] == again.split(b"\n")[1:]
 
 
-def test_the_legacy_calibrator_gets_its_own_two_numbers_in_the_header(model, cache) -> None:
+def test_legacy_calibrator_has_its_own_header(model, cache) -> None:
     text = int8.tensorrt_text(cache.to_bytes(), model, INT8, release="8.6.0", algorithm="legacy")
 
     assert text.startswith(b"0 3fe0000000000000 3fe0000000000000\nimage: ")
     assert int8.tensorrt_text(text, model, INT8, release="8.6.0", algorithm="entropy2") == cache.to_tensorrt()
 
 
-def test_our_cache_is_refused_where_tensors_are_missing_unless_a_partial_fit_is_allowed(model, cache, caplog) -> None:
+def test_incomplete_cache_needs_a_partial_fit(model, cache, caplog) -> None:
     part = cache.without(["r0"]).to_bytes()
 
     with pytest.raises(errors.CalibrationError, match="'r0'"):
@@ -64,7 +64,7 @@ def test_our_cache_is_refused_where_tensors_are_missing_unless_a_partial_fit_is_
     assert "r0" in caplog.text
 
 
-def test_tensorrts_own_cache_may_lack_tensors_but_not_all(model) -> None:
+def test_tensorrt_cache_may_lack_some_tensors(model) -> None:
     header = b"TRT-8600-EntropyCalibration2\n"
     theirs = header + b"image: 3c010204\n(Unnamed Layer* 4) [Shuffle]_output: 3c010204\n"
 
@@ -77,7 +77,7 @@ def test_tensorrts_own_cache_may_lack_tensors_but_not_all(model) -> None:
 
 @pytest.mark.usefixtures("rtx")
 @pytest.mark.parametrize("form", ["ours", "tensorrt", "data"])
-def test_a_release_without_calibrators_builds_int8_from_caches_and_from_data(model, cache, form) -> None:
+def test_int8_without_calibrators_uses_cache_or_data(model, cache, form) -> None:
     backend = TensorRTBackend()
     given = {"ours": cache.to_bytes(), "tensorrt": cache.to_tensorrt(), "data": None}[form]
 
@@ -91,7 +91,7 @@ def test_a_release_without_calibrators_builds_int8_from_caches_and_from_data(mod
 
 
 @pytest.mark.usefixtures("rtx")
-def test_a_release_without_calibrators_needs_a_cache_or_data(model) -> None:
+def test_int8_without_calibration_is_refused(model) -> None:
     with pytest.raises(errors.CalibrationError, match="calibration data or a calibration cache"):
         TensorRTBackend().build(model, INT8)
 

@@ -53,7 +53,7 @@ def half(path: Path) -> SetLayerPrecisions:
     return SetLayerPrecisions(NetworkFromOnnxPath(path), {"conv*": "float16"})
 
 
-def test_layers_get_their_precision_while_weights_stay_in_files(path: Path, request: pytest.FixtureRequest) -> None:
+def test_layer_precisions_leave_weights_in_files(path: Path, request: pytest.FixtureRequest) -> None:
     expected = layers_of(half(path)())
     parsed = request.getfixturevalue("limit")
 
@@ -69,7 +69,7 @@ def calibration(case: models.Case) -> list[Feed]:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
-def test_an_engine_of_a_large_model_is_that_of_a_small_one(
+def test_large_model_gives_the_same_engine(
     precision: Precision, path: Path, case: models.Case, request: pytest.FixtureRequest
 ) -> None:
     profile = OptimizationProfile.fixed(image=case.feed["image"].shape)

@@ -45,7 +45,7 @@ def parsed(trt: Any, folder: Path) -> tuple[Any, Any]:
     return network, (logger, builder, parser)
 
 
-def test_a_plan_is_built_anew_where_the_spec_has_no_profile_for_a_dynamic_input(tmp_path: Path) -> None:
+def test_script_builds_dynamic_input_without_profile(tmp_path: Path) -> None:
     trt = library.load()
     case = settings_of(tmp_path, BuildConfig(options=TensorRTOptions(workspace_bytes=1 << 28)))
     assert case["profiles"] == [] and case["cleared_flags"] == ["TF32"] and case["workspace_bytes"] == 1 << 28

@@ -8,7 +8,7 @@ from trtops.tactics.denied import DeniedTactic, DenyList
 OFFERED = [Algorithm(1, tactic, (), ()) for tactic in range(7)]
 
 
-def test_a_denied_tactic_is_not_offered_to_its_layer_and_that_is_noted() -> None:
+def test_denied_tactic_is_not_offered() -> None:
     record = to_record(TacticReplayData({"conv": OFFERED[2]}), backend_version="8.6.0", device_sha256="d")
     denied = DenyList(entries=(DeniedTactic(backend_version="8.6.0", device_sha256="d", choices=record.choices),))
     keep = restriction(denied, None)
@@ -18,14 +18,14 @@ def test_a_denied_tactic_is_not_offered_to_its_layer_and_that_is_noted() -> None
     assert keep.notes == ["conv: 1 of 7 tactics are on the deny-list"]
 
 
-def test_a_layer_keeps_its_only_tactic_though_it_is_denied() -> None:
+def test_layer_keeps_its_only_tactic() -> None:
     keep = Restriction(frozenset({("conv", OFFERED[0])}))
 
     assert keep("conv", OFFERED[:1]) == [0]
     assert "all 1 tactics" in keep.notes[0]
 
 
-def test_half_of_the_tactics_are_offered_at_random_and_the_same_half_for_the_same_seed() -> None:
+def test_seed_selects_half_of_the_tactics() -> None:
     offers = {seed: tuple(Restriction(seed=seed)("conv", OFFERED)) for seed in range(30)}
 
     assert all(len(offer) == 4 for offer in offers.values())

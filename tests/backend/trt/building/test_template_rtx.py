@@ -22,7 +22,7 @@ def test_a_network_script_makes_a_network_that_builds(tmp_path: Path, with_model
     assert engine_bytes_from_network(parts).nbytes > 1000
 
 
-def test_a_config_script_makes_a_config_with_the_models_profile(tmp_path: Path) -> None:
+def test_config_script_uses_the_models_profile(tmp_path: Path) -> None:
     model = models.conv_net().write(tmp_path)
     template("trt-network", tmp_path / "network.py", model=model)
     template("trt-config", tmp_path / "config.py", model=model)

@@ -53,7 +53,7 @@ def first_build(builder):
     return config, made, plan, made.record_of(plan)
 
 
-def test_each_layer_is_tied_to_the_key_of_its_own_op_where_all_share_a_kernel(builder):
+def test_layers_sharing_a_kernel_keep_their_keys(builder):
     _, made, _, record = first_build(builder)
 
     assert {c.layer: c.key for c in record.choices if c.key} == {
@@ -67,7 +67,7 @@ def test_each_layer_is_tied_to_the_key_of_its_own_op_where_all_share_a_kernel(bu
     assert [c.kernel for c in made.ops[str(OPS[0].key)].candidates] == [kernel for kernel, _ in GEMMS]
 
 
-def test_the_tie_does_not_depend_on_the_order_of_the_caches_entries(builder):
+def test_layer_keys_ignore_the_order_of_entries(builder):
     config, made, plan, record = first_build(builder)
 
     config.cache = TimingCache(dict(reversed(config.cache.entries.items())))
@@ -75,7 +75,7 @@ def test_the_tie_does_not_depend_on_the_order_of_the_caches_entries(builder):
     assert made.record_of(plan) == record
 
 
-def test_a_layer_is_tied_by_its_onnx_nodes_where_the_log_names_them():
+def test_layer_key_follows_onnx_nodes():
     op = Op("__myln_gemm_3", GEMMS, onnx_nodes=("/fc/MatMul",))
     builder = Builder(op, OPS[1])
     config = Config()
@@ -89,7 +89,7 @@ def test_a_layer_is_tied_by_its_onnx_nodes_where_the_log_names_them():
     assert record.choices[0].key == str(op.key)
 
 
-def test_a_replay_without_the_cache_of_its_build_names_the_layers_and_what_to_do(builder):
+def test_replay_without_cache_names_the_layers(builder):
     *_, record = first_build(builder)
 
     with pytest.raises(errors.TacticMismatchError, match="build with the cache of the recorded build") as caught:
@@ -98,7 +98,7 @@ def test_a_replay_without_the_cache_of_its_build_names_the_layers_and_what_to_do
     assert set(caught.value.layers) == {"matMul1_myl0_0", "matMul2_myl0_2", "matMul10_myl0_3"}
 
 
-def test_a_replay_with_its_cache_makes_the_same_engine_and_times_nothing(builder):
+def test_replay_with_cache_times_nothing(builder):
     config, made, plan, record = first_build(builder)
     builder.timed.clear()
 
@@ -129,7 +129,7 @@ def test_one_tactic_of_a_record_is_swapped_alone(builder):
     assert "sm80_gemm_64x32x64_stage4" in record_of_swap.choices[2].tactic
 
 
-def test_a_replay_in_which_an_op_was_timed_after_all_is_refused(release):
+def test_replay_with_a_timed_op_is_refused(release):
     escaping = Op("matMul3", GEMMS, escapes=True)
     flag = release.trt.BuilderFlag.ERROR_ON_TIMING_CACHE_MISS
     builder = Builder(*OPS, error_on_miss=flag)
@@ -142,7 +142,7 @@ def test_a_replay_in_which_an_op_was_timed_after_all_is_refused(release):
     assert caught.value.layers == (str(escaping.key),)
 
 
-def test_entries_of_other_models_in_a_shared_cache_do_not_serve_a_replay(builder):
+def test_replay_ignores_entries_of_other_models(builder):
     config, made, _, record = first_build(builder)
     stranger = Op("stranger", GEMMS)
     shared = TimingCache.of(config.cache.serialize())
@@ -153,7 +153,7 @@ def test_entries_of_other_models_in_a_shared_cache_do_not_serve_a_replay(builder
         editing(builder, Config(shared), made.ops.values()).replay(record)
 
 
-def test_an_entry_that_the_builder_changed_or_dropped_is_named(builder):
+def test_changed_or_dropped_entry_is_named(builder):
     config, _, _, record = first_build(builder)
     config.cache.entries[OPS[1].key] = Value(0x99, 1.0)
     del config.cache.entries[OPS[2].key]
@@ -170,7 +170,7 @@ def denying(record, *layers):
     return DenyList(entries=(DeniedTactic(**WHERE, choices=choices, evidence="abc"),))
 
 
-def test_a_denied_tactic_is_replaced_by_the_next_fastest_in_its_layer_alone(builder):
+def test_next_fastest_replaces_a_denied_tactic(builder):
     *_, record = first_build(builder)
 
     again = editing(builder, Config())
@@ -185,7 +185,7 @@ def test_a_denied_tactic_is_replaced_by_the_next_fastest_in_its_layer_alone(buil
     ]
 
 
-def test_where_the_next_fastest_is_denied_as_well_the_one_after_it_is_taken(builder):
+def test_two_denied_tactics_are_skipped(builder):
     *_, record = first_build(builder)
     first = denying(record, "matMul1_myl0_0")
     again = editing(builder, Config())
@@ -197,7 +197,7 @@ def test_where_the_next_fastest_is_denied_as_well_the_one_after_it_is_taken(buil
     assert "sm80_gemm_stage5" in found.choices[0].tactic
 
 
-def test_where_every_tactic_is_denied_the_denied_one_stays_and_the_caller_sees_it():
+def test_denied_tactic_stays_without_alternatives():
     only = Builder(Op("matMul1", GEMMS[:1]), OPS[1])
     config = Config()
     made = editing(only, config)
@@ -211,7 +211,7 @@ def test_where_every_tactic_is_denied_the_denied_one_stays_and_the_caller_sees_i
     assert again.notes == []
 
 
-def test_seeds_draw_tactics_the_same_seed_the_same_ones(builder):
+def test_seeds_draw_tactics_repeatably(builder):
     def drawn(seed):
         made = editing(builder, Config())
         return made.record_of(made.build(seed, DenyList()))
@@ -220,7 +220,7 @@ def test_seeds_draw_tactics_the_same_seed_the_same_ones(builder):
     assert len({drawn(seed).digest for seed in range(8)}) > 1
 
 
-def test_a_cache_file_says_which_ops_its_keys_stand_for(builder):
+def test_cache_file_names_the_ops_of_keys(builder):
     config, made, _, record = first_build(builder)
     file = CacheFile(data=config.cache.serialize(), entries=3, ops=tuple(made.ops.values())).to_bytes()
 

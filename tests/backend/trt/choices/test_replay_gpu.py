@@ -74,7 +74,7 @@ def choices_of(build: Build) -> list[tuple[str, str]]:
     return [(choice.layer, choice.tactic) for choice in build.tactics.choices if choice.replayable]
 
 
-def test_a_trial_times_a_fifth_of_what_its_build_timed_at_most(model: Model, timed: Timed) -> None:
+def test_trial_times_a_fifth_of_the_build(model: Model, timed: Timed) -> None:
     recorded = timed.build("build", model)
     trial = Caches.replaying(recorded.tactics, recorded.timing_cache)
 
@@ -90,7 +90,7 @@ def test_a_trial_times_a_fifth_of_what_its_build_timed_at_most(model: Model, tim
     assert timed.timings["replay without a timing cache"] > timed.timings["replay"]  # nothing but a cache saves it
 
 
-def test_the_timing_cache_of_a_recorded_build_is_whole(model: Model, timed: Timed) -> None:
+def test_recorded_build_has_a_whole_timing_cache(model: Model, timed: Timed) -> None:
     recorded = timed.build("build", model)
     unwatched = replace(FP16, options=replace(FP16.options, record_tactics=False))
 
@@ -102,7 +102,7 @@ def test_the_timing_cache_of_a_recorded_build_is_whole(model: Model, timed: Time
     assert choices_of(recorded_again) == choices_of(recorded)
 
 
-def test_a_timing_cache_does_not_take_the_choice_from_a_seed(model: Model, timed: Timed) -> None:
+def test_seed_takes_precedence_over_timing_cache(model: Model, timed: Timed) -> None:
     recorded = timed.build("build", model)
     drawn = replace(FP16, options=replace(FP16.options, tactic_seed=5))
 
@@ -114,7 +114,7 @@ def test_a_timing_cache_does_not_take_the_choice_from_a_seed(model: Model, timed
     assert choices_of(replayed) == choices_of(made)
 
 
-def test_a_timing_cache_does_not_bring_back_what_is_denied(model: Model, timed: Timed) -> None:
+def test_deny_list_takes_precedence_over_timing_cache(model: Model, timed: Timed) -> None:
     record = timed.build("build", model)
     guilty = next(choice for choice in record.tactics.choices if choice.replayable and "conv1" in choice.layer)
     entry = DeniedTactic(
@@ -128,7 +128,7 @@ def test_a_timing_cache_does_not_bring_back_what_is_denied(model: Model, timed: 
     assert "tactics are on the deny-list" in made.log
 
 
-def test_what_myelin_compiled_is_recorded_and_replayed_as_well(timed: Timed) -> None:
+def test_myelin_layers_are_recorded_and_replayed(timed: Timed) -> None:
     case = models.transformer()
     model = Model.from_proto(case.proto, case.name)
     profiles = (OptimizationProfile.fixed(x=case.feed["x"].shape),)

@@ -42,7 +42,7 @@ def replay() -> TacticReplayData:
     return TacticReplayData.from_json(POLYGRAPHY_FILE)
 
 
-def test_polygraphys_file_is_read_in_its_order_with_64_bit_numbers(replay):
+def test_polygraphy_file_keeps_order_and_numbers(replay):
     algorithm = replay["conv0 + relu0"]
 
     assert list(replay) == ["conv0 + relu0", "a"]
@@ -64,7 +64,7 @@ def test_the_older_marking_of_objects_is_read_too():
     assert TacticReplayData.from_json(text) == TacticReplayData.from_json(POLYGRAPHY_FILE)
 
 
-def test_replays_go_to_paths_and_open_files_and_back(replay, tmp_path):
+def test_replays_round_trip_through_files(replay, tmp_path):
     replay.save(tmp_path / "replay.json")
     text, binary = io.StringIO(), io.BytesIO()
     replay.save(text)
@@ -87,7 +87,7 @@ def test_other_or_damaged_files_are_refused(text, tmp_path):
         TacticReplayData.load(tmp_path / "none.json")
 
 
-def test_a_record_holds_the_replay_and_the_layers_that_cannot_be_replayed(replay):
+def test_record_holds_replayable_and_other_layers(replay):
     layers = (Layer(name="conv0 + relu0", op="CaskConvolution"), Layer(name="myelin", op="ForeignNode", tactic="fused"))
 
     record = selector.to_record(replay, layers=layers, **WHERE)
@@ -115,7 +115,7 @@ def test_records_of_another_format_of_a_tensor_differ(replay):
     assert first.differing_layers(second) == ("conv0 + relu0",)
 
 
-def test_a_replay_is_handed_the_timing_cache_of_its_build_unless_its_mechanism_times_nothing(replay):
+def test_replay_gets_the_timing_cache_when_needed(replay):
     record = selector.to_record(replay, **WHERE)
 
     assert Caches.replaying(record, b"timings") == Caches(replay=record, timing=b"timings")
@@ -132,7 +132,7 @@ def test_a_replay_that_was_followed_passes(replay):
     selector.check_replay(object())  # another selector, which says nothing
 
 
-def test_layers_that_got_other_tactics_or_are_gone_are_listed(replay):
+def test_changed_or_missing_layers_are_listed(replay):
     fewer = TacticReplayData({"conv0 + relu0": replay["conv0 + relu0"]})
 
     with pytest.raises(errors.TacticMismatchError, match=r"2 of 2 layers") as caught:
@@ -142,7 +142,7 @@ def test_layers_that_got_other_tactics_or_are_gone_are_listed(replay):
     assert "no such layer in this build" in str(caught.value)
 
 
-def test_a_record_of_one_mechanism_is_not_replayed_by_the_other(replay, monkeypatch):
+def test_record_is_not_replayed_by_another_mechanism(replay, monkeypatch):
     monkeypatch.setattr(library, "line", lambda: release_line(api.stand_in("11.4.0")))
 
     with pytest.raises(errors.FormatError, match=r"algorithm_selector.*11\.4\.0"):
@@ -151,7 +151,7 @@ def test_a_record_of_one_mechanism_is_not_replayed_by_the_other(replay, monkeypa
         selector.from_record(editable.to_record({}, layers=(), backend_version="10.8.0", device_sha256="d" * 64))
 
 
-def test_replays_are_told_in_polygraphys_words_and_types_compare_with_tensorrts_own():
+def test_replay_text_is_that_of_polygraphy():
     info = TensorInfo("DataType.FLOAT", (2, 1), -1, 1)
     replay = TacticReplayData().add("conv0", Algorithm(3, -7, (info,), ()))
 

@@ -39,7 +39,7 @@ def test_a_damaged_first_line_is_refused(damage):
 
 
 @pytest.mark.parametrize("part", [{"backend_version": "10.8.0"}, {"device_sha256": "cd" * 32}, {"device": "NVIDIA A2"}])
-def test_another_device_or_release_is_refused_with_both_named(part):
+def test_foreign_cache_names_both_devices(part):
     CACHE.check(HERE)
     TimingCache(data=b"x").check(HERE)
 
@@ -49,7 +49,7 @@ def test_another_device_or_release_is_refused_with_both_named(part):
     assert HERE.device_key in str(caught.value) and elsewhere.device_key in str(caught.value)
 
 
-def test_the_key_is_in_the_files_name_and_counts_where_the_content_has_none(tmp_path):
+def test_file_name_holds_the_key(tmp_path):
     path = timing_cache.path_for(tmp_path, HERE)
     path.write_bytes(CACHE.data)
 
@@ -61,7 +61,7 @@ def test_the_key_is_in_the_files_name_and_counts_where_the_content_has_none(tmp_
         timing_cache.read(path)
 
 
-def test_caches_are_read_from_paths_files_and_bytes_and_a_missing_file_is_an_empty_one(tmp_path):
+def test_caches_are_read_from_any_source(tmp_path):
     path = tmp_path / "any.cache"
     path.write_bytes(CACHE.to_bytes())
 
@@ -111,14 +111,14 @@ DAMAGED = [
         ([("WARNING", "Detected different TensorRT version")], True),
     ],
 )
-def test_a_cache_whose_compiled_part_alone_is_not_read_is_not_refused(said, refused):
+def test_cache_with_unread_compiled_part_is_accepted(said, refused):
     log = library.LogLines(False)
     log.lines += said
 
     assert timing_cache._is_refused(log) is refused
 
 
-def test_the_log_of_one_thread_has_no_lines_of_others_and_remarks_stand_in_it():
+def test_log_holds_lines_of_its_thread():
     with library.collect_log(here=True) as mine, library.collect_log() as everybodys:
         thread = threading.Thread(target=library.log_warning, args=("from elsewhere",))
         thread.start()
@@ -166,9 +166,7 @@ def tell(said: list[tuple[str, str]]) -> None:
 @pytest.mark.parametrize(
     ("mine", "theirs", "kept", "entries"), [(8, 0, b"mine", 8), (8, 8, b"mine", 8), (2, 5, b"theirs", 5)]
 )
-def test_of_two_caches_that_tensorrt_does_not_merge_the_larger_is_kept_and_the_loss_is_told(
-    monkeypatch, mine, theirs, kept, entries
-):
+def test_unmergeable_caches_keep_the_larger_one(monkeypatch, mine, theirs, kept, entries):
     line = release_line(api.stand_in("8.6.0"))
     monkeypatch.setattr(library, "line", lambda: line)
     config = Recorded(mine, b"mine", COMPILERS_PART[:1], Recorded(theirs, b"reserialized", []))

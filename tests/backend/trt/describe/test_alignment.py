@@ -42,16 +42,16 @@ def engine(text: str, times: dict[str, float] | None = None) -> EngineLayers:
         ("Reformatting CopyNode for Output Tensor 0 to conv0", ()),
     ],
 )
-def test_a_layer_without_metadata_carries_what_its_name_is_made_of(name: str, nodes: tuple[str, ...]) -> None:
+def test_layer_without_metadata_uses_its_name(name: str, nodes: tuple[str, ...]) -> None:
     assert nodes_of(LayerDescription(name=name)) == nodes
 
 
-def test_metadata_goes_before_the_name_and_a_reformat_carries_nothing() -> None:
+def test_metadata_takes_precedence_over_names() -> None:
     assert nodes_of(LayerDescription(name="whatever_myl0_1", onnx_nodes=("a", "b", "a"))) == ("a", "b")
     assert nodes_of(LayerDescription(name="x", op="Reformat", onnx_nodes=("a",))) == ()
 
 
-def test_fused_and_separate_layers_of_the_same_nodes_are_one_row() -> None:
+def test_fused_and_separate_layers_share_a_row() -> None:
     found = align(engine(inspected.eight_fp16()), engine(inspected.eight_int8()))
 
     assert [row.nodes for row in found.rows] == [("conv0", "relu0"), ("conv1", "relu1"), ("conv2",)]
@@ -65,7 +65,7 @@ def test_fused_and_separate_layers_of_the_same_nodes_are_one_row() -> None:
     assert found.share("a") == found.share("b") == 1
 
 
-def test_the_boundary_that_costs_one_engine_most_is_first_and_says_what_is_turned_into_what() -> None:
+def test_most_expensive_boundary_is_first() -> None:
     found = align(engine(inspected.eight_fp16(), FP16_TIMES), engine(inspected.eight_int8(), INT8_TIMES))
 
     slowest = found.boundaries[0]
@@ -81,7 +81,7 @@ def test_the_boundary_that_costs_one_engine_most_is_first_and_says_what_is_turne
     assert [round(row.change_ms or 0, 4) for row in found.rows] == [-0.01, -0.005, -0.005]
 
 
-def test_without_times_boundaries_are_sorted_by_what_one_engine_alone_moves() -> None:
+def test_untimed_boundaries_are_sorted_by_bytes() -> None:
     found = align(engine(inspected.eight_fp16()), engine(inspected.eight_int8()))
 
     assert [abs(b.a.bytes - b.b.bytes) for b in found.boundaries] == [64 * 28 * 28 * n for n in (6, 3, 3, 1)]
@@ -89,7 +89,7 @@ def test_without_times_boundaries_are_sorted_by_what_one_engine_alone_moves() ->
     assert all(row.change_ms is None for row in found.rows)
 
 
-def test_regions_of_myelin_are_aligned_by_the_nodes_that_they_list() -> None:
+def test_myelin_regions_are_aligned_by_nodes() -> None:
     found = align(engine(inspected.eight_fp16()), engine(inspected.ten()))
 
     assert [row.nodes for row in found.rows] == [("conv0", "relu0", "conv1", "relu1"), ("conv2",)]

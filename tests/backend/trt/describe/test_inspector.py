@@ -31,7 +31,7 @@ ELEVEN = """{"Layers": [{"Name": "node_of_m_myl0_1", "LayerType": "gemm",
   "TacticName": "__myelin_CASK_STUB", "StreamId": 0, "Metadata": "[ONNX Layer: node_of_m][ONNX Layer: node_of_y]"}]}"""
 
 
-def test_layers_of_8_6_are_read_with_tactics_precisions_formats_weights_and_onnx_nodes():
+def test_layers_of_8_6_are_read():
     layer, reformat = parse_layers(EIGHT)
 
     assert (layer.name, layer.op, layer.precision) == ("conv0 + relu0", "CaskConvolution", "fp16")
@@ -43,7 +43,7 @@ def test_layers_of_8_6_are_read_with_tactics_precisions_formats_weights_and_onnx
     assert reformat.precision == "fp32"
 
 
-def test_a_layer_that_reads_fp32_and_multiplies_int8_weights_computes_in_int8():
+def test_int8_weights_mean_int8_computation():
     first = EIGHT.replace("linear FP16", "linear FP32").replace(
         '{"Type": "Half", "Count": 36864}', '{"Type": "Int8", "Count": 9}'
     )
@@ -59,7 +59,7 @@ def test_layers_of_11_are_read_as_well():
     assert layer.to_layer().onnx_nodes == ("node_of_m", "node_of_y")
 
 
-def test_a_layers_tactic_ends_in_the_kernels_number_for_all_back_ends():
+def test_tactic_ends_in_the_kernel_number():
     assert parse_layers(EIGHT)[0].to_layer().tactic == "sm80_xmma_fprop_implicit_gemm #0x1c20c3fa4f0b2a14"
 
 
@@ -70,7 +70,7 @@ def test_engines_built_without_details_tell_names_alone():
     ]
 
 
-def test_a_damaged_answer_is_refused_and_a_damaged_layer_keeps_its_name():
+def test_damaged_inspector_answers_are_handled():
     with pytest.raises(errors.FormatError):
         parse_layers(EIGHT[:300])
 
@@ -78,7 +78,7 @@ def test_a_damaged_answer_is_refused_and_a_damaged_layer_keeps_its_name():
     assert _parse_single("", 7).name == "layer 7"
 
 
-def test_an_engine_is_told_in_polygraphys_lines_for_each_profile():
+def test_engine_text_lists_each_profile():
     layers = parse_layers(EIGHT)
     described = EngineDescription(
         name="net",

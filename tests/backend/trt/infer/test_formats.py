@@ -32,7 +32,7 @@ def hwc(shape, components, dtype=np.float16):
     make=st.sampled_from([chw, hwc]),
     dtype=st.sampled_from([np.float16, np.float32, np.int8]),
 )
-def test_what_is_packed_comes_out_again_in_any_format(shape, components, make, dtype):
+def test_packing_round_trips_in_any_format(shape, components, make, dtype):
     layout = make(shape, components, dtype)
     array = np.arange(math.prod(shape), dtype=np.int64).reshape(shape).astype(dtype)
     raw = np.full(layout.nbytes, 255, np.uint8)
@@ -43,7 +43,7 @@ def test_what_is_packed_comes_out_again_in_any_format(shape, components, make, d
     np.testing.assert_array_equal(FormattedArray(raw, shape, layout).linear(), array)
 
 
-def test_channels_lie_together_in_vectors_and_padding_is_zero():
+def test_channels_are_packed_in_padded_vectors():
     layout = chw((1, 3, 1, 2), 4, np.int8)
     raw = np.full(layout.nbytes, 99, np.uint8)
 
@@ -65,6 +65,6 @@ def test_an_empty_tensor_takes_no_bytes():
     assert Layout((2, 0), np.dtype("f4"), (0, 1)).nbytes == 0
 
 
-def test_an_array_of_unknown_layout_does_not_pretend_to_be_linear():
+def test_unknown_layout_is_not_linear():
     with pytest.raises(ValueError, match="layout"):
         FormattedArray(np.zeros(8, np.uint8), (2, 2)).linear()

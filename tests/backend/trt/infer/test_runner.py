@@ -33,7 +33,7 @@ def shape_tensor(*value_range):
     return slot
 
 
-def test_values_of_a_shape_tensor_are_checked_as_far_as_the_release_tells_their_range(tensorrt_8):
+def test_shape_values_are_checked_by_known_ranges(tensorrt_8):
     first_told = shape_tensor((1,), (3,), (9,))
 
     first_told._check_values(np.array([9, 4], np.int32))
@@ -48,12 +48,12 @@ def test_values_of_a_shape_tensor_are_checked_as_far_as_the_release_tells_their_
     shape_tensor((), (), ())._check_values(np.array(10))
 
 
-def test_values_of_a_shape_tensor_whose_range_is_told_are_all_checked(tensorrt_8):
+def test_all_shape_values_with_ranges_are_checked(tensorrt_8):
     with pytest.raises(errors.InputShapeError, match=r"\[9, 5\].*max \(9, 4\)\.$"):
         shape_tensor((1, 4), (3, 4), (9, 4))._check_values(np.array([9, 5]))
 
 
-def test_the_range_of_an_input_is_that_of_its_shapes_or_of_its_values(tensorrt_8):
+def test_profile_range_covers_shapes_or_values(tensorrt_8):
     engine = SimpleNamespace(
         is_shape_inference_io=lambda name: name == "shape",
         get_profile_shape_input=lambda profile, name: [[1], [3], [9]],
@@ -72,7 +72,7 @@ def stager():
 
 
 @pytest.mark.parametrize("nbytes", [4, staging.CHUNK + 4, 5 * staging.CHUNK])
-def test_every_piece_of_a_large_input_is_staged_before_it_is_sent(monkeypatch, stager, nbytes):
+def test_large_inputs_are_staged_before_sending(monkeypatch, stager, nbytes):
     monkeypatch.setattr(memory, "copy", lambda to, source, count, kind, stream: ctypes.memmove(to, source, count))
     for seed in range(20):
         sent = np.zeros(nbytes, np.uint8)
@@ -85,7 +85,7 @@ def test_every_piece_of_a_large_input_is_staged_before_it_is_sent(monkeypatch, s
         np.testing.assert_array_equal(sent.view(np.int32), array)
 
 
-def test_a_copy_that_fails_is_raised_once_nobody_writes_any_more(monkeypatch, stager):
+def test_failed_copy_is_raised_after_all_writes(monkeypatch, stager):
     def fail(*args):
         raise errors.InferenceError("CUDA: cudaMemcpyAsync failed")
 
@@ -101,12 +101,12 @@ def test_a_copy_that_fails_is_raised_once_nobody_writes_any_more(monkeypatch, st
     assert not staged.any()
 
 
-def test_loading_and_running_an_engine_imports_nothing_that_building_takes():
+def test_running_imports_no_build_modules():
     code = """
 import sys
 from trtops.backend.trt import EngineFromBytes, TrtRunner
 print([name for name in sys.modules if name == "onnx" or name in {
-       f"trtops.backend.trt.{part}" for part in ("build.config", "build.calibrator", "describe.inspector")}])
+       f"trtops.backend.trt.{part}" for part in ("building.config", "building.calibrator", "describe.inspector")}])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
@@ -157,7 +157,7 @@ def plain_slot(kind, shape):
     return slot
 
 
-def test_an_output_may_be_asked_for_as_raw_memory_and_then_as_an_array(host_memory):
+def test_outputs_switch_between_raw_and_array(host_memory):
     output = plain_slot(slots.Output, (2, 3))
     output.allocator = None
     made = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -168,7 +168,7 @@ def test_an_output_may_be_asked_for_as_raw_memory_and_then_as_an_array(host_memo
         np.testing.assert_array_equal(found.linear() if raw else found, made)
 
 
-def test_an_input_may_be_given_as_raw_memory_and_then_as_an_array(host_memory):
+def test_inputs_switch_between_raw_and_array(host_memory):
     source = plain_slot(slots.Input, (2, 3))
     given = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -178,6 +178,6 @@ def test_an_input_may_be_given_as_raw_memory_and_then_as_an_array(host_memory):
         np.testing.assert_array_equal(source.device.bytes.view(np.float32).reshape(2, 3), expected)
 
 
-def test_raw_memory_that_is_too_small_for_its_shape_is_refused(host_memory):
+def test_too_small_raw_memory_is_refused(host_memory):
     with pytest.raises(errors.InputShapeError, match=r"24 bytes.*FormattedArray has 20"):
         plain_slot(slots.Input, (2, 3))._upload(FormattedArray(np.zeros(20, np.uint8), (2, 3)))

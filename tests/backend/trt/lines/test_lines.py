@@ -44,14 +44,14 @@ def test_every_line_is_reached_by_some_release():
 
 @pytest.mark.parametrize("release", api.RELEASES)
 @pytest.mark.parametrize("feature", Feature)
-def test_what_is_written_of_a_feature_is_what_probing_finds(feature, release):
+def test_features_agree_with_the_api(feature, release):
     written = feature.is_in(version_of(release), rtx=release.startswith("rtx"))
 
     assert line_of(release).supports(feature) == written
 
 
 @pytest.mark.parametrize("feature", [f for f in Feature if f.instead])
-def test_a_missing_feature_is_refused_with_the_releases_that_have_it_and_what_to_do(feature):
+def test_missing_feature_names_releases_and_remedy(feature):
     lacking = [release for release in api.RELEASES if not line_of(release).supports(feature)]
     assert lacking
 
@@ -219,7 +219,7 @@ def touched() -> list[tuple[Path, int, tuple[str, ...], list[str]]]:
     return result
 
 
-def test_every_tensorrt_name_that_is_touched_exists_in_every_release_that_may_come_there():
+def test_used_tensorrt_names_exist_in_each_release():
     missing = []
     for file, line, candidates, releases in touched():
         for release in releases:
@@ -229,7 +229,7 @@ def test_every_tensorrt_name_that_is_touched_exists_in_every_release_that_may_co
     assert not missing, "\n".join(missing)
 
 
-def test_the_check_of_names_sees_the_names_that_matter():
+def test_name_check_finds_important_names():
     seen = {name for _, _, candidates, _ in touched() for name in candidates}
 
     assert {
@@ -252,7 +252,7 @@ def test_no_release_is_read_outside_the_lines():
 # --- the door -------------------------------------------------------------------------------------------------------
 
 
-def test_arrays_that_come_back_as_zeros_are_refused_with_what_to_install():
+def test_incompatible_numpy_is_refused():
     class Weights:
         def __init__(self, array):
             self.size = array.size

@@ -18,13 +18,13 @@ def names_in(name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=lambda c: c.title)
-def test_what_is_said_to_be_shown_has_a_test_on_that_release(capability):
+def test_shown_capabilities_have_a_test(capability):
     assert capability.shown_on_8 is None or capability.shown_on_8 in names_in("test_on_gpu.py")
     assert capability.shown_on_rtx is None or capability.shown_on_rtx in names_in("building/test_build_rtx.py")
     assert not (capability.gpu and capability.shown_on_rtx), "TensorRT-RTX was not run on a GPU"
 
 
-def test_the_table_is_markdown_with_one_column_per_release():
+def test_support_table_has_one_column_per_release():
     lines = support_table().splitlines()
 
     assert lines[0] == "|  | 8.6 | 10.8 | 10.16 | 11.4 | RTX 1.7 |"
