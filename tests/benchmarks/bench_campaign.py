@@ -16,8 +16,10 @@ from tests.benchmarks.harness import Goals, in_turns
 from tests.tactics.synthetic import campaign
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import Progress, debug_build
-from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, diff_tactics
+from trtops.ops.campaign.diff_tactics import log_diff
+from trtops.tactics.diff import diff
 from trtops.tracking import campaigns, schema
+from trtops.tracking.base import tracked
 from trtops.tracking.mlflow import MlflowTracker
 
 LAYERS = 200
@@ -36,7 +38,10 @@ def bench_diff(goals: Goals, tracker: MlflowTracker, builds: int) -> None:
 
     def whole() -> None:
         campaigns._parse_table.cache_clear()
-        diff_tactics(DiffTacticsConfig(runs=(run.id,)), tracker=tracker)
+        table = campaigns.load_table(tracker, run.id)
+        with tracked(tracker, "bench", "diff", kind="diff_tactics") as logged:
+            log_diff(logged, table, diff(table))
+            logged.finish("bad")
 
     found = in_turns({"read": read, "whole": whole}, 3)
     goals.at_most(f"diff of {builds} builds", found["whole"], LIMITS[builds], note=f"reading: {found['read']:.3f} s")
