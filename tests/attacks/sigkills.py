@@ -1,9 +1,9 @@
-"""Commands and flows killed at random moments, the server with them: ``make test-sigkills N=1000``.
+"""Commands and flows killed at random moments: ``python -m tests.attacks.sigkills --kills 1000``.
 
-Each case is a command line in a folder of its own with a store, run in a forked child that is killed at a moment that follows
-from the case's number. Afterwards ``store reap`` clears up and the same line is run to its end. Wrong are: a finished run that
-is not whole, or that is there no longer (lost); an iteration that counts twice (doubled); processes, temporary files, open
-runs, and files in the working folder that nobody is told of (left).
+Each case is a command line in a folder of its own with a store, run in a forked child that is killed at a moment that
+follows from the case's number. Then ``store reap`` clears up and the line is run to its end. Failures are: a finished
+run that is damaged or gone (lost); an iteration that counts twice (doubled); processes, temporary files, open runs, and
+unannounced files in the working folder (left).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -28,6 +28,7 @@ import onnx
 
 from tests import campaigns, models
 from tests.servers import MlflowServer
+from tests.stores import set_root
 from trtops.cli.main import main
 from trtops.tracking.schema import Tag
 
@@ -76,24 +77,28 @@ FLOWS = (
     'flows.precision("m.onnx", experiment="m")',
     'flows.bisect("CAMPAIGN")',
 )
-TOLD_OF = ("trtops_debug",)
-"""What a killed search leaves in the working folder on purpose, and says so: answers by which it is resumed."""
+RESUMABLE = "trtops_debug"
+"""Part of the names of what a killed search keeps in the working folder, to be resumed."""
 
-ORT_FILE = ".ses"
-"""ONNX Runtime keeps its own there."""
-
-_TURNS = 3  # of each command for one of each flow
+ORT_FOLDER = ".ses"
+"""ONNX Runtime's own temporary folder."""
 
 fork = multiprocessing.get_context("fork")
+Failures = dict[str, list[str]]
+
+
+def enter(place: Path) -> None:
+    """Use the store and the temporary folder of a case in this process."""
+    os.environ.update(TRTOPS_HOME=str(place / "mlruns"), TMPDIR=str(place / "tmp"), TRTOPS_SPOOL=str(place / "spool"))
+    tempfile.tempdir = str(place / "tmp")
+    if (place / "server").exists():
+        os.environ["MLFLOW_TRACKING_URI"] = (place / "server").read_text()
 
 
 def run_line(line: str, place: Path) -> int:
-    """Run a line in this process, as if it had been started for it."""
+    """Run a line in this process as in one of its own; returns the exit code."""
+    enter(place)
     os.chdir(place / "work")
-    os.environ.update(TRTOPS_HOME=str(place / "mlruns"), TMPDIR=str(place / "tmp"), TRTOPS_SPOOL=str(place / "spool"))
-    if (place / "server").exists():
-        os.environ["MLFLOW_TRACKING_URI"] = (place / "server").read_text()
-    tempfile.tempdir = str(place / "tmp")
     if not line.startswith("flows."):
         sys.argv = ["trtops", *line.split()]
         return main()
@@ -107,20 +112,13 @@ def run_line(line: str, place: Path) -> int:
     return 0 if result.verdict == "good" else 1
 
 
-def named(line: str, runs: dict[str, str]) -> str:
-    """A line with the ids of its place's runs."""
-    for name, run in runs.items():
-        line = line.replace(name, run)
-    return line
-
-
-def started(line: str, place: Path) -> Any:
-    """A child that runs a line, in a session of its own."""
+def start(line: str, place: Path) -> Any:
+    """Start a child that runs a line, in a session of its own, with its output in ``output``."""
 
     def work() -> None:
         os.setsid()
         for stream in (1, 2):
-            os.dup2(os.open(place / "said", os.O_CREAT | os.O_APPEND | os.O_WRONLY), stream)
+            os.dup2(os.open(place / "output", os.O_CREAT | os.O_APPEND | os.O_WRONLY), stream)
         code = 99
         try:
             code = run_line(line, place)
@@ -136,21 +134,49 @@ def started(line: str, place: Path) -> Any:
     return child
 
 
-def to_its_end(line: str, place: Path) -> int:
-    child = started(line, place)
-    child.join(900)
-    if child.exitcode is None:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.join()
+def join(child: Any, seconds: float) -> bool:
+    """Wait for a child, and kill its session after this time. True if it ended by itself."""
+    child.join(seconds)
+    if child.exitcode is not None:
+        return True
+    os.killpg(child.pid, signal.SIGKILL)
+    child.join()
+    return False
+
+
+def run_to_the_end(line: str, place: Path) -> int:
+    child = start(line, place)
+    join(child, 900)
     return int(child.exitcode)
 
 
-def make_bases(work: Path, *, served: bool) -> tuple[Path, dict[str, str]]:
-    """A folder with a model, inputs and a store with a good build and a campaign; and their runs, as lines name them.
+def in_child(function: Callable[..., Any], place: Path, *args: Any) -> Any:
+    """Return the result of a function that uses the store of a case, called in a forked child."""
+    ours, theirs = fork.Pipe(duplex=False)
 
-    What a server is to serve is made over a server, which keeps artifacts where it finds them wherever its folder is.
+    def work() -> None:
+        try:
+            enter(place)
+            theirs.send((function(place, *args), None))
+        except BaseException:
+            theirs.send((None, traceback.format_exc()))
+        finally:
+            os._exit(0)
+
+    child = fork.Process(target=work)
+    child.start()
+    theirs.close()
+    result, error = ours.recv()
+    child.join()
+    assert not error, error
+    return result
+
+
+def make_base(place: Path, *, served: bool) -> dict[str, str]:
+    """Make a folder with a model, inputs, and a store with a good build and a campaign; returns ids by placeholder.
+
+    A base for servers is made over a server, whose artifact addresses do not depend on its folder.
     """
-    place = work / ("served" if served else "bases")
     for name in ("work", "tmp", "spool"):
         (place / name).mkdir(parents=True)
     models.conv_net().write(place / "work").rename(place / "work" / "m.onnx")
@@ -161,54 +187,26 @@ def make_bases(work: Path, *, served: bool) -> tuple[Path, dict[str, str]]:
             "calibrate m.onnx --load-inputs inputs.json -o int8.cache",
             "convert m.onnx --convert-to ort -o x.ort --experiment m",
         ):
-            assert to_its_end(line, place) == 0, (place / "said").read_text()
+            assert run_to_the_end(line, place) == 0, (place / "output").read_text()
         (place / "work" / "x.ort").unlink()
         [run] = in_child(finished_runs, place)
-        names = {"RUN": run, "CAMPAIGN": in_child(campaign_of_good_and_bad, place)}
+        names = {"RUN": run, "CAMPAIGN": in_child(make_campaign, place)}
         in_child(clear_up, place)
-    (place / "said").unlink()
+    (place / "output").unlink()
     (place / "server").unlink(missing_ok=True)
-    return place, names
+    return names
 
 
-def campaign_of_good_and_bad(place: Path) -> str:
-    """A campaign with good and bad builds, of a model of its own."""
-    model, data = campaigns.two_blocks(place / "work")
-    config = campaigns.config(data, until=8, bisect=False)
+def make_campaign(place: Path) -> str:
+    """Run a campaign with good and bad builds, of a model of its own."""
     from trtops.ops.campaign.debug_build import debug_build
     from trtops.tracking.store import default_tracker
 
+    model, data = campaigns.two_blocks(place / "work")
+    config = campaigns.config(data, until=8, bisect=False)
     result = debug_build(model, config, tracker=default_tracker(), experiment="campaign")
     assert result.good and result.bad
     return result.run_id
-
-
-def in_child(function: Any, place: Path, *args: Any) -> Any:
-    """What a function finds out in a forked child, which has the place's store."""
-    ours, theirs = fork.Pipe(duplex=False)
-
-    def work() -> None:
-        try:
-            os.environ.update(
-                TRTOPS_HOME=str(place / "mlruns"), TMPDIR=str(place / "tmp"), TRTOPS_SPOOL=str(place / "spool")
-            )
-            tempfile.tempdir = str(place / "tmp")
-            if (place / "server").exists():
-                os.environ["MLFLOW_TRACKING_URI"] = (place / "server").read_text()
-            theirs.send((function(place, *args), None))
-        except BaseException:
-            theirs.send((None, traceback.format_exc()))
-        finally:
-            os._exit(0)
-
-    child = fork.Process(target=work)
-    child.start()
-    theirs.close()
-    found, error = ours.recv()
-    child.join()
-    if error:
-        raise AssertionError(error)
-    return found
 
 
 def finished_runs(place: Path) -> list[str]:
@@ -227,75 +225,69 @@ def clear_up(place: Path) -> None:
     tracker.upload_spool()
 
 
-def evaluated(place: Path, before: list[str]) -> dict[str, list[str]]:
-    """What is wrong with the store: runs that are lost, doubled or still open."""
+def check_store(place: Path, before: list[str]) -> Failures:
+    """Runs that are lost, doubled or still open."""
     from trtops import errors
     from trtops.tracking.store import default_tracker
 
     tracker = default_tracker()
-    wrong: dict[str, list[str]] = {"lost": [], "doubled": [], "left": []}
     infos = tracker.find()
-    wrong["lost"] += [f"run {run} is gone" for run in set(before) - {info.id for info in infos}]
+    lost = [f"run {run} is gone" for run in set(before) - {info.id for info in infos}]
+    left = [f"run {info.id} ({info.tags.get(Tag.KIND)}) is open" for info in infos if info.status == "running"]
+    finished = [info for info in infos if info.status == "finished"]
     iterations = collections.Counter(
         (info.tags.get("mlflow.parentRunId"), info.tags[Tag.ITERATION])
-        for info in infos
-        if Tag.ITERATION in info.tags and info.status == "finished"
+        for info in finished
+        if Tag.ITERATION in info.tags
     )
-    wrong["doubled"] += [f"iteration {key} {times} times" for key, times in iterations.items() if times > 1]
-    for info in infos:
-        if info.status == "running":
-            wrong["left"].append(f"run {info.id} ({info.tags.get(Tag.KIND)}) is open")
-        elif info.status == "finished":
-            try:
-                stored = tracker.load(info.id)
-                for entry in stored.manifest.artifacts:
-                    stored.read_bytes(entry.path)
-            except errors.TrtopsError as exc:
-                wrong["lost"].append(str(exc))
-    return wrong
+    doubled = [f"iteration {key} {times} times" for key, times in iterations.items() if times > 1]
+    for info in finished:
+        try:
+            stored = tracker.load(info.id)
+            for entry in stored.manifest.artifacts:
+                stored.read_bytes(entry.path)
+        except errors.TrtopsError as exc:
+            lost.append(str(exc))
+    return {"lost": lost, "doubled": doubled, "left": left}
 
 
-def processes_of(place: Path, session: int, server: int | None) -> list[str]:
-    """Processes that a line has left: of its session, or with its store in their environment; not those of its server."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            mine = int(fields[3]) == session or str(place).encode() in (entry / "environ").read_bytes()
-            if mine and int(fields[3]) != server and fields[0] != "Z" and int(entry.name) != os.getpid():
-                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:120] or entry.name)
-    return found
+def left_processes(place: Path, session: int, server: int | None) -> list[str]:
+    """Processes of a line's session, or with its store in their environment, except those of its server.
 
-
-def gone_in_time(place: Path, session: int, server: int | None) -> list[str]:
-    """Processes that are still there after a while; the watch of a flow's server needs some seconds."""
-    until = time.monotonic() + 40
-    while (found := processes_of(place, session, server)) and time.monotonic() < until:
+    Waits for them: the watch of a flow's server needs some seconds to end.
+    """
+    deadline = time.monotonic() + 40
+    while True:
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                mine = int(fields[3]) == session or str(place).encode() in (entry / "environ").read_bytes()
+                if mine and int(fields[3]) != server and fields[0] != "Z" and int(entry.name) != os.getpid():
+                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    found.append(f"process {command[:120] or entry.name}")
+        if not found or time.monotonic() > deadline:
+            return found
         time.sleep(0.2)
-    return found
 
 
-def stray_files(place: Path, known: set[str]) -> list[str]:
-    """Files in the working folder that no line writes, and outputs that are cut off."""
-    wrong = []
+def left_files(place: Path, known: set[str]) -> list[str]:
+    """Files in the working folder that no line writes, outputs that are cut short, and temporary files."""
+    found = [f"temporary {path.name}" for path in (place / "tmp").iterdir() if path.name != ORT_FOLDER]
     for path in (place / "work").iterdir():
-        if (
-            path.name not in known
-            and not path.name.startswith("out.")
-            and not any(part in path.name for part in TOLD_OF)
-        ):
-            wrong.append(f"file {path.name}")
+        if path.name not in known and not path.name.startswith("out.") and RESUMABLE not in path.name:
+            found.append(f"file {path.name}")
         if path.name == "out.onnx":
             try:
                 onnx.load(path)
             except Exception as exc:
-                wrong.append(f"out.onnx is cut off: {exc}")
-    return wrong
+                found.append(f"out.onnx is cut short: {exc}")
+    return found
 
 
 @contextlib.contextmanager
 def server_for(place: Path, wanted: bool) -> Iterator[MlflowServer | None]:
-    """A real server over the place's store."""
+    """A real server over the store of a case."""
     if not wanted:
         yield None
         return
@@ -304,108 +296,82 @@ def server_for(place: Path, wanted: bool) -> Iterator[MlflowServer | None]:
         yield server
 
 
-def try_case(
-    number: int, line: str, bases: Path, seconds: float, known: set[str], with_server: bool, only: str | None
-) -> dict[str, list[str]]:
-    """Kill a line at a moment, run it again, and say what is wrong."""
-    random = Random(number)
-    place = bases.parent / f"case-{number}"
-    shutil.copytree(bases, place)
-    in_child(_relocate, place)
+@contextlib.contextmanager
+def copy_of(base: Path, place: Path) -> Iterator[Path]:
+    """A copy of a base, removed afterwards."""
+    shutil.copytree(base, place)
+    set_root(place / "mlruns")
     try:
-        with server_for(place, with_server) as server:
-            before = in_child(finished_runs, place)
-            kill = random.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGHUP))
-            kill = kill if only is None else signal.Signals[only]
-            child = started(line, place)
-            child.join(random.uniform(0, 1.1 * seconds))
-            if server is not None and random.random() < 0.7:
-                server.kill()
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child.pid, kill)
-            child.join(120)
-            hung = child.exitcode is None
-            if hung:
-                os.killpg(child.pid, signal.SIGKILL)
-            wrong: dict[str, list[str]] = {
-                "lost": [],
-                "doubled": [],
-                "left": [f"{kill.name} did not end it"] if hung else [],
-            }
-            wrong["left"] += [
-                f"process {each}" for each in gone_in_time(place, child.pid, server.session if server else None)
-            ]
-            if server is not None and not server.is_up:
-                server.start()
-            in_child(clear_up, place)
-            wrong["left"] += stray_files(place, known)
-            wrong["left"] += [f"temporary {path.name}" for path in (place / "tmp").iterdir() if path.name != ORT_FILE]
-            code = to_its_end(line, place)
-            said = (place / "said").read_text(errors="replace")[-1500:]
-            # What was written before the kill is not overwritten by some.
-            if code not in (0, 1) and "exists already" not in said:
-                wrong["lost"].append(f"run again it ends with {code}:\n{said}")
-            in_child(clear_up, place)
-            for kind, found in in_child(evaluated, place, before).items():
-                wrong[kind] += found
-            return wrong
+        yield place
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _relocate(place: Path) -> None:
-    from tests.stores import set_root
+def try_case(number: int, line: str, base: Path, seconds: float, known: set[str], with_server: bool) -> Failures:
+    """Kill a line at a moment of the seconds that it takes, run it again, and return what is wrong."""
+    random = Random(number)
+    with copy_of(base, base.parent / f"case-{number}") as place, server_for(place, with_server) as server:
+        before = in_child(finished_runs, place)
+        kill = random.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGHUP))
+        child = start(line, place)
+        child.join(random.uniform(0, 1.1 * seconds))
+        if server is not None and random.random() < 0.7:
+            server.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child.pid, kill)
+        left = [] if join(child, 120) else [f"{kill.name} did not end it"]
+        left += left_processes(place, child.pid, server.session if server else None)
+        if server is not None and not server.is_up:
+            server.start()
+        in_child(clear_up, place)
+        left += left_files(place, known)
+        code = run_to_the_end(line, place)
+        output = (place / "output").read_text(errors="replace")[-1500:]
+        # Some commands refuse to overwrite what was written before the kill.
+        lost = [] if code in (0, 1) or "exists already" in output else [f"run again it ends with {code}:\n{output}"]
+        in_child(clear_up, place)
+        found: Failures = in_child(check_store, place, before)
+        return {"lost": lost + found["lost"], "doubled": found["doubled"], "left": left + found["left"]}
 
-    set_root(place / "mlruns")
 
-
-def run_all(
-    numbers: range, seconds: float, lines: list[str], servers: float, work: Path, only: str | None = None
-) -> int:
-    """Kill as many lines as there is time for, by ``only`` one signal if it is given; prints a table by line.
-
-    Returns how often something was wrong.
-    """
+def run_all(numbers: range, lines: list[str], servers: float, work: Path) -> int:
+    """Kill lines in turn; prints a table by line, and returns the number of failures."""
     import mlflow.store.tracking.sqlalchemy_store  # noqa: F401 - so that children need not import it
     import onnxruntime  # noqa: F401
 
-    places = [make_bases(work, served=served) for served in (False, True)]
-    known = {path.name for path in (places[0][0] / "work").iterdir()}
-    # A flow starts Prefect's server, and takes ten times as long as a command.
-    turns = [line for line in lines if not line.startswith("flows.")] * _TURNS
-    turns += [line for line in lines if line.startswith("flows.")]
+    bases = {served: work / ("served" if served else "plain") for served in (False, True)}
+    runs = {served: make_base(base, served=served) for served, base in bases.items()}
+    known = {path.name for path in (bases[False] / "work").iterdir()}
+    # A flow starts Prefect's server and takes ten times as long as a command: commands have three turns for one.
+    turns = [line for line in lines for _ in range(1 if line.startswith("flows.") else 3)]
     Random(0).shuffle(turns)
-    took: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     table: dict[str, collections.Counter[str]] = {line: collections.Counter() for line in lines}
-    until = time.monotonic() + seconds
+
+    def named(line: str, served: bool) -> str:
+        for name, run in runs[served].items():
+            line = line.replace(name, run)
+        return line
+
     for number in numbers:
-        if time.monotonic() > until:
-            break
         line = turns[number % len(turns)]
-        with_server = Random(number + 1).random() < servers
-        bases, runs = places[with_server]
-        words = named(line, runs)
-        if line not in took:
-            place = work / "timed"
-            own, its_runs = places[0]
-            shutil.copytree(own, place)
-            in_child(_relocate, place)
-            begin = time.monotonic()
-            code = to_its_end(named(line, its_runs), place)
-            took[line] = time.monotonic() - begin
-            print(f"{line}: {took[line]:.1f} s, exit code {code}", flush=True)
-            shutil.rmtree(place, ignore_errors=True)
-        wrong = try_case(number, words, bases, took[line], known, with_server, only)
+        served = Random(number + 1).random() < servers
+        if line not in seconds:
+            with copy_of(bases[False], work / "timed") as place:
+                begin = time.monotonic()
+                code = run_to_the_end(named(line, False), place)
+                seconds[line] = time.monotonic() - begin
+            print(f"{line}: {seconds[line]:.1f} s, exit code {code}", flush=True)
+        wrong = try_case(number, named(line, served), bases[served], seconds[line], known, served)
         table[line]["kills"] += 1
         for kind, found in wrong.items():
             table[line][kind] += bool(found)
             for each in found:
                 print(f"--- case {number}, {line}: {kind}: {each}", flush=True)
     print(f"{'kills':>6}{'lost':>6}{'doubled':>9}{'left':>6}  line")
-    for line, counts in table.items():
-        print(f"{counts['kills']:6}{counts['lost']:6}{counts['doubled']:9}{counts['left']:6}  {line}")
     total = sum(table.values(), collections.Counter())
-    print(f"{total['kills']:6}{total['lost']:6}{total['doubled']:9}{total['left']:6}  all")
+    for line, counts in [*table.items(), ("all", total)]:
+        print(f"{counts['kills']:6}{counts['lost']:6}{counts['doubled']:9}{counts['left']:6}  {line}")
     return total["lost"] + total["doubled"] + total["left"]
 
 
@@ -413,26 +379,15 @@ def main_of_sigkills() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--first", type=int, default=0, help="the first case's number")
-    parser.add_argument("--seconds", type=float, default=1e9, help="stop after so many seconds")
-    parser.add_argument(
-        "--servers", type=float, default=0.1, help="share of cases with a server, which is killed as well"
-    )
+    parser.add_argument("--servers", type=float, default=0.1, help="share of cases with a server, which may die too")
     parser.add_argument("--only", default="", help="lines with this in them")
-    parser.add_argument(
-        "--signal",
-        choices=("SIGKILL", "SIGTERM", "SIGHUP"),
-        help="this one always, and not SIGKILL in half of the cases and each of the others in a quarter",
-    )
-    parser.add_argument(
-        "--no-flows", action="store_true", help="leave out flows, each of which starts a Prefect server"
-    )
+    parser.add_argument("--no-flows", action="store_true", help="without flows: each starts a Prefect server")
     given = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="sigkills-"))
     os.environ.update(HOME=str(work), PREFECT_HOME=str(work / "prefect"), TRTOPS_TRACKING_WAIT="0", OMP_NUM_THREADS="1")
     lines = [line for line in (*COMMANDS, *(() if given.no_flows else FLOWS)) if given.only in line]
     try:
-        numbers = range(given.first, given.first + given.kills)
-        return min(1, run_all(numbers, given.seconds, lines, given.servers, work, given.signal))
+        return min(1, run_all(range(given.first, given.first + given.kills), lines, given.servers, work))
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
