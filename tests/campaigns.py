@@ -1,4 +1,4 @@
-"""A campaign that is bad at times: a small transformer whose GELUs ONNX Runtime may approximate, under a tolerance of 1e-4."""
+"""A campaign with some bad builds: ONNX Runtime may approximate the GELUs of a transformer; the tolerance is 1e-4."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all tests share: nothing of the machine's own tracking or Prefect settings reaches them, and GPU tests get a GPU."""
+"""Shared by all tests: no tracking or Prefect setting of the machine reaches them, and GPU tests get a GPU."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID", "
 # Threads of OpenBLAS spin for a tenth of a second in each of the hundreds of processes that tests start.
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "16")
 
-# Whoever starts the tests in the background of a script starts them deaf to Ctrl-C, as they would start a server, and nohup
-# makes them deaf to SIGHUP. What tests start would be so too, and tests that interrupt it would wait for ever.
+# Scripts start background processes with SIGINT ignored, and nohup ignores SIGHUP. Child processes of tests would
+# inherit that, and tests that interrupt them would wait for ever.
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _handler)
@@ -90,11 +90,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def together(nodeid: str) -> str:
-    """What a test has in common with those that are to run in its process.
+    """The group of tests that run in the same process.
 
-    Flows share a Prefect server, and tests of a file with a fixture for the module what that makes, or the folder in which
-    each reads what others wrote. The one GPU test that takes ten minutes has a few short ones with it: a process with only
-    one test left is given more to wait for it.
+    Flows share a Prefect server, and tests of a file with a module fixture share what it makes. The GPU test that takes
+    ten minutes has a few short ones with it: a process with only one test left waits for more.
     """
     file, _, test = nodeid.partition("::")
     if file.startswith("tests/flows/"):

@@ -1,4 +1,4 @@
-"""Processes that are killed after a number of calls or of CPU seconds, and not at a time, so that every machine hits it."""
+"""Processes that are killed after a number of calls or CPU seconds: the same on fast and slow machines."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def calls_of(target: Callable[..., object], *args: Any) -> int:
 
 
 def run_until_killed(calls: int, target: Callable[..., object], *args: Any) -> int:
-    """Run a function in a child that kills itself when it has made so many calls; the exit code, 0 if it never did."""
+    """Run a function in a child that kills itself after N calls; returns the exit code, 0 if it never did."""
 
     def die_in_time() -> None:
         left = calls
@@ -83,7 +83,7 @@ def seconds_of(target: Callable[..., object], *args: Any) -> float:
 
 
 def run_until_spent(seconds: float, target: Callable[..., object], *args: Any) -> None:
-    """Run a function in a child that is killed when it has spent so many CPU seconds, whatever it is doing then.
+    """Run a function in a child that is killed after N CPU seconds.
 
     For what takes long: counting calls makes it take five times as long.
     """

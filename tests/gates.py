@@ -54,13 +54,14 @@ def convolutions(channels: int = 16, size: int = 24, layers: int = 3) -> onnx.Mo
         }
         source = "image" if i == 0 else f"r{i - 1}"
         steps.append(
-            f"c{i} = Conv<pads = [1,1,1,1]>({source}, w{i}) n{i} = BatchNormalization(c{i}, s{i}, o{i}, mean{i}, var{i}) "
-            f"r{i} = Relu(n{i})"
+            f"c{i} = Conv<pads = [1,1,1,1]>({source}, w{i}) "
+            f"n{i} = BatchNormalization(c{i}, s{i}, o{i}, mean{i}, var{i}) r{i} = Relu(n{i})"
         )
     weights["fc"] = models.random(channels, 10, seed=99, scale=channels**-0.5)
     text = (
         f"(float[2,3,{size},{size}] image) => (float[2,10] scores) {{ {' '.join(steps)} "
-        f"p = GlobalAveragePool(r{layers - 1}) f = Flatten(p) logits = MatMul(f, fc) scores = Softmax<axis = 1>(logits) }}"
+        f"p = GlobalAveragePool(r{layers - 1}) f = Flatten(p) logits = MatMul(f, fc) "
+        "scores = Softmax<axis = 1>(logits) }"
     )
     return models.model(text, weights, name="convolutions")
 
@@ -114,7 +115,7 @@ def with_offset(proto: onnx.ModelProto, output: str, offset: float) -> onnx.Mode
 
 
 def with_ballast(proto: onnx.ModelProto, rows: int = 50_000) -> onnx.ModelProto:
-    """The model with a large table, of which a row of zeros is added to an output: the same outputs, a larger engine."""
+    """The model with a large table whose zero row is added to an output: the same outputs, a larger engine."""
     changed = onnx.ModelProto()
     changed.CopyFrom(proto)
     output = changed.graph.output[0].name

@@ -1,11 +1,9 @@
-"""trtops from its wheel, outside the checkout, on the Pythons and releases that people have: ``make test-matrix``.
+"""trtops from its wheel, outside the checkout, on several Pythons and releases: ``python tests/matrix.py FOLDER``.
 
-Each cell is an environment of its own: a Python, and releases of numpy, onnx and onnxruntime pinned to the oldest or left to be the
-newest that fit. The wheel is installed there, a quick part of the tests is run on it from another folder, and a flow converts a
-model beside a foreign package ``flows``. Two cells more, of one Python, have PyTorch with LPIPS, and TensorFlow with tf2onnx.
-
-Run: ``python tests/matrix.py FOLDER [--pythons 3.10 3.13] [--releases oldest newest torch tensorflow] [--without-flows]``. Pythons
-that are not there are said to be missing. Environments stay in the folder, and are used again.
+Each cell is an environment with a Python and the oldest or newest releases of numpy, onnx and onnxruntime. The wheel is
+installed, a quick part of the tests runs from another folder, and a flow converts a model next to a foreign package
+``flows``. Two more cells have PyTorch with LPIPS, and TensorFlow with tf2onnx. Missing Pythons are reported;
+environments stay in the folder and are used again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tiny ONNX models, built in code, each with a feed and, where one can be told, the outputs it must give."""
+"""Tiny ONNX models, built in code, each with a feed and, where possible, the expected outputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Case:
     Attributes:
         proto: The model; each call of the function that made the case makes a new one.
         feed: One array per input.
-        expected: The outputs by a plain numpy definition, or None if there is none worth writing down.
+        expected: The outputs by a plain numpy definition, or None.
         atol: Largest error that is still right, for the outputs in ``expected``.
     """
 
@@ -63,7 +63,7 @@ _NAME_OF_NODE = re.compile(r"(?<=[\s{])\[([^\[\]]+)\]\s+(?=([\w.]+)[\w.,\s]*=)")
 
 
 def _parse(text: str) -> onnx.ModelProto:
-    """Parse a model; where onnx is too old to know names of nodes, they are given to the nodes that make the same outputs."""
+    """Parse a model; old releases of onnx know no names of nodes, which are then set by output."""
     try:
         return parser.parse_model(text)
     except parser.ParseError:

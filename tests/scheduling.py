@@ -13,9 +13,8 @@ from xdist.workermanage import WorkerController
 class Together(LoadScopeScheduling):
     """Scopes as a function names them, in the order of the tests; a process that died is replaced.
 
-    pytest-xdist's own groups, by marker, do nothing beside pytest 9.2. Its scheduler by scope waits for ever once a process
-    has died where scopes are of one test: it gives the new process one scope, and a process with one test waits for the
-    next. Such a run once stood still until CI's time was over.
+    The groups of pytest-xdist have no effect with pytest 9.2. Its scheduler by scope waits for ever once a process has
+    died where scopes have one test: it gives the new process one scope, and a process with one test waits for the next.
     """
 
     def __init__(self, config: pytest.Config, log: Any, scope_of: Callable[[str], str]) -> None:

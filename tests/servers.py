@@ -21,7 +21,7 @@ class MlflowServer:
     """A server in a process group of its own.
 
     Args:
-        root: The store's folder; its log lies beside it.
+        root: The store's folder; its log is next to it.
         by_command: Whether it is started by the command that people use, which imports MLflow once more.
     """
 

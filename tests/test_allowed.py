@@ -28,7 +28,7 @@ INPUTS = TensorMetadata().add("x", np.float32, (1,))
 
 @pytest.fixture
 def scripts(tmp_path: Path) -> tuple[Path, Path]:
-    """A script in a folder, and one beside it that leaves a note when it is run."""
+    """A script in an allowed folder, and one elsewhere that leaves a note when it is run."""
     inside, outside = tmp_path / "allowed" / "good.py", tmp_path / "elsewhere" / "bad.py"
     for path, note in ((inside, "pass"), (outside, f"open({str(tmp_path / 'ran')!r}, 'w')")):
         path.parent.mkdir()

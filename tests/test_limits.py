@@ -183,11 +183,11 @@ def test_other_threads_keep_their_memory(tmp_path: Path) -> None:
             except MemoryError as exc:
                 failed.append(exc)
 
-    beside = threading.Thread(target=work)
-    beside.start()
+    thread = threading.Thread(target=work)
+    thread.start()
     try:
         assert lint(path).verdict == "bad"
     finally:
         over.set()
-        beside.join()
+        thread.join()
     assert failed == []

@@ -20,7 +20,8 @@ def test_one_holder_at_a_time(tmp_path: Path) -> None:
 
 
 def test_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
-    code = f"import os, pathlib; from trtops import locks\nwith locks.held('x', pathlib.Path({str(tmp_path)!r})): os.abort()"
+    hold = f"with locks.held('x', pathlib.Path({str(tmp_path)!r})): os.abort()"
+    code = f"import os, pathlib; from trtops import locks\n{hold}"
     subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL, check=False)
 
     with locks.held("x", tmp_path) as mine:

@@ -1,4 +1,4 @@
-"""No secret that can be told gets into params, tags, text artifacts, logs or messages."""
+"""No recognized secret gets into params, tags, text artifacts, logs or messages."""
 
 from __future__ import annotations
 
@@ -96,19 +96,19 @@ def test_values_of_secret_variables_are_masked(monkeypatch: pytest.MonkeyPatch) 
 def test_tracked_text_is_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = "correct horse battery"
     monkeypatch.setenv("TEAM_PASSWORD", secret)
-    told = f"postgres://me:{'x' * 9}@db says {secret} and {TOKENS['AWS']}"
+    text = f"postgres://me:{'x' * 9}@db says {secret} and {TOKENS['AWS']}"
     memory = MemoryTracker()
 
     with (
         pytest.raises(errors.ConfigError) as raised,
-        tracked(memory, "m", "r", kind="build", tags={"first": told}) as run,
+        tracked(memory, "m", "r", kind="build", tags={"first": text}) as run,
     ):
-        run.log_params({"data": told, "nested": {"uri": told}})
-        run.set_tags({"note": told, Tag.NOTE: told})
-        run.log_text(told, "build.log")
-        run.log_json({"said": [told]}, "spec.json")
-        run.log_params({"data": told})  # the same again
-        raise errors.ConfigError(told)
+        run.log_params({"data": text, "nested": {"uri": text}})
+        run.set_tags({"note": text, Tag.NOTE: text})
+        run.log_text(text, "build.log")
+        run.log_json({"said": [text]}, "spec.json")
+        run.log_params({"data": text})  # the same again
+        raise errors.ConfigError(text)
 
     info = memory.info(run.id)
     kept = memory._data(run.id).artifacts

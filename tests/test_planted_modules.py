@@ -1,4 +1,4 @@
-"""Modules that lie in a working folder, as beside a model from elsewhere, are imported by nothing that we start there."""
+"""Modules in a working folder, as next to a downloaded model, are not imported by what we start there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statements in signed envelopes: whose key fits, and what becomes of keys and envelopes that are none."""
+"""Statements in signed envelopes: which key fits, and how invalid keys and envelopes are reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SUBJECTS = {"manifest.json": "a" * 64}
 
 @pytest.fixture
 def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a pair of keys, the private one of which this process signs with."""
+    """A folder with a key pair; this process signs with the private key."""
     new_key(tmp_path / "key.pem", tmp_path / "key.pub")
     monkeypatch.setenv(signing.KEY_VARIABLE, str(tmp_path / "key.pem"))
     return tmp_path

@@ -1,6 +1,6 @@
-"""Waiting for what another process does, and ending time limits by what has happened: never by how fast the machine is.
+"""Waiting for other processes, and time limits that end by an event instead of the machine's speed.
 
-A wait that is never over ends with the test's own time limit (``--timeout`` in ``pyproject.toml``), which is there for hangs.
+An endless wait ends with the time limit of the test (``--timeout`` in ``pyproject.toml``).
 """
 
 from __future__ import annotations

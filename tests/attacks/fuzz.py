@@ -1,8 +1,8 @@
 """Crafted models, damaged files and damaged stores through all commands: ``python -m tests.attacks.fuzz --cases 5000``.
 
 Each case is a file that follows from its number and some commands on it, run through the command line's ``main`` in a
-child that is forked for a batch, so that a crash costs one case. Failures are: a process that dies, an exception that is not
-ours, a command that reports a mistake of its own, more than 60 s of CPU time, and more than 2 GB of memory.
+child that is forked for a batch, so that a crash costs one case. Failures are: a dead process, a foreign exception,
+a command that reports a mistake of its own, more than 60 s of CPU time, and more than 2 GB of memory.
 """
 
 from __future__ import annotations

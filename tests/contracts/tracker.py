@@ -38,7 +38,7 @@ class TrackerContract:
 
     @pytest.fixture
     def tamper(self, tracker):
-        """A function ``(run_id, path, data)`` that overwrites an artifact behind the tracker's back; None removes it."""
+        """A function ``(run_id, path, data)`` that overwrites an artifact without the tracker; None removes it."""
         raise NotImplementedError
 
     @pytest.fixture

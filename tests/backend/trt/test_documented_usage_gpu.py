@@ -6,7 +6,6 @@ Each piece of code is executed twice in this process: as it is written for Polyg
 from __future__ import annotations
 
 import os
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,14 +25,30 @@ pytestmark = [pytest.mark.gpu, pytest.mark.parity, pytest.mark.timeout(600), pyt
 X = models.random(1, 1, 2, 2)
 IMAGE = models.random(2, 3, 8, 8, seed=10)
 
+IMPORTS = """
+from polygraphy import constants, cuda, func
+from polygraphy.backend.common import BytesFromPath, bytes_from_path
+from polygraphy.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
+from polygraphy.backend.trt import (
+    Algorithm, Calibrator, CreateConfig, EngineBytesFromNetwork, EngineFromBytes, EngineFromNetwork,
+    ModifyNetworkOutputs, NetworkFromOnnxPath, OnnxLikeFromNetwork, PostprocessConfig, PostprocessNetwork,
+    Profile, SaveEngine, SetLayerPrecisions, SetTensorDatatypes, SetTensorFormats, TacticRecorder,
+    TacticReplayData, TacticReplayer, TensorInfo, TrtRunner, buffer_from_engine, bytes_from_engine,
+    create_config, engine_bytes_from_network, engine_from_bytes, engine_from_network, load_plugins,
+    network_from_onnx_bytes, network_from_onnx_path, save_engine, util as trt_util,
+)
+from polygraphy.backend.trt.util import str_from_config
+from polygraphy.comparator import Comparator, CompareFunc, DataLoader, RunResults
+from polygraphy.exception import PolygraphyException
+from polygraphy.json import load_json, save_json
+"""
+
 USAGE: dict[str, str] = {}
-"""Pieces of code by what they show; each leaves ``result``. They see ``np``, ``trt``, ``X``, ``IMAGE`` and ``cached()``."""
+"""Code by what it shows; each piece leaves ``result`` and sees ``np``, ``trt``, ``X``, ``IMAGE`` and ``cached()``."""
 
 # --- the API examples -----------------------------------------------------------------------------------------------
 
 USAGE["an engine is built, saved and run"] = """
-from polygraphy.backend.trt import CreateConfig, EngineFromNetwork, NetworkFromOnnxPath, SaveEngine, TrtRunner
-
 build_engine = EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"), config=CreateConfig(fp16=True))
 build_engine = SaveEngine(build_engine, path="identity.engine")
 with TrtRunner(build_engine) as runner:
@@ -44,9 +59,6 @@ result += [runner.is_active, np.allclose(outputs["y"], X, atol=1e-2)]
 """
 
 USAGE["a saved engine is loaded and run"] = """
-from polygraphy.backend.common import BytesFromPath
-from polygraphy.backend.trt import EngineFromBytes, EngineFromNetwork, NetworkFromOnnxPath, SaveEngine, TrtRunner
-
 SaveEngine(EngineFromNetwork(NetworkFromOnnxPath("identity.onnx")), path="saved.engine")()
 result = []
 for load_engine in (EngineFromBytes(BytesFromPath("saved.engine")), EngineFromBytes(open("saved.engine", "rb").read())):
@@ -55,10 +67,6 @@ for load_engine in (EngineFromBytes(BytesFromPath("saved.engine")), EngineFromBy
 """
 
 USAGE["frameworks are compared"] = """
-from polygraphy.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
-from polygraphy.backend.trt import EngineFromNetwork, NetworkFromOnnxPath, TrtRunner
-from polygraphy.comparator import Comparator, CompareFunc, RunResults
-
 build_onnxrt_session = SessionFromOnnx("identity.onnx")
 build_engine = EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"))
 runners = [TrtRunner(build_engine), OnnxrtRunner(build_onnxrt_session)]
@@ -72,9 +80,6 @@ result += [len(again), again[0][1][0]["y"], Comparator.validate(again), [name.sp
 
 
 USAGE["networks and configs are extended"] = """
-from polygraphy import func
-from polygraphy.backend.trt import CreateConfig, EngineFromNetwork, NetworkFromOnnxPath, TrtRunner
-
 seen = []
 
 @func.extend(NetworkFromOnnxPath("identity.onnx"))
@@ -93,12 +98,6 @@ with TrtRunner(EngineFromNetwork(load_network, load_config)) as runner:
 
 
 USAGE["everything at once, without loaders"] = """
-from polygraphy.backend.common import bytes_from_path
-from polygraphy.backend.trt import (
-    TrtRunner, buffer_from_engine, bytes_from_engine, create_config, engine_bytes_from_network, engine_from_bytes,
-    engine_from_network, load_plugins, network_from_onnx_bytes, network_from_onnx_path, save_engine,
-)
-
 builder, network, parser = network_from_onnx_path("identity.onnx")
 network.get_input(0).name = "renamed"
 config = create_config(builder, network, fp16=False, tf32=True)
@@ -115,8 +114,6 @@ for each in (engine, again, by_buffer, loaded):
 """
 
 USAGE["dynamic shapes and profiles"] = """
-from polygraphy.backend.trt import CreateConfig, Profile, TrtRunner, engine_from_network, network_from_onnx_path
-
 profiles = [
     Profile().add("X", min=(1, 2, 1, 1), opt=(1, 2, 1, 1), max=(1, 2, 1, 1)),
     Profile().add("X", min=(1, 2, 2, 2), opt=(1, 2, 4, 4), max=(1, 2, 8, 8)),
@@ -124,7 +121,8 @@ profiles = [
 ]
 engine = engine_from_network(network_from_onnx_path("dynamic.onnx"), config=CreateConfig(profiles=profiles))
 feeds = [np.ones((1, 2, n, n), np.float32) * n for n in (1, 3, 20)]
-result = [repr(profiles[1]), [tuple(each) for each in (profiles[1]["X"].min, profiles[1]["X"].opt, profiles[1]["X"].max)]]
+shape = profiles[1]["X"]
+result = [repr(profiles[1]), [tuple(each) for each in (shape.min, shape.opt, shape.max)]]
 with TrtRunner(engine) as runner:
     for index, feed in enumerate(feeds):
         runner.set_profile(index)
@@ -138,10 +136,6 @@ with TrtRunner(engine.create_execution_context()) as runner:
 
 
 USAGE["runs are saved and put together by hand"] = """
-from polygraphy.backend.trt import EngineFromNetwork, NetworkFromOnnxPath, TrtRunner
-from polygraphy.comparator import Comparator, CompareFunc, DataLoader, RunResults
-from polygraphy.json import load_json, save_json
-
 save_json([{"x": X}, {"x": X + 1}], "custom_inputs.json", description="custom input data")
 custom = RunResults()
 custom.add(out_list=[{"y": X}, {"y": X + 1}], runner_name="custom_runner")
@@ -160,9 +154,6 @@ result = [bool(compared), load_json("again.json")[1]["x"], run_results["custom_r
 # --- devices --------------------------------------------------------------------------------------------------------
 
 USAGE["device memory goes in and out"] = """
-from polygraphy import cuda
-from polygraphy.backend.trt import EngineFromNetwork, NetworkFromOnnxPath, TrtRunner
-
 with TrtRunner(EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"))) as runner, cuda.Stream() as stream:
     array = cuda.DeviceArray(shape=X.shape, dtype=X.dtype).copy_from(X, stream)
     stream.synchronize()
@@ -185,21 +176,18 @@ with TrtRunner(EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"))) as runne
 USAGE["a runner owns its outputs until the next inference"] = """
 import copy
 
-from polygraphy.backend.trt import EngineFromNetwork, NetworkFromOnnxPath, TrtRunner
 
 runner = TrtRunner(EngineFromNetwork(NetworkFromOnnxPath("identity.onnx")), name="mine")
 runner.activate()
 first = copy.copy(runner.infer({"x": X}, check_inputs=True))
 kept = {name: array.copy() for name, array in first.items()}
 second = runner.infer({"x": X * 2}, check_inputs=False)
-result = [kept["y"], second["y"].copy(), runner.name.startswith("mine"), runner.allocation_strategy, runner.optimization_profile]
+result = [kept["y"], second["y"].copy(), runner.name.startswith("mine")]
+result += [runner.allocation_strategy, runner.optimization_profile]
 runner.deactivate()
 """
 
 USAGE["what is fed wrongly is refused"] = """
-from polygraphy.backend.trt import EngineFromNetwork, NetworkFromOnnxPath, TrtRunner
-from polygraphy.exception import PolygraphyException
-
 result = []
 runner = TrtRunner(EngineFromNetwork(NetworkFromOnnxPath("identity.onnx")))
 for feed in ({"x": X[:, :, :1]}, {"x": X.astype(np.int32)}, {"z": X}, {"x": X, "z": X}):
@@ -220,9 +208,6 @@ for call in (lambda: runner.infer({"x": X}), lambda: runner.set_profile(0), lamb
 # --- builder configs ------------------------------------------------------------------------------------------------
 
 USAGE["every parameter of a config"] = """
-from polygraphy.backend.trt import CreateConfig, Profile, network_from_onnx_path
-from polygraphy.backend.trt.util import str_from_config
-
 FLAGS = ("tf32", "fp16", "int8", "fp8", "sparse_weights", "refittable", "direct_io", "restricted", "version_compatible")
 given = [{name: True} for name in FLAGS] + [
     {"precision_constraints": "obey"}, {"precision_constraints": "prefer"}, {"precision_constraints": None},
@@ -247,9 +232,8 @@ for options in given:
 """
 
 USAGE["a config keeps what it was given"] = """
-from polygraphy.backend.trt import CreateConfig, EngineBytesFromNetwork, EngineFromNetwork
-
-config = CreateConfig(tf32=True, fp16=True, int8=True, fp8=False, bf16=False, load_timing_cache="absent.cache", max_aux_streams=1,
+config = CreateConfig(tf32=True, fp16=True, int8=True, fp8=False, bf16=False,
+    load_timing_cache="absent.cache", max_aux_streams=1,
     sparse_weights=True, restricted=False, refittable=True, direct_io=True, builder_optimization_level=3, use_dla=False,
     allow_gpu_fallback=True, precision_constraints="obey", version_compatible=False, exclude_lean_runtime=False)
 NAMES = ("tf32", "fp16", "int8", "fp8", "bf16", "timing_cache_path", "max_aux_streams", "sparse_weights", "restricted",
@@ -261,21 +245,19 @@ result.append(EngineFromNetwork(lambda: None, save_timing_cache="t.cache").timin
 """
 
 USAGE["configs are changed by functions"] = """
-from polygraphy.backend.trt import CreateConfig, PostprocessConfig, PostprocessNetwork, network_from_onnx_path, NetworkFromOnnxPath
-
 def change(builder, network, config):
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, 1 << 22)
 
 builder, network, parser = network_from_onnx_path("identity.onnx")
 config = PostprocessConfig(CreateConfig(), func=change)(builder, network)
-parts = PostprocessNetwork(NetworkFromOnnxPath("identity.onnx"), func=lambda network: setattr(network, "name", "other"))()
+load = NetworkFromOnnxPath("identity.onnx")
+parts = PostprocessNetwork(load, func=lambda network: setattr(network, "name", "other"))()
 result = [config.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE), parts[1].name, len(parts)]
 """
 
 USAGE["timing caches are saved and loaded"] = """
 import os
 
-from polygraphy.backend.trt import CreateConfig, EngineBytesFromNetwork, EngineFromNetwork, NetworkFromOnnxPath
 
 result = []
 EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"), save_timing_cache="timing.cache")()
@@ -295,30 +277,30 @@ result.append(os.path.getsize("kept.cache") > 0)
 USAGE["calibration with a cache"] = """
 import os
 
-from polygraphy.backend.trt import Calibrator, CreateConfig, EngineFromNetwork, NetworkFromOnnxPath, TrtRunner
 
 def calib_data():
     for index in range(4):
         yield {"x": np.full((1, 1, 2, 2), index + 1, np.float32)}
 
 calibrator = Calibrator(data_loader=calib_data(), cache="identity-calib.cache")
-build_engine = EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"), config=CreateConfig(int8=True, calibrator=calibrator))
+config = CreateConfig(int8=True, calibrator=calibrator)
+build_engine = EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"), config=config)
 with TrtRunner(build_engine) as runner:
     close = np.allclose(runner.infer({"x": X})["y"], X, atol=0.2)
 lines = open("identity-calib.cache").read().splitlines()
-result = [close, lines, calibrator.get_batch_size(), calibrator.num_batches, calibrator.is_polygraphy_calibrator, calibrator.batch_size]
+result = [close, lines, calibrator.get_batch_size(), calibrator.num_batches]
+result += [calibrator.is_polygraphy_calibrator, calibrator.batch_size]
 second = Calibrator(data_loader=[], cache="identity-calib.cache")
 EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"), config=CreateConfig(int8=True, calibrator=second))()
 result += [second.num_batches, second.read_calibration_cache() is not None]
 """
 
 USAGE["calibrators of every kind"] = """
-from polygraphy.backend.trt import Calibrator, CreateConfig, EngineBytesFromNetwork, NetworkFromOnnxPath
-
 result = []
 for name in ("IInt8EntropyCalibrator2", "IInt8EntropyCalibrator", "IInt8MinMaxCalibrator", "IInt8LegacyCalibrator"):
     data = [{"x": np.full((1, 1, 2, 2), index + 1, np.float32)} for index in range(3)]
-    made = Calibrator(data, cache=name, BaseClass=getattr(trt, name), batch_size=1, quantile=0.75, regression_cutoff=0.25)
+    options = {"batch_size": 1, "quantile": 0.75, "regression_cutoff": 0.25}
+    made = Calibrator(data, cache=name, BaseClass=getattr(trt, name), **options)
     result.append((name, isinstance(made, getattr(trt, name)), made.get_batch_size()))
     if name == "IInt8LegacyCalibrator":
         result.append((made.get_quantile(), made.get_regression_cutoff()))
@@ -332,9 +314,6 @@ for name in ("IInt8EntropyCalibrator2", "IInt8EntropyCalibrator", "IInt8MinMaxCa
 USAGE["a calibrator tells a data loader its metadata"] = """
 import os
 
-from polygraphy import cuda
-from polygraphy.backend.trt import Calibrator, CreateConfig, EngineBytesFromNetwork, NetworkFromOnnxPath, Profile
-from polygraphy.comparator import DataLoader
 
 loader = DataLoader(iterations=2)
 made = Calibrator(loader, cache="loader.cache")
@@ -342,7 +321,8 @@ profile = Profile().add("X", (1, 2, 1, 1), (1, 2, 3, 3), (1, 2, 4, 4))
 config = CreateConfig(int8=True, calibrator=made, profiles=[profile])
 EngineBytesFromNetwork(NetworkFromOnnxPath("dynamic.onnx"), config)()
 dtype, shape = loader.input_metadata["X"]
-result = [str(dtype), tuple(shape), tuple(made.input_metadata["X"].shape), made.num_batches, os.path.getsize("loader.cache") > 0]
+result = [str(dtype), tuple(shape), tuple(made.input_metadata["X"].shape), made.num_batches]
+result.append(os.path.getsize("loader.cache") > 0)
 array = cuda.DeviceArray(shape=X.shape, dtype=X.dtype).copy_from(X)
 for kind in ([{"x": array}, {"x": array}], [{"x": array.ptr}]):
     made = Calibrator(kind)
@@ -356,9 +336,6 @@ array.free()
 USAGE["tactics are recorded and replayed"] = """
 import json
 
-from polygraphy.backend.trt import (
-    Algorithm, CreateConfig, EngineBytesFromNetwork, NetworkFromOnnxPath, TacticRecorder, TacticReplayData, TacticReplayer, TensorInfo,
-)
 
 network, recorded, again = NetworkFromOnnxPath("conv_net.onnx"), TacticReplayData(), TacticReplayData()
 options = {"load_timing_cache": cached(), "builder_optimization_level": 1}
@@ -373,20 +350,17 @@ content = json.load(open("replay.json"))
 entry = next(iter(content["replay"].values()))
 result = [
     loaded == recorded, sorted(entry), sorted(entry["inputs"][0]), entry["inputs"][0]["dtype"],
-    sorted(TacticReplayData.load("again.json").keys()) == sorted(recorded.keys()), str(algorithm).startswith("(Implementation: "),
+    sorted(TacticReplayData.load("again.json").keys()) == sorted(recorded.keys()),
+    str(algorithm).startswith("(Implementation: "),
     type(algorithm.tactic).__name__, algorithm.inputs[0].dtype == trt.float32, str(recorded).startswith("Layer: "),
     Algorithm(1, 2, algorithm.inputs, algorithm.outputs) == Algorithm(1, 2, algorithm.inputs, algorithm.outputs),
-    TensorInfo(trt.float32, (1, 2), -1, 1) == TensorInfo(trt.float32, (1, 2), -1, 1), hash(algorithm) == hash(algorithm),
+    TensorInfo(trt.float32, (1, 2), -1, 1) == TensorInfo(trt.float32, (1, 2), -1, 1),
+    hash(algorithm) == hash(algorithm),
     str(Algorithm(1, 2, [TensorInfo(trt.float32, (1, 2), -1, 1)], [])),
 ]
 """
 
 USAGE["a tactic that is not there ends the build"] = """
-from polygraphy.backend.trt import (
-    Algorithm, CreateConfig, EngineBytesFromNetwork, NetworkFromOnnxPath, TacticRecorder, TacticReplayData, TacticReplayer,
-)
-from polygraphy.exception import PolygraphyException
-
 network, recorded = NetworkFromOnnxPath("three_layers.onnx"), TacticReplayData()
 EngineBytesFromNetwork(network, CreateConfig(algorithm_selector=TacticRecorder(recorded)))()
 wrong = TacticReplayData()
@@ -403,25 +377,19 @@ except PolygraphyException:
 # --- networks -------------------------------------------------------------------------------------------------------
 
 USAGE["outputs of networks"] = """
-from polygraphy import constants
-from polygraphy.backend.trt import ModifyNetworkOutputs, NetworkFromOnnxPath
-
 def outputs(**options):
     network = ModifyNetworkOutputs(NetworkFromOnnxPath("conv_net.onnx"), **options)()[1]
     names = [network.get_output(i).name for i in range(network.num_outputs)]
     return sorted(name for name in names if "Unnamed" not in name)  # Polygraphy takes the * in them for a pattern
 
 result = [
-    outputs(outputs=["r0", "logits"]), outputs(outputs=constants.MARK_ALL), outputs(outputs=["r0", "scores"], exclude_outputs=["r0"]),
+    outputs(outputs=["r0", "logits"]), outputs(outputs=constants.MARK_ALL),
+    outputs(outputs=["r0", "scores"], exclude_outputs=["r0"]),
     outputs(outputs=["c*"]), outputs(mark_layer_types=["CONVOLUTION"]), outputs(),
 ]
 """
 
 USAGE["types and formats of networks"] = """
-from polygraphy.backend.trt import (
-    CreateConfig, EngineFromNetwork, NetworkFromOnnxPath, SetLayerPrecisions, SetTensorDatatypes, SetTensorFormats, TrtRunner,
-)
-
 network = SetLayerPrecisions(NetworkFromOnnxPath("three_layers.onnx"), {"relu": trt.float16, "neg": trt.float32})
 network = SetTensorDatatypes(network, {"x": trt.float16, "y": trt.float16})
 network = SetTensorFormats(network, {"x": [trt.TensorFormat.LINEAR], "y": [trt.TensorFormat.LINEAR]})
@@ -436,32 +404,28 @@ with TrtRunner(EngineFromNetwork(lambda: parts, config)) as runner:
 """
 
 USAGE["a network drawn as ONNX"] = """
-from polygraphy.backend.trt import NetworkFromOnnxPath, OnnxLikeFromNetwork
-
 drawn = OnnxLikeFromNetwork(NetworkFromOnnxPath("conv_net.onnx"))()
-result = [[(n.op_type, n.name, list(n.input), list(n.output)) for n in drawn.graph.node], [v.name for v in drawn.graph.input]]
+nodes = [(n.op_type, n.name, list(n.input), list(n.output)) for n in drawn.graph.node]
+result = [nodes, [v.name for v in drawn.graph.input]]
 """
 
 USAGE["networks in words"] = """
-from polygraphy.backend.trt import network_from_onnx_path
-from polygraphy.backend.trt import util as trt_util
-
 builder, network, parser = network_from_onnx_path("three_layers.onnx")
+text = trt_util.str_from_network(network, show_layers=True, show_attrs=True)
 result = [
-    sorted(trt_util.get_all_tensors(network)), trt_util.get_layer_class_mapping()[trt.LayerType.SHUFFLE] is trt.IShuffleLayer,
-    [line.strip() for line in trt_util.str_from_network(network, show_layers=True, show_attrs=True).splitlines() if line.strip()],
+    sorted(trt_util.get_all_tensors(network)),
+    trt_util.get_layer_class_mapping()[trt.LayerType.SHUFFLE] is trt.IShuffleLayer,
+    [line.strip() for line in text.splitlines() if line.strip()],
     trt_util.get_network_input_names_meta(network)[0], trt_util.get_trt_logger() is trt_util.get_trt_logger(),
     trt_util.str_from_layer(network.get_layer(0), 0).split(),
 ]
 """
 
 USAGE["engines in words"] = """
-from polygraphy.backend.trt import EngineFromNetwork, NetworkFromOnnxPath
-from polygraphy.backend.trt import util as trt_util
-
 engine = EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"))()
 context = engine.create_execution_context()
-result = [line.strip() for line in trt_util.str_from_engine(engine, context, show_layers=True).splitlines() if line.strip()]
+text = trt_util.str_from_engine(engine, context, show_layers=True)
+result = [line.strip() for line in text.splitlines() if line.strip()]
 result = [line for line in result if line.startswith(("Name", "----", "{", "- Profile", "Tensor", "->"))]
 meta = trt_util.get_metadata_from_engine(engine, context, mode=trt.TensorIOMode.INPUT)
 result.append(str(meta))
@@ -499,7 +463,7 @@ def executed(code: str, tool: str, folder: Path, cached: Any) -> Any:
     before = os.getcwd()
     os.chdir(folder)
     try:
-        exec(compile(textwrap.dedent(code.replace("polygraphy", tool)), f"<{tool}>", "exec"), names)
+        exec(compile((IMPORTS + code).replace("polygraphy", tool), f"<{tool}>", "exec"), names)
     finally:
         os.chdir(before)
     return names["result"]

@@ -58,7 +58,7 @@ def test_model_beyond_2_gib_is_converted(precision: Precision, model: Path, tmp_
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     print(
-        f"{precision}: {result.verdict}, engine of {result.engine_bytes / 1e9:.2f} GB built in {result.build_seconds:.0f} s, "
+        f"{precision}: {result.verdict}, engine of {result.engine_bytes / 1e9:.2f} GB in {result.build_seconds:.0f} s, "
         f"{time.monotonic() - began:.0f} s in all, this process {peak:.1f} GB at most so far",
         flush=True,
     )

@@ -1,4 +1,4 @@
-"""Loaders, config parameters and refusals that need real TensorRT, beside those of ``test_on_gpu.py``."""
+"""Further loaders, config parameters and refusals that need real TensorRT."""
 
 from __future__ import annotations
 

@@ -557,7 +557,7 @@ def test_a_replay_repeats_every_tactic(tmp_path):
     assert replayer.mismatches == {}
     found, first = ([(x.name, x.tactic, x.tactic_value) for x in read_layers(e)] for e in (again, engine))
     assert [name for name, _, _ in found] == [name for name, _, _ in first]
-    # No selector sees the copies between formats: the builder times their kernels anew.
+    # No selector sees the copies between formats: the builder times their kernels again.
     assert [x for x in found if not x[0].startswith(COPY)] == [x for x in first if not x[0].startswith(COPY)]
     assert sum(not name.startswith(COPY) for name, _, _ in found) >= 3
 
@@ -754,15 +754,15 @@ def test_only_large_copies_are_timed():
     with TrtRunner(EngineFromNetwork(NetworkFromOnnxBytes(proto.SerializeToString()), config)) as runner:
         with pytest.raises(errors.InferenceError, match="has not run an inference"):
             runner.last_device_time()
-        told = []
+        timed = []
         for rows in (1, 1, 256, 256, 1, 1):
             x = models.random(rows, 4096, seed=rows)
             np.testing.assert_array_equal(runner.infer({"x": x})["y"], np.maximum(x, 0))
             timing = runner.last_timing()
             assert 0 < timing.compute == runner.last_device_time()
-            told.append((timing.copy_in is not None, timing.copy_out is not None))
+            timed.append((timing.copy_in is not None, timing.copy_out is not None))
 
-    assert [told[i] for i in (1, 3, 5)] == [(False, False), (True, True), (False, False)]
+    assert [timed[i] for i in (1, 3, 5)] == [(False, False), (True, True), (False, False)]
 
 
 def test_int64_feeds_fit_int32_engines():
@@ -904,12 +904,11 @@ class TestTensorRTBackend(EngineBackendContract):
     def build(self, model):
         return _contract_build(model.proto().SerializeToString())
 
-    def test_a_build_with_the_timing_cache_of_another_makes_the_same_choices(self, backend):
-        # A plain CNN: of a transformer's cache 8.6 reads a part only, see the tests of timing caches. Unwatched: the cache
-        # alone decides.
+    def test_timing_cache_repeats_the_choices(self, backend):
+        # 8.6 reads only a part of a transformer's cache. Unwatched: the cache alone decides.
         model = Model.from_proto(wide_net().proto, "wide_net")
         build = backend.build(model, UNWATCHED)
-        super().test_a_build_with_the_timing_cache_of_another_makes_the_same_choices(backend, model, UNWATCHED, build)
+        super().test_timing_cache_repeats_the_choices(backend, model, UNWATCHED, build)
 
     def test_layers_have_names(self, build):
         assert all(isinstance(layer, Layer) and layer.name for layer in build.layers)
@@ -919,7 +918,7 @@ class TestTensorRTBackend(EngineBackendContract):
 
 
 def seed_scripts() -> dict[str, list[tuple[str, str]]]:
-    """The TensorRT scripts in the documents that the project came from, by document, with only their imports renamed."""
+    """TensorRT scripts of the documents the project came from, by document, with renamed imports."""
     folder = Path(os.environ.get("TRTOPS_SEEDS") or Path(__file__).parents[4] / "shared" / "seeds")
     documents: dict[str, list[tuple[str, str]]] = {}
     for path in sorted(folder.glob("00[01]*.txt")):

@@ -1,4 +1,4 @@
-"""What scripts ask of networks and configs through ``trtops.backend.trt.util``, on TensorRT-RTX, which builds without a GPU."""
+"""``trtops.backend.trt.util`` on TensorRT-RTX, which builds without a GPU."""
 
 from __future__ import annotations
 

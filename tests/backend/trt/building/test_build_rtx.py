@@ -190,7 +190,7 @@ def test_missing_options_name_releases_that_have_them(network, options, feature)
         engine_bytes_from_network(network, CreateConfig(**options))
 
 
-def test_a_config_sets_what_it_is_told():
+def test_config_sets_all_options():
     trt = library.load()
     builder, empty = create_network()
     flags = trt.BuilderFlag

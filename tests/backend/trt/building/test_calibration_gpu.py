@@ -1,4 +1,4 @@
-"""Calibration across back ends on real TensorRT and a GPU: caches made on the CPU, and TensorRT's made into Q/DQ nodes."""
+"""Calibration on real TensorRT and a GPU: caches made on the CPU, and TensorRT's made into Q/DQ nodes."""
 
 from __future__ import annotations
 
@@ -99,12 +99,10 @@ def test_cpu_cache_is_as_accurate_as_tensorrts(demo: Demo, calibrated_by_tensorr
     error, top1 = demo.evaluate(built)
     theirs, their_top1 = demo.evaluate(calibrated_by_tensorrt)
     fp32_top1 = float((demo.golden.argmax(1) == demo.labels).mean())
-    print(
-        f"{algorithm}: error {error:.5f}, TensorRT's own {theirs:.5f}; top-1 {top1:.4f}, {their_top1:.4f}, {fp32_top1:.4f}"
-    )
+    print(f"{algorithm}: error {error:.5f} and {theirs:.5f}; top-1 {top1:.4f}, {their_top1:.4f}, {fp32_top1:.4f}")
     found, expected = int8_layers(built), int8_layers(calibrated_by_tensorrt)
     assert found and expected
-    # TensorRT chooses anew at each build which layers are worth it.
+    # TensorRT chooses the INT8 layers again at each build.
     assert error <= (1.2 if found == expected else 2) * theirs
     assert theirs <= (1.2 if found == expected else 2) * error
     assert abs(top1 - fp32_top1) <= 0.01

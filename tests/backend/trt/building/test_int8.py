@@ -1,4 +1,4 @@
-"""INT8 from a calibration cache: as TensorRT's text, and as Q/DQ nodes where there are no calibrators (TensorRT-RTX)."""
+"""INT8 from a calibration cache: as TensorRT's text, and as Q/DQ nodes on TensorRT-RTX."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models beyond 2 GiB on releases that take precisions from the model, with the limit lowered: weights stay in files."""
+"""Models beyond a lowered size limit on releases that take precisions from the model: weights stay in files."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ TEXT = "(float[N,8] x) => (float[N,8] y) { [mm] a = MatMul(x, w) [act] b = Relu(
 
 
 def settings_of(folder: Path, config: BuildConfig) -> dict[str, Any]:
-    """What the script reads of a real build, beside the model that it builds."""
+    """The settings of a real build that the script reads, next to its model."""
     proto = models.model(TEXT, {"w": models.random(8, 8)}, name="small")
     onnx.save(proto, folder / "model.onnx")
     build = TensorRTBackend().build(Model.load(folder / "model.onnx"), config)

@@ -2,16 +2,15 @@
 
 What each part follows:
 
-- ``TimingCache``: the reference of ``ITimingCache`` (10.8 to 11.4): ``update`` of a key that does not exist returns false; a time
-  that is no number removes the entry; ``query`` of an unknown key gives an invalid value; ``combine`` skips entries that are
-  there already.
+- ``TimingCache``: the reference of ``ITimingCache`` (10.8 to 11.4): ``update`` of a missing key returns false; a time
+  that is no number removes the entry; ``query`` of an unknown key gives an invalid value; ``combine`` skips entries
+  that exist.
 - ``Key``: the reference of ``TimingCacheKey``: ``0x`` and 32 hexadecimal digits.
-- ``Builder.build``: the README of ``sampleEditableTimingCache`` (10.8): an op whose key is in the cache is not timed; one that is not is
-  timed, told in the log with all its tactics, and written into the cache; layers are named after their op with ``_myl0_`` and
-  a number, and have a kernel's name and no number; a layer that Myelin generates has a kernel of its own and no entry. Two
-  ops that are alike in all but their names have keys of their own. With ``onnx_nodes`` the first line of a table ends as it
-  does on 11.
-- ``escapes``: what was found on 10.15 to 11.2: the flag that makes a miss fail does not stop every miss.
+- ``Builder.build``: the README of ``sampleEditableTimingCache`` (10.8): an op whose key is in the cache is not timed;
+  others are timed, logged with all tactics, and written into the cache; layers are named after their op with ``_myl0_``
+  and a number, and have a kernel's name; a layer that Myelin generates has a kernel of its own and no entry. Ops that
+  differ only in name have keys of their own. With ``onnx_nodes`` the first line of a table ends as on 11.
+- ``escapes``: found on 10.15 to 11.2: the flag that makes a miss fail does not stop every miss.
 """
 
 from __future__ import annotations
@@ -25,6 +24,10 @@ from types import SimpleNamespace
 from tests.backend.trt import api
 from trtops.backend.trt.library.log import tell_collectors
 from trtops.spec import Layer
+
+TABLE_HEAD = (
+    "tactic_id, cost(in ms), cost/fastest_cost, prediction_correlation, kernel_name, tactic_hash, tunable_parameter"
+)
 
 
 @dataclass(frozen=True)
@@ -161,9 +164,7 @@ class Builder:
         nodes = "".join(f" [ONNX Layer: {node}]" for node in op.onnx_nodes)
         say(f"Autotuning op {op.name}(key: {op.key}):{nodes}")
         say("Sorted table of all evaluated tactics:")
-        say(
-            "tactic_id, cost(in ms), cost/fastest_cost, prediction_correlation, kernel_name, tactic_hash, tunable_parameter"
-        )
+        say(TABLE_HEAD)
         fastest = op.candidates()[0][0]
         for index, (ms, kernel, value) in enumerate(op.candidates()):
             say(f"   {index + 3}, {ms:.7f}, {ms / fastest:.5f}, 0.50673, {kernel}, {value:#x}, ")

@@ -1,4 +1,4 @@
-"""What a recorded build leaves on TensorRT with algorithm selectors (8.6), and what a replay with it times: by the builder's log.
+"""Recorded builds and replays on TensorRT with algorithm selectors (8.6), by the builder's log.
 
 How long each takes is printed, and left in ``$OUT/replay_seconds.json``; the ratio is for ``make bench-gpu`` to say.
 """
@@ -54,7 +54,7 @@ def timed(request: pytest.FixtureRequest) -> Iterator[Timed]:
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    """Five layers, none of which is Myelin's."""
+    """Five layers without Myelin."""
     weights = {f"w{i}": models.random(32, 32, 3, 3, seed=i, scale=0.06) for i in range(3)}
     proto = models.model(
         """(float[4,32,28,28] x) => (float[4,32,28,28] y) {
@@ -116,15 +116,17 @@ def test_seed_takes_precedence_over_timing_cache(model: Model, timed: Timed) -> 
 
 def test_deny_list_takes_precedence_over_timing_cache(model: Model, timed: Timed) -> None:
     record = timed.build("build", model)
-    guilty = next(choice for choice in record.tactics.choices if choice.replayable and "conv1" in choice.layer)
+    denied_choice = next(choice for choice in record.tactics.choices if choice.replayable and "conv1" in choice.layer)
     entry = DeniedTactic(
-        backend_version=record.tactics.backend_version, device_sha256=record.tactics.device_sha256, choices=(guilty,)
+        backend_version=record.tactics.backend_version,
+        device_sha256=record.tactics.device_sha256,
+        choices=(denied_choice,),
     )
     caches = Caches(timing=record.timing_cache, denied=DenyList(entries=(entry,)))
 
     made = timed.build("denied", model, FP16, caches)
 
-    assert dict(choices_of(made))[guilty.layer] != guilty.tactic
+    assert dict(choices_of(made))[denied_choice.layer] != denied_choice.tactic
     assert "tactics are on the deny-list" in made.log
 
 

@@ -1,4 +1,4 @@
-"""Tactic replays: Polygraphy's file both ways, trtops' record both ways, and what is wrong with a replay is told."""
+"""Tactic replays: Polygraphy's file both ways, trtops' record both ways, and errors of replays."""
 
 from __future__ import annotations
 

@@ -1,12 +1,10 @@
-"""What the engine inspector prints of a chain of convolutions, in the words of 8.6 and of 10.x, for tests of what reads it.
+"""What the engine inspector of 8.6 and of 10.x prints of a chain of convolutions.
 
-What each follows:
-
-- ``EIGHT_FP16`` and ``EIGHT_INT8``: 8.6.0 with detailed verbosity, as GPU runs of this project printed it: fused layers are named
-  by their nodes with `` + `` between them and list these in ``Metadata`` behind a raw control character; copies between formats
-  are layers of type ``Reformat`` named after the layer that they are for, with a tactic value and no name.
-- ``TEN``: 10.x as NVIDIA's samples for its engine explorer print it: layers that Myelin compiled are named ``_myl0_`` and a number,
-  have a kernel's name and no value, and list many nodes; a region that was not taken apart is a ``ForeignNode`` of two nodes.
+- ``EIGHT_FP16`` and ``EIGHT_INT8``: 8.6.0 with detailed verbosity, from GPU runs of this project: fused layers are
+  named by their nodes with `` + `` between them and list these in ``Metadata`` behind a raw control character; copies between
+  formats are layers of type ``Reformat`` named after the layer that they are for, with a tactic value and no name.
+- ``TEN``: 10.x as in NVIDIA's samples for its engine explorer: layers that Myelin compiled are named ``_myl0_`` and a
+  number, have a kernel's name and no value, and list many nodes; a whole region is a ``ForeignNode`` of two nodes.
 """
 
 from __future__ import annotations
@@ -60,13 +58,18 @@ def eight_fp16() -> str:
 
 
 def eight_int8() -> str:
-    """The middle convolution stays in FP16, which costs a copy before it and one behind; the last has no relu of its own."""
+    """The middle convolution stays in FP16, between two copies; the last has no relu of its own."""
     return text(
         copy("conv0 + relu0", tensor("x", LINEAR), tensor("x int8", VECTORS)),
-        layer("conv0 + relu0", tensor("x int8", VECTORS), tensor("a", VECTORS), "sm80_i8_a", "conv0", "relu0", weights="Int8"),
+        layer(
+            "conv0 + relu0", tensor("x int8", VECTORS), tensor("a", VECTORS), "sm80_i8_a", "conv0", "relu0",
+            weights="Int8",
+        ),
         copy("conv1", tensor("a", VECTORS), tensor("a half", CHANNELS)),
         layer("conv1", tensor("a half", CHANNELS), tensor("c", CHANNELS), "sm80_xmma_fp16_b", "conv1"),
-        {**layer("PWN(relu1)", tensor("c", CHANNELS), tensor("b", CHANNELS), "generatedNativePointwise"), "LayerType": "PointWiseV2",
+        {
+            **layer("PWN(relu1)", tensor("c", CHANNELS), tensor("b", CHANNELS), "generatedNativePointwise"),
+            "LayerType": "PointWiseV2",
          "ParameterType": "PointWise", "Weights": {"Type": "Float", "Count": 0}},
         copy("conv2", tensor("b", CHANNELS), tensor("b int8", VECTORS)),
         layer("conv2", tensor("b int8", VECTORS), tensor("y", LINEAR), "sm80_i8_b", "conv2", weights="Int8"),

@@ -12,7 +12,8 @@ from trtops.spec import ShapeRange
 # 8.6 with detailed verbosity; a raw control character stands in the metadata.
 EIGHT = """{"Layers": [{
   "Name": "conv0 + relu0", "LayerType": "CaskConvolution",
-  "Inputs": [{"Name": "x", "Location": "Device", "Dimensions": [8,64,28,28], "Format/Datatype": "Row major linear FP16 format"}],
+  "Inputs": [{"Name": "x", "Location": "Device", "Dimensions": [8,64,28,28],
+              "Format/Datatype": "Row major linear FP16 format"}],
   "Outputs": [{"Name": "b", "Location": "Device", "Dimensions": [8,64,28,28],
                "Format/Datatype": "Channel major FP16 format where channel % 8 == 0"}],
   "ParameterType": "Convolution", "Kernel": [3,3],
@@ -21,7 +22,8 @@ EIGHT = """{"Layers": [{
   "StreamId": 0, "Metadata": "[ONNX Layer: conv0]\x1e[ONNX Layer: relu0]"
 }, {
   "Name": "Reformatting CopyNode for Output Tensor 0 to conv0", "LayerType": "Reformat",
-  "Inputs": [{"Name": "b", "Format/Datatype": "Row major linear FP32"}], "Outputs": [], "TacticValue": "0x0000000000000000"
+  "Inputs": [{"Name": "b", "Format/Datatype": "Row major linear FP32"}], "Outputs": [],
+  "TacticValue": "0x0000000000000000"
 }], "Bindings": ["x", "y"]}"""
 
 # 11 and RTX: other keys for the same things.

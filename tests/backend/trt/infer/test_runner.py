@@ -34,16 +34,16 @@ def shape_tensor(*value_range):
 
 
 def test_shape_values_are_checked_by_known_ranges(tensorrt_8):
-    first_told = shape_tensor((1,), (3,), (9,))
+    known_first = shape_tensor((1,), (3,), (9,))
 
-    first_told._check_values(np.array([9, 4], np.int32))
-    first_told._check_values(np.array([1, 999], np.int32))
+    known_first._check_values(np.array([9, 4], np.int32))
+    known_first._check_values(np.array([1, 999], np.int32))
     with pytest.raises(
         errors.InputShapeError, match=r"\[10, 4\].*min \(1,.*max \(9,.*8\.6\.0 gives the range of 1 of 2"
     ):
-        first_told._check_values(np.array([10, 4], np.int32))
+        known_first._check_values(np.array([10, 4], np.int32))
     with pytest.raises(errors.InputShapeError, match=r"\[0, 4\]"):
-        first_told._check_values(np.array([0, 4], np.int32))
+        known_first._check_values(np.array([0, 4], np.int32))
     shape_tensor()._check_values(np.array([10, 4]))
     shape_tensor((), (), ())._check_values(np.array(10))
 
