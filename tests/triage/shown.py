@@ -1,6 +1,6 @@
 """Print how triage and bundles do on planted faults: ``python -m tests.triage.shown [triage|bundles ...]``.
 
-``make triage`` runs both. The exit code is 1 if a goal was missed.
+The exit code is 1 if a goal was missed.
 """
 
 from __future__ import annotations

@@ -20,8 +20,6 @@ from trtops.backend.trt import (
     EngineFromNetwork,
     LoadPlugins,
     NetworkFromOnnxBytes,
-    PostprocessConfig,
-    PostprocessNetwork,
     TacticRecorder,
     TacticReplayData,
     TensorInfo,
@@ -42,8 +40,6 @@ from trtops.backend.trt import (
     modify_network_outputs,
     network_from_onnx_bytes,
     network_from_onnx_path,
-    postprocess_config,
-    postprocess_network,
     save_engine,
     set_decomposable_attentions,
     set_layer_precisions,
@@ -77,63 +73,7 @@ def config_of(**options):
     return create_config(builder, network, **options), (builder, network, parser)
 
 
-def flagged(trt, config) -> set[str]:
-    return {name for name, flag in trt.BuilderFlag.__members__.items() if config.get_flag(flag)}
-
-
 # --- builder configs ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "flags"),
-    [
-        ({"fp16": True}, {"FP16"}),
-        ({"int8": True, "fp8": True}, {"INT8", "FP8"}),
-        ({"tf32": True}, {"TF32"}),
-        ({"sparse_weights": True}, {"SPARSE_WEIGHTS"}),
-        ({"restricted": True}, {"SAFETY_SCOPE"}),
-        ({"refittable": True}, {"REFIT"}),
-        ({"direct_io": True}, {"DIRECT_IO"}),
-        ({"precision_constraints": "obey"}, {"OBEY_PRECISION_CONSTRAINTS"}),
-        ({"precision_constraints": "prefer"}, {"PREFER_PRECISION_CONSTRAINTS"}),
-        ({"version_compatible": True, "exclude_lean_runtime": True}, {"VERSION_COMPATIBLE", "EXCLUDE_LEAN_RUNTIME"}),
-        ({"use_dla": True, "allow_gpu_fallback": True}, {"GPU_FALLBACK"}),
-    ],
-    ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
-)
-def test_each_switch_sets_its_flag_and_no_other(trt, line, options, flags):
-    if {"int8", "fp16"} & set(options) and not line.supports(Feature.PRECISION_FLAGS):
-        pytest.skip("this release has no precision flags")
-    plain, _kept = config_of()
-    config, _kept_too = config_of(**options)
-
-    assert flagged(trt, config) - flagged(trt, plain) == flags
-    assert "TF32" in flags or "TF32" not in flagged(trt, config)
-
-
-def test_values_reach_the_config(trt):
-    config, _kept = config_of(
-        builder_optimization_level=2,
-        max_aux_streams=3,
-        memory_pool_limits={trt.MemoryPoolType.WORKSPACE: 64 << 20},
-        tactic_sources=[trt.TacticSource.JIT_CONVOLUTIONS, trt.TacticSource.EDGE_MASK_CONVOLUTIONS],
-        preview_features=[trt.PreviewFeature.PROFILE_SHARING_0806],
-        hardware_compatibility_level=trt.HardwareCompatibilityLevel.AMPERE_PLUS,
-        engine_capability=trt.EngineCapability.STANDARD,
-        profiling_verbosity=trt.ProfilingVerbosity.LAYER_NAMES_ONLY,
-        quantization_flags=[trt.QuantizationFlag.CALIBRATE_BEFORE_FUSION],
-    )
-
-    assert (config.builder_optimization_level, config.max_aux_streams) == (2, 3)
-    assert config.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE) == 64 << 20
-    sources = (trt.TacticSource.JIT_CONVOLUTIONS, trt.TacticSource.EDGE_MASK_CONVOLUTIONS)
-    assert config.get_tactic_sources() == sum(1 << int(source) for source in sources)
-    on = {name for name, f in trt.PreviewFeature.__members__.items() if config.get_preview_feature(f)}
-    assert on == {"PROFILE_SHARING_0806"}
-    assert config.hardware_compatibility_level == trt.HardwareCompatibilityLevel.AMPERE_PLUS
-    assert config.engine_capability == trt.EngineCapability.STANDARD
-    assert config.profiling_verbosity == trt.ProfilingVerbosity.LAYER_NAMES_ONLY
-    assert config.get_quantization_flag(trt.QuantizationFlag.CALIBRATE_BEFORE_FUSION)
 
 
 @pytest.mark.parametrize(
@@ -169,28 +109,6 @@ def test_missing_dla_cores_are_reported(trt):
 def test_rtx_config_is_refused_on_tensorrt():
     with pytest.raises(errors.UnsupportedFeatureError, match="RTX"):
         create_config_rtx(*create_network(), compute_capabilities=["SM89"])
-
-
-def test_functions_change_config_and_network_before_the_build(trt):
-    seen: list[str] = []
-
-    def rename(network):
-        network.name = "renamed"
-
-    def limit(builder, network, config):
-        seen.append(network.name)
-        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, 1 << 20)
-
-    load = NetworkFromOnnxBytes(models.identity().proto.SerializeToString())
-    config = PostprocessConfig(CreateConfig(**QUICK), limit)
-
-    with TrtRunner(engine_from_network(PostprocessNetwork(load, rename), config)) as runner:
-        models.identity().check(runner.infer)
-        assert runner.engine.name == "renamed"
-    assert seen == ["renamed"]
-    builder, network, _parser = postprocess_network(load, rename)
-    changed = postprocess_config(CreateConfig(**QUICK), limit, builder, network)
-    assert changed.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE) == 1 << 20
 
 
 # --- networks -------------------------------------------------------------------------------------------------------
