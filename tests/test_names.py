@@ -226,9 +226,6 @@ def test_further_module_names_are_the_same():
     assert trtops.datatype.datatype.DataType.__module__ == "trtops.metadata"
 
 
-# --- what scripts do with these names -------------------------------------------------------------------------------
-
-
 def test_derived_loaders_use_call_impl():
     from trtops.backend.base import BaseLoader
 

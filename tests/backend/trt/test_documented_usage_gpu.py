@@ -46,7 +46,6 @@ from polygraphy.json import load_json, save_json
 USAGE: dict[str, str] = {}
 """Code by what it shows; each piece leaves ``result`` and sees ``np``, ``trt``, ``X``, ``IMAGE`` and ``cached()``."""
 
-# --- the API examples -----------------------------------------------------------------------------------------------
 
 USAGE["an engine is built, saved and run"] = """
 build_engine = EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"), config=CreateConfig(fp16=True))
@@ -151,7 +150,6 @@ loader = DataLoader(seed=7, iterations=2, input_metadata=None, val_range=(0, 2))
 result = [bool(compared), load_json("again.json")[1]["x"], run_results["custom_runner"][1]["y"]]
 """
 
-# --- devices --------------------------------------------------------------------------------------------------------
 
 USAGE["device memory goes in and out"] = """
 with TrtRunner(EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"))) as runner, cuda.Stream() as stream:
@@ -205,7 +203,6 @@ for call in (lambda: runner.infer({"x": X}), lambda: runner.set_profile(0), lamb
         result.append("refused")
 """
 
-# --- builder configs ------------------------------------------------------------------------------------------------
 
 USAGE["every parameter of a config"] = """
 FLAGS = ("tf32", "fp16", "int8", "fp8", "sparse_weights", "refittable", "direct_io", "restricted", "version_compatible")
@@ -272,7 +269,6 @@ with open("kept.cache", "wb") as kept:
 result.append(os.path.getsize("kept.cache") > 0)
 """
 
-# --- INT8 -----------------------------------------------------------------------------------------------------------
 
 USAGE["calibration with a cache"] = """
 import os
@@ -331,7 +327,6 @@ for kind in ([{"x": array}, {"x": array}], [{"x": array.ptr}]):
 array.free()
 """
 
-# --- tactics --------------------------------------------------------------------------------------------------------
 
 USAGE["tactics are recorded and replayed"] = """
 import json
@@ -373,8 +368,6 @@ except PolygraphyException:
     result = "refused"
 """
 
-
-# --- networks -------------------------------------------------------------------------------------------------------
 
 USAGE["outputs of networks"] = """
 def outputs(**options):

@@ -73,9 +73,6 @@ def config_of(**options):
     return create_config(builder, network, **options), (builder, network, parser)
 
 
-# --- builder configs ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("options", "feature"),
     [
@@ -111,9 +108,6 @@ def test_rtx_config_is_refused_on_tensorrt():
         create_config_rtx(*create_network(), compute_capabilities=["SM89"])
 
 
-# --- networks -------------------------------------------------------------------------------------------------------
-
-
 def test_functions_change_outputs_types_and_formats(trt):
     proto = models.model("(float[2,8,4,6] x) => (float[2,8,4,6] y) { [a] a = Relu(x) [b] b = Neg(a) [c] y = Exp(b) }")
     parts = network_from_onnx_bytes(proto.SerializeToString())
@@ -143,12 +137,6 @@ def test_networks_are_refused_what_came_with_later_releases(line):
         network_from_onnx_bytes(data, flags=["NATIVE_INSTANCENORM"])
     with pytest.raises(errors.InvalidModelError, match=r"absent\.onnx"):
         network_from_onnx_path("absent.onnx")
-
-
-# --- profiles -------------------------------------------------------------------------------------------------------
-
-
-# --- engines --------------------------------------------------------------------------------------------------------
 
 
 def test_engines_go_through_every_loader_and_its_twin(tmp_path: Path, trt):
@@ -205,9 +193,6 @@ def test_inference_works_after_running_out_of_memory():
     network = NetworkFromOnnxBytes(case.proto.SerializeToString())
     with TrtRunner(engine_from_network(network, CreateConfig(**QUICK))) as runner:
         case.check(runner.infer)
-
-
-# --- the back end ---------------------------------------------------------------------------------------------------
 
 
 def test_support_table_agrees_with_the_installed_release(line):

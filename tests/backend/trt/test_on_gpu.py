@@ -138,9 +138,6 @@ def relative_error(found, golden):
     return float(np.abs(found.astype(np.float64) - golden).max() / np.abs(golden).max())
 
 
-# --- precisions -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("make", [models.conv_net, models.transformer, models.branch], ids=lambda m: m.__name__)
 def test_fp32_engine_agrees_with_onnx_runtime(make):
     case = make()
@@ -216,9 +213,6 @@ def test_one_fp16_layer_leaves_integer_layers_alone(make):
             np.testing.assert_allclose(outputs[name], array, rtol=2e-2, atol=2e-2)
 
 
-# --- calibration ----------------------------------------------------------------------------------------------------
-
-
 def batches(count=4):
     return [{"x": models.random(8, 64, 28, 28, seed=100 + i)} for i in range(count)]
 
@@ -288,9 +282,6 @@ def test_calibration_that_fails_says_why(data, words):
 
     with pytest.raises(errors.CalibrationError, match=words):
         engine_bytes_from_network(network, config)
-
-
-# --- shapes, formats, outputs ---------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=1)
@@ -441,9 +432,6 @@ def test_a_network_is_described_with_attributes_and_weights():
     assert drawn.graph.node[0].op_type == "CONVOLUTION"
 
 
-# --- engines --------------------------------------------------------------------------------------------------------
-
-
 def test_inspector_lists_tactics_formats_and_precisions():
     with TrtRunner(load(wide_net().proto)) as runner:
         described = describe_engine(runner.engine)
@@ -535,9 +523,6 @@ def test_missing_features_are_refused_with_a_remedy():
         TrtRunner(load(models.identity().proto), allocation_strategy="runtime").activate()
     with pytest.raises(errors.UnsupportedFeatureError, match="weight streaming"):
         CreateConfig(weight_streaming=True)(*create_network())
-
-
-# --- tactics and timing caches --------------------------------------------------------------------------------------
 
 
 COPY = "Reformatting CopyNode"
@@ -717,9 +702,6 @@ def test_build_survives_an_unsavable_timing_cache(tmp_path, caplog):
     assert "was not saved" in caplog.text and "refuses" in caplog.text
 
 
-# --- the runner's own ways ------------------------------------------------------------------------------------------
-
-
 def test_inputs_and_outputs_may_stay_on_the_device():
     case = models.identity()
     with TrtRunner(load(case.proto)) as runner, DeviceArray() as x:
@@ -798,9 +780,6 @@ def test_the_gpu_is_named_with_its_state():
     assert gpu.driver is None or gpu.sm_clock_mhz
 
 
-# --- the child process ----------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def worker():
     with Worker() as worker:
@@ -842,9 +821,6 @@ def test_a_build_that_hangs_is_killed(worker):
 
     with pytest.raises(errors.WorkerError, match=r"did not finish within 0\.5 s"):
         isolated.build(Model.from_proto(wide_net().proto, "wide_net"), slow)
-
-
-# --- contracts ------------------------------------------------------------------------------------------------------
 
 
 class TestTrtRunner(RunnerContract):
@@ -912,9 +888,6 @@ class TestTensorRTBackend(EngineBackendContract):
 
     def test_layers_have_names(self, build):
         assert all(isinstance(layer, Layer) and layer.name for layer in build.layers)
-
-
-# --- Polygraphy's scripts --------------------------------------------------------------------------------------------
 
 
 def seed_scripts() -> dict[str, list[tuple[str, str]]]:

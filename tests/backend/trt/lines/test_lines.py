@@ -76,8 +76,6 @@ def test_an_unknown_release_is_refused_by_name():
         release_line(old)
 
 
-# --- every name that the back end touches ---------------------------------------------------------------------------
-
 # By convention a variable of one of these names holds that kind of object, everywhere in the package.
 KINDS = {
     "builder": ("Builder",),
@@ -247,9 +245,6 @@ def test_no_release_is_read_outside_the_lines():
             assert "except AttributeError" not in text
             for expression in (".__version__ <", ".__version__ >", ".__version__.s", "version_info", "Version("):
                 assert expression not in text, file
-
-
-# --- the door -------------------------------------------------------------------------------------------------------
 
 
 def test_incompatible_numpy_is_refused():
