@@ -1,4 +1,4 @@
-"""How much is tried of what takes long: a part in every test run, the whole in `make test-long`."""
+"""How much of long tests is tried: a part in every run, the whole with ``TRTOPS_TEST_LONG=1``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorFlow and Keras models through tf2onnx; runs where both are installed, as in ``make test-matrix``."""
+"""TensorFlow and Keras models through tf2onnx; runs where both are installed, as in ``tests/matrix.py``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Torch tensors in and out, and LPIPS; runs where torch is installed, as in ``make test-matrix``."""
+"""Torch tensors in and out, and LPIPS; runs where torch is installed, as in ``tests/matrix.py``."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Real architectures made by their exporters, and a table of what each command makes of them: `make zoo`."""
+"""Real architectures made by their exporters, and a table of the results of each command: see ``tests/README.md``."""

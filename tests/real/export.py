@@ -1,6 +1,6 @@
 """Writes the zoo: real architectures with random weights, from the exporters that people use.
 
-Runs in an environment of its own (`make zoo` creates it), since it imports torch, transformers and others.
+Runs in an environment of its own (``requirements.txt``), since it imports torch, transformers and others.
 
 Run: ``python tests/real/export.py FOLDER [NAME ...]``. Existing models are not written again; each has a feed next to
 it.

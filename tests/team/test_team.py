@@ -127,7 +127,7 @@ def load_data():
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.skipif(os.environ.get("TRTOPS_TEST_KILLS") != "1", reason="takes minutes: make test-kills")
+@pytest.mark.skipif(os.environ.get("TRTOPS_TEST_KILLS") != "1", reason="takes minutes: TRTOPS_TEST_KILLS=1")
 def test_campaign_resumes_after_worker_was_killed(deployed: RunningTeam):
     tracker = deployed.tracker()
     script = deployed.models / "data.py"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import subprocess
 import sys
 from dataclasses import replace
@@ -219,12 +221,7 @@ def test_config_sets_all_options():
     assert (config.builder_optimization_level, config.max_aux_streams) == (2, 1)
     assert config.profiling_verbosity == trt.ProfilingVerbosity.DETAILED
     assert empty.num_layers == 0
-
-
-def test_tf32_is_off_unless_asked_for():
-    builder, _ = create_network()
-
-    assert not CreateConfig()(builder, None).get_flag(library.load().BuilderFlag.TF32)
+    assert not CreateConfig()(builder, None).get_flag(flags.TF32)
 
 
 def test_rtx_builds_for_chosen_compute_capabilities(network):
@@ -240,13 +237,9 @@ def test_rtx_builds_for_chosen_compute_capabilities(network):
 def test_debug_tensors_are_marked(network):
     parts = MarkDebug(network, ["c0", "r*"])()
 
-    marked = [name for name in ("c0", "n0", "r0") if parts[1].is_debug_tensor(find(parts[1], name))]
+    marked = [name for name in ("c0", "n0", "r0") if parts[1].is_debug_tensor(tensors_of(parts[1])[name])]
 
     assert marked == ["c0", "r0"]
-
-
-def find(network, name):
-    return tensors_of(network)[name]
 
 
 def test_formats_of_inputs_and_outputs_are_set(network):
@@ -358,7 +351,6 @@ def test_the_engine_back_end_builds(conv_net):
     build = TensorRTBackend().build(Model.from_proto(conv_net.proto, "conv_net"), CONFIG)
 
     assert build.engine.options["outputs"] == ["scores"]
-
     assert len(build.engine.plan) > 1000
     assert build.engine.environment.backend == "tensorrt-rtx"
     assert build.timing_cache is None
@@ -406,8 +398,6 @@ except errors.BackendUnavailableError as exc:
 else:
     raise SystemExit("nothing was raised")
 """
-    import os
-
     environment = {k: v for k, v in os.environ.items() if k != "TRTOPS_USE_TENSORRT_RTX"}
     root = Path(__file__).parents[3]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, env=environment, capture_output=True, text=True)
@@ -416,8 +406,6 @@ else:
 
 
 def test_loaders_are_values(network):
-    import pickle
-
     config = CreateConfig(fp16=True, profiles=[Profile().add("image", (1, 3, 8, 8), (1, 3, 8, 8), (1, 3, 8, 8))])
     loader = ModifyNetworkOutputs(network, outputs=["scores"])
 

@@ -1,6 +1,6 @@
 """Recorded builds and replays on TensorRT with algorithm selectors (8.6), by the builder's log.
 
-How long each takes is printed, and left in ``$OUT/replay_seconds.json``; the ratio is for ``make bench-gpu`` to say.
+How long each takes is printed, and left in ``$OUT/replay_seconds.json``; the ratio is a goal of ``bench_trt_replay``.
 """
 
 from __future__ import annotations
