@@ -2,7 +2,7 @@
 
 * ``cost``: the gate's own time compared with its builds.
 * ``repeats``: unchanged pairs, the same engine and the same build made again; at most one of a hundred may be refused.
-* ``planted``: twenty regressions, each of which must be refused for its own reason.
+* ``planted``: twenty regressions; each must be refused for its own reason.
 """
 
 from __future__ import annotations
