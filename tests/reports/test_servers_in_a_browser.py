@@ -154,7 +154,7 @@ class Watched:
 
 
 ASSISTANT = "[data-component-id='mlflow.assistant.chat_panel.close']"
-"""What closes the panel that MLflow opens beside its pages."""
+"""The button that closes the panel next to MLflow's pages."""
 OWN_GAPS = ("/users/current", "/favicon")
 """Addresses that the servers' own pages ask for in vain, whatever is shown."""
 

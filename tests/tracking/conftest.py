@@ -22,7 +22,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def new_store(template: Path) -> Callable[[Path], Path]:
-    """A function that puts an empty store where it is told."""
+    """A function that makes an empty store in a folder."""
     return lambda root: copy_store(template, root)
 
 

@@ -375,7 +375,7 @@ def test_damaged_and_foreign_runs_are_left(memory, offline, spool) -> None:
     why = {Path(each.folder): each.why for each in found}
     assert {each.outcome for each in found} == {"left"} and why.keys() == set(by_name.values())
     assert "other content" in why[by_name["artifact"]] and "damaged" in why[by_name["json"]]
-    assert "is missing" in why[by_name["gone"]] and "meant for The memory" in why[by_name["foreign"]]
+    assert "is missing" in why[by_name["gone"]] and "meant for This process" in why[by_name["foreign"]]
     assert {each.name for each in upload(memory, spool, moved=True) if each.outcome != "left"} == {"foreign"}
     assert [info.name for info in memory.find()] == ["foreign"]
 

@@ -19,7 +19,7 @@ def test_live_process_is_not_gone():
     assert not owner.is_gone(own)
 
     child.kill()
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # dead, but nobody has asked for its exit code
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # dead, but not reaped by its parent
 
     assert owner.is_gone(own)
     child.communicate()

@@ -1,1 +1,1 @@
-"""The memory: a contract for trackers and runs (``base``), and the trackers that keep it (``memory``, ``mlflow``)."""
+"""The tracking store: the contract (``base``) and its implementations (``memory``, ``mlflow``, ``offline``)."""

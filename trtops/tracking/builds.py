@@ -132,7 +132,7 @@ def load_build(run: StoredRun, *, engine: bool = True) -> Build:
 
 
 def load_timing_cache(run: StoredRun) -> bytes | None:
-    """The timing cache of a run's build; None if there is none.
+    """The timing cache of a run's build, or None.
 
     Raises:
         IncompleteRunError: If its bytes do not match the manifest.
@@ -160,7 +160,7 @@ def engine_path(run: StoredRun) -> str:
     """Path of the engine among the run's artifacts.
 
     Raises:
-        IncompleteRunError: If there is none.
+        IncompleteRunError: If it is missing.
     """
     for entry in run.manifest.artifacts:
         if entry.path.startswith(f"{ENGINE_STEM}."):

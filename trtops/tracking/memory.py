@@ -57,7 +57,7 @@ class _Data:
 class MemoryTracker:
     """A :class:`trtops.tracking.base.Tracker` in memory. Only this object has its runs."""
 
-    shown = "The memory of this process"
+    shown = "This process"
     context: Mapping[str, str] = types.MappingProxyType({})
     store = None
     lock_folder: Path | None = None

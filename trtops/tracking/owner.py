@@ -31,9 +31,9 @@ class Owner(Record):
 
     Attributes:
         host: Host name.
-        machine: The machine's id, which survives reboots; empty if there is none.
-        boot: Id of the machine's present boot; empty if there is none.
-        namespace: The namespace that ``pid`` counts in; empty if there is none.
+        machine: The machine's id, which survives reboots; empty if unknown.
+        boot: Id of the machine's present boot; empty if unknown.
+        namespace: The namespace that ``pid`` counts in; empty if unknown.
         pid: Process id.
         started: When the process started, in seconds since the epoch; None if that is not known.
     """

@@ -352,7 +352,7 @@ class StoredRun(ABC):
 
     @abstractmethod
     def unlisted(self, path: str) -> bytes | None:
-        """A file that the manifest does not name, such as its signature; None if there is none. Not checked."""
+        """A file that the manifest does not name, such as its signature; or None. Not checked."""
 
     @abstractmethod
     def _fetch(self, entry: ArtifactEntry) -> Path | None:

@@ -18,7 +18,7 @@ def check_signature(run: StoredRun, keys: tuple[str, ...], wrong: Callable[[str,
 
     Args:
         run: The run.
-        keys: Public keys, one of which must have signed it; without keys a signature is only compared with the run.
+        keys: Public keys; one must have signed it; without keys a signature is only compared with the run.
         wrong: Called for each mismatch with its subject and the reason.
 
     Returns:
