@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 from tests import models
 from trtops import errors
-from trtops.backend.onnx.quantize import OP_TYPES, insert_qdq, quantizable_layers, tensors_to_calibrate
+from trtops.backend.onnx.quantize import insert_qdq, quantizable_layers, tensors_to_calibrate
 from trtops.backend.onnx.walk import node_name
 from trtops.backend.onnxrt.calibration import collect
 from trtops.calibration import CalibrationCache, TensorRange
@@ -65,15 +65,14 @@ def relative_error(actual: np.ndarray, golden: np.ndarray) -> float:
     return float(np.sqrt(np.square(actual - golden).sum() / np.square(golden).sum()))
 
 
-@pytest.mark.parametrize("op_types", [None, OP_TYPES], ids=["default", "all"])
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
-def test_quantized_models_are_valid_and_accurate(make, style, op_types) -> None:
+def test_quantized_models_are_valid_and_accurate(make, style) -> None:
     case = make()
     cache = calibrated(case)
     quantized = copy_of(case.proto)
 
-    done = insert_qdq(quantized, cache, style=style, **({"op_types": op_types} if op_types else {}))
+    done = insert_qdq(quantized, cache, style=style)
 
     onnx.checker.check_model(quantized, full_check=True)
     assert [v.SerializeToString() for v in quantized.graph.input] == [

@@ -24,11 +24,11 @@ from onnx import TensorProto, helper, numpy_helper
 from trtops import errors
 from trtops.backend.onnx import external, shapes, walk, with_onnxruntime, zero_weights
 from trtops.backend.onnx.copying import add_copy, copy_of, message_bytes
+from trtops.backend.onnx.hostile_models import can_propagate_values
 from trtops.backend.onnx.load_without_weights import ModelWithoutWeights
 from trtops.backend.onnx.model import Model, data_type, raw_bytes
 from trtops.backend.onnx.rewriting import set_shape
 from trtops.backend.onnx.save import PROTOBUF_LIMIT, model_bytes
-from trtops.backend.onnx.shape_inference_cost import can_propagate_values
 from trtops.record import JSONValue, Record
 
 log = logging.getLogger(__name__)

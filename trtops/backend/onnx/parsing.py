@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from trtops import errors
 from trtops.backend.onnx import walk
-from trtops.backend.onnx.function_inlining_limit import check_inlined_size
+from trtops.backend.onnx.hostile_models import check_inlined_size
 from trtops.backend.onnx.messages import ModelProto
 
 if TYPE_CHECKING:

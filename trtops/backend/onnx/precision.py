@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import logging
 from collections import ChainMap
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import onnx
@@ -25,7 +25,7 @@ from trtops import errors
 from trtops.backend.onnx import external, shapes, walk
 from trtops.backend.onnx.constants import constant_tensor
 from trtops.backend.onnx.copying import add_copy, copy_of
-from trtops.backend.onnx.function_inlining_limit import check_inlined_size
+from trtops.backend.onnx.hostile_models import check_inlined_size
 from trtops.backend.onnx.model import check_structure, is_lean, tensor_array
 from trtops.backend.onnx.rewriting import FreshNames, keep_only, replace_nodes
 from trtops.metadata import DataType
@@ -35,9 +35,8 @@ log = logging.getLogger(__name__)
 
 LowPrecision: TypeAlias = Literal["fp16", "bf16"]
 
-KEPT_TYPES = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Range", "CumSum"})
-"""Operators kept in FP32 by default: scales can be too small for 16 bit, and counts soon become inexact."""
-
+# Kept in FP32: scales can be too small for 16 bit, and counts soon become inexact.
+_KEPT_TYPES = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Range", "CumSum"})
 _STANDS_FOR_INFINITY = 1e9
 # Largest finite value and smallest above zero, subnormal ones included.
 _RANGE = {"fp16": (65504.0, 2.0**-24), "bf16": (float.fromhex("0x1.fep127"), 2.0**-133)}
@@ -73,12 +72,11 @@ def convert_to_fp16(
     *,
     keep_io: bool = True,
     exclude: Iterable[str] = (),
-    keep_types: Collection[str] = KEPT_TYPES,
     weights: Path | None = None,
 ) -> onnx.ModelProto:
     """A model that computes in FP16 where possible; see :func:`lower_precision`, which also returns a report."""
     check_structure(proto)
-    rewritten = lower_precision(proto, "fp16", keep_io=keep_io, exclude=exclude, keep_types=keep_types, weights=weights)
+    rewritten = lower_precision(proto, "fp16", keep_io=keep_io, exclude=exclude, weights=weights)
     log.info("Nodes in lower precision: %d, kept: %d", len(rewritten.lowered), len(rewritten.kept))
     if rewritten.too_large:
         log.warning("Kept in FP32, since their weights exceed the 16-bit range: %s", ", ".join(rewritten.too_large))
@@ -93,7 +91,6 @@ def lower_precision(
     *,
     keep_io: bool = True,
     exclude: Iterable[str] = (),
-    keep_types: Collection[str] = KEPT_TYPES,
     weights: Path | None = None,
 ) -> Rewritten:
     """Rewrite a model so that its FP32 nodes compute in 16 bit. FP64 stays FP64.
@@ -105,7 +102,6 @@ def lower_precision(
         keep_io: Whether FP32 inputs and outputs of the model keep their type, with Casts.
         exclude: Nodes to keep in FP32: names, types, or shell patterns of names (``decoder.*``); a node without a name
             has its first output's. The model's functions are inlined before (:func:`without_functions`).
-        keep_types: Further operator types to keep in FP32.
         weights: A folder for the 16-bit weights of a lean model (:meth:`trtops.backend.onnx.model.Model.proto`), which
             must exist as long as the result is used; without one they are inside.
     """
@@ -117,7 +113,7 @@ def lower_precision(
         )
     model = without_functions(model)
     shapes.infer_shapes(model)
-    rewrite = _Rewrite(model, to, _excluded_names(model, exclude), frozenset(keep_types))
+    rewrite = _Rewrite(model, to, _excluded_names(model, exclude))
     if weights is not None and is_lean(model):
         rewrite.weights_file = weights / f"{to}.data"
     rewrite.model(model, keep_io=keep_io)
@@ -205,8 +201,7 @@ _Scope: TypeAlias = "ChainMap[str, _Tensor]"
 _Types: TypeAlias = "ChainMap[str, int]"
 
 
-@dataclass(frozen=True)
-class _Ports:
+class _Ports(NamedTuple):
     """Positions of a node's inputs and outputs that are in 16 bit."""
 
     inputs: frozenset[int] = frozenset()
@@ -238,15 +233,12 @@ class _Frame:
 class _Rewrite:
     """One rewrite of one model: graph by graph, each node in order of execution."""
 
-    def __init__(
-        self, model: onnx.ModelProto, to: LowPrecision, excluded: frozenset[str], keep: frozenset[str]
-    ) -> None:
+    def __init__(self, model: onnx.ModelProto, to: LowPrecision, excluded: frozenset[str]) -> None:
         self.opsets = walk.opsets(model)
         self.dtype = DataType.FLOAT16 if to == "fp16" else DataType.BFLOAT16
         self.element = TensorProto.FLOAT16 if to == "fp16" else TensorProto.BFLOAT16
         self.largest, self.smallest = _RANGE[to]
         self.excluded = excluded
-        self.keep = keep
         self.fresh = FreshNames(model.graph)
         self.renamed: dict[str, str] = {}
         self.lowered: list[str] = []
@@ -279,14 +271,22 @@ class _Rewrite:
             if name in outer and outer[name].weight is None:
                 scope[name] = replace(outer[name])  # a Cast inside is not available outside
         nodes = [graph.node[i] for i in walk.execution_order(graph.node)]
-        weights, nodes = _take_weights(graph, nodes)
+        weights = [tensor for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT]
+        keep_only(graph.initializer, lambda tensor: tensor.data_type != TensorProto.FLOAT)
+        remaining = []
+        for node in nodes:
+            constant = constant_tensor(node) if walk.is_onnx_op(node, "Constant") else None
+            if constant is not None and constant.data_type == TensorProto.FLOAT:
+                weights.append(constant)
+            else:
+                remaining.append(node)
         scope.update((tensor.name, _Tensor(full=tensor.name, low=None, weight=tensor)) for tensor in weights)
         for value in graph.input:
             if value.type.tensor_type.elem_type == TensorProto.FLOAT and value.name not in scope.maps[0]:
                 scope[value.name] = _Tensor(value.name, None) if keep_io else _Tensor(None, value.name)
         outputs = frozenset(v.name for v in graph.output if types.get(v.name) == TensorProto.FLOAT)
         frame = _Frame(scope, types, outputs, keep_io)
-        for node in nodes:
+        for node in remaining:
             self._rewrite_node(node, frame)
         for value in graph.output:  # weights, and tensors from outside, that no node of this graph produces
             tensor = scope.get(value.name)
@@ -294,7 +294,10 @@ class _Rewrite:
                 value.name = self._name_in(tensor, False, frame)
         replace_nodes(graph, frame.nodes)
         self._write_weights(graph, [scope[tensor.name] for tensor in weights])
-        self._declare_types(graph, scope)
+        low = {self.renamed.get(t.low, t.low) for t in scope.maps[0].values() if t.low is not None}
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            if value.name in low and value.type.tensor_type.elem_type == TensorProto.FLOAT:
+                value.type.tensor_type.elem_type = self.element
 
     def _rewrite_node(self, node: onnx.NodeProto, frame: _Frame) -> None:
         """Write one node and the Casts that it needs."""
@@ -320,9 +323,8 @@ class _Rewrite:
         for i in makes:
             name = node.output[i]
             low = i in ports.outputs
-            if (
-                name in frame.outputs and low is frame.keep_io
-            ):  # the graph's output needs the other type under this name
+            if name in frame.outputs and low is frame.keep_io:
+                # The graph's output needs the other type under this name.
                 node.output[i] = self.fresh(f"{name}_{self.dtype.value if low else 'float32'}")
                 frame.nodes.append(self._cast_node(node.output[i], name, TensorProto.FLOAT if low else self.element))
                 scope[name] = _Tensor(name, node.output[i]) if low else _Tensor(node.output[i], name)
@@ -335,7 +337,7 @@ class _Rewrite:
         A schema gives each input and output a type variable, and lists the allowed types of each variable. Everything
         with one variable has one type, so the decision is per variable, not per input and output.
         """
-        if node.op_type in self.keep or walk.node_name(node) in self.excluded or node.op_type in _TYPED_BY_INPUT:
+        if node.op_type in _KEPT_TYPES or walk.node_name(node) in self.excluded or node.op_type in _TYPED_BY_INPUT:
             return _KEPT
         if node.op_type == "Cast":
             # Reading a 16-bit tensor directly saves a Cast; a weight stays exact, since this would round it.
@@ -422,13 +424,6 @@ class _Rewrite:
             lowered.raw_data = raw
         return lowered
 
-    def _declare_types(self, graph: onnx.GraphProto, scope: _Scope) -> None:
-        """Update the declared types of a graph's tensors."""
-        low = {self.renamed.get(t.low, t.low) for t in scope.maps[0].values() if t.low is not None}
-        for value in (*graph.input, *graph.output, *graph.value_info):
-            if value.name in low and value.type.tensor_type.elem_type == TensorProto.FLOAT:
-                value.type.tensor_type.elem_type = self.element
-
     def _cast_node(self, source: str, target: str, element: int) -> onnx.NodeProto:
         return helper.make_node("Cast", [source], [target], name=self.fresh(f"{target}_cast"), to=element)
 
@@ -438,19 +433,3 @@ def _type_variable(parameters: Sequence[Any], i: int) -> str:
     if not parameters:
         return ""
     return str(parameters[min(i, len(parameters) - 1)].type_str)
-
-
-def _take_weights(
-    graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]
-) -> tuple[list[TensorProto], list[onnx.NodeProto]]:
-    """Remove the FP32 weights from a graph, including those of Constant nodes; returns them and the other nodes."""
-    weights = [tensor for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT]
-    keep_only(graph.initializer, lambda tensor: tensor.data_type != TensorProto.FLOAT)
-    remaining = []
-    for node in nodes:
-        constant = constant_tensor(node) if walk.is_onnx_op(node, "Constant") else None
-        if constant is not None and constant.data_type == TensorProto.FLOAT:
-            weights.append(constant)
-        else:
-            remaining.append(node)
-    return weights, remaining

@@ -37,11 +37,8 @@ if TYPE_CHECKING:
 
 Style: TypeAlias = Literal["tensorrt", "onnxruntime"]
 
-DEFAULT_OP_TYPES: tuple[str, ...] = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-"""Layers that take most of the time."""
-
-OP_TYPES: tuple[str, ...] = (*DEFAULT_OP_TYPES, "Add", "Mul", "AveragePool", "GlobalAveragePool", "Concat")
-"""Layers that both back ends compute in INT8."""
+OP_TYPES: tuple[str, ...] = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+"""Layers that can be quantized: those that take most of the time."""
 
 _MIN_OPSET = 13  # the first in which Q/DQ nodes have channels
 _LARGEST_BIAS = 2.0**30  # in INT32: half of the range is left for the sum
@@ -72,11 +69,7 @@ class Quantization(Record):
     in_bodies: tuple[str, ...] = ()
 
     def require_layers(self) -> None:
-        """Refuse a model without INT8 layers.
-
-        Raises:
-            CalibrationError: If no layer was quantized.
-        """
+        """Raise CalibrationError if no layer was quantized."""
         if self.layers:
             return
         if self.kept:
@@ -87,18 +80,18 @@ class Quantization(Record):
         else:
             why = "none of them computes in FP32"
         raise errors.CalibrationError(
-            f"INT8 was requested, but no layer of the model is quantized: of {', '.join(DEFAULT_OP_TYPES)}, {why}. "
+            f"INT8 was requested, but no layer of the model is quantized: of {', '.join(OP_TYPES)}, {why}. "
             "Keep fewer, start from the model in FP32, or build another precision."
         )
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """A node to quantize: the indices of its activations, and of its constants with their channel axes."""
+    """A node to quantize: the indices of its inputs that are activations, and of those that are weights."""
 
     node: onnx.NodeProto
     activations: tuple[int, ...]
-    weights: tuple[tuple[int, int | None], ...]
+    weights: tuple[int, ...]
 
 
 def is_quantized(model: onnx.ModelProto) -> bool:
@@ -122,25 +115,21 @@ def widen_small_integers(model: onnx.ModelProto) -> tuple[str, ...]:
 
 
 def quantizable_layers(
-    model: onnx.ModelProto, *, keep: Iterable[str] = (), op_types: Sequence[str] = DEFAULT_OP_TYPES
+    model: onnx.ModelProto, *, keep: Iterable[str] = (), op_types: Sequence[str] = OP_TYPES
 ) -> tuple[str, ...]:
     """Names of the layers that :func:`insert_qdq` would quantize, in the graph's order."""
     return tuple(walk.node_name(layer.node) for layer in _plan_layers(model, keep, op_types)[0])
 
 
 def tensors_to_calibrate(
-    model: onnx.ModelProto, *, keep: Iterable[str] = (), op_types: Sequence[str] = DEFAULT_OP_TYPES
+    model: onnx.ModelProto, *, keep: Iterable[str] = (), op_types: Sequence[str] = OP_TYPES
 ) -> tuple[str, ...]:
     """Names of the tensors whose ranges :func:`insert_qdq` needs, each once, in the graph's order."""
     return _activation_names(_plan_layers(model, keep, op_types)[0])
 
 
 def kept_names(model: onnx.ModelProto, keep: Iterable[str]) -> frozenset[str]:
-    """Names and outputs of the nodes that patterns select; see :func:`insert_qdq` for patterns.
-
-    Raises:
-        ConfigError: If a pattern selects nothing.
-    """
+    """Names and outputs of the nodes that the patterns of :func:`insert_qdq` select; each must select something."""
     chosen: set[str] = set()
     for pattern in keep:
         found = [node for node in model.graph.node if pattern in (node.op_type, node.name, *node.output)]
@@ -166,8 +155,7 @@ def insert_qdq(
     *,
     style: Style = "tensorrt",
     keep: Iterable[str] = (),
-    op_types: Sequence[str] = DEFAULT_OP_TYPES,
-    per_channel: bool = True,
+    op_types: Sequence[str] = OP_TYPES,
     policy: FitPolicy = "refuse",
 ) -> Quantization:
     """Quantize a model's layers to INT8, in place.
@@ -182,14 +170,12 @@ def insert_qdq(
         keep: Layers that stay in FP32: names of nodes or their outputs, shell patterns of names (``block0/*``), or op
             types.
         op_types: Types of layers to quantize, out of :data:`OP_TYPES`.
-        per_channel: Whether each output channel of a weight has its own scale.
         policy: What to do if the cache lacks ranges (:func:`trtops.calibration.fit`); with ``partial`` the layers that
             need them stay in FP32.
 
     Raises:
         ConfigError: If a pattern of ``keep`` selects nothing, or an op type cannot be quantized.
         CalibrationError: If the cache does not fit.
-        InvalidModelError: If types contradict each other, or the operator set cannot be converted.
         UnsupportedFeatureError: If the model has quantized layers already.
     """
     if is_quantized(model):
@@ -207,10 +193,17 @@ def insert_qdq(
                 f"convert it ({exc}). Export it with a newer operator set."
             ) from exc
     layers, kept = _plan_layers(model, tuple(keep), op_types)
-    cache = _with_moved(model.graph, cache)
+    # Rewriting after the calibration may have added nodes that only move values. Ranges move along.
+    known = cache.by_name()
+    for index in walk.execution_order(model.graph.node):
+        node = model.graph.node[index]
+        source = known.get(node.input[0]) if node.op_type in _MOVING and node.input and node.output else None
+        if source is not None and node.output[0] not in known:
+            known[node.output[0]] = replace(source, name=node.output[0])
+    cache = replace(cache, ranges=tuple(known.values()))
     missing = frozenset(fit(cache, _activation_names(layers), policy))
     layers = [layer for layer in layers if not missing & set(_activation_names([layer]))]
-    _Writer(model, cache.by_name(), style, per_channel, frozenset(kept)).write(layers)
+    _Writer(model, known, style, frozenset(kept)).write(layers)
     _, *bodies = walk.graphs(model.graph)
     return Quantization(
         layers=tuple(walk.node_name(layer.node) for layer in layers),
@@ -218,21 +211,6 @@ def insert_qdq(
         missing=tuple(sorted(missing)),
         in_bodies=tuple(walk.node_name(n) for body in bodies for n in body.node if walk.is_onnx_op(n, *op_types)),
     )
-
-
-def _with_moved(graph: onnx.GraphProto, cache: CalibrationCache) -> CalibrationCache:
-    """The cache with ranges for tensors that contain another's values, moved.
-
-    Rewriting may have added such nodes after the model was calibrated.
-    """
-    known = cache.by_name()
-    moved: dict[str, TensorRange] = {}
-    for index in walk.execution_order(graph.node):
-        node = graph.node[index]
-        source = known.get(node.input[0]) if node.op_type in _MOVING and node.input and node.output else None
-        if source is not None and node.output[0] not in known:
-            moved[node.output[0]] = known[node.output[0]] = replace(source, name=node.output[0])
-    return replace(cache, ranges=(*cache.ranges, *moved.values()))
 
 
 def _plan_layers(
@@ -251,22 +229,19 @@ def _plan_layers(
     for node in model.graph.node:
         if node.op_type not in op_types or not walk.is_onnx_op(node):
             continue
-        operands = range(min(len(node.input), 2)) if node.op_type != "Concat" else range(len(node.input))
-        if any(types.get(node.input[i]) != TensorProto.FLOAT for i in operands):
-            continue
+        operands = range(min(len(node.input), 2))
         activations = tuple(i for i in operands if node.input[i] not in constants)
-        weights = tuple((i, _channel_axis(node, i, constants[node.input[i]])) for i in operands if i not in activations)
-        if not activations or (weights and node.op_type not in DEFAULT_OP_TYPES):  # arithmetic with a constant
+        if not activations or any(types.get(node.input[i]) != TensorProto.FLOAT for i in operands):
             continue
         if names & {node.name, *node.output}:
             kept[walk.node_name(node)] = None
         else:
-            layers.append(_Layer(node, activations, weights))
+            layers.append(_Layer(node, activations, tuple(i for i in operands if i not in activations)))
     return layers, kept
 
 
 def _channel_axis(node: onnx.NodeProto, index: int, weight: onnx.TensorProto) -> int | None:
-    """The axis of a weight's output channels, or None."""
+    """The axis of a weight's output channels, each of which gets its own scale; None for one scale."""
     if index != 1:
         return None
     if node.op_type == "Conv":
@@ -303,13 +278,11 @@ class _Writer:
         model: onnx.ModelProto,
         ranges: Mapping[str, TensorRange],
         style: Style,
-        per_channel: bool,
         kept: frozenset[str],
     ) -> None:
         self.graph = model.graph
         self.ranges = ranges
         self.symmetric = style == "tensorrt"
-        self.per_channel = per_channel
         self.kept = kept
         self.maker = walk.makers(self.graph.node)
         self.readers: dict[str, list[onnx.NodeProto]] = {}
@@ -329,10 +302,14 @@ class _Writer:
         pairs = {name: self._add_pair(name, params[name]) for name in tensors}
         weights: dict[tuple[str, int | None], tuple[str, _Params]] = {}
         for layer in layers:
-            if self.symmetric:
-                _write_kernel_shape(layer.node, self.constants)
-            for index, axis in layer.weights:
-                key = (layer.node.input[index], axis if self.per_channel else None)
+            # TensorRT 8.6 cannot infer a kernel's shape from computed weights.
+            is_convolution = layer.node.op_type in ("Conv", "ConvTranspose") and layer.weights == (1,)
+            if self.symmetric and is_convolution and walk.ints_attribute(layer.node, "kernel_shape") is None:
+                kernel = list(self.constants[layer.node.input[1]].dims[2:])
+                layer.node.attribute.append(helper.make_attribute("kernel_shape", kernel))
+            for index in layer.weights:
+                name = layer.node.input[index]
+                key = (name, _channel_axis(layer.node, index, self.constants[name]))
                 # ONNX Runtime rewrites the integers that a kernel reads, and refuses to do so twice: a shared weight is
                 # stored for each layer.
                 if key not in weights or not self.symmetric:
@@ -341,28 +318,25 @@ class _Writer:
                 layer.node.input[index], weight_params = weights[key]
                 if index == 1 and not self.symmetric:
                     self._quantize_bias(layer.node, params[layer.node.input[0]], weight_params)
-        integer = self._integer_only(layers)
+        # ONNX Runtime uses its integer kernels only where these tensors exist in integers alone.
+        around = [] if self.symmetric else [each.node for each in layers if each.node.op_type not in _FLOAT_OUTPUTS]
+        integer = {name for node in around for name in (*node.input, self._after_activation(node.output[0]))}
         for name in tensors:
             for node in self.readers.get(name, ()):
                 # Other nodes read the rounded values only where the FP32 values must not exist, and where they only
                 # move values to a tensor with the same scale.
                 if (
                     tuple(node.output) in quantized
-                    or (name in integer and self._may_read_rounded(node))
+                    or (name in integer and walk.node_name(node) not in self.kept and not any(walk.subgraphs(node)))
                     or (node.op_type in _MOVING and tensors.get(node.output[0]) == tensors[name] != node.output[0])
                 ):
                     rename(node.input, name, pairs[name])
-        self._sort_nodes()
-
-    def _integer_only(self, layers: Iterable[_Layer]) -> set[str]:
-        """Tensors that must exist only in integers, or ONNX Runtime does not use its integer kernels."""
-        if self.symmetric:
-            return set()
-        around = [layer.node for layer in layers if layer.node.op_type not in _FLOAT_OUTPUTS]
-        return {name for node in around for name in (*node.input, self._after_activation(node.output[0]))}
-
-    def _may_read_rounded(self, node: onnx.NodeProto) -> bool:
-        return walk.node_name(node) not in self.kept and not any(walk.subgraphs(node))
+        nodes = [*self.graph.node, *self.added]
+        replace_nodes(self.graph, [nodes[i] for i in walk.execution_order(nodes)])
+        graphs = list(walk.graphs(self.graph))
+        used = {name for graph in graphs for node in graph.node for name in node.input}
+        used |= {value.name for graph in graphs for value in (*graph.input, *graph.output)}
+        keep_only(self.graph.initializer, lambda tensor: tensor.name in used)
 
     def _scale_roots(self, layers: Sequence[_Layer]) -> dict[str, str]:
         """Names of the tensors to quantize, each with the tensor that defines its scale: itself, or its source."""
@@ -444,15 +418,12 @@ class _Writer:
             return 0.0
         bias = np.abs(tensor_array(self.constants[node.input[2]]).astype(np.float64))
         least = bias / (float(params[node.input[0]].scale) * _LARGEST_BIAS)
-        return least if self.per_channel and bias.ndim == 1 else least.max(initial=0)
+        return least if bias.ndim == 1 else least.max(initial=0)
 
     def _quantize_weight(self, name: str, axis: int | None, least: Any = 0.0) -> tuple[str, _Params]:
         """Quantize a constant with a Q/DQ pair, or to INT8 with DQ; returns the output's name, and the quantization.
 
-        Args:
-            name: The constant.
-            axis: Its channel axis, with a scale for each channel; None for one scale.
-            least: The smallest allowed scales, one or per channel.
+        With a channel axis each channel has its own scale. ``least`` are the smallest allowed scales.
         """
         weight = tensor_array(self.constants[name]).astype(np.float32)
         others = tuple(i for i in range(weight.ndim) if i != axis)
@@ -484,23 +455,6 @@ class _Writer:
         self.graph.initializer.append(numpy_helper.from_array(params.scale, scale))
         self.graph.initializer.append(numpy_helper.from_array(params.zero_point, zero_point))
         return scale, zero_point
-
-    def _sort_nodes(self) -> None:
-        nodes = [*self.graph.node, *self.added]
-        replace_nodes(self.graph, [nodes[i] for i in walk.execution_order(nodes)])
-        used = {name for graph in walk.graphs(self.graph) for node in graph.node for name in node.input}
-        used |= {value.name for graph in walk.graphs(self.graph) for value in (*graph.input, *graph.output)}
-        keep_only(self.graph.initializer, lambda tensor: tensor.name in used)
-
-
-def _write_kernel_shape(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> None:
-    """Write a convolution's kernel shape as an attribute: TensorRT 8.6 cannot infer it from computed weights."""
-    known = any(attribute.name == "kernel_shape" for attribute in node.attribute)
-    if known or node.op_type not in ("Conv", "ConvTranspose") or len(node.input) < 2:
-        return
-    if node.input[1] in constants:
-        dims = constants[node.input[1]].dims
-        node.attribute.append(helper.make_attribute("kernel_shape", list(dims[2:])))
 
 
 def _axis_attribute(params: _Params) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Of ``(batch, 16, 8)`` the 16 is known, so a Gather or Slice of only that element
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -72,99 +72,84 @@ class KnownTensors:
 
     def learn_sizes(self, node: onnx.NodeProto) -> Sizes:
         """Compute the known sizes among a node's outputs, and record them for the nodes that read them."""
-        rule = _RULES.get(node.op_type)
-        least_inputs = 2 if node.op_type == "Gather" else 1
-        if rule is None or not walk.is_onnx_op(node) or len(node.input) < least_inputs or len(node.output) != 1:
+        if not walk.is_onnx_op(node) or not node.input or len(node.output) != 1:
             return None
-        sizes = rule(node, self)
+        sizes = self._sizes_made_by(node)
         if sizes is not None:
             self._sizes[node.output[0]] = sizes
         return sizes
 
-
-def _shape(node: onnx.NodeProto, known: KnownTensors) -> Sizes:
-    dims = known.dims(node.input[0])
-    if dims is None:
+    def _sizes_made_by(self, node: onnx.NodeProto) -> Sizes:
+        first = node.input[0]
+        match node.op_type:
+            case "Shape":
+                dims = self.dims(first)
+                if dims is None:
+                    return None
+                return dims[walk.int_attribute(node, "start", 0) : walk.int_attribute(node, "end", len(dims))]
+            case "Size":
+                dims = self.dims(first)
+                return None if dims is None or None in dims else math.prod(d for d in dims if d is not None)
+            case "Identity":
+                return self.sizes(first)
+            case "Cast":
+                return self.sizes(first) if walk.int_attribute(node, "to", 0) in _INTEGERS else None
+            case "Squeeze":
+                sizes = self.sizes(first)
+                return sizes[0] if isinstance(sizes, list) and len(sizes) == 1 else None
+            case "Unsqueeze":
+                size = self.sizes(first)
+                axes = self.sizes(node.input[1]) if len(node.input) > 1 else walk.ints_attribute(node, "axes")
+                return [size] if isinstance(size, int) and isinstance(axes, list) and len(axes) == 1 else None
+            case "Concat":
+                return self._concatenated(node)
+            case "Gather" if len(node.input) > 1:
+                return self._gathered(node)
+            case "Slice":
+                return self._sliced(node)
         return None
-    return dims[walk.int_attribute(node, "start", 0) : walk.int_attribute(node, "end", len(dims))]
 
-
-def _size(node: onnx.NodeProto, known: KnownTensors) -> Sizes:
-    dims = known.dims(node.input[0])
-    return None if dims is None or None in dims else math.prod(d for d in dims if d is not None)
-
-
-def _gather(node: onnx.NodeProto, known: KnownTensors) -> Sizes:
-    sizes, index = known.sizes(node.input[0]), known.sizes(node.input[1])
-    if not isinstance(sizes, list) or walk.int_attribute(node, "axis", 0) not in (0, -1):
-        return None
-    if isinstance(index, int):
-        return sizes[index] if -len(sizes) <= index < len(sizes) else None
-    if index is None or any(i is None or not -len(sizes) <= i < len(sizes) for i in index):
-        return None
-    return [sizes[i] for i in index if i is not None]
-
-
-def _slice(node: onnx.NodeProto, known: KnownTensors) -> Sizes:
-    sizes = known.sizes(node.input[0])
-
-    def only_element(place: int, omitted: int | None) -> int | None:
-        if place >= len(node.input) or not node.input[place]:
-            return omitted
-        values = known.sizes(node.input[place])
-        return values[0] if isinstance(values, list) and len(values) == 1 else None
-
-    if len(node.input) == 1:  # before operator set 10 bounds were attributes, and there were no steps
-        starts, ends, step = walk.ints_attribute(node, "starts"), walk.ints_attribute(node, "ends"), 1
-        start, end = (starts[0] if starts else None), (ends[0] if ends else None)
-    else:
-        start, end, found_step = only_element(1, None), only_element(2, None), only_element(4, 1)
-        axis = only_element(3, 0)
-        step = found_step if found_step is not None and axis is not None else -1
-    # Negative steps are rare, and INT_MIN as an end would need special treatment.
-    if not isinstance(sizes, list) or start is None or end is None or step < 0:
-        return None
-    return sizes[start:end:step]
-
-
-def _concat(node: onnx.NodeProto, known: KnownTensors) -> Sizes:
-    result: list[int | None] = []
-    for name in node.input:
-        sizes = known.sizes(name)
-        if sizes is None:
-            dims = known.dims(name)
-            if dims is None or len(dims) != 1 or dims[0] is None or dims[0] > _MAX_LENGTH:
-                return None
-            sizes = [None] * dims[0]
-        if not isinstance(sizes, list) or len(result) + len(sizes) > _MAX_LENGTH:
+    def _gathered(self, node: onnx.NodeProto) -> Sizes:
+        sizes, index = self.sizes(node.input[0]), self.sizes(node.input[1])
+        if not isinstance(sizes, list) or walk.int_attribute(node, "axis", 0) not in (0, -1):
             return None
-        result += sizes
-    return result
+        if isinstance(index, int):
+            return sizes[index] if -len(sizes) <= index < len(sizes) else None
+        if index is None or any(i is None or not -len(sizes) <= i < len(sizes) for i in index):
+            return None
+        return [sizes[i] for i in index if i is not None]
 
+    def _sliced(self, node: onnx.NodeProto) -> Sizes:
+        sizes = self.sizes(node.input[0])
 
-def _cast(node: onnx.NodeProto, known: KnownTensors) -> Sizes:
-    return known.sizes(node.input[0]) if walk.int_attribute(node, "to", 0) in _INTEGERS else None
+        def only_element(place: int, omitted: int | None) -> int | None:
+            if place >= len(node.input) or not node.input[place]:
+                return omitted
+            values = self.sizes(node.input[place])
+            return values[0] if isinstance(values, list) and len(values) == 1 else None
 
+        if len(node.input) == 1:  # before operator set 10 bounds were attributes, and there were no steps
+            starts, ends, step = walk.ints_attribute(node, "starts"), walk.ints_attribute(node, "ends"), 1
+            start, end = (starts[0] if starts else None), (ends[0] if ends else None)
+        else:
+            start, end, found_step = only_element(1, None), only_element(2, None), only_element(4, 1)
+            axis = only_element(3, 0)
+            step = found_step if found_step is not None and axis is not None else -1
+        # Negative steps are rare, and INT_MIN as an end would need special treatment.
+        if not isinstance(sizes, list) or start is None or end is None or step < 0:
+            return None
+        return sizes[start:end:step]
 
-def _unsqueeze(node: onnx.NodeProto, known: KnownTensors) -> Sizes:
-    size = known.sizes(node.input[0])
-    axes = known.sizes(node.input[1]) if len(node.input) > 1 else walk.ints_attribute(node, "axes")
-    return [size] if isinstance(size, int) and isinstance(axes, list) and len(axes) == 1 else None
-
-
-def _squeeze(node: onnx.NodeProto, known: KnownTensors) -> Sizes:
-    sizes = known.sizes(node.input[0])
-    return sizes[0] if isinstance(sizes, list) and len(sizes) == 1 else None
-
-
-_RULES: dict[str, Callable[[onnx.NodeProto, KnownTensors], Sizes]] = {
-    "Shape": _shape,
-    "Size": _size,
-    "Gather": _gather,
-    "Slice": _slice,
-    "Concat": _concat,
-    "Identity": lambda node, known: known.sizes(node.input[0]),
-    "Cast": _cast,
-    "Unsqueeze": _unsqueeze,
-    "Squeeze": _squeeze,
-}
+    def _concatenated(self, node: onnx.NodeProto) -> Sizes:
+        result: list[int | None] = []
+        for name in node.input:
+            sizes = self.sizes(name)
+            if sizes is None:
+                dims = self.dims(name)
+                if dims is None or len(dims) != 1 or dims[0] is None or dims[0] > _MAX_LENGTH:
+                    return None
+                sizes = [None] * dims[0]
+            if not isinstance(sizes, list) or len(result) + len(sizes) > _MAX_LENGTH:
+                return None
+            result += sizes
+        return result

@@ -231,7 +231,7 @@ def _emulated(
         UnsupportedFeatureError: If the precision cannot be emulated.
         CalibrationError: If an INT8 build left no ranges.
     """
-    from trtops.backend.onnx.quantize import DEFAULT_OP_TYPES, insert_qdq, is_quantized
+    from trtops.backend.onnx.quantize import OP_TYPES, insert_qdq, is_quantized
     from trtops.calibration.cache import read_cache
 
     config = build.spec.config
@@ -243,7 +243,7 @@ def _emulated(
     if config.precision == "int8":
         if build.calibration_cache is None:
             raise errors.CalibrationError("the INT8 build left no calibration cache")
-        op_types: Sequence[str] = DEFAULT_OP_TYPES
+        op_types: Sequence[str] = OP_TYPES
         if config.backend == "onnxruntime":
             from trtops.backend.onnxrt.calibration import INT8_OP_TYPES
 
