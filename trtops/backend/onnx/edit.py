@@ -142,16 +142,7 @@ def insert_node(
     """Insert a node between tensors, replacing the producers of its outputs; nodes that are then unused are removed.
 
     A tensor that is both input and output is passed through the node: its readers read the node's result instead. An
-    output of the model keeps its name.
-
-    Args:
-        model: The model.
-        op: The node's type, of any domain.
-        inputs: Names of the tensors that it reads.
-        outputs: Names of the tensors that it produces.
-        name: Its name.
-        domain: Its operator domain; imported as version 1 if the model does not import it.
-        attributes: Its attributes: numbers, text, or lists of these.
+    output of the model keeps its name. A domain that the model does not import is imported as version 1.
     """
     graph = model.graph
     known = {value.name for value in graph.input} | walk.initializer_names(graph)
@@ -289,23 +280,20 @@ def set_upper_bounds(model: onnx.ModelProto, bounds: int | Mapping[str, int]) ->
             log.warning("Tensor %r is already bounded; a further bound is set.", name)
     chosen = {name: per_name.get(name, default) for name in dict.fromkeys([*unbounded, *per_name])}
     applied = {name: bound for name, bound in chosen.items() if bound is not None}
-    for name, bound in applied.items():
-        _insert_min(graph, name, bound)
-    return applied
-
-
-def _insert_min(graph: onnx.GraphProto, name: str, bound: int) -> None:
-    """Rename a node's output, and make the old name the minimum of that output and a bound."""
+    all_declared = shapes.values(graph)
     fresh = FreshNames(graph)  # a tensor may be bounded again
-    before, limit = fresh(f"{name}_unbounded"), fresh(f"{name}_upper_bound")
-    index = next(i for i, node in enumerate(graph.node) if name in node.output)
-    rename(graph.node[index].output, name, before)
-    declared = shapes.values(graph).get(name)
-    element = declared.type.tensor_type.elem_type if declared is not None else 0
-    dtype = numpy_dtype(element or onnx.TensorProto.INT64, name)
-    graph.initializer.append(onnx.numpy_helper.from_array(np.array(bound, dtype), limit))
-    graph.node.insert(index + 1, helper.make_node("Min", [before, limit], [name], name=fresh(f"{name}_bounded")))
-    if declared is not None:
-        copy = copy_of(declared)
-        copy.name = before
-        graph.value_info.append(copy)
+    for name, bound in applied.items():
+        # The node's output gets another name, and the old name becomes the minimum of that output and the bound.
+        before, limit = fresh(f"{name}_unbounded"), fresh(f"{name}_upper_bound")
+        index = next(i for i, node in enumerate(graph.node) if name in node.output)
+        rename(graph.node[index].output, name, before)
+        declared = all_declared.get(name)
+        element = declared.type.tensor_type.elem_type if declared is not None else 0
+        dtype = numpy_dtype(element or onnx.TensorProto.INT64, name)
+        graph.initializer.append(onnx.numpy_helper.from_array(np.array(bound, dtype), limit))
+        graph.node.insert(index + 1, helper.make_node("Min", [before, limit], [name], name=fresh(f"{name}_bounded")))
+        if declared is not None:
+            copy_of_declaration = copy_of(declared)
+            copy_of_declaration.name = before
+            graph.value_info.append(copy_of_declaration)
+    return applied

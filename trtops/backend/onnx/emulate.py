@@ -31,10 +31,8 @@ _LEFT_ALONE = frozenset({"Cast", "CastLike", "Shape", "Size", "Constant"})
 def emulate_low_precision(model: onnx.ModelProto) -> None:
     """Make a model with 16-bit tensors compute in FP32 and round to 16 bit after each node, in place.
 
-    Types of inputs and outputs stay. Nodes with bodies stay, and their bodies are changed.
-
-    Args:
-        model: A model from :func:`trtops.backend.onnx.precision.lower_precision`, with its weights inside.
+    The model is one from :func:`trtops.backend.onnx.precision.lower_precision`. Types of inputs and outputs stay. Nodes
+    with bodies stay, and their bodies are changed.
     """
     shapes.infer_shapes(model)
     _emulate_graph(model.graph, {}, {}, itertools.count())

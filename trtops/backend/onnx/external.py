@@ -43,26 +43,15 @@ _ELEMENT_BITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ExternalData:
-    """The place of one tensor's bytes.
-
-    Attributes:
-        tensor: The tensor's name.
-        path: The file, absolute, with links resolved.
-        offset: First byte.
-        length: Number of bytes.
-    """
+    """The place of one tensor's bytes."""
 
     tensor: str
-    path: Path
+    path: Path  # absolute, with links resolved
     offset: int
     length: int
 
     def blocks(self, at_most: int = BLOCK) -> Iterator[bytes]:
-        """The bytes, in blocks of at most 1 MiB or as given.
-
-        Raises:
-            ExternalDataError: If the file ends early or cannot be read.
-        """
+        """The bytes, in blocks of at most 1 MiB or as given; a file that ends early raises ExternalDataError."""
         left = self.length
         try:
             with open(self.path, "rb") as file:
@@ -99,22 +88,15 @@ def anchor(model: onnx.ModelProto, folder: Path) -> None:
     """Anchor the large external tensors of a model from ``folder``, in place; the files must outlive the model.
 
     Tensors of up to 64 KiB are loaded: shapes and axes may be among them, whose values are needed.
-
-    Raises:
-        ExternalDataError: As :func:`locate` raises it.
     """
     for tensor in walk.tensors(model):
         if not is_external(tensor) or is_anchored(tensor):
             continue
         if (expected_bytes(tensor) or 0) > _SMALL_BYTES:
-            put_anchor(tensor, locate(tensor, folder))
+            place = locate(tensor, folder)
+            put_place(tensor, f"{_ANCHOR}{place.path}", place.offset, place.length)
         else:
             load(tensor, folder)
-
-
-def put_anchor(tensor: onnx.TensorProto, place: ExternalData) -> None:
-    """Anchor a tensor at a place."""
-    put_place(tensor, f"{_ANCHOR}{place.path.absolute()}", place.offset, place.length)
 
 
 def write_anchored(tensor: onnx.TensorProto, data: bytes, file: Path) -> None:
@@ -123,7 +105,7 @@ def write_anchored(tensor: onnx.TensorProto, data: bytes, file: Path) -> None:
         target.write(bytes(-target.tell() % ALIGNMENT))
         offset = target.tell()
         target.write(data)
-    put_anchor(tensor, ExternalData(tensor=tensor.name, path=file.resolve(), offset=offset, length=len(data)))
+    put_place(tensor, f"{_ANCHOR}{file.resolve()}", offset, len(data))
 
 
 def is_anchored(tensor: onnx.TensorProto) -> bool:
@@ -222,11 +204,7 @@ def _byte_count(tensor: str, key: str, text: str) -> int:
 
 
 def load_external_data(model: onnx.ModelProto, folder: Path) -> None:
-    """Load all external data of a model from ``folder`` into it, in place.
-
-    Raises:
-        ExternalDataError: As :func:`locate` and :meth:`ExternalData.blocks` raise it. The model is then partly loaded.
-    """
+    """Load all external data of a model from ``folder`` into it, in place."""
     for tensor in walk.tensors(model):
         if is_external(tensor):
             load(tensor, folder)

@@ -8,6 +8,7 @@ no node is blamed for the failure of another.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import re
@@ -128,17 +129,14 @@ def lint(
     *,
     path: str | Path | None = None,
 ) -> LintReport:
-    """Check a model.
+    """Check a model, which need not be valid and is not changed.
 
     Args:
         model: The model, with all its weights, or without those whose values cannot affect the findings
-            (:func:`trtops.backend.onnx.zero_weights.can_run_on_zero_weights`); not changed. It need not be valid.
+            (:func:`trtops.backend.onnx.zero_weights.can_run_on_zero_weights`).
         feed: Arrays by input name. Other inputs get random numbers in [0, 1), ones or True, with 1 for each dynamic
             dimension.
         path: The model's file, which ONNX Runtime reads by itself; this is faster, and allows models above 2 GiB.
-
-    Raises:
-        ExternalDataError: If a :class:`Model` is given and its external data is gone.
     """
     if not isinstance(model, ModelWithoutWeights):
         model = ModelWithoutWeights(model.proto() if isinstance(model, Model) else model)
@@ -147,7 +145,11 @@ def lint(
         empty = LintEntry(level="warning", source="onnx_loader", message="ONNX model has no nodes")
         return LintReport(passing=(), failing=(), unchecked=(), entries=(empty,))
     names = [walk.node_name(node) or f"node {i}" for i, node in enumerate(graph.node)]
-    fatal = [*_cycle_entries(graph), *_weight_entries(model)]
+    fatal = list(_weight_entries(model))
+    try:
+        walk.execution_order(graph.node)
+    except errors.InvalidModelError as exc:  # nodes form a cycle
+        fatal.insert(0, _graph_entry("error", str(exc)))
     whole = [*_duplicate_entries(graph), *([] if fatal else _checker_entries(model))]
     named = [*_name_entries(graph, names), *_unused_entries(graph, names, model.model.ir_version)]
     entries = [*fatal, *whole, *named]
@@ -174,13 +176,6 @@ def lint(
 
 def _graph_entry(level: Level, message: str, *nodes: str) -> LintEntry:
     return LintEntry(level=level, source="onnx_graphsurgeon", message=message, nodes=nodes)
-
-
-def _cycle_entries(graph: onnx.GraphProto) -> Iterator[LintEntry]:
-    try:
-        walk.execution_order(graph.node)
-    except errors.InvalidModelError as exc:
-        yield _graph_entry("error", str(exc))
 
 
 def _weight_entries(model: ModelWithoutWeights) -> Iterator[LintEntry]:
@@ -291,25 +286,16 @@ def _with_inputs(model: onnx.ModelProto, weights: Collection[str]) -> onnx.Model
     return copy
 
 
-_STATUS = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
-_LOADING = re.compile(r"Load model from .*? failed:")
-_PREFIXES = (
-    "This is an invalid model. ",
-    "Error: ",
-    "Failed to load model with error: ",
-    "Exception caught: ",
-    "Exception during loading: ",
+_NOISE = re.compile(
+    r"Load model from .*? failed:|This is an invalid model\. |Error: |Failed to load model with error: "
+    r"|Exception caught: |Exception during loading: "
 )
 
 
 def _short_message(text: str) -> str:
     """An error message of ONNX Runtime in one line, without its usual prefixes."""
-    if not _STATUS.match(text):
-        return text
-    text = _LOADING.sub("", _STATUS.sub("", text), count=1).replace('"', "`")
-    for prefix in _PREFIXES:
-        text = text.replace(prefix, "")
-    return " ".join(text.split())
+    without_status = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
+    return text if without_status == text else " ".join(_NOISE.sub("", without_status).replace('"', "`").split())
 
 
 class _Run:
@@ -355,11 +341,15 @@ class _Run:
         """Run each node by itself, except those that are known to be broken."""
         inferred = copy_of(self.model)
         graph = inferred.graph
-        values: dict[str, Any] = {t.name: _weight_values(t) for t in graph.initializer if t.name not in self.left_out}
-        values.update(self.left_out)
-        values.update((v.name, self._input_array(v)) for v in graph.input if v.name not in values)
+        values: dict[str, Any] = dict(self.left_out)
+        for tensor in graph.initializer:
+            if tensor.name not in self.left_out:
+                with contextlib.suppress(ValueError, TypeError, KeyError):  # of a type that ONNX does not define
+                    values[tensor.name] = numpy_helper.to_array(tensor)
+        constants = walk.initializer_names(graph)
+        values.update((v.name, self._input_array(v)) for v in graph.input if v.name not in constants)
         for value in graph.input:
-            if isinstance(values[value.name], np.ndarray) and value.type.HasField("tensor_type"):
+            if isinstance(values.get(value.name), np.ndarray) and value.type.HasField("tensor_type"):
                 set_shape(value.type.tensor_type, values[value.name].shape)
         try:
             shapes.infer_shapes(inferred)
@@ -476,11 +466,3 @@ class _Run:
         if dtype.kind == "f":
             return np.random.RandomState(1).random_sample(shape).astype(dtype)
         return np.ones(shape, dtype)
-
-
-def _weight_values(tensor: onnx.TensorProto) -> Any:
-    """A weight's values; None if its type is unknown."""
-    try:
-        return numpy_helper.to_array(tensor)
-    except (ValueError, TypeError, KeyError):
-        return None

@@ -42,12 +42,7 @@ class Model:
 
     @classmethod
     def load(cls, path: str | Path) -> Model:
-        """Read, check and digest a model file and the data files that it names, which must lie in its folder.
-
-        Raises:
-            InvalidModelError: If the file does not exist, is not an ONNX model, is truncated, or is inconsistent.
-            ExternalDataError: If external data is missing, too short, or outside the model's folder.
-        """
+        """Read, check and digest a model file and the data files that it names, which must lie in its folder."""
         path = Path(path).absolute()
         content = read_proto(path)
         info = _model_info(content, path.stem, path.parent, f"{path}: ")
@@ -55,12 +50,7 @@ class Model:
 
     @classmethod
     def from_proto(cls, proto: onnx.ModelProto, name: str = "model") -> Model:
-        """Check and digest a model in memory, which is copied; all its weights must be inside.
-
-        Raises:
-            InvalidModelError: If the model is inconsistent.
-            ExternalDataError: If it names data files, since there is no folder to find them in.
-        """
+        """Check and digest a model in memory, which is copied; all its weights must be inside."""
         content = copying.copy_of(proto)
         return cls(_model_info(content, name, None, ""), None, content)
 
@@ -79,7 +69,6 @@ class Model:
 
         Raises:
             InvalidModelError: If the file's content has changed since it was loaded.
-            ExternalDataError: If external data has gone, shrunk or moved out of the folder.
         """
         if self.path is None:
             assert self._content is not None
@@ -103,12 +92,7 @@ class Model:
         return self._content
 
     def files(self) -> tuple[Path, ...]:
-        """The model file, then its data files sorted by name; empty for a model in memory.
-
-        Raises:
-            InvalidModelError: If the model file can no longer be read.
-            ExternalDataError: If a data file can no longer be found.
-        """
+        """The model file, then its data files sorted by name; empty for a model in memory."""
         if self.path is None:
             return ()
         folder = self.path.parent
@@ -122,10 +106,6 @@ def model_digest(model: onnx.ModelProto, folder: Path | None = None) -> str:
     It covers every name, attribute, shape, operator set and weight; weights by their bytes, however they are stored. It
     does not cover producers, documentation strings and metadata properties. External data is read from ``folder``, one
     block at a time.
-
-    Raises:
-        InvalidModelError: If a tensor's bytes do not match its shape.
-        ExternalDataError: If external data is missing, short or outside the folder, or there is no folder.
     """
 
     def put_digest(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
@@ -205,7 +185,7 @@ def raw_bytes(tensor: onnx.TensorProto) -> bytes:
 
     Raises:
         InvalidModelError: If their number does not match the shape.
-        ExternalDataError: If they are in a file, and the tensor is not anchored or the file is gone.
+        ExternalDataError: If they are in a file to which the tensor is not anchored.
     """
     if external.is_external(tensor):
         return external.locate(tensor).read()

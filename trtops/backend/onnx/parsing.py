@@ -51,17 +51,13 @@ def parse_proto(data: bytes, where: str = "") -> onnx.ModelProto:
     try:
         "".join(opset.domain for opset in model.opset_import)
         for graph in walk.graphs(model.graph):
-            _join_texts(graph)
+            # Joining all names of a graph fails if one is not text. Nothing else finds that out as fast.
+            values = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
+            "".join((graph.name, *[value.name for value in values]))
+            for node in graph.node:
+                "".join((node.name, node.op_type, node.domain, *node.input, *node.output))
+                if node.attribute:
+                    "".join([attribute.name for attribute in node.attribute])
     except (TypeError, UnicodeDecodeError):  # protobuf returns text that is not UTF-8 as bytes, or raises
         raise errors.InvalidModelError(f"{where}has names that are not text: not an ONNX model, or damaged.") from None
     return model
-
-
-def _join_texts(graph: onnx.GraphProto) -> None:
-    """Join all names of one graph, which fails if one is not text. Nothing else finds that out as fast."""
-    values = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
-    "".join((graph.name, *[value.name for value in values]))
-    for node in graph.node:
-        "".join((node.name, node.op_type, node.domain, *node.input, *node.output))
-        if node.attribute:
-            "".join([attribute.name for attribute in node.attribute])

@@ -113,7 +113,12 @@ def lower_precision(
         )
     model = without_functions(model)
     shapes.infer_shapes(model)
-    rewrite = _Rewrite(model, to, _excluded_names(model, exclude))
+    by_type: dict[str, list[str]] = {}
+    for node in walk.nodes(model):
+        by_type.setdefault(node.op_type, []).append(walk.node_name(node))
+    names = [name for named in by_type.values() for name in named]
+    excluded = {n for wanted in exclude for n in by_type.get(wanted) or expand([wanted], names, what="node")}
+    rewrite = _Rewrite(model, to, frozenset(excluded))
     if weights is not None and is_lean(model):
         rewrite.weights_file = weights / f"{to}.data"
     rewrite.model(model, keep_io=keep_io)
@@ -136,18 +141,6 @@ def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
         return onnx.inliner.inline_local_functions(model)
     except (RuntimeError, ValueError, onnx.checker.ValidationError) as exc:  # C++ exceptions
         raise errors.InvalidModelError(f"The model's functions cannot be inlined: {exc}") from exc
-
-
-def _excluded_names(model: onnx.ModelProto, exclude: Iterable[str]) -> frozenset[str]:
-    """Names of the nodes that names, types and patterns select."""
-    by_type: dict[str, list[str]] = {}
-    for node in walk.nodes(model):
-        by_type.setdefault(node.op_type, []).append(walk.node_name(node))
-    names = [name for named in by_type.values() for name in named]
-    result: set[str] = set()
-    for wanted in exclude:
-        result.update(by_type.get(wanted) or expand([wanted], names, what="node"))
-    return frozenset(result)
 
 
 @dataclass

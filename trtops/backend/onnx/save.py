@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
@@ -26,11 +27,7 @@ _WriteWeight: TypeAlias = Callable[[bytes], "tuple[Path, int]"]
 
 
 def serialize(model: onnx.ModelProto) -> bytes:
-    """The bytes of a model.
-
-    Raises:
-        InvalidModelError: If it is too large for one protobuf message.
-    """
+    """The bytes of a model; one above 2 GiB raises InvalidModelError."""
     size = model_bytes(model)
     if size >= PROTOBUF_LIMIT:
         raise errors.InvalidModelError(
@@ -44,10 +41,6 @@ def serialize_lean(model: onnx.ModelProto) -> bytes:
     """The bytes of a lean model (:meth:`trtops.backend.onnx.model.Model.proto`), whose weights stay in their files.
 
     The file names are relative to the root folder ``/``, which readers must take as the model's folder.
-
-    Raises:
-        InvalidModelError: If the rest is too large for one protobuf message.
-        ExternalDataError: If a file of weights is gone.
     """
 
     def put(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
@@ -135,12 +128,10 @@ def save_model(
 
                 written = copying.copy_model(model, _put_outside(append, size_threshold))
         else:
-            names = (
-                location / f"tensor_{number:06}.bin" for number in range(1 << 30)
-            )  # tensors' may not be file names
+            numbers = itertools.count()
 
             def write_own_file(data: bytes) -> tuple[Path, int]:
-                name = next(names)
+                name = location / f"tensor_{next(numbers):06}.bin"  # a tensor's name may not be a file name
                 with files.open(path.parent / name) as own:
                     own.write(data)
                 return name, 0
@@ -178,14 +169,9 @@ def _put_outside(write: _WriteWeight, threshold: int) -> copying.PutTensor:
 def model_bytes(model: onnx.ModelProto) -> int:
     """The approximate size of a model once serialized, computed from the shapes of its weights."""
     bare = copying.copy_model(model, copying.put_small(_SHAPE_BYTES))
-    return copying.message_bytes(bare) + sum(map(_left_out_bytes, walk.tensors(model)))
-
-
-def _left_out_bytes(tensor: onnx.TensorProto) -> int:
-    """The size of a tensor that :func:`copying.put_small` leaves out; 0 for others."""
-    size = external.expected_bytes(tensor)
-    if size is None or size <= _SHAPE_BYTES:
-        return 0
-    if external.is_external(tensor):
-        return size if external.is_anchored(tensor) else 0
-    return size if tensor.HasField("raw_data") else copying.message_bytes(tensor)
+    total = copying.message_bytes(bare)
+    for tensor in walk.tensors(model):
+        size = external.expected_bytes(tensor) or 0
+        if size > _SHAPE_BYTES and (not external.is_external(tensor) or external.is_anchored(tensor)):
+            total += size if tensor.HasField("raw_data") or tensor.external_data else copying.message_bytes(tensor)
+    return total

@@ -43,7 +43,10 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool
         raise errors.InvalidModelError(too_much("Shape inference")) from None
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, ValueError) as exc:
         raise errors.InvalidModelError(f"Shape inference failed: {exc}") from exc  # ValueError: C++ exceptions
-    if symbolic and _lacks_ranks(inferred) and with_onnxruntime.can_infer_symbolic_shapes():
+    declared = (*inferred.graph.value_info, *inferred.graph.output)
+    ranked = {value.name for value in declared if value.type.tensor_type.HasField("shape")}
+    lacks_ranks = any(name and name not in ranked for node in inferred.graph.node for name in node.output)
+    if symbolic and lacks_ranks and with_onnxruntime.can_infer_symbolic_shapes():
         try:
             inferred = with_onnxruntime.infer_symbolic_shapes(inferred)
         except errors.InferenceError as exc:
@@ -69,13 +72,6 @@ def _put_plausible(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
             f"Tensor {tensor.name!r} of shape {tuple(tensor.dims)} is too large for any file."
         )
     _put_small(tensor, target)
-
-
-def _lacks_ranks(model: onnx.ModelProto) -> bool:
-    """Whether a tensor that a node of the main graph produces has no known rank."""
-    graph = model.graph
-    ranked = {v.name for v in (*graph.value_info, *graph.output) if v.type.tensor_type.HasField("shape")}
-    return any(name and name not in ranked for node in graph.node for name in node.output)
 
 
 def values(graph: onnx.GraphProto) -> dict[str, onnx.ValueInfoProto]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -26,8 +25,7 @@ from trtops.backend.onnx import shapes, walk
 from trtops.backend.onnx.constants import constant_tensors
 from trtops.backend.onnx.copying import add_copy, copy_of
 from trtops.backend.onnx.edit import element_type
-from trtops.backend.onnx.model import is_large, tensor_spec
-from trtops.backend.onnx.save import save_model
+from trtops.backend.onnx.model import tensor_spec
 from trtops.metadata import TensorSpec
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -44,6 +42,9 @@ _SEQUENCE_OPS = frozenset(
     )
 )  # fmt: skip
 _MIN_IR_VERSION = 4  # from which on weights need not be inputs too
+
+
+_Constant: TypeAlias = "onnx.TensorProto | onnx.SparseTensorProto | onnx.NodeProto"
 
 
 class Values(Protocol):
@@ -94,14 +95,14 @@ class Declared:
         return None
 
     def feeds(self, names: Sequence[str]) -> list[Arrays]:
-        """Raises ConfigError, as does :meth:`golden`: there are no values."""
+        """Raise ConfigError: there are no values."""
         raise errors.ConfigError(
             "There are no values for sub-models, only declared types and shapes. Allow the model to be run, or use a "
             "check that needs no data."
         )
 
     def golden(self, model: onnx.ModelProto, feeds: Sequence[Arrays], names: Sequence[str]) -> list[Arrays]:
-        """As :meth:`feeds`."""
+        """Raise ConfigError, as :meth:`feeds`."""
         return self.feeds(names)
 
 
@@ -121,25 +122,6 @@ class SubModel:
     inputs: tuple[str, ...] = field(compare=False)
     outputs: tuple[str, ...] = field(compare=False)
     _values: Values = field(repr=False, compare=False)
-
-    def save(
-        self,
-        path: str | Path,
-        *,
-        external_data_path: str | None = None,
-        size_threshold: int = 1024,
-        one_file: bool = True,
-    ) -> None:
-        """Write the model to a file, and large weights next to it; see :func:`trtops.backend.onnx.save.save_model`."""
-        if external_data_path is None and is_large(self.proto):
-            external_data_path = ""
-        save_model(
-            self.proto,
-            path,
-            external_data_path=external_data_path,
-            size_threshold=size_threshold,
-            all_tensors_to_one_file=one_file,
-        )
 
     @cached_property
     def feeds(self) -> list[Arrays]:
@@ -166,7 +148,9 @@ class Cutter:
         """Analyze a model that passes :func:`trtops.backend.onnx.model.check_structure`, with its weights inside."""
         self.model = model
         nodes = model.graph.node
-        self._constants = _constants_by_name(model.graph)
+        self._constants: dict[str, _Constant] = {s.values.name: s for s in model.graph.sparse_initializer}
+        self._constants.update((node.output[0], node) for node in nodes if walk.is_onnx_op(node, "Constant"))
+        self._constants |= constant_tensors(model.graph)  # these replace the Constant nodes that produce tensors
         self.order = [i for i in walk.execution_order(nodes) if not walk.is_onnx_op(nodes[i], "Constant")]
         self._position = {index: position for position, index in enumerate(self.order)}
         self._reads: dict[int, list[str]] = {}
@@ -195,10 +179,6 @@ class Cutter:
     def inputs(self) -> list[str]:
         """Names of the whole model's inputs, without those that have a weight as default."""
         return self._graph_inputs
-
-    def label(self, index: int) -> str:
-        """A node for messages."""
-        return walk.label(self.model.graph.node[index])
 
     def reads(self, index: int) -> list[str]:
         """The tensors that a node and its sub-graphs read, without weights."""
@@ -274,7 +254,13 @@ class Cutter:
         graph.name = self.model.graph.name or "graph"
         graph.node.extend(self.model.graph.node[index] for index in inside)
         for name in dict.fromkeys(name for index in inside for name in self._weights[index]):
-            _add_constant(graph, self._constants[name])
+            constant = self._constants[name]
+            if isinstance(constant, onnx.TensorProto):
+                add_copy(graph.initializer, constant)
+            elif isinstance(constant, onnx.SparseTensorProto):
+                add_copy(graph.sparse_initializer, constant)
+            else:
+                graph.node.insert(0, constant)
         graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in frozen.items())
         graph.input.extend(_value_info(values.spec(name)) for name in inputs)
         # While values are being observed, those of the outputs are still unknown.
@@ -346,25 +332,6 @@ class Cutter:
                         part[index] = joined
         different = {id(members): frozenset(members) for members in part.values()}
         return tuple(sorted(different.values(), key=lambda members: max(self._position[i] for i in members)))
-
-
-_Constant: TypeAlias = "onnx.TensorProto | onnx.SparseTensorProto | onnx.NodeProto"
-
-
-def _constants_by_name(graph: onnx.GraphProto) -> dict[str, _Constant]:
-    """A graph's constants: dense and sparse tensors, and Constant nodes that produce neither."""
-    found: dict[str, _Constant] = {sparse.values.name: sparse for sparse in graph.sparse_initializer}
-    found.update((node.output[0], node) for node in graph.node if walk.is_onnx_op(node, "Constant"))
-    return found | constant_tensors(graph)
-
-
-def _add_constant(graph: onnx.GraphProto, constant: _Constant) -> None:
-    if isinstance(constant, onnx.TensorProto):
-        add_copy(graph.initializer, constant)
-    elif isinstance(constant, onnx.SparseTensorProto):
-        add_copy(graph.sparse_initializer, constant)
-    else:
-        graph.node.insert(0, constant)
 
 
 def _non_tensors(graph: onnx.GraphProto, order: Iterable[int]) -> set[str]:

@@ -72,13 +72,11 @@ def strip_weights(model: onnx.ModelProto, exclude: Collection[str] = ()) -> tupl
 def _strippable_inputs(node: onnx.NodeProto, opsets: Mapping[str, int]) -> Iterator[tuple[str, int]]:
     """Inputs of a node that may be stripped, each with the minimum number of elements."""
     domain = walk.domain(node)
-    least = _STRIPPED.get(node.op_type) if not domain else None
-    if least is None:
-        if domain and not onnx.defs.has(node.op_type, opsets.get(domain, 1), domain):
-            yield from ((name, _LARGE) for name in node.input)  # a plug-in
-        return
-    inputs = node.input[:1] if node.op_type in ("Gather", "Slice") else node.input
-    yield from ((name, least) for name in inputs)
+    if not domain and node.op_type in _STRIPPED:
+        inputs = node.input[:1] if node.op_type in ("Gather", "Slice") else node.input
+        yield from ((name, _STRIPPED[node.op_type]) for name in inputs)
+    elif domain and not onnx.defs.has(node.op_type, opsets.get(domain, 1), domain):
+        yield from ((name, _LARGE) for name in node.input)  # a plug-in
 
 
 def reconstruct_weights(model: onnx.ModelProto, original: onnx.ModelProto | None = None) -> tuple[str, ...]:
@@ -100,26 +98,20 @@ def reconstruct_weights(model: onnx.ModelProto, original: onnx.ModelProto | None
                 array = sparsity.pruned(array, axes[tensor.name])
             tensor.raw_data = numpy_helper.from_array(np.ascontiguousarray(array)).raw_data
             tensor.ClearField("doc_string")
-        else:
-            tensor.CopyFrom(_matching_weight(tensor, known))
+            continue
+        name, found = tensor.name, known.get(tensor.name)
+        if found is None:
+            raise errors.InvalidModelError(f"The original model has no weight {name!r}. {errors.near(name, known)}")
+        ours, theirs = ((tuple(each.dims), each.data_type) for each in (tensor, found))
+        if ours != theirs:
+            raise errors.InvalidModelError(
+                f"Weight {name!r} has shape and type {ours}; that of the original model has {theirs}."
+            )
+        if found.doc_string.startswith(_MARK):
+            raise errors.InvalidModelError(f"The original model has no values for {name!r}: it was stripped as well.")
+        tensor.CopyFrom(found)
     model.doc_string = model.doc_string.removesuffix(_MARK).removesuffix("-")
     return tuple(restored)
-
-
-def _matching_weight(tensor: TensorProto, known: Mapping[str, TensorProto]) -> TensorProto:
-    name = tensor.name
-    found = known.get(name)
-    if found is None:
-        raise errors.InvalidModelError(f"The original model has no weight {name!r}. {errors.near(name, known)}")
-    for what, ours, theirs in (
-        ("shape", tuple(tensor.dims), tuple(found.dims)),
-        ("type", tensor.data_type, found.data_type),
-    ):
-        if ours != theirs:
-            raise errors.InvalidModelError(f"Weight {name!r} has {what} {ours}; the original model has {theirs}.")
-    if found.doc_string.startswith(_MARK):
-        raise errors.InvalidModelError(f"The original model has no values for {name!r}: it was stripped as well.")
-    return found
 
 
 def _random_weight(tensor: TensorProto, axis: int | None) -> sparsity.Array:

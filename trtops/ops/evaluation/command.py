@@ -15,6 +15,7 @@ from typing import IO
 
 from trtops import errors
 from trtops.allowed import check_command
+from trtops.backend.onnx.save import save_model
 from trtops.backend.onnx.submodel import SubModel
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.json import save_json
@@ -96,7 +97,7 @@ class CommandCheck(Record):
             if self.wants("{golden}"):
                 iterations = [IterationResult(outputs, runner_name="golden") for outputs in part.golden]
                 RunResults([("golden", iterations)]).save(paths["{golden}"])
-            part.save(model)
+            save_model(part.proto, model)
             try:
                 return self.run(paths)
             finally:

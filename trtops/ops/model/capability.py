@@ -11,7 +11,7 @@ import onnx
 
 from trtops import errors
 from trtops.backend.onnx import lint as linting
-from trtops.backend.onnx.save import serialize
+from trtops.backend.onnx.save import save_model, serialize
 from trtops.backend.onnx.submodel import Cutter, Declared, Values
 from trtops.backend.onnx.walk import node_name
 from trtops.backend.trt.building.capability import ask_parser
@@ -214,7 +214,7 @@ def _write_parts(
                 log.warning("Part %d is not written: %s", number, exc)
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                cut.save(path, **config.save_as.for_another())
+                save_model(cut.proto, path, **config.save_as.for_another())
                 part = Part(supported=supported, nodes=names, inputs=cut.inputs, outputs=cut.outputs, path=str(path))
         parts.append(part)
     return tuple(parts)

@@ -92,11 +92,11 @@ class SaveConfig(Record):
     one_file: bool = True
 
     def to_options(self) -> dict[str, Any]:
-        """The options of :meth:`trtops.backend.onnx.submodel.SubModel.save`."""
+        """The options of :func:`trtops.backend.onnx.save.save_model`."""
         return {
             "external_data_path": self.external_data,
             "size_threshold": self.size_threshold,
-            "one_file": self.one_file,
+            "all_tensors_to_one_file": self.one_file,
         }
 
     def for_another(self) -> dict[str, Any]:

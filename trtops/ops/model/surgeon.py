@@ -339,13 +339,7 @@ def operate(
     proto, changes = done if isinstance(done, tuple) else (proto, done)
     if output is not None:
         log.info("Saving ONNX model to: %s", output, extra=ON_STDOUT)
-        save_model(
-            proto,
-            output,
-            external_data_path=save_as.external_data,
-            size_threshold=save_as.size_threshold,
-            all_tensors_to_one_file=save_as.one_file,
-        )
+        save_model(proto, output, **save_as.to_options())
         _log_model("New Model", proto)
     for sentence in changes:
         log.debug("%s", sentence)

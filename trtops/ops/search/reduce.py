@@ -318,7 +318,7 @@ def _save_culprit(search: Reduction, parts: Items, config: ReduceConfig) -> Culp
     path = inputs_path = None
     if config.output is not None:
         path = Path(config.output)
-        cut.save(path, **config.save_as.to_options())
+        save_model(cut.proto, path, **config.save_as.to_options())
         if config.inputs != "declared":
             inputs_path = path.with_name(f"{path.stem}_inputs.json")
             save_json(cut.feeds, inputs_path, "inputs of the reduced model")
@@ -340,7 +340,7 @@ def _save_min_good(search: Reduction, found: Items | None, config: ReduceConfig)
         return None
     size = len(search.nodes(found))
     closest = min(passing, key=lambda parts: (abs(len(search.nodes(parts)) - size), len(parts), sorted(parts)))
-    search.cut(closest).save(config.min_good, **config.save_as.for_another())
+    save_model(search.cut(closest).proto, config.min_good, **config.save_as.for_another())
     return config.min_good
 
 

@@ -169,9 +169,11 @@ def _reduce(source: Any, name: str, config: ReduceConfig, experiment: str | None
 
 def _ask_about(part: SubModel) -> CheckOutcome:
     """Write a part to the file that checks read, and ask the person at the terminal about it."""
-    from trtops.ops.evaluation.submodel import CheckOutcome  # imports numpy and onnx, which help does not need
+    # These import numpy and onnx, which help does not need.
+    from trtops.backend.onnx.save import save_model
+    from trtops.ops.evaluation.submodel import CheckOutcome
 
-    part.save(Path(ARTIFACT))
+    save_model(part.proto, ARTIFACT)
     try:
         passed = repeat.ask(f"Did '{ARTIFACT}'")
     finally:
