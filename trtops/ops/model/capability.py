@@ -132,7 +132,6 @@ def capability(model: Source, config: CapabilityConfig | None = None) -> Capabil
     """Check which nodes of a model, which is not changed, a back end supports.
 
     Raises:
-        ModelError: If the model cannot be used at all.
         BackendUnavailableError: If the back end's library is not installed.
         ConfigError: If there is no input with the name of a shape.
     """

@@ -24,29 +24,17 @@ _SWEEPS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Box:
-    """One node of the picture.
+    """One node of the picture, with the tensors that it reads and produces."""
 
-    Attributes:
-        title: An operator or layer type, ``input`` or ``output``.
-        name: Its name.
-        inputs: Names of the tensors that it reads.
-        outputs: Names of the tensors that it produces.
-        details: Lines that are shown when it is clicked.
-    """
-
-    title: str
+    title: str  # an operator or layer type, ``input`` or ``output``
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    details: tuple[str, ...]
+    details: tuple[str, ...]  # lines that are shown when it is clicked
 
 
 def describe_onnx(model: str | Path | onnx.ModelProto, *, infer_shapes: bool = False) -> ModelSummary:
-    """Describe an ONNX model for :func:`model_page`; weights are not read.
-
-    Raises:
-        ModelError: If it is not a model.
-    """
+    """Describe an ONNX model for :func:`model_page`; weights are not read."""
     proto = read_proto(model) if isinstance(model, (str, Path)) else model
     return summary.describe(proto, infer_shapes=infer_shapes)
 
@@ -106,11 +94,7 @@ def places(found: Sequence[Box]) -> list[tuple[int, int]]:
 
 
 def model_page(described: Any, title: str) -> str:
-    """A described model as an HTML page: drag to move, scroll to zoom, click for details, type to find.
-
-    Raises:
-        InvalidModelError: If the model is empty.
-    """
+    """A described model as an HTML page: drag to move, scroll to zoom, click for details, type to find."""
     found = boxes(described)
     if not found:
         raise errors.InvalidModelError(f"{title} has neither inputs nor nodes; there is nothing to draw.")
@@ -153,13 +137,7 @@ def _drawn(found: Sequence[Box], points: Sequence[tuple[int, int]]) -> Iterator[
 def serve_page(text: str, port: int, ready: Callable[[str], object]) -> None:
     """Serve a page to browsers on this machine until the process is interrupted.
 
-    Args:
-        text: The page.
-        port: The port on the loopback address; 0 takes any free one.
-        ready: Called with the page's address once it is served.
-
-    Raises:
-        ConfigError: If the port cannot be used.
+    Port 0 takes any free port. ``ready`` is called with the page's address once it is served.
     """
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer  # as slow to import as drawing is
 

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtops import errors
-from trtops.backend.onnx import external
 from trtops.backend.onnx import lint as linting
 from trtops.backend.onnx.lint import LintEntry, LintReport
 from trtops.backend.onnx.load_without_weights import ModelWithoutWeights, load_without_weights
+from trtops.backend.onnx.loader import onnx_from_path
 from trtops.backend.onnx.model import Model, input_specs
-from trtops.backend.onnx.parsing import read_proto
 from trtops.backend.onnx.zero_weights import can_run_on_zero_weights
 from trtops.metadata import Shape, TensorMetadata, is_dynamic
 from trtops.ops.model.model_files import Source, Subject, inputs_with_shapes
@@ -89,7 +88,9 @@ def lint(model: Source, config: LintConfig | None = None, *, feed: Feed | None =
     path = model if isinstance(model, (str, Path)) else None
     try:
         if isinstance(model, (str, Path)):
-            bare = _load(model)
+            bare = load_without_weights(model)
+            if bare.left_out and not _can_leave_out(bare):
+                bare = ModelWithoutWeights(onnx_from_path(model))
         else:
             bare = ModelWithoutWeights(model.proto() if isinstance(model, Model) else model)
     except errors.ModelError as exc:
@@ -102,17 +103,11 @@ def lint(model: Source, config: LintConfig | None = None, *, feed: Feed | None =
     return LintResult(title=f"lint {Subject.of(model)}", **vars(report))
 
 
-def _load(path: str | Path) -> ModelWithoutWeights:
-    """A model file without large weights, if zeros can replace them, or with all weights."""
-    bare = load_without_weights(path)
+def _can_leave_out(bare: ModelWithoutWeights) -> bool:
     try:
-        if not bare.left_out or can_run_on_zero_weights(bare.model, bare.left_out):
-            return bare
+        return can_run_on_zero_weights(bare.model, bare.left_out)
     except errors.InvalidModelError:
-        return bare  # its nodes form a cycle, so nothing is run
-    proto = read_proto(path)
-    external.load_external_data(proto, Path(path).absolute().parent)
-    return ModelWithoutWeights(proto)
+        return True  # its nodes form a cycle, so nothing is run
 
 
 def _first_feed(proto: onnx.ModelProto, config: LintConfig) -> Feed | None:

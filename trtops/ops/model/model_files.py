@@ -23,11 +23,7 @@ Source: TypeAlias = "str | Path | Model | onnx.ModelProto"
 
 
 def open_model(source: Source) -> Model:
-    """Load a model; a loaded one is returned as it is.
-
-    Raises:
-        ModelError: If it cannot be read.
-    """
+    """Load a model; a loaded one is returned as it is."""
     if isinstance(source, Model):
         return source
     return Model.from_proto(source) if isinstance(source, ModelProto) else Model.load(source)
@@ -63,11 +59,7 @@ class Subject:
 
 
 def inputs_with_shapes(inputs: TensorMetadata, shapes: Mapping[str, Shape]) -> TensorMetadata:
-    """A model's inputs, some with other shapes.
-
-    Raises:
-        ConfigError: If there is no input with the name of a shape.
-    """
+    """A model's inputs, some with other shapes; a shape of an unknown input raises ConfigError."""
     changed = TensorMetadata.of(inputs.values())
     for name, shape in shapes.items():
         if name not in inputs:

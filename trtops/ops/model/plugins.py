@@ -30,13 +30,7 @@ PATTERN = "pattern.py"
 
 @dataclass(frozen=True, kw_only=True)
 class Place(Record):
-    """A place where a plugin fits.
-
-    Attributes:
-        inputs: Names of its input tensors.
-        outputs: Names of its output tensors.
-        attributes: Attributes of the plugin's node: numbers, text, or lists of these.
-    """
+    """A place where a plugin fits: names of tensors, and the attributes of the plugin's node."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -45,13 +39,7 @@ class Place(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Match(Record):
-    """A plugin, and the places where it fits.
-
-    Attributes:
-        name: The plugin's name, which is its folder's.
-        op: The type of its node.
-        places: The places.
-    """
+    """A plugin with its name, which is its folder's, the type of its node, and the places where it fits."""
 
     name: str
     op: str
@@ -75,7 +63,6 @@ def match_plugins(
 
     Raises:
         ConfigError: If the folder has no plugins, or lacks a named one, or a script returns something else.
-        ModelError: If the model cannot be used.
     """
     known = sorted(path.parent.name for path in Path(folder).glob(f"*/{PATTERN}"))
     if not known:
@@ -150,12 +137,7 @@ def _yaml_value(value: Any) -> Any:
 
 
 def read_matches(path: str | Path) -> tuple[Match, ...]:
-    """Read a file that :func:`write_matches` or Polygraphy wrote.
-
-    Raises:
-        ConfigError: If the file does not exist.
-        FormatError: If it is something else.
-    """
+    """Read a file that :func:`write_matches` or Polygraphy wrote; anything else raises FormatError."""
     try:
         documents = [d for d in yaml.safe_load_all(Path(path).read_text(encoding="utf-8")) if d is not None]
     except FileNotFoundError:
@@ -186,34 +168,34 @@ def replace_plugins(
 
     Raises:
         ConfigError: If a tensor is not in the model, two places share an output, or ``output`` is a file of the model.
-        ModelError: If the model cannot be used.
     """
 
     def put_in(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
         check_structure(proto)
         graph = gs_from_onnx(proto)
-        changes = [_insert_nodes(graph, match, Path(folder, match.name, PATTERN)) for match in matches]
+        changes = []
+        for match in matches:
+            script = Path(folder, match.name, PATTERN)
+            put: Callable[..., Any] = _insert_node
+            if script.is_file() and "def replace_with_plugin" in script.read_text(encoding="utf-8"):
+                put = import_from_script(script, "replace_with_plugin")
+            tensors = graph.tensors()
+            count = 0
+            for place in match.places:
+                for name in (*place.inputs, *place.outputs):
+                    if name not in tensors:
+                        raise errors.ConfigError(f"The model has no tensor {name!r}. {errors.near(name, tensors)}")
+                reads, makes = ([tensors[name] for name in names] for names in (place.inputs, place.outputs))
+                attributes = dict(place.attributes)
+                count += bool(
+                    put(graph=graph, input_tensors=reads, output_tensors=makes, attrs=attributes, op=match.op)
+                )
+            left = f", {len(match.places) - count} not changed" if count < len(match.places) else ""
+            changes.append(f"Inserted {match.name} in {count} places{left}.")
         graph.cleanup().toposort()
         return gs.export_onnx(graph), changes
 
     return operate(model, output, save_as, put_in)
-
-
-def _insert_nodes(graph: Any, match: Match, script: Path) -> str:
-    put: Callable[..., Any] = _insert_node
-    if script.is_file() and "def replace_with_plugin" in script.read_text(encoding="utf-8"):
-        put = import_from_script(script, "replace_with_plugin")
-    tensors = graph.tensors()
-    count = 0
-    for place in match.places:
-        for name in (*place.inputs, *place.outputs):
-            if name not in tensors:
-                raise errors.ConfigError(f"The model has no tensor {name!r}. {errors.near(name, tensors)}")
-        inputs, outputs = ([tensors[name] for name in names] for names in (place.inputs, place.outputs))
-        attributes = dict(place.attributes)
-        count += bool(put(graph=graph, input_tensors=inputs, output_tensors=outputs, attrs=attributes, op=match.op))
-    left = f", {len(match.places) - count} not changed" if count < len(match.places) else ""
-    return f"Inserted {match.name} in {count} places{left}."
 
 
 def _insert_node(

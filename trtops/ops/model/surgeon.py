@@ -35,14 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class SurgeonResult(Record):
-    """A new model.
-
-    Attributes:
-        path: Its file; None if it was not written.
-        nodes_before: Nodes before, including those of sub-graphs and functions.
-        nodes: Nodes now.
-        changes: What was done, in sentences.
-    """
+    """A new model: its file if it was written, the number of nodes before and now, and sentences about the changes."""
 
     path: str | None
     nodes_before: int
@@ -52,11 +45,7 @@ class SurgeonResult(Record):
 
     @property
     def model(self) -> onnx.ModelProto:
-        """The new model, with its weights inside.
-
-        Raises:
-            ConfigError: If this result was read from JSON, which does not contain the model.
-        """
+        """The new model, with its weights inside; a result that was read from JSON raises ConfigError."""
         if self._proto is None:
             raise errors.ConfigError(
                 f"This result was read from a file, without its model; load {self.path!r} instead."
@@ -187,33 +176,31 @@ def remove_nodes(
         for kind in types:
             if kind not in known:
                 raise errors.ConfigError(f"The model has no node of type {kind!r}. {errors.near(kind, known)}")
-        removed = [_remove_node(proto.graph, node) for node in [n for n in proto.graph.node if n.op_type in types]]
+        graph = proto.graph
+        constants = walk.initializer_names(graph)
+        removed = []
+        for node in [n for n in graph.node if n.op_type in types]:
+            inputs = [name for name in node.input if name and name not in constants]
+            outputs = [name for name in node.output if name]
+            removed.append(walk.label(node))
+            if len(inputs) != 1 or len(outputs) != 1:
+                raise errors.ConfigError(
+                    f"{removed[-1]} has {len(inputs)} inputs and {len(outputs)} outputs; expected one of each, to pass "
+                    "one on as the other. Cut around it with `trtops surgeon extract`, or replace it with `trtops "
+                    "surgeon insert`."
+                )
+            source, target = inputs[0], outputs[0]
+            if any(value.name == target for value in graph.output):
+                # An output of the model keeps its name.
+                name = f"{node.name or target}_removed"
+                graph.node.append(onnx.helper.make_node("Identity", [source], [target], name=name))
+            else:
+                for reader in graph.node:
+                    rewriting.rename(reader.input, target, source)
+            graph.node.remove(node)
         return [f"Removed {len(removed)} nodes: {_first_names(removed)}."]
 
     return operate(model, output, save_as, remove)
-
-
-def _remove_node(graph: onnx.GraphProto, node: onnx.NodeProto) -> str:
-    """Remove a node, and return its label."""
-    constants = walk.initializer_names(graph)
-    inputs = [name for name in node.input if name and name not in constants]
-    outputs = [name for name in node.output if name]
-    label = walk.label(node)
-    if len(inputs) != 1 or len(outputs) != 1:
-        raise errors.ConfigError(
-            f"{label} has {len(inputs)} inputs and {len(outputs)} outputs; expected one of each, to pass one on as the "
-            "other. Cut around it with `trtops surgeon extract`, or replace it with `trtops surgeon insert`."
-        )
-    source, target = inputs[0], outputs[0]
-    if any(value.name == target for value in graph.output):
-        # The output keeps its name.
-        passed = onnx.helper.make_node("Identity", [source], [target], name=f"{node.name or target}_removed")
-        graph.node.append(passed)
-    else:
-        for reader in graph.node:
-            rewriting.rename(reader.input, target, source)
-    graph.node.remove(node)
-    return label
 
 
 def sanitize(

@@ -40,7 +40,14 @@ def template(kind: Kind, output: str | Path | None = None, *, model: str | Path 
     elif kind == "trt-config":
         text = CONFIG if model is None else CONFIG_OF_MODEL.format(profiles=_profile_lines(inputs))
     elif kind == "data-loader":
-        text = DATA_LOADER.format(arrays=_array_lines(inputs))
+        lines = []
+        for spec in inputs.values():
+            dtype = "float32" if spec.dtype is None else spec.dtype.value
+            shape = _fixed_shape(spec)
+            floating = spec.dtype is None or spec.dtype.is_floating
+            draw = f"random.random({shape})" if floating else f"random.integers(0, 2, {shape})"
+            lines.append(f"            {spec.name!r}: {draw}.astype({dtype!r}),")
+        text = DATA_LOADER.format(arrays="\n".join(lines))
     elif model is None:
         raise errors.ConfigError("The onnx-gs template changes a model; give one.")
     else:
@@ -72,16 +79,6 @@ def _profile_lines(inputs: TensorMetadata) -> str:
         for s in dynamic
     )
     return "Profile()" + "".join(calls)
-
-
-def _array_lines(inputs: TensorMetadata) -> str:
-    lines = []
-    for spec in inputs.values():
-        dtype = "float32" if spec.dtype is None else spec.dtype.value
-        floating = spec.dtype is None or spec.dtype.is_floating
-        draw = f"random.random({_fixed_shape(spec)})" if floating else f"random.integers(0, 2, {_fixed_shape(spec)})"
-        lines.append(f"            {spec.name!r}: {draw}.astype({dtype!r}),")
-    return "\n".join(lines)
 
 
 NETWORK = '''"""Defines a TensorRT network."""

@@ -19,13 +19,7 @@ if TYPE_CHECKING:
 
 
 def inspect_calibration(source: str, *, tracker: Tracker | None = None) -> Inspection:
-    """Inspect a calibration cache: a file of either format, or ``run:<id>``.
-
-    Raises:
-        ConfigError: If the file does not exist.
-        FormatError: If it is not a calibration cache.
-        TrackingError: If the run does not exist, or has no cache.
-    """
+    """Inspect a calibration cache: a file of either format, or ``run:<id>``."""
     cache = load_cache(source, tracker)
 
     def text() -> str:
@@ -51,20 +45,12 @@ def inspect_calibration(source: str, *, tracker: Tracker | None = None) -> Inspe
 
 
 def compare_calibrations(first: str, second: str, ratio: float = 1.25, *, tracker: Tracker | None = None) -> CacheDiff:
-    """The differences between two calibration caches; ranges whose ratio is above ``ratio`` count as changed.
-
-    Sources and errors are those of :func:`inspect_calibration`.
-    """
+    """The differences between two calibration caches; ranges whose ratio is above ``ratio`` count as changed."""
     return diff(load_cache(first, tracker), load_cache(second, tracker), ratio)
 
 
 def inspect_tactics(path: str | Path) -> Inspection:
-    """Inspect a tactic record of trtops or Polygraphy.
-
-    Raises:
-        ConfigError: If the file does not exist.
-        FormatError: If it is not a tactic record.
-    """
+    """Inspect a tactic record of trtops or Polygraphy."""
     record = read_record(path)
 
     def text() -> str:
@@ -87,11 +73,7 @@ def inspect_tactics(path: str | Path) -> Inspection:
 
 
 def inspect_sparsity(model: str | Path | onnx.ModelProto) -> Inspection:
-    """The weights of an ONNX model that sparse kernels could use, and whether they are 2:4 sparse already.
-
-    Raises:
-        ModelError: If it is not a model.
-    """
+    """The weights of an ONNX model that sparse kernels could use, and whether they are 2:4 sparse already."""
     from trtops.backend.onnx.loader import onnx_from_path
     from trtops.backend.onnx.sparsity import check_sparsity
 
