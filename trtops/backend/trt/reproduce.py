@@ -1,8 +1,8 @@
-"""Repeat a verdict with plain TensorRT: run the engine, compare with the golden outputs, say what comes out.
+"""Repeats a verdict with plain TensorRT: runs the engine and compares it with the golden outputs.
 
-Runs the reported plan; with ``--build`` builds a new one of model.onnx, with the timing cache of the reported build.
-Needs tensorrt, cuda-python and numpy in the releases of constraints.txt, and the GPU of environment.json. Exit code 0
-if the verdict is the reported one, else 1.
+Runs the reported plan; with ``--build`` builds a new one from model.onnx, with the timing cache of the reported build.
+Needs tensorrt, cuda-python and numpy in the releases of constraints.txt, and the GPU of environment.json. The exit
+code is 0 if the verdict is the reported one, else 1.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def build(trt: Any, logger: Any, folder: Path, case: dict[str, Any]) -> bytes:
-    """A plan built anew, as the reported one was."""
+    """Build a new plan as the reported one was built."""
     builder = trt.Builder(logger)
     batch = getattr(trt.NetworkDefinitionCreationFlag, "EXPLICIT_BATCH", None)
     network = builder.create_network(0 if batch is None else 1 << int(batch))
@@ -49,7 +49,7 @@ def build(trt: Any, logger: Any, folder: Path, case: dict[str, Any]) -> bytes:
         config.set_timing_cache(config.create_timing_cache(cache.read_bytes()), False)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
-        raise RuntimeError("TensorRT builds no engine; what it says is above.")
+        raise RuntimeError("TensorRT built no engine; its messages are above.")
     return bytes(plan)
 
 
@@ -61,7 +61,7 @@ def dynamic_inputs(network: Any) -> dict[str, list[list[int]]]:
 
 
 def change_layers(trt: Any, network: Any, case: dict[str, Any]) -> None:
-    """Layers that are kept in FP32, and tensors that are outputs as well so that nothing is fused across them."""
+    """Keep layers in FP32, and mark tensors as outputs, which prevents fusion across them."""
     layers = [network.get_layer(i) for i in range(network.num_layers)]
     for layer in layers:
         if any(fnmatchcase(layer.name, pattern) for pattern in case["keep"]):
@@ -72,7 +72,7 @@ def change_layers(trt: Any, network: Any, case: dict[str, Any]) -> None:
 
 
 def calibrate(trt: Any, config: Any, file: Path) -> None:
-    """Give the builder the ranges that were calibrated, and no data."""
+    """Give the builder the calibrated ranges, without data."""
 
     class Ranges(trt.IInt8EntropyCalibrator2):  # type: ignore[misc]  # a class of bindings that have no types
         def get_batch_size(self) -> int:
@@ -119,7 +119,7 @@ def infer(trt: Any, cuda: Any, np: Any, engine: Any, feed: dict[str, Any]) -> di
         context.set_tensor_address(name, int(pointer))
         held.append((pointer, array))
     if not context.execute_async_v3(0):
-        raise RuntimeError("TensorRT does not run the engine; what it says is above.")
+        raise RuntimeError("TensorRT could not run the engine; its messages are above.")
     call(cuda.cudaDeviceSynchronize)
     for item in held:
         if isinstance(item, tuple):
@@ -131,11 +131,11 @@ def infer(trt: Any, cuda: Any, np: Any, engine: Any, feed: dict[str, Any]) -> di
     return outputs
 
 
-def main(folder: Path, *, anew: bool) -> int:
-    """Run what lies in a folder."""
+def main(folder: Path, *, rebuild: bool) -> int:
+    """Repeat the verdict of a folder; returns the exit code."""
     import numpy as np
     import tensorrt as trt
-    from evaluate import errors, objections  # type: ignore[import-not-found]  # the file beside this one, in a bundle
+    from evaluate import errors, objections  # type: ignore[import-not-found]  # the other file of the bundle
 
     try:
         from cuda.bindings import runtime as cuda
@@ -150,7 +150,7 @@ def main(folder: Path, *, anew: bool) -> int:
     wrong = False
     try:
         reported = folder / "engine" / "engine.engine"
-        plan = build(trt, logger, folder, case) if anew or not reported.exists() else reported.read_bytes()
+        plan = build(trt, logger, folder, case) if rebuild or not reported.exists() else reported.read_bytes()
         engine = trt.Runtime(logger).deserialize_cuda_engine(plan)
         runs = [infer(trt, cuda, np, engine, feed) for feed in inputs]
     except Exception as exc:
@@ -171,7 +171,7 @@ def main(folder: Path, *, anew: bool) -> int:
 
 
 def survived(script: str) -> int:
-    """Run in a child, so that a verdict comes out as well where the library takes its process down."""
+    """Run in a child process, so that there is a verdict even if the library crashes."""
     code = subprocess.call(
         [sys.executable, *(["-E", "-s"] if sys.flags.ignore_environment else []), script, *sys.argv[1:], "--inside"]
     )
@@ -185,4 +185,4 @@ def survived(script: str) -> int:
 if __name__ == "__main__":
     if "--inside" not in sys.argv:
         sys.exit(survived(__file__))
-    sys.exit(main(Path(__file__).resolve().parent, anew="--build" in sys.argv))
+    sys.exit(main(Path(__file__).resolve().parent, rebuild="--build" in sys.argv))

@@ -1,4 +1,4 @@
-"""Questions about networks, engines and builder configs, under Polygraphy's names, for scripts that import them from here.
+"""Functions for networks, engines and builder configs, with Polygraphy's names, for scripts that import them from here.
 
 The work is done in :mod:`trtops.backend.trt.describe` and :mod:`trtops.backend.trt.building`.
 """
@@ -23,7 +23,7 @@ from trtops.metadata import TensorMetadata, is_dynamic
 
 
 def fail_unavailable(what: str) -> None:
-    """Raise that this release has no such thing.
+    """Raise that this release does not have something.
 
     Raises:
         UnsupportedFeatureError: Always.
@@ -32,18 +32,18 @@ def fail_unavailable(what: str) -> None:
 
 
 def check_onnx_parser_errors(parser: Any, success: bool) -> None:
-    """Raise what a parser complains of.
+    """Raise the errors of a parser.
 
     Raises:
-        EngineBuildError: If it does, or did not succeed.
+        EngineBuildError: If there are any, or parsing failed.
     """
     found = [str(parser.get_error(index)) for index in range(parser.num_errors)]
     if found or not success:
-        raise errors.EngineBuildError("Could not parse ONNX correctly: " + ("\n".join(found) or "nothing says why"))
+        raise errors.EngineBuildError("Could not parse ONNX correctly: " + ("\n".join(found) or "no reason was given"))
 
 
 def get_layer_class_mapping() -> dict[Any, type]:
-    """TensorRT's class of each type of layer, as far as this release has one: ``{trt.LayerType.SCALE: IScaleLayer}``."""
+    """TensorRT's class of each layer type in this release: ``{trt.LayerType.SCALE: IScaleLayer}``."""
     trt = library.load()
     classes = {name.lower(): kind for name, kind in vars(trt).items() if isinstance(kind, type)}
     names = {member: f"i{name.replace('_', '')}layer".lower() for name, member in trt.LayerType.__members__.items()}
@@ -66,32 +66,32 @@ def _names_and_metadata(tensors: Iterable[Any]) -> tuple[list[str], TensorMetada
 
 
 def get_network_input_names_meta(network: Any) -> tuple[list[str], TensorMetadata]:
-    """Names of a network's inputs, and what is known of each."""
+    """Names and metadata of a network's inputs."""
     return _names_and_metadata(network.get_input(i) for i in range(network.num_inputs))
 
 
 def get_network_output_names_meta(network: Any) -> tuple[list[str], TensorMetadata]:
-    """Names of a network's outputs, and what is known of each."""
+    """Names and metadata of a network's outputs."""
     return _names_and_metadata(network.get_output(i) for i in range(network.num_outputs))
 
 
 def get_layer_input_names_meta(layer: Any) -> tuple[list[str], TensorMetadata]:
-    """Names of a layer's inputs, and what is known of each."""
+    """Names and metadata of a layer's inputs."""
     return _names_and_metadata(layer.get_input(i) for i in range(layer.num_inputs))
 
 
 def get_layer_output_names_meta(layer: Any) -> tuple[list[str], TensorMetadata]:
-    """Names of a layer's outputs, and what is known of each."""
+    """Names and metadata of a layer's outputs."""
     return _names_and_metadata(layer.get_output(i) for i in range(layer.num_outputs))
 
 
 def get_layer_attribute_names(layer: Any) -> list[str]:
-    """Names of the attributes that a layer has beyond those of all layers."""
+    """Names of a layer's own attributes."""
     return attribute_names(layer)
 
 
 def str_from_layer(layer: Any, index: int) -> str:
-    """A layer with its tensors, in lines."""
+    """Text of a layer and its tensors."""
     (_, inputs), (_, outputs) = get_layer_input_names_meta(layer), get_layer_output_names_meta(layer)
     title = f"Layer {index:<4} | {layer.name} [Op: {layer.type}]"
     return "\n".join(layer_lines(title, list(map(str, inputs.values())), list(map(str, outputs.values())))) + "\n"
@@ -110,7 +110,7 @@ def _below_heading(text: str) -> str:
 def str_from_network(
     network: Any, show_layers: bool | None = None, show_attrs: bool | None = None, show_weights: bool | None = None
 ) -> str:
-    """A network's description for people; see :func:`~trtops.backend.trt.describe.network.describe_network`."""
+    """A network's description as text; see :func:`~trtops.backend.trt.describe.network.describe_network`."""
     return _below_heading(describe_network(network).text(_names_to_show(show_layers, show_attrs, show_weights)))
 
 
@@ -121,21 +121,21 @@ def str_from_engine(
     show_attrs: bool | None = None,
     combine_tensor_info: str | None = None,
 ) -> str:
-    """An engine's description for people; see :func:`~trtops.backend.trt.describe.inspector.describe_engine`.
+    """An engine's description as text; see :func:`~trtops.backend.trt.describe.inspector.describe_engine`.
 
     Args:
         engine: The engine.
-        context: Accepted for scripts that pass it; none is needed.
+        context: Ignored.
         show_layers: Whether to show layers.
         show_attrs: Whether to show their tactics and precisions.
-        combine_tensor_info: Not carried out here; ``trtops inspect model --combine-tensor-info`` does it.
+        combine_tensor_info: Not supported here; use ``trtops inspect model --combine-tensor-info``.
 
     Raises:
         ConfigError: If ``combine_tensor_info`` is given.
     """
     if combine_tensor_info is not None:
         raise errors.ConfigError(
-            "combine_tensor_info is not taken here: trtops inspect model --combine-tensor-info FILE"
+            "combine_tensor_info is not supported here. Use: trtops inspect model --combine-tensor-info FILE"
         )
     return _below_heading(describe_engine(engine).text(_names_to_show(show_layers, show_attrs, None)))
 
@@ -151,7 +151,7 @@ def get_all_io_tensors(network: Any) -> dict[str, Any]:
 
 
 def mark_outputs(network: Any, outputs: Sequence[str]) -> None:
-    """Make tensors, by name or pattern, the network's outputs, in place of those it has.
+    """Replace the network's outputs by tensors, given by name or pattern.
 
     Raises:
         ConfigError: If there is no such tensor.
@@ -160,12 +160,12 @@ def mark_outputs(network: Any, outputs: Sequence[str]) -> None:
 
 
 def mark_layerwise(network: Any) -> None:
-    """Make all tensors outputs that can be."""
+    """Mark all tensors as outputs that can be."""
     mark_outputs(network, markable(network))
 
 
 def mark_by_layer_type(network: Any, layer_types: Sequence[str]) -> None:
-    """Make outputs of what layers of these types make; case does not matter.
+    """Replace the network's outputs by the outputs of layers of these types; case does not matter.
 
     Raises:
         ConfigError: If TensorRT has no such type.
@@ -174,7 +174,7 @@ def mark_by_layer_type(network: Any, layer_types: Sequence[str]) -> None:
 
 
 def unmark_outputs(network: Any, outputs: Sequence[str]) -> None:
-    """Let tensors, by name or pattern, be outputs no more.
+    """Remove tensors, given by name or pattern, from the outputs.
 
     Raises:
         ConfigError: If there is no such tensor, or no output is left.
@@ -183,7 +183,7 @@ def unmark_outputs(network: Any, outputs: Sequence[str]) -> None:
 
 
 def str_from_config(config: Any, network: Any) -> str:
-    """A builder config's settings, a line each: flags, memory pools, tactic sources and so on."""
+    """A builder config's settings, one line each: flags, memory pools, tactic sources and others."""
     trt = library.load()
     on_dla = config.DLA_core >= 0 or config.default_device_type == trt.DeviceType.DLA
     pools = [
@@ -228,7 +228,7 @@ def _bracketed_text(words: Iterable[str]) -> str:
 
 
 def check_profile(profile: Any) -> Any:
-    """A profile of TensorRT's, if it is complete.
+    """Return a TensorRT profile if it is complete.
 
     Raises:
         ConfigError: If it is not.
@@ -239,18 +239,18 @@ def check_profile(profile: Any) -> Any:
 
 
 def str_from_tensor(tensor: Any, is_shape_tensor: bool) -> str:
-    """An input in a line."""
+    """One line of text for an input."""
     kind = "shape-tensor" if is_shape_tensor else "tensor"
     return f"Input {kind}: {tensor.name} (dtype={tensor.dtype}, shape={tensor.shape})"
 
 
 def get_input_metadata_from_network(network: Any, profile: Any, force_opt_shapes: bool | None = None) -> TensorMetadata:
-    """What is known of a network's inputs, with the ranges of TensorRT's profile where shapes are dynamic.
+    """Metadata of a network's inputs, with the ranges of TensorRT's profile for dynamic shapes.
 
     Args:
         network: The network.
-        profile: An optimization profile of TensorRT; asked only where a shape is dynamic.
-        force_opt_shapes: Whether to take the usual shapes, and no ranges, as calibration needs them.
+        profile: A TensorRT optimization profile; used for dynamic shapes.
+        force_opt_shapes: Whether to return ``opt`` shapes without ranges, for calibration.
     """
     metadata = TensorMetadata()
     for tensor in (network.get_input(index) for index in range(network.num_inputs)):
@@ -268,15 +268,15 @@ def get_input_metadata_from_network(network: Any, profile: Any, force_opt_shapes
 
 
 def try_setup_polygraphy_calibrator(config: Any, network: Any, calib_profile: Any = None) -> None:
-    """Tell a config's calibrator, if it is one of ours, the network's inputs.
+    """Give a config's calibrator the network's input metadata, if it is one of ours.
 
     Args:
         config: The builder config.
         network: The network to calibrate.
-        calib_profile: TensorRT's profile to calibrate with; the config's unless given.
+        calib_profile: TensorRT's calibration profile; the config's by default.
     """
     calibrator = getattr(config, "int8_calibrator", None)
-    if calibrator is None:  # none is set, or this release has none
+    if calibrator is None:  # not set, or not available in this release
         return
     profile = calib_profile or getattr(config, "get_calibration_profile", lambda: None)()
     if profile is None:
@@ -294,23 +294,23 @@ def get_tensor_format(engine: Any, context: Any, name: str) -> Any:
 
 
 def get_hwc_shape_from_chw(shape: Sequence[int]) -> tuple[int, ...]:
-    """A shape with its channels last."""
+    """The NHWC shape of an NCHW shape."""
     *batch, channels, height, width = shape
     return (*batch, height, width, channels)
 
 
 def get_chw_shape_from_hwc(shape: Sequence[int]) -> tuple[int, ...]:
-    """A shape with its channels before height and width."""
+    """The NCHW shape of an NHWC shape."""
     *batch, height, width, channels = shape
     return (*batch, channels, height, width)
 
 
 def get_metadata_from_engine(engine: Any, context: Any, mode: Any) -> TensorMetadata:
-    """What is known of an engine's inputs, or of its outputs.
+    """Metadata of an engine's inputs or outputs.
 
     Args:
         engine: The engine.
-        context: Accepted for scripts that pass it.
+        context: Ignored.
         mode: ``trt.TensorIOMode.INPUT`` or ``OUTPUT``.
     """
     inputs, outputs = engine_io(engine)

@@ -145,7 +145,7 @@ def test_replay_with_a_timed_op_is_refused(release):
     config, made, _, record = first_build(builder)
 
     builder.ops = (*OPS, escaping)
-    with pytest.raises(errors.TacticMismatchError, match="timed a") as caught:
+    with pytest.raises(errors.TacticMismatchError, match="timed again") as caught:
         editing(builder, Config(TimingCache.of(config.cache.serialize())), made.ops.values()).replay(record)
 
     assert caught.value.layers == (str(escaping.key),)

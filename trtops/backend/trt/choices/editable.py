@@ -1,13 +1,11 @@
-"""Recording, replaying and replacing tactics through the editable timing cache, on TensorRT 10.8 and later.
+"""Records, replays and replaces tactics through the editable timing cache, on TensorRT 10.8 and later.
 
-In editable mode every op has an entry of its own in the timing cache: a key, and the hash of the tactic that was
-chosen. The builder's log names the op of a key and the other tactics that were timed for it (:mod:`.autotuning`); the
-engine inspector names the kernel of each layer. A layer is tied to a key only where both agree. A build that finds all
-keys in its cache times
-nothing: so a tactic is replayed by writing the recorded hashes, and replaced by writing another and building again, as
-NVIDIA's sample ``sampleEditableTimingCache`` does. What the builder made of the cache is checked afterwards, key by
-key. Hashes are compared, not the cache's bytes. Layers inside fused regions have no entry; they are recorded as not
-replayable.
+In editable mode each op has an entry in the timing cache: a key, and the hash of the chosen tactic. The builder's log
+gives the op of a key and the other tactics that were timed for it (:mod:`.autotuning`); the engine inspector gives the
+kernel of each layer. A layer belongs to a key only if both agree. A build whose keys are all in the cache times
+nothing, so a tactic is replayed by writing the recorded hashes, and replaced by writing another one and building
+again, as in NVIDIA's sample ``sampleEditableTimingCache``. Afterwards the entries are compared, by hash. Layers inside
+fused regions have no entry; they are recorded as not replayable.
 """
 
 from __future__ import annotations
@@ -29,23 +27,23 @@ from trtops.tactics.record import TacticChoice, TacticRecord
 
 _ENTRY = "entry "
 _MILLISECONDS = 1e-3
-"""Time given for a replayed entry. Any will do: there is no other candidate to compare it with."""
+"""Time of a replayed entry. The value does not matter: there is no other candidate."""
 
 
 _MOST_REPLACEMENTS = 8
-"""Builds after the first in which denied tactics are replaced: a replacement may move others, so one need not be enough."""
+"""Limit of builds that replace denied tactics: a replacement may change other choices, so several may be needed."""
 
 
 @dataclass
 class Editing:
-    """Builds in which tactics are chosen by editing the timing cache before and between them; only the first one times them.
+    """Builds whose tactics are chosen by editing the timing cache; only the first build times tactics.
 
     Attributes:
-        config: The builder config, in editable mode and with a timing cache; every build is made with it.
+        config: The builder config, in editable mode and with a timing cache; used by every build.
         build_once: Builds, and returns the plan.
-        record_of: What a plan chose (:func:`to_record`).
-        ops: The ops that are known of the cache's keys; those that a build times are added.
-        notes: What was not offered or replaced, a sentence each; filled by the builds.
+        record_of: Returns the tactic record of a plan (:func:`to_record`).
+        ops: The known ops of the cache's keys; builds add those that they time.
+        notes: What was replaced, a sentence each; filled by the builds.
     """
 
     config: Any
@@ -55,10 +53,10 @@ class Editing:
     notes: list[str] = field(default_factory=list)
 
     def replay(self, record: TacticRecord) -> bytes:
-        """Build with a record's tactics, and check that they were taken.
+        """Build with a record's tactics, and check that they were used.
 
         Raises:
-            TacticMismatchError: If the cache lacks some of its keys, or the build chose otherwise.
+            TacticMismatchError: If the cache lacks some of its keys, or the build chose other tactics.
         """
         prepare_replay(self.config, record)
         plan = self._build()
@@ -66,11 +64,11 @@ class Editing:
         return plan
 
     def build(self, seed: int | None, denied: DenyList) -> bytes:
-        """Build with the fastest tactics, or with tactics drawn by a seed; what is denied is replaced by the next fastest.
+        """Build with the fastest tactics, or with random ones; denied tactics are replaced by the next fastest.
 
         Args:
             seed: See :func:`write_drawn`; None lets the builder choose.
-            denied: What must not be chosen, all of this device and release.
+            denied: Tactics that must not be chosen, all of this device and release.
         """
         plan = self._build()
         if seed is not None:
@@ -85,7 +83,7 @@ class Editing:
         return plan
 
     def _build(self) -> bytes:
-        # Of this thread only: another thread's build would be mixed in line by line.
+        # Only this thread: the lines of another thread's build would be mixed in.
         with library.collect_log(verbose=True, here=True) as log:
             plan = self.build_once()
         self.ops.update({op.key: op for op in autotuning.read_log(message for _, message in log.lines)})
@@ -93,13 +91,13 @@ class Editing:
 
 
 def prepare_replay(config: Any, record: TacticRecord) -> None:
-    """Make a builder config's timing cache hold a record's entries and no others, and forbid the builder to time anything.
+    """Restrict a builder config's timing cache to a record's entries, and forbid the builder to time anything.
 
-    Others are removed lest an op that the record does not know finds its tactic there.
+    Other entries are removed, so that an op that the record does not contain cannot use them.
 
     Args:
-        config: A builder config in editable mode, with the timing cache of the recorded build: TensorRT updates entries, and
-            adds none.
+        config: A builder config in editable mode, with the timing cache of the recorded build: TensorRT updates entries
+            but adds none.
         record: A record made by :func:`to_record`.
 
     Raises:
@@ -111,27 +109,19 @@ def prepare_replay(config: Any, record: TacticRecord) -> None:
     unknown = line.update_timing_entries(config, {key: (value, _MILLISECONDS) for key, value in wanted.items()})
     if unknown:
         names = _layers_by_key(record)
-        selector.raise_mismatch(
-            {
-                names.get(
-                    key, key
-                ): "no entry of this key in the timing cache; build with the cache of the recorded build"
-                for key in unknown
-            },
-            len(wanted),
-        )
+        reason = "no entry of this key in the timing cache; build with the cache of the recorded build"
+        selector.raise_mismatch({names.get(key, key): reason for key in unknown}, len(wanted))
     others = line.timing_entries(config).keys() - wanted.keys()
-    line.update_timing_entries(
-        config, {key: (0, math.nan) for key in others}
-    )  # a time that is no number removes an entry
+    # A time that is not a number removes an entry.
+    line.update_timing_entries(config, {key: (0, math.nan) for key in others})
     line.set_flag(config, Feature.COMPILATION_CACHE_SWITCH)
     line.set_flag(config, Feature.TIMING_CACHE_MISS_ERROR)
 
 
 def check_replay(config: Any, record: TacticRecord) -> None:
-    """After a build, compare the builder config's timing cache with the record that was replayed.
+    """Compare the builder config's timing cache with the replayed record, after the build.
 
-    Added entries count too: the flag that makes a miss fail does not stop every miss.
+    Added entries are errors too: the flag for cache misses does not catch every miss.
 
     Raises:
         TacticMismatchError: If an entry holds another tactic, is gone, or was added.
@@ -145,23 +135,23 @@ def check_replay(config: Any, record: TacticRecord) -> None:
         if key not in found or found[key][0] != value
     }
     added = {
-        key: f"timed anew ({found[key][0]:#x}): the record has no such entry" for key in found.keys() - wanted.keys()
+        key: f"timed again ({found[key][0]:#x}): the record has no such entry" for key in found.keys() - wanted.keys()
     }
     if differing or added:
         selector.raise_mismatch({**differing, **added}, len(wanted))
 
 
 def replace_denied(config: Any, record: TacticRecord, ops: Mapping[str, TimedOp], denied: DenyList) -> list[str]:
-    """After a build, write the fastest tactic that is not denied in place of each denied one; building again follows it.
+    """Replace each denied tactic in the timing cache by the fastest allowed one, after a build; the next build uses it.
 
     Args:
-        config: The builder config that was built with, in editable mode.
-        record: What the build chose.
-        ops: The ops that were timed, by this build or by those that made its cache, by key.
-        denied: What must not be chosen, all of this device and release.
+        config: The builder config of the build, in editable mode.
+        record: The tactics of the build.
+        ops: Timed ops by key, of this build or of those that made its cache.
+        denied: Tactics that must not be chosen, all of this device and release.
 
     Returns:
-        What was replaced, a sentence for each layer; none if nothing denied was chosen, or nothing else is known for it.
+        A sentence for each replacement; empty if no denied tactic was chosen, or no other one is known.
     """
     refused = {choice.identity for entry in denied.entries for choice in entry.choices}
     written: dict[str, tuple[int, float]] = {}
@@ -184,9 +174,9 @@ def replace_denied(config: Any, record: TacticRecord, ops: Mapping[str, TimedOp]
 
 
 def write_drawn(config: Any, ops: Iterable[TimedOp], seed: int) -> None:
-    """After a build, give each op the fastest of half of its tactics, drawn with a seed; building again follows it.
+    """Give each op the fastest of a random half of its tactics, after a build; the next build uses it.
 
-    That is what TensorRT makes of the half that an algorithm selector offers it (:class:`.selector.Restriction`).
+    This is what TensorRT chooses from the half that an algorithm selector offers (:class:`.selector.Restriction`).
     """
     held = library.line().timing_entries(config)
     written = {}
@@ -207,7 +197,7 @@ def to_record(
     layers: tuple[Layer, ...],
     ops: Iterable[TimedOp] = (),
 ) -> TacticRecord:
-    """The record of a build: the engine's layers, each with its entry in the cache, and the other entries as settings.
+    """The tactic record of a build: its layers with their cache entries; other entries become settings.
 
     Args:
         entries: Tactic hash and milliseconds by key, after the build.
@@ -260,10 +250,10 @@ def _tactic_choice(layer: str, layer_type: str, op: TimedOp, chosen: Candidate) 
 
 
 def _op_of(layer: Layer, ops: Iterable[TimedOp], entries: Mapping[str, tuple[int, float]]) -> TimedOp | None:
-    """The op that a layer was built from: its kernel is the layer's, and its name or ONNX nodes are; None if it is not clear.
+    """The op that a layer was built from: kernel and name, or kernel and ONNX nodes, agree; None if it is ambiguous.
 
-    TensorRT names a layer after its op and adds to the name ("matMul1_myl0_0"). Of several such ops ("conv" and "conv_1" for
-    "conv_1_myl0_3") the one with the longest name is meant.
+    TensorRT names a layer after its op with a suffix ("matMul1_myl0_0"). If several ops match ("conv" and "conv_1" for
+    "conv_1_myl0_3"), the longest name is the right one.
     """
     kernel, number = _kernel_and_number(layer)
     chosen = ((op, entries[op.key][0]) for op in ops)

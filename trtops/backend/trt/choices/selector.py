@@ -1,7 +1,7 @@
-"""Recording which tactics TensorRT chose, and making it choose them again, on releases with algorithm selectors.
+"""Records the tactics that TensorRT chooses and replays them, on releases with algorithm selectors.
 
-Files are read and written in Polygraphy's format; :func:`to_record` and :func:`from_record` translate to trtops' own
-record, which also has the layers whose tactics cannot be replayed.
+Files have Polygraphy's format; :func:`to_record` and :func:`from_record` convert to trtops' own record, which also has
+the layers whose tactics cannot be replayed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from trtops.tactics.record import TacticChoice, TacticRecord, TensorFormat
 
 
 class TypeName(str):
-    """A data type of TensorRT's by its name, ``DataType.FLOAT``; equals the type itself (``trt.float32``) too."""
+    """The name of a TensorRT data type, ``DataType.FLOAT``; also equal to the type itself (``trt.float32``)."""
 
     @property
     def name(self) -> str:
-        """The member's name, as the type itself has it."""
+        """The member's name, as of the type itself."""
         return self.removeprefix("DataType.")
 
     def __eq__(self, other: object) -> bool:
@@ -43,12 +43,12 @@ class TypeName(str):
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """The memory layout that a tactic wants one tensor in.
+    """The memory layout that a tactic needs for one tensor.
 
     Attributes:
         dtype: TensorRT's data type, spelled ``DataType.FLOAT`` (:class:`TypeName`).
-        strides: Elements between neighbours in each dimension.
-        vectorized_dim: The dimension that is split into vectors; -1 or None if none is.
+        strides: Strides in elements.
+        vectorized_dim: The dimension that is split into vectors, or -1 or None.
         components_per_element: Length of those vectors.
     """
 
@@ -75,7 +75,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One tactic: a kernel, with the formats of its inputs and outputs.
+    """One tactic: a kernel and the formats of its inputs and outputs.
 
     Attributes:
         implementation: TensorRT's number of the implementation.
@@ -95,7 +95,7 @@ class Algorithm:
 
     @classmethod
     def from_trt(cls, context: Any, algorithm: Any) -> Algorithm:
-        """From a ``trt.IAlgorithm`` and the ``trt.IAlgorithmContext`` it is for."""
+        """From a ``trt.IAlgorithm`` and its ``trt.IAlgorithmContext``."""
         library.line().require(Feature.ALGORITHM_SELECTOR)
         infos = [
             TensorInfo.from_trt(algorithm.get_algorithm_io_info(index))
@@ -118,7 +118,7 @@ class TacticReplayData(dict[str, Algorithm]):
     """Algorithms by layer name, in the builder's order."""
 
     def add(self, name: str, algorithm: Algorithm) -> TacticReplayData:
-        """Set a layer's algorithm; returns the data itself."""
+        """Set a layer's algorithm and return the data itself."""
         self[name] = algorithm
         return self
 
@@ -134,7 +134,7 @@ class TacticReplayData(dict[str, Algorithm]):
             return
         try:
             dest.write(text)
-        except TypeError:  # a file opened for bytes
+        except TypeError:  # a file in binary mode
             dest.write(text.encode())
 
     @classmethod
@@ -142,7 +142,7 @@ class TacticReplayData(dict[str, Algorithm]):
         """Read a replay file, from a path or an open file.
 
         Raises:
-            FormatError: If it is no replay file, or damaged.
+            FormatError: If it is not a replay file, or is damaged.
         """
         if isinstance(src, (str, os.PathLike)):
             try:
@@ -163,7 +163,7 @@ class TacticReplayData(dict[str, Algorithm]):
         """Read the text of a replay file.
 
         Raises:
-            FormatError: If it is no replay file, or damaged.
+            FormatError: If it is not a replay file, or is damaged.
         """
         try:
             content = json.loads(src)
@@ -213,7 +213,7 @@ def _decode_info(value: Any) -> TensorInfo:
 
 
 def _marked_object(value: Any, kind: str) -> Mapping[str, Any]:
-    """The members of an object that is marked as of a kind, in either of the two ways in which Polygraphy has marked them."""
+    """The members of an object with Polygraphy's class marker, in its old or new form."""
     if not isinstance(value, dict) or (value.get(_MARK) != kind and f"__polygraphy_encoded_{kind}" not in value):
         raise ValueError(f"expected an object marked {kind}")
     return value
@@ -221,12 +221,12 @@ def _marked_object(value: Any, kind: str) -> Mapping[str, Any]:
 
 @dataclass
 class Restriction:
-    """Algorithms that a :class:`TacticRecorder` does not offer to TensorRT.
+    """Algorithms that a :class:`TacticRecorder` hides from TensorRT.
 
     Attributes:
-        denied: Layers with algorithms that they must not get.
-        seed: Offer half of a layer's algorithms, drawn with this seed; None offers all.
-        notes: What was not offered, a sentence per layer; filled during the build.
+        denied: Pairs of a layer and an algorithm that it must not get.
+        seed: Offer a random half of a layer's algorithms; None offers all.
+        notes: A sentence per restricted layer; filled during the build.
     """
 
     denied: frozenset[tuple[str, Algorithm]] = frozenset()
@@ -234,22 +234,22 @@ class Restriction:
     notes: list[str] = field(default_factory=list)
 
     def __call__(self, layer: str, offered: list[Algorithm]) -> list[int]:
-        """Positions of the algorithms that a layer may get; all of them if none would be left."""
+        """Positions of the algorithms that a layer may get; all of them if all are denied."""
         kept = [i for i, algorithm in enumerate(offered) if (layer, algorithm) not in self.denied]
         if not kept:
-            self.notes.append(f"{layer}: all {len(offered)} tactics are on the deny-list, so one of them was taken")
+            self.notes.append(f"{layer}: all {len(offered)} tactics are on the deny-list, so one of them was used")
             kept = list(range(len(offered)))
         elif len(kept) < len(offered):
             self.notes.append(f"{layer}: {len(offered) - len(kept)} of {len(offered)} tactics are on the deny-list")
         if self.seed is None:
             return kept
-        # From the layer's name too, so that a layer's offer does not depend on the order in which layers are asked for.
+        # The layer's name is in the seed, so the offer does not depend on the order of layers.
         draw = random.Random(f"{self.seed} {layer} {len(offered)}")
         return sorted(draw.sample(kept, (len(kept) + 1) // 2))
 
 
 def restriction(denied: DenyList, seed: int | None) -> Restriction:
-    """The restriction for a seed and a deny-list, whose entries are all of this device and release."""
+    """The restriction for a seed and a deny-list with entries of this device and release."""
     algorithms = {
         (choice.layer, algorithm)
         for entry in denied.entries
@@ -262,16 +262,17 @@ def restriction(denied: DenyList, seed: int | None) -> Restriction:
 def TacticRecorder(
     record: str | os.PathLike[str] | IO[Any] | TacticReplayData, restriction: Restriction | None = None
 ) -> Any:
-    """Make an algorithm selector that records what TensorRT chooses.
+    """Create an algorithm selector that records the tactics that TensorRT chooses.
 
     Args:
-        record: Where to write it: a path, an open file, or a :class:`TacticReplayData` to fill.
-        restriction: What TensorRT may not choose; nothing unless given.
+        record: A path, an open file, or a :class:`TacticReplayData` to fill.
+        restriction: Algorithms that TensorRT may not choose.
 
     Raises:
         UnsupportedFeatureError: If this release has no algorithm selectors.
     """
-    base: Any = _selector_class()
+    library.line().require(Feature.ALGORITHM_SELECTOR)
+    base: Any = library.load().IAlgorithmSelector
     path = None if isinstance(record, TacticReplayData) else record
     data = record if isinstance(record, TacticReplayData) else TacticReplayData()
 
@@ -297,20 +298,21 @@ def TacticRecorder(
 
 
 def TacticReplayer(replay: str | os.PathLike[str] | IO[Any] | TacticReplayData) -> Any:
-    """Make an algorithm selector that lets TensorRT choose only what was chosen before.
+    """Create an algorithm selector that makes TensorRT choose recorded tactics.
 
-    TensorRT chooses freely for layers that are not in the replay, and for the copies between formats that it puts between
-    layers ("Reformatting CopyNode"), about which it asks no selector. Where the replay could not be followed, the selector's
-    ``mismatches`` say so, and :func:`check_replay` raises them after the build: an exception cannot pass through C++.
+    TensorRT chooses freely for layers that are not in the replay, and for the reformat layers that it inserts
+    ("Reformatting CopyNode"), for which it asks no selector. Layers where the replay could not be followed are in the
+    selector's ``mismatches``; :func:`check_replay` raises them after the build, since an exception cannot pass C++.
 
     Args:
         replay: A path or open file of a replay, or a :class:`TacticReplayData`.
 
     Raises:
         UnsupportedFeatureError: If this release has no algorithm selectors.
-        FormatError: If the file is no replay.
+        FormatError: If the file is not a replay.
     """
-    base: Any = _selector_class()
+    library.line().require(Feature.ALGORITHM_SELECTOR)
+    base: Any = library.load().IAlgorithmSelector
     data = replay if isinstance(replay, TacticReplayData) else TacticReplayData.load(replay)
 
     class Replayer(base):  # type: ignore[misc]
@@ -343,14 +345,8 @@ def TacticReplayer(replay: str | os.PathLike[str] | IO[Any] | TacticReplayData) 
     return Replayer()
 
 
-def _selector_class() -> Any:
-    library.line().require(Feature.ALGORITHM_SELECTOR)
-    trt = library.load()
-    return trt.IAlgorithmSelector
-
-
 def check_replay(selector: Any) -> None:
-    """After a build, raise where a :func:`TacticReplayer` was not followed; other selectors pass.
+    """Raise if a :func:`TacticReplayer` was not followed, after the build; other selectors pass.
 
     Raises:
         TacticMismatchError: If some layer got another tactic, or the replay names layers that the build did not have.
@@ -358,7 +354,7 @@ def check_replay(selector: Any) -> None:
     mismatches = getattr(selector, "mismatches", None)
     if mismatches is None:
         return
-    # A failed build reports no choices; then a layer without one need not be gone.
+    # A failed build reports no choices at all, so missing layers mean nothing then.
     gone = {name: "no such layer in this build" for name in selector.data if name not in selector.chosen}
     found = {**mismatches, **gone} if selector.chosen else mismatches
     if found:
@@ -366,7 +362,7 @@ def check_replay(selector: Any) -> None:
 
 
 def raise_mismatch(found: Mapping[str, str], count: int) -> None:
-    """Raise a :class:`~trtops.errors.TacticMismatchError` that lists layers with reasons, out of ``count`` replayed layers."""
+    """Raise :class:`~trtops.errors.TacticMismatchError` for layers with reasons, of ``count`` replayed layers."""
     shown = "".join(f"\n  {name}: {reason}" for name, reason in list(found.items())[:20])
     raise errors.TacticMismatchError(
         f"The replay was not followed in {len(found)} of {count} layers. Model, build config, device and release must "
@@ -389,13 +385,13 @@ def _formats_text(algorithm: Algorithm) -> str:
 def to_record(
     replay: TacticReplayData, *, backend_version: str, device_sha256: str, layers: tuple[Layer, ...] = ()
 ) -> TacticRecord:
-    """The record of a replay, with the engine's layers about which the builder asked no selector.
+    """The record of a replay, with the layers for which the builder did not ask the selector.
 
     Args:
-        replay: What a selector recorded.
+        replay: Recorded by a selector.
         backend_version: TensorRT's release.
         device_sha256: The kind of device.
-        layers: The engine's layers; those that the replay does not name are kept as not replayable.
+        layers: The engine's layers; those missing in the replay become not replayable.
     """
     by_name = {found.name: found for found in layers}
     choices = [
@@ -405,8 +401,8 @@ def to_record(
             tactic=f"{chosen.implementation:#x}:{chosen.tactic:#x} {_formats_text(chosen)}",
             implementation=chosen.implementation,
             tactic_id=chosen.tactic,
-            inputs=tuple(_to_format(info) for info in chosen.inputs),
-            outputs=tuple(_to_format(info) for info in chosen.outputs),
+            inputs=_to_formats(chosen.inputs),
+            outputs=_to_formats(chosen.outputs),
         )
         for name, chosen in replay.items()
     ]
@@ -420,7 +416,7 @@ def to_record(
 
 
 def unreplayable(layer: Layer) -> TacticChoice:
-    """What a layer got according to the inspector, where nothing can make TensorRT choose it again."""
+    """A layer's tactic from the inspector, which cannot be replayed."""
     return TacticChoice(layer=layer.name, op=layer.op, tactic=layer.tactic, replayable=False)
 
 
@@ -428,7 +424,7 @@ def from_record(record: TacticRecord) -> TacticReplayData:
     """The replay inside a record made by algorithm selectors.
 
     Raises:
-        FormatError: If it was made otherwise.
+        FormatError: If it was made in another way.
     """
     if record.mechanism != "algorithm_selector":
         raise errors.FormatError(f"A record made by {record.mechanism!r} cannot be replayed by an algorithm selector.")
@@ -444,12 +440,15 @@ def _algorithm_of(choice: TacticChoice) -> Algorithm | None:
     return Algorithm(choice.implementation, choice.tactic_id, inputs, outputs)
 
 
-def _to_format(info: TensorInfo) -> TensorFormat:
-    return TensorFormat(
-        dtype=str(info.dtype),
-        strides=info.strides,
-        vectorized_dim=info.vectorized_dim,
-        components_per_element=info.components_per_element,
+def _to_formats(infos: tuple[TensorInfo, ...]) -> tuple[TensorFormat, ...]:
+    return tuple(
+        TensorFormat(
+            dtype=str(info.dtype),
+            strides=info.strides,
+            vectorized_dim=info.vectorized_dim,
+            components_per_element=info.components_per_element,
+        )
+        for info in infos
     )
 
 

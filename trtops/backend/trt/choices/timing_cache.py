@@ -1,9 +1,8 @@
-"""Timing caches: one per device and TensorRT release, merged only with their like, and safe from concurrent writers.
+"""Timing caches: one per device and TensorRT release, safe with concurrent writers.
 
-A cache file of trtops begins with a line of JSON that says which device and release it is for, how many entries it
-holds, what they cost, and of editable caches which ops and tactics its keys stand for; TensorRT's own bytes follow.
-Files with TensorRT's bytes alone (from trtexec, or saved for other tools) are read as well; whether those fit is for
-TensorRT to say.
+A cache file of trtops begins with a line of JSON: the device and release, the number of entries, the time they took,
+and, for editable caches, the ops and tactics of its keys. TensorRT's own bytes follow. Files with only TensorRT's
+bytes (from trtexec or other tools) are read as well; TensorRT decides whether they fit.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ SUFFIX = ".timing.cache"
 _MAGIC = b"trtops timing cache 1 "
 _NOT_USED = "The timing cache will not be used"
 _COMPILER = "myelinCache"
-"""What stands in every message about the part of a cache that Myelin, TensorRT's compiler of fused layers, wrote."""
+"""Part of every message about the data of Myelin, TensorRT's compiler of fused layers, in a cache."""
 _REFUSALS = (
     _NOT_USED,
     "different TensorRT version",
@@ -40,14 +39,14 @@ _REFUSALS = (
 
 @dataclass(frozen=True, kw_only=True)
 class TimingCache:
-    """A timing cache, and what is known of it.
+    """A timing cache.
 
     Attributes:
         data: TensorRT's own bytes.
         key: The device and release it is for (:attr:`trtops.spec.Environment.device_key`); None if not known.
         entries: Timings in it; None if not known.
-        seconds: Build time spent on timing those entries, as far as trtops saw it.
-        ops: Of an editable cache, the ops that trtops saw being timed, with all their tactics.
+        seconds: Build time spent on these entries, as far as known.
+        ops: For an editable cache, the ops that were timed, with all their tactics.
     """
 
     data: bytes = field(repr=False)
@@ -65,7 +64,7 @@ class TimingCache:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> TimingCache:
-        """Read what :meth:`to_bytes` wrote, or TensorRT's own bytes.
+        """Read a cache file, or TensorRT's own bytes.
 
         Raises:
             TimingCacheError: If the first line is damaged.
@@ -86,10 +85,10 @@ class TimingCache:
             ) from None
 
     def check(self, environment: Environment) -> None:
-        """Refuse a cache that says it is for another device or release.
+        """Raise if the cache is for another device or release.
 
         Raises:
-            TimingCacheError: If it does; a cache that does not say passes.
+            TimingCacheError: If it is; a cache without a key passes.
         """
         if self.key is not None and self.key != environment.device_key:
             raise errors.TimingCacheError(
@@ -104,12 +103,12 @@ def path_for(folder: str | Path, environment: Environment) -> Path:
 
 
 def read(source: str | os.PathLike[str] | IO[bytes] | bytes) -> TimingCache:
-    """Read a timing cache from a path, an open file, or bytes; a file that does not exist is an empty one.
+    """Read a timing cache from a path, an open file, or bytes; a missing file counts as an empty cache.
 
-    A key in the file's name, as :func:`path_for` writes it, counts where the content has none.
+    If the content has no key, the key in the file's name (:func:`path_for`) is used.
 
     Raises:
-        TimingCacheError: If it is damaged, or name and content disagree.
+        TimingCacheError: If it is damaged, or its name and content have different keys.
     """
     if isinstance(source, bytes):
         return TimingCache.from_bytes(source)
@@ -130,11 +129,11 @@ def read(source: str | os.PathLike[str] | IO[bytes] | bytes) -> TimingCache:
 def apply(config: Any, cache: TimingCache) -> None:
     """Give a builder config a timing cache.
 
-    TensorRT 8.6 cannot read back what Myelin, its compiler of fused layers, wrote into a cache. The build then uses
-    what was read, and a warning in the log says how much that is.
+    TensorRT 8.6 cannot read the data of Myelin, its compiler of fused layers, back from a cache. The build then uses
+    the rest, and a warning in the log gives the number of entries.
 
     Raises:
-        TimingCacheError: If TensorRT refuses the cache, or would silently build without it for another reason.
+        TimingCacheError: If TensorRT refuses the cache, or would build without it for another reason.
     """
     line = library.line()
     with library.collect_log(here=True) as log:
@@ -146,29 +145,30 @@ def apply(config: Any, cache: TimingCache) -> None:
         if entries == 0:
             line.set_timing_cache(config, b"")  # an empty one fills up during the build
         library.log_warning(
-            f"{line.name} did not read back what its compiler (Myelin) had left in the timing cache: "
-            f"{_entry_count_text(entries, cache)} are used, other layers are compiled and timed again."
+            f"{line.name} did not read the data of its compiler (Myelin) in the timing cache: "
+            f"{'an unknown number' if entries is None else entries} of {cache.entries or 'its'} entries are used, "
+            "other layers are compiled and timed again."
         )
 
 
 def held(config: Any) -> int | None:
-    """How many entries are in a builder config's timing cache now; None if TensorRT does not say, or there is none."""
+    """Number of entries in a builder config's timing cache; None if unknown, or without a cache."""
     return _serialize_and_count(config)[1]
 
 
 def _serialize_and_count(config: Any) -> tuple[bytes | None, int | None]:
-    """A builder config's timing cache as TensorRT's bytes, and how many entries are in it; None where TensorRT does not say."""
-    # Only TensorRT's log has the number, in a verbose message of the thread that serializes.
+    """A builder config's timing cache as TensorRT's bytes, and its number of entries; None if unknown."""
+    # Only TensorRT's log has the number, in a verbose message of the serializing thread.
     with library.collect_log(verbose=True, here=True) as log:
         data = library.line().get_timing_cache(config)
     return data, None if data is None else _count_entries(log)
 
 
 def _is_refused(log: library.LogLines) -> bool:
-    """Whether TensorRT said that it cannot use a cache, other than for the compiler's part of it.
+    """Whether TensorRT refused a cache, and not only the compiler's part of it.
 
-    A compiler's message comes with a general one that the cache will not be used; that one alone, or any other complaint, is
-    about the whole cache.
+    A message about the compiler's part comes with a general one that the cache will not be used. The general message
+    without the other one, or any other error, is about the whole cache.
     """
     complaints = [
         message
@@ -187,11 +187,6 @@ def _refusal_error(cache: TimingCache, log: library.LogLines) -> errors.TimingCa
     )
 
 
-def _entry_count_text(entries: int | None, cache: TimingCache) -> str:
-    found = "an unknown number" if entries is None else str(entries)
-    return f"{found} of {cache.entries} entries" if cache.entries is not None else f"{found} entries"
-
-
 def collect(
     config: Any,
     environment: Environment | None,
@@ -199,14 +194,14 @@ def collect(
     seconds: float,
     ops: tuple[autotuning.TimedOp, ...] = (),
 ) -> TimingCache | None:
-    """The timing cache after a build, with what the build added.
+    """The timing cache after a build.
 
     Args:
-        config: The builder config that was built with.
-        environment: Where; None leaves the key out.
-        before: The cache that the build began with; None if TensorRT read nothing of it.
+        config: The builder config of the build.
+        environment: The build's environment; None for a cache without a key.
+        before: The cache before the build; None if TensorRT read nothing of it.
         seconds: Wall time of the build.
-        ops: The ops that are known of the cache's keys.
+        ops: The known ops of the cache's keys.
     """
     data, entries = _serialize_and_count(config)
     if data is None:
@@ -221,7 +216,7 @@ def collect(
 
 
 def _count_entries(log: library.LogLines) -> int | None:
-    """Entries of the cache that was serialized last, according to TensorRT's log; None if it says nothing of them."""
+    """Entries of the cache that was serialized last, from TensorRT's log; None if unknown."""
     for _, message in reversed(log.lines):
         if match := re.search(r"Serialized (\d+) timing cache entries", message):
             return int(match[1])
@@ -233,15 +228,15 @@ def use(
 ) -> TimingCacheUse:
     """How much a cache helped one build.
 
-    TensorRT does not say which entries it used. All that it read are counted as hits: that is exact if the build added none
-    and is of the model that the cache was made with, and an upper bound otherwise. Seconds saved are what the cache's
-    timings cost when they were made, less this build.
+    TensorRT does not report which entries it used, so all that it read count as hits. This is exact if the build added
+    none and the cache was made with the same model; otherwise it is an upper bound. The saved time is the time that the
+    entries took, minus this build's.
 
     Args:
-        before: The cache that the build was given.
+        before: The cache given to the build.
         after: The cache after the build.
         seconds: Wall time of the build.
-        read: How many entries of ``before`` TensorRT read (:func:`held` before the build); all of them, unless given.
+        read: Number of entries that TensorRT read (:func:`held` before the build); all of them by default.
     """
     if before is None or not before.data or after is None:
         return TimingCacheUse(misses=(after.entries or 0) if after is not None else 0)
@@ -251,18 +246,18 @@ def use(
 
 
 def merge(config: Any, cache: TimingCache, other: TimingCache) -> TimingCache:
-    """Add the entries of another cache to those that a builder config has.
+    """Add the entries of another cache to those of a builder config.
 
-    TensorRT 8.6 may be unable to add a cache that holds compiled code (:func:`apply`). Then the one with more entries is
-    returned alone, the config's own if they have as many, and a warning in the log says what was left out.
+    TensorRT 8.6 may be unable to add a cache with compiled code (:func:`apply`). Then the cache with more entries is
+    returned, by default the config's, and a warning in the log says what is lost.
 
     Args:
         config: A builder config of that device and release.
-        cache: What is in the config's timing cache.
-        other: What to add; of an entry in both, that of ``cache`` is kept.
+        cache: The config's timing cache.
+        other: The cache to add; if both have an entry, that of ``cache`` is kept.
 
     Returns:
-        Both together; ``seconds`` is the larger of the two, not their sum, since their entries may be the same.
+        Both caches merged; ``seconds`` is the larger of the two, since they may have the same entries.
 
     Raises:
         TimingCacheError: If their keys differ, or TensorRT refuses the other one for another reason.
@@ -276,7 +271,7 @@ def merge(config: Any, cache: TimingCache, other: TimingCache) -> TimingCache:
         created = config.create_timing_cache(other.data)
         if _is_refused(log):
             raise _refusal_error(other, log)
-        # Into the config's own cache: going through bytes would lose, on 8.6, what the compiler left there.
+        # Into the config's own cache: serializing it first would lose the compiler's data on 8.6.
         merged = created is not None and config.get_timing_cache().combine(created, False)
     if _is_refused(log) or not (merged or log.said(_COMPILER)):
         raise _refusal_error(other, log)
@@ -286,19 +281,19 @@ def merge(config: Any, cache: TimingCache, other: TimingCache) -> TimingCache:
         return _keep_larger(replace(cache, data=data, entries=entries), other, created)
     if log.said(_COMPILER):
         library.log_warning(
-            f"{library.line().name} did not read back what its compiler (Myelin) had left in the timing cache to merge "
-            f"with; the two have {'an unknown number of' if entries is None else entries} entries now."
+            f"{library.line().name} did not read the data of its compiler (Myelin) in the timing cache to merge; "
+            f"both together have {'an unknown number of' if entries is None else entries} entries."
         )
     ops = autotuning.merged(other.ops, cache.ops)
     return replace(cache, data=data, entries=entries, seconds=max(cache.seconds, other.seconds), ops=ops)
 
 
 def merge_all(caches: Sequence[bytes]) -> bytes:
-    """The content of a cache file with the entries of several; see :func:`merge`.
+    """The content of a cache file with the entries of several files; see :func:`merge`.
 
     Raises:
         BackendUnavailableError: If there is no usable GPU.
-        TimingCacheError: If one is damaged, or they are of different devices or releases.
+        TimingCacheError: If one is damaged, or devices or releases differ.
     """
     builder = library.make_builder()
     config = builder.create_builder_config()
@@ -310,12 +305,12 @@ def merge_all(caches: Sequence[bytes]) -> bytes:
 
 
 def _keep_larger(cache: TimingCache, other: TimingCache, created: Any) -> TimingCache:
-    """Of two caches that TensorRT does not merge, the one with more entries; a warning says what is lost of the other.
+    """The one of two caches with more entries, if TensorRT cannot merge them; a warning says what is lost.
 
     Args:
-        cache: The one in the config, with the entries that TensorRT had added before it gave up.
-        other: The one to be added.
-        created: What TensorRT made of ``other``; None if it could read none of its entries.
+        cache: The config's cache, with the entries that TensorRT added before it failed.
+        other: The cache to add.
+        created: TensorRT's object for ``other``; None if it could read none of its entries.
     """
     readable: int | None = 0
     if created is not None:
@@ -326,10 +321,10 @@ def _keep_larger(cache: TimingCache, other: TimingCache, created: Any) -> Timing
     kept, lost = ("earlier", "new") if earlier_stays else ("new", "earlier")
     count = cache.entries if earlier_stays else readable
     library.log_warning(
-        f"{library.line().name} could not merge two timing caches: it does not read back what its compiler (Myelin) "
-        f"left in the earlier one. The {kept} one has more entries, or as many, and is kept; of the {lost} one's "
-        f"{'unknown number of' if count is None else count} entries only those are kept that it has too. To lose "
-        "none, give each model a file of its own."
+        f"{library.line().name} could not merge two timing caches: it does not read the data of its compiler (Myelin) "
+        f"in the earlier one. The {kept} one has at least as many entries and is kept; the {lost} one has "
+        f"{'an unknown number of' if count is None else count} entries, and loses those that the other one lacks. To "
+        "keep all, use one file per model."
     )
     if not earlier_stays:
         return cache
@@ -337,19 +332,19 @@ def _keep_larger(cache: TimingCache, other: TimingCache, created: Any) -> Timing
 
 
 def save(config: Any, cache: TimingCache, path: str | os.PathLike[str], *, raw: bool) -> TimingCache:
-    """Write a timing cache, merged with what the file holds already, under a lock against other writers.
+    """Write a timing cache, merged with the file's content, under a lock.
 
     Args:
-        config: The builder config that was built with.
+        config: The builder config of the build.
         cache: Its timing cache (:func:`collect`).
         path: The file.
-        raw: Whether to write TensorRT's bytes alone, for other tools, rather than trtops' first line before them.
+        raw: Whether to write only TensorRT's bytes, for other tools, without trtops' first line.
 
     Returns:
-        What was written; :func:`merge` says what may be left out.
+        The written cache; see :func:`merge` for what may be missing.
 
     Raises:
-        TimingCacheError: If the file's cache is damaged, or of another device or release; nothing is written then.
+        TimingCacheError: If the file's cache is damaged, or of another device or release; the file is not changed.
         OSError: If the file cannot be written.
     """
     path = Path(path)

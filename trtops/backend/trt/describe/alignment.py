@@ -1,12 +1,11 @@
-"""Two engines side by side: their layers aligned through the ONNX nodes that they carry, and what was put between them.
+"""Compares the layers of two engines, aligned by their ONNX nodes, and the layers that TensorRT inserted.
 
-A layer carries the nodes that the inspector's metadata names (``[ONNX Layer: conv0]``), and without metadata those
-that its own name is made of: TensorRT calls what it fused ``conv0 + relu0``, what it merged ``q || k || v``, a
-point-wise chain ``PWN(a, b)`` and a region that its compiler took over ``{ForeignNode[a...b]}``. Layers of two engines
-that share a node are one row, however many they are on either side.
+The nodes of a layer are in the inspector's metadata (``[ONNX Layer: conv0]``). Without metadata they follow from the
+layer's name: ``conv0 + relu0`` for fused layers, ``q || k || v`` for merged ones, ``PWN(a, b)`` for point-wise chains
+and ``{ForeignNode[a...b]}`` for regions of TensorRT's compiler. Layers of both engines that share a node form one row.
 
-Reformats, and other layers that carry no node, were inserted. They lie on a *boundary*: between the row whose output
-they read and the row that reads theirs.
+Reformat layers and other layers without a node were inserted. They are at a boundary: between the row whose output they
+read and the row that reads their output.
 """
 
 from __future__ import annotations
@@ -29,34 +28,34 @@ _FOREIGN = re.compile(r"^\{ForeignNode\[(.*)\]\}$")
 
 @dataclass(frozen=True)
 class EngineLayers:
-    """What is known of one engine.
+    """An engine's layers and times.
 
     Attributes:
         layers: Its layers, in order of execution.
-        times: Milliseconds by layer name, where the engine was profiled.
+        times: Milliseconds by layer name; empty without a profile.
     """
 
     layers: tuple[LayerDescription, ...]
     times: Mapping[str, float] = field(default_factory=dict)
 
     def time_of(self, layers: Iterable[LayerDescription]) -> float | None:
-        """Milliseconds of some layers together; None where none of them was timed."""
+        """Total milliseconds of some layers; None if no layer was timed."""
         found = [self.times[layer.name] for layer in layers if layer.name in self.times]
         return sum(found) if found else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSide(Record):
-    """What one engine does in a row.
+    """The layers of one engine in a row.
 
     Attributes:
         layers: Names of its layers.
         ops: Their types.
-        tactics: Their kernels, with their numbers.
-        precisions: What they compute in.
-        reads: Type and format of the first layer's first input.
-        writes: Those of the last layer's first output.
-        ms: Their time in milliseconds; None where the engine was not profiled.
+        tactics: Their kernels with numbers.
+        precisions: Their compute precisions.
+        reads: Data type and format of the first layer's first input.
+        writes: Data type and format of the last layer's first output.
+        ms: Their time in milliseconds; None without a profile.
     """
 
     layers: tuple[str, ...] = ()
@@ -70,12 +69,12 @@ class LayerSide(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Row(Record):
-    """Layers of both engines that carry the same ONNX nodes.
+    """Layers of both engines with the same ONNX nodes.
 
     Attributes:
         nodes: The nodes, in order of execution.
-        a: In the first engine; no layers if it has none of these nodes.
-        b: In the second one.
+        a: In the first engine; without layers if it has none of these nodes.
+        b: In the second engine.
     """
 
     nodes: tuple[str, ...]
@@ -89,7 +88,7 @@ class Row(Record):
 
     @property
     def change_ms(self) -> float | None:
-        """Milliseconds that the second engine takes more; None unless both were profiled."""
+        """Time of the second engine minus that of the first, in milliseconds; None unless both were profiled."""
         if not self.aligned or self.a.ms is None or self.b.ms is None:
             return None
         return self.b.ms - self.a.ms
@@ -97,13 +96,13 @@ class Row(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Inserted(Record):
-    """What one engine has on a boundary.
+    """Inserted layers of one engine at a boundary.
 
     Attributes:
-        layers: Names of the layers that carry no ONNX node.
-        conversions: What each of them turns into what: ``fp32 Row major linear -> fp16 Channel major``.
-        ms: Their time in milliseconds; None where the engine was not profiled.
-        bytes: What they read and write, as far as shapes and types are known.
+        layers: Names of the layers without an ONNX node.
+        conversions: Their conversions: ``fp32 Row major linear -> fp16 Channel major``.
+        ms: Their time in milliseconds; None without a profile.
+        bytes: Bytes that they read and write, if shapes and data types are known.
     """
 
     layers: tuple[str, ...] = ()
@@ -114,13 +113,13 @@ class Inserted(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Boundary(Record):
-    """A place between two rows where an engine has layers of its own.
+    """A place between two rows where an engine has inserted layers.
 
     Attributes:
-        before: Nodes of the row whose output is read; empty at an input of the engine.
-        after: Nodes of the row that reads; empty at an output.
-        a: What the first engine has here.
-        b: What the second one has.
+        before: Nodes of the row before; empty at an input of the engine.
+        after: Nodes of the row after; empty at an output.
+        a: Layers of the first engine.
+        b: Layers of the second engine.
     """
 
     before: tuple[str, ...]
@@ -130,30 +129,27 @@ class Boundary(Record):
 
     @property
     def weight(self) -> tuple[float, int, float, int]:
-        """What boundaries are sorted by: how much time and bytes differ, then the longer time, then what is moved.
-
-        What both engines do alike, such as reading their inputs, stands behind what one of them does in vain.
-        """
+        """Sort key: difference in time and bytes, then the longer time, then the larger number of bytes."""
         times, moved = (self.a.ms or 0.0, self.b.ms or 0.0), (self.a.bytes, self.b.bytes)
         return abs(times[0] - times[1]), abs(moved[0] - moved[1]), max(times), max(moved)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alignment(Record):
-    """Two engines side by side.
+    """Two engines compared.
 
     Attributes:
-        rows: Their layers; those whose time differs most first where both were profiled, else in order of execution.
-        boundaries: What was inserted; where the engines differ most first.
+        rows: Their layers; the largest time difference first if both were profiled, else in order of execution.
+        boundaries: Inserted layers; the largest difference first.
     """
 
     rows: tuple[Row, ...]
     boundaries: tuple[Boundary, ...]
 
     def share(self, side: str) -> float:
-        """The share of one engine's layers that have a counterpart: of their time where it was profiled, else of their number.
+        """The share of one engine's layers that are aligned: of its time if it was profiled, else of their number.
 
-        What was inserted between two rows that have one counts as aligned.
+        Layers inserted between two aligned rows count as aligned.
 
         Args:
             side: ``a`` or ``b``.
@@ -171,14 +167,14 @@ class Alignment(Record):
 
 
 def nodes_of(layer: LayerDescription) -> tuple[str, ...]:
-    """Names of the ONNX nodes that a layer carries; none for what TensorRT inserted."""
+    """Names of a layer's ONNX nodes; empty for layers that TensorRT inserted."""
     if _REFORMATS.search(layer.op) or _OF_COPIES.match(layer.name):
         return ()
     return tuple(dict.fromkeys(layer.onnx_nodes)) or tuple(dict.fromkeys(_nodes_in(layer.name)))
 
 
 def _nodes_in(name: str) -> Iterable[str]:
-    """The names that a layer's name is made of."""
+    """The node names in a layer's name."""
     if found := _FOREIGN.match(name):
         yield from (part for part in found[1].split("...") if part)
         return
@@ -191,11 +187,11 @@ def _nodes_in(name: str) -> Iterable[str]:
 
 
 def align(a: EngineLayers, b: EngineLayers) -> Alignment:
-    """Put two engines side by side.
+    """Compare two engines.
 
     Args:
         a: The first engine.
-        b: The second one: of the same model, or of one whose nodes have the same names.
+        b: The second engine, of the same model or one with the same node names.
     """
     groups = _Groups()
     for found in (*a.layers, *b.layers):
@@ -206,24 +202,31 @@ def align(a: EngineLayers, b: EngineLayers) -> Alignment:
         for nodes in groups.all()
     ]
     if all(row.change_ms is not None for row in rows if row.aligned) and any(row.aligned for row in rows):
-        rows.sort(key=lambda row: -abs(row.change_ms if row.change_ms is not None else _time(row)))
-    boundaries = _boundaries(a, b, groups)
+        rows.sort(
+            key=lambda row: -abs((row.a.ms or 0.0) + (row.b.ms or 0.0) if row.change_ms is None else row.change_ms)
+        )
+    sides = [_inserted_by_place(engine, groups) for engine in (a, b)]
+    boundaries = [
+        Boundary(
+            before=place[0],
+            after=place[1],
+            a=_inserted(a, sides[0].get(place, [])),
+            b=_inserted(b, sides[1].get(place, [])),
+        )
+        for place in dict.fromkeys(place for side in sides for place in side)
+    ]
     return Alignment(rows=tuple(rows), boundaries=tuple(sorted(boundaries, key=lambda x: x.weight, reverse=True)))
 
 
-def _time(row: Row) -> float:
-    return (row.a.ms or 0.0) + (row.b.ms or 0.0)
-
-
 class _Groups:
-    """ONNX nodes in groups: those that share a layer in either engine belong together."""
+    """Groups of ONNX nodes: nodes that share a layer in either engine are in one group."""
 
     def __init__(self) -> None:
         self._leader: dict[str, str] = {}
         self._members: dict[str, tuple[str, ...]] | None = None
 
     def join(self, nodes: Sequence[str]) -> None:
-        """Put nodes of one layer into one group."""
+        """Put the nodes of one layer into one group."""
         self._members = None
         for node in nodes:
             self._leader.setdefault(node, node)
@@ -245,7 +248,7 @@ class _Groups:
         return tuple(self._members.values())
 
     def of(self, layer: LayerDescription) -> tuple[str, ...]:
-        """The group of a layer; empty for what carries no node."""
+        """The group of a layer; empty without nodes."""
         nodes = nodes_of(layer)
         if not nodes:
             return ()
@@ -254,7 +257,7 @@ class _Groups:
         return self._members[self._find(nodes[0])]
 
     def layers(self, engine: EngineLayers) -> dict[tuple[str, ...], list[LayerDescription]]:
-        """An engine's layers by their group, without those that carry no node."""
+        """An engine's layers by group, except layers without nodes."""
         found: dict[tuple[str, ...], list[LayerDescription]] = {}
         for layer in engine.layers:
             if group := self.of(layer):
@@ -277,24 +280,17 @@ def _layer_side(engine: EngineLayers, layers: Sequence[LayerDescription]) -> Lay
 
 
 def _format_text(tensor: TensorDescription) -> str:
-    """A tensor's type and format, in as few words as tell it apart."""
+    """A tensor's data type and format, without redundant words."""
     text = _NAMED_ALREADY.sub("", tensor.format)
     words = " ".join(re.sub(r"^\([\w]+\)\s*", "", text.strip()).split())
     return f"{tensor.dtype} {words}".strip()
-
-
-def _boundaries(a: EngineLayers, b: EngineLayers, groups: _Groups) -> list[Boundary]:
-    sides = [_inserted_by_place(engine, groups) for engine in (a, b)]
-    places = list(dict.fromkeys(place for side in sides for place in side))
-    found = [[_inserted(engine, side.get(place, [])) for place in places] for engine, side in zip((a, b), sides)]
-    return [Boundary(before=p[0], after=p[1], a=one, b=other) for p, one, other in zip(places, *found)]
 
 
 _Place = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def _inserted_by_place(engine: EngineLayers, groups: _Groups) -> dict[_Place, list[LayerDescription]]:
-    """Layers without nodes by the groups before and after them, which other layers without nodes may separate them from."""
+    """Layers without nodes by the groups before and after them, across other layers without nodes."""
     makers = {tensor.name: one for one in engine.layers for tensor in one.outputs}
     readers: dict[str, list[LayerDescription]] = {}
     for one in engine.layers:
@@ -319,7 +315,7 @@ def _inserted_by_place(engine: EngineLayers, groups: _Groups) -> dict[_Place, li
 def _first_group(
     one: LayerDescription, step: Callable[[LayerDescription], Iterable[LayerDescription]], groups: _Groups
 ) -> tuple[str, ...]:
-    """The nearest group in one direction; empty where the engine begins or ends first."""
+    """The nearest group in one direction; empty if the engine begins or ends first."""
     seen, waiting = {one.name}, [one]
     while waiting:
         for other in step(waiting.pop(0)):
@@ -345,6 +341,6 @@ def _inserted(engine: EngineLayers, layers: Sequence[LayerDescription]) -> Inser
 
 
 def _bytes_of(tensor: TensorDescription) -> int:
-    """Size of a tensor; 0 where its shape or its type is not known."""
+    """Size of a tensor in bytes; 0 if its shape or data type is unknown."""
     known = tensor.shape and all(dim >= 0 for dim in tensor.shape)
     return math.prod(tensor.shape) * WIDTHS.get(tensor.dtype, 0) if known else 0

@@ -1,7 +1,7 @@
-"""What an engine consists of, as data and as text: layers, tactics, precisions, formats, weights, profiles.
+"""Describes an engine as data and as text: layers, tactics, precisions, formats, weights, profiles.
 
-Layers come from TensorRT's engine inspector. Its JSON is not strict: strings hold raw control characters, and single
-layers may be damaged. A layer that cannot be read is kept by name.
+Layers come from TensorRT's engine inspector. Its JSON is not strict: strings contain raw control characters, and single
+layers may be damaged. Of a layer that cannot be read, only the name is known.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class TensorDescription(Record):
 
     Attributes:
         name: Its name.
-        dtype: What it holds, such as ``fp16``; empty if the engine does not say.
+        dtype: Its data type, such as ``fp16``; empty if unknown.
         format: Its memory format, in TensorRT's words.
         shape: Its dimensions; -1 where dynamic.
     """
@@ -53,12 +53,12 @@ class LayerDescription(Record):
         op: Its type, such as ``CaskConvolution``.
         tactic: The kernel's name.
         tactic_value: The kernel's number, as hexadecimal text.
-        precision: What it computes in, inferred from its inputs and weights; empty if the engine does not say.
+        precision: Its compute precision, inferred from its inputs and weights; empty if unknown.
         inputs: Its inputs.
         outputs: Its outputs.
-        weights: Types and counts of its weights.
-        onnx_nodes: Names of the ONNX nodes it was made from.
-        origin: How the builder came to it, such as ``REFORMAT``; empty if the engine does not say.
+        weights: Data types and counts of its weights.
+        onnx_nodes: Names of its ONNX nodes.
+        origin: Why the builder made it, such as ``REFORMAT``; empty if unknown.
     """
 
     name: str
@@ -73,7 +73,7 @@ class LayerDescription(Record):
     origin: str = ""
 
     def to_layer(self) -> Layer:
-        """The layer in the terms that all back ends share; its tactic ends in the kernel's number."""
+        """The layer in the form common to all back ends; its tactic ends with the kernel's number."""
         return Layer(
             name=self.name,
             op=self.op,
@@ -89,7 +89,7 @@ class LayerDescription(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineDescription(Record):
-    """What an engine consists of.
+    """Description of an engine.
 
     Attributes:
         name: The network's name.
@@ -99,8 +99,8 @@ class EngineDescription(Record):
         device_memory_bytes: Device memory of one execution context.
         weights_bytes: Bytes of the weights that the layers list.
         refittable: Whether weights can be replaced.
-        layers: Layers, in the order of execution; those of further profiles follow.
-        repeated: How many profiles the layers are listed for: all before TensorRT 10, one since.
+        layers: Layers in order of execution; before TensorRT 10, for each profile.
+        repeated: Number of profiles that the layers are listed for.
     """
 
     name: str
@@ -114,7 +114,7 @@ class EngineDescription(Record):
     repeated: int = 1
 
     def text(self, show: Sequence[str] = ()) -> str:
-        """The description for people; ``show`` may name ``layers``, ``attrs`` and ``weights`` to show too."""
+        """The description as text; ``show`` may contain ``layers``, ``attrs`` and ``weights``."""
         lines = [
             f"Name: {self.name} | {'Refittable ' if self.refittable else ''}Explicit Batch Engine",
             "",
@@ -152,13 +152,13 @@ class EngineDescription(Record):
 
 
 def under(heading: str, lines: Iterable[str]) -> str:
-    """A description: its heading, and its lines indented below it."""
+    """A heading with indented lines below it."""
     below = (line for text in lines for line in text.splitlines() or [""])  # a tensor's text may have several lines
     return "\n".join([heading, *(f"    {line}" if line else "" for line in below)]).rstrip() + "\n"
 
 
 def section(title: str, lines: Iterable[str]) -> list[str]:
-    """A titled section of a description, as lines."""
+    """A section with a title, as lines."""
     return [f"---- {title} ----", *lines, ""]
 
 
@@ -178,7 +178,7 @@ def _layer_lines(index: int, layer: LayerDescription, show: Sequence[str]) -> It
 
 
 def describe_engine(engine: Any) -> EngineDescription:
-    """What an engine consists of; layers have only names if it was built without detailed profiling verbosity."""
+    """Describe an engine; its layers have only names unless it was built with detailed profiling verbosity."""
     line = library.line()
     inputs, outputs = engine_io(engine)
     layers = read_layers(engine)
@@ -199,7 +199,7 @@ def describe_engine(engine: Any) -> EngineDescription:
 
 
 def engine_io(engine: Any) -> tuple[TensorMetadata, TensorMetadata]:
-    """An engine's inputs and outputs; dynamic inputs have their smallest and largest sizes in the first profile."""
+    """An engine's inputs and outputs; dynamic inputs have the sizes of the first profile as bounds."""
     trt = library.load()
     inputs, outputs = TensorMetadata(), TensorMetadata()
     for index in range(engine.num_io_tensors):
@@ -216,7 +216,7 @@ def engine_io(engine: Any) -> tuple[TensorMetadata, TensorMetadata]:
 
 
 def profile_range(engine: Any, name: str, profile_index: int) -> ShapeRange:
-    """The shapes of an input in a profile, or a shape tensor's values, of which TensorRT 8.6 gives the first only."""
+    """The shapes of an input in a profile, or a shape tensor's values; TensorRT 8.6 only gives the first value."""
     low, opt, high = library.line().profile_range(engine, name, profile_index)
     return ShapeRange(name=name, min=low, opt=opt, max=high)
 
@@ -229,7 +229,7 @@ def read_layers(engine: Any) -> tuple[LayerDescription, ...]:
     try:
         return parse_layers(text)
     except errors.FormatError:
-        pass  # one damaged layer makes the whole unreadable: read them one by one
+        pass  # one damaged layer makes the whole text unreadable, so read layers one by one
     texts = (
         inspector.get_layer_information(index, trt.LayerInformationFormat.JSON) for index in range(engine.num_layers)
     )
@@ -240,7 +240,7 @@ def parse_layers(text: str) -> tuple[LayerDescription, ...]:
     """Layers from the inspector's JSON about an engine.
 
     Raises:
-        FormatError: If it is not JSON, even with raw control characters allowed.
+        FormatError: If it is not JSON, also with raw control characters allowed.
     """
     try:
         content = json.loads(text, strict=False)
@@ -309,14 +309,14 @@ _COMPUTING = ("fp8", "fp4", "int4", "int8", "fp16", "bf16", "fp32")
 
 
 def _type_named_in(text: str) -> str:
-    """The data type in a description of the inspector's, such as ``Row major linear FP16 format``; empty if there is none."""
+    """The data type in a text such as ``Row major linear FP16 format``; empty without one."""
     return next((name for name, pattern in _TYPES if re.search(pattern, text, re.IGNORECASE)), "")
 
 
 def _layer_precision(inputs: Sequence[TensorDescription], outputs: Sequence[TensorDescription], weights: Any) -> str:
-    """What a layer computes in: the type of its first input of a type that layers compute in, or else of its outputs.
+    """A layer's compute precision: the data type of its first input or output that layers compute in.
 
-    Or that of its weights, if they are narrower: a first layer may read FP32 and round it itself.
+    Or that of its weights, if it is narrower: a first layer may read FP32 and round it.
     """
     declared = next((t.dtype for t in (*inputs, *outputs) if t.dtype in _COMPUTING), "")
     stored = _type_named_in(str(weights.get("Type", ""))) if isinstance(weights, dict) else ""

@@ -1,4 +1,4 @@
-"""A TensorRT network's layers and tensors, listed and found by name."""
+"""A TensorRT network's layers and tensors."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def layers_of(network: Any) -> list[Any]:
 
 
 def specialize(layer: Any) -> Any:
-    """Set a layer's Python class to that of its type (``IConvolutionLayer``), which ``get_layer`` does not; returns it.
+    """Set a layer's Python class to that of its type, and return it; ``get_layer`` returns a plain ``ILayer``.
 
-    The class of a layer type is found by name, ignoring case: ``MATRIX_MULTIPLY`` is ``IMatrixMultiplyLayer``.
+    The class is found by name, ignoring case: ``MATRIX_MULTIPLY`` is ``IMatrixMultiplyLayer``.
     """
     trt = library.load()
     wanted = f"i{layer.type.name.replace('_', '')}layer".lower()
@@ -27,9 +27,9 @@ def specialize(layer: Any) -> Any:
 
 
 def attribute_names(layer: Any) -> list[str]:
-    """Names of the attributes that a layer has beyond those of all layers, without those that do not count in its state.
+    """Names of a layer's own attributes, beyond those of ``ILayer``, that are valid in its state.
 
-    Those are the two-dimensional paddings and windows of a layer over volumes, and what comes from inputs instead.
+    Left out are two-dimensional paddings and windows of a layer over volumes, and values that come from inputs.
     """
     trt = library.load()
     specialize(layer)
@@ -45,7 +45,7 @@ def attribute_names(layer: Any) -> list[str]:
 
 
 def layer_lines(title: str, inputs: Sequence[str], outputs: Sequence[str]) -> list[str]:
-    """A layer and its tensors in lines: inputs, an arrow and outputs, on one line where either has none."""
+    """Lines for a layer: inputs, an arrow and outputs; on one line if inputs or outputs are missing."""
     read, made = ",\n     ".join(inputs), ",\n         ".join(outputs)
     if inputs and outputs:
         return [title, *f"    {{{read}}}\n     -> {{{made}}}".splitlines()]
@@ -63,19 +63,16 @@ def tensors_of(network: Any) -> dict[str, Any]:
     """All tensors of a network, by name."""
     tensors = io_of(network)
     for layer in layers_of(network):
-        for index in range(layer.num_inputs):
-            tensor = layer.get_input(index)
-            if tensor is not None:
-                tensors.setdefault(tensor.name, tensor)
-        for index in range(layer.num_outputs):
-            tensor = layer.get_output(index)
+        inputs = [layer.get_input(index) for index in range(layer.num_inputs)]
+        outputs = [layer.get_output(index) for index in range(layer.num_outputs)]
+        for tensor in (*inputs, *outputs):
             if tensor is not None:
                 tensors.setdefault(tensor.name, tensor)
     return tensors
 
 
 def layer_outputs(network: Any) -> list[tuple[str, str]]:
-    """Names of all tensors that layers output, with the type of the layer."""
+    """Names of all outputs of layers, with the type of the layer."""
     made = []
     for layer in layers_of(network):
         for index in range(layer.num_outputs):
@@ -90,7 +87,7 @@ _LOOP_ENDS = frozenset({"LOOP_OUTPUT", "CONDITIONAL_OUTPUT"})
 
 
 def markable(network: Any) -> list[str]:
-    """Names of the tensors that may be outputs: not those inside loops and branches, nor constants and shapes."""
+    """Names of the tensors that can be outputs: not those in loops and branches, constants or shapes."""
     names = []
     inside = False
     for name, kind in layer_outputs(network):

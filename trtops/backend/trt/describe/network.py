@@ -1,4 +1,4 @@
-"""What a TensorRT network consists of before it is built, as data and as text: layers, attributes, summaries of weights."""
+"""Describes a TensorRT network before it is built, as data and as text: layers, attributes, summaries of weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NetworkLayer(Record):
         op: Its type.
         inputs: Its inputs.
         outputs: Its outputs.
-        attrs: Attributes that not all layers have, by name, as text.
+        attrs: Its own attributes, by name, as text.
         weights: Summaries of its weights, by attribute name.
         values: Its weights as numpy prints them, by attribute name.
     """
@@ -39,7 +39,7 @@ class NetworkLayer(Record):
     values: tuple[tuple[str, str], ...] = ()
 
     def lines(self, index: int, show: Sequence[str]) -> list[str]:
-        """The layer as lines of text; a layer with a kind of its own (``ActivationType.RELU``) is told by that."""
+        """The layer as lines of text; the title has the layer's kind, such as ``ActivationType.RELU``."""
         attrs = dict(self.attrs)
         title = f"Layer {index:<4} | {self.name} [Op: {attrs.pop('type', f'LayerType.{self.op}')}]"
         lines = layer_lines(title, list(map(str, self.inputs)), list(map(str, self.outputs)))
@@ -55,7 +55,7 @@ class NetworkLayer(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkDescription(Record):
-    """What a network consists of, before it is built.
+    """Description of a network.
 
     Attributes:
         name: Its name.
@@ -72,7 +72,7 @@ class NetworkDescription(Record):
     layers: tuple[NetworkLayer, ...]
 
     def text(self, show: Sequence[str] = ()) -> str:
-        """The description for people; ``show`` may name ``layers``, ``attrs`` and ``weights`` to show too."""
+        """The description as text; ``show`` may contain ``layers``, ``attrs`` and ``weights``."""
         typed = " Strongly Typed" if self.strongly_typed else ""
         lines = [
             f"Name: {self.name} | Explicit Batch{typed} Network",
@@ -86,7 +86,7 @@ class NetworkDescription(Record):
 
 
 def describe_network(network: Any) -> NetworkDescription:
-    """What a network consists of."""
+    """Describe a network."""
     io = [
         [network.get_input(i) for i in range(network.num_inputs)],
         [network.get_output(i) for i in range(network.num_outputs)],
@@ -122,7 +122,7 @@ def _network_layer(layer: Any) -> NetworkLayer:
 
 
 def layer_attributes(layer: Any) -> tuple[dict[str, str], dict[str, np.ndarray[Any, Any]]]:
-    """A layer's attributes beyond those that all layers have, as text, and its weights; its kind is ``type``."""
+    """A layer's own attributes, as text, and its weights; its kind is the attribute ``type``."""
     trt = library.load()
     attrs: dict[str, str] = {}
     weights: dict[str, np.ndarray[Any, Any]] = {}
@@ -134,7 +134,7 @@ def layer_attributes(layer: Any) -> tuple[dict[str, str], dict[str, np.ndarray[A
         try:
             value = getattr(layer, name)
             text = str(value)
-        except (RuntimeError, ValueError, TypeError):  # TensorRT does not answer in this state of the layer
+        except (RuntimeError, ValueError, TypeError):  # not readable in this state of the layer
             continue
         if isinstance(value, (trt.Weights, np.ndarray)):
             weights[name] = np.asarray(value.numpy() if isinstance(value, trt.Weights) else value)

@@ -1,4 +1,4 @@
-"""A TensorRT network as an ONNX model, for viewers of ONNX. Such a model does not run."""
+"""Converts a TensorRT network to an ONNX model for viewers. The model does not run."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ def draw(network: Any) -> onnx.ModelProto:
 
 
 def _onnx_node(layer: Any, index: int) -> onnx.NodeProto:
-    kind = (
-        layer.type.name
-    )  # before the layer gets its own class, whose type may be another: that of its activation, say
-    # An absent optional input keeps its place as an empty name, as in ONNX itself.
+    # Read first: `attribute_names` changes the layer's class, and with it `type`, for example to the activation's type.
+    kind = layer.type.name
+    # A missing optional input is an empty name, as in ONNX.
     inputs = [layer.get_input(i) for i in range(layer.num_inputs)]
     outputs = [layer.get_output(i) for i in range(layer.num_outputs)]
     return helper.make_node(
@@ -39,13 +38,13 @@ def _onnx_node(layer: Any, index: int) -> onnx.NodeProto:
 
 
 def _plain_attributes(layer: Any) -> dict[str, Any]:
-    """A layer's attributes as far as ONNX can hold them: numbers, text, tuples of numbers, arrays; enums by name."""
+    """The attributes of a layer that ONNX can represent: numbers, text, tuples of numbers, arrays; enums by name."""
     found: dict[str, Any] = {}
     for name in attribute_names(layer):
         try:
             value = getattr(layer, name)
             items = list(value) if hasattr(value, "__len__") and not isinstance(value, str) else None
-        except (RuntimeError, ValueError, TypeError):  # TensorRT does not answer in this state of the layer
+        except (RuntimeError, ValueError, TypeError):  # not readable in this state of the layer
             continue
         if isinstance(value, np.ndarray):
             found[name] = numpy_helper.from_array(value, name)

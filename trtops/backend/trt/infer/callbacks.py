@@ -1,4 +1,4 @@
-"""Objects that TensorRT calls during an inference: for outputs whose size is known only then, and for debug tensors."""
+"""Objects that TensorRT calls during an inference: output allocators and debug listeners."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def make_output_allocator(reserve: Callable[[int], int]) -> Any:
     """A ``trt.IOutputAllocator`` for one output.
 
     Args:
-        reserve: Takes a number of bytes and returns the address of that much device memory, which the caller owns.
+        reserve: Returns the address of device memory for a number of bytes; the caller owns it.
     """
     base: Any = library.load().IOutputAllocator
 
     class OutputAllocator(base):  # type: ignore[misc]
-        """Gives TensorRT device memory for an output whose size is known only during the inference. Called from C++."""
+        """Called from C++ for an output whose size is only known during the inference."""
 
         def __init__(self) -> None:
             base.__init__(self)
@@ -54,7 +54,7 @@ def make_debug_listener() -> Any:
     base: Any = trt.IDebugListener
 
     class DebugTensors(base):  # type: ignore[misc]
-        """Copies debug tensors to the host when they are computed. Called from C++."""
+        """Called from C++; copies debug tensors to the host."""
 
         def __init__(self) -> None:
             base.__init__(self)
@@ -63,8 +63,10 @@ def make_debug_listener() -> Any:
         def process_debug_tensor(self, addr: int, location: Any, type: Any, shape: Any, name: str, stream: int) -> bool:
             dtype: DataType = dtypes.from_trt(type)
             if dtype.itemsize < 1:
-                return True  # numpy has no types of less than a byte
-            memory.call("cudaStreamSynchronize", stream)  # the content is there once the stream has got this far
+                return True  # numpy has no data types smaller than a byte
+            memory.call(
+                "cudaStreamSynchronize", stream
+            )  # the content is complete once the stream has reached this point
             array = np.empty(tuple(shape), dtype.numpy())
             kind = "cudaMemcpyHostToHost" if location == trt.TensorLocation.HOST else "cudaMemcpyDeviceToHost"
             memory.copy(array.ctypes.data, int(addr), array.nbytes, kind)

@@ -12,14 +12,14 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tensor is laid out in memory.
+    """Memory layout of a tensor.
 
     Attributes:
         shape: Its dimensions.
-        dtype: Its elements.
-        strides: Vectors between neighbours in each dimension.
-        vectorized_dim: The dimension that is split into vectors; -1 if none is.
-        components: Elements in a vector; 1 if there are none.
+        dtype: Data type of its elements.
+        strides: Strides in vectors.
+        vectorized_dim: The dimension that is split into vectors, or -1.
+        components: Elements per vector.
     """
 
     shape: tuple[int, ...]
@@ -30,7 +30,7 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the tensor takes, with padding."""
+        """Size of the tensor in bytes, with padding."""
         sizes = self._vector_sizes()
         if 0 in sizes:
             return 0
@@ -45,7 +45,7 @@ class Layout:
         return tuple(sizes)
 
     def _vectors(self, raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The raw memory seen as vectors: the vectorized dimension in whole vectors, and their elements last."""
+        """A view of raw memory as vectors: the elements of a vector are the last dimension."""
         width = self.components * self.dtype.itemsize
         return np.lib.stride_tricks.as_strided(
             raw.view(self.dtype),
@@ -80,12 +80,12 @@ class Layout:
 
 
 class FormattedArray:
-    """An array in a memory format that numpy does not have: raw bytes, with the shape and dtype that they stand for.
+    """An array in a memory format that numpy does not have: raw bytes with their shape and layout.
 
     Attributes:
-        array: The memory, as bytes.
+        array: The raw bytes.
         shape: Dimensions of the tensor.
-        layout: How the tensor is laid out in the memory; None if not known.
+        layout: Its memory layout; None if unknown.
     """
 
     def __init__(self, array: Any, shape: Sequence[int], layout: Layout | None = None) -> None:
@@ -95,17 +95,17 @@ class FormattedArray:
 
     @property
     def dtype(self) -> Any:
-        """The elements' dtype; that of the memory if the layout is not known."""
+        """Data type of the elements; of the raw memory if the layout is unknown."""
         return self.array.dtype if self.layout is None else self.layout.dtype
 
     def linear(self) -> np.ndarray[Any, Any]:
         """The tensor as a plain numpy array.
 
         Raises:
-            ValueError: If the layout is not known.
+            ValueError: If the layout is unknown.
         """
         if self.layout is None:
-            raise ValueError("The layout of this FormattedArray is not known; only arrays from a runner know it.")
+            raise ValueError("The layout of this FormattedArray is unknown; only arrays returned by a runner have one.")
         return self.layout.unpack(self.array)
 
     def __repr__(self) -> str:

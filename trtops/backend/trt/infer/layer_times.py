@@ -1,4 +1,4 @@
-"""How long each layer of an engine takes, from TensorRT's own profiler."""
+"""Measures the time of each layer of an engine with TensorRT's profiler."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from trtops.backend.trt.infer.runner import TrtRunner
 
 
 def layer_times(engine: Any, feed: Feed, *, runs: int = 20, warm_up: int = 5) -> Mapping[str, float]:
-    """Mean time of each layer, in milliseconds; layers of one name are added up.
+    """Mean time of each layer, in milliseconds; times of layers with the same name are added.
 
-    TensorRT waits behind each layer while it is profiled, so the sum is more than an inference takes.
+    TensorRT synchronizes after each layer while profiling, so the sum is longer than an inference.
 
     Args:
         engine: A TensorRT engine, or a callable that makes one.
         feed: Arrays by input name.
-        runs: Inferences that count.
-        warm_up: Inferences before them.
+        runs: Number of measured inferences.
+        warm_up: Number of inferences before.
 
     Raises:
         InferenceError: If TensorRT reports no layer.
@@ -47,5 +47,5 @@ def layer_times(engine: Any, feed: Feed, *, runs: int = 20, warm_up: int = 5) ->
                 times.ms.clear()
             runner.infer(feed)
     if not times.ms:
-        raise errors.InferenceError("TensorRT reported no layer to its profiler: were the engine's layers given names?")
+        raise errors.InferenceError("TensorRT's profiler reported no layer. Expected at least one.")
     return {name: math.fsum(found) / runs for name, found in times.ms.items()}

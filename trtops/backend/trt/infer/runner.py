@@ -24,13 +24,14 @@ from trtops.metadata import DataType, TensorMetadata, check_feed
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceTiming:
-    """Where the time of one inference went, in seconds, measured on the device between CUDA events.
+    """Parts of the time of one inference, in seconds, measured on the device with CUDA events.
 
     Attributes:
-        copy_in: Until the inputs were on the device, with what the host did to stage them. None if they take less than
-            128 KiB together: recording an event would take about as long as the copy.
-        compute: The engine itself.
-        copy_out: Until the outputs were in host memory; None likewise.
+        copy_in: Until the inputs were on the device, including staging on the host. None if they are smaller than 128
+            KiB
+            together: recording an event would take about as long as the copy.
+        compute: Time of the engine.
+        copy_out: Until the outputs were in host memory; None as above.
     """
 
     copy_in: float | None
@@ -42,26 +43,24 @@ _TIMED_COPY = 128 << 10  # bytes, which take some 3 microseconds at 50 GB/s
 
 
 class _TimedCopies(NamedTuple):
-    """Which copies events are recorded for."""
+    """Which copies are timed with events."""
 
     copy_in: bool = True
     copy_out: bool = True
 
 
 class TrtRunner(BaseRunner):
-    """Runs inference with a TensorRT engine or execution context.
+    """Runs a TensorRT engine or execution context.
 
     Buffers live as long as the activation and grow as needed. Inputs in host memory go through pinned memory; inputs on
     the device (:class:`~trtops.cuda.DeviceView`, CUDA tensors) are used where they are. Outputs come in pinned memory
     that the next inference overwrites.
 
-    Everything is queued on one CUDA stream, which keeps the order: copies to the device, the engine, copies to the
-    host. :meth:`infer` returns when the stream has finished.
+    Copies and the engine are queued on one CUDA stream. :meth:`infer` returns when the stream has finished.
 
-    An engine does not keep the order of its model's outputs (TensorRT 8.6 sorts them). Runners made by
-    :meth:`TensorRTBackend.runner <trtops.backend.trt.building.backend.TensorRTBackend.runner>` restore the model's
-    order, which the build remembers. For a bare engine ``output_order`` gives it; without that, outputs come in the
-    engine's order.
+    An engine does not keep its model's order of outputs (TensorRT 8.6 sorts them). A runner made by
+    :meth:`TensorRTBackend.runner <trtops.backend.trt.building.backend.TensorRTBackend.runner>` returns them in the
+    model's order. For other engines ``output_order`` sets the order; the default is the engine's.
 
     Attributes:
         engine: The engine, while active.
@@ -83,24 +82,24 @@ class TrtRunner(BaseRunner):
         debug_listener: Any = None,
         output_order: Sequence[str] = (),
     ) -> None:
-        """Set what to run; nothing is loaded before activation.
+        """Set the engine; nothing is loaded before activation.
 
         Args:
             engine: An engine or an execution context, which stays the caller's, or a callable that makes one. A
                 context keeps its profile from one activation to the next.
-            name: Names the runner in results.
-            optimization_profile: Profile to set at each activation.
+            name: The runner's name in results.
+            optimization_profile: Profile to select at each activation.
             allocation_strategy: Device memory of the context: ``static``, enough for every profile; ``profile``, for
                 the current one; ``runtime``, for the current shapes. For engines, not for contexts.
             weight_streaming_budget: Bytes of device memory for streamable weights; -1 lets TensorRT choose, -2 switches
                 streaming off.
-            weight_streaming_percent: The part of those weights to stream, 0 to 100, instead of a budget.
+            weight_streaming_percent: Share of those weights to stream, 0 to 100, instead of a budget.
             debug_listener: A ``trt.IDebugListener``; by default debug tensors are added to the outputs.
             output_order: Names of outputs in the order to return them, such as the model's. Outputs that it does not
                 name follow in the engine's order; names that the engine does not have are ignored.
 
         Raises:
-            ConfigError: If ``allocation_strategy`` or ``weight_streaming_percent`` has a value that does not exist.
+            ConfigError: If ``allocation_strategy`` or ``weight_streaming_percent`` has an invalid value.
         """
         super().__init__(name, prefix="trt-runner")
         if allocation_strategy is not None and allocation_strategy not in ALLOCATION_STRATEGIES:
@@ -138,7 +137,7 @@ class TrtRunner(BaseRunner):
         self._to_time = _TimedCopies()
         self._int32_inputs: frozenset[str] = frozenset()
 
-    # --- life ---------------------------------------------------------------------------------------------------
+    # --- activation ---------------------------------------------------------------------------------------------
 
     def activate_impl(self) -> None:
         """Load the engine, make the context, the stream and the buffers."""
@@ -170,9 +169,9 @@ class TrtRunner(BaseRunner):
             )
 
     def deactivate_impl(self) -> None:
-        """Free buffers, stream and events; engine and context go with their last reference."""
+        """Free buffers, stream and events; engine and context are freed with their last reference."""
         if self.stream is not None:
-            self.stream.synchronize()  # an inference that failed half-way may have left copies queued
+            self.stream.synchronize()  # a failed inference may have left queued copies
         for slot in (*self._inputs, *self._outputs):
             slot.free()
         if self._memory is not None:
@@ -197,7 +196,7 @@ class TrtRunner(BaseRunner):
                 self._outputs.append(Output(execution, name, profile))
         places = {name: place for place, name in enumerate(self.output_order)}
         self._outputs.sort(key=lambda slot: places.get(slot.name, len(places)))
-        # Releases without INT64 (8.6) turn a model's INT64 inputs into INT32; feeds made for the model must still work.
+        # Releases without INT64 (8.6) convert a model's INT64 inputs to INT32; feeds of the model must still work.
         if "INT64" not in trt.DataType.__members__:
             self._int32_inputs = frozenset(slot.name for slot in self._inputs if slot.dtype is DataType.INT32)
 
@@ -220,8 +219,8 @@ class TrtRunner(BaseRunner):
         """Change the optimization profile for the inferences that follow.
 
         Raises:
-            InferenceError: If the runner is not active, or TensorRT refuses (another context uses the profile).
-            ConfigError: If the engine has no such profile.
+            InferenceError: If the runner is not active, or another context uses the profile.
+            ConfigError: If the engine does not have the profile.
         """
         if not self.is_active:
             raise errors.InferenceError(
@@ -247,7 +246,7 @@ class TrtRunner(BaseRunner):
         self.stream.synchronize()
 
     def set_debug_listener(self, listener: Any) -> None:
-        """Report marked tensors to a listener, until deactivation.
+        """Send marked tensors to a listener, until deactivation.
 
         Raises:
             UnsupportedFeatureError: If this release has no debug tensors.
@@ -258,7 +257,7 @@ class TrtRunner(BaseRunner):
             raise errors.InferenceError("TensorRT refuses the debug listener.")
 
     def get_input_metadata_impl(self) -> TensorMetadata:
-        """The inputs; dynamic ones have their smallest and largest sizes in the current profile, and -1 stands for any size."""
+        """The inputs; dynamic ones have the sizes of the current profile as bounds."""
         metadata = TensorMetadata()
         profile = max(int(self.context.active_optimization_profile), 0)
         for slot in self._inputs:
@@ -289,8 +288,8 @@ class TrtRunner(BaseRunner):
                 only those in formats that numpy does not have.
 
         Returns:
-            The outputs by name, in ``output_order`` if that is given, else in the engine's order; owned by the runner, and
-            valid until the next call.
+            The outputs by name, in ``output_order`` if that is given, else in the engine's order; owned by the runner,
+            and valid until the next call.
 
         Raises:
             InputError: If the feed does not fit the engine or the current profile.
@@ -306,7 +305,7 @@ class TrtRunner(BaseRunner):
         return super().infer(feed_dict, check_inputs)
 
     def _check_formatted(self, feed_dict: Feed) -> None:
-        """Check a feed that has raw memory in it, of which only the shape can be checked: bytes have no dtype."""
+        """Check a feed with raw memory, which has a shape but no dtype."""
         if self.is_active:
             inputs = self.get_input_metadata()
             stand_ins = {
@@ -318,16 +317,16 @@ class TrtRunner(BaseRunner):
             check_feed(inputs, stand_ins)
 
     def infer_impl(self, feed_dict: Feed) -> dict[str, Any]:
-        """Copy in, run, copy out, wait."""
+        """Copy inputs, run, copy outputs, and wait."""
         started = time.perf_counter()
         stream = self.stream
         assert stream is not None
-        # An event is reached when the stream has done everything queued before it, so the four of them separate the phases.
+        # An event is reached when the stream has finished everything before it: four events separate the phases.
         before, fed, computed, after = self._events
-        timed, self._timed = self._to_time, None  # events that a failed inference recorded in part must not be read
+        timed, self._timed = self._to_time, None  # events of a failed inference must not be read
         if timed.copy_in:
             before.record(stream)
-        # False until all inputs are set: if one is refused, those before it have their new shapes already.
+        # False until all inputs are set: if one is refused, the ones before it already have new shapes.
         changed = not self._outputs_prepared
         self._outputs_prepared = False
         for slot in self._inputs:
@@ -349,7 +348,7 @@ class TrtRunner(BaseRunner):
         results = {slot.name: slot.fetch(self._copy_out, self._raw) for slot in self._outputs}
         if timed.copy_out:
             after.record(stream)
-        stream.synchronize()  # until here outputs are incomplete, and pinned inputs may still be read
+        stream.synchronize()  # before this, outputs are incomplete and pinned inputs may still be read
         self._timed = timed
         if debug:
             results.update(debug)
@@ -357,7 +356,7 @@ class TrtRunner(BaseRunner):
         return results
 
     def last_timing(self) -> InferenceTiming:
-        """Where the time of the last inference went, by CUDA events.
+        """Parts of the time of the last inference, from CUDA events.
 
         Raises:
             InferenceError: If there was no inference since activation, or the last one failed.
@@ -375,11 +374,11 @@ class TrtRunner(BaseRunner):
         )
 
     def last_device_time(self) -> float:
-        """Seconds that the engine itself took on the device in the last inference: ``last_timing().compute``."""
+        """Time of the engine in the last inference, in seconds: ``last_timing().compute``."""
         return self.last_timing().compute
 
     def _prepare_outputs(self) -> None:
-        """After input shapes changed: let TensorRT infer the outputs' shapes, and reserve memory for them."""
+        """Let TensorRT infer output shapes after input shapes changed, and reserve memory for them."""
         with library.collect_log() as log:
             missing = self.context.infer_shapes()
         if missing:
@@ -393,7 +392,7 @@ class TrtRunner(BaseRunner):
         )
 
     def _provide_context_memory(self) -> None:
-        """Hand the context the device memory that it needs at the current shapes."""
+        """Give the context the device memory that it needs at the current shapes."""
         line = library.line()
         strategy = self.allocation_strategy
         assert strategy is not None
@@ -405,7 +404,7 @@ class TrtRunner(BaseRunner):
         line.set_context_memory(self.context, self._memory.ptr, self._memory.allocated_nbytes)
 
     def _raise_execution_error(self) -> None:
-        # Collecting the log would slow down every inference. So the failed one is repeated, and its messages collected.
+        # Collecting the log would slow down every inference, so the failed one is repeated to collect its messages.
         assert self.stream is not None
         with library.collect_log() as log:
             self.context.execute_async_v3(self.stream.ptr)
@@ -413,7 +412,7 @@ class TrtRunner(BaseRunner):
 
 
 def _as_int32(name: str, value: Any) -> Any:
-    """An INT64 array as INT32, if its values fit; anything else as it is."""
+    """Convert an INT64 array to INT32, if its values fit; other values are unchanged."""
     if not isinstance(value, np.ndarray) or value.dtype != np.int64:
         return value
     narrowed = value.astype(np.int32)

@@ -1,4 +1,4 @@
-"""Inputs and outputs of a runner: each one's memory on host and device, and what the context was told of it."""
+"""Inputs and outputs of a runner: their host and device memory, and their state in the execution context."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from trtops.torch_tensors import from_torch, is_torch
 
 @dataclass(frozen=True, eq=False)
 class Execution:
-    """What inputs and outputs need of an engine that is ready to run; the runner owns all of it.
+    """An engine that is ready to run; the runner owns its parts.
 
     Attributes:
         name: The runner's name, for messages.
         engine: The engine.
         context: The execution context.
-        stream: Where copies and inferences are queued, in order.
+        stream: The stream of copies and inferences.
         stager: Copies large inputs to the device.
     """
 
@@ -37,7 +37,7 @@ class Execution:
 
 
 class Slot:
-    """One input or output: its memory on host and device, which only grows, and what the context was told of it last."""
+    """One input or output, with its memory, which only grows, and the shape and address set in the context."""
 
     def __init__(self, execution: Execution, name: str, profile: int) -> None:
         engine = execution.engine
@@ -49,7 +49,7 @@ class Slot:
         tensor_format, self.vectorized_dim, self.components = library.line().tensor_layout(engine, name, profile)
         self.is_linear = bool(tensor_format == trt.TensorFormat.LINEAR)
         self.is_plain = self.is_linear and self.dtype.itemsize >= 1
-        # Types of less than a byte are moved as packed bytes.
+        # Data types smaller than a byte are copied as packed bytes.
         self.numpy_dtype: np.dtype[Any] = np.dtype(np.uint8) if self.dtype.itemsize < 1 else self.dtype.numpy()
         self.device: memory.DeviceArray | None = None
         self.pinned: memory.PinnedArray | None = None
@@ -59,21 +59,21 @@ class Slot:
         self.address = 0
 
     def layout(self) -> Layout:
-        """How the tensor is laid out in memory at the current shape."""
+        """The tensor's memory layout at the current shape."""
         assert self.shape is not None
         strides = tuple(self.execution.context.get_tensor_strides(self.name))
         return Layout(self.shape, self.numpy_dtype, strides, self.vectorized_dim, max(self.components, 1))
 
     def nbytes(self) -> int:
-        """Bytes of device memory at the current shape."""
+        """Size in device memory at the current shape, in bytes."""
         if not self.is_linear:
             return self.layout().nbytes
         assert self.shape is not None
         return math.ceil(math.prod(self.shape) * self.dtype.itemsize)
 
     def reserve_device(self, nbytes: int) -> int:
-        """Hold at least so many bytes of device memory; returns their address."""
-        nbytes = max(nbytes, 1)  # TensorRT refuses a null address, also for an empty tensor
+        """Reserve device memory of at least ``nbytes``, and return its address."""
+        nbytes = max(nbytes, 1)  # TensorRT refuses a null address, even for an empty tensor
         if self.device is None:
             self.device = memory.DeviceArray.raw((nbytes,))
         else:
@@ -81,7 +81,7 @@ class Slot:
         return self.device.ptr
 
     def reserve_pinned(self, nbytes: int) -> memory.PinnedArray:
-        """Hold at least so many bytes of pinned host memory."""
+        """Reserve pinned host memory of at least ``nbytes``."""
         nbytes = max(nbytes, 1)
         if self.pinned is None:
             self.pinned = memory.PinnedArray(nbytes)
@@ -90,7 +90,7 @@ class Slot:
         return self.pinned
 
     def reserve_host(self, nbytes: int, *, as_bytes: bool) -> np.ndarray[Any, Any]:
-        """Pinned host memory as an array: of bytes, or of the tensor's current shape and dtype."""
+        """Pinned host memory as an array of bytes, or with the tensor's current shape and dtype."""
         pinned = self.reserve_pinned(nbytes)
         assert self.shape is not None
         self.host = (
@@ -100,7 +100,7 @@ class Slot:
         return self.host
 
     def set_address(self, address: int) -> None:
-        """Tell the context the tensor's address, unless it has it already."""
+        """Set the tensor's address in the context, if it changed."""
         if address == self.address:
             return
         if not self.execution.context.set_tensor_address(self.name, address):
@@ -132,7 +132,7 @@ class Input(Slot):
         self._values: bytes | None = None
 
     def feed(self, value: Any) -> bool:
-        """Queue a value's way to the device; returns whether outputs may have another shape than before."""
+        """Queue the copy of a value to the device; returns whether output shapes may have changed."""
         pointer = _device_pointer(value)
         changed = self._set_shape(tuple(value.shape))
         if self.on_host:
@@ -151,10 +151,10 @@ class Input(Slot):
         self.shape = None
         if self._is_dynamic and self.execution.context.active_optimization_profile < 0:
             raise errors.InferenceError(
-                f"{self.execution.name} has no optimization profile: another context of this engine uses the first. Call "
-                "set_profile, or give optimization_profile."
+                f"{self.execution.name} has no optimization profile: another context of this engine uses the first. "
+                "Call set_profile, or give optimization_profile."
             )
-        # 8.6 accepts shapes outside the profile here, and crashes when it infers the outputs' shapes from them.
+        # 8.6 accepts shapes outside the profile here, and crashes when it infers output shapes from them.
         if not _in_range(shape, self._smallest, self._largest):
             raise errors.InputShapeError(self._shape_refusal(shape))
         with library.collect_log() as log:
@@ -166,14 +166,14 @@ class Input(Slot):
         return True
 
     def _shape_refusal(self, shape: tuple[int, ...]) -> str:
-        """Why a shape was refused: what the current profile takes, and which profile would take it."""
+        """The error message for a refused shape, with the expected shapes and a profile that accepts it."""
         engine = self.execution.engine
         current = max(int(self.execution.context.active_optimization_profile), 0)
         line = library.line()
         ranges = [line.profile_range(engine, self.name, i) for i in range(engine.num_optimization_profiles)]
         fits = [i for i, (low, _, high) in enumerate(ranges) if _in_range(shape, low, high)]
         smallest, _, largest = ranges[current]
-        advice = f"Profile {fits[0]} takes it: call set_profile({fits[0]}). " if fits else "No profile takes it. "
+        advice = f"Profile {fits[0]} accepts it: call set_profile({fits[0]}). " if fits else "No profile accepts it. "
         return (
             f"Input {self.name!r} has shape {shape}; profile {current} expects min {smallest}, max {largest}. {advice}"
         )
@@ -193,25 +193,21 @@ class Input(Slot):
             return
         low, _, high = self._value_range
         values = array.reshape(-1).tolist()
-        known = len(low)  # 8.6 does not give the range of every value
+        known = len(low)  # 8.6 does not return the range of every value
         if not _in_range(values[:known], low, high):
-            limit = (
-                ""
-                if known == len(values)
-                else f" ({library.line().name} gives the range of {known} of {len(values)} values)"
-            )
             raise errors.InputShapeError(
-                f"Shape tensor {self.name!r} has values {values}; the current profile expects min {low}, max {high}{limit}."
+                f"Shape tensor {self.name!r} has values {values}; the current profile expects min {low}, max {high}"
+                f"{'' if known == len(values) else f' for the first {known}'}."
             )
 
     def _upload(self, value: Any) -> None:
-        """Copy a host array to the device: through pinned memory, in chunks if it is large."""
+        """Copy a host array to the device through pinned memory, in pieces if it is large."""
         raw = isinstance(value, FormattedArray)
         value = from_torch(value) if is_torch(value) else value
         host = self._staging_memory(value.array.nbytes if raw else None)
         stream = self.execution.stream
         assert self.device is not None and self.pinned is not None
-        self.set_address(self.device.ptr)  # the last value may have been on the device, at an address of its own
+        self.set_address(self.device.ptr)  # the previous value may have been on the device, at another address
         if raw:
             host[...] = np.asarray(value.array).reshape(-1).view(np.uint8)
         elif not self.is_linear:
@@ -224,9 +220,9 @@ class Input(Slot):
         memory.copy(self.device.ptr, self.pinned.ptr, host.nbytes, "cudaMemcpyHostToDevice", stream)
 
     def _staging_memory(self, raw_nbytes: int | None) -> np.ndarray[Any, Any]:
-        """Pinned memory for a value, and as much device memory: for an array, or for so many raw bytes.
+        """Pinned memory for a value, with the same amount of device memory: for an array or for raw bytes.
 
-        Kept from one inference to the next, while shape, kind and size of the value stay the same.
+        Reused by the next inference if shape, kind and size of the value are the same.
         """
         as_bytes = raw_nbytes is not None or not self.is_plain
         if self.host is not None and self.host_as_bytes is as_bytes and raw_nbytes in (None, self.host.nbytes):
@@ -235,8 +231,8 @@ class Input(Slot):
         if raw_nbytes is not None:
             if raw_nbytes < nbytes:
                 raise errors.InputShapeError(
-                    f"Input {self.name!r} of shape {self.shape} takes {nbytes} bytes in its format; the FormattedArray has "
-                    f"{raw_nbytes}."
+                    f"Input {self.name!r} of shape {self.shape} takes {nbytes} bytes in its format; the "
+                    f"FormattedArray has {raw_nbytes}."
                 )
             nbytes = raw_nbytes
         self.reserve_device(nbytes)
@@ -244,14 +240,14 @@ class Input(Slot):
 
 
 class Output(Slot):
-    """An output. Its size is known before the inference, or TensorRT asks an allocator for memory during it."""
+    """An output. If its size is not known before the inference, TensorRT calls an allocator during it."""
 
     def __init__(self, execution: Execution, name: str, profile: int) -> None:
         super().__init__(execution, name, profile)
         self.allocator: Any = None
 
     def prepare(self, inputs: Sequence[Input]) -> None:
-        """Reserve memory, now that shapes and values of inputs are known; an output that aliases an input uses its memory."""
+        """Reserve memory once the input shapes are set; an output that aliases an input uses its memory."""
         context = self.execution.context
         shape = tuple(context.get_tensor_shape(self.name))
         aliased = library.line().aliased_input(self.execution.engine, self.name)
@@ -275,7 +271,7 @@ class Output(Slot):
             raise errors.InferenceError(f"TensorRT refuses an output allocator for {self.name!r}.")
 
     def fetch(self, copy_out: bool, raw: bool) -> Any:
-        """The output of an inference that was queued; its content is there when the stream has finished."""
+        """The output of a queued inference; its content is complete when the stream has finished."""
         if self.allocator is not None:
             self.shape, self.host = self.allocator.shape, None
         assert self.shape is not None
@@ -289,9 +285,7 @@ class Output(Slot):
         return self._download(raw)
 
     def _address(self) -> int:
-        if self.allocator is not None:
-            return int(self.allocator.address)
-        return self.address
+        return self.address if self.allocator is None else int(self.allocator.address)
 
     def _download(self, raw: bool) -> Any:
         formatted = raw or not self.is_plain
@@ -307,12 +301,12 @@ class Output(Slot):
 
 
 def _in_range(sizes: Sequence[int], low: Sequence[int], high: Sequence[int]) -> bool:
-    """Whether sizes, or the values of a shape tensor, are in a profile's range."""
+    """Whether sizes or shape tensor values are in a profile's range."""
     return len(sizes) == len(low) and all(a <= size <= b for a, size, b in zip(low, sizes, high))
 
 
 def _device_pointer(value: Any) -> int | None:
-    """Address of an array on the device; None for one on the host."""
+    """Address of an array in device memory; None for a host array."""
     if isinstance(value, np.ndarray):
         return None
     if isinstance(value, memory.DeviceView):

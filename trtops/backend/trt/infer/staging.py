@@ -1,4 +1,4 @@
-"""Large host arrays on their way to the device: several threads copy them into pinned memory, and pieces are sent at once."""
+"""Copies large host arrays to the device in pieces: threads copy them into pinned memory while pieces are sent."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
 CHUNK = 2 << 20
-"""Bytes of a full piece; arrays that are no larger are copied and sent as a whole."""
+"""Bytes of a full piece; smaller arrays are copied and sent in one piece."""
 _FIRST_CHUNK = 256 << 10
-"""Bytes of the first piece. Pieces double from here: the bus idles until the first one is staged."""
+"""Bytes of the first piece. Sizes double from here, so that the bus does not wait long for the first one."""
 _HELPERS = 2
-"""Threads beside the caller's. Of 0 to 7 threads with pieces of 0.5 to 4 MiB, two with 2 MiB were the fastest for 25 MB on a
-host of 16 cores (H200); more of them wait for one another."""
+"""Additional threads. With 25 MB on a host of 16 cores (H200), two threads with pieces of 2 MiB were the fastest of 0
+to 7 threads with pieces of 0.5 to 4 MiB."""
 
 
 class Stager:
-    """Copies host arrays into pinned memory, and sends finished pieces to the device meanwhile.
+    """Copies host arrays into pinned memory, and sends complete pieces to the device at the same time.
 
-    Threads help since numpy releases the interpreter lock while it copies. The caller's thread copies pieces too: waking a
-    thread takes as long as copying a piece. It alone calls CUDA, whose current device belongs to a thread.
+    Threads help because numpy releases the interpreter lock while it copies. The caller's thread copies as well, since
+    waking a thread takes as long as copying a piece. Only this thread calls CUDA: its current device is set per thread.
     """
 
     def __init__(self, name: str) -> None:
-        """Name the threads, which start with the first array."""
+        """Set the name of the threads, which start with the first array."""
         self._name = name
         self._pool: ThreadPoolExecutor | None = None
 
@@ -41,10 +41,10 @@ class Stager:
 
         Args:
             array: What to copy, contiguous, in any host memory.
-            pinned: Pinned host memory of the same size, contiguous. The device still reads it when this returns: leave it
-                unchanged until the stream has got past the copies.
+            pinned: Contiguous pinned host memory of the same size. The device still reads it after this returns: do not
+                change it before the stream has finished the copies.
             device: Address in device memory.
-            stream: Where the copies are queued; whatever is queued on it afterwards finds the array on the device.
+            stream: The stream of the copies; later work on it finds the array on the device.
 
         Raises:
             InferenceError: If CUDA refuses a copy.
@@ -54,7 +54,7 @@ class Stager:
         source = array.reshape(-1).view(np.uint8)
         staged = pinned.reshape(-1).view(np.uint8)
         pieces = list(_piece_slices(source.size))
-        # Shared by all threads: next() on a list's iterator is atomic, so each piece is taken once, by whoever is free.
+        # Shared by all threads: next() on a list iterator is atomic, so each piece is taken once.
         todo = iter(pieces)
         done: queue.SimpleQueue[slice] = queue.SimpleQueue()
 
@@ -77,7 +77,7 @@ class Stager:
                 np.copyto(staged[piece], source[piece])
                 send(piece)
                 unsent -= 1
-                # Pieces may be sent in any order: they do not overlap, and the stream finishes all of them before the engine.
+                # The order of pieces does not matter: they do not overlap, and the stream finishes all of them first.
                 while not done.empty():
                     send(done.get())
                     unsent -= 1
@@ -85,19 +85,19 @@ class Stager:
                 send(done.get())
         except BaseException:
             for _ in todo:
-                pass  # leave the helpers nothing to take
-            wait(helpers)  # the caller may free or reuse the pinned memory as soon as this raises
+                pass  # take the remaining pieces, so that the helpers stop
+            wait(helpers)  # the caller may free the pinned memory after this error
             raise
 
     def close(self) -> None:
-        """End the threads; the next array starts others."""
+        """Stop the threads; the next array starts new ones."""
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
 
 
 def _piece_slices(size: int) -> Iterator[slice]:
-    """Slices that cover so many bytes, doubling in length from the first to :data:`CHUNK`."""
+    """Slices that cover ``size`` bytes; their length doubles up to :data:`CHUNK`."""
     start, step = 0, _FIRST_CHUNK
     while start < size:
         yield slice(start, min(start + step, size))

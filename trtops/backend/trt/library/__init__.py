@@ -1,8 +1,6 @@
-"""The door to TensorRT and CUDA: what is imported, logged, made and known of the device goes through here.
+"""Access to TensorRT and CUDA: import, log, builders and runtimes, device memory, and the device's state.
 
-:mod:`~trtops.backend.trt.library.loading` imports TensorRT or TensorRT-RTX, :mod:`~trtops.backend.trt.library.log` has
-its logger, :mod:`~trtops.backend.trt.library.handles` makes builders and runtimes. Their names are used as this
-module's: ``library.load()``.
+The names below are used as this module's: ``library.load()``.
 """
 
 from __future__ import annotations

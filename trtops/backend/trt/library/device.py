@@ -1,4 +1,4 @@
-"""The GPU in use: what identifies it, its clocks, and who else uses it."""
+"""The GPU in use: its identity, its clocks, and other processes on it."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ REWRITERS = ("onnx", "onnx-graphsurgeon", "onnxruntime", "numpy", "ml_dtypes")
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu(Record):
-    """A GPU, and its state when it was looked at.
+    """A GPU and its current state.
 
     Attributes:
-        index: CUDA's number for it.
+        index: CUDA's device number.
         name: Its name.
         compute_capability: Such as ``9.0``.
         multiprocessors: Number of its multiprocessors; tactics depend on it and on the compute capability.
         memory_bytes: Size of its memory.
-        uuid_sha256: First 16 digits of the SHA-256 of its UUID: tells devices apart without identifying them to others.
-        driver: Driver release; None if not known here.
-        cuda: Newest CUDA release that the driver serves.
-        sm_clock_mhz: Clock of its multiprocessors; None if not known here.
+        uuid_sha256: First 16 digits of the SHA-256 of its UUID, which is not published.
+        driver: Driver release; None if unknown.
+        cuda: Newest CUDA release that the driver supports.
+        sm_clock_mhz: Clock of its multiprocessors; None if unknown.
         memory_clock_mhz: Clock of its memory.
-        other_processes: Compute processes on it beside this one; None if not known here. Timings of builds that
-            shared the GPU are not to be trusted.
+        other_processes: Number of other compute processes on it; None if unknown. Timings of builds that shared the
+            GPU are unreliable.
     """
 
     index: int
@@ -50,7 +50,7 @@ class Gpu(Record):
 
 
 def current_gpu() -> Gpu:
-    """The GPU that CUDA uses in this thread, looked at now; takes about 0.1 s where ``nvidia-smi`` has to be asked.
+    """The GPU that CUDA uses in this thread; takes about 0.1 s, since ``nvidia-smi`` is called.
 
     Raises:
         BackendUnavailableError: If there is none.
@@ -77,10 +77,10 @@ def current_gpu() -> Gpu:
 
 
 def environment(gpu: Gpu | None = None) -> Environment:
-    """Where TensorRT builds and runs: its release and the kind of GPU; none for TensorRT-RTX where it builds without one.
+    """TensorRT's release and the kind of GPU; without a GPU for TensorRT-RTX on a machine that has none.
 
     Args:
-        gpu: The GPU; the current one unless given.
+        gpu: The GPU; the current one by default.
 
     Raises:
         BackendUnavailableError: If TensorRT or the GPU cannot be used here.
@@ -108,7 +108,7 @@ def environment(gpu: Gpu | None = None) -> Environment:
 
 
 def state() -> dict[str, str]:
-    """The current GPU's UUID digest, clocks and other processes, as texts; empty without a GPU."""
+    """The current GPU's UUID digest, clocks and other processes, as text; empty without a GPU."""
     if memory.device_count() == 0:
         return {}
     gpu = current_gpu()
@@ -136,10 +136,12 @@ def _uuid_text(properties: object) -> str:
 
 
 def _driver_state(uuid: str) -> _DriverState:
-    """What only ``nvidia-smi`` tells of a GPU; empty where that is missing."""
+    """Driver, clocks and processes from ``nvidia-smi``; empty if it is missing."""
     gpus = _query_nvidia_smi("--query-gpu=uuid,driver_version,clocks.sm,clocks.mem")
     for found, driver, sm_clock, memory_clock in gpus:
-        if found == uuid or len(gpus) == 1:  # the only GPU is it, whatever UUID CUDA shows (a MIG slice's own)
+        if (
+            found == uuid or len(gpus) == 1
+        ):  # a single GPU matches in any case: for a MIG slice, CUDA shows another UUID
             return _DriverState(
                 driver=driver,
                 sm_clock_mhz=_int_or_none(sm_clock),
@@ -150,13 +152,13 @@ def _driver_state(uuid: str) -> _DriverState:
 
 
 def _other_processes(uuid: str) -> int:
-    """Compute processes on a GPU beside this one, as far as this machine's process ids tell."""
+    """Number of other compute processes on a GPU, by process id."""
     own = str(os.getpid())
     return sum(row[0] == uuid and row[1] != own for row in _query_nvidia_smi("--query-compute-apps=gpu_uuid,pid"))
 
 
 def _query_nvidia_smi(query: str) -> list[list[str]]:
-    """Rows of fields that ``nvidia-smi`` answers a query with; none if it is missing, fails, or takes over 20 s."""
+    """Rows of fields from ``nvidia-smi``; empty if it is missing, fails, or takes over 20 s."""
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)

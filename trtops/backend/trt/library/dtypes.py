@@ -1,4 +1,4 @@
-"""TensorRT's data types and trtops' own, both ways. By name, since not every release has every type."""
+"""Converts data types of TensorRT and trtops. By name, since not every release has every type."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def from_trt(dtype: Any) -> DataType:
     """The data type that a ``tensorrt.DataType`` stands for.
 
     Raises:
-        ConfigError: If trtops has none for it (E8M0, a type of scales alone).
+        ConfigError: If trtops has no such type (E8M0, a type for scales only).
     """
     try:
         return _NAMES[dtype.name]
@@ -37,10 +37,10 @@ def from_trt(dtype: Any) -> DataType:
 
 
 def to_trt(dtype: object) -> Any:
-    """The ``tensorrt.DataType`` for a data type, a numpy dtype or a dtype's name; TensorRT's own pass through.
+    """The ``tensorrt.DataType`` for a data type, a numpy dtype or a dtype's name; TensorRT's types are unchanged.
 
     Raises:
-        UnsupportedFeatureError: If this release of TensorRT does not have it.
+        UnsupportedFeatureError: If this release of TensorRT does not have the type.
     """
     members = library.load().DataType.__members__
     if isinstance(dtype, library.load().DataType):

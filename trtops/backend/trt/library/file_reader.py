@@ -1,4 +1,4 @@
-"""Engines read from a file as TensorRT asks for them, not whole."""
+"""Reads engines from a file in blocks, as TensorRT requests them."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from trtops.backend.trt import library
 
 
 def FileReader(filepath: str | os.PathLike[str], BaseClass: type | None = None) -> Any:
-    """Make a reader that TensorRT deserializes an engine from, block by block.
+    """Create a reader from which TensorRT deserializes an engine, block by block.
 
     Args:
         filepath: The engine's file.
-        BaseClass: TensorRT's class of readers; the newest that this release has unless given.
+        BaseClass: TensorRT's reader class; the newest of this release by default.
 
     Returns:
-        The reader, open; to be used in a ``with`` block, or closed by ``free()``.
+        The open reader; use it in a ``with`` block or close it with ``free()``.
 
     Raises:
         EngineLoadError: If there is no such file.
-        UnsupportedFeatureError: If this release reads engines from memory alone.
+        UnsupportedFeatureError: If this release reads engines only from memory.
     """
     trt = library.load()
     base: Any = BaseClass or getattr(trt, "IStreamReader", None) or getattr(trt, "IStreamReaderV2", None)
     if base is None:
         raise errors.UnsupportedFeatureError(
-            f"{library.line().name} reads engines from memory alone; use EngineFromPath in place of FileReader."
+            f"{library.line().name} reads engines only from memory; use EngineFromPath instead of FileReader."
         )
     if not Path(filepath).is_file():
         raise errors.EngineLoadError(f"{os.fspath(filepath)} is not a file; expected an engine.")

@@ -1,4 +1,4 @@
-"""Builders and runtimes, made where there is a GPU for them."""
+"""Creates builders and runtimes, and checks for a GPU first."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def make_builder() -> Any:
     """A new ``Builder``.
 
     Raises:
-        BackendUnavailableError: If there is no usable GPU (TensorRT-RTX builds without).
+        BackendUnavailableError: If there is no usable GPU; TensorRT-RTX builds without one.
     """
     trt = load()
     require_device()
     with collect_log() as log:
         try:
             return trt.Builder(get_trt_logger())
-        except TypeError as exc:  # what the bindings raise where C++ returned no builder
+        except TypeError as exc:  # raised by the bindings if C++ returned no builder
             raise errors.BackendUnavailableError(f"{line().name} could not make a builder. {log.tail()}") from exc
 
 
@@ -37,18 +37,18 @@ def make_runtime() -> Any:
 
 
 def require_device(building: bool = True) -> None:
-    """Refuse to continue where there is no GPU.
+    """Raise if there is no GPU.
 
     Args:
-        building: Whether the GPU is wanted for building, which TensorRT-RTX does without.
+        building: Whether the GPU is needed to build; TensorRT-RTX builds without one.
 
     Raises:
-        BackendUnavailableError: If there is none, or its driver does not answer.
+        BackendUnavailableError: If there is no GPU, or its driver does not respond.
     """
     if building and uses_rtx():
         return
     if memory.device_count() == 0:
         raise errors.BackendUnavailableError(
-            f"{line().name} needs a GPU {'to build on' if building else 'to load engines'}, and there is none here "
-            "(cudaGetDeviceCount finds no device). Use a machine with one, or the ONNX Runtime back end."
+            f"{line().name} needs a GPU {'to build' if building else 'to load engines'}, and this machine has no "
+            "usable one (cudaGetDeviceCount finds no device). Use a machine with one, or the ONNX Runtime back end."
         )

@@ -1,7 +1,7 @@
-"""Importing TensorRT or TensorRT-RTX once, with a check that numpy arrays get through its bindings.
+"""Imports TensorRT or TensorRT-RTX once, and checks that its bindings read numpy arrays correctly.
 
-TensorRT-RTX is used where :data:`trtops.config.USE_TENSORRT_RTX` says so. One process uses one of the two: their
-bindings register the same C++ types and cannot live side by side.
+TensorRT-RTX is used if :data:`trtops.config.USE_TENSORRT_RTX` is set. A process uses only one of the two: their
+bindings register the same C++ types.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trtops.backend.trt.lines import ReleaseLine, release_line
 
 
 def uses_rtx() -> bool:
-    """Whether TensorRT-RTX stands in for TensorRT in this process."""
+    """Whether this process uses TensorRT-RTX instead of TensorRT."""
     return config.USE_TENSORRT_RTX
 
 
@@ -29,20 +29,19 @@ def load() -> Any:
     """The ``tensorrt`` module, or its TensorRT-RTX counterpart, imported at the first call.
 
     Raises:
-        BackendUnavailableError: If it is not installed, cannot be loaded, or reads numpy arrays wrongly here.
+        BackendUnavailableError: If it is not installed, cannot be loaded, or misreads numpy arrays.
     """
     return _import_and_check(uses_rtx())
 
 
 def load_for_device() -> Any:
-    """What :func:`load` returns, for callers that need the GPU next.
+    """Return :func:`load`'s module, for callers that use the GPU next.
 
-    At the first call a thread begins to make the CUDA context, and may still be at it when this returns. Whoever uses
-    CUDA first waits for it. On an H200 a context takes a quarter of a second, enough to import TensorRT and read a
-    plan.
+    The first call starts a thread that creates the CUDA context, which may not be ready when this returns; the first
+    CUDA call waits for it. On an H200 this takes a quarter of a second, enough to import TensorRT and read a plan.
 
     Raises:
-        BackendUnavailableError: As :func:`load` does. A missing GPU is reported by :func:`require_device`.
+        BackendUnavailableError: As for :func:`load`. A missing GPU is reported by :func:`require_device`.
     """
     if not _import_and_check.cache_info().currsize:
         threading.Thread(target=_make_cuda_context, name="trtops-cuda").start()
@@ -50,19 +49,18 @@ def load_for_device() -> Any:
 
 
 def _make_cuda_context() -> None:
-    """Make the context that the CUDA runtime would make at its first use, unless CUDA is in use already."""
+    """Create the context that the CUDA runtime would create at its first use, unless CUDA is already in use."""
     not_initialized = 3  # CUDA_ERROR_NOT_INITIALIZED
     try:
-        # The driver through ctypes, which releases the interpreter's lock during calls. Importing CUDA's Python
-        # bindings here would hold it, and with it the import of TensorRT that this runs beside.
+        # ctypes releases the interpreter lock during calls. Importing CUDA's Python bindings here would hold it, and
+        # block the import of TensorRT in the other thread.
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return  # no driver
     context, device = ctypes.c_void_p(), ctypes.c_int()
     if cuda.cuCtxGetCurrent(ctypes.byref(context)) != not_initialized:
         return
-    # Nobody has used CUDA yet, so every thread's current device is device 0, and the runtime will take its primary
-    # context.
+    # CUDA is not in use yet, so every thread's current device is 0, and the runtime will use its primary context.
     if cuda.cuInit(0) == 0 and cuda.cuDeviceGet(ctypes.byref(device), 0) == 0:
         cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
 
@@ -101,9 +99,9 @@ def _import_rtx() -> Any:
 
 
 def _load_rtx_libraries() -> None:
-    """Load the libraries that ONNX Runtime's TensorRT-RTX provider carries, so that the bindings find them.
+    """Load the libraries of ONNX Runtime's TensorRT-RTX provider, so that the bindings find them.
 
-    The dynamic linker does not search for a library if one with its soname is loaded already.
+    The dynamic linker does not search for a library whose soname is already loaded.
     """
     spec = importlib.util.find_spec("onnxruntime_ep_nv_tensorrt_rtx")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
@@ -113,17 +111,17 @@ def _load_rtx_libraries() -> None:
 
 
 def check_numpy(module: Any) -> None:
-    """Send a small array through the bindings and back.
+    """Check that a small array passes through the bindings and back unchanged.
 
     Bindings built against numpy 1 (TensorRT 8.6 to 10.0) silently read arrays of numpy 2 as zeros.
 
     Raises:
-        BackendUnavailableError: If other values come back; says what to install.
+        BackendUnavailableError: If other values come back.
     """
     sent = np.arange(1, 5, dtype=np.float32)
     found = np.array(module.Weights(sent).numpy())
     if found.shape != sent.shape or not np.array_equal(found, sent):
         raise errors.BackendUnavailableError(
-            f"TensorRT {module.__version__} reads arrays of numpy {np.__version__} wrongly: {sent.tolist()} became "
-            f"{found.tolist()}, and every weight would. Install numpy below 2 beside it: pip install 'numpy<2'."
+            f"TensorRT {module.__version__} reads arrays of numpy {np.__version__} incorrectly: {sent.tolist()} became "
+            f"{found.tolist()}, and so would every weight. Install numpy below 2: pip install 'numpy<2'."
         )

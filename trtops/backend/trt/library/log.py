@@ -1,4 +1,4 @@
-"""TensorRT's log: passed on to ``logging`` as ``trtops.tensorrt``, and collected for error messages and build logs."""
+"""TensorRT's log: sent to ``logging`` as ``trtops.tensorrt``, and collected for error messages and build logs."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _LEVELS = {
 
 
 class LogLines:
-    """What TensorRT logged while this was collecting.
+    """Messages that TensorRT logged during :func:`collect_log`.
 
     Attributes:
-        lines: Severity name and text of each message, oldest first; without verbose ones unless asked for.
+        lines: Severity name and text of each message, oldest first; verbose ones only on request.
     """
 
     def __init__(self, verbose: bool, thread: int | None = None) -> None:
@@ -35,25 +35,25 @@ class LogLines:
         self.thread = thread
 
     def hear(self, severity: str, message: str) -> None:
-        """Take a message, if it is of the kind that is collected here; called in the thread that it comes from."""
+        """Store a message if it matches; called in the thread that logs it."""
         if (severity != "VERBOSE" or self.verbose) and self.thread in (None, threading.get_ident()):
             self.lines.append((severity, message))
 
     @property
     def text(self) -> str:
-        """All messages, one per line, with their severity in front."""
+        """All messages, one per line, after their severity."""
         return "".join(f"[{severity}] {message}\n" for severity, message in self.lines)
 
     def tail(self, count: int = 5) -> str:
-        """The last error messages, or if there are none the last warnings, to end an error message with."""
+        """The last error messages, or else the last warnings, for the end of an error message."""
         for severities in (("INTERNAL_ERROR", "ERROR"), ("WARNING",)):
             found = [message for severity, message in self.lines if severity in severities]
             if found:
-                return "TensorRT's last words:\n  " + "\n  ".join(found[-count:])
+                return "TensorRT's last messages:\n  " + "\n  ".join(found[-count:])
         return "TensorRT logged no error."
 
     def said(self, fragment: str) -> bool:
-        """Whether some message contains a text."""
+        """Whether a message contains a text."""
         return any(fragment in message for _, message in self.lines)
 
 
@@ -62,11 +62,11 @@ _collectors: list[LogLines] = []
 
 @contextmanager
 def collect_log(verbose: bool = False, *, here: bool = False) -> Iterator[LogLines]:
-    """Collect what TensorRT logs inside the block; it goes to ``logging`` all the same.
+    """Collect TensorRT's messages inside the block; they are also sent to ``logging``.
 
     Args:
         verbose: Whether to collect verbose messages too.
-        here: Whether to collect messages of the calling thread only, rather than those of all threads.
+        here: Whether to collect only messages of the calling thread.
     """
     lines = LogLines(verbose, threading.get_ident() if here else None)
     _collectors.append(lines)
@@ -77,19 +77,19 @@ def collect_log(verbose: bool = False, *, here: bool = False) -> Iterator[LogLin
 
 
 def tell_collectors(severity: str, message: str) -> None:
-    """Give a message to everybody who collects now."""
-    for lines in tuple(_collectors):  # a copy: other threads may begin or end collecting meanwhile
+    """Add a message to all active collections."""
+    for lines in tuple(_collectors):  # a copy: other threads may change the list
         lines.hear(severity, message)
 
 
 def log_warning(message: str) -> None:
-    """Put a warning of trtops into TensorRT's log: to ``logging``, and to everybody who collects."""
+    """Log a warning of trtops like a message of TensorRT."""
     tell_collectors("WARNING", f"trtops: {message}")
     LOGGER.warning("%s", message)
 
 
 def get_trt_logger() -> Any:
-    """The one ``ILogger`` of this process: it passes TensorRT's messages on to ``logging`` as ``trtops.tensorrt``."""
+    """The process's ``ILogger``, which sends TensorRT's messages to ``logging`` as ``trtops.tensorrt``."""
     return _make_logger(load())
 
 
@@ -98,10 +98,10 @@ def _make_logger(trt: Any) -> Any:
     base: Any = trt.ILogger
 
     class TensorRTLog(base):  # type: ignore[misc]
-        """Writes to ``logging`` and to everybody who collects. Called from C++ on any thread, so it never raises."""
+        """Called from C++ on any thread, so it never raises."""
 
         def __init__(self) -> None:
-            # Not super(): the bindings need the call on the class itself, and crash later without it.
+            # Not super(): without this call on the class itself the bindings crash later.
             trt.ILogger.__init__(self)
 
         def log(self, severity: Any, msg: str) -> None:

@@ -1,4 +1,4 @@
-"""Device memory, pinned host memory, streams and events, over the CUDA runtime.
+"""Device memory, pinned host memory, streams and events of the CUDA runtime.
 
 The CUDA runtime comes from cuda-python, whose module moved between releases: ``cuda.bindings.runtime`` from 12.6 on,
 ``cuda.cudart`` before.
@@ -43,10 +43,10 @@ def cudart() -> Any:
 
 
 def call(function: str, *args: Any) -> Any:
-    """Call a function of the CUDA runtime by name; returns its value, a tuple of several, or None.
+    """Call a function of the CUDA runtime by name, and return its value, a tuple of several, or None.
 
     Raises:
-        InferenceError: If CUDA reports an error; the message has its name and text.
+        InferenceError: If CUDA reports an error.
     """
     result = getattr(cudart(), function)(*args)
     if result[0] != 0:
@@ -57,21 +57,21 @@ def call(function: str, *args: Any) -> Any:
 
 
 def cuda_error(function: str, status: Any) -> errors.InferenceError:
-    """The error that a status of CUDA's stands for, with its name and text."""
+    """The error for a CUDA status, with its name and text."""
     cuda = cudart()
     name = cuda.cudaGetErrorName(status)[1]
     text = cuda.cudaGetErrorString(status)[1]
-    cuda.cudaGetLastError()  # clears it; TensorRT would take it for an error of its own next launch
+    cuda.cudaGetLastError()  # clears it; TensorRT would report it as an error of its next launch
     return errors.InferenceError(f"CUDA: {function} failed with {as_text(name)} ({as_text(text)}).")
 
 
 def as_text(value: Any) -> str:
-    """A text from CUDA, which comes as ``bytes`` or as ``str`` depending on cuda-python's release."""
+    """A text from CUDA as ``str``; some releases of cuda-python return ``bytes``."""
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def device_count() -> int:
-    """GPUs that CUDA can use; 0 also where there is no driver, or no cuda-python."""
+    """Number of GPUs that CUDA can use; 0 without a driver or cuda-python."""
     try:
         status, count = cudart().cudaGetDeviceCount()
     except (errors.BackendUnavailableError, RuntimeError):
@@ -80,10 +80,10 @@ def device_count() -> int:
 
 
 class Stream:
-    """A CUDA stream that does not wait for the default stream; to be freed, or used in a ``with`` block.
+    """A CUDA stream that does not wait for the default stream; free it or use it in a ``with`` block.
 
     Attributes:
-        ptr: Its handle, as an integer.
+        ptr: Its handle as an integer.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class Stream:
         self.free()
 
     def synchronize(self) -> None:
-        """Wait until everything given to the stream is done."""
+        """Wait until the stream has finished."""
         call("cudaStreamSynchronize", self.ptr)
 
     def free(self) -> None:
@@ -108,22 +108,21 @@ class Stream:
 
 
 class Event:
-    """A point in a stream, with its time."""
+    """A CUDA event: a point in a stream, with its time."""
 
     def __init__(self) -> None:
         self._handle = call("cudaEventCreate")
-        self._record = (
-            cudart().cudaEventRecord
-        )  # not through call(), which costs a look-up by name: an inference records up to four
+        # Not through call(), which looks the function up by name: an inference records up to four events.
+        self._record = cudart().cudaEventRecord
 
     def record(self, stream: Stream) -> None:
-        """Set the event to the point after everything that the stream was given so far."""
+        """Set the event to the stream's current point."""
         status = self._record(self._handle, stream.ptr)[0]
         if status != 0:
             raise cuda_error("cudaEventRecord", status)
 
     def seconds_since(self, earlier: Event) -> float:
-        """Seconds from an earlier event to this one, both reached by the device; resolution about 0.5 microseconds."""
+        """Seconds from an earlier event to this one, after both were reached; resolution about 0.5 microseconds."""
         return float(call("cudaEventElapsedTime", earlier._handle, self._handle)) / 1e3
 
     def free(self) -> None:
@@ -134,7 +133,7 @@ class Event:
 
 
 class DeviceView:
-    """Device memory that somebody else owns, seen as an array.
+    """A view of device memory as an array; does not own the memory.
 
     Other libraries read it through ``__cuda_array_interface__``: ``torch.as_tensor(view, device="cuda")``.
 
@@ -151,12 +150,12 @@ class DeviceView:
 
     @property
     def itemsize(self) -> int:
-        """Bytes that one element takes."""
+        """Bytes per element."""
         return self.dtype.itemsize
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the elements take."""
+        """Bytes of all elements."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
@@ -189,10 +188,10 @@ class DeviceView:
 
 
 class DeviceArray(DeviceView):
-    """Device memory that this object owns, seen as an array. Freed by ``with``, :meth:`free` or garbage collection.
+    """Device memory as an array, owned by this object; freed by ``with``, :meth:`free` or garbage collection.
 
     Attributes:
-        allocated_nbytes: Bytes held, which may be more than the elements take.
+        allocated_nbytes: Allocated bytes, at least those of the elements.
     """
 
     def __init__(self, shape: Sequence[int] | None = None, dtype: object = None) -> None:
@@ -202,7 +201,7 @@ class DeviceArray(DeviceView):
 
     @classmethod
     def raw(cls, shape: Sequence[int] | None = None) -> DeviceArray:
-        """Memory as bytes."""
+        """An array of bytes."""
         return cls(shape, np.uint8)
 
     def __enter__(self) -> Self:
@@ -216,11 +215,7 @@ class DeviceArray(DeviceView):
             self.free()
 
     def resize(self, shape: Sequence[int]) -> Self:
-        """Take another shape; reallocates, and so loses the content, only if more memory is needed than is held.
-
-        Returns:
-            The array itself.
-        """
+        """Change the shape, and return the array. The content is lost if more memory has to be allocated."""
         self.shape = tuple(shape)
         if self.nbytes > self.allocated_nbytes:
             nbytes = self.nbytes
@@ -230,17 +225,17 @@ class DeviceArray(DeviceView):
         return self
 
     def copy_from(self, host_buffer: np.ndarray[Any, Any], stream: Stream | None = None) -> Self:
-        """Take shape and content of a host array of the same dtype; asynchronously if a stream is given."""
+        """Copy a host array of the same dtype, with its shape; asynchronously if a stream is given."""
         self.resize(host_buffer.shape)
         self._check(host_buffer)
         copy(self.ptr, host_buffer.ctypes.data, self.nbytes, "cudaMemcpyHostToDevice", stream)
         return self
 
     def view(self, shape: Sequence[int] | None = None, dtype: object = None) -> DeviceView:
-        """The memory under another shape or dtype; valid until this array is resized or freed.
+        """The memory with another shape or dtype; valid until this array is resized or freed.
 
         Raises:
-            InputShapeError: If that takes more bytes than the array has.
+            InputShapeError: If this needs more bytes than the array has.
         """
         seen = DeviceView(self.ptr, self.shape if shape is None else shape, self.dtype if dtype is None else dtype)
         if seen.nbytes > self.nbytes:
@@ -255,10 +250,10 @@ class DeviceArray(DeviceView):
 
 
 class PinnedArray:
-    """Page-locked host memory: the device copies to and from it asynchronously, and twice as fast or more.
+    """Page-locked host memory, for asynchronous copies at least twice as fast as from pageable memory.
 
-    The memory is freed once this object has let go of it and no array made by :meth:`view` is left, so outputs may
-    outlive the runner that made them.
+    The memory is freed when this object has released it and no array made by :meth:`view` is left, so outputs may
+    outlive their runner.
 
     Attributes:
         nbytes: Bytes held.
@@ -272,25 +267,25 @@ class PinnedArray:
         self.reserve(nbytes)
 
     def reserve(self, nbytes: int) -> None:
-        """Hold at least so many bytes; arrays made by :meth:`view` before keep the memory that they are in."""
+        """Reserve at least ``nbytes``; arrays made by :meth:`view` before keep their memory."""
         if nbytes <= self.nbytes:
             return
         self.free()
         self.ptr = int(call("cudaMallocHost", nbytes))
         self.nbytes = nbytes
         block = (ctypes.c_uint8 * nbytes).from_address(self.ptr)
-        # Every view holds the block, so the memory is freed after the last one. Not at exit: the process ends with it
-        # anyway, and CUDA may be torn down by then.
+        # Every view references the block, so the memory is freed after the last view. Not at exit: CUDA may be shut
+        # down then.
         weakref.finalize(block, _free_host, self.ptr).atexit = False
         self._bytes = np.ctypeslib.as_array(block)
 
     def view(self, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        """The first bytes as an array, without a copy: whatever is written to this memory next shows in it."""
+        """The first bytes as an array, without a copy: later writes to the memory change it."""
         count = math.prod(shape)
         return self._bytes[: count * dtype.itemsize].view(dtype).reshape(tuple(shape))
 
     def free(self) -> None:
-        """Let go of the memory; it is freed once no view of it is left."""
+        """Release the memory; it is freed when no view of it is left."""
         self.ptr = self.nbytes = 0
         self._bytes = np.empty(0, np.uint8)
 

@@ -269,7 +269,7 @@ class ReleaseLine:
         engine.weight_streaming_budget_v2 = budget_bytes
 
     def tensor_layout(self, engine: Any, name: str, profile_index: int) -> tuple[Any, int, int]:
-        """The memory layout of an I/O tensor: its format, the vectorized dimension or -1, and components per element."""
+        """The layout of an I/O tensor: its format, the vectorized dimension or -1, and components per element."""
         return (
             engine.get_tensor_format(name, profile_index),
             int(engine.get_tensor_vectorized_dim(name, profile_index)),
@@ -282,7 +282,7 @@ class ReleaseLine:
         return [tuple(values) for values in engine.get_tensor_profile_values(profile_index, name)]
 
     def profile_range(self, engine: Any, name: str, profile_index: int) -> list[tuple[int, ...]]:
-        """The min, opt and max shapes of an input in a profile, or for a shape tensor its values (:meth:`profile_values`)."""
+        """The min, opt and max shapes of an input in a profile, or the values of a shape tensor."""
         if not engine.is_shape_inference_io(name):
             return [tuple(dims) for dims in engine.get_tensor_profile_shape(name, profile_index)]
         return self.profile_values(engine, name, profile_index) or [tuple(engine.get_tensor_shape(name))] * 3
@@ -303,7 +303,7 @@ class ReleaseLine:
         return bool(context.set_all_tensors_debug_state(True)) and bool(context.set_debug_listener(listener))
 
     def supported_subgraphs(self, parser: Any, model: bytes) -> tuple[bool, list[tuple[Any, bool]]]:
-        """Whether an ONNX parser supports a whole model, and groups of nodes, each with whether it supports that group."""
+        """Whether an ONNX parser supports a whole model; and groups of nodes, each with whether it is supported."""
         supported = bool(parser.supports_model_v2(model))
         indices = range(parser.num_subgraphs)
         return supported, [(parser.get_subgraph_nodes(i), parser.is_subgraph_supported(i)) for i in indices]
