@@ -15,71 +15,59 @@ from tests.forking import ForkedProcess
 fork = multiprocessing.get_context("fork")
 
 
-def _exit_code(target: Callable[[], object]) -> int:
-    """How a child ends that runs a function."""
-    child = ForkedProcess(target=target)
+def _in_child(work: Callable[[], float]) -> tuple[int, float]:
+    """Exit code of a child that runs a function, and what the function returned; 0 if the child was killed."""
+    theirs, ours = fork.Pipe()
+    child = ForkedProcess(target=lambda: theirs.send(work()))
     child.start()
     child.join()
     assert child.exitcode is not None
-    return child.exitcode
+    return child.exitcode, ours.recv() if child.exitcode == 0 else 0
+
+
+def _count_calls(limit: float, target: Callable[..., object], args: tuple[Any, ...]) -> int:
+    """Call a function, and count its calls and those below it in this thread; kills this process beyond the limit."""
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+        if calls > limit:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.setprofile(count)
+    try:
+        target(*args)
+    finally:
+        sys.setprofile(None)
+    return calls
 
 
 def calls_of(target: Callable[..., object], *args: Any) -> int:
-    """How many calls a function makes, its own and those below it, in the main thread of a child."""
-    theirs, ours = fork.Pipe()
-
-    def count() -> None:
-        calls = 0
-
-        def count_one(frame: object, event: str, argument: object) -> None:
-            nonlocal calls
-            calls += event in ("call", "c_call")
-
-        sys.setprofile(count_one)
-        try:
-            target(*args)
-        finally:
-            sys.setprofile(None)
-        theirs.send(calls)
-
-    assert _exit_code(count) == 0
-    return int(ours.recv())
+    """The number of calls that a function makes, with those below it."""
+    code, calls = _in_child(lambda: _count_calls(float("inf"), target, args))
+    assert code == 0
+    return int(calls)
 
 
 def run_until_killed(calls: int, target: Callable[..., object], *args: Any) -> int:
     """Run a function in a child that kills itself after N calls; returns the exit code, 0 if it never did."""
-
-    def die_in_time() -> None:
-        left = calls
-
-        def die(frame: object, event: str, argument: object) -> None:
-            nonlocal left
-            left -= event in ("call", "c_call")
-            if left < 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        sys.setprofile(die)
-        try:
-            target(*args)
-        finally:
-            sys.setprofile(None)
-
-    code = _exit_code(die_in_time)
+    code, _ = _in_child(lambda: _count_calls(calls, target, args))
     assert code in (0, -signal.SIGKILL)
     return code
 
 
 def seconds_of(target: Callable[..., object], *args: Any) -> float:
-    """CPU seconds that a function takes in a child, those of the child's own children left out."""
-    theirs, ours = fork.Pipe()
+    """CPU seconds that a function takes in a child, without those of the child's own children."""
 
-    def measure() -> None:
+    def measure() -> float:
         begin = time.process_time()
         target(*args)
-        theirs.send(time.process_time() - begin)
+        return time.process_time() - begin
 
-    assert _exit_code(measure) == 0
-    return float(ours.recv())
+    code, seconds = _in_child(measure)
+    assert code == 0
+    return seconds
 
 
 def run_until_spent(seconds: float, target: Callable[..., object], *args: Any) -> None:
@@ -88,12 +76,13 @@ def run_until_spent(seconds: float, target: Callable[..., object], *args: Any) -
     For what takes long: counting calls makes it take five times as long.
     """
 
-    def die_in_time() -> None:
+    def die_in_time() -> float:
         signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process on the spot, as SIGKILL does
         signal.setitimer(signal.ITIMER_PROF, max(seconds, 1e-3))
         try:
             target(*args)
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
+        return 0
 
-    assert _exit_code(die_in_time) in (0, -signal.SIGPROF)
+    assert _in_child(die_in_time)[0] in (0, -signal.SIGPROF)
