@@ -97,7 +97,8 @@ def figures(cell: Cell, seeds: range, builds: int) -> str:
         f"{cell.layers:4} layers  {cell.kind:11}  {cell.noise:4.0%} wrong: confirmed after a median of "
         f"{np.median([w.when or builds + 1 for w in all_of]):g}, complete {sum(w.complete for w in all_of)} of "
         f"{len(all_of)}, wrongly named {sum(w.named_wrongly for w in all_of)}; at {SURE:.0%} and more: suspects "
-        f"{sum(suspects)} of {len(suspects)} right, explanations {sum(explanations)} of {len(explanations)}; wrong ones in "
+        f"{sum(suspects)} of {len(suspects)} right, explanations {sum(explanations)} of {len(explanations)}; "
+        "wrong ones in "
         f"{sum(not all(w.explanations) for w in all_of)} campaigns"
     )
 

@@ -40,7 +40,7 @@ def load_replays(good: str | Path, bad: str | Path) -> LoadedReplays:
 
 
 def load_replay_folder(folder: str | Path) -> LoadedReplays:
-    """Read ``good/`` and ``bad/`` in a folder; one of the two may be missing, as after a campaign without bad builds."""
+    """Read ``good/`` and ``bad/`` in a folder; one of the two may be missing, if no build is bad."""
     good, bad = Path(folder) / "good", Path(folder) / "bad"
     if not (good.is_dir() or bad.is_dir()):
         raise errors.ConfigError(f"{folder}: expected folders good/ and bad/ in it, found neither.")

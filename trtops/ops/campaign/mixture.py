@@ -81,7 +81,7 @@ class Mixture:
         )
 
     def order(self, taken: Bools, *, start: Literal["good", "bad"] = "good") -> Order:
-        """The build that has these units, of shape ``(units,)``, from the bad build, and the others from the good one."""
+        """The build with these units, of shape ``(units,)``, of the bad build, and the others of the good one."""
         own, other = (self.good_tactics, self.bad_tactics) if start == "good" else (self.bad_tactics, self.good_tactics)
         changed = {(unit.kind, unit.name) for unit, t in zip(self.units, taken) if t == (start == "good")}
         theirs, values = {choice.layer: choice for choice in other.choices}, dict(other.settings)
