@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from trtops.errors import InvalidModelError
 from trtops.masking import masked
 from trtops.record import Record
+from trtops.tables import markdown_table
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -31,7 +32,8 @@ LONGEST_NAME = 250  # characters of a run's name that stores accept
 class OpResult(Record):
     """The base of all results of ops.
 
-    A subclass has a ``verdict``, as a field or a property, implements :meth:`body`, and may override :attr:`headline`.
+    A subclass has a ``verdict``, as a field or a property, implements :meth:`body` or :meth:`sections`, and may
+    override :attr:`headline`.
 
     Attributes:
         title: What was done, and to what: ``convert model.onnx``.
@@ -76,8 +78,14 @@ class OpResult(Record):
         return f"verdict: {verdict}\nrun:     {self.run_id}\nnext:    {self.next_step}{place}"
 
     def body(self) -> Iterable[str]:
-        """Lines of Markdown below the heading: reasons, numbers, tables."""
-        raise NotImplementedError
+        """Lines of Markdown below the heading; by default the :meth:`sections`, without charts."""
+        for section in self.sections():
+            yield from ("", f"## {section.title}", "") if section.title else ()
+            yield from (section.text, "") if section.text else ()
+            if section.table is not None:
+                yield markdown_table(
+                    section.table.columns, ([_cell_text(cell) for cell in row] for row in section.table.rows)
+                )
 
     def sections(self) -> Iterable[Section]:
         """Sections of the report below the reasons; by default the :meth:`body`."""
@@ -109,6 +117,10 @@ class OpResult(Record):
     def kept_in(self, run: Run, experiment: str) -> Self:
         """The result with its run's id, page and experiment."""
         return self if not run.id else replace(self, run_id=run.id, url=run.url, experiment=masked(experiment))
+
+
+def _cell_text(cell: str | float | None) -> str:
+    return "-" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else str(cell)
 
 
 def finish_with(

@@ -1,4 +1,4 @@
-"""One store for all tests of audits: builds in three precisions, a campaign, an accepted engine; signed, and copied to be changed."""
+"""One signed store for all tests of audits: builds in three precisions, a campaign and an accepted engine."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Logged:
         file.write_bytes(data)
 
     def rewrite_manifest(self, run: str) -> None:
-        """Make the manifest fit the files."""
+        """Make the manifest match the files."""
         file = self.folder(run) / Artifact.MANIFEST
         manifest = json.loads(file.read_bytes())
         for entry in manifest["artifacts"]:
@@ -70,7 +70,7 @@ class Logged:
         file.write_text(json.dumps(manifest, indent=2, ensure_ascii=False))
 
     def rewrite_tags(self, run: str) -> None:
-        """Make the digests that tags tell fit the manifest."""
+        """Make the digests in tags match the manifest."""
         data = (self.folder(run) / Artifact.MANIFEST).read_bytes()
         digests = {entry["path"]: entry["sha256"] for entry in json.loads(data)["artifacts"]}
         self.set_tag(run, Tag.MANIFEST_SHA256, sha256(data))
@@ -121,7 +121,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Logged]:
         runs["campaign"] = debug_build(blocks, campaigns.config(feed, until=4), tracker=tracker).run_id
         runs["iteration"] = tracker.find(parent=runs["campaign"], tags={Tag.KIND: "iteration"})[0].id
         runs["accepted"] = promote(runs["fp32"], tracker=tracker).run_id
-    # An audit must do with the memory alone.
+    # An audit needs the store only.
     for path in (model, blocks, feed):
         path.rename(path.with_name(f"moved-{path.name}"))
     yield Logged(tracker.store.root, runs, public, private)  # type: ignore[union-attr]

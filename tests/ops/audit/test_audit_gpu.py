@@ -1,8 +1,8 @@
 """Twenty builds of real TensorRT logged to a server, and audited from its address alone by a fresh process.
 
-Most builds share the timings of the first build of their precision, and are made again by their timing caches; the others are
-watched by a selector, time every tactic themselves, and are made again by replay. With ``OUT`` set to a folder the reports and
-the seconds of each step are kept there.
+Most builds share the timings of the first build of their precision, and are made again by their timing caches; the
+others are watched by a selector, time every tactic themselves, and are made again by replay. With ``OUT`` set to a
+folder the reports and the seconds of each step are kept there.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def convolutions(folder: Path, seed: int) -> Path:
 
 @dataclass(frozen=True)
 class Asked:
-    """A build, the experiment that it is logged to, and whether the timings of the precision's first build are given."""
+    """A build, its experiment, and whether the timings of the precision's first build are given."""
 
     path: Path
     precision: Precision

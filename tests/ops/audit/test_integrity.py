@@ -1,4 +1,4 @@
-"""Whatever a run tells in more than one place is held against the other places: more than 40 ways of tampering, each found and named."""
+"""Facts that a run stores in several places are compared: more than 40 ways of tampering, each found and named."""
 
 from __future__ import annotations
 
@@ -121,29 +121,39 @@ def test_rewritten_engine_contradicts_the_registry(logged: Logged) -> None:
     assert any(claim.place.startswith("version 1 of 'conv_net'") for claim in engine.claims)
 
 
-IN_THE_DATABASE: dict[str, tuple[str, Callable[[Logged], None], str, str]] = {
-    "an error": ("fp16", lambda s: s.set_metric("fp16", "error/scores/max_abs", 1e-9), "metric error/scores/max_abs", "the store"),
-    "the engine's size": ("fp32", lambda s: s.set_metric("fp32", "build/engine_bytes", 5), "size of the engine", "metric build/engine_bytes"),
-    "the engine's digest": ("fp32", lambda s: s.set_tag("fp32", Tag.ENGINE_SHA256, "0" * 64), "engine", f"tag {Tag.ENGINE_SHA256}"),
-    "the digest that a reused engine has": ("reused", lambda s: s.set_tag("reused", Tag.ENGINE_SHA256, "0" * 64), "engine", f"tag {Tag.ENGINE_SHA256}"),
-    "the spec's digest": ("fp32", lambda s: s.set_tag("fp32", Tag.SPEC_SHA256, "0" * 64), "spec", f"tag {Tag.SPEC_SHA256}"),
-    "the model's digest": ("fp32", lambda s: s.set_tag("fp32", Tag.MODEL_SHA256, "0" * 64), "model", f"tag {Tag.MODEL_SHA256}"),
-    "the verdict": ("fp32", lambda s: s.set_tag("fp32", Tag.VERDICT, "bad"), "verdict", f"tag {Tag.VERDICT}"),
-    "the release": ("fp32", lambda s: s.set_tag("fp32", Tag.BACKEND_VERSION, "9.9"), f"environment ({Tag.BACKEND_VERSION})", f"tag {Tag.BACKEND_VERSION}"),
-    "a param": ("fp16", lambda s: s.set_param("fp16", "precision", "fp32"), "param precision", "the store's params"),
-    "the registry": ("accepted", lambda s: s.set_version_tag(Tag.ENGINE_SHA256, "0" * 64), "engine", "version 1 of 'conv_net'"),
-    "a count": ("campaign", lambda s: s.set_metric("campaign", "iterations/bad", 0.5), "iterations that are bad", "metric iterations/bad"),
-}  # fmt: skip
-"""What is changed: the run, how, and the fact and the place that must be named."""
+WRONG = "0" * 64
+IN_THE_DATABASE: dict[str, tuple[str, str, str, str | float, str]] = {
+    "an error": ("fp16", "metric", "error/scores/max_abs", 1e-9, "metric error/scores/max_abs"),
+    "the engine's size": ("fp32", "metric", "build/engine_bytes", 5, "size of the engine"),
+    "the engine's digest": ("fp32", "tag", Tag.ENGINE_SHA256, WRONG, "engine"),
+    "the digest that a reused engine has": ("reused", "tag", Tag.ENGINE_SHA256, WRONG, "engine"),
+    "the spec's digest": ("fp32", "tag", Tag.SPEC_SHA256, WRONG, "spec"),
+    "the model's digest": ("fp32", "tag", Tag.MODEL_SHA256, WRONG, "model"),
+    "the verdict": ("fp32", "tag", Tag.VERDICT, "bad", "verdict"),
+    "the release": ("fp32", "tag", Tag.BACKEND_VERSION, "9.9", f"environment ({Tag.BACKEND_VERSION})"),
+    "a param": ("fp16", "param", "precision", "fp32", "param precision"),
+    "the registry": ("accepted", "version", Tag.ENGINE_SHA256, WRONG, "engine"),
+    "a count": ("campaign", "metric", "iterations/bad", 0.5, "iterations that are bad"),
+}
+"""What is changed: the run, where, the name and the value; and the fact that must be named."""
 
 
 @pytest.mark.parametrize("name", IN_THE_DATABASE)
 def test_changed_database_value_is_named(name: str, logged: Logged) -> None:
-    run, change, what, place = IN_THE_DATABASE[name]
-    change(logged)
+    run, where, changed, value, what = IN_THE_DATABASE[name]
+    if where == "version":
+        logged.set_version_tag(changed, str(value))
+    else:
+        getattr(logged, f"set_{where}")(run, changed, value)
 
     [named] = [each for each in checked(logged, run).contradictions if each.what == what and each.claims]
-    assert place in {claim.place for claim in named.claims}
+    places = {
+        "metric": "the store" if changed.startswith("error/") else f"metric {changed}",
+        "param": "the store's params",
+        "tag": f"tag {changed}",
+        "version": "version 1 of 'conv_net'",
+    }
+    assert places[where] in {claim.place for claim in named.claims}
     assert len({claim.value for claim in named.claims}) == 2
 
 
@@ -174,7 +184,7 @@ def test_consistent_forgery_breaks_the_signature(name: str, logged: Logged) -> N
 
     found = checked(logged, run, keys=(str(logged.key),))
 
-    assert any(each.what == path and "not what was signed" in each.why for each in found.contradictions)
+    assert any(each.what == path and "manifest.dsse.json has" in each.why for each in found.contradictions)
 
 
 def test_forged_and_missing_signatures_are_named(

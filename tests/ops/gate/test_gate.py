@@ -310,7 +310,7 @@ def test_matrix_continues_after_failures(heads, folder, tracker, monkeypatch) ->
 
 
 def test_matrix_registers_accepted_candidates_at_the_end(folder, tracker) -> None:
-    """Cells of one precision are no yardstick for each other: each is compared with what was accepted before the matrix."""
+    """Each cell is compared with the engine accepted before the matrix, not with another cell."""
     path = write(convolutions(8, 8, 1), folder, "small")
     releases = (Release(name="here"), Release.parse(f"same={sys.prefix}"))
 

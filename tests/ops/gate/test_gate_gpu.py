@@ -1,4 +1,4 @@
-"""The gate on TensorRT and a real GPU: an unchanged pair, another optimization level, and engines that are not what they say.
+"""The gate on TensorRT and a real GPU: an unchanged pair, another optimization level, and wrong engines.
 
 Run with ``-s`` to read the pages.
 """
@@ -25,8 +25,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 
-# Kernels of nearly the same speed differ from build to build, and those of Winograd's algorithm are less exact: wider limits
-# than for one engine against itself.
+# Kernels of nearly the same speed differ from build to build, and those of Winograd's algorithm are less exact: wider
+# limits than for one engine against itself.
 POLICY = Policy(
     limits=Limits(
         latency=LatencyLimit(ratio=1.2, max_rounds=48),

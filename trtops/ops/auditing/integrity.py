@@ -1,7 +1,6 @@
 """Check the integrity of a run: every fact that is stored in several places must be the same everywhere.
 
-A fact is a group of claims: values with their sources. A group with two different values is a contradiction. Unreadable
-files are contradictions as well.
+A fact has claims: values with their sources. Two different values are a contradiction, and so is an unreadable file.
 """
 
 from __future__ import annotations
@@ -24,10 +23,11 @@ from trtops.record import sha256, sha256_file
 from trtops.spec import BuildSpec, Environment, Layer
 from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticRecord
-from trtops.tactics.table import CampaignTable, Choice
+from trtops.tactics.table import CampaignTable
 from trtops.tracking import builds, campaigns, schema
 from trtops.tracking.base import MetricName, RegisteredVersion, RunInfo, StoredRun, Tracker
-from trtops.tracking.materials import Materials, read_materials
+from trtops.tracking.materials import read_materials
+from trtops.tracking.schema import Artifact, Metric, Tag
 from trtops.tracking.signatures import check_signature
 from trtops.verdict import VERDICTS
 
@@ -46,10 +46,10 @@ class Facts:
         self._claims: dict[str, list[Claim]] = {}
         self.found: list[Contradiction] = []
 
-    def add(self, what: str, place: str, value: object) -> None:
-        """Add the value of a source; None is ignored."""
-        if value is not None:
-            self._claims.setdefault(what, []).append(Claim(place=place, value=str(value)))
+    def add(self, what: str, values: Mapping[str, object]) -> None:
+        """Add the values of a fact, by source; None is ignored."""
+        claims = [Claim(place=place, value=str(value)) for place, value in values.items() if value is not None]
+        self._claims.setdefault(what, []).extend(claims)
 
     def wrong(self, what: str, why: str) -> None:
         """Add a problem that needs no second source."""
@@ -63,6 +63,14 @@ class Facts:
             if len({claim.value for claim in claims}) > 1
         )
         return (*self.found, *differing)
+
+
+def _tag(info: RunInfo, name: str, missing: str | None = None) -> dict[str, str | None]:
+    return {f"tag {name}": info.tags.get(name, missing)}
+
+
+def _metric(info: RunInfo, name: MetricName) -> dict[str, float | None]:
+    return {f"metric {'/'.join(name)}": info.metrics.get(name)}
 
 
 @dataclass
@@ -94,7 +102,7 @@ class SharedReads:
             try:
                 info = self.tracker.info(campaign)
                 if info.kind == "debug_build" and info.status == "finished":
-                    data = self.tracker.peek(campaign, schema.Artifact.CAMPAIGN_TABLE)
+                    data = self.tracker.peek(campaign, Artifact.CAMPAIGN_TABLE)
                     table = None if data is None else CampaignTable.from_bytes(data)
             except (errors.TrackingError, errors.FormatError):
                 table = None
@@ -108,7 +116,7 @@ class SharedReads:
         Raises:
             ModelError: If the file is not a model.
         """
-        entries = [e for e in run.manifest.artifacts if e.path.startswith(schema.Artifact.MODEL)]
+        entries = [e for e in run.manifest.artifacts if e.path.startswith(Artifact.MODEL)]
         key = tuple(entry.sha256 for entry in entries)
         if key and key not in self._models:
             files = [run.local_path(entry.path) for entry in entries]
@@ -150,55 +158,50 @@ def _check_files(run: StoredRun, facts: Facts) -> int:
             files += 1
         except errors.IncompleteRunError as exc:
             facts.wrong(entry.path, str(exc))
-    tags = run.info.tags
     manifest = run.manifest.original()
-    facts.add(schema.Artifact.MANIFEST, f"tag {schema.Tag.MANIFEST_SHA256}", tags.get(schema.Tag.MANIFEST_SHA256))
-    facts.add(schema.Artifact.MANIFEST, "the file", sha256(manifest.to_json().encode("utf-8")))
-    if (text := tags.get(schema.Tag.DIGESTS)) is not None:
+    found = sha256(manifest.to_json().encode("utf-8"))
+    facts.add(Artifact.MANIFEST, {**_tag(run.info, Tag.MANIFEST_SHA256), "the file": found})
+    if (text := run.info.tags.get(Tag.DIGESTS)) is not None:
         digests: Any = {}
         try:
             digests = json.loads(text)
         except ValueError as exc:
-            facts.wrong(schema.Tag.DIGESTS, f"it is not JSON ({exc})")
+            facts.wrong(Tag.DIGESTS, f"it is not JSON ({exc})")
         digests = digests if isinstance(digests, dict) else {}
         entries = {entry.path: entry.sha256 for entry in manifest.artifacts}
         for path in sorted({*digests, *entries}):
-            facts.add(path, f"tag {schema.Tag.DIGESTS}", digests.get(path, _NONE))
-            facts.add(path, schema.Artifact.MANIFEST, entries.get(path, _NONE))
+            tagged, stored = digests.get(path, _NONE), entries.get(path, _NONE)
+            facts.add(path, {f"tag {Tag.DIGESTS}": tagged, Artifact.MANIFEST: stored})
     return files
 
 
 def _check_build(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     """Compare spec, environment, model, engine, tactics and materials of a build with tags, params and metrics."""
-    if run.info.kind not in BUILDS or schema.Artifact.SPEC not in run.manifest:
+    info = run.info
+    if info.kind not in BUILDS or Artifact.SPEC not in run.manifest:
         return
-    spec = BuildSpec.from_json(run.read_bytes(schema.Artifact.SPEC))
-    environment = Environment.from_json(run.read_bytes(schema.Artifact.ENVIRONMENT))
-    tags, files = run.info.tags, (schema.Artifact.SPEC, schema.Artifact.ENVIRONMENT)
-    facts.add("spec", f"tag {schema.Tag.SPEC_SHA256}", tags.get(schema.Tag.SPEC_SHA256))
-    facts.add("spec", files[0], spec.digest)
-    facts.add("model", f"tag {schema.Tag.MODEL_SHA256}", tags.get(schema.Tag.MODEL_SHA256))
-    facts.add("model", files[0], spec.model_sha256)
-    facts.add("model", "the content of the model file", shared.model_digest(run))
-    facts.add("build key", f"tag {schema.Tag.BUILD_KEY}", tags.get(schema.Tag.BUILD_KEY))
-    facts.add("build key", " and ".join(files), builds.build_key(spec, environment))
+    spec = BuildSpec.from_json(run.read_bytes(Artifact.SPEC))
+    environment = Environment.from_json(run.read_bytes(Artifact.ENVIRONMENT))
+    facts.add("spec", {**_tag(info, Tag.SPEC_SHA256), Artifact.SPEC: spec.digest})
+    models = {Artifact.SPEC: spec.model_sha256, "the content of the model file": shared.model_digest(run)}
+    facts.add("model", {**_tag(info, Tag.MODEL_SHA256), **models})
+    key = builds.build_key(spec, environment)
+    facts.add("build key", {**_tag(info, Tag.BUILD_KEY), f"{Artifact.SPEC} and {Artifact.ENVIRONMENT}": key})
     expected = builds.environment_tags(environment)
     for tag in builds.ENVIRONMENT_TAGS:
-        facts.add(f"environment ({tag})", f"tag {tag}", tags.get(tag, _NONE))
-        facts.add(f"environment ({tag})", files[1], expected.get(tag, _NONE))
-    params = schema.flat_params(spec.config) | builds.environment_params(environment)
-    for name, value in params.items():
-        facts.add(f"param {name}", "the store's params", run.info.params.get(name, _NONE))
-        facts.add(f"param {name}", files[1] if name.startswith("env.") else files[0], value)
-    if (holder_id := tags.get(schema.Tag.REUSED_FROM)) is not None:
+        values = {**_tag(info, tag, _NONE), Artifact.ENVIRONMENT: expected.get(tag, _NONE)}
+        facts.add(f"environment ({tag})", values)
+    for name, value in (schema.flat_params(spec.config) | builds.environment_params(environment)).items():
+        source = Artifact.ENVIRONMENT if name.startswith("env.") else Artifact.SPEC
+        facts.add(f"param {name}", {"the store's params": info.params.get(name, _NONE), source: value})
+    if (holder_id := info.tags.get(Tag.REUSED_FROM)) is not None:
         holder = shared.tracker.load(holder_id)
         path = builds.engine_path(holder)
         digest = next(entry.sha256 for entry in holder.manifest.original().artifacts if entry.path == path)
-        facts.add("engine", f"tag {schema.Tag.ENGINE_SHA256}", tags.get(schema.Tag.ENGINE_SHA256, _NONE))
-        facts.add("engine", f"manifest of run {holder.info.id}", digest)
-        for tag in (schema.Tag.MODEL_SHA256, schema.Tag.SPEC_SHA256, schema.Tag.BUILD_KEY):
-            facts.add(tag, "tag of this run", tags.get(tag))
-            facts.add(tag, f"tag of run {holder.info.id}, whose engine it reused", holder.info.tags.get(tag))
+        facts.add("engine", {**_tag(info, Tag.ENGINE_SHA256, _NONE), f"manifest of run {holder.info.id}": digest})
+        for tag in (Tag.MODEL_SHA256, Tag.SPEC_SHA256, Tag.BUILD_KEY):
+            place = f"tag of run {holder.info.id}, whose engine it reused"
+            facts.add(tag, {"tag of this run": info.tags.get(tag), place: holder.info.tags.get(tag)})
         return
     _check_engine(run, facts)
     _check_tactics(run, environment, facts)
@@ -206,56 +209,48 @@ def _check_build(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
 
 
 def _check_engine(run: StoredRun, facts: Facts) -> None:
+    info = run.info
     original = run.manifest.original()
     engine = next((entry for entry in original.artifacts if entry.path.startswith(f"{builds.ENGINE_STEM}.")), None)
     if engine is None:
         # A gate also refuses candidates that cannot be built.
-        if run.info.verdict == "good" or (run.info.verdict == "bad" and run.info.kind != "gate"):
-            facts.wrong("engine", f"the run is {run.info.verdict} and holds no engine")
+        if info.verdict == "good" or (info.verdict == "bad" and info.kind != "gate"):
+            facts.wrong("engine", f"the run is {info.verdict} and holds no engine")
         return
-    tags = run.info.tags
-    facts.add("engine", f"tag {schema.Tag.ENGINE_SHA256}", tags.get(schema.Tag.ENGINE_SHA256, _NONE))
-    facts.add("engine", schema.Artifact.MANIFEST, engine.sha256)
-    facts.add("size of the engine", "metric build/engine_bytes", run.info.metrics.get(schema.Metric.ENGINE_BYTES))
-    facts.add("size of the engine", schema.Artifact.MANIFEST, float(engine.size))
+    facts.add("engine", {**_tag(info, Tag.ENGINE_SHA256, _NONE), Artifact.MANIFEST: engine.sha256})
+    size = {**_metric(info, Metric.ENGINE_BYTES), Artifact.MANIFEST: float(engine.size)}
+    facts.add("size of the engine", size)
     if engine.path in run.manifest:
         with contextlib.suppress(errors.IncompleteRunError):  # already reported
-            facts.add("engine", engine.path, sha256_file(run.local_path(engine.path)))
+            facts.add("engine", {engine.path: sha256_file(run.local_path(engine.path))})
 
 
 def _check_tactics(run: StoredRun, environment: Environment, facts: Facts) -> None:
     """Compare the tactic record with layers, environment and metrics."""
-    if schema.Artifact.TACTICS not in run.manifest:
+    if Artifact.TACTICS not in run.manifest:
         return
-    record = TacticRecord.from_json(run.read_bytes(schema.Artifact.TACTICS))
-    layers = [Layer.from_dict(each) for each in json.loads(run.read_bytes(schema.Artifact.LAYERS))]
-    places = (schema.Artifact.TACTICS, schema.Artifact.LAYERS, schema.Artifact.ENVIRONMENT)
-    facts.add("release that chose the tactics", places[0], record.backend_version)
-    facts.add("release that chose the tactics", places[2], environment.backend_version)
-    facts.add("device that the tactics are for", places[0], record.device_sha256)
-    facts.add("device that the tactics are for", places[2], environment.device_sha256)
-    metrics = run.info.metrics
-    _claim_numbers("share of layers with a replayable tactic", metrics, schema.Metric.TACTICS_COVERAGE, facts)
-    facts.add("share of layers with a replayable tactic", places[0], float(record.coverage))
-    _claim_numbers("number of layers", metrics, schema.Metric.ENGINE_LAYERS, facts)
-    facts.add("number of layers", places[1], float(len(layers)))
+    record = TacticRecord.from_json(run.read_bytes(Artifact.TACTICS))
+    layers = [Layer.from_dict(each) for each in json.loads(run.read_bytes(Artifact.LAYERS))]
+    for what, name in (
+        ("release that chose the tactics", "backend_version"),
+        ("device of the tactics", "device_sha256"),
+    ):
+        facts.add(what, {Artifact.TACTICS: getattr(record, name), Artifact.ENVIRONMENT: getattr(environment, name)})
+    coverage = {**_metric(run.info, Metric.TACTICS_COVERAGE), Artifact.TACTICS: float(record.coverage)}
+    facts.add("share of layers with a replayable tactic", coverage)
+    count = {**_metric(run.info, Metric.ENGINE_LAYERS), Artifact.LAYERS: float(len(layers))}
+    facts.add("number of layers", count)
     if record.mechanism == "onnxruntime":  # its layers and choices have the same names
         chosen = {choice.layer: choice.tactic for choice in record.choices}
         for layer in layers:
             if layer.tactic:
-                facts.add(f"tactic of {layer.name}", places[0], chosen.get(layer.name, _NONE))
-                facts.add(f"tactic of {layer.name}", places[1], layer.tactic)
-
-
-def _claim_numbers(
-    what: str, metrics: Mapping[schema.MetricName, float], name: schema.MetricName, facts: Facts
-) -> None:
-    facts.add(what, f"metric {'/'.join(name)}", metrics.get(name))
+                values = {Artifact.TACTICS: chosen.get(layer.name, _NONE), Artifact.LAYERS: layer.tactic}
+                facts.add(f"tactic of {layer.name}", values)
 
 
 def _check_materials(run: StoredRun, spec: BuildSpec, environment: Environment, facts: Facts) -> None:
-    """Compare the inputs of the build with its spec."""
-    path = schema.Artifact.MATERIALS
+    """Compare the inputs of the build, and its calibration cache, with its spec."""
+    path = Artifact.MATERIALS
     materials = read_materials(run.read_bytes(path)) if path in run.manifest else None
     readers: dict[str, tuple[str | None, Callable[[bytes], str]]] = {
         "timing_cache": (spec.timing_cache_sha256, sha256),
@@ -265,20 +260,16 @@ def _check_materials(run: StoredRun, spec: BuildSpec, environment: Environment, 
     for name, (digest, read) in readers.items():
         material = materials.of(name) if materials else None
         if material is not None and material.path:
-            facts.add(f"{name} given", schema.Artifact.SPEC, digest or _NONE)
-            facts.add(f"{name} given", material.path, read(run.read_bytes(material.path)))
-    if spec.config.precision == "int8" and schema.Artifact.CALIBRATION_CACHE in run.manifest:
-        _check_calibration(run, spec, materials, facts)
-
-
-def _check_calibration(run: StoredRun, spec: BuildSpec, materials: Materials | None, facts: Facts) -> None:
-    """Compare the calibration cache, given or computed, with the spec."""
-    path = schema.Artifact.CALIBRATION_CACHE
+            values = {Artifact.SPEC: digest or _NONE, material.path: read(run.read_bytes(material.path))}
+            facts.add(f"{name} given", values)
+    path = Artifact.CALIBRATION_CACHE
+    if spec.config.precision != "int8" or path not in run.manifest:
+        return
     data = run.read_bytes(path)
+    expected = spec.calibration_sha256 or _NONE
     if (given := materials.of("calibration_cache") if materials else None) is not None:
-        facts.add("calibration cache given", schema.Artifact.SPEC, spec.calibration_sha256 or _NONE)
-        facts.add("calibration cache given", path, sha256(data))
-        facts.add("calibration cache given", schema.Artifact.MATERIALS, given.sha256)
+        values = {Artifact.SPEC: expected, path: sha256(data), Artifact.MATERIALS: given.sha256}
+        facts.add("calibration cache given", values)
         return
     try:
         cache = read_cache(data)
@@ -286,58 +277,47 @@ def _check_calibration(run: StoredRun, spec: BuildSpec, materials: Materials | N
         facts.wrong(path, f"it cannot be read: {exc}")
         return
     if sha256(data) != spec.calibration_sha256 and cache.data_sha256 is not None:
-        facts.add("calibration data", schema.Artifact.SPEC, spec.calibration_sha256 or _NONE)
-        facts.add("calibration data", path, cache.data_sha256)
-    if cache.model_sha256 is not None:
-        facts.add("model", path, cache.model_sha256)
+        facts.add("calibration data", {Artifact.SPEC: expected, path: cache.data_sha256})
+    facts.add("model", {path: cache.model_sha256})
 
 
 def _check_accuracy(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     """Compare metrics with the logged comparison, and the verdict with its numbers."""
-    path = schema.Artifact.ACCURACY
-    if run.info.kind not in (*BUILDS, "compare") or path not in run.manifest:
+    path, info = Artifact.ACCURACY, run.info
+    if info.kind not in (*BUILDS, "compare") or path not in run.manifest:
         return
     evaluation = Evaluation.from_json(run.read_bytes(path))
 
     def by_output(metrics: Mapping[MetricName, float]) -> dict[MetricName, float]:
         # Metrics over all outputs follow from these.
-        return {name: value for name, value in metrics.items() if name[0] == schema.Metric.ERROR and len(name) == 3}
+        return {name: value for name, value in metrics.items() if name[0] == Metric.ERROR and len(name) == 3}
 
-    expected, stored = by_output(error_metrics(evaluation.report)), by_output(run.info.metrics)
+    expected, stored = by_output(error_metrics(evaluation.report)), by_output(info.metrics)
     if evaluation.latency is not None:
-        numbers = {(schema.Metric.LATENCY, name): getattr(evaluation.latency, name) for name in _LATENCIES}
+        numbers = {(Metric.LATENCY, name): getattr(evaluation.latency, name) for name in _LATENCIES}
         expected |= {name: value for name, value in numbers.items() if value is not None}
-        stored |= {name: run.info.metrics[name] for name in numbers if name in run.info.metrics}
+        stored |= {name: info.metrics[name] for name in numbers if name in info.metrics}
     if evaluation.accuracy is not None:
-        expected[schema.Metric.ACCURACY, "top1"] = evaluation.accuracy.actual
-        expected[schema.Metric.ACCURACY, "golden_top1"] = evaluation.accuracy.golden
-        stored |= {name: value for name, value in run.info.metrics.items() if name[0] == schema.Metric.ACCURACY}
+        expected[Metric.ACCURACY, "top1"] = evaluation.accuracy.actual
+        expected[Metric.ACCURACY, "golden_top1"] = evaluation.accuracy.golden
+        stored |= {name: value for name, value in info.metrics.items() if name[0] == Metric.ACCURACY}
     _compare_numbers(stored, expected, path, facts)
-    if run.info.kind in BUILDS and run.info.kind != "gate":  # the verdict of a gate depends on more than this
-        _check_verdict(run.info, evaluation, facts)
-
-
-def _check_verdict(info: RunInfo, evaluation: Evaluation, facts: Facts) -> None:
-    facts.add("verdict", f"tag {schema.Tag.VERDICT}", info.verdict)
-    facts.add("verdict", schema.Artifact.ACCURACY, evaluation.verdict)
-    try:
-        derived = evaluation.report.evaluate(evaluation.report.tolerances)
-    except errors.ComparisonError:
-        return  # a tolerance that needs the arrays
-    facts.add("verdict", f"the numbers in {schema.Artifact.ACCURACY}", replace(evaluation, report=derived).verdict)
+    if info.kind in BUILDS and info.kind != "gate":  # the verdict of a gate depends on more than this
+        facts.add("verdict", {**_tag(info, Tag.VERDICT), path: evaluation.verdict})
+        with contextlib.suppress(errors.ComparisonError):  # a tolerance that needs the arrays
+            derived = evaluation.report.evaluate(evaluation.report.tolerances)
+            facts.add("verdict", {f"the numbers in {path}": replace(evaluation, report=derived).verdict})
 
 
 def _check_gate(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     """Compare the decision of a gate with its findings, and metrics with its measurements."""
-    path = schema.Artifact.GATE
+    path = Artifact.GATE
     if run.info.kind != "gate" or path not in run.manifest:
         return
     result = GateResult.from_json(run.read_bytes(path))
-    facts.add("the gate's decision", f"tag {schema.Tag.GATE}", run.info.tags.get(schema.Tag.GATE, _NONE))
-    facts.add("the gate's decision", path, result.decision)
-    facts.add("verdict", f"tag {schema.Tag.VERDICT}", run.info.verdict)
-    facts.add("verdict", path, result.verdict)
-    stored = {name: value for name, value in run.info.metrics.items() if name[0] == schema.Metric.GATE}
+    facts.add("the gate's decision", {**_tag(run.info, Tag.GATE, _NONE), path: result.decision})
+    facts.add("verdict", {**_tag(run.info, Tag.VERDICT), path: result.verdict})
+    stored = {name: value for name, value in run.info.metrics.items() if name[0] == Metric.GATE}
     _compare_numbers(stored, gate_metrics(result), path, facts)
 
 
@@ -347,35 +327,31 @@ def _compare_numbers(
     """Compare metrics with values that follow from a file."""
     for name in sorted({*expected, *stored}):
         one, other = expected.get(name), stored.get(name)
-        if one is not None and other is not None:
-            # A database may store fewer digits than a float has.
-            if math.isclose(one, other, rel_tol=1e-12) or (math.isnan(one) and math.isnan(other)):
-                continue
-        elif one is other:
+        # A database may store fewer digits than a float has.
+        if one is not None and other is not None and math.isclose(one, other, rel_tol=1e-12):
             continue
-        facts.add(f"metric {'/'.join(name)}", "the store", _NONE if other is None else other)
-        facts.add(f"metric {'/'.join(name)}", path, _NONE if one is None else one)
+        values = {"the store": _NONE if other is None else other, path: _NONE if one is None else one}
+        facts.add(f"metric {'/'.join(name)}", values)
 
 
 def _check_campaign(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     """Compare the metrics of a campaign, and the verdicts of its iterations, with its table."""
-    if run.info.kind != "debug_build" or schema.Artifact.CAMPAIGN_TABLE not in run.manifest:
+    place = Artifact.CAMPAIGN_TABLE
+    if run.info.kind != "debug_build" or place not in run.manifest:
         return
     table, _ = shared.table(run.info.id)
     if table is None:
-        facts.wrong(schema.Artifact.CAMPAIGN_TABLE, "it cannot be read")
+        facts.wrong(place, "it cannot be read")
         return
     for verdict, count in campaigns.counts(table).items():
-        name = (schema.Metric.ITERATIONS, verdict)
-        _claim_numbers(f"iterations that are {verdict}", run.info.metrics, name, facts)
-        facts.add(f"iterations that are {verdict}", schema.Artifact.CAMPAIGN_TABLE, float(count))
+        metric = _metric(run.info, (Metric.ITERATIONS, verdict))
+        facts.add(f"iterations that are {verdict}", {**metric, place: float(count)})
     # A missing child may have been deleted.
     children = {i.id: i for i in shared.tracker.find(run.info.experiment, parent=run.info.id, status="finished")}
-    verdicts = table.verdicts
-    for row, child in enumerate(table.names):
+    for code, child in zip(table.verdicts, table.names):
         if child in children:
-            facts.add(f"verdict of iteration {child}", schema.Artifact.CAMPAIGN_TABLE, VERDICTS[verdicts[row]])
-            facts.add(f"verdict of iteration {child}", "that run's tag", children[child].verdict or _NONE)
+            values = {place: VERDICTS[code], "that run's tag": children[child].verdict or _NONE}
+            facts.add(f"verdict of iteration {child}", values)
 
 
 def _check_parent(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
@@ -385,67 +361,55 @@ def _check_parent(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     table, rows = shared.table(run.info.parent)
     if table is None or run.info.id not in rows:
         return
-    row, place = rows[run.info.id], f"{schema.Artifact.CAMPAIGN_TABLE} of run {run.info.parent}"
+    row, place = rows[run.info.id], f"{Artifact.CAMPAIGN_TABLE} of run {run.info.parent}"
+    facts.add("verdict", {place: VERDICTS[table.verdicts[row]], **_tag(run.info, Tag.VERDICT)})
     record = campaigns.load_record(run)
-    facts.add("verdict", place, VERDICTS[table.verdicts[row]])
-    facts.add("verdict", f"tag {schema.Tag.VERDICT}", run.info.verdict)
     if record is None:
         return
     own = CampaignTable()
     own.append(run.info.id, run.info.verdict or "error", record)
     theirs, ours = _row_of(table, row), _row_of(own, 0)
     for name in sorted({*theirs, *ours}):
-        facts.add(name, place, theirs.get(name, _NONE))
-        facts.add(name, schema.Artifact.TACTICS, ours.get(name, _NONE))
+        facts.add(name, {place: theirs.get(name, _NONE), Artifact.TACTICS: ours.get(name, _NONE)})
 
 
 def _row_of(table: CampaignTable, row: int) -> dict[str, str]:
     """The choices of a build, by layer and setting."""
-    layers = zip(table.layers, table.codes[row])
-    settings = zip(table.settings, table.setting_codes[row])
-    found = {f"tactic of {name}": _choice_text(table.choices[code]) for name, code in layers if code >= 0}
-    return found | {f"setting {name}": str(table.values[code]) for name, code in settings if code >= 0}
-
-
-def _choice_text(choice: Choice) -> str:
-    numbers = [str(n) for n in (choice.implementation, choice.tactic_id) if n is not None]
-    return " ".join([choice.tactic, *numbers])
+    found = {}
+    for layer, code in zip(table.layers, table.codes[row]):
+        if code >= 0:
+            choice = table.choices[code]
+            numbers = [str(n) for n in (choice.implementation, choice.tactic_id) if n is not None]
+            found[f"tactic of {layer}"] = " ".join([choice.tactic, *numbers])
+    for setting, code in zip(table.settings, table.setting_codes[row]):
+        if code >= 0:
+            found[f"setting {setting}"] = str(table.values[code])
+    return found
 
 
 def _check_registry(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     """Compare the registered versions of a run, and their aliases, with the tags of the run."""
-    for alias, version in shared.accepted.get(run.info.id, ()):
+    info = run.info
+    for alias, version in shared.accepted.get(info.id, ()):
         place = f"version {version.version} of {version.name!r}"
-        _check_evidence(run.info, version, shared, facts)
-        for tag in (schema.Tag.MODEL_SHA256, schema.Tag.ENGINE_SHA256, *builds.ENVIRONMENT_TAGS):
-            what = {schema.Tag.MODEL_SHA256: "model", schema.Tag.ENGINE_SHA256: "engine"}.get(tag, f"registry ({tag})")
-            facts.add(what, place, version.tags.get(tag, _NONE))
-            facts.add(what, f"tag {tag}", run.info.tags.get(tag, _NONE))
+        _check_evidence(info, version, place, shared, facts)
+        for tag in (Tag.MODEL_SHA256, Tag.ENGINE_SHA256, *builds.ENVIRONMENT_TAGS):
+            what = {Tag.MODEL_SHA256: "model", Tag.ENGINE_SHA256: "engine"}.get(tag, f"registry ({tag})")
+            facts.add(what, {place: version.tags.get(tag, _NONE), **_tag(info, tag, _NONE)})
         if alias.startswith("model-"):
-            model = run.info.tags.get(schema.Tag.MODEL_SHA256, "")[:12]
-            device = run.info.tags.get(schema.Tag.DEVICE_SHA256, "")[:12]
-            facts.add(f"alias {alias}", place, "_".join(alias.split("_")[:2]))
-            facts.add(f"alias {alias}", "the run's tags", f"model-{model}_device-{device}")
+            model, device = info.tags.get(Tag.MODEL_SHA256, "")[:12], info.tags.get(Tag.DEVICE_SHA256, "")[:12]
+            expected = f"model-{model}_device-{device}"
+            facts.add(f"alias {alias}", {place: "_".join(alias.split("_")[:2]), "the run's tags": expected})
 
 
-def _check_evidence(info: RunInfo, version: RegisteredVersion, shared: SharedReads, facts: Facts) -> None:
+def _check_evidence(info: RunInfo, version: RegisteredVersion, place: str, shared: SharedReads, facts: Facts) -> None:
     """Compare the evidence of a version with its promotion, or with the gate that accepted the engine."""
-    evidence, what = version.tags.get(schema.Tag.EVIDENCE, _NONE), f"registry ({schema.Tag.EVIDENCE})"
-    place = f"version {version.version} of {version.name!r}"
+    evidence, what = version.tags.get(Tag.EVIDENCE, _NONE), f"registry ({Tag.EVIDENCE})"
     if info.kind == "promote":
-        facts.add(what, place, evidence)
-        facts.add(what, f"tag {schema.Tag.EVIDENCE}", info.tags.get(schema.Tag.EVIDENCE, _NONE))
+        facts.add(what, {place: evidence, **_tag(info, Tag.EVIDENCE, _NONE)})
         return
-    evaluated = info if evidence == info.id else shared.tracker.info(evidence)
-    facts.add(f"{what}: the engine concerned", place, info.id)
-    facts.add(
-        f"{what}: the engine concerned",
-        f"run {evaluated.id}",
-        evaluated.tags.get(schema.Tag.EVIDENCE, evaluated.id),
-    )
-    facts.add(f"{what}: the gate's decision", place, "accept")
-    facts.add(
-        f"{what}: the gate's decision",
-        f"tag {schema.Tag.GATE} of run {evaluated.id}",
-        evaluated.tags.get(schema.Tag.GATE, _NONE),
-    )
+    gate = info if evidence == info.id else shared.tracker.info(evidence)
+    concerned = gate.tags.get(Tag.EVIDENCE, gate.id)
+    facts.add(f"{what}: the engine concerned", {place: info.id, f"run {gate.id}": concerned})
+    decision = gate.tags.get(Tag.GATE, _NONE)
+    facts.add(f"{what}: the gate's decision", {place: "accept", f"tag {Tag.GATE} of run {gate.id}": decision})

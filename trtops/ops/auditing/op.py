@@ -1,4 +1,4 @@
-"""Audit: check runs for contradictions, rebuild their engines, and grade the result. An interrupted audit can be resumed."""
+"""Audit: check runs for contradictions, rebuild their engines, and grade the result."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def audit(
 ) -> AuditResult:
     """Check runs for contradictions, rebuild their engines, and grade each.
 
-    A run that cannot be read or rebuilt is part of the result. An interrupted audit is resumed by a call with the same config.
+    A run that cannot be read or rebuilt is part of the result. An interrupted audit is resumed by a call with the same
+    config.
 
     Args:
         config: Which runs, and how.
@@ -172,7 +173,12 @@ def _audit_run(
             signature=signature,
             dropped=tuple(each.artifact.path for each in run.manifest.dropped),
         )
-        if config.rebuild and _holds_build(run):
+        if info.kind == "gate":  # it only contains an engine if it built its candidate
+            stem = f"{builds.ENGINE_STEM}."
+            holds_build = any(entry.path.startswith(stem) for entry in run.manifest.original().artifacts)
+        else:
+            holds_build = info.kind in BUILDS and info.verdict != "error"
+        if config.rebuild and holds_build:
             audited = _rebuild_run(run, audited, config, tracker, folder)
     except errors.TrackingUnavailableError:
         raise
@@ -181,13 +187,6 @@ def _audit_run(
         problem = Contradiction(what=what, why=str(exc) if known else f"{type(exc).__name__}: {exc}"[:2000])
         audited = replace(audited, whole=False, contradictions=(*audited.contradictions, problem))
     return replace(audited, seconds=time.perf_counter() - begin)
-
-
-def _holds_build(run: StoredRun) -> bool:
-    """True if a run contains an engine that it built; a gate only does if it built its candidate."""
-    if run.info.kind == "gate":
-        return any(entry.path.startswith(f"{builds.ENGINE_STEM}.") for entry in run.manifest.original().artifacts)
-    return run.info.kind in BUILDS and run.info.verdict != "error"
 
 
 def _rebuild_run(
@@ -214,7 +213,8 @@ def _rebuild_run(
     if worse and reaches(grade, "tactics"):
         best = " and ".join(each.way for each in made if each.grade == grade)
         explanation = (
-            f"The timings of the builder decide: with {best} the engine is {grade}; without it ({', '.join(worse)}), the "
+            f"The timings of the builder decide: with {best} the engine is {grade}; without it ({', '.join(worse)}), "
+            "the "
             "builder chooses other tactics."
         )
     elif not reaches(grade, "tactics") and not differences:

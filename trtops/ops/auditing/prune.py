@@ -1,4 +1,4 @@
-"""Retention: drop large artifacts of old bad runs. Records and statistics stay, and the manifest says what was dropped."""
+"""Retention: drop large artifacts of old bad runs. Records stay, and the manifest lists what was dropped."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from pathlib import PurePosixPath
 from trtops import errors
 from trtops.ops.result import OnProgress, OpResult
 from trtops.record import Record
+from trtops.reports.document import Section, Table
 from trtops.tables import size
 from trtops.tracking import schema
 from trtops.tracking.base import ArtifactEntry, Tracker
 from trtops.verdict import VERDICTS, Verdict
 
 _RECORDS = (".json", ".jsonl", ".log", ".md", ".table", ".txt")
-"""Suffixes of records and statistics, which are never dropped. Models and data of users are no records."""
+"""Suffixes of records and statistics, which are never dropped."""
+_DATA = (schema.Artifact.MODEL, schema.Artifact.MATERIALS_FOLDER)
+"""Folders of models and data of users, which are not records."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +65,6 @@ class PrunedRun(Record):
     """A run with artifacts that match the rule.
 
     Attributes:
-        id: Run id.
-        name: Name of the run.
-        verdict: Its verdict.
         artifacts: The dropped artifacts, or those that would be dropped.
         why_not: Why they could not be dropped; empty if they could.
     """
@@ -108,16 +108,16 @@ class PruneResult(OpResult):
         """Bytes and number of runs."""
         return f"{size(self.bytes)} of {len(self.runs)} runs {'dropped' if self.applied else 'would be dropped'}"
 
-    def body(self) -> Iterable[str]:
+    def sections(self) -> Iterable[Section]:
         """The rule, and the artifacts of each run."""
-        yield f"Rule: {self.rule}. {self.spared} runs are kept because an accepted engine or another run needs them."
-        yield from ("", "| run | name | verdict | dropped |", "|---|---|---|---|")
+        text = f"Rule: {self.rule}. {self.spared} runs are kept because an accepted engine or another run needs them."
+        if not self.applied:
+            text += " This was a dry run: nothing was changed."
+        rows = []
         for run in self.runs:
             names = ", ".join(f"{entry.path} ({size(entry.size)})" for entry in run.artifacts)
-            name = run.name.replace("|", "\\|")
-            yield f"| `{run.id[:8]}` | {name} | {run.verdict} | {run.why_not or names} |"
-        if not self.applied and self.runs:
-            yield from ("", "This was a dry run: nothing was changed.")
+            rows.append((run.id[:8], run.name, run.verdict, run.why_not or names))
+        yield Section(text=text, table=Table(columns=("run", "name", "verdict", "dropped"), rows=tuple(rows)))
 
 
 def prune_runs(
@@ -129,8 +129,8 @@ def prune_runs(
 ) -> PruneResult:
     """Drop large artifacts of old bad runs, or list those that would be dropped.
 
-    Records, statistics and golden outputs are kept, and so is every run that the registry points to, that an accepted engine
-    was built from, or whose engine another run reuses.
+    Records, statistics and golden outputs are kept, and so is every run that the registry points to, that an accepted
+    engine was built from, or whose engine another run reuses.
 
     Args:
         config: The rule.
@@ -159,7 +159,9 @@ def prune_runs(
                 large = tuple(
                     entry
                     for entry in tracker.load(info.id).manifest.artifacts
-                    if entry.size > config.larger_than_bytes and not _is_record(entry.path)
+                    if entry.size > config.larger_than_bytes
+                    and (entry.path.startswith(_DATA) or PurePosixPath(entry.path).suffix not in _RECORDS)
+                    and entry.path != schema.Artifact.GOLDEN
                 )
                 if large and config.apply:
                     tracker.drop(info.id, {entry.path for entry in large}, config.rule)
@@ -174,9 +176,3 @@ def prune_runs(
             progress(number, len(matching))
     spared = sum(info.id in needed for info in matching)
     return PruneResult(runs=tuple(pruned), applied=config.apply, rule=config.rule, spared=spared)
-
-
-def _is_record(path: str) -> bool:
-    if path.startswith((schema.Artifact.MODEL, schema.Artifact.MATERIALS_FOLDER)):
-        return False
-    return path == schema.Artifact.GOLDEN or PurePosixPath(path).suffix in _RECORDS

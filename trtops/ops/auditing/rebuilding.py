@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from trtops import errors
 from trtops.backend.base import Build, Caches, Engine
@@ -26,7 +24,7 @@ from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.engines.deny import deny_list
 from trtops.ops.evaluation.check import CheckConfig, Evaluation, collect, tolerances_for
 from trtops.record import sha256, sha256_file
-from trtops.spec import BuildConfig, Environment, Layer
+from trtops.spec import BuildConfig, Environment
 from trtops.tactics.denied import DenyList
 from trtops.tactics.noise import NoiseSplit
 from trtops.tactics.record import TacticRecord
@@ -44,15 +42,11 @@ class Logged:
 
     Attributes:
         build: The build; without the engine's bytes if these were dropped or are damaged.
-        engine_sha256: Digest of the engine.
-        model: The model.
         caches: Caches that the builder was given.
         check: The data it runs on, and how it is evaluated.
-        tolerances: Tolerances of the logged evaluation.
         recorded: The logged evaluation; None if there is none.
         same_data: False if the original data is not available.
         noise: Noise between builds of the campaign, as far as measured; in the unit of the outputs.
-        state: The logged state of the device.
         missing: What was not logged, and what is used instead.
     """
 
@@ -210,7 +204,7 @@ def _check_config(
     folder: MaterialFolder,
     missing: list[str],
 ) -> tuple[CheckConfig, bool]:
-    """How the engine was evaluated, with data and golden outputs as files here; and whether the data is the original."""
+    """How the engine was evaluated, with data and golden outputs as local files; and if the data is the original."""
     same_data = True
     if (own := _materials_of(run)) is not None:
         check = CheckConfig.from_dict(own.check)
@@ -310,13 +304,15 @@ def builder_inputs(way: WayName, logged: Logged) -> tuple[BuildConfig, Caches]:
 
 def _grade_build(way: WayName, logged: Logged, new: Build, backend: IsolatedBackend, repeats: int) -> Rebuild:
     old = logged.build
+    precisions = {layer.name: layer.precision for layer in new.layers}
+    common = {layer.name: layer.precision for layer in old.layers if layer.name in precisions}
     made = Rebuild(
         way=way,
         grade="bytes equal",
         engine_sha256=sha256(new.engine.plan),
         seconds=new.seconds,
         tactics=tuple(_tactic_differences(old.tactics, new.tactics)),
-        precisions=tuple(_precision_differences(old.layers, new.layers)),
+        precisions=tuple(_differing(common, {name: precisions[name] for name in common})),
     )
     if made.engine_sha256 == logged.engine_sha256:
         return made
@@ -376,13 +372,10 @@ def _run_in_child(
     except errors.BackendError as exc:
         return Outputs(against_golden, None, f"the logged engine does not run here: {exc}"[:500], {})
     noise: dict[str, float] = {}
-    [first, *others] = [next(iter(run.values())) for run in runs]
-    for other in others:
-        for mine, theirs in zip(first, other):
-            for name, array in mine.items():
-                if np.issubdtype(array.dtype, np.number) and array.shape == theirs[name].shape and array.size:
-                    difference = np.abs(array.astype(np.float64) - theirs[name].astype(np.float64))
-                    noise[name] = max(noise.get(name, 0.0), float(np.nanmax(difference, initial=0.0)))
+    for other in runs[1:]:
+        for output in compare_outputs(other, runs[0], tolerances).outputs:
+            if math.isfinite(largest := _max_abs(output.statistics)):
+                noise[output.name] = max(noise.get(output.name, 0.0), largest)
     return Outputs(against_golden, compare_outputs(ours, runs[0], tolerances), "", noise)
 
 
@@ -447,17 +440,13 @@ def _tactic_differences(then: TacticRecord, now: TacticRecord) -> Iterable[Diffe
     for layer in then.differing_layers(now):
         none = "no such layer"
         yield Difference(what=layer, then=mine.get(layer, none), now=theirs.get(layer, none))
-    settings, others = dict(then.settings), dict(now.settings)
-    for name in sorted({*settings, *others}):
-        if settings.get(name) != others.get(name):
-            yield Difference(what=f"setting {name}", then=settings.get(name, ""), now=others.get(name, ""))
+    yield from _differing(dict(then.settings), dict(now.settings), "setting ")
 
 
-def _precision_differences(then: Sequence[Layer], now: Sequence[Layer]) -> Iterable[Difference]:
-    theirs = {layer.name: layer.precision for layer in now}
-    for layer in then:
-        if layer.name in theirs and theirs[layer.name] != layer.precision:
-            yield Difference(what=layer.name, then=layer.precision, now=theirs[layer.name])
+def _differing(then: Mapping[str, str], now: Mapping[str, str], prefix: str = "") -> Iterator[Difference]:
+    for name in sorted({*then, *now}):
+        if then.get(name) != now.get(name):
+            yield Difference(what=f"{prefix}{name}", then=then.get(name, ""), now=now.get(name, ""))
 
 
 _COMPARED = (
@@ -469,15 +458,11 @@ def environment_differences(
     then: Environment, now: Environment, state_then: Iterable[tuple[str, str]], state_now: Iterable[tuple[str, str]]
 ) -> tuple[Difference, ...]:
     """Differences between two environments, in fields, packages and the state of the device."""
-    found = [
-        Difference(what=name, then=str(getattr(then, name) or ""), now=str(getattr(now, name) or ""))
-        for name in _COMPARED
-        if getattr(then, name) != getattr(now, name)
-    ]
-    tables = (("package", dict(then.packages), dict(now.packages)), ("device", dict(state_then), dict(state_now)))
-    for kind, mine, theirs in tables:
-        # A state that was not logged is unknown, not different.
-        for name in sorted({*mine, *(theirs if kind == "package" else ())}):
-            if mine.get(name) != theirs.get(name):
-                found.append(Difference(what=f"{kind} {name}", then=mine.get(name, ""), now=theirs.get(name, "")))
-    return tuple(found)
+    mine, theirs = ({name: str(getattr(each, name) or "") for name in _COMPARED} for each in (then, now))
+    logged = dict(state_then)  # a state that was not logged is unknown, not different
+    here = {name: value for name, value in state_now if name in logged}
+    return (
+        *_differing(mine, theirs),
+        *_differing(dict(then.packages), dict(now.packages), "package "),
+        *_differing(logged, here, "device "),
+    )

@@ -15,12 +15,7 @@ from trtops.tracking.base import Verdict
 
 @dataclass(frozen=True, kw_only=True)
 class Claim(Record):
-    """A value and its source.
-
-    Attributes:
-        place: The source: a file, a tag, a metric.
-        value: The value there.
-    """
+    """A value, and the file, tag or metric that it comes from."""
 
     place: str
     value: str
@@ -32,7 +27,6 @@ class Contradiction(Record):
 
     Attributes:
         what: The file or fact concerned.
-        claims: The value of each source.
         why: The problem, if differing values do not show it.
     """
 
@@ -48,13 +42,7 @@ class Contradiction(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Difference(Record):
-    """A value that differs from the logged one.
-
-    Attributes:
-        what: A field of the environment, a package, a layer, a statistic of an output.
-        then: The logged value.
-        now: The value here.
-    """
+    """A value that differs from the logged one: of the environment, a package, a layer, a statistic of an output."""
 
     what: str
     then: str
@@ -70,8 +58,6 @@ class Rebuild(Record):
     """One rebuild of an engine.
 
     Attributes:
-        way: How it was rebuilt.
-        grade: The grade.
         why: The reason of the grade.
         engine_sha256: Digest of the engine; empty if there is none.
         seconds: Wall time of the build.
@@ -95,21 +81,14 @@ class RunAudit(Record):
     """The audit of one run.
 
     Attributes:
-        id: Run id.
-        name: Name of the run.
-        experiment: Experiment of the run.
-        kind: Kind of the run.
         whole: True if it has a manifest that every file matches.
         files: Number of files that match.
-        contradictions: Sources that disagree.
         signature: Id of the key that signed it; empty if it was not verified.
         dropped: Paths of artifacts that were dropped to save space.
         grade: The best grade of its rebuilds; None if it was not rebuilt, or is not a build.
-        rebuilds: The rebuilds.
         differences: Differences between the environments.
         explanation: Why the rebuilt engine differs, as far as known.
         missing: Files that were not logged, and what was used instead.
-        seconds: Wall time of the audit of this run.
     """
 
     id: str
@@ -166,7 +145,6 @@ class AuditResult(OpResult):
     """The result of an audit.
 
     Attributes:
-        runs: The audited runs.
         at_least: The grade that each run had to reach.
         seconds: Working time, without interruptions.
     """
@@ -196,10 +174,6 @@ class AuditResult(OpResult):
         """The number of runs that pass."""
         return f"{len(self.runs) - len(self.failed)} of {len(self.runs)} runs pass"
 
-    @property
-    def _requirement(self) -> str:
-        return f"Every run must be free of contradictions. Every build must reach at least: {self.at_least}."
-
     def sections(self) -> Iterable[Section]:
         """Grades, a table of the runs, and details of each; those of passing runs are folded."""
         rows = tuple(
@@ -212,7 +186,7 @@ class AuditResult(OpResult):
         )
         yield Section(
             title="Runs",
-            text=self._requirement,
+            text=f"Every run must be free of contradictions. Every build must reach at least: {self.at_least}.",
             chart=Chart(title="Builds by grade", form="bars", x="builds", points=points) if points else None,
             table=Table(columns=("run", "kind", "passes", "grade", "found", "id"), rows=rows),
         )
@@ -220,17 +194,3 @@ class AuditResult(OpResult):
             if lines := list(run.details()):
                 table = Table(columns=("details",), rows=tuple((line.strip(),) for line in lines))
                 yield Section(title=f"{run.name} {run.id[:8]}", table=table, folded=run.passes(self.at_least))
-
-    def body(self) -> Iterable[str]:
-        """Grades, a table of the runs, and details."""
-        yield from (self._requirement, "")
-        yield from (f"- {grade}: {count}" for grade, count in self.grades.items())
-        yield from ("", "| run | name | kind | passes | grade | found |", "|---|---|---|---|---|---|")
-        for run in self.runs:
-            passes = "yes" if run.passes(self.at_least) else "**no**"
-            name = run.name.replace("|", "\\|")
-            found = run.headline().replace("|", "\\|")
-            yield f"| `{run.id[:8]}` | {name} | {run.kind} | {passes} | {run.grade or '-'} | {found} |"
-        for run in self.runs:
-            if lines := list(run.details()):
-                yield from ("", f"## {run.name} `{run.id}`", "", *(f"- {line.strip()}" for line in lines))

@@ -72,8 +72,9 @@ class Case:
             beyond = given.keys() - RULES - {"allow_extra_outputs"}
             if beyond:
                 raise errors.ReproductionError(
-                    f"Output {name!r} is evaluated by {', '.join(sorted(beyond))}, which the script cannot compute with numpy. "
-                    "Evaluate the run with other tolerances first (trtops runs evaluate), or bundle another run."
+                    f"Output {name!r} is evaluated by {', '.join(sorted(beyond))}, which the script cannot compute "
+                    "with numpy. Evaluate the run with other tolerances first (trtops runs evaluate), or bundle "
+                    "another run."
                 )
             numbers = {key: 1e300 if value == "inf" else value for key, value in given.items() if key in RULES}
             rules[name] = {"atol": 0.0, "rtol": 0.0, **numbers, "check_dtypes": tolerances.check_dtypes}
@@ -123,7 +124,8 @@ def case_of(logged: Logged, name: str, verdict: Verdict) -> Case:
     if recorded.emulated is not None and recorded.emulated.verdict == "bad":
         return emulated_case(case, recorded.emulated.precision)
     raise errors.ReproductionError(
-        f"The outputs of {name} are correct: it is bad because {'; '.join(case.reasons)}. Running the model does not show that."
+        f"The outputs of {name} are correct: it is bad because {'; '.join(case.reasons)}. Running the model does not "
+        "show that."
     )
 
 

@@ -247,8 +247,8 @@ def _failed_model(info: RunInfo, tracker: Tracker, folder: MaterialFolder, diges
                 except errors.ModelError:  # its external data is missing
                     continue
     raise errors.ConfigError(
-        f"The model of run {info.id} with digest {digest} is missing: the run did not log it completely, and {path} is gone or "
-        "has changed. Give it in a folder (--materials)."
+        f"The model of run {info.id} with digest {digest} is missing: the run did not log it completely, and {path} "
+        "is gone or has changed. Give it in a folder (--materials)."
     )
 
 
@@ -332,7 +332,7 @@ def _npz(iterations: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _try_script(files: Mapping[str, bytes], timeout_seconds: float) -> tuple[bool, str]:
-    """Run the script of a bundle in a process without trtops; returns whether it reproduces the verdict, and its output."""
+    """Run the script in a process without trtops; returns whether it reproduces the verdict, and its output."""
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("bundle")) as folder, tempfile.TemporaryFile() as output:
         for name, data in files.items():
             Path(folder, name).write_bytes(data)

@@ -11,7 +11,7 @@ import re
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from trtops.backend.engines import engine_backend
 from trtops.backend.runner import BaseRunner
 from trtops.backend.worker import IsolatedBackend
 from trtops.comparator.results import IterationResult, RunResults
-from trtops.locks import held
+from trtops.locks import locked, machine_folder
 from trtops.ops.gate.policy import LatencyLimit
 from trtops.ops.gate.ratio import Starts, estimate
 from trtops.processes import temporary_prefix
@@ -55,8 +55,7 @@ class Rounds(Record):
 
     Attributes:
         starts: Logarithms of the ratio of the candidate's latency to the accepted engine's, by start and round.
-        candidate_ms: Median latency of the candidate.
-        accepted_ms: Median latency of the accepted engine.
+        candidate_ms: Median latency.
         on_device: True if this is time on the GPU without copies.
         seconds: Wall time of the measurement.
     """
@@ -76,13 +75,7 @@ class EngineProcess:
     """
 
     def __init__(self, backend: IsolatedBackend, engine: Engine, feeds: Path) -> None:
-        """Nothing is started before :meth:`open`.
-
-        Args:
-            backend: Back end in a child process of the release that runs the engine.
-            engine: The engine.
-            feeds: File of inputs from :func:`save_feeds`.
-        """
+        """Nothing is started before :meth:`open`. ``feeds`` is a file from :func:`save_feeds`."""
         self._backend = backend
         self._engine = engine
         self._feeds = str(feeds)
@@ -117,7 +110,7 @@ def measure_rounds(candidate: EngineProcess, accepted: EngineProcess, limit: Lat
     starts: list[tuple[float, ...]] = []
     mine: list[float] = []
     theirs: list[float] = []
-    with _exclusive_cpu() if on_cpu else contextlib.nullcontext():
+    with locked(machine_folder() / "gate_on_cpu") if on_cpu else contextlib.nullcontext():
         while True:
             if starts:
                 candidate.open(fresh=True)
@@ -149,17 +142,6 @@ def measure_rounds(candidate: EngineProcess, accepted: EngineProcess, limit: Lat
     )
 
 
-@contextlib.contextmanager
-def _exclusive_cpu() -> Iterator[None]:
-    """Wait until no other gate measures on the CPU of this machine."""
-    while True:
-        with held("gate on the processor") as mine:
-            if mine:
-                yield
-                return
-        time.sleep(0.05)
-
-
 def save_feeds(feeds: Sequence[Feed], path: Path) -> None:
     """Save inputs for the child processes."""
     RunResults([("feeds", [IterationResult(dict(feed)) for feed in feeds])]).save(str(path))
@@ -176,11 +158,13 @@ def _open_engine(engine: Engine, feeds: str) -> LoadCost:
         {name: np.asarray(array) for name, array in feed.items()} for feed in RunResults.load(feeds)[0][1]
     ]
     runner = engine_backend(engine.backend).runner(engine, interleaved=True)
-    before, device = _resident_bytes(), _device_bytes(engine)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before, device = _resident_bytes("VmRSS"), _device_bytes(engine)
     runner.activate()
     _open.append((runner, inputs))
     runner.infer(inputs[0])
-    peak, after = _resident_bytes(peak=True), _device_bytes(engine)
+    peak, after = _resident_bytes("VmHWM"), _device_bytes(engine)
     runner.infer(inputs[0])
     return LoadCost(
         memory_bytes=None if before is None or peak is None else max(0, peak - before),
@@ -219,17 +203,12 @@ def _last_seconds(runner: BaseRunner) -> float:
     return runner.last_inference_time() if on_device is None else on_device
 
 
-def _resident_bytes(peak: bool = False) -> int | None:
-    """Resident memory of this process, which resets the peak; or the peak. None if the system does not report it."""
-    if not peak:
-        with contextlib.suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")
-    try:
-        text = Path("/proc/self/status").read_text()
-    except OSError:
-        return None
-    found = re.search(rf"^{'VmHWM' if peak else 'VmRSS'}:\s+(\d+) kB", text, re.MULTILINE)
-    return None if found is None else int(found[1]) * 1024
+def _resident_bytes(field: str) -> int | None:
+    """A field of this process' memory status; None if the system does not report it."""
+    with contextlib.suppress(OSError):
+        found = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+        return None if found is None else int(found[1]) * 1024
+    return None
 
 
 def _device_bytes(engine: Engine) -> int | None:

@@ -92,31 +92,25 @@ def interpreter_of(release: Release, backend: BackendName) -> str | None:
 
 def _create_environment(release: Release, folder: Path, packages: tuple[str, ...]) -> None:
     shutil.rmtree(folder, ignore_errors=True)  # of an interrupted installation
-    python = folder / "bin" / "python"
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     constraints = str(Path(str(release.constraints)).absolute())
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    folder.mkdir()
     try:
-        folder.mkdir()
-        _run_installer([sys.executable, "-m", "venv", str(folder)], release, folder)
-        _run_installer([*pip, "-c", constraints, *packages], release, folder)
-    except BaseException:
+        for command in ([sys.executable, "-m", "venv", str(folder)], [*pip, "-c", constraints, *packages]):
+            # In a folder of ours, because Python searches the working folder for modules first.
+            done = subprocess.run(
+                command, cwd=folder, capture_output=True, text=True, env=environment, timeout=_INSTALL_SECONDS
+            )
+            if done.returncode != 0:
+                lines = [line for line in (done.stderr + done.stdout).splitlines() if line.startswith("ERROR")]
+                why = " ".join(lines[-2:]) or done.stderr.strip()[-500:] or f"exit code {done.returncode}"
+                raise errors.BackendUnavailableError(
+                    f"Release {release.name!r} cannot be installed from {release.constraints}: {why}"
+                )
+    except BaseException as exc:
         shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(exc, (OSError, subprocess.TimeoutExpired)):
+            raise errors.BackendUnavailableError(f"Release {release.name!r} cannot be installed: {exc}") from None
         raise
     (folder / _COMPLETE).touch()
-
-
-def _run_installer(command: list[str], release: Release, folder: Path) -> None:
-    """Run an installer in a folder of ours, because Python searches the working folder for modules first."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    try:
-        done = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, env=environment, timeout=_INSTALL_SECONDS
-        )
-    except (OSError, subprocess.TimeoutExpired) as exc:
-        raise errors.BackendUnavailableError(f"Release {release.name!r} cannot be installed: {exc}") from None
-    if done.returncode != 0:
-        said = [line for line in (done.stderr + done.stdout).splitlines() if line.startswith("ERROR")]
-        why = " ".join(said[-2:]) or done.stderr.strip()[-500:] or f"exit code {done.returncode}"
-        raise errors.BackendUnavailableError(
-            f"Release {release.name!r} cannot be installed from {release.constraints}: {why}"
-        )

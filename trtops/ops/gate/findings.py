@@ -1,4 +1,4 @@
-"""Compare what the gate measured with a policy. Pure functions of recorded numbers: any past run can be evaluated again."""
+"""Compare the numbers of a gate with a policy. No function measures: any past run can be evaluated again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trtops.comparator.report import ComparisonReport, OutputTolerances, Toleran
 from trtops.ops.evaluation.check import Accuracy
 from trtops.ops.gate.engine_process import Rounds
 from trtops.ops.gate.noise_widths import OutputWidth
-from trtops.ops.gate.policy import AccuracyLimit, LatencyLimit, LayerLimit, Limits, Policy
+from trtops.ops.gate.policy import AccuracyLimit, GrowthLimit, LatencyLimit, LayerLimit, Limits, Policy
 from trtops.ops.gate.ratio import estimate
 from trtops.record import Record
 from trtops.spec import Environment, Layer, Precision
@@ -38,13 +38,7 @@ class EngineFacts(Record):
 
     Attributes:
         run_id: The run that holds it.
-        environment: Where it was built.
-        model_sha256: Digest of its model.
         precision: Requested precision.
-        engine_sha256: Digest of the engine.
-        engine_bytes: Size of the engine.
-        build_seconds: Wall time of its build.
-        layers: Its layers.
         memory_bytes: Host memory to load and run it; None if not measured.
         device_bytes: Device memory to load and run it; None for engines on the CPU.
     """
@@ -53,7 +47,6 @@ class EngineFacts(Record):
     environment: Environment
     model_sha256: str
     precision: Precision
-    engine_sha256: str
     engine_bytes: int
     build_seconds: float
     layers: tuple[Layer, ...] = ()
@@ -66,15 +59,11 @@ class Measured(Record):
     """All that was measured of one candidate. What needs an accepted engine is None or empty without one.
 
     Attributes:
-        candidate: Facts about the candidate.
-        accepted: Facts about the accepted engine.
         reference: The candidate's outputs compared with the reference.
         default_tolerances: Tolerances against the reference if the policy has none.
         agreement: The candidate's outputs compared with the accepted ones.
         widths: Noise and distance of each output.
         candidate_top1: Accuracy on labelled data, if there are labels.
-        accepted_top1: Accuracy of the accepted engine on the same data.
-        rounds: Latencies.
     """
 
     candidate: EngineFacts
@@ -88,15 +77,13 @@ class Measured(Record):
     rounds: Rounds | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding(Record):
     """The result of one check.
 
     Attributes:
-        subject: What was checked.
         outcome: ``refuse``, ``error`` and ``open`` decide, in this order; ``note`` is information.
         text: The number and its limit.
-        output: The output concerned, if any.
     """
 
     subject: Subject
@@ -129,20 +116,14 @@ def evaluate_measured(measured: Measured, policy: Policy) -> tuple[Finding, ...]
     if limits.accuracy is not None:
         given = limits.accuracy.tolerances or measured.default_tolerances
         report = measured.reference.evaluate(with_class_axes(given, measured.default_tolerances))
-        found += _bad_outputs(report, "reference", "refuse") or [
-            Finding(
-                subject="reference", outcome="pass", text=f"{len(report.outputs)} outputs are within the tolerances"
-            )
-        ]
+        within = Finding("reference", "pass", f"{len(report.outputs)} outputs are within the tolerances")
+        found += _bad_outputs(report, "reference", "refuse") or [within]
     if accepted is None:
         outcome: FindingOutcome = "note" if policy.first == "accept" else "refuse"
-        return (
-            *found,
-            Finding(subject="accepted", outcome=outcome, text="there is no accepted engine to compare with"),
-        )
+        return (*found, Finding("accepted", outcome, "there is no accepted engine to compare with"))
     if candidate.model_sha256 != accepted.model_sha256:
         text = f"another model ({candidate.model_sha256[:12]}) than the accepted one ({accepted.model_sha256[:12]})"
-        found.append(Finding(subject="model", outcome="note", text=text))
+        found.append(Finding("model", "note", text))
     if limits.accuracy is not None:
         found += _output_findings(measured, limits.accuracy)
     if limits.latency is not None and measured.rounds is not None:
@@ -165,7 +146,7 @@ def with_class_axes(tolerances: Tolerances, known: Tolerances) -> Tolerances:
 
 def _bad_outputs(report: ComparisonReport, subject: Subject, outcome: FindingOutcome) -> list[Finding]:
     return [
-        Finding(subject=subject, outcome=outcome, text="; ".join(output.reasons), output=output.name)
+        Finding(subject, outcome, "; ".join(output.reasons), output.name)
         for output in report.outputs
         if output.verdict == "bad"
     ]
@@ -181,19 +162,19 @@ def _output_findings(measured: Measured, limit: AccuracyLimit) -> Iterator[Findi
         allowed = limit.widths_per_output.get(output.name, limit.widths)
         if allowed is not None and output.distance_widths > allowed:
             text = (
-                f"{output.distance_widths:.3g} noise widths from the accepted output ({output.distance:.3g}; a width is "
-                f"{output.width:.3g}); the limit is {allowed:g}"
+                f"{output.distance_widths:.3g} noise widths from the accepted output ({output.distance:.3g}; a width "
+                f"is {output.width:.3g}); the limit is {allowed:g}"
             )
-            found.append(Finding(subject="accepted outputs", outcome=outcome, text=text, output=output.name))
+            found.append(Finding("accepted outputs", outcome, text, output.name))
         if allowed is not None and output.growth_widths > allowed:
             text = (
                 f"{output.growth_widths:.3g} noise widths further from the reference than the accepted engine "
                 f"({output.candidate_error:.3g} against {output.accepted_error:.3g}); the limit is {allowed:g}"
             )
-            found.append(Finding(subject="reference", outcome="refuse", text=text, output=output.name))
+            found.append(Finding("reference", "refuse", text, output.name))
     with_width = {output.name for output in measured.widths}
     found += [
-        Finding(subject="accepted outputs", outcome=outcome, text="; ".join(output.reasons), output=output.name)
+        Finding("accepted outputs", outcome, "; ".join(output.reasons), output.name)
         for output in measured.agreement.outputs
         if output.name not in with_width and output.statistics is None and output.verdict == "bad"
     ]
@@ -206,23 +187,22 @@ def _output_findings(measured: Measured, limit: AccuracyLimit) -> Iterator[Findi
         if measured.widths:
             furthest = max(measured.widths, key=lambda output: output.distance_widths)
             text += f"; the largest distance is {furthest.distance_widths:.2g} noise widths ({furthest.name!r})"
-        yield Finding(subject="accepted outputs", outcome="pass", text=text)
+        yield Finding("accepted outputs", "pass", text)
     mine, theirs = measured.candidate_top1, measured.accepted_top1
     if mine is not None and theirs is not None and limit.top1_drop is not None:
-        yield Finding(
-            subject="accuracy",
-            outcome="refuse" if theirs.actual - mine.actual > limit.top1_drop else "pass",
-            text=f"{mine.actual:.2%} of {mine.samples} samples are correct, {theirs.actual:.2%} before; a drop of "
-            f"{limit.top1_drop:.2%} is allowed",
+        text = (
+            f"{mine.actual:.2%} of {mine.samples} samples are correct, {theirs.actual:.2%} before; a drop of "
+            f"{limit.top1_drop:.2%} is allowed"
         )
+        yield Finding("accuracy", "refuse" if theirs.actual - mine.actual > limit.top1_drop else "pass", text)
 
 
 def _latency_finding(rounds: Rounds, limit: LatencyLimit) -> Finding:
     found = estimate(rounds.starts, limit.ratio, limit.confidence)
     text = (
         f"{'on the device, ' if rounds.on_device else ''}{found.ratio:.3f} times the accepted engine's "
-        f"({rounds.candidate_ms:.3g} ms against {rounds.accepted_ms:.3g} ms), between {found.low:.3f} and {found.high:.3f} "
-        f"after {found.rounds} rounds; {limit.ratio:g} is allowed"
+        f"({rounds.candidate_ms:.3g} ms against {rounds.accepted_ms:.3g} ms), between {found.low:.3f} and "
+        f"{found.high:.3f} after {found.rounds} rounds; {limit.ratio:g} is allowed"
     )
     if found.decision == "open" and found.more_rounds is None:
         text += ". This is too close to the limit to be decided by more rounds: choose another limit"
@@ -230,30 +210,22 @@ def _latency_finding(rounds: Rounds, limit: LatencyLimit) -> Finding:
         minutes = rounds.seconds / max(found.rounds, 1) * (found.more_rounds or 0) / 60
         text += f". More measurement is needed: about {found.more_rounds} more rounds ({minutes:.1f} min)"
     outcomes: dict[str, FindingOutcome] = {"below": "pass", "above": "refuse", "open": "open"}
-    return Finding(subject="latency", outcome=outcomes[found.decision], text=text)
+    return Finding("latency", outcomes[found.decision], text)
 
 
 def _cost_findings(candidate: EngineFacts, accepted: EngineFacts, limits: Limits) -> Iterator[Finding]:
-    def seconds(value: float) -> str:
-        return f"{value:.2f} s"
-
-    def in_bytes(value: float) -> str:
-        return size(int(value))
-
-    costs = (
-        ("size", "", limits.size, candidate.engine_bytes, accepted.engine_bytes, in_bytes),
-        ("memory", " on the host", limits.memory, candidate.memory_bytes, accepted.memory_bytes, in_bytes),
-        ("memory", " on the device", limits.memory, candidate.device_bytes, accepted.device_bytes, in_bytes),
-        ("build time", "", limits.build_time, candidate.build_seconds, accepted.build_seconds, seconds),
+    costs: tuple[tuple[Subject, str, GrowthLimit | None, float | None, float | None], ...] = (
+        ("size", "", limits.size, candidate.engine_bytes, accepted.engine_bytes),
+        ("memory", " on the host", limits.memory, candidate.memory_bytes, accepted.memory_bytes),
+        ("memory", " on the device", limits.memory, candidate.device_bytes, accepted.device_bytes),
+        ("build time", "", limits.build_time, candidate.build_seconds, accepted.build_seconds),
     )
-    for subject, where, limit, mine, theirs, shown in costs:
+    for subject, where, limit, mine, theirs in costs:
         if limit is not None and mine is not None and theirs is not None:
-            yield Finding(
-                subject=subject,  # type: ignore[arg-type]
-                outcome="refuse" if limit.exceeded(mine, theirs) else "pass",
-                text=f"{shown(mine)}{where}, {shown(theirs)} before; {limit.ratio:g} times that plus {shown(limit.slack)} "
-                "is allowed",
-            )
+            values = (mine, theirs, limit.slack)
+            new, old, slack = (f"{v:.2f} s" if subject == "build time" else size(int(v)) for v in values)
+            text = f"{new}{where}, {old} before; {limit.ratio:g} times that plus {slack} is allowed"
+            yield Finding(subject, "refuse" if limit.exceeded(mine, theirs) else "pass", text)
 
 
 def _layer_findings(candidate: Sequence[Layer], accepted: Sequence[Layer], limit: LayerLimit) -> Iterator[Finding]:
@@ -265,21 +237,16 @@ def _layer_findings(candidate: Sequence[Layer], accepted: Sequence[Layer], limit
     changed = [f"{b.name} {b.precision} -> {a.precision}" for b, a in shared if _precision_of(b) != _precision_of(a)]
     over = abs(after.get(name, 0.0) - before.get(name, 0.0)) > limit.precision_share + 1e-9
     which = f" ({', '.join(changed[:5])})" if changed else ""
-    yield Finding(
-        subject="precision",
-        outcome=limit.precision if over else "pass",
-        text=f"{after.get(name, 0.0):.0%} of the layers compute in {name}, {before.get(name, 0.0):.0%} before; a change of "
-        f"{limit.precision_share:.0%} is allowed{which}",
+    text = (
+        f"{after.get(name, 0.0):.0%} of the layers compute in {name}, {before.get(name, 0.0):.0%} before; a change of "
+        f"{limit.precision_share:.0%} is allowed{which}"
     )
+    yield Finding("precision", limit.precision if over else "pass", text)
     tactics = [f"{b.name}: {b.tactic} -> {a.tactic}" for b, a in shared if b.tactic != a.tactic]
     which = f" ({', '.join(tactics[:5])})" if tactics else ""
     if tactics or len(candidate) != len(accepted):
-        yield Finding(
-            subject="tactics",
-            outcome=limit.tactics,
-            text=f"{len(tactics)} of {len(shared)} common layers have another tactic; {len(candidate)} layers, "
-            f"{len(accepted)} before{which}",
-        )
+        text = f"{len(tactics)} of {len(shared)} common layers have another tactic; {len(candidate)} layers, "
+        yield Finding("tactics", limit.tactics, f"{text}{len(accepted)} before{which}")
 
 
 def _precision_of(layer: Layer) -> str | None:

@@ -17,14 +17,15 @@ from trtops.ops.gate.op import GateConfig, accept, gate
 from trtops.ops.gate.result import GateResult
 from trtops.ops.result import OnProgress, OpResult, finish_with, op_run
 from trtops.record import Record
+from trtops.reports.document import Section, Table
 from trtops.spec import Precision
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Tracker, Verdict
 from trtops.tracking.tables import log_table
 
 _COLUMNS = (
-    "model", "precision", "release", "device", "decision", "latency ratio", "low", "high", "widths", "size ratio", "seconds",
-    "run",
+    "model", "precision", "release", "device", "decision", "latency ratio", "low", "high", "widths", "size ratio",
+    "seconds", "run",
 )  # fmt: skip
 
 
@@ -82,12 +83,8 @@ class Cell(Record):
     """One combination.
 
     Attributes:
-        model: The ONNX file.
         device: The device as requested.
-        config: The config of its gate.
-        experiment: Experiment to log to.
         parent: The run of the matrix.
-        tags: Further tags of its run.
     """
 
     model: str
@@ -150,18 +147,14 @@ class MatrixResult(OpResult):
                 cell.run_id,
             )
 
-    def body(self) -> Iterable[str]:
+    def sections(self) -> Iterable[Section]:
         """Candidates that were not accepted, with reasons; then a table of all."""
+        lines = []
         for cell in self.cells:
             if cell.decision != "accept":
                 name = f"{Path(cell.subject).stem} {cell.precision} {cell.release} {cell.device}".strip()
-                yield f"- **{name}**: {cell.decision}. {'; '.join(cell.reasons)}"
-        yield ""
-        yield f"| {' | '.join(_COLUMNS)} |"
-        yield "|---" * len(_COLUMNS) + "|"
-        for *values, run_id in self.rows():
-            shown = ("-" if v is None else f"{v:.3g}" if isinstance(v, float) else v.replace("|", "/") for v in values)
-            yield f"| {' | '.join((*shown, str(run_id)[:8]))} |"
+                lines.append(f"- **{name}**: {cell.decision}. {'; '.join(cell.reasons)}")
+        yield Section(text="\n".join(lines), table=Table(columns=_COLUMNS, rows=tuple(self.rows())))
 
 
 def gate_all(
@@ -175,8 +168,8 @@ def gate_all(
 ) -> GateResult | MatrixResult:
     """Gate every combination; several of them in child runs, with one table.
 
-    All candidates are compared with the engines that were accepted before the first of them. Accepted ones are registered at
-    the end, in order.
+    All candidates are compared with the engines that were accepted before the first of them. Accepted ones are
+    registered at the end, in order.
 
     Args:
         config: The combinations.
@@ -187,8 +180,8 @@ def gate_all(
         progress: Called after each combination.
 
     Returns:
-        The result of a single combination, or the outcomes of several. Of several, a release that cannot be installed, a
-        missing device or an unreadable model only ends its own combination.
+        The result of a single combination, or the outcomes of several. Of several, a release that cannot be installed,
+        a missing device or an unreadable model only ends its own combination.
     """
 
     def run_here(cell: Cell) -> Future[GateResult]:
@@ -209,32 +202,24 @@ def gate_all(
         releases = {release.name: _installed(release, config.gate) for release in config.releases}
         usable = {name: found for name, found in releases.items() if isinstance(found, Release)}
         failed = releases.keys() - usable.keys()
-        begun: list[tuple[Cell, Future[GateResult] | Finding]] = []
         results: list[GateResult] = []
 
-        def finish(cell: Cell, waited: Future[GateResult] | Finding) -> None:
+        def begin_cell(cell: Cell) -> Future[GateResult] | Finding:
+            release, problem = releases[cell.config.release.name], cell.config.device_problem
+            if not isinstance(release, Release):
+                return Finding("release", "refuse", str(release))
+            if problem:
+                return Finding("device", "refuse", problem)
+            # Environments are passed on as interpreters, so that no cell installs one again.
+            others = tuple(usable.get(e.name, e) for e in cell.config.others if e.name not in failed)
+            changed = replace(cell.config, register=False, release=release, others=others)
+            return begin(replace(cell, config=changed, experiment=experiment, parent=run.id))
+
+        begun: Iterable[Future[GateResult] | Finding] = map(begin_cell, cells)
+        for cell, waited in zip(cells, begun if submit is None else list(begun)):
             results.append(_result_of(cell, waited))
             if progress is not None:
                 progress(len(results), len(cells))
-
-        for cell in cells:
-            release, problem = releases[cell.config.release.name], cell.config.device_problem
-            waited: Future[GateResult] | Finding
-            if not isinstance(release, Release):
-                waited = Finding(subject="release", outcome="refuse", text=str(release))
-            elif problem:
-                waited = Finding(subject="device", outcome="refuse", text=problem)
-            else:
-                # Environments are passed on as interpreters, so that no cell installs one again.
-                others = tuple(usable.get(e.name, e) for e in cell.config.others if e.name not in failed)
-                changed = replace(cell.config, register=False, release=release, others=others)
-                waited = begin(replace(cell, config=changed, experiment=experiment, parent=run.id))
-            if submit is None:
-                finish(cell, waited)
-            else:
-                begun.append((cell, waited))
-        for cell, waited in begun:
-            finish(cell, waited)
         if config.gate.register:
             for number, (cell, result) in enumerate(zip(cells, results)):
                 if result.decision == "accept":
@@ -273,7 +258,7 @@ def _result_of(cell: Cell, waited: Future[GateResult] | Finding) -> GateResult:
         try:
             return replace(waited.result(), device=cell.device)
         except errors.TrtopsError as exc:
-            waited = Finding(subject="gate", outcome="error", text=f"{type(exc).__name__}: {exc}")
+            waited = Finding("gate", "error", f"{type(exc).__name__}: {exc}")
     return GateResult(
         title=f"gate {cell.name}",
         subject=cell.model,

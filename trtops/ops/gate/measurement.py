@@ -30,7 +30,6 @@ from trtops.ops.gate.findings import EngineFacts, Finding, Measured, Subject, wi
 from trtops.ops.gate.noise_widths import measure_widths
 from trtops.ops.gate.policy import AccuracyLimit
 from trtops.processes import temporary_prefix
-from trtops.record import sha256
 from trtops.spec import Environment
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Run, RunInfo, Tracker
@@ -44,17 +43,13 @@ log = logging.getLogger(__name__)
 
 
 class RefusedError(Exception):
-    """A candidate that cannot be measured; caught by the gate.
-
-    Attributes:
-        finding: The reason.
-    """
+    """A candidate that cannot be measured; caught by the gate, which reports the ``finding``."""
 
     def __init__(self, subject: Subject, reason: object) -> None:
         """Refuse for a reason: an error, or a text."""
         text = f"{type(reason).__name__}: {reason}" if isinstance(reason, Exception) else str(reason)
         super().__init__(text)
-        self.finding = Finding(subject=subject, outcome="refuse", text=text)
+        self.finding = Finding(subject, "refuse", text)
 
 
 @contextlib.contextmanager
@@ -76,14 +71,7 @@ class Measurement:
     """
 
     def __init__(self, model: Model, config: GateConfig, run: Run, tracker: Tracker) -> None:
-        """Nothing is done before :meth:`measure`.
-
-        Args:
-            model: The candidate's model.
-            config: The gate's config.
-            run: The gate's run, which stores a candidate that is built now.
-            tracker: The tracking store.
-        """
+        """Nothing is done before :meth:`measure`. The gate's run stores a candidate that is built now."""
         self.build: Build | None = None
         self.holder = ""
         self._model = model
@@ -91,7 +79,6 @@ class Measurement:
         self._run = run
         self._tracker = tracker
         self._limits = config.policy.of(config.build.precision)
-        self._environments: dict[Release, Environment] = {}
 
     def measure(self) -> Measured:
         """Build, run, compare and time.
@@ -177,7 +164,7 @@ class Measurement:
             run.set_tags({Tag.EVIDENCE: holder.info.id, Tag.MODEL_SHA256: build.spec.model_sha256})
             return build, self._accepted_run(build.engine.environment)
         with _refused_for("device"):
-            environment = self._environments[config.release] = backend.environment()
+            environment = backend.environment()
             run.set_tags({Tag.DEVICE_STATE + name: value for name, value in backend.device_state().items()})
         accepted = self._accepted_run(environment)
         denied = deny_list(self._tracker, environment) if config.use_deny_list else Caches().denied
@@ -210,8 +197,8 @@ class Measurement:
     def _accepted_run(self, environment: Environment) -> RunInfo | None:
         """The run of the engine to compare with; None if no engine was accepted.
 
-        The kind of device and the precision must be the same. An engine of the same model is preferred, then one of the same
-        release, then the newest.
+        The kind of device and the precision must be the same. An engine of the same model is preferred, then one of
+        the same release, then the newest.
         """
         config, tracker = self._config, self._tracker
         if config.accepted is not None:
@@ -242,7 +229,7 @@ class Measurement:
             for release in dict.fromkeys((self._config.release, *self._config.others, HERE)):
                 try:
                     backend = self._open_release(release, device, stack)
-                    found = self._environments.get(release) or backend.environment()
+                    found = backend.environment()
                 except (RefusedError, errors.BackendError) as exc:
                     tried.append(f"{release.name!r}: {exc}")
                     continue
@@ -250,8 +237,8 @@ class Measurement:
                     return build, backend
                 tried.append(f"{release.name!r} has {found.backend} {found.backend_version}")
             raise errors.BackendUnavailableError(
-                f"The accepted engine was built with {wanted.backend} {wanted.backend_version} and only runs with that release; "
-                f"{'; '.join(tried)}. Name that release as well."
+                f"The accepted engine was built with {wanted.backend} {wanted.backend_version} and only runs with "
+                f"that release; {'; '.join(tried)}. Name that release as well."
             )
 
     def _golden_of(self, info: RunInfo, build: Build, golden: RunResults, feeds: list[Feed]) -> RunResults | None:
@@ -280,7 +267,6 @@ def _facts(run_id: str, build: Build, cost: LoadCost | None) -> EngineFacts:
         environment=build.engine.environment,
         model_sha256=build.spec.model_sha256,
         precision=build.spec.config.precision,
-        engine_sha256=sha256(build.engine.plan),
         engine_bytes=len(build.engine.plan),
         build_seconds=build.seconds,
         layers=tuple(build.layers),

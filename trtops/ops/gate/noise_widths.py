@@ -1,9 +1,9 @@
 """Noise widths of outputs: how much correct engines of one model differ.
 
-Kernels round in different orders and precisions, so correct engines differ. The effect of rounding is measured: the reference
-runs again with every weight and input moved at random by up to one rounding unit of the precision. Added to it are the error
-of the accepted engine against the reference, and its difference from run to run. The three are independent, so their squares
-add up. A width is at least one rounding unit of the output.
+Kernels round in different orders and precisions, so correct engines differ. The effect of rounding is measured: the
+reference runs again with every weight and input moved at random by up to one rounding unit of the precision. Added to
+it are the error of the accepted engine against the reference, and its difference from run to run. The three are
+independent, so their squares add up. A width is at least one rounding unit of the output.
 
 A distance in widths is the root mean square of a difference of outputs, divided by the noise width.
 """
@@ -74,8 +74,8 @@ def measure_widths(
         accepted: Outputs of the accepted engine.
         again: Outputs of the accepted engine in a second run.
         golden: Expected outputs of the candidate.
-        accepted_golden: Expected outputs of the accepted engine, which differ if it was built from another model. None if
-            unknown; it then counts as accurate as the candidate.
+        accepted_golden: Expected outputs of the accepted engine, which differ if it was built from another model. None
+            if unknown; it then counts as accurate as the candidate.
         plain: Outputs of the candidate's reference.
         moved: Outputs of the reference with moved weights and inputs; None if the model cannot be moved.
         precision: Precision of the candidate.

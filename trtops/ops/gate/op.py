@@ -100,8 +100,8 @@ def gate(
         parent: Id of a parent run.
 
     Returns:
-        The decision and its reasons. A release that cannot be installed, a missing device, a failed build and an engine that
-        does not run are refusals.
+        The decision and its reasons. A release that cannot be installed, a missing device, a failed build and an
+        engine that does not run are refusals.
 
     Raises:
         TrtopsError: If model, data or config cannot be used, or the tracking store is unavailable.
@@ -148,7 +148,8 @@ def gate(
 def accept(tracker: Tracker, run_id: str, build: Build, *, name: str, evidence: str) -> tuple[RegisteredVersion, str]:
     """Register a candidate as the accepted engine; returns the version and its alias.
 
-    If an engine of another precision holds the alias of this device and release, the precision is appended to the alias.
+    If an engine of another precision holds the alias of this device and release, the precision is appended to the
+    alias.
     """
     holder = tracker.registered(registered_model(name), alias_of(build.spec.model_sha256, build.engine.environment))
     precision = build.spec.config.precision

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 from trtops import errors
 from trtops.comparator.report import Tolerances
@@ -44,8 +44,10 @@ class LatencyLimit(Record):
 
     Attributes:
         ratio: Largest ratio of the candidate's latency to the accepted engine's.
-        confidence: Probability that an engine whose true ratio is the limit is not decided wrongly, over all looks together.
-        rounds: Rounds between two looks at the numbers. Each look uses fresh processes; the third is the first to decide.
+        confidence: Probability that an engine whose true ratio is the limit is not decided wrongly, over all looks
+            together.
+        rounds: Rounds between two looks at the numbers. Each look uses fresh processes; the third is the first to
+            decide.
         max_rounds: Maximum number of rounds.
     """
 
@@ -89,8 +91,8 @@ class AccuracyLimit(Record):
     Attributes:
         tolerances: For the outputs compared with the reference; the defaults of the precision if None.
         accepted: For the outputs compared with those of the accepted engine; only noise widths are used if None.
-        widths: Largest distance of an output from the accepted one, and largest growth of its error, in noise widths; None
-            disables both.
+        widths: Largest distance of an output from the accepted one, and largest growth of its error, in noise widths;
+            None disables both.
         widths_per_output: The same for single outputs.
         top1_drop: Largest loss of accuracy on labelled data, as a fraction of all samples; None disables it.
         other_model: Outcome if outputs differ because the candidate was built from another model.
@@ -173,29 +175,16 @@ def read_policy(path: str | Path) -> Policy:
     if not isinstance(data, dict):
         document.complain((), "expected limits, such as `latency: {ratio: 1.05}`.")
         document.raise_problems()
-    defaults = {"size": {"slack": 1 << 16}, "memory": {"slack": 32 << 20}, "build_time": {"slack": 10.0}}
-    ratios = {"size": {"ratio": 1.1}, "memory": {"ratio": 1.25}, "build_time": {"ratio": 3.0}}
-    given = {key: value for key, value in data.items() if key not in ("precisions", "first")}
-    common = _merge(_merge(defaults, ratios), given)
-    limits = document.record(Limits, (), common)
-    precisions: dict[Precision, Limits] = {}
-    found = data.get("precisions") or {}
-    if not isinstance(found, dict):
-        document.complain(("precisions",), "precisions: expected limits by precision, such as `int8: {size: null}`.")
-        found = {}
-    for name, own in found.items():
-        place = ("precisions", name)
-        if name not in get_args(Precision):
-            document.complain(place, f"unknown precision {name!r}. {errors.near(str(name), get_args(Precision))}")
-        elif not isinstance(own, dict):
-            document.complain(place, f"{name}: expected limits, such as `size: null`.")
-        elif (read := document.record(Limits, place, _merge(common if limits else {}, own))) is not None:
-            precisions[name] = read
-    first = data.get("first", "accept")
-    if first not in ("accept", "refuse"):
-        document.complain(("first",), f"first: expected accept or refuse (found {first!r:.60})")
+    common = _merge(Limits().to_dict(), {key: data[key] for key in data.keys() - {"precisions", "first"}})
+    # Without valid common limits, their problems are not reported again for each precision.
+    below = {} if document.record(Limits, (), common) is None else common
+    merged = {"limits": below} | {key: data[key] for key in ("precisions", "first") if data.get(key) is not None}
+    if isinstance(precisions := merged.get("precisions"), dict):
+        merged["precisions"] = {name: _merge(below, own) for name, own in precisions.items()}
+    policy = document.record(Policy, (), merged)
     document.raise_problems()
-    return Policy(limits=limits or Limits(), precisions=precisions, first=first)
+    assert policy is not None
+    return policy
 
 
 def _merge(below: Any, above: Any) -> Any:

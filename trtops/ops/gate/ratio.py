@@ -1,13 +1,13 @@
 """Decide whether a candidate is slower, from ratios of latencies measured in rounds.
 
 A round times both engines twice in the order A B B A (every other round B A A B), so that a drifting clock affects both
-alike. Its value is the logarithm of the ratio of the medians. Memory layout and thread placement are the same in all rounds
-of a process, so each look uses fresh processes. If these differ by more than their rounds explain, each process counts as one
-value, its median.
+alike. Its value is the logarithm of the ratio of the medians. Memory layout and thread placement are the same in all
+rounds of a process, so each look uses fresh processes. If these differ by more than their rounds explain, each process
+counts as one value, its median.
 
 The confidence interval is that of Tukey and McLaughlin (Sankhya A 25, 1963) for the 20 % trimmed mean, which is robust
-against bursts of other work. The k-th look that can decide spends 1/(k (k+1)) of the error probability, so that all looks
-together spend no more than the whole (Bonferroni's inequality).
+against bursts of other work. The k-th look that can decide spends 1/(k (k+1)) of the error probability, so that all
+looks together spend no more than the whole (Bonferroni's inequality).
 """
 
 from __future__ import annotations
@@ -38,20 +38,16 @@ class RatioEstimate(Record):
     """A ratio of latencies, compared with a limit.
 
     Attributes:
-        ratio: The estimate.
         low: Lower end of its interval at this look; 0 if unknown.
         high: Upper end; infinite if unknown.
-        rounds: Rounds measured.
-        looks: Looks taken.
         decision: ``below`` or ``above`` if the whole interval is on that side of the limit; ``open`` otherwise.
-        more_rounds: Estimated number of further rounds that decide; None if decided, or if the ratio is too close to the limit.
+        more_rounds: Estimated number of further rounds that decide; None if decided or too close to the limit.
     """
 
     ratio: float
     low: float
     high: float
     rounds: int
-    looks: int
     decision: Decision
     more_rounds: int | None = None
 
@@ -96,7 +92,7 @@ def estimate(starts: Starts, limit: float, confidence: float) -> RatioEstimate:
     if decision == "open" and math.isinf(error):
         more = rounds
     elif decision == "open" and mean != bound:
-        # The width falls as 1/sqrt(rounds) and grows with the number of looks, hence the iteration. The result is doubled,
+        # The width falls as 1/sqrt(rounds), and the number of looks grows with the rounds. The result is doubled,
         # because distance and spread are estimates: otherwise it would be too small half of the time.
         wanted = float(rounds)
         for _ in range(4):
@@ -109,7 +105,6 @@ def estimate(starts: Starts, limit: float, confidence: float) -> RatioEstimate:
         low=math.exp(low),
         high=math.exp(high) if high < 700 else math.inf,
         rounds=rounds,
-        looks=len(starts),
         decision=decision,
         more_rounds=more,
     )

@@ -7,16 +7,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from trtops.ops.evaluation.check import Evaluation, log_evaluation
-from trtops.ops.gate.findings import VERDICTS, Decision, Finding, Measured, decide
+from trtops.ops.gate.findings import VERDICTS, Decision, EngineFacts, Finding, Measured, decide
 from trtops.ops.gate.policy import Policy
 from trtops.ops.gate.ratio import RatioEstimate, estimate
 from trtops.ops.result import OpResult
-from trtops.reports.document import Chart, Point, Section
+from trtops.reports.document import Chart, Point, Section, Table
 from trtops.tables import size
 from trtops.tracking import schema
 from trtops.tracking.base import MetricName, Run, Verdict
 
 _SHOWN = {"refuse": "**refused**", "error": "**error**", "open": "**open**", "note": "note", "pass": "passes"}
+_MAX_OUTPUTS = 50
+_ENGINE_COLUMNS = (
+    "engine", "release", "driver", "precision", "latency", "size", "build", "host memory", "device memory", "run",
+)  # fmt: skip
+_OUTPUT_COLUMNS = (
+    "output", "noise width", "rounding", "accepted error", "run to run", "candidate's error", "distance in widths",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +91,12 @@ class GateResult(OpResult):
         return estimate(self.measured.rounds.starts, limit.ratio, limit.confidence)
 
     def sections(self) -> Iterable[Section]:
-        """The checks, the latencies by round, and the distances of outputs."""
-        yield Section(text="\n".join(self._finding_lines()))
+        """The checks, both engines side by side with the latencies by round, and the outputs."""
+        findings = sorted(self.findings, key=lambda each: [*_SHOWN].index(each.outcome))
+        lines = [f"- {_SHOWN[finding.outcome]}: {finding.line}" for finding in findings]
+        if self.version:
+            lines += ["", f"Accepted as version {self.version}, alias `{self.alias}`."]
+        yield Section(text="\n".join(lines))
         measured = self.measured
         if measured is None:
             return
@@ -95,64 +106,52 @@ class GateResult(OpResult):
             points = [Point(label=f"round {n}: {r:.4f}", x=float(n), y=r) for n, r in enumerate(ratios, start=1)]
             title = "Latency of the candidate relative to the accepted engine"
             chart = Chart(title=title, form="points", x="round", y="ratio", points=tuple(points))
-        yield Section(title="Side by side", text="\n".join(_side_by_side(measured)), chart=chart)
+        rows = [_engine_row("candidate", measured.candidate, None if rounds is None else rounds.candidate_ms)]
+        if measured.accepted is not None:
+            rows.append(_engine_row("accepted", measured.accepted, None if rounds is None else rounds.accepted_ms))
+        yield Section(title="Side by side", table=Table(columns=_ENGINE_COLUMNS, rows=tuple(rows)), chart=chart)
         if measured.widths:
             refused = {finding.output for finding in self.findings if finding.outcome == "refuse"}
-            bars = tuple(
-                Point(label=o.name, y=o.distance_widths, tone="bad" if o.name in refused else "good")
-                for o in measured.widths
-            )
+            outputs = sorted(measured.widths, key=lambda each: -each.distance_widths)[:_MAX_OUTPUTS]
+            bars = [
+                Point(label=o.name, y=o.distance_widths, tone="bad" if o.name in refused else "good") for o in outputs
+            ]
             title = "Distance of each output from the accepted one"
             yield Section(
                 title="Outputs",
-                text="\n".join(_outputs_table(measured)),
-                chart=Chart(title=title, form="bars", x="noise widths", points=bars),
+                table=Table(
+                    columns=_OUTPUT_COLUMNS,
+                    rows=tuple(
+                        (
+                            o.name,
+                            o.width,
+                            o.rounding,
+                            o.accepted_error,
+                            o.run_to_run,
+                            o.candidate_error,
+                            o.distance_widths,
+                        )
+                        for o in outputs
+                    ),
+                ),
+                chart=Chart(title=title, form="bars", x="noise widths", points=tuple(bars)),
             )
 
-    def _finding_lines(self) -> Iterable[str]:
-        for finding in sorted(self.findings, key=lambda each: [*_SHOWN].index(each.outcome)):
-            yield f"- {_SHOWN[finding.outcome]}: {finding.line}"
-        if self.version:
-            yield from ("", f"Accepted as version {self.version}, alias `{self.alias}`.")
 
-    def body(self) -> Iterable[str]:
-        """All checks, both engines side by side, and the outputs."""
-        yield from self._finding_lines()
-        if self.measured is not None:
-            yield from ("", *_side_by_side(self.measured), "", *_outputs_table(self.measured))
-
-
-def _side_by_side(measured: Measured) -> Iterable[str]:
-    rounds = measured.rounds
-    yield "| | release | driver | precision | latency | engine | build | host memory | device memory | run |"
-    yield "|---|---|---|---|---|---|---|---|---|---|"
-    sides = [("candidate", measured.candidate, rounds and rounds.candidate_ms)]
-    if measured.accepted is not None:
-        sides.append(("accepted", measured.accepted, rounds and rounds.accepted_ms))
-    for name, facts, latency in sides:
-        cells = (
-            name,
-            f"{facts.environment.backend} {facts.environment.backend_version}",
-            facts.environment.driver or "-",
-            facts.precision,
-            "-" if latency is None else f"{latency:.4g} ms",
-            size(facts.engine_bytes),
-            f"{facts.build_seconds:.2f} s",
-            "-" if facts.memory_bytes is None else size(facts.memory_bytes),
-            "-" if facts.device_bytes is None else size(facts.device_bytes),
-            f"`{facts.run_id[:8]}`",
-        )
-        yield f"| {' | '.join(cells)} |"
-
-
-def _outputs_table(measured: Measured) -> Iterable[str]:
-    if measured.widths:
-        yield "| output | noise width | rounding | accepted error | run to run | candidate's error | distance in widths |"
-        yield "|---|---|---|---|---|---|---|"
-    for output in sorted(measured.widths, key=lambda each: -each.distance_widths)[:50]:
-        numbers = (output.width, output.rounding, output.accepted_error, output.run_to_run, output.candidate_error)
-        cells = [f"{number:.3g}" for number in (*numbers, output.distance_widths)]
-        yield f"| `{output.name}` | {' | '.join(cells)} |"
+def _engine_row(name: str, facts: EngineFacts, latency_ms: float | None) -> tuple[str | None, ...]:
+    environment = facts.environment
+    return (
+        name,
+        f"{environment.backend} {environment.backend_version}",
+        environment.driver,
+        facts.precision,
+        None if latency_ms is None else f"{latency_ms:.4g} ms",
+        size(facts.engine_bytes),
+        f"{facts.build_seconds:.2f} s",
+        None if facts.memory_bytes is None else size(facts.memory_bytes),
+        None if facts.device_bytes is None else size(facts.device_bytes),
+        facts.run_id[:8],
+    )
 
 
 def log_result(run: Run, result: GateResult) -> None:
