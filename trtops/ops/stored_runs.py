@@ -20,18 +20,7 @@ from trtops.tracking.base import RunStatus, Tracker, Verdict
 
 @dataclass(frozen=True, kw_only=True)
 class Row(Record):
-    """One run in a list.
-
-    Attributes:
-        id: Run id.
-        experiment: Experiment of the run.
-        kind: Kind of the run.
-        name: Name of the run.
-        status: Status of the run.
-        verdict: Its verdict; empty if it has none.
-        start_time: Seconds since the epoch.
-        parent: Id of its parent run; empty if it has none.
-    """
+    """One run in a list. Verdict and parent are empty if it has none; the start time is in seconds since the epoch."""
 
     id: str
     experiment: str
@@ -54,18 +43,7 @@ def list_runs(
     tags: Mapping[str, str] | None = None,
     limit: int | None = 50,
 ) -> list[Row]:
-    """Runs that match all filters, newest first.
-
-    Args:
-        tracker: The tracking store.
-        experiment: Experiment of the runs.
-        kind: Kind of the runs (:data:`trtops.tracking.schema.KINDS`).
-        verdict: Verdict of the runs.
-        status: Status of the runs.
-        parent: Id of the parent run, or its beginning.
-        tags: Tags of the runs.
-        limit: Maximum number of runs.
-    """
+    """Runs that match all filters, newest first. ``parent`` is an id or its beginning."""
     wanted = dict(tags or {})
     wanted |= {tag: value for tag, value in ((schema.Tag.KIND, kind), (schema.Tag.VERDICT, verdict)) if value}
     parent = None if parent is None else tracker.whole_id(parent)
@@ -137,7 +115,6 @@ class Line(Record):
         name: Its name; parts of a metric are joined by ``/``.
         kind: ``param`` or ``metric``.
         values: The value in each run; empty if it has none.
-        same: Whether all values are equal.
     """
 
     name: str
@@ -167,8 +144,6 @@ class Reevaluated(Record):
     """A stored comparison, evaluated with other tolerances.
 
     Attributes:
-        id: The run.
-        name: Its name.
         before: Its logged verdict.
         verdict: Its new verdict.
         reasons: Why it is bad.
@@ -202,12 +177,7 @@ def reevaluate(run_ids: Iterable[str], tolerances: Tolerances, tracker: Tracker)
 
 @dataclass(frozen=True, kw_only=True)
 class Report(Record):
-    """A report that was written.
-
-    Attributes:
-        path: The file.
-        runs: The runs in it.
-    """
+    """The file of a report that was written, and the runs in it."""
 
     path: str
     runs: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Which runs an audit looks at, how it goes on after a kill, and its other faces: the command line and the flow."""
+"""Which runs an audit selects, how it resumes after a kill, and its command."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.schema import Artifact, Tag
 
 
-def test_runs_are_selected_by_id_filter_registry_or_sample(pristine: Logged) -> None:
+def test_runs_are_selected_by_every_filter(pristine: Logged) -> None:
     tracker, runs = pristine.tracker, pristine.runs
 
     assert choose_runs(AuditConfig(runs=(runs["fp32"][:8], runs["fp16"])), tracker) == (runs["fp32"], runs["fp16"])

@@ -207,7 +207,7 @@ def test_forged_and_missing_signatures_are_named(
 
 
 def test_signed_run_copied_over_another_is_named(logged: Logged) -> None:
-    """Old runs cannot be put in the place of new ones, though every signature in them is right."""
+    """An old run cannot replace a new one, although its signature is valid."""
     for path in (Artifact.SIGNATURE, Artifact.MANIFEST):
         (logged.folder("fp32") / path).write_bytes((logged.folder("fp16") / path).read_bytes())
 

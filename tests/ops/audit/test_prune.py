@@ -82,7 +82,7 @@ def test_audit_of_pruned_run_finds_changes(tracker, tmp_path: Path, monkeypatch:
     new_key(tmp_path / "k.pem", tmp_path / "k.pub")
     monkeypatch.setenv(signing.KEY_VARIABLE, str(tmp_path / "k.pem"))
     run = logged(tracker, "bad")
-    monkeypatch.delenv(signing.KEY_VARIABLE)  # whoever drops needs no key
+    monkeypatch.delenv(signing.KEY_VARIABLE)  # dropping needs no key
     prune_runs(RULE, tracker=tracker, now=later)
     config = AuditConfig(runs=(run,), rebuild=False, keys=(str(tmp_path / "k.pub"),))
 

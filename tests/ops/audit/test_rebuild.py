@@ -1,4 +1,4 @@
-"""Builds made again from the memory alone, graded, with what differs named, and what explains it."""
+"""Builds are rebuilt from the store alone and graded; differences are named and explained."""
 
 from __future__ import annotations
 

@@ -342,11 +342,11 @@ def test_release_is_parsed() -> None:
 def test_width_limits_by_output_and_for_other_models(accepted, folder, tracker) -> None:
     wrong = write(with_wrong_weight(ten_outputs()), folder / "wrong2", "heads")
     spared = AccuracyLimit(widths_per_output={f"y{i}": None for i in range(10)})
-    told = AccuracyLimit(other_model="note")
+    noted = AccuracyLimit(other_model="note")
 
     first = gate(wrong, trial(), tracker=tracker)
 
     assert first.measured is not None
-    for limit in (spared, told):
+    for limit in (spared, noted):
         findings = evaluate_measured(first.measured, Policy(limits=Limits(latency=None, accuracy=limit)))
         assert decide(findings) == "accept"

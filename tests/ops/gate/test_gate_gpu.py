@@ -65,7 +65,7 @@ def first(model: Path, tracker: MlflowTracker) -> GateResult:
     return result
 
 
-def test_the_same_engine_again_is_accepted_and_its_ratio_is_one(first, model, tracker) -> None:
+def test_same_engine_is_accepted_with_ratio_one(first, model, tracker) -> None:
     again = gate(model, config(candidate=first.holder, accepted=first.holder, register=False), tracker=tracker)
 
     print(again.page())
@@ -87,7 +87,7 @@ def test_an_unchanged_build_is_accepted_and_resolved(first, model, tracker) -> N
 
 # Not 0: there TensorRT 8.6 finds no implementation of these convolutions in FP32.
 @pytest.mark.parametrize("level", [1, 5])
-def test_another_optimization_level_is_decided_by_its_measured_ratio(first, model, tracker, level: int) -> None:
+def test_other_optimization_level_is_decided_by_ratio(first, model, tracker, level: int) -> None:
     result = gate(model, config(level, accepted=first.holder, register=False), tracker=tracker)
 
     print(result.page())
@@ -101,7 +101,7 @@ def test_another_optimization_level_is_decided_by_its_measured_ratio(first, mode
     assert not [f for f in result.findings if f.outcome == "refuse" and f.subject in ("reference", "accepted outputs")]
 
 
-def test_an_engine_of_a_wrong_weight_is_refused_for_its_outputs(first, folder, tracker) -> None:
+def test_wrong_weight_is_refused_for_its_outputs(first, folder, tracker) -> None:
     wrong = write(with_wrong_weight(convolutions(channels=64, size=64, layers=6)), folder / "wrong", "convolutions")
 
     result = gate(wrong, config(register=False), tracker=tracker)
@@ -110,7 +110,7 @@ def test_an_engine_of_a_wrong_weight_is_refused_for_its_outputs(first, folder, t
     assert "accepted outputs" in {finding.subject for finding in result.findings if finding.outcome == "refuse"}
 
 
-def test_an_fp16_engine_that_says_it_is_fp32_is_refused_for_its_precision(first, model, tracker) -> None:
+def test_fp16_engine_declared_fp32_is_refused(first, model, tracker) -> None:
     half = BuildConfig(precision="fp16", options=TensorRTOptions())
     planted = kept(tracker, model, claiming(built(model, half), config().build), suffix=".plan")
     strict = replace(POLICY, limits=replace(POLICY.limits, layers=LayerLimit()))

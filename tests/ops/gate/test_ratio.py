@@ -18,14 +18,15 @@ def look_until_decided(
     starts: float = 0.0,
     bursts: float = 0.0,
     limit: float = 1.05,
+    confidence: float = 0.99,
 ) -> RatioEstimate:
-    """What the gate does, with rounds drawn at random: 6 a start, 96 at most."""
+    """What the gate does, with random rounds: 6 a start, 96 at most."""
     seen: list[tuple[float, ...]] = []
     while True:
         rounds = math.log(ratio) + random.normal(0, starts) + random.normal(0, noise, 6)
         rounds += (random.random(6) < bursts) * random.normal(0, 0.5, 6)
         seen.append(tuple(rounds))
-        found = estimate(tuple(seen), limit, 0.99)
+        found = estimate(tuple(seen), limit, confidence)
         if found.decision != "open" or found.rounds >= 96:
             return found
 
@@ -60,6 +61,15 @@ def test_ratio_at_the_limit_is_rarely_decided() -> None:
     found = [look_until_decided(random, 1.05, 0.03).decision for _ in range(100)]
 
     assert found.count("open") >= 97
+
+
+def test_error_probability_holds_over_all_looks() -> None:
+    """A quantile that ignores earlier looks decides about half of these pairs wrongly."""
+    random = np.random.default_rng(5)
+
+    found = [look_until_decided(random, 1.05, 0.03, confidence=0.8).decision for _ in range(150)]
+
+    assert found.count("open") / len(found) > 0.7  # 0.8, less the chance of 150 pairs
 
 
 def test_one_slow_round_hardly_changes_the_estimate() -> None:

@@ -1,1 +1,1 @@
-"""Audit: what the memory holds held against itself and built again; and what of it may be dropped."""
+"""Audit: compare what the store says of a run, rebuild its engine, and drop large artifacts of old runs."""

@@ -75,12 +75,7 @@ def _metric(info: RunInfo, name: MetricName) -> dict[str, float | None]:
 
 @dataclass
 class SharedReads:
-    """Data that several runs of an audit need, read once.
-
-    Attributes:
-        tracker: The tracking store.
-        keys: Public keys, one of which must have signed each build.
-    """
+    """Data that several runs of an audit need, read once. Each build must be signed with one of the public keys."""
 
     tracker: Tracker
     keys: tuple[str, ...] = ()

@@ -44,7 +44,7 @@ class Logged:
         build: The build; without the engine's bytes if these were dropped or are damaged.
         caches: Caches that the builder was given.
         check: The data it runs on, and how it is evaluated.
-        recorded: The logged evaluation; None if there is none.
+        recorded: The logged evaluation; None without one.
         same_data: False if the original data is not available.
         noise: Noise between builds of the campaign, as far as measured; in the unit of the outputs.
         missing: What was not logged, and what is used instead.

@@ -59,7 +59,7 @@ class Rebuild(Record):
 
     Attributes:
         why: The reason of the grade.
-        engine_sha256: Digest of the engine; empty if there is none.
+        engine_sha256: Digest of the engine; empty without one.
         seconds: Wall time of the build.
         tactics: Layers and settings with other tactics.
         precisions: Layers of another precision.

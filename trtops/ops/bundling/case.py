@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from trtops import errors
-from trtops.backend.base import Build, Feed
+from trtops.backend.base import Feed
 from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.emulate import LARGEST_FLOAT16, emulate_low_precision, watch_peaks
 from trtops.backend.onnx.model import Model
@@ -37,15 +37,12 @@ class Case:
 
     Attributes:
         name: A name for people.
-        backend: ``onnxruntime`` or ``tensorrt``.
         model: The model as the back end gets it.
         feeds: Inputs of each iteration.
         golden: Expected outputs of each iteration.
-        tolerances: Tolerances of the outputs.
         verdict: The verdict to reproduce.
         settings: Settings of the back end, as JSON values.
         peaks: Outputs with largest magnitudes, and the values from which on they are too large.
-        reasons: Reasons of the verdict.
     """
 
     name: str
@@ -95,12 +92,7 @@ class Case:
 
 
 def case_of(logged: Logged, name: str, verdict: Verdict) -> Case:
-    """The case of a logged build.
-
-    Args:
-        logged: The build and its evaluation.
-        name: Name of the case.
-        verdict: Verdict of the run.
+    """The case of a logged build, with the name and the verdict of its run.
 
     Raises:
         ReproductionError: If the verdict depends on something that a script cannot show.
@@ -120,7 +112,8 @@ def case_of(logged: Logged, name: str, verdict: Verdict) -> Case:
         reasons=() if recorded is None else recorded.reasons,
     )
     if case.backend == "tensorrt" or recorded is None or recorded.report.verdict == "bad" or verdict == "good":
-        return built_case(case, logged.build, logged.caches.calibration)
+        build = logged.build
+        return engine_case(case, build.spec.config, build.tactics.settings, logged.caches.calibration)
     if recorded.emulated is not None and recorded.emulated.verdict == "bad":
         return emulated_case(case, recorded.emulated.precision)
     raise errors.ReproductionError(
@@ -139,19 +132,10 @@ def golden_outputs(model: Model, feeds: Sequence[Feed], golden: str | None) -> l
     return [{name: np.asarray(array) for name, array in iteration.items()} for iteration in results[0][1]]
 
 
-def built_case(case: Case, build: Build, calibration: bytes | None) -> Case:
-    """The case of an engine, with the model and the settings of its build."""
-    return _with_settings(case, build.spec.config, build.tactics.settings, calibration)
-
-
-def failing_case(case: Case, config: BuildConfig, calibration: bytes | None) -> Case:
-    """The case of a failed build, with default settings on ONNX Runtime."""
-    return _with_settings(case, config, (), calibration)
-
-
-def _with_settings(
+def engine_case(
     case: Case, config: BuildConfig, settings: Sequence[tuple[str, str]], calibration: bytes | None
 ) -> Case:
+    """The case of an engine, with the model and the settings of its build; without settings, those of ONNX Runtime."""
     options = config.options
     if isinstance(options, TensorRTOptions):
         return replace(case, settings=_tensorrt_settings(config, options))

@@ -27,7 +27,7 @@ from trtops.files import open_atomically
 from trtops.json import from_json
 from trtops.masking import masked
 from trtops.ops.auditing.rebuilding import Logged, MaterialFolder, gather
-from trtops.ops.bundling.case import Case, case_of, failing_case, golden_outputs
+from trtops.ops.bundling.case import Case, case_of, engine_case, golden_outputs
 from trtops.ops.evaluation.check import CheckConfig, tolerances_for
 from trtops.ops.evaluation.command import run_group
 from trtops.ops.evaluation.feeds import scripts_of
@@ -76,9 +76,7 @@ class BundleResult(OpResult):
 
     Attributes:
         repeats: The verdict that it reproduces.
-        path: The zip file.
-        sha256: Its digest; equal cases give equal digests.
-        size: Its bytes.
+        sha256: Digest of the zip file; equal cases give equal digests.
         files: Its members.
         printed: Output of its script when it was tried here; empty if the back end is not installed here.
         missing: What the run did not log, and what is used instead.
@@ -222,7 +220,7 @@ def _failed_case(
     ranges = _peek(info, tracker, materials, "calibration_cache")
     extra = {"spec.json": spec_bytes, **({"caches/calibration.cache": ranges} if ranges is not None else {})}
     environment = Environment.from_json(environment_bytes)
-    return failing_case(case, spec.config, ranges), environment, extra, missing
+    return engine_case(case, spec.config, (), ranges), environment, extra, missing
 
 
 def _peek(info: RunInfo, tracker: Tracker, materials: Materials, name: str) -> bytes | None:
@@ -260,14 +258,7 @@ def write_bundle(
     tactics: TacticRecord | None = None,
     extra: Mapping[str, bytes] | None = None,
 ) -> BundleResult:
-    """Try the script of a case, and write its bundle.
-
-    Args:
-        case: The case.
-        config: Options, with ``output``.
-        environment: Environment of the verdict.
-        tactics: Tactics of the build.
-        extra: Further members, by path.
+    """Try the script of a case, and write its bundle to ``config.output``, with ``extra`` members by path.
 
     Raises:
         ReproductionError: If the script does not reproduce the verdict; nothing is written.

@@ -26,8 +26,6 @@ class OutputWidth(Record):
     """Noise of one output, and the distance of the candidate; root mean squares in the unit of the output.
 
     Attributes:
-        name: The output.
-        width: The noise width.
         rounding: The part due to rounding; 0 if the model cannot be moved.
         accepted_error: Error of the accepted engine against the reference.
         run_to_run: Difference between two runs of the accepted engine.

@@ -32,15 +32,11 @@ class GateResult(OpResult):
 
     Attributes:
         findings: All checks.
-        policy: The policy.
-        precision: Requested precision of the candidate.
-        release: Name of its release.
         device: Requested device; empty for the CPU or the first GPU.
         measured: The numbers; None if the candidate could not be built or run.
-        holder: Id of the run that holds the candidate's engine; empty if there is none.
+        holder: Id of the run that holds the candidate's engine; empty without one.
         alias: Its alias; empty unless it was registered.
         version: The registered version; empty unless it was registered.
-        seconds: Wall time of the gate, including the build.
     """
 
     title: str = "gate"

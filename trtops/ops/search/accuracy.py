@@ -74,18 +74,17 @@ class TensorError(Record):
     error: float
     growth: float | None = None
     max_abs: float = math.nan
-    max_rel: float = math.nan
     magnitude: float = 0.0
     nonfinite: int = 0
     reference_nans: int = 0
     layer: str = ""
 
 
-_COLUMNS = ("tensor", "op", "verdict", "error", "growth", "max abs", "magnitude", "NaN/Inf", "layer")
+_COLUMNS = ("tensor", "node", "op", "verdict", "error", "growth", "max abs", "magnitude", "NaN/Inf", "layer")
 
 
 def _cells(t: TensorError) -> tuple[str | float | None, ...]:
-    return t.name, t.op, t.verdict, t.error, t.growth, t.max_abs, t.magnitude, t.nonfinite, t.layer
+    return t.name, t.node, t.op, t.verdict, t.error, t.growth, t.max_abs, t.magnitude, t.nonfinite, t.layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,7 +318,6 @@ def _tensor_error(
         error=error,
         growth=error / before if 0 < before < math.inf else None,
         max_abs=math.nan if statistics is None else statistics.max_abs,
-        max_rel=math.nan if statistics is None else statistics.max_rel,
         magnitude=size.magnitude,
         nonfinite=nonfinite,
         reference_nans=reference_nans,
@@ -337,9 +335,8 @@ def _chain_above(sides: Sides, known: Mapping[str, TensorError], start: str | No
     chain: list[str] = []
     while start is not None and len(chain) < _LONGEST_CHAIN and start not in chain:
         chain.append(start)
-        reads = (
-            [known[n] for n in sides.cutter.reads(sides.makers[start]) if n in known] if start in sides.makers else []
-        )
+        names = sides.cutter.reads(sides.makers[start]) if start in sides.makers else ()
+        reads = [known[name] for name in names if name in known]
         start = max(reads, key=lambda t: (t.error, t.magnitude)).name if reads else None
     return tuple(chain)
 
@@ -353,11 +350,6 @@ def _log_result(run: Run, result: AccuracyResult) -> None:
             (schema.Metric.ACCURACY, "seconds"): result.seconds,
         }
     )
-    columns = ("tensor", "node", "op", "verdict", "error", "growth", "max_abs", "max_rel", "nonfinite", "layer")
-    rows = (
-        (t.name, t.node, t.op, t.verdict, t.error, t.growth, t.max_abs, t.max_rel, t.nonfinite, t.layer)
-        for t in result.tensors
-    )
-    log_table(run, schema.Artifact.ACCURACY_TENSORS, columns, rows)
+    log_table(run, schema.Artifact.ACCURACY_TENSORS, _COLUMNS, map(_cells, result.tensors))
     run.log_json(result, schema.Artifact.ACCURACY_RESULT)
     run.log_text(result.text(), schema.Artifact.ACCURACY_FINDINGS)

@@ -248,9 +248,9 @@ class Size:
 
 def _sum_of_squares(array: Any) -> float:
     flat = np.asarray(array).reshape(-1)
-    return (
-        float(np.einsum("i,i->", flat, flat, dtype=np.float64, casting="unsafe")) if flat.dtype.kind in "fiub" else 0.0
-    )
+    if flat.dtype.kind not in "fiub":
+        return 0.0
+    return float(np.einsum("i,i->", flat, flat, dtype=np.float64, casting="unsafe"))
 
 
 def _largest_finite(array: Any) -> float:
@@ -258,6 +258,4 @@ def _largest_finite(array: Any) -> float:
     if array.dtype.kind not in "fiu" or not array.size:
         return 0.0
     largest = max(float(array.max()), -float(array.min()))
-    if math.isfinite(largest):
-        return largest
-    return float(np.abs(array[np.isfinite(array)]).max(initial=0))
+    return largest if math.isfinite(largest) else float(np.abs(array[np.isfinite(array)]).max(initial=0))

@@ -276,22 +276,20 @@ class PrecisionResult(OpResult):
 
     def body(self) -> Iterator[str]:
         """The nodes to keep."""
-        yield from (f"{len(self.keep)} of {self.nodes} nodes stay in FP32:", "")
-        yield from (f"- `{name}`" for name in self.keep)
+        yield from (f"{len(self.keep)} of {self.nodes} nodes stay in FP32:", "", *(f"- `{name}`" for name in self.keep))
 
     def sections(self) -> Iterator[Section]:
         """A chart of accuracy against latency, or against the number of nodes kept, and the nodes."""
         timed = all(point.latency_ms is not None for point in self.points)
-        points = tuple(
-            Point(label=p.label, x=float(p.latency_ms or p.kept if timed else p.kept), y=p.excess,
-                  tone="good" if p.good else "bad")
-            for p in self.points if math.isfinite(p.excess)
-        )  # fmt: skip
-        chart = Chart(
-            title=f"Nodes kept in FP32 in a {self.to.upper()} model", form="points", points=points,
-            x="median latency in ms" if timed else "nodes kept in FP32", y="largest error / allowed error",
-        )  # fmt: skip
-        yield Section(text="\n".join(self.body()), chart=chart if points and not self.evaluated else None)
+        points = []
+        for point in self.points:
+            if math.isfinite(point.excess) and not self.evaluated:
+                x = float(point.latency_ms or point.kept if timed else point.kept)
+                points.append(Point(label=point.label, x=x, y=point.excess, tone="good" if point.good else "bad"))
+        title, y = f"Nodes kept in FP32 in a {self.to.upper()} model", "largest error / allowed error"
+        x_axis = "median latency in ms" if timed else "nodes kept in FP32"
+        chart = Chart(title=title, form="points", points=tuple(points), x=x_axis, y=y)
+        yield Section(text="\n".join(self.body()), chart=chart if points else None)
 
     def text(self) -> str:
         """The result for a terminal: what to keep, and a table of the models."""

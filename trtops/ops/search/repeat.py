@@ -152,38 +152,30 @@ def iterate(
     """Run one iteration: make, check, sort; see :func:`repeat`."""
     if config.info is not None:
         Path(config.info).write_text(json.dumps({"iteration": number}), encoding="utf-8")
-    step = _make_and_check(number, make, check, config, ask)
-    label = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_N{number}"
-    sort_artifacts(config.artifacts, config.folder, good=step.verdict == "good", label=label)
-    return step
-
-
-def _make_and_check(
-    number: int,
-    make: Callable[[int], object],
-    check: CommandCheck | None,
-    config: RepeatConfig,
-    ask: Callable[[int], bool] | None,
-) -> RepeatStep:
+    verdict: Verdict = "error"
+    detail = printed = ""
     try:
         make(number)
     except (errors.BackendUnavailableError, errors.UnsupportedFeatureError):  # every iteration would fail
         raise
     except errors.BackendError as exc:
-        return RepeatStep(number=number, verdict="error", detail=str(exc))
-    if check is None:
-        assert ask is not None
-        return RepeatStep(number=number, verdict="good" if ask(number) else "bad")
-    with tempfile.TemporaryFile() as output:
-        code = run_group(list(check.command), output, check.timeout_seconds)
-        output.seek(0)
-        printed = output.read().decode(errors="replace")
-    outcome = check.evaluate(code, printed)
-    verdict: Verdict = "good" if outcome.verdict == "pass" else "bad" if outcome.verdict == "fail" else "error"
+        detail = str(exc)
+    else:
+        if check is None:
+            assert ask is not None
+            verdict = "good" if ask(number) else "bad"
+        else:
+            with tempfile.TemporaryFile() as output:
+                code = run_group(list(check.command), output, check.timeout_seconds)
+                output.seek(0)
+                printed = output.read().decode(errors="replace")
+            outcome = check.evaluate(code, printed)
+            verdict = "good" if outcome.verdict == "pass" else "bad" if outcome.verdict == "fail" else "error"
+            detail = outcome.detail.split("\n")[0]
+    label = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_N{number}"
+    sort_artifacts(config.artifacts, config.folder, good=verdict == "good", label=label)
     shown = config.show == "all" or (config.show == "failing" and verdict != "good")
-    return RepeatStep(
-        number=number, verdict=verdict, detail=outcome.detail.split("\n")[0], output=printed if shown else ""
-    )
+    return RepeatStep(number=number, verdict=verdict, detail=detail, output=printed if shown else "")
 
 
 def sort_artifacts(names: Iterable[str], folder: str | Path, *, good: bool, label: str) -> None:

@@ -23,7 +23,7 @@ from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.json import load_json
 from trtops.metadata import TensorMetadata
-from trtops.ops.bundling.case import Case, built_case, emulated_case, failing_case
+from trtops.ops.bundling.case import Case, emulated_case, engine_case
 from trtops.ops.bundling.op import BundleConfig, write_bundle
 from trtops.ops.campaign.config import DebugBuildConfig, Vary
 from trtops.ops.campaign.debug_build import debug_build
@@ -54,12 +54,7 @@ _CANCELS = 0.25  # a result smaller than this share of its operands is called ca
 
 @dataclass(frozen=True)
 class Pinned:
-    """Builds engines of any model with the settings of a record and a calibration cache.
-
-    Attributes:
-        config: How to build.
-        caches: The record of settings, and the calibration cache.
-    """
+    """Builds engines of any model with the settings of a record and a calibration cache."""
 
     config: BuildConfig
     caches: Caches
@@ -120,9 +115,7 @@ def ask_build(subject: Subject, parent: str) -> Answer:
     try:
         found = _convert(subject, parent, subject.config.build)
     except errors.BackendError as exc:
-        remedy = (
-            f"change what the builder refuses; `trtops inspect capability {subject.path.name}` shows what it can run"
-        )
+        remedy = f"change what the builder refuses; see `trtops inspect capability {subject.path.name}`"
         return Answer("it fails", tuple(first_lines([str(exc)])), kind="build", remedy=remedy, builds=1)
     made = 0 if found.reused_from else 1
     evidence = (f"A {found.called} engine: {found.verdict}.", *first_lines(found.reasons))
@@ -416,10 +409,11 @@ def ask_bundle(subject: Subject, parent: str) -> Answer:
         if shows == "rounded":
             case = emulated_case(case, _low_precision(subject))
         elif shows == "failing":
-            case = failing_case(case, subject.config.build, subject.caches.calibration)
+            case = engine_case(case, subject.config.build, (), subject.caches.calibration)
         else:
             side = pinned_side(subject, parent)
-            case = built_case(case, side.build(proto), side.caches.calibration)
+            build = side.build(proto)
+            case = engine_case(case, build.spec.config, build.tactics.settings, side.caches.calibration)
         environment = engine_backend(case.backend).environment()
         found = write_bundle(case, BundleConfig(output=str(subject.files / BUNDLE)), environment)
     except errors.TrtopsError as exc:

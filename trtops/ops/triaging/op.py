@@ -34,13 +34,9 @@ _ANY = "*"
 
 
 class Question(NamedTuple):
-    """One question of the table.
+    """One question of the table: what it asks, why now, and the function that answers it in a given run.
 
-    Attributes:
-        asks: The question.
-        why: What is known when it is asked.
-        ask: Answers it, given the model and the id of the run for what is done.
-        then: The next question by answer, or under ``*`` for all others. Without one, triage ends.
+    ``then`` has the next question by answer, or under ``*`` for all others. Without one, triage ends.
     """
 
     asks: str

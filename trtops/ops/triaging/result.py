@@ -93,8 +93,6 @@ class Step(Answer):
     Attributes:
         question: The question's name.
         asks: The question.
-        why: Why it is asked now.
-        seconds: Wall time.
         run_id: Its run, above the runs of what was done to answer it.
     """
 
@@ -103,13 +101,6 @@ class Step(Answer):
     why: str
     seconds: float = 0.0
     run_id: str = ""
-
-    def lines(self) -> Iterator[str]:
-        """Why it is asked, what the answer rests on, and what it rules out, as a Markdown list."""
-        yield f"- why now: {self.why}"
-        yield from (f"- {line}" for line in self.evidence)
-        if self.ruled_out:
-            yield f"- ruled out: {', '.join(self.ruled_out)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +167,10 @@ class TriageResult(OpResult):
         yield from self.summary()
         for number, step in enumerate(self.steps, start=1):
             yield f"{number}. {step.asks} **{step.answer}** ({step.builds} builds, {step.seconds:.1f} s)"
-            yield from (f"   {line}" for line in step.lines())
+            yield f"   - why now: {step.why}"
+            yield from (f"   - {line}" for line in step.evidence)
+            if step.ruled_out:
+                yield f"   - ruled out: {', '.join(step.ruled_out)}"
         if self.next_question:
             yield f"{len(self.steps) + 1}. {self.next_question} **not asked yet**"
 

@@ -31,11 +31,6 @@ class Subject:
     """A model under triage.
 
     Attributes:
-        path: Its file.
-        config: What triage is asked.
-        tracker: The tracking store of all runs.
-        experiment: Their experiment.
-        tags: Further tags of the runs.
         answers: The answers so far, by question.
         files: A folder for the smallest failing case.
     """

@@ -13,7 +13,7 @@ from tests import models
 from trtops.backend.onnx.model import Model
 from trtops.backend.trt import TensorRTBackend, library, reproduce
 from trtops.comparator.report import Tolerances
-from trtops.ops.bundling.case import Case, built_case
+from trtops.ops.bundling.case import Case, engine_case
 from trtops.spec import BuildConfig, OptimizationProfile, ShapeRange, TensorRTOptions
 
 pytestmark = pytest.mark.usefixtures("rtx")
@@ -31,7 +31,9 @@ def settings_of(folder: Path, config: BuildConfig) -> dict[str, Any]:
         name="small", backend="tensorrt", model=proto, feeds=[feed], golden=[{"y": feed["x"]}], tolerances=Tolerances(),
         verdict="bad", settings={},
     )  # fmt: skip
-    found: dict[str, Any] = json.loads(json.dumps(built_case(case, build, None).manifest()))
+    found: dict[str, Any] = json.loads(
+        json.dumps(engine_case(case, build.spec.config, build.tactics.settings, None).manifest())
+    )
     return found
 
 
