@@ -275,11 +275,11 @@ class PrecisionResult(OpResult):
         return f"trtops convert {shlex.quote(str(self.path))} --convert-to ort" if built else super().next_step
 
     def body(self) -> Iterator[str]:
-        """The nodes to keep."""
-        yield from (f"{len(self.keep)} of {self.nodes} nodes stay in FP32:", "", *(f"- `{name}`" for name in self.keep))
+        """The result as in a terminal."""
+        yield from ("```", self.text(), "```")
 
     def sections(self) -> Iterator[Section]:
-        """A chart of accuracy against latency, or against the number of nodes kept, and the nodes."""
+        """The result, with a chart of accuracy against latency, or against the number of nodes kept."""
         timed = all(point.latency_ms is not None for point in self.points)
         points = []
         for point in self.points:

@@ -132,11 +132,8 @@ class ReduceResult(OpResult):
         return f"trtops inspect model {shlex.quote(str(path))} --show layers" if shown else super().next_step
 
     def body(self) -> Iterator[str]:
-        """The number of checks, and the nodes of each culprit."""
-        yield f"{self.checks} checks in {self.seconds:.1f} s. {self.detail}"
-        for culprit in self.culprits:
-            yield from ("", f"{len(culprit.nodes)} nodes{f', in `{culprit.path}`' if culprit.path else ''}:", "")
-            yield from (f"- {label}" for label in culprit.labels)
+        """The result as in a terminal."""
+        yield from ("```", self.text(), "```")
 
     def text(self) -> str:
         """The result for a terminal."""
