@@ -199,20 +199,25 @@ def gate_all(
     experiment = experiment or "gate"
     with op_run(tracker, experiment, "gate matrix", kind="gate_matrix", tags=tags) as run:
         run.log_params(schema.flat_params({name: value for name, value in config.to_dict().items() if name != "gate"}))
-        releases = {release.name: _installed(release, config.gate) for release in config.releases}
-        usable = {name: found for name, found in releases.items() if isinstance(found, Release)}
-        failed = releases.keys() - usable.keys()
+        installed: dict[str, Release] = {}
+        failed: dict[str, str] = {}
+        for release in config.releases:
+            try:
+                python = interpreter_of(release, config.gate.build.backend)
+                installed[release.name] = Release(name=release.name, python=python)
+            except (errors.ConfigError, errors.BackendError) as exc:
+                failed[release.name] = str(exc)
         results: list[GateResult] = []
 
         def begin_cell(cell: Cell) -> Future[GateResult] | Finding:
-            release, problem = releases[cell.config.release.name], cell.config.device_problem
-            if not isinstance(release, Release):
-                return Finding("release", "refuse", str(release))
-            if problem:
+            name = cell.config.release.name
+            if name in failed:
+                return Finding("release", "refuse", failed[name])
+            if problem := cell.config.device_problem:
                 return Finding("device", "refuse", problem)
             # Environments are passed on as interpreters, so that no cell installs one again.
-            others = tuple(usable.get(e.name, e) for e in cell.config.others if e.name not in failed)
-            changed = replace(cell.config, register=False, release=release, others=others)
+            others = tuple(installed.get(e.name, e) for e in cell.config.others if e.name not in failed)
+            changed = replace(cell.config, register=False, release=installed[name], others=others)
             return begin(replace(cell, config=changed, experiment=experiment, parent=run.id))
 
         begun: Iterable[Future[GateResult] | Finding] = map(begin_cell, cells)
@@ -242,14 +247,6 @@ def gate_cell(cell: Cell, *, tracker: Tracker) -> GateResult:
     return gate(
         cell.model, cell.config, tracker=tracker, experiment=cell.experiment, tags=cell.tags, parent=cell.parent or None
     )
-
-
-def _installed(release: Release, config: GateConfig) -> Release | errors.TrtopsError:
-    """A release with its interpreter, installed if necessary; or the error."""
-    try:
-        return Release(name=release.name, python=interpreter_of(release, config.build.backend))
-    except (errors.ConfigError, errors.BackendError) as exc:
-        return exc
 
 
 def _result_of(cell: Cell, waited: Future[GateResult] | Finding) -> GateResult:
