@@ -38,9 +38,7 @@ def test_shape_values_are_checked_by_known_ranges(tensorrt_8):
 
     known_first._check_values(np.array([9, 4], np.int32))
     known_first._check_values(np.array([1, 999], np.int32))
-    with pytest.raises(
-        errors.InputShapeError, match=r"\[10, 4\].*min \(1,.*max \(9,.*for the first 1"
-    ):
+    with pytest.raises(errors.InputShapeError, match=r"\[10, 4\].*min \(1,.*max \(9,.*for the first 1"):
         known_first._check_values(np.array([10, 4], np.int32))
     with pytest.raises(errors.InputShapeError, match=r"\[0, 4\]"):
         known_first._check_values(np.array([0, 4], np.int32))
