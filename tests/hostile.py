@@ -33,30 +33,17 @@ RUN = "ab" * 16
 
 @dataclass
 class HostileServer:
-    """What the server answers; a test changes what it needs.
+    """What the server answers; a test changes what it needs."""
 
-    Attributes:
-        run_id: The id that its run has, whatever was asked for.
-        tags: Its run's tags.
-        artifact_uri: Where it says that the run's artifacts are.
-        files: Artifacts by path; what is listed and what is sent.
-        listed: Listings by folder in place of those that follow from the files: names, sizes and whether each is a
-            folder.
-        endless: Whether artifacts and pages of runs never come to an end.
-        junk: What it answers to everything; None for answers of MLflow's form.
-        address: Where it listens.
-        asked: Paths of the requests that came.
-    """
-
-    run_id: str = RUN
+    run_id: str = RUN  # whatever id was requested
     tags: dict[str, str] = field(default_factory=dict)
     artifact_uri: str = f"mlflow-artifacts:/0/{RUN}/artifacts"
-    files: dict[str, bytes] = field(default_factory=dict)
-    listed: dict[str, list[tuple[str, int, bool]]] = field(default_factory=dict)
-    endless: bool = False
-    junk: bytes | None = None
+    files: dict[str, bytes] = field(default_factory=dict)  # artifacts by path, listed and sent
+    listed: dict[str, list[tuple[str, int, bool]]] = field(default_factory=dict)  # by folder, instead of the files
+    endless: bool = False  # artifacts and pages of runs never end
+    junk: bytes | None = None  # the answer to everything
     address: str = ""
-    asked: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)  # paths of the requests
 
     def run(self) -> dict[str, Any]:
         """The run, as MLflow sends it."""
@@ -166,17 +153,9 @@ def forge_run(
     uri: str | None = None,
     whole: bool = True,
 ) -> str:
-    """Forge a run in an embedded store, and return its id.
+    """Forge a run in the embedded store at ``root``, and return its id.
 
-    Args:
-        root: The store's folder.
-        files: Its artifacts.
-        tags: Its tags.
-        manifest: What stands in the place of the manifest that fits the files.
-        experiment: An experiment that is there.
-        status: How it ended.
-        uri: Where its artifacts are to be; in the store unless given.
-        whole: Whether it has a manifest.
+    ``manifest`` replaces the one that fits the files, and a run that is not ``whole`` has none.
     """
     run_id = uuid.uuid4().hex
     folder = root / "artifacts" / "forged" / run_id / "artifacts"
@@ -305,12 +284,7 @@ def write_evil_script(place: Path) -> Path:
 
 @contextlib.contextmanager
 def victim_of(folder: Path, template: Path) -> Iterator[Path]:
-    """A folder with a store, a working folder with a model, and a victim; fails if any of it was harmed.
-
-    Args:
-        folder: An empty folder.
-        template: An empty store, which is copied.
-    """
+    """An empty folder with a copied store, a working folder with a model, and a victim; fails if it was harmed."""
     copy_store(template, folder / "mlruns")
     for name in ("work", "victim", "tmp", "spool"):
         (folder / name).mkdir()

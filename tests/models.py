@@ -360,3 +360,14 @@ def write_external(case: Case, folder: Path, *, location: str = "weights.bin", t
     path = folder / f"{case.name}.onnx"
     onnx.save(proto, path, save_as_external_data=True, location=location, size_threshold=threshold)
     return path
+
+
+def run(proto: onnx.ModelProto, feed: Arrays) -> Arrays:
+    """The outputs of a model in ONNX Runtime, by name."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(feed))))

@@ -7,20 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
 
 from tests import models
+from tests.models import run
 from trtops import errors
 from trtops.backend.onnx import fold_constants, modify_outputs
 from trtops.backend.onnx.model import Model
-
-
-def run(proto: onnx.ModelProto, feed: models.Arrays) -> models.Arrays:
-    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, dict(feed))))
 
 
 def ops(proto: onnx.ModelProto) -> list[str]:

@@ -17,6 +17,7 @@ import pytest
 from onnx import numpy_helper
 
 from tests import models
+from tests.models import run
 from trtops import errors
 from trtops.backend import onnx as loaders
 from trtops.backend.common import BytesFromPath
@@ -27,12 +28,6 @@ from trtops.metadata import TensorMetadata
 BOUNDED = models.model(
     "(float[n] x, int64[1] reps) => (float[m] y) { r = Abs(reps) t = Tile(x, r) y = Relu(t) }",
 )
-
-
-def run(proto: onnx.ModelProto, feed: models.Arrays) -> models.Arrays:
-    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, dict(feed))))
 
 
 def names(values: object) -> list[str]:

@@ -7,25 +7,17 @@ from typing import Any, Literal
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, numpy_helper
 
 from tests import models
+from tests.models import run
 from trtops import errors
 from trtops.backend.onnx.model import Model, model_digest
 from trtops.backend.onnx.precision import convert_to_fp16, lower_precision
 from trtops.metadata import DataType
-
-
-def run(proto: onnx.ModelProto, feed: models.Arrays) -> models.Arrays:
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    session = ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, dict(feed))))
 
 
 @pytest.mark.parametrize("keep_io", [True, False])

@@ -12,6 +12,7 @@ from onnx import numpy_helper
 
 from tests import models
 from trtops import errors
+from trtops.backend.onnx.copying import copy_of
 from trtops.backend.onnx.quantize import insert_qdq, quantizable_layers, tensors_to_calibrate
 from trtops.backend.onnx.walk import node_name
 from trtops.backend.onnxrt.calibration import collect
@@ -55,10 +56,6 @@ def run(proto: onnx.ModelProto, feed, *, optimize: bool = True) -> list[np.ndarr
     if not optimize:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     return ort.InferenceSession(proto.SerializeToString(), options).run(None, dict(feed))
-
-
-def copy_of(proto: onnx.ModelProto) -> onnx.ModelProto:
-    return onnx.ModelProto.FromString(proto.SerializeToString())
 
 
 def relative_error(actual: np.ndarray, golden: np.ndarray) -> float:

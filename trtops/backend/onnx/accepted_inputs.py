@@ -32,15 +32,10 @@ _SOME_WORDS = ("one", "two", "three")
 
 @dataclass(frozen=True)
 class AcceptedInputs:
-    """Values for random data.
+    """Values for random data, by input."""
 
-    Attributes:
-        ranges: Smallest and largest number, both included, by input.
-        words: Strings, by input; every input of strings has some.
-    """
-
-    ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
-    words: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    ranges: dict[str, tuple[int, int]] = field(default_factory=dict)  # smallest and largest number
+    words: dict[str, tuple[str, ...]] = field(default_factory=dict)  # every input of strings has some
 
 
 def accepted_inputs(model: onnx.ModelProto) -> AcceptedInputs:

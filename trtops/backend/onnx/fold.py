@@ -99,17 +99,13 @@ def fold_constants(
 
 @dataclass
 class _Folding:
-    """The folding of one model.
-
-    Attributes:
-        stuck: First outputs of the nodes that cannot be evaluated.
-    """
+    """The folding of one model."""
 
     model: onnx.ModelProto
     fold_shapes: bool
     size_threshold: int
     error_ok: bool
-    stuck: set[str] = field(default_factory=set)
+    stuck: set[str] = field(default_factory=set)  # first outputs of the nodes that cannot be evaluated
 
     def __post_init__(self) -> None:
         self.versions = {name: min(version, _MAX_VERSION) for name, version in walk.opsets(self.model).items()}

@@ -39,11 +39,9 @@ _RAW_DATA = TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
 
 @dataclass(frozen=True)
 class ModelWithoutWeights:
-    """A model, and which of its weights were left out.
+    """A model, and the names of the weights that were left out: initializers of its main graph with unique names.
 
-    Attributes:
-        model: The model. Weights that were left out have name, type and shape, and are marked as external.
-        left_out: Their names; all are initializers of the main graph with unique names.
+    In the model they have name, type and shape, and are marked as external.
     """
 
     model: onnx.ModelProto
@@ -58,12 +56,7 @@ class ModelWithoutWeights:
 
 
 def load_without_weights(path: str | Path) -> ModelWithoutWeights:
-    """Read a model file and its external data, without the values of large weights.
-
-    Raises:
-        InvalidModelError: If the file does not exist or is not an ONNX model.
-        ExternalDataError: If external data is missing, truncated, unreadable, or outside the model's folder.
-    """
+    """Read a model file and its external data, without the values of large weights; all of it is checked to exist."""
     folder = Path(path).absolute().parent
     try:
         model, skipped = _parse_without_values(path)

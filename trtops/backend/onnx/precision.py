@@ -206,21 +206,13 @@ _KEPT = _Ports()
 
 @dataclass
 class _Frame:
-    """One graph while it is rewritten.
+    """One graph while it is rewritten."""
 
-    Attributes:
-        scope: Its floating-point tensors, then those of the graphs around it.
-        types: Element types of all tensors, likewise.
-        outputs: Names of its FP32 outputs.
-        keep_io: Whether its inputs and outputs keep their types.
-        nodes: The nodes written so far.
-    """
-
-    scope: _Scope
-    types: _Types
-    outputs: frozenset[str]
+    scope: _Scope  # its floating-point tensors, then those of the graphs around it
+    types: _Types  # element types of all tensors, likewise
+    outputs: frozenset[str]  # names of its FP32 outputs
     keep_io: bool
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    nodes: list[onnx.NodeProto] = field(default_factory=list)  # those written so far
 
 
 class _Rewrite:

@@ -26,12 +26,7 @@ _INTEGERS = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
 
 @dataclass
 class KnownTensors:
-    """What is known of the tensors that a graph can read.
-
-    Attributes:
-        weights: Constants by name; more may be added.
-        declared: The graph's declarations of types and shapes.
-    """
+    """Constants, declarations and sizes of the tensors that a graph can read."""
 
     weights: dict[str, onnx.TensorProto]
     declared: Mapping[str, onnx.ValueInfoProto] = field(default_factory=dict)

@@ -27,15 +27,7 @@ _BLOCK_ROWS = 1 << 18  # groups of four that are processed at once
 
 @dataclass(frozen=True, kw_only=True)
 class SparseWeight(Record):
-    """A weight that sparse kernels could use.
-
-    Attributes:
-        name: The weight.
-        axis: The reduced axis.
-        shape: Its shape.
-        sparse: Whether it is 2:4 sparse.
-        zeros: Share of its elements that are zero.
-    """
+    """A weight that sparse kernels could use: its reduced axis, whether it is 2:4 sparse, and its share of zeros."""
 
     name: str
     axis: int

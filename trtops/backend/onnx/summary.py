@@ -21,15 +21,7 @@ Show: TypeAlias = Literal["layers", "attrs", "weights"]
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSummary(Record):
-    """One node.
-
-    Attributes:
-        name: Its name; may be empty.
-        op: Its type, with the domain before it unless that is ONNX's own.
-        inputs: Its inputs; an omitted input has an empty name.
-        outputs: Its outputs.
-        attributes: Its attributes as text, by name; a sub-graph as its number of nodes.
-    """
+    """One node; its type has the domain before it unless that is ONNX's own, and an omitted input an empty name."""
 
     name: str
     op: str
@@ -40,16 +32,7 @@ class NodeSummary(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class GraphSummary(Record):
-    """One graph.
-
-    Attributes:
-        name: The graph's name; for a body, its node and attribute.
-        inputs: Its inputs, without initializers.
-        outputs: Its outputs.
-        initializers: Its weights.
-        nodes: Its nodes, in order.
-        bodies: The bodies of its nodes, in order.
-    """
+    """One graph, and the bodies of its nodes, which are named after their node and attribute."""
 
     name: str
     inputs: tuple[TensorSpec, ...]
@@ -61,15 +44,7 @@ class GraphSummary(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSummary(Record):
-    """One model.
-
-    Attributes:
-        opsets: Operator sets by domain; ONNX's own domain is empty.
-        ir_version: Version of the file format.
-        producer: The exporter and its version.
-        weight_bytes: Size of all weights, including external ones.
-        graph: The main graph.
-    """
+    """One model; ``weight_bytes`` includes external weights."""
 
     opsets: tuple[tuple[str, int], ...]
     ir_version: int
