@@ -48,7 +48,7 @@ def large_input(elements: int = 1 << 31) -> onnx.ModelProto:
 
 
 def write_zeros(path: Path, elements: int = 1 << 28, *, claimed: int | None = None) -> Path:
-    """An archive with one array of zeros, which are next to nothing once they are compressed."""
+    """An archive with one array of zeros, which compress to almost nothing."""
     shape = (elements if claimed is None else claimed,)
     with (
         zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,

@@ -252,7 +252,7 @@ WAYS = ("id", "digest", "path", "scripts", "endless", "elsewhere", "junk", "list
 
 
 def server_that(way: str, place: Path) -> HostileServer:
-    """A server that means harm in one of the ways, to a place as :func:`forged_runs` has it."""
+    """A server that attacks its readers in one of the ways; the place is one of :func:`victim_of`."""
     config = DebugBuildConfig(check=CheckConfig(data=str(write_evil_script(place)))).to_json().encode()
     files = {"engine/engine.ort": b"plan", Artifact.CAMPAIGN: config, Artifact.DENIED: b"{}"}
     tags = {Tag.KIND: "debug_build", Tag.VERDICT: "good", Tag.MODEL_PATH: "conv_net.onnx", Tag.PROOF: "confirmed"}
@@ -276,7 +276,7 @@ def server_that(way: str, place: Path) -> HostileServer:
 
 
 def write_evil_script(place: Path) -> Path:
-    """A script of input data that leaves a note in the place when it is run."""
+    """A script of input data that writes a file when it is run."""
     script = place / "work" / "evil.py"
     script.write_text(f"open({str(place / 'ran')!r}, 'w')\ndef load_data():\n    return []\n")
     return script

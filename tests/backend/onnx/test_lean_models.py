@@ -37,7 +37,7 @@ def test_lean_model_equals_its_source(large_models: None, tmp_path: Path) -> Non
     assert is_lean(lean) and not is_lean(model.proto())
     assert model_digest(lean) == model.info.sha256
     assert serialize(lean) == serialize(lean) and len(serialize(lean)) > len(lean.SerializeToString())
-    for name, folder in (("inside.onnx", None), ("beside.onnx", "")):
+    for name, folder in (("inside.onnx", None), ("next_to.onnx", "")):
         save_model(lean, tmp_path / name, external_data_path=folder)
         assert Model.load(tmp_path / name).info.sha256 == model.info.sha256
     inside = {tensor.name: tensor for tensor in case.proto.graph.initializer}

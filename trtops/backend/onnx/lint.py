@@ -76,19 +76,12 @@ class LintEntry(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class LintReport(Record):
-    """All findings about one model.
+    """All findings about one model, and the names of its nodes by result."""
 
-    Attributes:
-        passing: Names of the nodes that ran, or loaded where there were no values to run them on.
-        failing: Names of the nodes that failed.
-        unchecked: Names of custom operators, and of nodes whose inputs have unknown types.
-        entries: The findings: first those about the model, then others in order of execution.
-    """
-
-    passing: tuple[str, ...]
+    passing: tuple[str, ...]  # nodes that ran, or loaded where there were no values to run them on
     failing: tuple[str, ...]
-    unchecked: tuple[str, ...]
-    entries: tuple[LintEntry, ...]
+    unchecked: tuple[str, ...]  # custom operators, and nodes whose inputs have unknown types
+    entries: tuple[LintEntry, ...]  # first those about the model, then others in order of execution
 
     @property
     def ok(self) -> bool:

@@ -47,24 +47,14 @@ _TYPED_BY_INPUT = frozenset({"RandomNormalLike", "RandomUniformLike", "Bernoulli
 
 @dataclass(frozen=True, kw_only=True)
 class Rewritten:
-    """A model in lower precision.
-
-    Attributes:
-        model: The new model.
-        lowered: Names of the nodes that compute in 16 bit (their first outputs', for nodes without a name).
-        kept: Names of the nodes with floating-point inputs or outputs that stay in FP32.
-        too_large: Names of the nodes kept because a weight exceeds the 16-bit range.
-        clamped: Weights with values that stand for infinity (1e9 or more, as in masks), set to the largest finite
-            16-bit value.
-        flushed: Number of values per weight that are too small for 16 bit and became zero.
-    """
+    """A model in lower precision. Nodes are named as by :func:`trtops.backend.onnx.walk.node_name`."""
 
     model: onnx.ModelProto = field(repr=False)
-    lowered: tuple[str, ...]
-    kept: tuple[str, ...]
-    too_large: tuple[str, ...]
-    clamped: tuple[str, ...]
-    flushed: dict[str, int]
+    lowered: tuple[str, ...]  # nodes that compute in 16 bit
+    kept: tuple[str, ...]  # nodes with floating-point inputs or outputs that stay in FP32
+    too_large: tuple[str, ...]  # nodes kept because a weight exceeds the 16-bit range
+    clamped: tuple[str, ...]  # weights with 1e9 or more, which stands for infinity, set to the largest 16-bit value
+    flushed: dict[str, int]  # number of values per weight that are too small for 16 bit and became zero
 
 
 def convert_to_fp16(

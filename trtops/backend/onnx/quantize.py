@@ -54,19 +54,12 @@ _MOVING = frozenset({"MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "U
 
 @dataclass(frozen=True, kw_only=True)
 class Quantization(Record):
-    """The result of quantizing a model.
+    """The result of quantizing a model. Layers are named by their node, or its first output where that has no name."""
 
-    Attributes:
-        layers: Layers that compute in INT8; by node name, or first output where that is empty.
-        kept: Layers of the same types that were requested in higher precision.
-        missing: Tensors that the cache lacks, whose layers were not changed.
-        in_bodies: Layers of the same types in bodies of If, Loop and Scan, which stay: calibration has no values there.
-    """
-
-    layers: tuple[str, ...]
-    kept: tuple[str, ...]
-    missing: tuple[str, ...] = ()
-    in_bodies: tuple[str, ...] = ()
+    layers: tuple[str, ...]  # those that compute in INT8
+    kept: tuple[str, ...]  # requested in higher precision
+    missing: tuple[str, ...] = ()  # tensors that the cache lacks, whose layers were not changed
+    in_bodies: tuple[str, ...] = ()  # layers in If, Loop and Scan, which stay: calibration has no values there
 
     def require_layers(self) -> None:
         """Raise CalibrationError if no layer was quantized."""

@@ -108,16 +108,9 @@ class Declared:
 
 @dataclass(frozen=True)
 class SubModel:
-    """A part of a model as a model of its own, with data for it.
+    """A part of a model as a model of its own, with data for it. ``proto`` is shared, and must not be changed."""
 
-    Attributes:
-        nodes: Indices of its nodes in the whole model's ``graph.node``; ascending.
-        proto: The model, with all weights inside; shared, not to be changed.
-        inputs: Names of its inputs, in order.
-        outputs: Names of its outputs, in order.
-    """
-
-    nodes: tuple[int, ...]
+    nodes: tuple[int, ...]  # indices in the whole model's ``graph.node``, ascending
     proto: onnx.ModelProto = field(repr=False, compare=False)
     inputs: tuple[str, ...] = field(compare=False)
     outputs: tuple[str, ...] = field(compare=False)

@@ -47,16 +47,10 @@ class CapabilityConfig(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal(Record):
-    """Nodes of one type that are refused for one reason.
+    """Nodes of one type that are refused for one reason."""
 
-    Attributes:
-        op: Their type, with its domain.
-        reason: The back end's message; may be empty.
-        nodes: Their names.
-    """
-
-    op: str
-    reason: str
+    op: str  # with its domain
+    reason: str  # the back end's message; may be empty
     nodes: tuple[str, ...]
 
 
@@ -64,12 +58,7 @@ class Refusal(Record):
 class Part(Record):
     """A part of the model that is supported or refused as a whole; parts run one after the other.
 
-    Attributes:
-        supported: Whether it is supported.
-        nodes: Names of its nodes.
-        inputs: Tensors from earlier parts, and inputs of the model; empty if the part was not written.
-        outputs: Tensors for other parts, and outputs of the model.
-        path: Its file.
+    Inputs and outputs are empty if the part was not written to a file.
     """
 
     supported: bool
@@ -81,15 +70,7 @@ class Part(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class CapabilityReport(OpResult):
-    """What a back end supports of a model.
-
-    Attributes:
-        backend: The back end.
-        supported: Whether it supports the whole model.
-        nodes: Number of nodes in the model.
-        refused: Unsupported nodes, by type and reason.
-        parts: The parts of the model; empty if they were not requested.
-    """
+    """The result of a capability check; ``parts`` are empty if they were not requested."""
 
     backend: BackendName
     supported: bool

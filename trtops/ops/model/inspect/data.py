@@ -29,35 +29,17 @@ _LINE_WIDTH = 75
 
 @dataclass(frozen=True, kw_only=True)
 class ArraySummary(Record):
-    """One array of saved inputs or outputs.
+    """One array of saved inputs or outputs, with statistics of its finite elements; text has none."""
 
-    Attributes:
-        where: The runner and the iteration.
-        name: The tensor.
-        dtype: Its element type.
-        shape: Its shape.
-        mean: Mean of its finite elements; this and the following are None for text and arrays without finite elements.
-        std: Standard deviation.
-        median: Median.
-        magnitude: Mean of the absolute values.
-        percentiles: 90th, 95th and 99th percentile.
-        minimum: Minimum.
-        minimum_at: Index of the first minimum.
-        maximum: Maximum.
-        maximum_at: Index of the first maximum.
-        nan: Number of NaNs.
-        inf: Number of infinities.
-    """
-
-    where: str
+    where: str  # the runner and the iteration
     name: str
     dtype: str
     shape: tuple[int, ...]
     mean: float | None = None
     std: float | None = None
     median: float | None = None
-    magnitude: float | None = None
-    percentiles: tuple[float, ...] = ()
+    magnitude: float | None = None  # mean of the absolute values
+    percentiles: tuple[float, ...] = ()  # 90th, 95th and 99th
     minimum: float | None = None
     minimum_at: tuple[int, ...] = ()
     maximum: float | None = None

@@ -53,41 +53,22 @@ class InspectEnginesConfig(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSummary(Record):
-    """One engine in numbers.
-
-    Attributes:
-        source: The engine as given in the config.
-        layers: Number of layers.
-        inserted: Number of layers without ONNX nodes.
-        ms: Time of all layers, in milliseconds; None if they were not timed.
-        inserted_ms: Time of the layers without nodes, likewise.
-        precisions: Number of layers by precision, largest first.
-        aligned: Share of layers (by time, if timed) with a counterpart in the other engine.
-        device_memory_bytes: Device memory of one execution context; None if unknown.
-        weights_bytes: Bytes of the weights that the layers list; None if unknown.
-    """
+    """One engine in numbers; None where a number is unknown, or layers were not timed."""
 
     source: str
     layers: int
-    inserted: int
-    ms: float | None
+    inserted: int  # layers without ONNX nodes
+    ms: float | None  # of all layers
     inserted_ms: float | None
-    precisions: tuple[tuple[str, int], ...]
-    aligned: float
-    device_memory_bytes: int | None = None
+    precisions: tuple[tuple[str, int], ...]  # number of layers by precision, largest first
+    aligned: float  # share of layers (by time, if timed) with a counterpart in the other engine
+    device_memory_bytes: int | None = None  # of one execution context
     weights_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class InspectEnginesResult(OpResult):
-    """The comparison of two engines.
-
-    Attributes:
-        a: The first engine in numbers.
-        b: The second engine in numbers.
-        alignment: Their layers and boundaries.
-        shown: Maximum number of boundaries and rows on the page.
-    """
+    """The comparison of two engines; the page has at most ``shown`` boundaries and rows."""
 
     title: str = "engines"
     a: EngineSummary
@@ -232,19 +213,12 @@ def inspect_engines(
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> InspectEnginesResult:
-    """Compare two engines.
-
-    Args:
-        config: The engines.
-        tracker: The tracking store, for engines of runs and for the result.
-        experiment: Experiment to log to; None logs nothing.
-        tags: Further tags of the run.
+    """Compare two engines, and log the result to an experiment if one is given.
 
     Raises:
         ConfigError: If an engine is neither a file nor a run.
         FormatError: If a file is not the engine inspector's JSON.
         EngineLoadError: If an engine cannot be loaded here.
-        BackendUnavailableError: If TensorRT is needed and not installed.
     """
     name = f"engines {Path(config.a).name} and {Path(config.b).name}"
     kept = None if experiment is None else tracker
