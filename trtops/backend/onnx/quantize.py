@@ -234,7 +234,7 @@ def _plan_layers(
 
 
 def _channel_axis(node: onnx.NodeProto, index: int, weight: onnx.TensorProto) -> int | None:
-    """The axis of a weight's output channels, each of which gets its own scale; None for one scale."""
+    """The axis of a weight's output channels, where each channel gets its own scale; None for one scale."""
     if index != 1:
         return None
     if node.op_type == "Conv":
