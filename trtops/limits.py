@@ -1,7 +1,7 @@
 """Limits on memory and graph size for files from untrusted sources.
 
 A file of two kilobytes can request any amount of memory: by a declared shape, by nodes that double their input, by an
-archive of zeros. Sizes that are known in advance are checked before allocation. Native code runs with a limit on the memory
+archive of zeros. Sizes that are known in advance are checked before allocation. Native code runs with a limit on memory
 of this process, so that an allocation fails instead of exhausting the machine.
 
 ``TRTOPS_MEMORY_LIMIT`` and ``TRTOPS_NODE_LIMIT`` override the defaults.
@@ -55,7 +55,7 @@ def check_memory(what: str, size: int, own: int = 0) -> None:
     """Raise if an allocation would exceed the limit.
 
     Args:
-        what: What needs the memory, for the message.
+        what: What needs it, for the message.
         size: Bytes.
         own: Bytes permitted beyond the limit, such as the size of the file itself.
 
@@ -83,7 +83,7 @@ def too_much(what: str) -> str:
 
 @contextlib.contextmanager
 def limited_memory(own: int = 0) -> Iterator[None]:
-    """Limit the memory that this process may add during a block.
+    """Limit how much memory this process may add during a block.
 
     Beyond the limit, native code fails with ``bad_alloc`` and Python with ``MemoryError``. Blocks may be nested and may run
     in several threads; the outermost one sets the limit. No effect where the system has no such limit.

@@ -103,7 +103,7 @@ def verify(envelope: bytes, keys: Iterable[str | Path]) -> Verified:
 
     Args:
         envelope: The result of :func:`sign`.
-        keys: PEM files of public keys, one of which must have signed it.
+        keys: PEM files of public keys; one of these keys must have signed it.
 
     Raises:
         SignatureError: If no key matches, or this is not an envelope of a statement.
@@ -135,7 +135,7 @@ def verify(envelope: bytes, keys: Iterable[str | Path]) -> Verified:
 
 
 def peek(envelope: bytes) -> Mapping[str, Any] | None:
-    """The statement in an envelope, without checking the signature; None if there is none."""
+    """The statement in an envelope, without checking the signature; None without a statement."""
     try:
         found = json.loads(base64.b64decode(json.loads(envelope)["payload"]))
     except (ValueError, KeyError, TypeError):

@@ -1,6 +1,6 @@
 """Commands of Polygraphy's documentation and examples that need no TensorRT, and what it says to them.
 
-The table of what it says is ``tests/data/polygraphy_commands.json``. Made anew, with the Polygraphy of the test
+The table of what it says is ``tests/data/polygraphy_commands.json``. Made again, with the Polygraphy of the test
 extra, by::
 
     python -m tests.cli.polygraphy_commands

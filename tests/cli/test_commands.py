@@ -443,10 +443,10 @@ def test_plots_without_a_screen_warn(folder, caplog):
     plt.switch_backend("agg")
 
     assert run("run identity.onnx --onnxrt --onnx --show-heatmaps --show-error-metrics-plot") == 0
-    told = [
+    messages = [
         record.getMessage() for record in caplog.records if "is not shown: there is no screen" in record.getMessage()
     ]
-    assert len(told) == 3
+    assert len(messages) == 3
 
 
 def test_model_is_drawn_and_served(folder, capsys, monkeypatch):

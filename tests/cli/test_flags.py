@@ -130,7 +130,7 @@ LINES = {
     "doctor": "",
     "completion": "bash",
 }
-"""Lines of each command, separated by ``;``, one of which an option changes. Other tests use the first."""
+"""Lines of each command, separated by ``;``, where an option changes one. Other tests use the first."""
 
 WITHOUT_CHANGE = {
     *(f"{command} --fp32" for command in ("run", "convert", "debug build")),  # the default, tested below

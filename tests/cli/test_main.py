@@ -46,8 +46,8 @@ def test_help_after_check_is_the_commands(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("path", registry.NOT_SUPPORTED, ids=" ".join)
 def test_unsupported_commands_say_what_to_do(path, capsys):
     assert main([*path, "model.onnx", "-o", "other.onnx"]) == 2
-    told = capsys.readouterr().err
-    assert "is not supported" in told and ("`trtops" in told or "Polygraphy" in told)
+    output = capsys.readouterr().err
+    assert "is not supported" in output and ("`trtops" in output or "Polygraphy" in output)
 
 
 def test_no_words_list_the_commands(capsys):
@@ -370,20 +370,20 @@ def test_missing_working_folder_is_wrong_usage(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "output"),
     [
         ("def load_data():\n    yield {'x': 1 / 0}\n", "ZeroDivisionError: division by zero"),
         ("def load_data(:\n", "SyntaxError"),
         ("def other():\n    pass\n", "does not define 'load_data'"),
     ],
 )
-def test_errors_of_user_scripts_are_shown(text, told, tmp_path, monkeypatch, caplog):
+def test_errors_of_user_scripts_are_shown(text, output, tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     models.identity().write(tmp_path)
     (tmp_path / "data.py").write_text(text)
 
     assert main(shlex.split("run identity.onnx --onnxrt --data-loader-script data.py")) == 3
-    assert told in caplog.text and "data.py" in caplog.text
+    assert output in caplog.text and "data.py" in caplog.text
     assert "bug in trtops" not in caplog.text and "trtops/" not in caplog.text.replace("tests/", "")
 
 

@@ -121,20 +121,21 @@ def file(tracker: MemoryTracker, run_id: str, tmp_path_factory: pytest.TempPathF
 
 def opened(browser: Any, file: Path, **options: Any) -> tuple[Any, list[str]]:
     """A page in a browser, and what it complained of or asked the network for."""
-    page, told = browser.new_page(**options), []
-    page.on("console", lambda message: told.append(message.text))
-    page.on("pageerror", lambda error: told.append(str(error)))
-    page.on("dialog", lambda dialog: (told.append(dialog.message), dialog.dismiss()))
+    page, messages = browser.new_page(**options), []
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    page.on("dialog", lambda dialog: (messages.append(dialog.message), dialog.dismiss()))
     page.on(
-        "request", lambda request: told.append(request.url) if not request.url.startswith(("file:", "data:")) else None
+        "request",
+        lambda request: messages.append(request.url) if not request.url.startswith(("file:", "data:")) else None,
     )
     page.goto(file.as_uri())
-    return page, told
+    return page, messages
 
 
 def test_browser_sorts_searches_and_fetches_nothing(browser: Any, file: Path) -> None:
-    page, told = opened(browser, file, viewport={"width": 380, "height": 800})
-    assert told == [] and page.evaluate("document.documentElement.scrollWidth") <= 380
+    page, messages = opened(browser, file, viewport={"width": 380, "height": 800})
+    assert messages == [] and page.evaluate("document.documentElement.scrollWidth") <= 380
     text = page.inner_text("main")
     assert all(name in text for name in NAMES)
     assert page.evaluate("[...document.images].map((image) => image.naturalWidth > 0)") == [True]
@@ -152,10 +153,10 @@ def test_browser_sorts_searches_and_fetches_nothing(browser: Any, file: Path) ->
 
 def test_dark_mode_and_print(browser: Any, file: Path) -> None:
     colour = "getComputedStyle(document.body).backgroundColor"
-    page, told = opened(browser, file, color_scheme="dark")
+    page, messages = opened(browser, file, color_scheme="dark")
     assert page.evaluate(colour) == "rgb(20, 24, 29)"
     page.emulate_media(media="print", color_scheme="dark")
-    assert page.evaluate(colour) == "rgb(255, 255, 255)" and told == []
+    assert page.evaluate(colour) == "rgb(255, 255, 255)" and messages == []
     page.close()
 
 

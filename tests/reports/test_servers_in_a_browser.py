@@ -101,8 +101,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         assert made.returncode == 0, made.stderr.decode()[-3000:]
         start(mlflow)
         wait_for(f"http://127.0.0.1:{ports[0]}/health", started[1])
-        told = json.loads(made.stdout.decode().splitlines()[-1])
-        yield Served(f"http://127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[1]}", told)
+        printed = json.loads(made.stdout.decode().splitlines()[-1])
+        yield Served(f"http://127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[1]}", printed)
     finally:
         for process in started:
             os.killpg(process.pid, signal.SIGTERM)

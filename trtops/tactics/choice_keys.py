@@ -1,7 +1,7 @@
 """Choices as texts that are equal where choices count as equal, and as features of builds.
 
 A *feature* is "this layer got this choice" or "this setting had this value". Features that are true of the same builds
-cannot be told apart by verdicts: they form one *group*.
+cannot be distinguished by verdicts: they form one *group*.
 """
 
 from __future__ import annotations

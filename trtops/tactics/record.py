@@ -16,7 +16,7 @@ Mechanism = Literal["onnxruntime", "algorithm_selector", "editable_timing_cache"
 
 @dataclass(frozen=True, kw_only=True)
 class TensorFormat(Record):
-    """The memory layout of one tensor of a layer.
+    """Memory layout of one tensor of a layer.
 
     Attributes:
         dtype: Element type, as the back end spells it.

@@ -43,7 +43,7 @@ class TypeName(str):
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """The memory layout that a tactic needs for one tensor.
+    """Memory layout that a tactic needs for one tensor.
 
     Attributes:
         dtype: TensorRT's data type, spelled ``DataType.FLOAT`` (:class:`TypeName`).

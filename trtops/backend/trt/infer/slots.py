@@ -108,7 +108,7 @@ class Slot:
         self.address = address
 
     def free(self) -> None:
-        """Free the memory."""
+        """Free host and device memory."""
         self.host = None
         if self.device is not None:
             self.device.free()

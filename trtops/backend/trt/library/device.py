@@ -53,7 +53,7 @@ def current_gpu() -> Gpu:
     """The GPU that CUDA uses in this thread; takes about 0.1 s, since ``nvidia-smi`` is called.
 
     Raises:
-        BackendUnavailableError: If there is none.
+        BackendUnavailableError: If there is no GPU.
     """
     library.require_device(building=False)
     index = int(memory.call("cudaGetDevice"))

@@ -133,7 +133,7 @@ class Event:
 
 
 class DeviceView:
-    """A view of device memory as an array; does not own the memory.
+    """A view of device memory as an array, without ownership.
 
     Other libraries read it through ``__cuda_array_interface__``: ``torch.as_tensor(view, device="cuda")``.
 
@@ -232,7 +232,7 @@ class DeviceArray(DeviceView):
         return self
 
     def view(self, shape: Sequence[int] | None = None, dtype: object = None) -> DeviceView:
-        """The memory with another shape or dtype; valid until this array is resized or freed.
+        """A view with another shape or dtype; valid until this array is resized or freed.
 
         Raises:
             InputShapeError: If this needs more bytes than the array has.
@@ -243,7 +243,7 @@ class DeviceArray(DeviceView):
         return seen
 
     def free(self) -> None:
-        """Free the memory; does nothing the second time."""
+        """Free device memory; does nothing the second time."""
         if self.allocated_nbytes:
             pointer, self.ptr, self.allocated_nbytes = self.ptr, 0, 0
             call("cudaFree", pointer)
@@ -252,7 +252,7 @@ class DeviceArray(DeviceView):
 class PinnedArray:
     """Page-locked host memory, for asynchronous copies at least twice as fast as from pageable memory.
 
-    The memory is freed when this object has released it and no array made by :meth:`view` is left, so outputs may
+    It is freed when this object has released it and no array made by :meth:`view` is left, so outputs may
     outlive their runner.
 
     Attributes:
@@ -274,18 +274,18 @@ class PinnedArray:
         self.ptr = int(call("cudaMallocHost", nbytes))
         self.nbytes = nbytes
         block = (ctypes.c_uint8 * nbytes).from_address(self.ptr)
-        # Every view references the block, so the memory is freed after the last view. Not at exit: CUDA may be shut
+        # Every view references the block, so it is freed after the last view. Not at exit: CUDA may be shut
         # down then.
         weakref.finalize(block, _free_host, self.ptr).atexit = False
         self._bytes = np.ctypeslib.as_array(block)
 
     def view(self, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        """The first bytes as an array, without a copy: later writes to the memory change it."""
+        """The first bytes as an array, without a copy: later writes change it."""
         count = math.prod(shape)
         return self._bytes[: count * dtype.itemsize].view(dtype).reshape(tuple(shape))
 
     def free(self) -> None:
-        """Release the memory; it is freed when no view of it is left."""
+        """Release it; it is freed when no view of it is left."""
         self.ptr = self.nbytes = 0
         self._bytes = np.empty(0, np.uint8)
 

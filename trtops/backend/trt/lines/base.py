@@ -193,7 +193,7 @@ class ReleaseLine:
         return timing_cache is not None and bool(config.set_timing_cache(timing_cache, False))
 
     def get_timing_cache(self, config: Any) -> bytes | None:
-        """The builder's timing cache, with what the last build added; None if there is none."""
+        """The builder's timing cache, with what the last build added; None without one."""
         if not self.supports(Feature.TIMING_CACHE):
             return None
         timing_cache = config.get_timing_cache()

@@ -24,7 +24,7 @@ class TensorRT8(ReleaseLine):
         return int(engine.device_memory_size)
 
     def tensor_layout(self, engine: Any, name: str, profile_index: int) -> tuple[Any, int, int]:
-        """The memory layout of an I/O tensor, in every profile."""
+        """The layout of an I/O tensor, the same in every profile."""
         return (
             engine.get_tensor_format(name),
             int(engine.get_tensor_vectorized_dim(name)),
