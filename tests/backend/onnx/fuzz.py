@@ -72,7 +72,7 @@ def _some_name(random: Random, graph: onnx.GraphProto) -> str:
 
 
 def _node(random: Random, graph: onnx.GraphProto) -> onnx.NodeProto:
-    """A random node of a graph, or an empty one if there is none."""
+    """A random node of a graph, or an empty one if the graph has no nodes."""
     return random.choice(graph.node) if graph.node else onnx.NodeProto()
 
 
