@@ -74,7 +74,7 @@ def test_divergence_of_probabilities_normalizes_rows(pair):
     assert kl_divergence([(3 * output, reference)]) == pytest.approx(found, abs=1e-13)
 
 
-def test_the_reference_alone_says_what_rows_stand_for():
+def test_reference_decides_between_logits_and_probabilities():
     probabilities = softmax(LOGITS)
     assert kl_divergence([(LOGITS, LOGITS), (NOISY, probabilities)]) > 0.1  # one iteration's logits: all are
     assert kl_divergence([(probabilities, probabilities * 1.009)]) == pytest.approx(0, abs=1e-15)
@@ -125,7 +125,7 @@ def test_shapes_that_have_rows(shape):
     assert kl_divergence([(reference + 1, reference)]) == pytest.approx(0, abs=1e-12)
 
 
-def test_integers_booleans_and_strings_have_none():
+def test_non_floats_have_no_divergence():
     for rows in (np.ones((2, 3), int), np.ones((2, 3), bool)):
         assert kl_divergence([(rows, rows)]) is None
         assert kl_divergence([(rows.astype(float), rows)]) is None
@@ -133,7 +133,7 @@ def test_integers_booleans_and_strings_have_none():
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2])
-def test_small_types_are_taken_by_their_values(dtype):
+def test_small_types_are_compared_by_value(dtype):
     for rows in (LOGITS, softmax(LOGITS)):
         small = rows.astype(dtype)
         wide = small.astype(np.float64)

@@ -69,7 +69,7 @@ def test_reports_are_reevaluated_without_arrays():
 
 
 @pytest.mark.parametrize(
-    ("tolerances", "said"),
+    ("tolerances", "expected"),
     [
         ({"min_cosine": 0.9999}, "cosine similarity is"),
         ({"min_psnr": 60.0}, "PSNR is"),
@@ -83,11 +83,11 @@ def test_reports_are_reevaluated_without_arrays():
         ),
     ],
 )
-def test_each_limit_is_evaluated_and_named(tolerances, said):
+def test_each_limit_is_evaluated_and_named(tolerances, expected):
     actual = changed(scores=np.array([[0.55, 0.45], [0.8, 0.2]], np.float32))
     settings = Tolerances(**{"atol": 1.0, **tolerances})
     [reason] = compare_outputs(actual, GOLDEN, settings).reasons
-    assert reason.startswith(f"scores: {said}")
+    assert reason.startswith(f"scores: {expected}")
 
 
 def test_nan_fails_unless_both_have_it():
@@ -99,7 +99,7 @@ def test_nan_fails_unless_both_have_it():
     assert not compare_outputs({"x": np.array([np.nan, 1.0, 2.0])}, golden, Tolerances(**wide, nans_equal=True))
 
 
-def test_another_treatment_of_nan_needs_the_arrays_again():
+def test_changed_nan_treatment_needs_the_arrays():
     golden = {"x": np.array([1.0, np.nan])}
     with pytest.raises(errors.ComparisonError, match=r"nans_equal=False.*Compare the arrays again"):
         compare_outputs(golden, golden).evaluate(Tolerances(nans_equal=True))

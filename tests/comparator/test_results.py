@@ -18,7 +18,7 @@ def run_of(**runners):
     return results
 
 
-def test_results_answer_to_names_and_places():
+def test_results_are_found_by_name_and_index():
     results = run_of(ort=[1.0, 2.0], trt=[3.0])
 
     assert list(results.keys()) == ["ort", "trt"] and len(results) == 2

@@ -1,4 +1,4 @@
-"""A convert whose store goes away at any moment: what was built is handed out, and its run kept and brought in."""
+"""Convert when the store fails at any moment: the engine is returned, and its run is spooled and uploaded later."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def test_built_engines_survive_store_outages(tmp_path: Path) -> None:
         try:
             result = convert(model, CONFIG, tracker=tracker, built=reported.append)
         except errors.TrackingUnavailableError:
-            assert not reported  # what it had to know before it built was not to be had
+            assert not reported  # the store failed before the build
             refused += 1
             wanted, verdict = "failed", "error"
         else:
             assert result.verdict == "good"
             wanted, verdict = "finished", "good"
         if memory.gate.calls <= moment:
-            calls = moment  # it was there all the time
+            calls = moment  # the store never failed
         kept += len(tracker.spool.runs())
         come_back(memory)
         assert all(each.outcome == "uploaded" for each in upload(memory, tracker.spool))

@@ -1,4 +1,4 @@
-"""Settings of the builder that take its process down: built without them, named and remembered."""
+"""Settings that crash the builder: builds leave them out, and report and record them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FEW = BuildConfig(options=OnnxRuntimeOptions(tactics=TACTICS, timing_iterations=
 
 
 def build_and_die(deadly: str, model: Model, config: BuildConfig, caches: Caches) -> Build:
-    """Builds as ever, in a process that dies as soon as ONNX Runtime is given a candidate of a list."""
+    """Build in a process that dies when ONNX Runtime gets a candidate of the list."""
     usual = Optimizer._write_optimized
 
     def write(self: Optimizer, candidate: Candidate, path: Path) -> None:
@@ -47,7 +47,7 @@ def build_and_die(deadly: str, model: Model, config: BuildConfig, caches: Caches
 
 
 class Dying(IsolatedBackend):
-    """ONNX Runtime, which dies of some settings."""
+    """ONNX Runtime that crashes with some settings."""
 
     def build(
         self,
@@ -87,8 +87,8 @@ def test_crashing_settings_are_left_out(block: Path, dies_of) -> None:  # type: 
     assert "-BiasGeluFusion cannot be built" in tracker.load(again.run_id).read_bytes("build.log").decode()
 
 
-def remembering(block: Path, *settings: str) -> MemoryTracker:
-    """A memory with a run whose builder died of some settings."""
+def tracker_with_crash(block: Path, *settings: str) -> MemoryTracker:
+    """A tracking store with a run whose builder crashed with some settings."""
     tracker, environment = MemoryTracker(), engine_backend("onnxruntime").environment()
     tags = builds.crash_tags(settings, Model.load(block).info.sha256, environment)
     tracker.start("earlier", "died", kind="build", tags=tags)
@@ -97,7 +97,7 @@ def remembering(block: Path, *settings: str) -> MemoryTracker:
 
 def test_all_optimizers_can_be_left_out(block: Path, dies_of) -> None:  # type: ignore[no-untyped-def]
     known = ("default", "-MatMulAddFusion", "-BiasGeluFusion", "-NhwcTransformer")
-    tracker = remembering(block, *known)
+    tracker = tracker_with_crash(block, *known)
     dies_of(*known, "-ExtendedOptimizations")
     result = convert(block, ConvertConfig(build=FEW, check=QUICK, isolated=True), tracker=tracker)
     assert result.verdict == "good" and result.crashed == (*known, "-ExtendedOptimizations")
@@ -105,7 +105,7 @@ def test_all_optimizers_can_be_left_out(block: Path, dies_of) -> None:  # type: 
 
 
 def test_no_setting_left_is_an_error(block: Path, dies_of) -> None:  # type: ignore[no-untyped-def]
-    tracker = remembering(block, "default", "-MatMulAddFusion", "-BiasGeluFusion", "-ExtendedOptimizations")
+    tracker = tracker_with_crash(block, "default", "-MatMulAddFusion", "-BiasGeluFusion", "-ExtendedOptimizations")
     dies_of("all")
     with pytest.raises(errors.EngineBuildError, match="crashed with these settings"):
         convert(block, ConvertConfig(build=FEW, check=QUICK, isolated=True), tracker=tracker)

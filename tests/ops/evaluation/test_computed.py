@@ -1,4 +1,4 @@
-"""What an engine is called, and what is said of a precision that it does not compute in."""
+"""The precision that an engine really computes in, and the verdict on it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tests import models, zoo
 from tests.models import Case
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
+from trtops.comparator import compare_outputs
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, builds_table, convert
 from trtops.ops.evaluation.check import CheckConfig, Evaluation
 from trtops.ops.evaluation.precision_check import check_precision
@@ -40,6 +41,18 @@ def test_fp16_engine_with_fp32_kernels_is_named(tmp_path: Path) -> None:
     assert "FP16 as a GPU rounds it, emulated: good" in info.tags[schema.Tag.NOTE]
     assert Evaluation.from_json(result.evaluation.to_json()) == result.evaluation
 
+    computed = result.evaluation.computed
+    table = json.loads(tracker.load(result.run_id).read_bytes(schema.Artifact.PRECISIONS))
+    rows = [dict(zip(table["columns"], row)) for row in table["data"]]
+    counted = [row for row in rows if row["counted"]]
+    assert {row["asked for"] for row in rows} == {"fp16"} and {row["computes in"] for row in counted} == {"fp32"}
+    assert computed is not None and len(counted) == sum(count for _, count in computed.kernels)
+
+    # Emulation stands in for FP16 kernels of ONNX Runtime only: TensorRT has them.
+    on_tensorrt = replace(result.evaluation, computed=replace(computed, backend="tensorrt"))
+    assert on_tensorrt.verdict == "bad" and on_tensorrt.reasons[0].startswith("No FP16 engine: Of ")
+    assert on_tensorrt.computed is not None and on_tensorrt.computed.low_precision is None
+
 
 def test_fp32_and_int8_engines_are_called_so(tmp_path: Path) -> None:
     for precision in ("fp32", "int8"):
@@ -59,7 +72,7 @@ def test_fp16_overflow_is_found_by_emulation(tmp_path: Path) -> None:
     assert tracker.info(result.run_id).metrics[schema.Metric.EMULATED_OVERFLOWS] == 1
 
 
-def test_an_overflow_that_no_output_shows_is_found(tmp_path: Path) -> None:
+def test_overflow_hidden_from_outputs_is_found(tmp_path: Path) -> None:
     proto = models.model(
         "(float[2,8] x) => (float[2,8] y) { h = MatMul(x, big) y = Tanh(h) }", {"big": np.full((8, 8), 2e4, np.float32)}
     )
@@ -80,16 +93,10 @@ def test_int8_without_integer_kernels_is_bad() -> None:
     found = check_precision(asked)
 
     assert (found.share, found.lowered, found.name) == (0.0, False, "FP32 (not INT8)")
-    golden = converted_report()
+    golden = compare_outputs({"y": np.ones(3)}, {"y": np.ones(3)})
     evaluation = Evaluation(report=golden, computed=found)
     assert golden.verdict == "good" and evaluation.verdict == "bad"
     assert evaluation.reasons[0].startswith("No INT8 engine: Of 2 kernels 2 in FP32.")
-
-
-def converted_report():  # type: ignore[no-untyped-def]
-    from trtops.comparator import compare_outputs
-
-    return compare_outputs({"y": np.ones(3)}, {"y": np.ones(3)})
 
 
 def test_layers_give_precisions_without_tactics() -> None:
@@ -112,16 +119,6 @@ def test_layers_give_precisions_without_tactics() -> None:
     assert "50% compute in the requested FP16; at least 60% are required." in below.reason()
 
 
-def test_emulation_does_not_apply_to_tensorrt(tmp_path: Path) -> None:
-    evaluated = converted(zoo.classifier(), "fp16", tmp_path).evaluation
-    assert evaluated.emulated is not None and evaluated.computed is not None and evaluated.verdict == "good"
-
-    silent = replace(evaluated, computed=replace(evaluated.computed, backend="tensorrt"))
-
-    assert silent.verdict == "bad" and silent.reasons[0].startswith("No FP16 engine: Of ")
-    assert silent.computed is not None and silent.computed.low_precision is None
-
-
 def test_emulation_does_not_replace_required_share(tmp_path: Path) -> None:
     case, tracker = zoo.classifier(), MemoryTracker()
     np.savez(tmp_path / "feed.npz", **dict(case.feed))
@@ -133,16 +130,3 @@ def test_emulation_does_not_replace_required_share(tmp_path: Path) -> None:
     assert result.evaluation.emulated is not None and result.evaluation.emulated.verdict == "good"
     assert result.verdict == tracker.info(result.run_id).verdict == "bad"
     assert result.reasons[-1].startswith("No FP16 engine: Of ") and "at least 50% are required" in result.reasons[-1]
-
-
-def test_kernel_precisions_are_logged_as_table(tmp_path: Path) -> None:
-    tracker = MemoryTracker()
-    result = converted(zoo.classifier(), "fp16", tmp_path, tracker)
-
-    table = json.loads(tracker.load(result.run_id).read_bytes(schema.Artifact.PRECISIONS))
-    rows = [dict(zip(table["columns"], row)) for row in table["data"]]
-
-    assert result.evaluation.computed is not None
-    counted = [row for row in rows if row["counted"]]
-    assert {row["asked for"] for row in rows} == {"fp16"} and {row["computes in"] for row in counted} == {"fp32"}
-    assert len(counted) == sum(count for _, count in result.evaluation.computed.kernels)

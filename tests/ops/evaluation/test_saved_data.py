@@ -1,4 +1,4 @@
-"""Saved inputs and outputs: side by side, and one behind the other."""
+"""Merging and concatenating saved inputs and outputs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_merge_joins_inputs_and_last_outputs(tmp_path: Path) -> None:
     assert first(load_json(tmp_path / "merged.json")) == [{"x": 1, "y": 6}, {"x": 2, "y": 7}]
 
 
-def test_concatenating_keeps_inputs_inputs_and_outputs_outputs(tmp_path: Path) -> None:
+def test_concat_keeps_the_kind_of_data(tmp_path: Path) -> None:
     files = [inputs(tmp_path / "1.json", {"x": 1}), inputs(tmp_path / "2.json", {"x": 2}, {"x": 3})]
     runs = [outputs(tmp_path / "a.json", r=[1], s=[2]), outputs(tmp_path / "b.json", r=[3], s=[4])]
 
@@ -51,7 +51,7 @@ def test_concatenating_keeps_inputs_inputs_and_outputs_outputs(tmp_path: Path) -
     assert [float(i["y"][0]) for i in joined["s"]] == [2, 4]
 
 
-def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
+def test_incompatible_files_are_refused(tmp_path: Path) -> None:
     feed, run = inputs(tmp_path / "in.json", {"x": 1}), outputs(tmp_path / "out.json", r=[1])
     save_json("text", tmp_path / "text.json")
     RunResults().save(tmp_path / "empty.json")

@@ -1,12 +1,14 @@
-"""Verdicts by default tolerances on models like real exports: what is sound is good, and what is planted is caught."""
+"""Verdicts by default tolerances on models like real exports: sound outputs are good, planted errors are bad."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import numpy_helper
 
 from tests import models, zoo
 from tests.models import Case
@@ -16,13 +18,14 @@ from trtops.backend.onnxrt.reference import reference_outputs
 from trtops.comparator import Tolerances, compare_outputs
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig, default_tolerances, tolerances_for
-from trtops.spec import Precision
+from trtops.ops.evaluation.compare import CompareConfig, compare
+from trtops.spec import BuildConfig, Precision
 from trtops.tracking.memory import MemoryTracker
 
 Array = np.ndarray
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "int8")
-_SEEDED = np.random.default_rng
+CHECK = CheckConfig(iterations=8, latency_runs=0, plots="never")
 
 
 def golden_of(case: Case) -> dict[str, Array]:
@@ -34,7 +37,7 @@ def constant(golden: Array) -> Array:
 
 
 def shuffled(golden: Array) -> Array:
-    return _SEEDED(0).permutation(golden.reshape(-1)).reshape(golden.shape)
+    return np.random.default_rng(0).permutation(golden.reshape(-1)).reshape(golden.shape)
 
 
 def reversed_rows(golden: Array) -> Array:
@@ -95,9 +98,6 @@ def test_clamped_elements_need_another_comparison() -> None:
         report.evaluate(Tolerances())
 
 
-# --- classes -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("make", zoo.EVALUATED)
 def test_class_axes_are_found(make: Callable[[], Case]) -> None:
     case = make()
@@ -129,7 +129,7 @@ def test_hidden_states_have_no_classes(make: Callable[[], Case]) -> None:
             assert output.verdict == "good", output.reasons
 
 
-def test_classes_that_are_nearly_level_may_change_places() -> None:
+def test_nearly_equal_classes_may_swap() -> None:
     golden = np.array([[0.5, 0.499, 0.0], [0.9, 0.1, 0.0]], np.float32)
     tied = np.array([[0.499, 0.5, 0.0], [0.9, 0.1, 0.0]], np.float32)
     wrong = np.array([[0.5, 0.499, 0.0], [0.1, 0.9, 0.0]], np.float32)
@@ -138,18 +138,16 @@ def test_classes_that_are_nearly_level_may_change_places() -> None:
     assert not compare_outputs({"y": wrong}, {"y": golden}, own)
 
 
-def test_tokens_are_counted_and_not_measured() -> None:
+def test_integer_outputs_are_counted_not_measured() -> None:
     golden = np.arange(1000, 1400)
     nearly = golden.copy()
     nearly[:3] += 1
     assert compare_outputs({"y": nearly}, {"y": golden}, default_tolerances("fp16"))
     assert not compare_outputs({"y": golden + 1}, {"y": golden}, default_tolerances("fp16"))  # within 1 % of each
-
-
-def test_background_alone_does_not_pass() -> None:
-    golden = np.zeros((64, 64), np.int64)
-    golden[3, :6] = 2
-    assert not compare_outputs({"y": np.zeros_like(golden)}, {"y": golden}, default_tolerances("int8"))
+    mostly_background = np.zeros((64, 64), np.int64)
+    mostly_background[3, :6] = 2
+    empty = np.zeros_like(mostly_background)
+    assert not compare_outputs({"y": empty}, {"y": mostly_background}, default_tolerances("int8"))
 
 
 def test_quantized_models_use_int8_tolerances() -> None:
@@ -169,3 +167,25 @@ def test_labels_are_compared_with_segmentation_classes(tmp_path: Path, right: fl
     result = convert(case.write(tmp_path), ConvertConfig(check=check), tracker=MemoryTracker())
     assert result.evaluation.accuracy is not None
     assert (result.evaluation.accuracy.actual, result.evaluation.accuracy.samples) == (right, best.size)
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp32"])
+def test_runs_are_compared_by_their_precision(precision: Precision, tmp_path: Path) -> None:
+    case, tracker = models.conv_net(), MemoryTracker()
+    path = case.write(tmp_path)
+    for weight in case.proto.graph.initializer:
+        weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(1.0001), weight.name))
+    larger = case.write(tmp_path, "larger")
+    asked = ConvertConfig(build=BuildConfig(precision=precision), check=CHECK)
+    built = convert(path, asked, tracker=tracker)
+    assert built.verdict == "good"
+
+    usual = compare(f"run:{built.run_id}", path, CompareConfig(check=CHECK), tracker=tracker)
+    turned = compare(path, f"run:{built.run_id[:8]}", CompareConfig(check=CHECK), tracker=tracker)
+    strict = replace(CHECK, tolerances=Tolerances(atol=1e-9, rtol=1e-9))
+    # An engine of FP32 may give the reference's very bits, but not those of a model whose weights are a little larger.
+    asked_for = compare(f"run:{built.run_id}", larger, CompareConfig(check=strict), tracker=tracker)
+
+    assert (usual.verdict, turned.verdict) == ("good", "good"), usual.reasons
+    assert usual.evaluation.report.tolerances.atol_of_scale == built.evaluation.report.tolerances.atol_of_scale
+    assert asked_for.verdict == "bad"

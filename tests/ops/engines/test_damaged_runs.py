@@ -1,4 +1,4 @@
-"""Runs that were damaged, pruned or forged are passed over with a warning, and the work goes on."""
+"""Damaged, pruned and forged runs are skipped with a warning."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def convert_seeded(model: Path, tracker: MlflowTracker, seed: int):
-    """A build that only those with the same seed share."""
+    """Convert with a seed: builds with another seed never reuse it."""
     build = BuildConfig(options=OnnxRuntimeOptions(tactic_seed=seed))
     return convert(model, ConvertConfig(build=build, check=QUICK.check), tracker=tracker, experiment="damaged")
 
