@@ -18,7 +18,7 @@ from trtops.tables import markdown_table
 
 HEAD = """# Configs
 
-Every verb takes one frozen config. It is the same from Python, in a JSON file behind `--config` of a flow, and in Prefect's form.
+Every op takes one frozen config: the same in Python, on the command line and in Prefect's form.
 A field that is left out has its default; a name that does not exist is refused. This page is made from the types.
 
 ```python

@@ -7,14 +7,14 @@ from trtops.tables import markdown_table
 
 HEAD = """# When something is wrong
 
-A mistake is one message on standard error, which names the thing, what was found and what to do. It leaves no run and no
-experiment. The exit code says what it was:
+An error is one message on standard error: it names the thing, what was found and what to do. It creates no run and no
+experiment. Exit codes:
 
 | exit code | meaning |
 | --- | --- |
 | 0 | good |
-| 1 | bad: outputs differ, or a check failed. The run holds why |
-| 2 | wrong usage: an option, or a value that cannot be meant |
+| 1 | bad: outputs differ, or a check failed. The run has the reasons |
+| 2 | wrong usage: an unknown option or an invalid value |
 | 3 | an error: a file that cannot be read, a store that does not answer, a library that is not there |
 | 130 | interrupted |
 | 141 | whoever read the output went away before there was a verdict |

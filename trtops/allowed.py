@@ -68,7 +68,8 @@ def ask_for(run_id: str, scripts: Sequence[str], commands: Sequence[Sequence[str
         allowed: Whether the caller allowed them explicitly.
 
     Raises:
-        ConfigError: If there are any, they were not allowed, and they are not in an allowed folder; the message lists them.
+        ConfigError: If there are any, they were not allowed, and they are not in an allowed folder; the message lists
+            them.
     """
     found = [f"the script {script}" for script in scripts] + [
         f"the command {shlex.join(command)}" for command in commands
@@ -82,8 +83,8 @@ def ask_for(run_id: str, scripts: Sequence[str], commands: Sequence[Sequence[str
             check_command(command)
         return
     raise errors.ConfigError(
-        f"Run {run_id} would run {' and '.join(found)} on this machine. Nothing was run, because anyone with write access to "
-        "the store can put such code there. Inspect it, then allow it: --allow-scripts (in Python and flows: "
+        f"Run {run_id} would run {' and '.join(found)} on this machine. Nothing was run, because anyone with write "
+        "access to the store can put such code there. Inspect it, then allow it: --allow-scripts (in Python and flows: "
         "allow_scripts=True)."
     )
 
@@ -103,7 +104,7 @@ def _refusal_text(what: str, folders: list[Path]) -> str:
         places = ", ".join(map(str, folders))
         return f"The {what} may not be run: {VARIABLE} only allows files in {places}. Move it there."
     return (
-        f"The {what} may not be run: no folder is allowed here. The parameters of a deployment come from anyone who can reach "
-        f"the server, so a run only executes files in folders that its worker allows: start the worker with "
+        f"The {what} may not be run: no folder is allowed here. The parameters of a deployment come from anyone who "
+        f"can reach the server, so a run only executes files in folders that its worker allows: start the worker with "
         f"{VARIABLE}=<folder>:<folder>, or set the variable in the deployment's job_variables.env."
     )

@@ -85,8 +85,8 @@ def too_much(what: str) -> str:
 def limited_memory(own: int = 0) -> Iterator[None]:
     """Limit how much memory this process may add during a block.
 
-    Beyond the limit, native code fails with ``bad_alloc`` and Python with ``MemoryError``. Blocks may be nested and may run
-    in several threads; the outermost one sets the limit. No effect where the system has no such limit.
+    Beyond the limit, native code fails with ``bad_alloc`` and Python with ``MemoryError``. Blocks may be nested and
+    may run in several threads; the outermost one sets the limit. No effect where the system has no such limit.
 
     Args:
         own: Bytes permitted beyond the limit, such as weights that must be loaded.

@@ -75,7 +75,7 @@ def mark() -> str:
 
 
 def is_gone(mark_of_process: str) -> bool:
-    """True if the process of a mark has certainly ended; False for one in another container, which is invisible here."""
+    """True if the process of a mark has certainly ended; False for one in another container."""
     try:
         pid, started, namespace = map(int, mark_of_process.split("-"))
     except ValueError:

@@ -1,7 +1,8 @@
 """Sign runs and verify signatures: in-toto statements in DSSE envelopes, with the team's own keys.
 
-securesystemslib does the cryptography; no service is contacted. ``TRTOPS_SIGNING_KEY`` is the path of a PEM file with the
-private key, or the PEM text; ``TRTOPS_SIGNING_PASSWORD`` decrypts it. The key is read for each signature and not cached.
+securesystemslib does the cryptography; no service is contacted. ``TRTOPS_SIGNING_KEY`` is the path of a PEM file with
+the private key, or the PEM text; ``TRTOPS_SIGNING_PASSWORD`` decrypts it. The key is read for each signature and not
+cached.
 """
 
 from __future__ import annotations
@@ -128,8 +129,8 @@ def verify(envelope: bytes, keys: Iterable[str | Path]) -> Verified:
         signers = ", ".join(key[:12] for key in found.signatures) or "no key"
         wanted = ", ".join(key.keyid[:12] for key in known) or "none"
         raise errors.SignatureError(
-            f"The signature is by {signers}, which is not one of the given keys ({wanted}). Sign it with one of them, or "
-            "pass the public key of its signer."
+            f"The signature is by {signers}, which is not one of the given keys ({wanted}). Sign it with one of them, "
+            "or pass the public key of its signer."
         ) from None
     return Verified(next(iter(accepted)), content)
 

@@ -1,13 +1,13 @@
 """Run work that may crash the process in a child process: builds, the first inference with an engine, foreign runners.
 
 A :class:`Worker` starts its child on first use and keeps it. If the child crashes, hangs or is killed, the current call
-raises :class:`~trtops.errors.WorkerError` with the reason and the child's last lines of output; the next call starts a new
-child. A child ends with its parent, because its pipe is closed then. On Ctrl-C the parent ends a child that is working; an
-idle child ignores the signal.
+raises :class:`~trtops.errors.WorkerError` with the reason and the child's last lines of output; the next call starts a
+new child. A child ends with its parent, because its pipe is closed then. On Ctrl-C the parent ends a child that is
+working; an idle child ignores the signal.
 
 The child runs this interpreter with the same module search path, or the interpreter of another environment, which gets
-only this package. Calls and results are pickled over a pipe that only these two processes hold; no pickle is read from a
-file.
+only this package. Calls and results are pickled over a pipe that only these two processes hold; no pickle is read from
+a file.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class _Raised:
 class Worker:
     """Runs functions in a child process, one at a time.
 
-    Functions, arguments and results must be picklable: module functions and methods of frozen dataclasses are, lambdas are
-    not.
+    Functions, arguments and results must be picklable: module functions and methods of frozen dataclasses are, lambdas
+    are not.
 
     Attributes:
         starts: Number of children started.
@@ -80,7 +80,8 @@ class Worker:
             script: Whether the child imports the calling script, whose main part must be guarded by
                 ``if __name__ == "__main__":``. Its output goes to the parent's output.
             name: Owner of the work, for error messages.
-            python: Interpreter of another environment. It gets this package, but not the rest of the module search path.
+            python: Interpreter of another environment. It gets this package, but not the rest of the module search
+                path.
         """
         self.starts = 0
         self._python = python

@@ -36,7 +36,10 @@ def make_run(tracker: MemoryTracker, *, layers: list[dict[str, str]] = LAYERS, v
         run.log_params({"precision": "fp16"})
         run.log_metrics({Metric.ENGINE_BYTES: 3.0 * 2**20, Metric.BUILD_SECONDS: 2.5})
         run.log_json(layers, Artifact.LAYERS)  # type: ignore[arg-type]
-        svg = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9"><script>alert(1)</script><image href="http://evil.example/x.png"/><rect width="9" height="9"/></svg>'
+        svg = (
+            '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9"><script>alert(1)</script>'
+            '<image href="http://evil.example/x.png"/><rect width="9" height="9"/></svg>'
+        )
         run.log_text(svg, f"{Artifact.ACCURACY_PLOTS}two~2f~y.errors.svg")
         log_evaluation(run, evaluation)
         result = Built(title=f"convert {HOSTILE}.onnx", reasons=report.reasons, verdict=report.verdict)

@@ -36,7 +36,8 @@ nodes = [helper.make_node("MatMul", ["x", "w"], ["h"], "mm")]
 nodes += [helper.make_node(op, ["h"], [name]) for op, name in zip(("Relu", "Sigmoid", "Tanh"), names)]
 info = lambda name, width: helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, width])
 weights = np.random.default_rng(0).standard_normal((32, 24)).astype(np.float32)
-graph = helper.make_graph(nodes, "g", [info("x", 32)], [info(n, 24) for n in names], [numpy_helper.from_array(weights, "w")])
+weight = numpy_helper.from_array(weights, "w")
+graph = helper.make_graph(nodes, "g", [info("x", 32)], [info(n, 24) for n in names], [weight])
 onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), "odd.onnx")
 from flows.convert import convert
 from trtops.comparator.report import Tolerances
@@ -198,7 +199,10 @@ def test_a_run_s_page_begins_with_its_verdict_and_shows_its_pictures(served: Ser
     seen: list[str] = []
     for stem in ("two~2f~y", "a b", "ä~3a~0"):
         watched.click(f"{stem}.errors.svg")
-        shown = "seen => [...document.images].some(i => i.src.startsWith('blob:') && !seen.includes(i.src) && i.complete && i.naturalWidth > 100)"
+        shown = (
+            "seen => [...document.images].some(i => i.src.startsWith('blob:') && !seen.includes(i.src) "
+            "&& i.complete && i.naturalWidth > 100)"
+        )
         watched.page.wait_for_function(shown, arg=seen, timeout=PATIENCE)
         seen = watched.page.evaluate("[...document.images].map(i => i.src)")
     watched.keep("mlflow-picture")

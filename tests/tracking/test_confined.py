@@ -1,4 +1,4 @@
-"""What a store says never becomes a path outside of the run: not by a manifest, a server's listing, a link or an address."""
+"""Data from a store never becomes a path outside of the run: manifests, listings, links and addresses."""
 
 from __future__ import annotations
 

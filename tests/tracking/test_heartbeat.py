@@ -1,4 +1,4 @@
-"""By its heartbeat any host can tell a run whose process is gone; what was left running can be closed and taken over."""
+"""Heartbeats: any host sees that a run's process has ended; such runs can be closed and resumed."""
 
 from __future__ import annotations
 

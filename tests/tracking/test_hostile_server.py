@@ -1,4 +1,4 @@
-"""A server that means harm: nothing is written outside of the folder for what was fetched, and nothing goes on for ever."""
+"""A hostile server: nothing is written outside of the download folder, and every request ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded store: made once by many processes, never changed by another MLflow, refused when moved, cleared of dead runs."""
+"""The embedded store: created once by many processes, refused by another MLflow or after a move."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What the engine inspector of 8.6 and of 10.x prints of a chain of convolutions.
 
 - ``EIGHT_FP16`` and ``EIGHT_INT8``: 8.6.0 with detailed verbosity, from GPU runs of this project: fused layers are
-  named by their nodes with `` + `` between them and list these in ``Metadata`` behind a raw control character; copies between
-  formats are layers of type ``Reformat`` named after the layer that they are for, with a tactic value and no name.
+  named by their nodes with `` + `` between them and list these in ``Metadata`` after a raw control character; copies
+  between formats are layers of type ``Reformat``, named after their layer, with a tactic value and no name.
 - ``TEN``: 10.x as in NVIDIA's samples for its engine explorer: layers that Myelin compiled are named ``_myl0_`` and a
   number, have a kernel's name and no value, and list many nodes; a whole region is a ``ForeignNode`` of two nodes.
 """

@@ -231,7 +231,8 @@ def test_name_check_finds_important_names():
     seen = {name for _, _, candidates, _ in touched() for name in candidates}
 
     assert {
-        "BuilderFlag.SPARSE_WEIGHTS", "IBuilderConfig.set_timing_cache", "ICudaEngine.get_tensor_dtype", "ITimingCache.queryKeys",
+        "BuilderFlag.SPARSE_WEIGHTS", "IBuilderConfig.set_timing_cache", "ICudaEngine.get_tensor_dtype",
+        "ITimingCache.queryKeys",
         "IExecutionContext.execute_async_v3", "OnnxParser.parse_from_file", "Refitter.set_named_weights",
         "IAlgorithmVariant.tactic", "INetworkDefinition.mark_output", "EngineInspector.get_engine_information",
     } <= seen  # fmt: skip
