@@ -185,7 +185,7 @@ def test_child_processes_share_inputs(model):
 
 
 @pytest.mark.parametrize(
-    ("trouble", "kind", "said"),
+    ("trouble", "kind", "message"),
     [
         ("hang", errors.WorkerError, "did not finish within .* s and was killed"),
         ("crash", errors.WorkerError, "(?s)died of SIGSEGV.*about to crash"),
@@ -194,8 +194,8 @@ def test_child_processes_share_inputs(model):
         ("stillborn", errors.WorkerError, "ended with exit code 7"),
     ],
 )
-def test_failing_child_processes_raise(trouble, kind, said, worker_module):
-    with pytest.raises(kind, match=said):
+def test_failing_child_processes_raise(trouble, kind, message, worker_module):
+    with pytest.raises(kind, match=message):
         Comparator.run(
             [worker_module.Trouble(trouble)],
             FEEDS,

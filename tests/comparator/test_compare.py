@@ -89,7 +89,7 @@ def test_shapes_are_aligned_on_request():
     assert not function(*pair({"x": a}, {"x": np.arange(5.0)}))["x"]
 
 
-def test_infinities_are_equal_only_if_asked():
+def test_infinities_are_equal_on_request():
     outputs = pair({"x": np.array([np.inf, 1.0])}, {"x": np.array([np.inf, 1.0])})
     assert not CompareFunc.simple()(*outputs)["x"]
     assert CompareFunc.simple(infinities_compare_equal=True)(*outputs)["x"]

@@ -218,7 +218,7 @@ def test_strings_are_equal_or_not():
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "said"),
+    ("a", "b", "message"),
     [
         (np.array([{}], object), np.array([1.0]), "Python objects"),
         (np.array(["1"]), np.array([1.0]), "Strings cannot be compared with numbers"),
@@ -228,8 +228,8 @@ def test_strings_are_equal_or_not():
         (np.array(["a"]), np.array([b"a"]), "text with bytes"),
     ],
 )
-def test_incomparable_arrays_are_refused(a, b, said):
-    with pytest.raises(errors.ComparisonError, match=said):
+def test_incomparable_arrays_are_refused(a, b, message):
+    with pytest.raises(errors.ComparisonError, match=message):
         statistics(a, b)
 
 

@@ -129,8 +129,9 @@ class DataLoader:
         dtype, shape = spec.dtype, spec.shape
         if shape is None:
             raise errors.ConfigError(f"The shape of input {name!r} is not known. Give one in input_metadata.")
-        user = self._user_spec(name)
-        if user is not None:
+        matching = [s for p, s in self.user_input_metadata.items() if p == name or fnmatchcase(name, p)]
+        if matching:
+            user = matching[-1]
             dtype = user.dtype or dtype
             if user.shape is not None:
                 if _is_shape_tensor(spec, user.shape, dtype):
@@ -155,11 +156,6 @@ class DataLoader:
         with np.errstate(invalid="ignore", over="ignore"):
             numbers = np.asarray(random.random_sample(fixed) * scale + shift)
             return numbers.astype((dtype or DataType.FLOAT64).numpy())
-
-    def _user_spec(self, name: str) -> TensorSpec | None:
-        """What the user gave for an input; the last of several patterns that match."""
-        matching = [s for p, s in self.user_input_metadata.items() if p == name or fnmatchcase(name, p)]
-        return matching[-1] if matching else None
 
     def _value_range(self, name: str, special: tuple[float, float] | None) -> tuple[float, float]:
         chosen: Any = special if special is not None else self.val_range

@@ -176,16 +176,16 @@ def test_runs_are_compared_by_their_precision(precision: Precision, tmp_path: Pa
     for weight in case.proto.graph.initializer:
         weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(1.0001), weight.name))
     larger = case.write(tmp_path, "larger")
-    asked = ConvertConfig(build=BuildConfig(precision=precision), check=CHECK)
-    built = convert(path, asked, tracker=tracker)
+    config = ConvertConfig(build=BuildConfig(precision=precision), check=CHECK)
+    built = convert(path, config, tracker=tracker)
     assert built.verdict == "good"
 
-    usual = compare(f"run:{built.run_id}", path, CompareConfig(check=CHECK), tracker=tracker)
-    turned = compare(path, f"run:{built.run_id[:8]}", CompareConfig(check=CHECK), tracker=tracker)
+    forward = compare(f"run:{built.run_id}", path, CompareConfig(check=CHECK), tracker=tracker)
+    backward = compare(path, f"run:{built.run_id[:8]}", CompareConfig(check=CHECK), tracker=tracker)
     strict = replace(CHECK, tolerances=Tolerances(atol=1e-9, rtol=1e-9))
     # An engine of FP32 may give the reference's very bits, but not those of a model whose weights are a little larger.
-    asked_for = compare(f"run:{built.run_id}", larger, CompareConfig(check=strict), tracker=tracker)
+    stricter = compare(f"run:{built.run_id}", larger, CompareConfig(check=strict), tracker=tracker)
 
-    assert (usual.verdict, turned.verdict) == ("good", "good"), usual.reasons
-    assert usual.evaluation.report.tolerances.atol_of_scale == built.evaluation.report.tolerances.atol_of_scale
-    assert asked_for.verdict == "bad"
+    assert (forward.verdict, backward.verdict) == ("good", "good"), forward.reasons
+    assert forward.evaluation.report.tolerances.atol_of_scale == built.evaluation.report.tolerances.atol_of_scale
+    assert stricter.verdict == "bad"

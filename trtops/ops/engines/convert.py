@@ -242,9 +242,10 @@ def convert(
 
 
 def _check_inputs(model: Model, config: ConvertConfig) -> None:
-    """Check that data and back end are available before a run starts. Scripts that make data may be slow: not these."""
+    """Check that data and back end are available before a run starts."""
     inputs = TensorMetadata.of(model.info.inputs)
     feeds = config.check.open(inputs)
+    # A script may take minutes to make its data, so it only runs when the data is needed.
     if config.check.data is not None and ".py" not in config.check.data:
         check_feed(inputs, next(iter(feeds)))
     if config.build.backend != "onnxruntime":
