@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from trtops.locks import locked
+from trtops.system.locks import locked
 
 # How long an example takes, and how long it takes to draw one, is the machine's affair.
 settings.register_profile("trtops", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests import models
-from trtops import allowed, errors
+from trtops import errors
 from trtops.backend.common import import_from_script
 from trtops.metadata import TensorMetadata
 from trtops.ops.campaign.config import DebugBuildConfig
@@ -20,6 +20,7 @@ from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.command import CommandCheck, run_group
 from trtops.ops.evaluation.feeds import open_feeds
+from trtops.system import allowed
 from trtops.tracking.memory import MemoryTracker
 
 ROOT = Path(__file__).parents[1]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from trtops.files import open_atomically, replaced_together
 from trtops.json import save_json
-from trtops.locks import locked
+from trtops.system.files import open_atomically, replaced_together
+from trtops.system.locks import locked
 
 
 def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:

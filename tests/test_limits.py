@@ -11,13 +11,14 @@ import onnx
 import pytest
 
 from tests import bombs, models
-from trtops import errors, limits
+from trtops import errors
 from trtops.backend.onnx import fold, shapes
 from trtops.backend.onnx.hostile_models import check_inlined_size
 from trtops.backend.onnx.model import Model
 from trtops.cli.main import main
 from trtops.json.numpy_files import load_numpy
 from trtops.ops.model.lint import lint
+from trtops.system import limits
 
 
 @pytest.fixture

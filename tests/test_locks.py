@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from trtops import errors, locks
+from trtops import errors
+from trtops.system import locks
 
 
 def test_one_holder_at_a_time(tmp_path: Path) -> None:
@@ -21,7 +22,7 @@ def test_one_holder_at_a_time(tmp_path: Path) -> None:
 
 def test_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     hold = f"with locks.held('x', pathlib.Path({str(tmp_path)!r})): os.abort()"
-    code = f"import os, pathlib; from trtops import locks\n{hold}"
+    code = f"import os, pathlib; from trtops.system import locks\n{hold}"
     subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL, check=False)
 
     with locks.held("x", tmp_path) as mine:
@@ -30,7 +31,7 @@ def test_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
 
 def test_machine_locks_ignore_tmpdir(tmp_path: Path) -> None:
     name = f"test {tmp_path}"
-    code = f"from trtops import locks\nwith locks.held({name!r}) as mine: print(mine)"
+    code = f"from trtops.system import locks\nwith locks.held({name!r}) as mine: print(mine)"
     with locks.held(name) as mine:
         other = {**os.environ, "TMPDIR": str(tmp_path)}
         done = subprocess.run([sys.executable, "-c", code], env=other, capture_output=True, text=True, check=True)

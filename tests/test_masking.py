@@ -9,7 +9,7 @@ import pytest
 
 from trtops import errors
 from trtops.logger import G_LOGGER
-from trtops.masking import masked
+from trtops.system.masking import masked
 from trtops.tracking.base import tracked
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.schema import Tag

@@ -15,7 +15,7 @@ from tests import models
 from tests.hostile import plant_modules
 from trtops import errors
 from trtops.backend.onnx.from_tensorflow import OnnxFromTensorFlow
-from trtops.worker import Worker
+from trtops.system.worker import Worker
 
 
 @pytest.fixture

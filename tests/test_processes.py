@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from tests.waiting import is_gone, until
-from trtops import processes
+from trtops.system import processes
 
 SERVER = "prefect.server.api.server:create_app"
 HANG = "import time; time.sleep(3600)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); open({file!r}, 'w'); time.sleep(3600)"
 SERVING = """
 import os, subprocess, sys, time
-from trtops import processes
+from trtops.system import processes
 os.environ[processes.SERVED_BY] = processes.mark()
 watch = processes.start_server_watch()
 hang = [sys.executable, "-c", {server!r}]

@@ -10,7 +10,7 @@ import pytest
 
 PROGRAM = """
 import sys, time
-from trtops.signals import interrupted_by_signals
+from trtops.system.signals import interrupted_by_signals
 with interrupted_by_signals():
     try:
         print("ready", flush=True)

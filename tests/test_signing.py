@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.keys import new_key
-from trtops import errors, signing
+from trtops import errors
+from trtops.system import signing
 from trtops.tracking.memory import MemoryTracker
 
 SUBJECTS = {"manifest.json": "a" * 64}

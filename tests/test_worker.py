@@ -16,7 +16,7 @@ import pytest
 
 from tests.waiting import FOR_EVER, is_gone, until
 from trtops import errors
-from trtops.worker import Worker
+from trtops.system.worker import Worker
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +205,7 @@ def test_idle_child_ignores_ctrl_c(worker):
 
 SCRIPT = """
 import os, signal, sys, time
-from trtops.worker import Worker
+from trtops.system.worker import Worker
 
 def whoami():
     print("from the child")

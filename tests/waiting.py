@@ -48,7 +48,7 @@ def commands_time_out_when(monkeypatch: pytest.MonkeyPatch, condition: Callable[
 
 
 def timers_go_off_when(monkeypatch: pytest.MonkeyPatch, condition: Callable[[], object]) -> None:
-    """Let a timer go off when something holds, and not before; as ``trtops.worker`` uses them."""
+    """Let a timer go off when something holds, and not before; as ``trtops.system.worker`` uses them."""
 
     class Timer(threading.Timer):
         def run(self) -> None:

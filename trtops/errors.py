@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trtops.masking import masked
+from trtops.system.masking import masked
 
 
 class TrtopsError(Exception):

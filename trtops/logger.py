@@ -23,7 +23,7 @@ from typing import Any, NoReturn, ParamSpec, TypeAlias, TypeVar
 
 from trtops import errors
 from trtops.lazy import known_as
-from trtops.masking import masked
+from trtops.system.masking import masked
 
 Message: TypeAlias = "str | Callable[[], object] | object"
 Severity: TypeAlias = "int | Mapping[str, int]"

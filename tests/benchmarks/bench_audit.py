@@ -15,13 +15,13 @@ from tests import models
 from tests.benchmarks.harness import Goals, full_size, timed
 from tests.keys import new_key
 from tests.servers import MlflowServer
-from trtops import signing
 from trtops.ops.auditing.config import AuditConfig
 from trtops.ops.auditing.op import audit
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.record import sha256
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
+from trtops.system import signing
 from trtops.tracking import builds, schema
 from trtops.tracking.base import StoredRun, tracked
 from trtops.tracking.mlflow import MlflowTracker

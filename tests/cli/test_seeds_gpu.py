@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli import seed_lines
 from trtops.cli.main import main
-from trtops.worker import Worker
+from trtops.system.worker import Worker
 
 pytestmark = [
     pytest.mark.gpu,

@@ -19,9 +19,9 @@ from tests.hostile import HostileServer, serving
 from trtops import errors
 from trtops.cli.main import main
 from trtops.flows.server import ensure_prefect_home
-from trtops.masking import mask_log_records
 from trtops.ops.engines.convert import ConvertConfig
 from trtops.ops.evaluation.check import CheckConfig
+from trtops.system.masking import mask_log_records
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.store import open_tracker
 

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from tests.waiting import is_gone, until
-from trtops import errors, locks, processes
+from trtops import errors
+from trtops.system import locks, processes
 from trtops.tracking import owner, store
 from trtops.tracking.base import tracked
 from trtops.tracking.check import check_store, reap, remove_leftovers
@@ -115,7 +116,7 @@ def test_half_written_files_are_found_when_old(tracker: OfflineTracker, root: Pa
 
 LEAVE = """
 import os, subprocess, sys, tempfile
-from trtops import processes
+from trtops.system import processes
 from trtops.ops.evaluation.command import run_group
 from trtops.tracking.mlflow import MlflowTracker
 MlflowTracker({root!r}).start("m", "left", kind="build")

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
-from trtops.processes import started_at
+from trtops.system.processes import started_at
 from trtops.tracking import owner
 
 ASK = "from trtops.tracking import owner; print(owner.current().to_json(indent=None), flush=True); input()"

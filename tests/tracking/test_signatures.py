@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.keys import new_key
-from trtops import errors, signing
+from trtops import errors
+from trtops.system import signing
 from trtops.tracking.base import tracked
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.schema import Artifact, Tag

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from trtops import errors
-from trtops.allowed import check_file
 from trtops.backend.immediate import immediately
-from trtops.files import open_atomically as open_atomically
-from trtops.files import write_open_file
 from trtops.func import value_of
 from trtops.lazy import known_as
 from trtops.record import sha256
+from trtops.system.allowed import check_file
+from trtops.system.files import open_atomically as open_atomically
+from trtops.system.files import write_open_file
 
 if TYPE_CHECKING:
     from trtops.backend.base import ValueOrCallable
@@ -92,8 +92,8 @@ def invoke_from_script(path: str | Path, name: str, *args: Any, **kwargs: Any) -
 def import_from_script(path: str | Path, name: str) -> Any:
     """Run a Python script as a module, and return the object that it calls ``name``.
 
-    ConfigError if the script does not exist, may not be run (:mod:`trtops.allowed`), or does not define the name.
-    Exceptions of the script itself pass through.
+    ConfigError if the script does not exist, may not be run (:mod:`trtops.system.allowed`), or does not define the
+    name. Exceptions of the script itself pass through.
     """
     path = Path(path).absolute()
     if not path.exists():

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from trtops import errors
 from trtops.backend.base import NO_CACHES, Build, Caches, Engine, Feed
 from trtops.backend.engines import engine_backend
-from trtops.processes import temporary_prefix
 from trtops.spec import BuildConfig, Environment
-from trtops.worker import Worker as Worker
+from trtops.system.processes import temporary_prefix
+from trtops.system.worker import Worker as Worker
 
 log = logging.getLogger(__name__)
 

@@ -21,13 +21,13 @@ import traceback
 from collections.abc import Container, Sequence
 
 import trtops
-from trtops.blas import BRIEF_SPIN
 from trtops.cli import registry
 from trtops.cli.flags import Parser, UsageError, bold, make_parser, without_effect
 from trtops.cli.jobs import Command, Job
 from trtops.cli.logs import LOGGING, log_line, logging_as
 from trtops.errors import ConfigError, TrtopsError, near
 from trtops.logger import G_LOGGER, module_line
+from trtops.system.blas import BRIEF_SPIN
 
 INTERRUPTED = 130
 UNREAD = 141  # the shell's code for a command ended by SIGPIPE
@@ -95,7 +95,7 @@ def _run_words(words: list[str]) -> int:
     if ("-h" in rest or "--help" in rest) and not _after_check(path, rest):
         parser.print_help()
         return 0
-    from trtops.signals import interrupted_by_signals
+    from trtops.system.signals import interrupted_by_signals
 
     with interrupted_by_signals():
         return _run_command(path, command, parser, rest, words)

@@ -130,6 +130,11 @@ class AccuracyResult(UserDict[RunnerPair, list[dict[str, Match]]]):
             averages[name] = results[0].average(results)
         return averages
 
+    def describe_average(self, runner_pair: RunnerPair | None = None) -> dict[str, tuple[str, bool]]:
+        """A line for the log and a verdict per output of :meth:`average_results`; a documented method of Polygraphy."""
+        described = {name: result.describe() for name, result in self.average_results(runner_pair).items()}
+        return {name: line for name, line in described.items() if line is not None}
+
     def reevaluate(self, thresholds: Thresholds, aggregation: Aggregation | None = None) -> AccuracyResult:
         """Re-evaluate the stored numbers by other thresholds, in place, and return the result itself.
 

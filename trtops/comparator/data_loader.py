@@ -13,7 +13,6 @@ import numpy as np
 from trtops import errors
 from trtops.comparator.arrays import Array, permuted_axes, to_numpy
 from trtops.comparator.streams import PathLike, iterate_files, load_list
-from trtops.limits import check_memory
 from trtops.metadata import (
     DEFAULT_SHAPE_VALUE,
     BoundedShape,
@@ -24,6 +23,7 @@ from trtops.metadata import (
     is_dynamic,
     shape_accepts,
 )
+from trtops.system.limits import check_memory
 from trtops.torch_tensors import to_torch
 
 __all__ = ["DataLoader", "DataLoaderCache", "StreamingDataLoader"]

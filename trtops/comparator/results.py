@@ -35,7 +35,7 @@ class LazyArray:
         if limit >= 0 and isinstance(arr, np.ndarray) and arr.nbytes > limit << 20:
             import tempfile
 
-            from trtops.processes import temporary_prefix
+            from trtops.system.processes import temporary_prefix
 
             handle, name = tempfile.mkstemp(prefix=temporary_prefix("arrays"), suffix=".npz")
             os.close(handle)

@@ -64,7 +64,7 @@ def run_in_child(
         TrtopsError: If the runner raises one.
         ConfigError: If the runner or the inputs cannot be sent to another process.
     """
-    from trtops.worker import Worker  # imports multiprocessing
+    from trtops.system.worker import Worker  # imports multiprocessing
 
     if not isinstance(cache.data_loader, (DataLoader, StreamingDataLoader, Sequence)):
         cache.data_loader = list(cache.data_loader)

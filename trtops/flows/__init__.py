@@ -1,7 +1,7 @@
 """The flows of Prefect, one for each op, such as ``from trtops.flows import convert``. Only this package knows Prefect.
 
 A flow is called like a function, or deployed (``prefect.yaml``). Deployed runs execute no scripts but those that their
-worker allows (:mod:`trtops.allowed`).
+worker allows (:mod:`trtops.system.allowed`).
 
 Before Prefect is imported, its settings are set here: state next to our store instead of in the home directory, no
 telemetry, more than 20 s for its own server to start on a busy machine, and our log lines with its own. Variables that

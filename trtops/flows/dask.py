@@ -14,7 +14,7 @@ from prefect.task_runners import TaskRunner
 
 from trtops import errors
 from trtops.flows.flow_of import open_tracker
-from trtops.masking import masked
+from trtops.system.masking import masked
 
 _WORKER_SECONDS = 300
 _ANSWER_SECONDS = 30.0

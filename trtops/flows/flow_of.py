@@ -27,11 +27,11 @@ from prefect.utilities.callables import parameter_docstrings
 from trtops import errors
 from trtops.flows.server import ensure_prefect_home
 from trtops.flows.slots import backend_slot
-from trtops.masking import mask_log_records, masked, masked_json
 from trtops.ops.result import OpResult
 from trtops.ops.steps import steps_run_by
 from trtops.record import OptionField, Record, option_fields, with_options
 from trtops.spec import BackendName
+from trtops.system.masking import mask_log_records, masked, masked_json
 from trtops.tracking import schema
 from trtops.tracking.offline import OfflineTracker
 from trtops.tracking.store import default_tracker, existing_tracker, reap

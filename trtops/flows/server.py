@@ -13,7 +13,7 @@ from filelock import FileLock
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME
 
 from trtops import errors
-from trtops.processes import SERVED_BY, mark, start_server_watch
+from trtops.system.processes import SERVED_BY, mark, start_server_watch
 
 
 def ensure_prefect_home() -> None:

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias, TypeVar
 
 from trtops import errors
-from trtops.files import open_atomically, write_open_file
 from trtops.json.objects import HOMES, LEGACY_MARKER, LEGACY_VALUE, MARKER, Decoder, Encoder
 from trtops.lazy import known_as
+from trtops.system.files import open_atomically, write_open_file
 
 __all__ = [
     "HOMES",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from trtops import errors
-from trtops.limits import check_memory
+from trtops.system.limits import check_memory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -82,7 +82,7 @@ def load_numpy(path: str | os.PathLike[str]) -> Array | dict[str, Array]:
     """Return the array of an ``.npy`` file, or those of an ``.npz`` file by name. Nothing pickled is read.
 
     FormatError if the file is damaged, holds Python objects, or unpacks to far more than its size; InputError if it
-    would take more memory than allowed (:mod:`trtops.limits`).
+    would take more memory than allowed (:mod:`trtops.system.limits`).
     """
     size = os.path.getsize(path)
     with open(path, "rb") as file, damage_reported(f"{path} cannot be read as {Path(path).suffix or 'an array'}"):

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from trtops.errors import InvalidModelError
-from trtops.masking import masked
 from trtops.record import Record
+from trtops.system.masking import masked
 from trtops.tables import markdown_table
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from trtops import errors
 from trtops.comparator.report import Tolerances
-from trtops.files import open_atomically
 from trtops.ops.evaluation.check import Evaluation
 from trtops.ops.model.inspect.inspection import Inspection
 from trtops.record import JSONValue, Record
 from trtops.reports.present import difference_page, report_page
+from trtops.system.files import open_atomically
 from trtops.tables import size
 from trtops.tracking import schema
 from trtops.tracking.base import RunStatus, Tracker, Verdict

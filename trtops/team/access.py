@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trtops import errors
-from trtops.files import open_atomically
 from trtops.record import Record
+from trtops.system.files import open_atomically
 
 PREFECT_SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtops import errors, processes
+from trtops import errors
 from trtops.record import Record
+from trtops.system import processes
 from trtops.tracking import owner
 from trtops.tracking.base import RunInfo, Tracker
 from trtops.tracking.mlflow import MlflowTracker

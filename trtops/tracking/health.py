@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from trtops import errors
-from trtops.masking import masked
 from trtops.record import Record
+from trtops.system.masking import masked
 from trtops.tracking.location import Store, resolve
 from trtops.tracking.spool import default_spool
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtops import errors
-from trtops.processes import is_alive, pid_namespace, started_at
 from trtops.record import Record
+from trtops.system.processes import is_alive, pid_namespace, started_at
 from trtops.tracking.records import RunInfo
 from trtops.tracking.schema import Tag
 

@@ -21,10 +21,11 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from trtops import errors, signing
-from trtops.masking import masked, masked_values
-from trtops.processes import temporary_prefix
+from trtops import errors
 from trtops.record import JSONValue, Record, canonical_json, sha256, sha256_file, to_jsonable
+from trtops.system import signing
+from trtops.system.masking import masked, masked_values
+from trtops.system.processes import temporary_prefix
 from trtops.tracking import owner, schema
 from trtops.tracking.disk_space import check_space
 from trtops.tracking.ids import new_local_id

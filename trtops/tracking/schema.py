@@ -191,7 +191,7 @@ class Artifact:
     REPORT_DATA = "report/report.json"  # its content, to draw it again
     NAMES = "outputs.json"  # metric keys and their name parts, where they differ
     MANIFEST = "manifest.json"
-    SIGNATURE = "manifest.dsse.json"  # the signed manifest (trtops.signing), which does not name it
+    SIGNATURE = "manifest.dsse.json"  # the signed manifest (trtops.system.signing), which does not name it
 
 
 _PLAIN = re.compile(r"[\w.:]")

@@ -7,8 +7,9 @@ import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from trtops import errors, signing
+from trtops import errors
 from trtops.record import sha256
+from trtops.system import signing
 from trtops.tracking.base import StoredRun
 from trtops.tracking.schema import Artifact, Tag
 

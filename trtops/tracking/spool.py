@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import filelock
 
 from trtops import errors
-from trtops.files import sync_to_disk
 from trtops.record import Record, sha256, sha256_file, to_jsonable
+from trtops.system.files import sync_to_disk
 from trtops.tracking import owner
 from trtops.tracking.base import ArtifactEntry, MetricName, Run, RunInfo, RunStatus
 from trtops.tracking.ids import is_local

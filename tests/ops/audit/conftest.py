@@ -14,7 +14,6 @@ import pytest
 from tests import campaigns, models
 from tests.keys import new_key
 from tests.stores import copy_store
-from trtops import signing
 from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.campaign.promote import promote
 from trtops.ops.campaign.workers import close_workers
@@ -22,6 +21,7 @@ from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.record import canonical_json, sha256
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
+from trtops.system import signing
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.schema import Artifact, Tag
 

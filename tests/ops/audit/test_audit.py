@@ -14,13 +14,14 @@ import pytest
 
 from tests.keys import new_key
 from tests.ops.audit.conftest import Logged
-from trtops import errors, signing
+from trtops import errors
 from trtops.cli.main import main
 from trtops.ops.auditing.config import AuditConfig
 from trtops.ops.auditing.op import audit, choose_runs
 from trtops.ops.auditing.result import AuditResult, RunAudit
 from trtops.ops.campaign.promote import resolve
 from trtops.ops.result import finish_with, op_run
+from trtops.system import signing
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.schema import Artifact, Tag

@@ -10,11 +10,12 @@ import pytest
 
 from tests.keys import new_key
 from tests.servers import MlflowServer
-from trtops import errors, signing
+from trtops import errors
 from trtops.cli.main import main
 from trtops.ops.auditing.config import AuditConfig
 from trtops.ops.auditing.op import audit
 from trtops.ops.auditing.prune import PruneConfig, prune_runs
+from trtops.system import signing
 from trtops.tracking.base import Tracker
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.mlflow import MlflowTracker

@@ -17,7 +17,6 @@ from tests.campaigns import FAST, GELUS, config, two_blocks
 from tests.dying import run_until_spent, seconds_of
 from tests.waiting import timers_go_off_when
 from trtops import errors
-from trtops.locks import held
 from trtops.ops.campaign.config import DebugBuildConfig, Vary
 from trtops.ops.campaign.debug_build import DebugBuildResult, Progress, debug_build
 from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, diff_tactics
@@ -27,6 +26,7 @@ from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.engines.deny import deny, deny_list, pardon
 from trtops.ops.evaluation.command import CommandCheck
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, TensorRTOptions
+from trtops.system.locks import held
 from trtops.tactics.record import TacticRecord
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import campaigns

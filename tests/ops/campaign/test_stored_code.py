@@ -10,7 +10,7 @@ import pytest
 
 from tests import models
 from tests.hostile import write_artifact
-from trtops import allowed, errors
+from trtops import errors
 from trtops.cli.main import main
 from trtops.ops.campaign.bisect import bisect
 from trtops.ops.campaign.config import DebugBuildConfig
@@ -21,6 +21,7 @@ from trtops.ops.campaign.promote import PromoteConfig, promote
 from trtops.ops.campaign.prove import prove
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.record import sha256
+from trtops.system import allowed
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.schema import Artifact, Tag
 

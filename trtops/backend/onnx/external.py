@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from trtops import errors
 from trtops.backend.onnx import walk
 from trtops.backend.onnx.messages import TensorProto
-from trtops.processes import shared_secret
+from trtops.system.processes import shared_secret
 
 if TYPE_CHECKING:
     import onnx

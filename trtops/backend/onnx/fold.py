@@ -22,8 +22,8 @@ from trtops.backend.onnx.copying import add_copy, copy_of
 from trtops.backend.onnx.rewriting import keep_places, remove_unused, replace_nodes
 from trtops.backend.onnx.save import model_bytes
 from trtops.backend.onnx.sizes import Array, KnownTensors
-from trtops.limits import memory_limit
 from trtops.logger import ON_STDOUT, Logger
+from trtops.system.limits import memory_limit
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from trtops import errors
-from trtops.allowed import check_file
 from trtops.backend.onnx.parsing import read_proto
-from trtops.processes import temporary_prefix
+from trtops.system.allowed import check_file
+from trtops.system.processes import temporary_prefix
 
 if TYPE_CHECKING:
     import onnx

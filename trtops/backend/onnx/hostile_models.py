@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from trtops import errors
 from trtops.backend.onnx import walk
-from trtops.limits import NODES, node_limit
+from trtops.system.limits import NODES, node_limit
 
 if TYPE_CHECKING:
     import onnx

@@ -29,8 +29,8 @@ from trtops.backend.onnx.constants import constant_tensors
 from trtops.backend.onnx.model import tensor_array
 from trtops.backend.onnx.rewriting import FreshNames, keep_only, rename, replace_nodes
 from trtops.calibration.cache import LEVELS, CalibrationCache, FitPolicy, TensorRange, fit
-from trtops.limits import limited_memory
 from trtops.record import Record
+from trtops.system.limits import limited_memory
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -15,7 +15,7 @@ from trtops import errors
 from trtops.backend.common import open_atomically
 from trtops.backend.onnx import copying, external, walk
 from trtops.backend.onnx.model import is_lean, raw_bytes
-from trtops.files import replaced_together
+from trtops.system.files import replaced_together
 
 PROTOBUF_LIMIT = (1 << 31) - (1 << 20)
 """Bytes of a message that protobuf still serializes, with a margin."""

@@ -9,7 +9,7 @@ import onnx
 from trtops import errors
 from trtops.backend.onnx import copying, external, walk, with_onnxruntime
 from trtops.backend.onnx.hostile_models import can_propagate_values, check_inlined_size
-from trtops.limits import limited_memory, too_much
+from trtops.system.limits import limited_memory, too_much
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from trtops import errors
 from trtops.backend.onnx.hostile_models import can_propagate_values, check_inlined_size
 from trtops.backend.onnx.messages import ModelProto
-from trtops.limits import bytes_of_files, limited_memory, memory_limit, too_much
+from trtops.system.limits import bytes_of_files, limited_memory, memory_limit, too_much
 
 if TYPE_CHECKING:
     import numpy as np
@@ -104,7 +104,7 @@ def check_loads(source: bytes | str) -> None:
 
 @functools.lru_cache(maxsize=8)
 def _load_in_child(source: bytes | str) -> None:
-    from trtops.worker import Worker  # imports multiprocessing, which few models need
+    from trtops.system.worker import Worker  # imports multiprocessing, which few models need
 
     with Worker(name="Loading the model") as worker:
         try:

@@ -30,9 +30,9 @@ from trtops.backend.onnxrt.session import DEFAULT_PROVIDERS, ORT_ERRORS, session
 from trtops.calibration.cache import CalibrationCache, FitPolicy, TensorRange
 from trtops.calibration.data import FeedDigest, samples_in
 from trtops.calibration.histogram import DEFAULT_PERCENTILE, Algorithm, Histogram, check_algorithm
-from trtops.limits import limited_memory, too_much
 from trtops.metadata import TensorMetadata, TensorSpec, check_feed
-from trtops.processes import temporary_prefix
+from trtops.system.limits import limited_memory, too_much
+from trtops.system.processes import temporary_prefix
 
 INT8_OP_TYPES = ("Conv", "Gemm", "MatMul")
 """Layers to quantize for ONNX Runtime: they take most of the time, and it has integer kernels for them."""

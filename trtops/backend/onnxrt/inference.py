@@ -17,8 +17,8 @@ from trtops import errors
 from trtops.backend.onnx.with_onnxruntime import out_of_memory
 from trtops.backend.onnxrt.session import ORT_ERRORS, why
 from trtops.backend.runner import Feed
-from trtops.limits import too_much
 from trtops.metadata import DataType, TensorMetadata
+from trtops.system.limits import too_much
 from trtops.torch_tensors import from_torch, is_torch, to_torch
 
 # Arrays of ml_dtypes are passed as OrtValues, under ONNX's names of their types.

@@ -20,7 +20,7 @@ from trtops.backend.onnx.submodel import Array, Arrays, Cutter
 from trtops.backend.onnxrt.reference import SessionFromMemory, reference_outputs
 from trtops.backend.onnxrt.runner import OnnxrtRunner
 from trtops.metadata import DataType, Dim, TensorSpec
-from trtops.processes import temporary_prefix
+from trtops.system.processes import temporary_prefix
 
 DEFAULT_LIMIT_BYTES = 2 << 30
 _FIRST_PIECE = 64

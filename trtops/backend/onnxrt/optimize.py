@@ -20,8 +20,8 @@ from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.plan import Plan, read_plan
 from trtops.backend.onnxrt.session import ORT_ERRORS, find_providers, session_options, unsupported_op, why
 from trtops.backend.onnxrt.tactics import Candidate, Tactic
-from trtops.limits import limited_memory, too_much
-from trtops.processes import temporary_prefix
+from trtops.system.limits import limited_memory, too_much
+from trtops.system.processes import temporary_prefix
 
 if TYPE_CHECKING:
     from typing_extensions import Self

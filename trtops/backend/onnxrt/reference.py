@@ -19,7 +19,7 @@ from trtops.backend.onnx.save import save_model
 from trtops.backend.onnx.submodel import Arrays
 from trtops.backend.onnxrt.loader import SessionFromOnnx
 from trtops.backend.onnxrt.runner import OnnxrtRunner
-from trtops.processes import temporary_prefix
+from trtops.system.processes import temporary_prefix
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from trtops.backend.onnxrt.optimize import Optimizer
 from trtops.backend.onnxrt.session import usable_threads
 from trtops.backend.onnxrt.tactics import FALLBACKS, Candidate, Tactic, find
 from trtops.backend.onnxrt.timing_cache import TimingCache, timing_key
-from trtops.limits import MEMORY, check_memory
 from trtops.metadata import DataType, TensorSpec, is_dynamic, shape_accepts
 from trtops.spec import CAMPAIGN_SEEDS, OptimizationProfile
+from trtops.system.limits import MEMORY, check_memory
 
 # Up to this many tactics that change the graph, every combination is a candidate.
 _MAX_EXHAUSTIVE = 3

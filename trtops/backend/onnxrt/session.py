@@ -16,7 +16,7 @@ from trtops.backend.onnx import external, walk
 from trtops.backend.onnx.model import is_lean
 from trtops.backend.onnx.save import serialize_lean
 from trtops.backend.onnx.with_onnxruntime import check_loads, limit_run_memory, out_of_memory
-from trtops.limits import bytes_of_files, limited_memory, too_much
+from trtops.system.limits import bytes_of_files, limited_memory, too_much
 
 if TYPE_CHECKING:
     import onnx

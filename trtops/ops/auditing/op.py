@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from trtops import errors, signing
+from trtops import errors
 from trtops.ops.auditing.config import GRADES, AuditConfig, reaches
 from trtops.ops.auditing.integrity import BUILDS, SharedReads, check_integrity
 from trtops.ops.auditing.rebuilding import MaterialFolder, environment_differences, gather, rebuild
@@ -18,6 +18,7 @@ from trtops.ops.auditing.result import AuditResult, Contradiction, RunAudit
 from trtops.ops.campaign.config import Place
 from trtops.ops.campaign.workers import close_workers, warm_backend
 from trtops.ops.result import OnProgress, finish_with
+from trtops.system import signing
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker, ended_if_whole
 from trtops.tracking.owner import is_abandoned

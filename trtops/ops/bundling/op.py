@@ -18,23 +18,23 @@ from typing import Any
 import numpy as np
 
 from trtops import errors
-from trtops.allowed import ask_for
 from trtops.backend.base import Feed
 from trtops.backend.onnx.model import Model, is_large
 from trtops.backend.onnx.save import save_model
 from trtops.backend.trt.choices.timing_cache import TimingCache
-from trtops.files import open_atomically
 from trtops.json import from_json
-from trtops.masking import masked
 from trtops.ops.auditing.rebuilding import Logged, MaterialFolder, gather
 from trtops.ops.bundling.case import Case, case_of, engine_case, golden_outputs
 from trtops.ops.evaluation.check import CheckConfig, tolerances_for
 from trtops.ops.evaluation.command import run_group
 from trtops.ops.evaluation.feeds import scripts_of
 from trtops.ops.result import OpResult
-from trtops.processes import temporary_prefix
 from trtops.record import Record, sha256_file
 from trtops.spec import BuildSpec, Environment
+from trtops.system.allowed import ask_for
+from trtops.system.files import open_atomically
+from trtops.system.masking import masked
+from trtops.system.processes import temporary_prefix
 from trtops.tables import size
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import schema

@@ -18,12 +18,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 from trtops import errors
-from trtops.allowed import check_command
 from trtops.backend.base import Caches
 from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.comparator.results import RunResults
-from trtops.locks import held
 from trtops.ops.campaign.bisect import bisect
 from trtops.ops.campaign.bisect_result import BisectConfig, BisectResult
 from trtops.ops.campaign.bisection_planner import Pair, Planner, bisections, results
@@ -36,8 +34,10 @@ from trtops.ops.evaluation.check import collect
 from trtops.ops.evaluation.feeds import check_source
 from trtops.ops.result import LONGEST_NAME, OpResult, finish_with
 from trtops.ops.steps import run_step
-from trtops.processes import temporary_prefix
 from trtops.record import sha256
+from trtops.system.allowed import check_command
+from trtops.system.locks import held
+from trtops.system.processes import temporary_prefix
 from trtops.tactics.diff import diff
 from trtops.tactics.findings import TacticDiff
 from trtops.tactics.table import CampaignTable

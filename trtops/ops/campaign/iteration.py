@@ -38,11 +38,11 @@ from trtops.ops.evaluation.emulation import Emulation, emulate
 from trtops.ops.evaluation.precision_check import PrecisionCheck, check_precision, log_kernels
 from trtops.ops.evaluation.submodel import CheckOutcome
 from trtops.ops.result import op_run
-from trtops.processes import temporary_prefix
 from trtops.record import Record, digest, sha256
 from trtops.reports.document import Document
 from trtops.reports.present import present
 from trtops.spec import BuildConfig
+from trtops.system.processes import temporary_prefix
 from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, campaigns, schema

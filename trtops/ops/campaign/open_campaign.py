@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from trtops import errors
-from trtops.allowed import ask_for
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig
 from trtops.ops.evaluation.feeds import scripts_of
+from trtops.system.allowed import ask_for
 from trtops.tracking import campaigns, schema
 from trtops.tracking.base import RunInfo, Tracker
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from trtops import errors
 from trtops.backend.worker import IsolatedBackend, Worker
-from trtops.locks import held
+from trtops.system.locks import held
 
 _POLL_SECONDS = 0.05
 _ANSWER_SECONDS = 120.0  # for a child that reports its GPU, its start included

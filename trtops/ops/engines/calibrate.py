@@ -24,9 +24,9 @@ from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.feeds import open_feeds
 from trtops.ops.result import OnProgress, OpResult, finish_with, op_run
 from trtops.ops.steps import run_step
-from trtops.processes import temporary_prefix
 from trtops.record import Record
 from trtops.spec import BuildConfig, Precision, TensorRTOptions
+from trtops.system.processes import temporary_prefix
 from trtops.tracking import schema
 from trtops.tracking.base import NO_RUN, Run, Tracker, Verdict
 from trtops.tracking.tables import log_table

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import IO
 
 from trtops import errors
-from trtops.allowed import check_command
 from trtops.backend.onnx.save import save_model
 from trtops.backend.onnx.submodel import SubModel
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.json import save_json
 from trtops.ops.evaluation.submodel import CheckOutcome
-from trtops.processes import STARTED_BY, mark, temporary_prefix
 from trtops.record import JSONValue, Record
+from trtops.system.allowed import check_command
+from trtops.system.processes import STARTED_BY, mark, temporary_prefix
 
 _TAIL_CHARACTERS = 2000
 
@@ -162,7 +162,7 @@ def run_group(arguments: list[str], output: IO[bytes], timeout_seconds: float | 
         The exit code, negative for a signal; None if the time ran out.
 
     Raises:
-        ConfigError: If there is no such program, or the system or :mod:`trtops.allowed` does not allow it.
+        ConfigError: If there is no such program, or the system or :mod:`trtops.system.allowed` does not allow it.
     """
     check_command(arguments)
     try:

@@ -17,8 +17,8 @@ import numpy as np
 from trtops import errors
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
-from trtops.processes import temporary_prefix
 from trtops.record import Record
+from trtops.system.processes import temporary_prefix
 from trtops.verdict import Verdict
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtops import errors
-from trtops.allowed import check_file
 from trtops.backend.base import Feed
 from trtops.backend.common import invoke_from_script
 from trtops.calibration.data import FeedDigest
@@ -25,6 +24,7 @@ from trtops.json import load_json
 from trtops.json.numpy_files import load_numpy
 from trtops.metadata import TensorMetadata, is_dynamic
 from trtops.record import Record
+from trtops.system.allowed import check_file
 
 if TYPE_CHECKING:
     from trtops.backend.onnx.accepted_inputs import AcceptedInputs
@@ -191,7 +191,7 @@ def _with_fixed_shapes(inputs: TensorMetadata) -> TensorMetadata:
 
 
 def check_source(source: str | None) -> None:
-    """Raise ConfigError for a script that may not be run (:mod:`trtops.allowed`)."""
+    """Raise ConfigError for a script that may not be run (:mod:`trtops.system.allowed`)."""
     for script in scripts_of(source):
         check_file(script)
 

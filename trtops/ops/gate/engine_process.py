@@ -23,11 +23,11 @@ from trtops.backend.engines import engine_backend
 from trtops.backend.runner import BaseRunner
 from trtops.backend.worker import IsolatedBackend
 from trtops.comparator.results import IterationResult, RunResults
-from trtops.locks import locked, machine_folder
 from trtops.ops.gate.policy import LatencyLimit
 from trtops.ops.gate.ratio import Starts, estimate
-from trtops.processes import temporary_prefix
 from trtops.record import Record
+from trtops.system.locks import locked, machine_folder
+from trtops.system.processes import temporary_prefix
 
 _VISIT_SECONDS = 0.02
 _MIN_INFERENCES, _MAX_INFERENCES = 3, 200  # of one visit

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtops import errors
-from trtops.locks import locked
 from trtops.record import Record, digest
 from trtops.spec import BackendName
+from trtops.system.locks import locked
 from trtops.tracking.location import default_root
 
 _REQUIRED = ("numpy", "onnx", "psutil", "pydantic>=2.10", "typing-extensions")

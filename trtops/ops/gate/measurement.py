@@ -29,8 +29,8 @@ from trtops.ops.gate.environments import HERE, Release, interpreter_of
 from trtops.ops.gate.findings import EngineFacts, Finding, Measured, Subject, with_class_axes
 from trtops.ops.gate.noise_widths import measure_widths
 from trtops.ops.gate.policy import AccuracyLimit
-from trtops.processes import temporary_prefix
 from trtops.spec import Environment
+from trtops.system.processes import temporary_prefix
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Run, RunInfo, Tracker
 from trtops.tracking.materials import log_materials

@@ -41,9 +41,9 @@ from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.ops.search.delta import Items, OutOfTestsError, Search
 from trtops.ops.search.repeat import RepeatConfig, RepeatStep, iterate, remove_files
 from trtops.ops.search.replays import IterationContext, load_replay, save_replay
-from trtops.processes import temporary_prefix
 from trtops.record import Record
 from trtops.reports.document import Chart, Point, Section
+from trtops.system.processes import temporary_prefix
 from trtops.tables import table
 from trtops.tracking import schema
 from trtops.tracking.base import NO_RUN, Run, Tracker

@@ -19,7 +19,7 @@ from trtops.backend.trt import library
 from trtops.backend.trt.library import line
 from trtops.backend.trt.lines import Feature
 from trtops.ops.search.precision import Candidate, MakeRunner, emulated_runner
-from trtops.processes import temporary_prefix
+from trtops.system.processes import temporary_prefix
 
 Side: TypeAlias = Literal["emulated", "tensorrt"]
 """What runs candidates: 16 bit emulated on the CPU, rounded as a GPU rounds it; or TensorRT engines."""

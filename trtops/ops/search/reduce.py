@@ -39,9 +39,9 @@ from trtops.ops.search.delta import Evaluate, Items
 from trtops.ops.search.reduce_replay import Step, write_replay
 from trtops.ops.search.reduce_search import ReduceConfig, Reduction, require_working_check
 from trtops.ops.steps import run_step
-from trtops.processes import temporary_prefix
 from trtops.record import Record
 from trtops.spec import BuildConfig
+from trtops.system.processes import temporary_prefix
 from trtops.tracking import schema
 from trtops.tracking.base import NO_RUN, Run, Tracker
 from trtops.verdict import Verdict

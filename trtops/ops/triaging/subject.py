@@ -21,7 +21,7 @@ from trtops.comparator.results import RunResults
 from trtops.ops.engines.job import read_cache_file
 from trtops.ops.evaluation.check import tolerances_for
 from trtops.ops.triaging.result import TriageConfig
-from trtops.processes import temporary_prefix
+from trtops.system.processes import temporary_prefix
 from trtops.tactics.record import TacticRecord
 from trtops.tracking.base import Tracker
 

@@ -12,9 +12,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
 from trtops import errors
-from trtops.files import sync_to_disk
-from trtops.processes import temporary_prefix
 from trtops.record import sha256_file
+from trtops.system.files import sync_to_disk
+from trtops.system.processes import temporary_prefix
 from trtops.tracking.base import ArtifactEntry
 from trtops.tracking.mlflow.connection import Connection
 from trtops.tracking.mlflow.installed import library

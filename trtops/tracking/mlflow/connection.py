@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtops import errors
-from trtops.masking import masked
+from trtops.system.masking import masked
 from trtops.tracking.location import Store, resolve, wait_seconds
 from trtops.tracking.mlflow.credentials import use_credentials_file
 from trtops.tracking.mlflow.embedded import ensure_store, is_writable, read_only_text, readable_database

@@ -18,8 +18,8 @@ from contextlib import closing
 from pathlib import Path
 
 from trtops import errors
-from trtops.locks import locked
-from trtops.processes import temporary_prefix
+from trtops.system.locks import locked
+from trtops.system.processes import temporary_prefix
 from trtops.tracking.location import Store, resolve
 from trtops.tracking.mlflow.installed import create_database, known_revisions, release, server_command
 

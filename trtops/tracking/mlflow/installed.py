@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtops import errors
-from trtops.masking import masked
+from trtops.system.masking import masked
 
 if TYPE_CHECKING:
     from trtops.tracking.location import Store

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import humanize
 
 from trtops import errors
-from trtops.masking import masked, masked_values
+from trtops.system.masking import masked, masked_values
 from trtops.tracking import owner, schema
 from trtops.tracking.base import Manifest, RegisteredVersion, RunInfo, RunStatus, StoredRun
 from trtops.tracking.heartbeat import start_heartbeat, stop_heartbeat

@@ -26,9 +26,9 @@ from trtops.backend.trt.describe import inspector
 from trtops.backend.trt.infer.runner import TrtRunner
 from trtops.backend.trt.library import device
 from trtops.backend.trt.lines import Feature
-from trtops.processes import temporary_prefix
 from trtops.record import sha256
 from trtops.spec import BuildConfig, BuildSpec, Environment, Layer, TensorRTOptions
+from trtops.system.processes import temporary_prefix
 from trtops.tactics.record import TacticRecord
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from trtops.backend.trt import library
 from trtops.backend.trt.library import dtypes, memory
 from trtops.backend.trt.lines import Feature
 from trtops.calibration.data import FeedDigest
-from trtops.files import open_atomically
 from trtops.metadata import DataType, TensorMetadata, check_feed
+from trtops.system.files import open_atomically
 
 if TYPE_CHECKING:
     from trtops.backend.trt.building.profile import Profile

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from trtops import errors
-from trtops.allowed import check_file
 from trtops.backend.immediate import immediately
 from trtops.backend.runner import ValueOrCallable
 from trtops.backend.trt import library
 from trtops.backend.trt.lines import Feature
-from trtops.files import open_atomically, write_open_file
 from trtops.func import make_iterable, value_of
+from trtops.system.allowed import check_file
+from trtops.system.files import open_atomically, write_open_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,7 +42,7 @@ class LoadPlugins:
 
     Raises:
         BackendUnavailableError: If a library cannot be loaded.
-        ConfigError: If loading it is not allowed (:mod:`trtops.allowed`).
+        ConfigError: If loading it is not allowed (:mod:`trtops.system.allowed`).
     """
 
     plugins: Sequence[str | os.PathLike[str]] | None = None

@@ -20,7 +20,7 @@ from trtops.backend.trt import library
 from trtops.backend.trt.building import precision
 from trtops.backend.trt.lines import Feature, ReleaseLine
 from trtops.func import value_of
-from trtops.processes import temporary_prefix
+from trtops.system.processes import temporary_prefix
 
 if TYPE_CHECKING:
     import onnx

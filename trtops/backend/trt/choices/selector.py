@@ -17,9 +17,9 @@ from typing import IO, Any
 from trtops import errors
 from trtops.backend.trt import library
 from trtops.backend.trt.lines import Feature
-from trtops.files import open_atomically
 from trtops.record import JSONValue
 from trtops.spec import Layer
+from trtops.system.files import open_atomically
 from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticChoice, TacticRecord, TensorFormat
 

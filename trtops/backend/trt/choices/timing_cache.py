@@ -19,9 +19,9 @@ from trtops import errors
 from trtops.backend.base import TimingCacheUse
 from trtops.backend.trt import library
 from trtops.backend.trt.choices import autotuning
-from trtops.files import open_atomically
-from trtops.locks import locked
 from trtops.spec import Environment
+from trtops.system.files import open_atomically
+from trtops.system.locks import locked
 
 SUFFIX = ".timing.cache"
 _MAGIC = b"trtops timing cache 1 "

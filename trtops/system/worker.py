@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtops import errors
-from trtops.blas import BRIEF_SPIN
-from trtops.processes import STARTED_BY, mark, shared_secret, temporary_prefix
+from trtops.system.blas import BRIEF_SPIN
+from trtops.system.processes import STARTED_BY, mark, shared_secret, temporary_prefix
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 # Python searches the working folder for modules first. A downloaded model may lie next to an `onnxruntime.py`, so the
 # child uses the parent's search path only. (Option -P does not exist in Python 3.10.)
-_PROGRAM = "import sys; sys.path[:] = filter(None, sys.path); from trtops.worker import serve; serve({fd})"
+_PROGRAM = "import sys; sys.path[:] = filter(None, sys.path); from trtops.system.worker import serve; serve({fd})"
 _LAST_LINES, _LAST_BYTES = 20, 1 << 16
 _POLL_SECONDS = 1.0
 _CLOSE_SECONDS = 5.0
@@ -290,7 +290,7 @@ class _Child:
 def _own_code() -> tempfile.TemporaryDirectory[str]:
     """A folder that contains only this package, without the other packages of this environment."""
     folder = tempfile.TemporaryDirectory(prefix=temporary_prefix("code"))
-    Path(folder.name, "trtops").symlink_to(Path(__file__).resolve().parent, target_is_directory=True)
+    Path(folder.name, "trtops").symlink_to(Path(__file__).resolve().parents[1], target_is_directory=True)
     return folder
 
 

@@ -155,7 +155,7 @@ def start_server_watch() -> subprocess.Popen[bytes]:
         [
             sys.executable,
             "-c",
-            "import sys; from trtops.processes import end_server_after as e; e(sys.argv[1])",
+            "import sys; from trtops.system.processes import end_server_after as e; e(sys.argv[1])",
             mark(),
         ],
         stdin=subprocess.DEVNULL,
