@@ -118,7 +118,7 @@ def by_hand(folder: Path) -> Iterator[str]:
             process.wait()
 
 
-@pytest.mark.skipif(os.environ.get("TRTOPS_TEST_KILLS") != "1", reason="takes minutes: make test-kills")
+@pytest.mark.skipif(os.environ.get("TRTOPS_TEST_KILLS") != "1", reason="takes minutes: set TRTOPS_TEST_KILLS=1")
 def test_campaign_survives_killed_worker_started_by_hand(
     store: Path, case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

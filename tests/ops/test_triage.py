@@ -1,4 +1,4 @@
-"""Triage of planted faults: kind and place are named, and answers are kept. `make triage` runs all twenty."""
+"""Triage of planted faults: kind and place are named, answers are kept. `python -m tests.triage.shown` runs all."""
 
 from __future__ import annotations
 

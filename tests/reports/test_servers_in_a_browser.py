@@ -1,6 +1,6 @@
 """The real MLflow and Prefect in a real browser: verdicts and pictures are there, whatever outputs are called.
 
-Takes a minute or two, so `make test-browser` runs it, and `make test` does not.
+Takes a minute or two, so it only runs with `TRTOPS_TEST_BROWSER=1`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 pytestmark = pytest.mark.skipif(
-    os.environ.get("TRTOPS_TEST_BROWSER") != "1", reason="takes minutes; asked for by `make test-browser`"
+    os.environ.get("TRTOPS_TEST_BROWSER") != "1", reason="takes minutes: set TRTOPS_TEST_BROWSER=1"
 )
 
 OUTPUTS = ("two/y", "a b", "ä:0")

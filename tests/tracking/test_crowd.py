@@ -1,6 +1,6 @@
 """Eight processes log builds at once, into one server and into one embedded store: all whole, none lost.
 
-Ten each, and fifty in `make test-long`: what they disturb each other by shows in the first seconds.
+Ten each, and fifty with `TRTOPS_TEST_LONG=1`: what they disturb each other by shows in the first seconds.
 """
 
 from __future__ import annotations

@@ -89,7 +89,11 @@ def _flags_of_field(option: OptionField, names: str, config: str) -> Iterator[Fl
             more["usual"] = "none"
     word = "CHOICE" if not readers else {int: "N", float: "X"}.get(kinds[0], option.name.upper())
     if choices and readers:
-        more |= {"convert": _either(readers[0], choices), "shown": f"N|{'|'.join(map(str, choices))}"}
+        read, words = readers[0], choices
+        more |= {
+            "convert": lambda text: text if text in words else read(text),
+            "shown": f"N|{'|'.join(map(str, choices))}",
+        }
     elif choices:
         more |= {"choices": choices}
     else:
@@ -102,10 +106,6 @@ _READERS: dict[Any, Callable[[str], Any]] = {str: str, int: int, float: float}
 
 def _members(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-
-
-def _either(read: Callable[[str], Any], words: tuple[Any, ...]) -> Callable[[str], Any]:
-    return lambda text: text if text in words else read(text)
 
 
 def _phrase(text: str) -> str:

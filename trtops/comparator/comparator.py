@@ -165,7 +165,10 @@ class Comparator:
             for index, run in enumerate(iterations):
                 places = list(comparisons) if comparisons is not None else Comparator.default_comparisons(run)
                 if not pairs:
-                    pairs = _name_pairs(run, places)
+                    for place in (place for pair in places for place in pair):
+                        if not -len(run) <= place < len(run):
+                            raise errors.ConfigError(f"comparisons names runner {place}; there are {len(run)}.")
+                    pairs = [(run[first][0], run[second][0]) for first, second in places]
                     for pair in pairs:
                         log_lines(START, "Accuracy Comparison | {} vs. {}".format(*pair))
                 log_lines(logging.INFO, f"Iteration: {index}")
@@ -263,14 +266,6 @@ def _zip_iterations(runs: Runs | Sequence[Runs]) -> Generator[RunResults, None, 
 
 def _iterations_of(name: str, iterations: list[IterationResult]) -> Iterator[RunResults]:
     return (RunResults([(name, [iteration])]) for iteration in iterations)
-
-
-def _name_pairs(run: RunResults, places: Sequence[tuple[int, int]]) -> list[RunnerPair]:
-    for first, second in places:
-        for place in (first, second):
-            if not -len(run) <= place < len(run):
-                raise errors.ConfigError(f"comparisons names runner {place}; there are {len(run)}.")
-    return [(run[first][0], run[second][0]) for first, second in places]
 
 
 def _check_averageable(functions: Sequence[CompareFunction], fail_fast: bool) -> None:

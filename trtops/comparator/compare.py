@@ -169,12 +169,13 @@ class BaseCompareFunc:
     def _match_pair(self, name0: str, out0: Any, name1: str, out1: Any, cache: StatisticsCache) -> CompareResult | bool:
         a, b = to_numpy(out0, f"Output {name0!r}"), to_numpy(out1, f"Output {name1!r}")
         if a.shape != b.shape:
-            aligned = None if self.check_shapes else _align_shape(b, a.shape)
-            if aligned is None:
+            if self.check_shapes or a.size != b.size:
                 text = f"FAILED | Output: `{name0}` | Will not compare outputs of different shapes.\n"
                 log_lines(logging.ERROR, f"{text}Note: Output shapes are {a.shape} and {b.shape}.", indent=2)
                 return False
-            b = aligned
+            if sorted(a.shape) == sorted(b.shape):
+                b = b.transpose(permuted_axes(b.shape, a.shape))
+            b = b.reshape(a.shape)
         found = self.match((name0, name1), a, b, cache)
         if not isinstance(found, bool):
             found.output0_name, found.output1_name = name0, name1
@@ -228,13 +229,6 @@ def _guess_counterpart(name: str, index: int, where: IterationResult, base: Iter
         return []
     _log.warning("Output %r is taken to correspond to %r of %s", name, found, where.runner_name)
     return [found]
-
-
-def _align_shape(array: Array, shape: tuple[int, ...]) -> Array | None:
-    """The array with its axes permuted to another shape, or else reshaped; None if the number of elements differs."""
-    if sorted(array.shape) == sorted(shape):
-        array = array.transpose(permuted_axes(array.shape, shape))
-    return array.reshape(shape) if array.size == math.prod(shape) else None
 
 
 @dataclass(frozen=True)

@@ -64,14 +64,10 @@ def _format_text(tensor: TensorFormat) -> str:
     return f"{tensor.dtype}{list(tensor.strides) if tensor.strides else ''}{vector}"
 
 
-def _precisions_text(choice: Choice) -> str:
-    return f"{', '.join(t.dtype for t in choice.inputs)} -> {', '.join(t.dtype for t in choice.outputs)}"
-
-
 TEXTS: dict[By, Callable[[Choice], str]] = {
     "tactic": lambda choice: choice.tactic,
     "format": _formats_text,
-    "precision": _precisions_text,
+    "precision": lambda c: f"{', '.join(t.dtype for t in c.inputs)} -> {', '.join(t.dtype for t in c.outputs)}",
     "algorithm": lambda choice: f"{choice.tactic}: {_formats_text(choice)}",
 }
 

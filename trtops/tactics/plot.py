@@ -40,7 +40,10 @@ def draw(table: CampaignTable, found: TacticDiff, *, max_layers: int = 80) -> by
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # not pyplot, which keeps every figure
     from matplotlib.figure import Figure
 
-    ordered = _layers_by_suspicion(table, found)
+    # The layers of the explanation first, then by their most suspicious choice.
+    place = {name: position for position, name in enumerate(table.layers)}
+    order = dict.fromkeys([*found.suspected, *range(len(found.suspects))])
+    ordered = list(dict.fromkeys(place[choice.layer] for s in order for choice in found.suspects[s].choices))
     shown = ordered[:max_layers]
     builds = np.argsort(table.verdicts, kind="stable")
     texts, translate = choice_texts(table.choices, found.by)
@@ -68,13 +71,6 @@ def draw(table: CampaignTable, found: TacticDiff, *, max_layers: int = 80) -> by
     FigureCanvasAgg(figure)  # becomes the figure's canvas
     figure.savefig(file, format="png")
     return file.getvalue()
-
-
-def _layers_by_suspicion(table: CampaignTable, found: TacticDiff) -> list[int]:
-    """Positions of the varying layers; those of the explanation first, then by their most suspicious choice."""
-    place = {name: position for position, name in enumerate(table.layers)}
-    order = dict.fromkeys([*found.suspected, *range(len(found.suspects))])
-    return list(dict.fromkeys(place[choice.layer] for s in order for choice in found.suspects[s].choices))
 
 
 def _cell_colours(codes: npt.NDArray[np.int32], verdicts: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:

@@ -1,6 +1,6 @@
 """Broken models: handled or refused by name, with no crash, no hang, and no error of another tree.
 
-A few hundred in every run of the tests, and as many thousands as are asked for by ``make test-fuzz``.
+A few hundred in every run of the tests, and as many thousands as are asked for by ``TRTOPS_TEST_FUZZ=N``.
 """
 
 from __future__ import annotations

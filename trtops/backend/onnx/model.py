@@ -236,14 +236,13 @@ def tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
     if not kind.HasField("tensor_type"):
         return TensorSpec(value.name)
     tensor_type = kind.tensor_type
-    shape = tuple(map(_declared_dim, tensor_type.shape.dim)) if tensor_type.HasField("shape") else None
+    shape: tuple[Dim, ...] | None = None
+    if tensor_type.HasField("shape"):
+        shape = tuple(
+            (dim.dim_value if dim.dim_value >= 0 else None) if dim.HasField("dim_value") else dim.dim_param or None
+            for dim in tensor_type.shape.dim
+        )
     return TensorSpec(value.name, data_type(tensor_type.elem_type), shape)
-
-
-def _declared_dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
-    if dim.HasField("dim_value"):
-        return dim.dim_value if dim.dim_value >= 0 else None
-    return dim.dim_param or None
 
 
 _RENAMED = {"FLOAT": "FLOAT32", "DOUBLE": "FLOAT64", "FLOAT4E2M1": "FLOAT4"}

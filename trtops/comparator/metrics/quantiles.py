@@ -63,14 +63,13 @@ def measure_in_one_pass(
             parts = kept[series] if small else [block[2 + series].copy() for block in blocks()]
             ordered = np.concatenate(parts) if len(parts) > 1 else parts[0]
             ordered.sort()
-            picked = [_interpolated(ordered, level * (elements - 1)) for level in levels]
+            picked = []
+            for position in (level * (elements - 1) for level in levels):
+                rank = int(position)
+                above = float(ordered[min(rank + 1, ordered.size - 1)])
+                picked.append(_between(float(ordered[rank]), above, position - rank))
         found.append([value for value in picked if value is not None])
     return list(zip(*found))
-
-
-def _interpolated(ordered: Array, position: float) -> float:
-    rank = int(position)
-    return _between(float(ordered[rank]), float(ordered[min(rank + 1, ordered.size - 1)]), position - rank)
 
 
 def _between(low: float, high: float, share: float) -> float:

@@ -128,7 +128,8 @@ class ListedModel(Record):
         """The files and folders that the entry needs in addition to the model, by key."""
         keys = ("data", "labels", "golden", "calibration_data", "calibration_cache")
         named = {key: getattr(self, key) for key in keys}
-        return {key: _without_function(path) for key, path in named.items() if path is not None}
+        scripts = {key: path.rpartition(":")[0] for key, path in named.items() if path is not None}
+        return {key: s if s.endswith(".py") else named[key] for key, s in scripts.items()}
 
     def config(self, precision: Precision, backend: BackendName) -> ConvertConfig:
         """The convert config of one build."""
@@ -304,8 +305,3 @@ def _near_file(path: Path) -> str:
         return f"There is no folder {path.parent}."
     hint = errors.near(path.name, names)
     return hint if hint.startswith("Did") else ""
-
-
-def _without_function(path: str) -> str:
-    script, _, _ = path.rpartition(":")
-    return script if script.endswith(".py") else path

@@ -110,7 +110,13 @@ def compare(
 
 
 def _evaluate_sides(actual: str, golden: str, check: CheckConfig, tracker: Tracker) -> Evaluation:
-    model = next((Model.load(side) for side in (golden, actual) if _is_model(side)), None)
+    paths = [Path(side) for side in (golden, actual)]
+    models = (
+        path
+        for path in paths
+        if path.is_file() and path.suffix not in (".json", ".npz") and backend_of_suffix(path.suffix) is None
+    )
+    model = next(map(Model.load, models), None)
     runs = [tracker.info(side.removeprefix(RUN_PREFIX)) for side in (actual, golden) if side.startswith(RUN_PREFIX)]
     precisions = {info.params.get("precision") for info in runs}
     precision: Precision = next((each for each in _LOWEST_FIRST if each in precisions), "fp32")
@@ -132,11 +138,6 @@ def _evaluate_sides(actual: str, golden: str, check: CheckConfig, tracker: Track
         with right:
             right = collect(right, feeds)
     return assess(outputs, right, latency, check, tolerances)
-
-
-def _is_model(side: str) -> bool:
-    path = Path(side)
-    return path.is_file() and path.suffix not in (".json", ".npz") and backend_of_suffix(path.suffix) is None
 
 
 def open_side(side: str, tracker: Tracker) -> BaseRunner | RunResults:

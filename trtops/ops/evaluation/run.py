@@ -138,13 +138,14 @@ def run_models(
             if config.save_accuracy is not None:
                 accuracy.save(config.save_accuracy)
             reasons += _describe_differences(accuracy)
+        runtimes = [[i.runtime for i in iterations if i.runtime is not None] for iterations in results.values()]
         result = RunResult(
             title=title,
             verdict="bad" if reasons else "good",
             reasons=tuple(reasons),
             runners=tuple(results.keys()),
             iterations=tuple(len(iterations) for iterations in results.values()),
-            mean_ms=tuple(_mean_ms(iterations) for iterations in results.values()),
+            mean_ms=tuple(1e3 * sum(times) / len(times) if times else None for times in runtimes),
         )
         if run is not NO_RUN and accuracy is not None and len(accuracy[0]):
             # Half of the imports of `trtops run`, needed only for logging.
@@ -211,8 +212,3 @@ def _describe_differences(accuracy: AccuracyResults) -> list[str]:
             if bad:
                 reasons.append(f"{pair[0]} and {pair[1]} differ in {', '.join(bad)}.")
     return list(dict.fromkeys(reasons))
-
-
-def _mean_ms(iterations: Sequence[Any]) -> float | None:
-    times = [iteration.runtime for iteration in iterations if iteration.runtime is not None]
-    return 1e3 * sum(times) / len(times) if times else None

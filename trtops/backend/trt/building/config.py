@@ -252,7 +252,13 @@ class CreateConfig(_CommonConfig):
     def _set_calibrator(self, builder: Any, network: Any, config: Any) -> None:
         if not self.int8:
             log.warning("A calibrator was given without int8=True; it will not be used.")
-        elif network is not None and not _is_quantized(network):
+            return
+        if network is None:
+            return
+        kinds = library.load().LayerType
+        layers = (network.get_layer(index) for index in range(network.num_layers))
+        # A network with Q/DQ nodes has its ranges in them, and TensorRT calibrates none.
+        if not any(layer.type in (kinds.QUANTIZE, kinds.DEQUANTIZE) for layer in layers):
             ranges = self._filled_profiles(network)[-1]
             fixed = Profile({name: ShapeTuple(s.opt, s.opt, s.opt) for name, s in ranges.items()})
             library.line().set_calibrator(config, self.calibrator, fixed.to_trt(builder, network))
@@ -326,9 +332,3 @@ class PostprocessConfig:
 def postprocess_config(config: Any, func: Callable[[Any, Any, Any], None], builder: Any, network: Any) -> Any:
     """Create a :class:`PostprocessConfig` and call it."""
     return PostprocessConfig(config, func)(builder, network)
-
-
-def _is_quantized(network: Any) -> bool:
-    kinds = library.load().LayerType
-    quantizing = (kinds.QUANTIZE, kinds.DEQUANTIZE)
-    return any(network.get_layer(index).type in quantizing for index in range(network.num_layers))

@@ -33,16 +33,15 @@ class ModelPrecision:
     @classmethod
     def of(cls, precisions: Iterable[str], layers: Mapping[str, object] | None) -> ModelPrecision:
         """From a builder config's precisions and the mapping of :class:`SetLayerPrecisions`."""
-        types = {name: DataType.of(_own_type(dtype)) for name, dtype in (layers or {}).items()}
+        trt_type = library.load().DataType
+        types = {
+            name: DataType.of(dtypes.from_trt(dtype) if isinstance(dtype, trt_type) else dtype)
+            for name, dtype in (layers or {}).items()
+        }
         return cls(precisions=tuple(precisions), layers=tuple(types.items()))
 
     def __bool__(self) -> bool:
         return bool(self.precisions or self.layers)
-
-
-def _own_type(dtype: object) -> object:
-    """A TensorRT data type as trtops' own; everything else as it is."""
-    return dtypes.from_trt(dtype) if isinstance(dtype, library.load().DataType) else dtype
 
 
 def write_into_model(model: onnx.ModelProto, wanted: ModelPrecision, weights: Path | None = None) -> onnx.ModelProto:

@@ -135,7 +135,9 @@ class Profile(dict[str, ShapeTuple]):
 def _set_shapes(profile: Any, tensor: Any, shapes: ShapeTuple) -> None:
     name = tensor.name
     declared = tuple(tensor.shape)
-    if not tensor.is_shape_tensor and not all(_fits_declared(declared, shape) for shape in shapes):
+    if not tensor.is_shape_tensor and not all(
+        len(declared) == len(shape) and all(size in (dim, -1) for size, dim in zip(declared, shape)) for shape in shapes
+    ):
         raise errors.ConfigError(
             f"Input {name!r} is {declared} in the network; the profile has min {shapes.min}, opt {shapes.opt}, max "
             f"{shapes.max}. Only dimensions that are -1 may have another size."
@@ -155,7 +157,3 @@ def _set_shapes(profile: Any, tensor: Any, shapes: ShapeTuple) -> None:
             f"Input {name!r} {tuple(tensor.shape)} cannot have min {shapes.min}, opt {shapes.opt}, max {shapes.max}: "
             f"{exc}."
         ) from exc
-
-
-def _fits_declared(declared: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    return len(declared) == len(shape) and all(size in (dim, -1) for size, dim in zip(declared, shape))

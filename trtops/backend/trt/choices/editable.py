@@ -258,7 +258,11 @@ def _op_of(layer: Layer, ops: Iterable[TimedOp], entries: Mapping[str, tuple[int
     kernel, number = _kernel_and_number(layer)
     chosen = ((op, entries[op.key][0]) for op in ops)
     agreeing = [op for op, found in chosen if found == number or (kernel and op.kernel_of(found) == kernel)]
-    named = [op for op in agreeing if _is_named_after(layer.name, op.op)]
+    named = [
+        op
+        for op in agreeing
+        if layer.name == op.op or (layer.name.startswith(op.op) and not layer.name[len(op.op)].isalnum())
+    ]
     if named:
         return max(named, key=lambda op: len(op.op))
     of_same_node = [op for op in agreeing if set(op.onnx_nodes) & set(layer.onnx_nodes)]
@@ -274,10 +278,6 @@ def _kernel_and_number(layer: Layer) -> tuple[str, int | None]:
         return kernel, int(text, 16)
     except ValueError:
         return layer.tactic, None
-
-
-def _is_named_after(layer: str, op: str) -> bool:
-    return layer == op or (layer.startswith(op) and not layer[len(op)].isalnum())
 
 
 def _layers_by_key(record: TacticRecord) -> dict[str, str]:

@@ -116,7 +116,15 @@ def _network_layer(layer: Any) -> NetworkLayer:
         inputs=tuple(_tensor_spec(t) for t in inputs if t is not None),
         outputs=tuple(_tensor_spec(t) for t in outputs if t is not None),
         attrs=tuple(sorted(attrs.items())),
-        weights=tuple((name, _array_summary(array)) for name, array in sorted(arrays.items())),
+        weights=tuple(
+            (
+                name,
+                f"{a.dtype.name} {a.shape}, min={a.min():.6g}, max={a.max():.6g}, mean={a.mean():.6g}"
+                if a.size
+                else "empty",
+            )
+            for name, a in sorted(arrays.items())
+        ),
         values=tuple((name, str(array)) for name, array in sorted(arrays.items())),
     )
 
@@ -141,9 +149,3 @@ def layer_attributes(layer: Any) -> tuple[dict[str, str], dict[str, np.ndarray[A
         elif value is not None and not callable(value):
             attrs[name] = text
     return attrs, weights
-
-
-def _array_summary(array: Any) -> str:
-    if array.size == 0:
-        return "empty"
-    return f"{array.dtype.name} {array.shape}, min={array.min():.6g}, max={array.max():.6g}, mean={array.mean():.6g}"

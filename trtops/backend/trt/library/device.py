@@ -58,7 +58,8 @@ def current_gpu() -> Gpu:
     library.require_device(building=False)
     index = int(memory.call("cudaGetDevice"))
     properties = memory.call("cudaGetDeviceProperties", index)
-    uuid = _uuid_text(properties)
+    raw = bytes(properties.uuid.bytes)[:16].hex()
+    uuid = f"GPU-{raw[:8]}-{raw[8:12]}-{raw[12:16]}-{raw[16:20]}-{raw[20:]}"
     state = _driver_state(uuid)
     version = int(memory.call("cudaDriverGetVersion"))
     return Gpu(
@@ -127,12 +128,6 @@ class _DriverState:
     sm_clock_mhz: int | None = None
     memory_clock_mhz: int | None = None
     other_processes: int | None = None
-
-
-def _uuid_text(properties: object) -> str:
-    raw = bytes(properties.uuid.bytes)[:16]  # type: ignore[attr-defined]
-    text = raw.hex()
-    return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 def _driver_state(uuid: str) -> _DriverState:
