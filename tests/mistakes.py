@@ -103,8 +103,8 @@ MISTAKES = (
         "RunNotFoundError",
     ),
     Mistake(
-        "Nothing is kept in this folder",
-        "Nothing is kept in",
+        "The folder has no store",
+        "There is no store in",
         3,
         "runs list --store nowhere",
         "existing_tracker('nowhere')",

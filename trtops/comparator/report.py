@@ -32,7 +32,12 @@ class OutputTolerances(Record):
     """Tolerances of one output; None keeps the value of :class:`Tolerances`.
 
     Attributes:
-        atol: As in :class:`Tolerances`, like all other fields.
+        atol: Absolute tolerance, in the output's own unit.
+        rtol: Relative tolerance, as a fraction of ``|golden|``.
+        atol_of_scale: Absolute tolerance as a fraction of the output's scale.
+        class_axis: The axis of classes, for metrics of scores.
+        check_error_stat: Which error is compared with ``atol`` and ``rtol``.
+        error_quantile: The level, between 0 and 1, for ``quantile``.
     """
 
     atol: float | None = None
