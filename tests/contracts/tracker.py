@@ -508,3 +508,25 @@ class TrackerContract:
         with pytest.raises(errors.ConfigError, match="Registered model"):
             tracker.register("a/b", whole.id, "engine.ort", alias="cpu")
         assert tracker.aliases("never registered") == {}
+
+
+class InMemoryContract(TrackerContract):
+    """The contract for trackers whose runs end up in the fixture ``memory``."""
+
+    @pytest.fixture
+    def tamper(self, memory):
+        def change(run_id: str, path: str, data: bytes | None) -> None:
+            artifacts = memory._data(run_id).artifacts
+            if data is None:
+                artifacts.pop(path, None)
+            else:
+                artifacts[path] = data
+
+        return change
+
+    @pytest.fixture
+    def set_id(self, memory):
+        def change(run_id: str, new_id: str) -> None:
+            memory._runs[new_id] = memory._runs.pop(run_id)
+
+        return change

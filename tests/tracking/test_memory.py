@@ -1,32 +1,18 @@
-"""The double keeps the contract."""
+"""The tracker in memory keeps the contract."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.contracts.tracker import TrackerContract
+from tests.contracts.tracker import InMemoryContract
 from trtops.tracking.memory import MemoryTracker
 
 
-class TestMemoryTracker(TrackerContract):
+class TestMemoryTracker(InMemoryContract):
     @pytest.fixture
-    def tracker(self):
+    def memory(self):
         return MemoryTracker()
 
     @pytest.fixture
-    def tamper(self, tracker):
-        def change(run_id: str, path: str, data: bytes | None) -> None:
-            artifacts = tracker._data(run_id).artifacts
-            if data is None:
-                artifacts.pop(path, None)
-            else:
-                artifacts[path] = data
-
-        return change
-
-    @pytest.fixture
-    def set_id(self, tracker):
-        def change(run_id: str, new_id: str) -> None:
-            tracker._runs[new_id] = tracker._runs.pop(run_id)
-
-        return change
+    def tracker(self, memory):
+        return memory

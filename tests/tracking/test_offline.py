@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.tracker import ODD_NAMES, TrackerContract
+from tests.contracts.tracker import ODD_NAMES, InMemoryContract
 from trtops import errors
 from trtops.tracking import owner, store
 from trtops.tracking.base import RunStatus, Tracker, tracked
@@ -123,31 +123,13 @@ def memory_runs(memory: GatedTracker) -> Iterator[GatedRun]:
     return (each for each in gc.get_objects() if isinstance(each, GatedRun) and each._store_lock is memory._lock)
 
 
-class TestOfflineTracker(TrackerContract):
+class TestOfflineTracker(InMemoryContract):
     """While its store answers it is like any other tracker."""
 
     @pytest.fixture
     def tracker(self, offline):
         yield offline
         assert offline.spool.runs() == []
-
-    @pytest.fixture
-    def tamper(self, memory):
-        def change(run_id: str, path: str, data: bytes | None) -> None:
-            artifacts = memory._data(run_id).artifacts
-            if data is None:
-                artifacts.pop(path, None)
-            else:
-                artifacts[path] = data
-
-        return change
-
-    @pytest.fixture
-    def set_id(self, memory):
-        def change(run_id: str, new_id: str) -> None:
-            memory._runs[new_id] = memory._runs.pop(run_id)
-
-        return change
 
 
 def work(tracker: Tracker, folder: Path) -> None:

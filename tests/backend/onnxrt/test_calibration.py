@@ -1,4 +1,4 @@
-"""Collects ranges over data: their values, the memory used, and bad data."""
+"""Collects ranges over data: their values, memory use, and bad data."""
 
 from __future__ import annotations
 
