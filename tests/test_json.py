@@ -21,6 +21,7 @@ from hypothesis.extra import numpy as hnp
 from trtops import errors
 from trtops.comparator import AccuracyResults, RunResults
 from trtops.json import from_json, load_json, save_json, to_json
+from trtops.json.numpy_files import read_npy
 
 DATA = Path(__file__).parent / "data"
 
@@ -299,6 +300,17 @@ def test_flipped_bytes_raise_only_format_errors(tmp_path_factory, data):
     out.write_bytes(content)
     with contextlib.suppress(errors.FormatError):
         RunResults.load(out)
+
+
+def test_changed_header_bytes_raise_only_format_errors():
+    file = io.BytesIO()
+    np.save(file, np.ones(3, np.float32))
+    for position in range(128):
+        for value in b"({['\n\\\xf6":
+            content = bytearray(file.getvalue())
+            content[position] = value
+            with contextlib.suppress(errors.FormatError):
+                read_npy(io.BytesIO(content), len(content))
 
 
 @pytest.mark.parametrize(
