@@ -101,7 +101,6 @@ ON_FILES = {
     "timing.cache": (f"{CONVERT} --load-timing-cache F",),
     "int8.cache": (
         "inspect calibration F",
-        "inspect calibration F int80.cache",
         f"{CONVERT} --int8 --calibration-cache F",
         "sensitivity good.onnx --calibration-cache F",
     ),

@@ -1,4 +1,4 @@
-"""The calibration cache: both formats, fitting to a model, and comparison."""
+"""The calibration cache: both formats and fitting to a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtops import errors
-from trtops.calibration import CalibrationCache, TensorRange, diff, fit
+from trtops.calibration import CalibrationCache, TensorRange, fit
 from trtops.calibration.cache import legacy_header, tensorrt_header
 
 # Written by TensorRT 8.5 for a small classifier.
@@ -177,15 +177,6 @@ def test_missing_tensors_are_refused_or_left_out() -> None:
 def test_cache_of_another_model_is_refused() -> None:
     with pytest.raises(errors.CalibrationError, match="another model"):
         fit(cache(a=1.0), ["x", "y"], "partial")
-
-
-def test_diff_lists_added_lost_and_changed() -> None:
-    result = diff(cache(a=1.0, b=2.0, c=3.0, d=0.0), cache(b=2.1, c=9.0, d=1.0, e=5.0), ratio=1.5)
-
-    assert result.added == ("e",) and result.lost == ("a",) and result.common == 3
-    assert [(change.name, change.ratio) for change in result.apart] == [("d", float("inf")), ("c", 3.0)]
-    assert not result.same and diff(cache(a=1), cache(a=1.1)).same
-    assert "+ e" in result.text() and "3 -> 9" in result.text()
 
 
 def test_calibration_error_survives_pickling() -> None:

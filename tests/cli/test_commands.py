@@ -137,14 +137,12 @@ def test_lines_exit_and_print(name, folder, capsys, caplog):
         assert "Traceback" not in caplog.text
 
 
-def test_calibration_caches_are_compared(folder):
+def test_calibrated_cache_is_shown_and_used(folder):
     save_json([{"image": models.random(4, 3, 8, 8, seed=n)} for n in range(3)], "data.json")
     calibrate = "calibrate conv_net.onnx --load-inputs data.json --compare-with fp32"
 
     assert run(f"{calibrate} -o a.json") in (0, 1)
-    assert run(f"{calibrate} -o b.json --algorithm minmax") in (0, 1)
-    assert run("inspect calibration a.json") == run("inspect calibration a.json a.json") == 0
-    assert run("inspect calibration a.json b.json --ratio 1") == 1
+    assert run("inspect calibration a.json") == 0
     assert run("sensitivity conv_net.onnx --calibration-cache a.json --load-inputs data.json --budget 0.5") == 0
 
 
@@ -162,6 +160,12 @@ def test_inspections_print_json(folder, capsys):
         capsys.readouterr()
         assert run(f"{line} --json") == 0
         assert json.loads(capsys.readouterr().out)
+
+
+def test_surgeon_template_is_a_script_that_runs(folder):
+    assert run("template onnx-gs conv_net.onnx -o change.py") == 0
+    subprocess.run([sys.executable, "change.py"], check=True)
+    assert len(onnx.load("conv_net_updated.onnx").graph.node) == len(onnx.load("conv_net.onnx").graph.node)
 
 
 def test_templates_build_an_engine(folder, rtx):

@@ -56,7 +56,7 @@ LINES = {
     "inspect engines": "a.json b.json; a.engine b.engine --profile; a b",
     "inspect capability": "m.onnx --with-partitioning; m.onnx; m.onnx --shape-inference",
     "inspect sparsity": "m.onnx",
-    "inspect calibration": "c.cache; run:c; a.cache b.cache",
+    "inspect calibration": "c.cache; run:c",
     "inspect run": "abc",
     "check lint": "m.onnx; m.onnx --data-loader-script d.py",
     "check accuracy": "acc.json; acc.json --compare {compared}; acc.json --check-error-stat mean",
@@ -104,7 +104,6 @@ LINES = {
         "-o c.py; -o c.py --version-compatible; -o c.py --int8; -o c.py --int8 --data-loader-script d.py"
     ),
     "template onnx-gs": "m.onnx -o g.py; m.onnx -o g.py --shape-inference",
-    "template data-loader": "m.onnx -o d.py",
     "plugin list": "m.onnx --plugin-dir p; m.onnx --plugin-dir p --shape-inference",
     "plugin match": "m.onnx --plugin-dir p; m.onnx --plugin-dir p --shape-inference",
     "plugin replace": "m.onnx --plugin-dir p; m.onnx --plugin-dir p --shape-inference",

@@ -8,5 +8,3 @@ collected by :mod:`trtops.backend.onnxrt.calibration` and written into models by
 from trtops.calibration.cache import CalibrationCache as CalibrationCache
 from trtops.calibration.cache import TensorRange as TensorRange
 from trtops.calibration.cache import fit as fit
-from trtops.calibration.compare import CacheDiff as CacheDiff
-from trtops.calibration.compare import diff as diff

@@ -64,7 +64,6 @@ COMMANDS: dict[Path, str] = {
     ("template", "trt-network"): "write a script that defines or changes a TensorRT network",
     ("template", "trt-config"): "write a script that makes a TensorRT builder config",
     ("template", "onnx-gs"): "write a script that changes a model with ONNX-GraphSurgeon",
-    ("template", "data-loader"): "write a script that makes input data",
     ("plugin", "list"): "count the places where plugins fit",
     ("plugin", "match"): "find the places where plugins fit",
     ("plugin", "replace"): "insert plugins at these places",

@@ -85,17 +85,14 @@ if TYPE_CHECKING:
     from trtops.ops.gate.result import GateResult as GateResult
     from trtops.ops.model.capability import CapabilityConfig as CapabilityConfig
     from trtops.ops.model.capability import capability as capability
-    from trtops.ops.model.graph import describe_onnx as describe_onnx
     from trtops.ops.model.graph import model_page as model_page
     from trtops.ops.model.graph import serve_page as serve_page
     from trtops.ops.model.inspect.data import inspect_data as inspect_data
-    from trtops.ops.model.inspect.data import read_tensors as read_tensors
     from trtops.ops.model.inspect.data import tensors_text as tensors_text
     from trtops.ops.model.inspect.engines import InspectEnginesConfig as InspectEnginesConfig
     from trtops.ops.model.inspect.engines import InspectEnginesResult as InspectEnginesResult
     from trtops.ops.model.inspect.engines import inspect_engines as inspect_engines
     from trtops.ops.model.inspect.models import inspect_model as inspect_model
-    from trtops.ops.model.inspect.records import compare_calibrations as compare_calibrations
     from trtops.ops.model.inspect.records import inspect_calibration as inspect_calibration
     from trtops.ops.model.inspect.records import inspect_sparsity as inspect_sparsity
     from trtops.ops.model.inspect.records import inspect_tactics as inspect_tactics
@@ -109,8 +106,6 @@ if TYPE_CHECKING:
     from trtops.ops.model.plugins import read_matches as read_matches
     from trtops.ops.model.plugins import replace_plugins as replace_plugins
     from trtops.ops.model.plugins import write_matches as write_matches
-    from trtops.ops.model.surgeon import InsertConfig as InsertConfig
-    from trtops.ops.model.surgeon import SanitizeConfig as SanitizeConfig
     from trtops.ops.model.surgeon import SurgeonResult as SurgeonResult
     from trtops.ops.model.surgeon import extract as extract
     from trtops.ops.model.surgeon import insert as insert
@@ -119,7 +114,6 @@ if TYPE_CHECKING:
     from trtops.ops.model.surgeon import remove_nodes as remove_nodes
     from trtops.ops.model.surgeon import sanitize as sanitize
     from trtops.ops.model.surgeon import strip_weights as strip_weights
-    from trtops.ops.model.template import template as template
     from trtops.ops.result import OpResult as OpResult
     from trtops.ops.search.accuracy import AccuracyConfig as AccuracyConfig
     from trtops.ops.search.accuracy import AccuracyResult as AccuracyResult

@@ -104,7 +104,7 @@ def inspect_run(run_id: str, tracker: Tracker) -> Inspection:
         lines += ["", "---- Artifacts ----", *(f"    {path} ({size(count)})" for path, count, _ in files)]
         return "\n".join(lines)
 
-    return Inspection("run", lambda: record, text)
+    return Inspection(lambda: record, text)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -224,7 +224,10 @@ def try_tools(seed: int) -> list[str]:
         "sanitize": lambda path: ops.sanitize(
             path,
             path.parent / "out" / "clean.onnx",
-            ops.SanitizeConfig(fold_constants=True, sort=True, cleanup=True, upper_bounds={"": 100}),
+            fold_constants=True,
+            sort=True,
+            cleanup=True,
+            upper_bounds={"": 100},
         ),
         "extract": lambda path: _extracted(path, Random(seed)),
         "insert": _inserted,
@@ -254,8 +257,7 @@ def try_tools(seed: int) -> list[str]:
 
 def _inserted(path: Path) -> None:
     made = [name for node in read_proto(path).graph.node for name in node.output if name]
-    config = ops.InsertConfig(op="Neg", inputs=tuple(made[:1]), outputs=tuple(made[:1]))
-    ops.insert(path, path.parent / "out" / "inserted.onnx", config)
+    ops.insert(path, path.parent / "out" / "inserted.onnx", "Neg", made[:1], made[:1])
 
 
 def _stripped(path: Path) -> None:

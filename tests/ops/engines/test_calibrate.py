@@ -13,7 +13,6 @@ from flows.digits import Digits, make_digits
 from tests import models
 from trtops import errors
 from trtops.calibration import CalibrationCache
-from trtops.calibration.compare import diff
 from trtops.calibration.data import FeedDigest
 from trtops.ops.engines.calibrate import CalibrateConfig, calibrate
 from trtops.ops.engines.convert import ConvertConfig, convert
@@ -157,7 +156,7 @@ def test_random_data_and_unknown_algorithms_are_refused(conv_net: Path) -> None:
         CalibrateConfig(algorithm="percentile", calibrator="tensorrt")
 
 
-def test_caches_are_written_and_compared(conv_net: Path, tmp_path: Path) -> None:
+def test_caches_are_written_and_loaded(conv_net: Path, tmp_path: Path) -> None:
     tracker = MemoryTracker()
     config = CalibrateConfig(build=QUICK, check=SMALL_CHECK, compare_with=(), pictures=0, algorithm="minmax")
     text = tmp_path / "first.cache"
@@ -168,9 +167,8 @@ def test_caches_are_written_and_compared(conv_net: Path, tmp_path: Path) -> None
 
     assert text.read_bytes().startswith(b"TRT-8600-EntropyCalibration2\nimage: ")
     one, two = (load_cache(f"run:{run.run_id}", tracker) for run in (first, second))
-    assert diff(load_cache(str(text)), one, 1.0001).same
-    difference = diff(load_cache(str(text)), two, 1.5)
-    assert {change.name: change.ratio for change in difference.apart}["image"] == pytest.approx(3.0)
+    ranges = [c.by_name()["image"].amax for c in (load_cache(str(text)), one, two)]
+    assert ranges == pytest.approx([ranges[0], ranges[0], 3 * ranges[0]])
     with pytest.raises(errors.ConfigError, match=r"nowhere\.cache"):
         load_cache(str(tmp_path / "nowhere.cache"))
 

@@ -43,15 +43,14 @@ def _extract(args: Options) -> Job:
     args.output = args.output or f"{Path(args.model_file).stem}.part.onnx"
     model = loading.changed_model(args)
     if args.input_shapes:
-        config = ops.SanitizeConfig(input_shapes=dict(args.input_shapes))
-        model = late("trtops.cli.commands.surgeon.reshaped", model, config)
+        model = late("trtops.cli.commands.surgeon.reshaped", model, dict(args.input_shapes))
     parts = {"inputs": _tensor_specs(args.part_inputs), "outputs": _tensor_specs(args.part_outputs)}
     return _job(args, "extract", model=model, **parts)
 
 
-def reshaped(source: Any, config: Any) -> Any:
+def reshaped(source: Any, shapes: Any) -> Any:
     """Return a model with other input shapes."""
-    return ops.sanitize(loaded(source), None, config).model
+    return ops.sanitize(loaded(source), input_shapes=shapes).model
 
 
 def _tensor_specs(tensors: Iterable[tuple[str, str, values.Shape | None]] | None) -> tuple[TensorSpec, ...] | None:
@@ -62,7 +61,9 @@ def _tensor_specs(tensors: Iterable[tuple[str, str, values.Shape | None]] | None
 
 def _sanitize(args: Options) -> Job:
     outputs = None if args.new_outputs is None else tuple(args.new_outputs)
-    config = ops.SanitizeConfig(
+    return _job(
+        args,
+        "sanitize",
         input_shapes=dict(args.input_shapes or ()),
         fold_constants=bool(args.fold_constants),
         fold_shapes=not args.no_fold_shapes,
@@ -77,19 +78,11 @@ def _sanitize(args: Options) -> Job:
         output_types=None if args.outputs_by_type is None else tuple(args.outputs_by_type),
         upper_bounds={name: int(bound) for name, bound in args.set_unbounded_dds_upper_bound or ()},
     )
-    return _job(args, "sanitize", config)
 
 
 def _insert(args: Options) -> Job:
-    config = ops.InsertConfig(
-        op=args.op,
-        inputs=tuple(args.node_inputs),
-        outputs=tuple(args.node_outputs),
-        name=args.node_name,
-        domain=args.domain,
-        attributes=dict(args.attrs or ()),
-    )
-    return _job(args, "insert", config)
+    node = {"name": args.node_name, "domain": args.domain, "attributes": dict(args.attrs or ())}
+    return _job(args, "insert", args.op, tuple(args.node_inputs), tuple(args.node_outputs), **node)
 
 
 def _prune(args: Options) -> Job:

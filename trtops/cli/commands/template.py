@@ -1,12 +1,10 @@
-"""The commands of ``trtops template``: each writes a script of the op, or one made from the options."""
+"""The commands of ``trtops template``: each writes a script that does what the options request, to be edited."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
-from trtops import ops
 from trtops.backend import trt
 from trtops.backend.common import save_bytes
 from trtops.cli import groups, loading
@@ -14,40 +12,28 @@ from trtops.cli.flags import Group, Options, flag
 from trtops.cli.jobs import Command, Job
 from trtops.cli.logs import say
 from trtops.cli.script import Source, given, quoted
-from trtops.ops.model.template import updated_path
 
 OUTPUT = Group("script", (flag("-o --output FILE", "where to write it", to="output", required=True),))
 _SHAPES = "the script gets the unchanged model; change shapes with `trtops surgeon sanitize --override-input-shapes`"
 
 
-def _plan(kind: str, text: Callable[[Options], str]) -> Callable[[Options], Job]:
-    """Return the plan that writes a script of the options if any is given besides model and output, else the op's."""
-
-    def plan(args: Options) -> Job:
-        flags = [flag for group in COMMANDS[kind].groups for flag in group.flags if not flag.idle]
-        options = [flag for flag in flags if flag.dest not in ("model_file", "output")]
-        asked = any(args.peek(flag.dest) not in (None, flag.default) for flag in options)
-        model = getattr(args, "model_file", None)
-        return Job(call=_write, args=(kind, model, text(args) if asked else None, args.output))
-
-    return plan
+def _job(text: str, args: Options) -> Job:
+    return Job(call=_write, args=(text, args.output))
 
 
-def _write(kind: Any, model: str | None, text: str | None, output: str) -> int:
-    if text is None:
-        ops.template(kind, output, model=model)
-    else:
-        save_bytes(text.encode(), output)
+def _write(text: str, output: str) -> int:
+    save_bytes(text.encode(), output)
     say(f"Wrote {output}")
     return 0
 
 
-def _surgeon_text(args: Options) -> str:
+def _surgeon_job(args: Options) -> Job:
     source = Source()
     model = source.expression(loading.onnx_model(args.but(model_type=None)))
     source.use("onnx_graphsurgeon", "export_onnx")
     source.use("trtops.backend.onnx", "gs_from_onnx", "save_onnx")
-    changed = updated_path(args.model_file)
+    path = Path(args.model_file)
+    changed = path.with_stem(f"{path.stem}_updated")
     source.lines += [
         '\n\nif __name__ == "__main__":',
         f"    graph = gs_from_onnx({model})",
@@ -55,10 +41,10 @@ def _surgeon_text(args: Options) -> str:
         "    graph.cleanup().toposort()",
         f"    save_onnx(export_onnx(graph), {quoted(str(changed))})",
     ]
-    return source.text(f"Changes an ONNX model, and saves it as {changed}.")
+    return _job(source.text(f"Changes an ONNX model, and saves it as {changed}."), args)
 
 
-def _config_text(args: Options) -> str:
+def _config_job(args: Options) -> Job:
     source = Source()
     args.fp32 = None
     config = source.expression(loading.builder_config(args))
@@ -68,10 +54,10 @@ def _config_text(args: Options) -> str:
         "def load_config(config):",
         '    """Change the builder config here with TensorRT\'s API; no return value is needed."""',
     ]
-    return source.text("A TensorRT builder config, to be edited.")
+    return _job(source.text("A TensorRT builder config, to be edited."), args)
 
 
-def _network_text(args: Options) -> str:
+def _network_job(args: Options) -> Job:
     source = Source()
     if args.model_file is None:
         names = ("strongly_typed", "mark_unfused_tensors_as_debug_tensors")
@@ -84,18 +70,12 @@ def _network_text(args: Options) -> str:
         f"def load_network(builder, network{', parser' if args.model_file else ''}):",
         '    """Change the network here with TensorRT\'s API; no return value is needed."""',
     ]
-    return source.text("A TensorRT network, to be changed.")
+    return _job(source.text("A TensorRT network, to be changed."), args)
 
 
 COMMANDS = {
-    "data-loader": Command(
-        _plan("data-loader", str),  # never called: there are no other options
-        (groups.MODEL.without("--input-shapes", "--model-type"), OUTPUT),
-        ("trtops template data-loader model.onnx -o data_loader.py",),
-        "Write a script that makes input data, for --data-loader-script; a given model's inputs are filled in.",
-    ),
     "onnx-gs": Command(
-        _plan("onnx-gs", _surgeon_text),
+        _surgeon_job,
         (
             groups.ONNX_MODEL,
             OUTPUT,
@@ -106,7 +86,7 @@ COMMANDS = {
         "Write a script that changes an ONNX model with ONNX-GraphSurgeon and saves it.",
     ),
     "trt-config": Command(
-        _plan("trt-config", _config_text),
+        _config_job,
         (
             groups.MODEL.without("--model-type"),
             OUTPUT,
@@ -115,18 +95,14 @@ COMMANDS = {
             groups.TRT_TACTICS.without("--save-timing-cache"),
             groups.TRT_CONFIG,
             groups.DATA,
-            Group("model", (replace(groups.MODEL_TYPE, idle="only the inputs of an ONNX model are filled in"),)),
+            Group("model", (replace(groups.MODEL_TYPE, idle="the model is not read"),)),
         ),
-        (
-            "trtops template trt-config --fp16 --workspace 1G -o config.py",
-            "trtops template trt-config model.onnx -o config.py",
-        ),
+        ("trtops template trt-config --fp16 --workspace 1G -o config.py",),
         "Write a script that makes a TensorRT builder config, to be edited. Pass it to `trtops run` or `trtops "
-        "convert` with "
-        "--trt-config-script. A given model's inputs are filled in.",
+        "convert` with --trt-config-script. The model is not read.",
     ),
     "trt-network": Command(
-        _plan("trt-network", _network_text),
+        _network_job,
         (
             groups.MODEL.without("--input-shapes"),
             OUTPUT,

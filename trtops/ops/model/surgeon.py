@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,91 +28,24 @@ from trtops.backend.onnx.summary import summary
 from trtops.logger import ON_STDOUT
 from trtops.metadata import Shape, TensorSpec
 from trtops.ops.model.model_files import SaveConfig, Source
-from trtops.record import Record
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SurgeonResult(Record):
-    """A new model: its file if it was written, the number of nodes before and now, and sentences about the changes."""
+class SurgeonResult:
+    """A new model with its weights inside, its file if it was written, and sentences about the changes."""
 
+    model: onnx.ModelProto = field(repr=False)
     path: str | None
     nodes_before: int
     nodes: int
     changes: tuple[str, ...]
-    _proto: Any = field(default=None, repr=False, compare=False)
-
-    @property
-    def model(self) -> onnx.ModelProto:
-        """The new model, with its weights inside; a result that was read from JSON raises ConfigError."""
-        if self._proto is None:
-            raise errors.ConfigError(
-                f"This result was read from a file, without its model; load {self.path!r} instead."
-            )
-        proto: onnx.ModelProto = self._proto
-        return proto
 
     def text(self) -> str:
         """The changes, for a terminal."""
         wrote = "" if self.path is None else f" Wrote {self.path}"
         return "\n".join([*self.changes, f"{self.nodes_before} nodes before, {self.nodes} now.{wrote}"])
-
-
-@dataclass(frozen=True, kw_only=True)
-class InsertConfig(Record):
-    """A node to insert.
-
-    Attributes:
-        op: Its type.
-        inputs: Names of the tensors that it reads.
-        outputs: Names of the tensors that it produces; one that is also an input is passed through it.
-        name: Its name.
-        domain: Its operator domain.
-        attributes: Its attributes: numbers, text, or lists of these.
-    """
-
-    op: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    name: str = ""
-    domain: str = ""
-    attributes: Mapping[str, int | float | str | tuple[int | float | str, ...]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SanitizeConfig(Record):
-    """What to clean.
-
-    Attributes:
-        input_shapes: Other shapes of inputs, by name; all other shapes are inferred again.
-        fold_constants: Whether to compute what does not depend on inputs.
-        fold_shapes: Whether shapes that can be inferred count as constants.
-        infer_shapes: Whether shapes are inferred while folding; otherwise declared shapes are used.
-        symbolic_shapes: Whether ONNX Runtime's symbolic inference is used where ONNX's own leaves ranks unknown.
-        max_passes: Maximum number of folding passes; None folds until nothing changes.
-        max_folded_bytes: Larger tensors are not folded; None folds all.
-        cleanup: Whether to remove nodes and weights that no output depends on.
-        sort: Whether to sort the nodes in order of execution.
-        outputs: Names or patterns of the new outputs; None keeps the outputs.
-        exclude_outputs: Names or patterns of outputs to remove.
-        output_types: Types of nodes whose results become the outputs, instead of ``outputs``.
-        upper_bounds: Bounds of sizes computed at run time, by tensor name; ``""`` applies to all others.
-    """
-
-    input_shapes: Mapping[str, Shape] = field(default_factory=dict)
-    fold_constants: bool = False
-    fold_shapes: bool = True
-    infer_shapes: bool = True
-    symbolic_shapes: bool = True
-    max_passes: int | None = None
-    max_folded_bytes: int | None = None
-    cleanup: bool = False
-    sort: bool = False
-    outputs: tuple[str, ...] | None = None
-    exclude_outputs: tuple[str, ...] | None = None
-    output_types: tuple[str, ...] | None = None
-    upper_bounds: Mapping[str, int] = field(default_factory=dict)
 
 
 def extract(
@@ -140,23 +73,23 @@ def extract(
 
 
 def insert(
-    model: Source, output: str | Path | None, config: InsertConfig, *, save_as: SaveConfig | None = None
+    model: Source,
+    output: str | Path | None,
+    op: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    *,
+    name: str = "",
+    domain: str = "",
+    attributes: Mapping[str, Any] | None = None,
+    save_as: SaveConfig | None = None,
 ) -> SurgeonResult:
     """Insert a node between tensors, replacing what was there; see :func:`trtops.backend.onnx.edit.insert_node`."""
 
     def put(proto: onnx.ModelProto) -> list[str]:
         check_structure(proto)
-        attributes = {n: list(v) if isinstance(v, tuple) else v for n, v in config.attributes.items()}
-        edit.insert_node(
-            proto,
-            config.op,
-            config.inputs,
-            config.outputs,
-            name=config.name,
-            domain=config.domain,
-            attributes=attributes,
-        )
-        return [f"Inserted {config.op} between {_first_names(config.inputs)} and {_first_names(config.outputs)}."]
+        edit.insert_node(proto, op, inputs, outputs, name=name, domain=domain, attributes=attributes)
+        return [f"Inserted {op} between {_first_names(inputs)} and {_first_names(outputs)}."]
 
     return operate(model, output, save_as, put)
 
@@ -206,52 +139,81 @@ def remove_nodes(
 def sanitize(
     model: Source,
     output: str | Path | None = None,
-    config: SanitizeConfig | None = None,
     *,
+    input_shapes: Mapping[str, Shape] | None = None,
+    outputs: Sequence[str] | None = None,
+    exclude_outputs: Sequence[str] | None = None,
+    output_types: Sequence[str] | None = None,
+    sort: bool = False,
+    cleanup: bool = False,
+    fold_constants: bool = False,
+    fold_shapes: bool = True,
+    infer_shapes: bool = True,
+    symbolic_shapes: bool = True,
+    max_passes: int | None = None,
+    max_folded_bytes: int | None = None,
+    upper_bounds: Mapping[str, int] | None = None,
     save_as: SaveConfig | None = None,
 ) -> SurgeonResult:
-    """Clean a model: other shapes and outputs, order, unused nodes, constants, and bounds on sizes, in this order."""
-    config = SanitizeConfig() if config is None else config
-    return operate(model, output, save_as, lambda proto: _sanitize(proto, config))
+    """Clean a model: other shapes and outputs, order, unused nodes, constants, and bounds on sizes, in this order.
 
+    Args:
+        model: The model; not changed.
+        output: The file to write.
+        input_shapes: Other shapes of inputs, by name; all other shapes are inferred again.
+        outputs: Names or patterns of the new outputs; None keeps the outputs.
+        exclude_outputs: Names or patterns of outputs to remove.
+        output_types: Types of nodes whose results become the outputs, instead of ``outputs``.
+        sort: Whether to sort the nodes in order of execution.
+        cleanup: Whether to remove nodes and weights that no output depends on.
+        fold_constants: Whether to compute what does not depend on inputs.
+        fold_shapes: Whether shapes that can be inferred count as constants.
+        infer_shapes: Whether shapes are inferred while folding; otherwise declared shapes are used.
+        symbolic_shapes: Whether ONNX Runtime's symbolic inference is used where ONNX's own leaves ranks unknown.
+        max_passes: Maximum number of folding passes; None folds until nothing changes.
+        max_folded_bytes: Larger tensors are not folded; None folds all.
+        upper_bounds: Bounds of sizes computed at run time, by tensor name; ``""`` applies to all others.
+        save_as: Where weights go.
+    """
 
-def _sanitize(proto: onnx.ModelProto, config: SanitizeConfig) -> list[str]:
-    check_structure(proto)
-    changes = []
-    if config.input_shapes:
-        edit.override_input_shapes(proto, config.input_shapes)
-        shapes.infer_shapes(proto, symbolic=config.symbolic_shapes)
-        changes.append(f"Changed the shapes of {_first_names(config.input_shapes)}.")
-    outputs = config.outputs
-    if config.output_types is not None:
-        outputs = tuple(edit.outputs_of_types(proto.graph, config.output_types))
-    if outputs is not None:
-        edit.set_outputs(proto, outputs)
-    if config.exclude_outputs is not None:
-        edit.drop_outputs(proto, config.exclude_outputs)
-    if outputs is not None or config.exclude_outputs is not None:
-        changes.append(f"The outputs are now {_first_names(value.name for value in proto.graph.output)}.")
-    if config.sort and edit.sort_nodes(proto):
-        changes.append("Sorted the nodes in order of execution.")
-    if config.cleanup:
-        before = _count_nodes(proto)
-        rewriting.remove_unused(proto.graph)
-        changes.append(f"Removed {before - _count_nodes(proto)} nodes that no output needs.")
-    if config.fold_constants:
-        folded = fold.fold_constants(
-            proto,
-            passes=config.max_passes,
-            fold_shapes=config.fold_shapes,
-            infer_shapes=config.infer_shapes,
-            symbolic=config.symbolic_shapes,
-            size_threshold=config.max_folded_bytes,
-        )
-        changes.append(f"Folded {folded} nodes.")
-    if config.upper_bounds:
-        shapes.infer_shapes(proto, symbolic=config.symbolic_shapes)
-        bounded = edit.set_upper_bounds(proto, config.upper_bounds)
-        changes.append(f"Bounded {_first_names(f'{name} by {bound}' for name, bound in bounded.items()) or 'nothing'}.")
-    return changes
+    def clean(proto: onnx.ModelProto) -> list[str]:
+        check_structure(proto)
+        changes = []
+        if input_shapes:
+            edit.override_input_shapes(proto, input_shapes)
+            shapes.infer_shapes(proto, symbolic=symbolic_shapes)
+            changes.append(f"Changed the shapes of {_first_names(input_shapes)}.")
+        wanted = outputs if output_types is None else edit.outputs_of_types(proto.graph, output_types)
+        if wanted is not None:
+            edit.set_outputs(proto, wanted)
+        if exclude_outputs is not None:
+            edit.drop_outputs(proto, exclude_outputs)
+        if wanted is not None or exclude_outputs is not None:
+            changes.append(f"The outputs are now {_first_names(value.name for value in proto.graph.output)}.")
+        if sort and edit.sort_nodes(proto):
+            changes.append("Sorted the nodes in order of execution.")
+        if cleanup:
+            before = _count_nodes(proto)
+            rewriting.remove_unused(proto.graph)
+            changes.append(f"Removed {before - _count_nodes(proto)} nodes that no output needs.")
+        if fold_constants:
+            folded = fold.fold_constants(
+                proto,
+                passes=max_passes,
+                fold_shapes=fold_shapes,
+                infer_shapes=infer_shapes,
+                symbolic=symbolic_shapes,
+                size_threshold=max_folded_bytes,
+            )
+            changes.append(f"Folded {folded} nodes.")
+        if upper_bounds:
+            shapes.infer_shapes(proto, symbolic=symbolic_shapes)
+            bounded = edit.set_upper_bounds(proto, upper_bounds)
+            bounds = _first_names(f"{name} by {bound}" for name, bound in bounded.items())
+            changes.append(f"Bounded {bounds or 'nothing'}.")
+        return changes
+
+    return operate(model, output, save_as, clean)
 
 
 def prune(model: Source, output: str | Path | None = None, *, save_as: SaveConfig | None = None) -> SurgeonResult:
@@ -304,13 +266,9 @@ def operate(
     save_as: SaveConfig | None,
     change: Callable[[onnx.ModelProto], list[str] | tuple[onnx.ModelProto, list[str]]],
 ) -> SurgeonResult:
-    """Change a copy of a model, and write it.
+    """Change a copy of a model with its weights inside, and write it.
 
-    Args:
-        model: The model.
-        output: The file to write; None writes none.
-        save_as: Where weights go.
-        change: Changes the copy, whose weights are inside, and returns sentences about it, or another model with them.
+    ``change`` returns sentences about the changes, or another model with them.
     """
     proto, files = _load_with_weights(model)
     save_as = save_as or SaveConfig()
@@ -335,7 +293,7 @@ def operate(
         nodes_before=before,
         nodes=_count_nodes(proto),
         changes=tuple(changes),
-        _proto=proto,
+        model=proto,
     )
 
 

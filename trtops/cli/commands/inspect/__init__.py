@@ -15,15 +15,8 @@ from trtops.tracking.ids import RUN_PREFIX
 
 
 def _calibration_job(args: Options) -> Job:
-    stored = any(str(cache).startswith(RUN_PREFIX) for cache in (args.cache, args.other))
-    store: Store = "reads" if stored else "none"
-    if args.other is None:
-        return op_job(args, "inspect_calibration", args.cache, store=store)
-    return op_job(args, "compare_calibrations", args.cache, args.other, args.ratio, store=store, code=_differs)
-
-
-def _differs(found: Any) -> int:
-    return 0 if found.same else 1
+    store: Store = "reads" if args.cache.startswith(RUN_PREFIX) else "none"
+    return op_job(args, "inspect_calibration", args.cache, store=store)
 
 
 def _capability_job(args: Options) -> Job:
@@ -85,20 +78,12 @@ COMMANDS = {
     "calibration": Command(
         _calibration_job,
         (
-            Group(
-                "caches",
-                (
-                    flag("cache", "a calibration cache, or run:<id>"),
-                    flag("other?", "another one to compare with"),
-                    flag("--ratio X", "ranges further apart count as changed", default=1.25),
-                ),
-            ),
+            Group("cache", (flag("cache", "a file of either format, or run:<id>"),)),
             groups.JSON,
             groups.STORE,
         ),
-        ("trtops inspect calibration int8.cache", "trtops inspect calibration old.cache new.cache --ratio 2"),
-        "Show a calibration cache, or the differences of two: files of either format, or run:<id>. Exits with 1 if "
-        "they differ.",
+        ("trtops inspect calibration int8.cache",),
+        "Show a calibration cache: the range of each tensor.",
     ),
     "capability": Command(
         _capability_job,

@@ -121,7 +121,7 @@ def _show_made(source: Any, describe: str, path: str, show: Sequence[Any], tenso
     else:
         say(described.text(tuple(show)))
     if tensors is not None:
-        say(ops.tensors_text(described, ops.read_tensors(tensors)))
+        say(ops.tensors_text(described, tensors))
     return 0
 
 
@@ -143,7 +143,7 @@ def _draw(source: Any, describe: str, path: str, infer: bool, page_file: str | N
     if describe:
         described = _describe(source, describe, path)
     else:
-        described = ops.describe_onnx(loaded(source), infer_shapes=infer)
+        described = ops.inspect_model(loaded(source), infer_shapes=infer).describe()
     page = ops.model_page(described, Path(path).name)
     if page_file is not None:
         save_bytes(page.encode(), page_file)

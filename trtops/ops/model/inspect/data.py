@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,50 +18,10 @@ from trtops.comparator.results import RunResults
 from trtops.json import load_json
 from trtops.json.numpy_files import load_numpy
 from trtops.ops.model.inspect.inspection import Inspection
-from trtops.record import JSONValue, Record, to_jsonable
+from trtops.record import JSONValue, to_jsonable
 
 if TYPE_CHECKING:
     from trtops.backend.trt.describe.inspector import EngineDescription
-
-_LINE_WIDTH = 75
-
-
-@dataclass(frozen=True, kw_only=True)
-class ArraySummary(Record):
-    """One array of saved inputs or outputs, with statistics of its finite elements; text has none."""
-
-    where: str  # the runner and the iteration
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    mean: float | None = None
-    std: float | None = None
-    median: float | None = None
-    magnitude: float | None = None  # mean of the absolute values
-    percentiles: tuple[float, ...] = ()  # 90th, 95th and 99th
-    minimum: float | None = None
-    minimum_at: tuple[int, ...] = ()
-    maximum: float | None = None
-    maximum_at: tuple[int, ...] = ()
-    nan: int = 0
-    inf: int = 0
-
-
-@dataclass(frozen=True)
-class _Saved:
-    """A file's content: iterations by runner, or those of one nameless runner if they are inputs."""
-
-    runs: list[tuple[str, Sequence[Mapping[str, Any]]]]
-    are_results: bool
-
-
-@dataclass(frozen=True)
-class _Display:
-    values: bool
-    histogram: bool
-    all_iterations: bool
-    items: int
-    line_width: int
 
 
 def inspect_data(
@@ -72,9 +31,9 @@ def inspect_data(
     histogram: bool = False,
     all_iterations: bool = False,
     items: int = 3,
-    line_width: int | None = None,
+    line_width: int = 75,
 ) -> Inspection:
-    """Inspect saved inputs, outputs or comparisons.
+    """Inspect saved inputs, outputs or comparisons; the text has Polygraphy's layout.
 
     Args:
         path: A ``.json`` file of trtops or Polygraphy, a folder of such files with one iteration each, an ``.npz`` or
@@ -83,7 +42,7 @@ def inspect_data(
         histogram: Whether to print histograms.
         all_iterations: Whether to show every iteration, or only the first.
         items: Number of values to print at the ends of each axis; -1 prints all.
-        line_width: Maximum length of lines of values, 75 unless given; -1 sets no limit.
+        line_width: Maximum length of lines of values; -1 sets no limit.
 
     Raises:
         FormatError: If it cannot be read, or has no arrays.
@@ -91,25 +50,60 @@ def inspect_data(
     """
     saved = _load_saved(Path(path))
     if isinstance(saved, AccuracyResults):
-        return Inspection(
-            "data", lambda: _comparison_values(saved), lambda: "\n".join(_accuracy_lines(saved, all_iterations))
-        )
-    shown = [
-        (f"{runner}, iteration {number} of {len(iterations)}", name, _as_array(array, f"{path}: {name!r}"))
-        for runner, iterations in saved.runs
-        for number, iteration in enumerate(iterations if all_iterations else iterations[:1])
-        for name, array in iteration.items()
-    ]
-    width = _LINE_WIDTH if line_width is None else line_width
-    display = _Display(show_values, histogram, all_iterations, items, width)
-    return Inspection(
-        "data",
-        lambda: [to_jsonable(summarize(where, name, array)) for where, name, array in shown],
-        lambda: "\n".join(_text_lines(saved, display)),
-    )
+        return Inspection(lambda: _comparison_values(saved), lambda: "\n".join(_accuracy_lines(saved, all_iterations)))
+    are_results = isinstance(saved, RunResults)
+    runs: list[tuple[str, list[dict[str, Any]], int]] = []  # a runner, the iterations to show, and how many it has
+    for runner, iterations in saved.items() if isinstance(saved, RunResults) else [("inputs", saved)]:
+        shown = iterations if all_iterations else iterations[:1]
+        arrays = [{name: _as_array(array, f"{path}: {name!r}") for name, array in each.items()} for each in shown]
+        runs.append((runner, arrays, len(iterations)))
+
+    def describe() -> JSONValue:
+        return [
+            {"where": f"{runner}, iteration {number} of {total}", "name": name, **summarize(array)}
+            for runner, iterations, total in runs
+            for number, iteration in enumerate(iterations)
+            for name, array in iteration.items()
+        ]
+
+    def array_lines(name: str, array: Any) -> Iterator[str]:
+        yield f"{name} [dtype={array.dtype}, shape={array.shape}] | Stats: {statistics_text(array)}"
+        found: Any = summarize(array)
+        if found["nan"] or found["inf"]:
+            text = f"    NaN={found['nan']}, inf={found['inf']}"
+            if found["mean"] is not None:
+                text += f" | Others: mean={found['mean']:.5g}, std-dev={found['std']:.5g}, median={found['median']:.5g}"
+                text += f", min={found['minimum']:.5g}, max={found['maximum']:.5g}"
+            yield text
+        if histogram and found["mean"] is not None:
+            yield from (f"    {line}" for line in histogram_lines(array))
+        if show_values:
+            edge, width = (sys.maxsize if n < 1 else n for n in (items, line_width))
+            with np.printoptions(edgeitems=edge, linewidth=width):
+                yield from (f"    {line}" for line in str(array).splitlines())
+
+    def lines() -> Iterator[str]:
+        if are_results:
+            yield from (f"==== Run Results ({len(runs)} runners) ====", "")
+        longest = max((len(runner) for runner, _, _ in runs), default=0)
+        for runner, iterations, total in runs:
+            yield (
+                f"---- {runner:<{longest}} ({total} iterations) ----"
+                if are_results
+                else f"==== Data ({total} iterations) ===="
+            )
+            margin = "    " if len(iterations) > 1 else ""
+            for number, iteration in enumerate(iterations):
+                yield from ("", f"-- Iteration: {number}") if margin else ()
+                for name, array in iteration.items():
+                    yield from ("", *(f"{margin}{line}" for line in array_lines(name, array)))
+            yield from ("",) if are_results else ()
+
+    return Inspection(describe, lambda: "\n".join(lines()))
 
 
-def _load_saved(path: Path) -> _Saved | AccuracyResults:
+def _load_saved(path: Path) -> RunResults | AccuracyResults | list[Any]:
+    """The content of a file or folder; inputs are a list of feeds."""
     if not path.exists():
         raise errors.ConfigError(f"{str(path)!r} does not exist; expected saved inputs, outputs or comparisons.")
     if path.is_dir():
@@ -117,19 +111,17 @@ def _load_saved(path: Path) -> _Saved | AccuracyResults:
         if first is None:
             raise errors.FormatError(f"{path}: no .json files of iterations in it.")
         if isinstance(load_json(str(first)), RunResults):
-            return _Saved(list(RunResults.load(path).items()), True)
-        return _Saved([("inputs", list(StreamingDataLoader(path)))], False)
+            return RunResults.load(path)
+        return list(StreamingDataLoader(path))
     if path.suffix in (".npy", ".npz"):
         arrays = load_numpy(path)
-        return _Saved([(path.name, [{path.stem: arrays} if isinstance(arrays, np.ndarray) else arrays])], False)
+        return [{path.stem: arrays} if isinstance(arrays, np.ndarray) else arrays]
     loaded = load_json(str(path))
-    if isinstance(loaded, RunResults):
-        return _Saved(list(loaded.items()), True)
-    if isinstance(loaded, AccuracyResults):
+    if isinstance(loaded, (RunResults, AccuracyResults)):
         return loaded
     feeds = [loaded] if isinstance(loaded, Mapping) else loaded
     if isinstance(feeds, list) and all(isinstance(feed, Mapping) for feed in feeds):
-        return _Saved([("inputs", feeds)], False)
+        return feeds
     raise errors.FormatError(f"{path} has a {type(loaded).__name__}; expected saved inputs or outputs.")
 
 
@@ -151,7 +143,6 @@ def _comparison_values(results: AccuracyResults) -> JSONValue:
 
 
 def _accuracy_lines(results: AccuracyResults, all_iterations: bool) -> Iterator[str]:
-    """A saved comparison, in Polygraphy's layout."""
     yield f"==== Accuracy Results ({len(results)} comparison(s)) ===="
     for result in results:
         yield from ("", f"---- Aggregation: {result.aggregation} ----")
@@ -166,40 +157,6 @@ def _accuracy_lines(results: AccuracyResults, all_iterations: bool) -> Iterator[
                     yield f"        {name} | {'PASSED' if match else 'FAILED'}{f' | {known}' if known else ''}"
 
 
-def _text_lines(saved: _Saved, display: _Display) -> Iterator[str]:
-    """Saved inputs or outputs, in Polygraphy's layout."""
-    if not saved.are_results:
-        [(_, iterations)] = saved.runs
-        yield f"==== Data ({len(iterations)} iterations) ===="
-        yield from _iteration_lines(iterations, display)
-        return
-    yield from (f"==== Run Results ({len(saved.runs)} runners) ====", "")
-    width = max((len(name) for name, _ in saved.runs), default=0)
-    for name, iterations in saved.runs:
-        yield f"---- {name:<{width}} ({len(iterations)} iterations) ----"
-        yield from (*_iteration_lines(iterations, display), "")
-
-
-def _iteration_lines(iterations: Sequence[Mapping[str, Any]], display: _Display) -> Iterator[str]:
-    several = len(iterations) > 1 and display.all_iterations
-    margin = "    " if several else ""
-    for number, iteration in enumerate(iterations if display.all_iterations else iterations[:1]):
-        yield from ("", f"-- Iteration: {number}") if several else ()
-        for name, value in iteration.items():
-            array = _as_array(value, repr(name))
-            yield ""
-            yield f"{margin}{name} [dtype={array.dtype}, shape={array.shape}] | Stats: {statistics_text(array)}"
-            found = summarize("", name, array)
-            if found.nan or found.inf:
-                yield f"{margin}    {_finite_text(found)}"
-            if display.histogram and found.mean is not None:
-                yield from (f"{margin}    {line}" for line in histogram_lines(array))
-            if display.values:
-                edge, width = (sys.maxsize if n < 1 else n for n in (display.items, display.line_width))
-                with np.printoptions(edgeitems=edge, linewidth=width):
-                    yield from (f"{margin}    {line}" for line in str(array).splitlines())
-
-
 def _as_array(value: Any, name: str) -> np.ndarray[Any, Any]:
     """A saved value as an array; arrays are returned as they are, including those that cannot be compared."""
     try:
@@ -208,93 +165,50 @@ def _as_array(value: Any, name: str) -> np.ndarray[Any, Any]:
         raise errors.FormatError(str(exc)) from None
 
 
-def summarize(where: str, name: str, array: Any) -> ArraySummary:
-    """Statistics of an array of any dtype in host memory; text has none."""
+def summarize(array: Any) -> dict[str, JSONValue]:
+    """Type, shape, and statistics of the finite elements of an array in host memory; None for text."""
     array = np.asarray(array)
+    summary: dict[str, JSONValue] = {
+        **{"dtype": str(array.dtype), "shape": list(array.shape), "nan": 0, "inf": 0},
+        **dict.fromkeys(("mean", "std", "median", "magnitude", "minimum", "maximum")),
+    }
     if array.dtype.kind not in "fiub" and "float" not in array.dtype.name:
-        return ArraySummary(where=where, name=name, dtype=str(array.dtype), shape=array.shape)
+        return summary
     numbers = array.astype(np.float64, copy=False)
-    finite_places = np.flatnonzero(np.isfinite(numbers))
-    statistics: dict[str, Any] = {}
-    if finite_places.size:
-        finite = numbers.reshape(-1)[finite_places]
-        least, most = finite.argmin(), finite.argmax()
-        median, *percentiles = map(float, np.percentile(finite, (50, 90, 95, 99)))
-        statistics = {
+    summary |= {"nan": int(np.isnan(numbers).sum()), "inf": int(np.isinf(numbers).sum())}
+    finite = numbers[np.isfinite(numbers)]
+    if finite.size:
+        summary |= {
             "mean": float(finite.mean()),
             "std": float(finite.std()),
-            "median": median,
+            "median": float(np.median(finite)),
             "magnitude": float(np.abs(finite).mean()),
-            "percentiles": tuple(percentiles),
-            "minimum": float(finite[least]),
-            "minimum_at": tuple(map(int, np.unravel_index(finite_places[least], numbers.shape))),
-            "maximum": float(finite[most]),
-            "maximum_at": tuple(map(int, np.unravel_index(finite_places[most], numbers.shape))),
+            "minimum": float(finite.min()),
+            "maximum": float(finite.max()),
         }
-    return ArraySummary(
-        where=where,
-        name=name,
-        dtype=str(array.dtype),
-        shape=array.shape,
-        nan=int(np.isnan(numbers).sum()),
-        inf=int(np.isinf(numbers).sum()),
-        **statistics,
-    )
+    return summary
 
 
-def _finite_text(summary: ArraySummary) -> str:
-    """The number of elements that are not finite, and statistics of the others."""
-    text = f"NaN={summary.nan}, inf={summary.inf}"
-    if summary.mean is None:
-        return text
-    levels = ", ".join(f"p{level}={value:.5g}" for level, value in zip((90, 95, 99), summary.percentiles))
-    return (
-        f"{text} | Others: mean={summary.mean:.5g}, std-dev={summary.std:.5g}, median={summary.median:.5g}, "
-        f"min={summary.minimum:.5g} at {summary.minimum_at}, max={summary.maximum:.5g} at {summary.maximum_at}, "
-        f"avg-magnitude={summary.magnitude:.5g}, {levels}"
-    )
+def tensors_text(engine: EngineDescription, path: str | Path) -> str:
+    """An engine's layers with statistics of their tensors, from the first iteration of saved outputs.
 
-
-def read_tensors(path: str | Path) -> dict[str, ArraySummary]:
-    """Statistics of saved outputs by tensor, from each runner's first iteration; the last runner takes precedence.
-
-    Args:
-        path: Outputs from ``trtops run --save-outputs``; with ``--mark-unfused-tensors-as-debug-tensors`` those of all
-            tensors that were not fused.
-
-    Raises:
-        ConfigError: If the file does not exist.
-        FormatError: If it is something else, or empty.
+    The outputs are from ``trtops run --save-outputs``; with ``--mark-unfused-tensors-as-debug-tensors`` they have all
+    tensors that were not fused. ConfigError if the file does not exist, FormatError if it has no outputs.
     """
     if not Path(path).exists():
         raise errors.ConfigError(f"{str(path)!r} does not exist; expected saved outputs (trtops run --save-outputs).")
-    found = {
-        name: summarize(runner, name, array)
-        for runner, iterations in RunResults.load(str(path)).items()
-        for name, array in (iterations[0].items() if iterations else ())
-    }
-    if not found:
+    results = RunResults.load(str(path)).values()
+    tensors = {name: array for iterations in results for name, array in (iterations[0].items() if iterations else ())}
+    if not tensors:
         raise errors.FormatError(f"{path} has no outputs; expected those of at least one iteration.")
-    return found
-
-
-def tensors_text(engine: EngineDescription, tensors: dict[str, ArraySummary]) -> str:
-    """An engine's layers with statistics of their tensors."""
-    seen: set[str] = set()
     lines = [f"---- Tensors of {len(engine.layers)} Layers ----"]
     for layer in engine.layers:
         lines.append(f"{layer.name} [Op: {layer.op}]")
         for arrow, each in (("   ", layer.inputs), (" ->", layer.outputs)):
             for tensor in each:
-                seen.add(tensor.name)
-                found, text = tensors.get(tensor.name), "not saved"
-                if found is not None:
-                    text = f"dtype={found.dtype}, shape={found.shape}"
-                    if found.mean is not None:
-                        text += f", mean={found.mean:.5g}, std={found.std:.5g}, min={found.minimum:.5g}, "
-                        text += f"max={found.maximum:.5g}, NaN={found.nan}, inf={found.inf}"
+                text = "not saved"
+                if tensor.name in tensors:
+                    array = np.asarray(tensors[tensor.name])
+                    text = f"dtype={array.dtype}, shape={array.shape}, {statistics_text(array)}"
                 lines.append(f"  {arrow} {tensor.name} [{text}]")
-    others = [name for name in tensors if name not in seen]
-    if others:
-        lines += ["", f"Not of any layer: {', '.join(others)}"]
     return "\n".join(lines) + "\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtops.calibration.compare import CacheDiff, diff
 from trtops.ops.model.inspect.inspection import Inspection
 from trtops.record import to_jsonable
 from trtops.tables import table
@@ -41,12 +40,7 @@ def inspect_calibration(source: str, *, tracker: Tracker | None = None) -> Inspe
             lines += ["", f"Without a range, since NaN or infinity occurred: {', '.join(cache.excluded)}"]
         return "\n".join(lines)
 
-    return Inspection("calibration", lambda: cache, text)
-
-
-def compare_calibrations(first: str, second: str, ratio: float = 1.25, *, tracker: Tracker | None = None) -> CacheDiff:
-    """The differences between two calibration caches; ranges whose ratio is above ``ratio`` count as changed."""
-    return diff(load_cache(first, tracker), load_cache(second, tracker), ratio)
+    return Inspection(lambda: cache, text)
 
 
 def inspect_tactics(path: str | Path) -> Inspection:
@@ -69,7 +63,7 @@ def inspect_tactics(path: str | Path) -> Inspection:
         )
         return "\n".join([*algorithms, head, *settings, "", table(("layer", "op", "tactic", "replayable"), rows)])
 
-    return Inspection("tactics", lambda: record, text)
+    return Inspection(lambda: record, text)
 
 
 def inspect_sparsity(model: str | Path | onnx.ModelProto) -> Inspection:
@@ -85,4 +79,4 @@ def inspect_sparsity(model: str | Path | onnx.ModelProto) -> Inspection:
         head = f"{sparse} of {len(found)} weights that could be are 2:4 sparse."
         return "\n".join([head, "", table(("weight", "shape", "axis", "2:4", "zeros"), rows)])
 
-    return Inspection("sparsity", lambda: [to_jsonable(weight) for weight in found], text)
+    return Inspection(lambda: [to_jsonable(weight) for weight in found], text)
