@@ -293,7 +293,7 @@ def test_a_run_records_the_printed_verdict(run) -> None:
 
 
 def test_a_candidate_is_gated_by_a_policy(home, run) -> None:
-    (home / "gate.yaml").write_text("latency: null\nmemory: null\n")
+    (home / "gate.yaml").write_text("latency: null\n")
     gated = "gate conv_net.onnx --policy gate.yaml --experiment gated --name gated"
 
     first, second = run(gated), run(f"{gated} --json")

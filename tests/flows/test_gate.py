@@ -31,7 +31,7 @@ def test_candidates_are_gated_by_tasks(store: Path, tmp_path: Path, policy: Path
     models = (write(perceptron(16, 2), tmp_path, "one"), write(perceptron(16, 3), tmp_path, "two"))
     begun = datetime.now(timezone.utc)  # other tests have gated on this server as well
 
-    result = gate(models, policy=policy, releases=(f"here={sys.prefix}",), parallel=2)
+    result = gate(models, policy=policy, releases=(f"here={sys.prefix}",))
     wrong = write(with_wrong_weight(perceptron(16, 2)), tmp_path / "wrong", "one")
     refused = gate((wrong,), policy=policy)
 

@@ -6,22 +6,20 @@ import datetime
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from prefect.events import emit_event
-from prefect.task_runners import ThreadPoolTaskRunner
 
-from trtops.flows.campaigns import plain_future
-from trtops.flows.flow_of import flow_of, hold_nothing, task_of
+from trtops.flows.flow_of import flow_of, hold_nothing
 from trtops.flows.slots import backend_slot, place_slot
 from trtops.ops.auditing import op as audits
 from trtops.ops.auditing.config import AuditConfig
 from trtops.ops.auditing.result import AuditResult
 from trtops.ops.bundling.op import bundle as bundle_op
-from trtops.ops.gate.environments import Release
-from trtops.ops.gate.matrix import Cell, MatrixConfig, MatrixResult, gate_all, gate_cell
+from trtops.ops.campaign.config import Place
+from trtops.ops.gate.matrix import MatrixResult, gate_all
 from trtops.ops.gate.op import GateConfig
 from trtops.ops.gate.policy import read_policy
+from trtops.ops.gate.releases import Release
 from trtops.ops.gate.result import GateResult
 from trtops.spec import BackendName, Precision
 from trtops.tracking.base import Tracker
@@ -58,7 +56,6 @@ def _gate(
     policy: Path | None = None,
     releases: tuple[str, ...] = (),
     precisions: tuple[Precision, ...] = (),
-    parallel: int = 1,
     experiment: str | None = None,
     tracker: Tracker,
     tags: Mapping[str, str],
@@ -74,32 +71,20 @@ def _gate(
         policy: The policy, as a YAML file on the worker's machine.
         releases: Releases of the back end: constraints files (.txt) or environments, optionally as ``name=path``.
         precisions: Precisions to build in.
-        parallel: Number of candidates at a time; latencies are always measured one after the other.
         experiment: MLflow experiment (default: the model's name, or ``gate`` for several candidates).
     """
     config = GateConfig() if config is None else config
     if policy is not None:
         config = replace(config, policy=read_policy(policy))
-    matrix = MatrixConfig(
-        models=tuple(map(str, models)),
-        releases=tuple(map(Release.parse, releases)) or (config.release,),
-        precisions=precisions or (config.build.precision,),
-        devices=config.devices,
-        gate=config,
-    )
-
-    def gate_one(cell: Cell) -> GateResult:
-        with place_slot(cell.config.place) as devices:
-            return gate_cell(replace(cell, config=replace(cell.config, devices=devices)), tracker=tracker)
-
-    threads: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=parallel)
-    with threads as runner:
+    with place_slot(Place(backend=config.build.backend, devices=config.devices)) as devices:
         result = gate_all(
-            matrix,
+            models,
+            replace(config, devices=devices),
+            releases=tuple(map(Release.parse, releases)),
+            precisions=precisions,
             tracker=tracker,
             experiment=experiment,
             tags=tags,
-            submit=lambda cell: plain_future(runner.submit(task_of(gate_one, cell.name), parameters={"cell": cell})),
         )
     for each in result.cells if isinstance(result, MatrixResult) else (result,):
         emit_event(

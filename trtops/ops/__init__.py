@@ -75,13 +75,12 @@ if TYPE_CHECKING:
     from trtops.ops.evaluation.saved_data import merge as merge
     from trtops.ops.evaluation.submodel import ComparisonCheck as ComparisonCheck
     from trtops.ops.evaluation.submodel import EngineRunner as EngineRunner
-    from trtops.ops.gate.environments import Release as Release
-    from trtops.ops.gate.matrix import MatrixConfig as MatrixConfig
     from trtops.ops.gate.matrix import MatrixResult as MatrixResult
     from trtops.ops.gate.matrix import gate_all as gate_all
     from trtops.ops.gate.op import GateConfig as GateConfig
     from trtops.ops.gate.policy import Policy as Policy
     from trtops.ops.gate.policy import read_policy as read_policy
+    from trtops.ops.gate.releases import Release as Release
     from trtops.ops.gate.result import GateResult as GateResult
     from trtops.ops.model.capability import CapabilityConfig as CapabilityConfig
     from trtops.ops.model.capability import capability as capability

@@ -203,7 +203,7 @@ def test_gated_engine_is_rebuilt_and_checked(tmp_path: Path) -> None:
     config = GateConfig(
         build=BuildConfig(options=ONE_THREAD),
         check=replace(GateConfig().check, data=str(data)),
-        policy=Policy(limits=Limits(latency=None, memory=None)),
+        policy=Policy(limits=Limits(latency=None)),
     )
     built = gate(path, config, tracker=tracker)
     converted = convert(path, ConvertConfig(build=BuildConfig(options=ONE_THREAD), check=QUICK), tracker=tracker).run_id

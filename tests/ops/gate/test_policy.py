@@ -22,7 +22,7 @@ def test_precision_limits_override_common_limits(tmp_path: Path) -> None:
             tmp_path,
             """
 latency: {ratio: 1.02}
-memory: null
+size: null
 accuracy:
   widths: 2
   widths_per_output: {boxes: 4, mask: null}
@@ -31,7 +31,6 @@ precisions:
   int8:
     latency: {confidence: 0.9}
     accuracy: {widths: 3}
-first: refuse
 """,
         )
     )
@@ -40,12 +39,11 @@ first: refuse
     assert fp16.latency is not None and int8.latency is not None
     assert (fp16.latency.ratio, fp16.latency.confidence) == (1.02, 0.99)
     assert (int8.latency.ratio, int8.latency.confidence) == (1.02, 0.9)
-    assert fp16.memory is None and int8.memory is None and fp16.size is not None
+    assert fp16.size is None and int8.size is None and fp16.build_time is not None
     assert fp16.accuracy is not None and int8.accuracy is not None
     assert fp16.accuracy.widths == 2 and fp16.accuracy.widths_per_output == {"boxes": 4, "mask": None}
     assert int8.accuracy.widths == 3 and int8.accuracy.tolerances == fp16.accuracy.tolerances
     assert int8.accuracy.tolerances is not None and int8.accuracy.tolerances.of("scores").min_cosine == 0.99
-    assert policy.first == "refuse"
 
 
 def test_empty_policy_is_the_default(tmp_path: Path) -> None:
@@ -64,7 +62,7 @@ accuracy:
 precisions:
   int9: {size: null}
   int8:
-    layers: {tactics: forbid}
+    precision_share: most
 first: maybe
 """,
     )
@@ -76,8 +74,8 @@ first: maybe
     lines = {int(place.rpartition(":")[2]): text for place, text in complaints.items()}
     assert "sizes" in lines[4] and "size" in lines[4]
     assert "int9" in lines[8] and "int8" in lines[8]
-    assert "forbid" in lines[10]
-    assert "maybe" in lines[11]
+    assert "most" in lines[10]
+    assert "first" in lines[11]
 
 
 def test_invalid_value_is_reported_with_its_line(tmp_path: Path) -> None:
@@ -90,8 +88,8 @@ def test_invalid_value_is_reported_with_its_line(tmp_path: Path) -> None:
 
 
 def test_partial_cost_limit_keeps_its_default(tmp_path: Path) -> None:
-    policy = read_policy(write(tmp_path, "size: {ratio: 1.5}\nprecisions:\n  int8:\n    memory: {slack: 7}\n"))
+    policy = read_policy(write(tmp_path, "size: {ratio: 1.5}\nprecisions:\n  int8:\n    build_time: {slack: 7}\n"))
 
-    size, memory = policy.of("fp32").size, policy.of("int8").memory
+    size, build_time = policy.of("fp32").size, policy.of("int8").build_time
     assert size is not None and (size.ratio, size.slack) == (1.5, 1 << 16)
-    assert memory is not None and (memory.ratio, memory.slack) == (1.25, 7)
+    assert build_time is not None and (build_time.ratio, build_time.slack) == (3.0, 7)

@@ -1,13 +1,13 @@
-"""Build a candidate and compare it with the accepted engine: accuracy, latency, size, memory, build time, layers.
+"""Build a candidate and compare it with the accepted engine: accuracy, latency, size, build time, layers.
 
-Several models, precisions, devices or releases make a matrix. A candidate that passes is accepted and gets the alias.
+Several models, precisions or releases make a matrix. A candidate that passes is accepted and gets the alias.
 Exits with 1 if one is not accepted.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtops import ops
 from trtops.cli import configs, groups
@@ -16,7 +16,7 @@ from trtops.cli.jobs import Job, op_job
 from trtops.cli.script import late
 
 if TYPE_CHECKING:
-    from trtops.ops.gate.matrix import MatrixConfig
+    from trtops.ops.gate.op import GateConfig
 
 GROUPS = (
     Group(
@@ -34,7 +34,6 @@ GROUPS = (
                 usual="the one given",
                 choices=("fp32", "fp16", "bf16", "fp8", "int8"),
             ),
-            flag("--devices DEVICE+", "GPUs as CUDA_VISIBLE_DEVICES names them; cpu is the processor"),
         ),
     ),
     Group(
@@ -45,7 +44,7 @@ GROUPS = (
             flag("--no-register", "give no alias to an accepted candidate"),
         ),
     ),
-    configs.config_flags("evaluation", "GateConfig", skip="build policy release register devices"),
+    configs.config_flags("evaluation", "GateConfig", skip="build policy release register"),
     configs.BACKEND,
     groups.SPEC,
     groups.SOURCE,
@@ -70,20 +69,21 @@ def plan(args: Options) -> Job:
         others=tuple(map(ops.Release.parse, args.accepted_release or ())),
         register=not args.no_register,
     )
-    matrix: Any = ops.MatrixConfig(
-        models=tuple(args.models),
-        releases=tuple(map(ops.Release.parse, args.release or ())) or (config.release,),
-        precisions=tuple(args.precisions or (build.precision,)),
-        devices=tuple(args.devices or ()),
-        gate=config,
-    )
     if args.policy is not None:
-        matrix = late("trtops.cli.commands.gate.with_policy", matrix, args.policy)
+        config = late("trtops.cli.commands.gate.with_policy", config, args.policy)
     return op_job(
-        args, "gate_all", matrix, store="writes", experiment=args.experiment, progress=("Gating", "candidates")
+        args,
+        "gate_all",
+        tuple(args.models),
+        config,
+        store="writes",
+        releases=tuple(map(ops.Release.parse, args.release or ())),
+        precisions=tuple(args.precisions or ()),
+        experiment=args.experiment,
+        progress=("Gating", "candidates"),
     )
 
 
-def with_policy(matrix: MatrixConfig, path: str) -> MatrixConfig:
-    """Return the matrix with the policy of a file."""
-    return replace(matrix, gate=replace(matrix.gate, policy=ops.read_policy(path)))
+def with_policy(config: GateConfig, path: str) -> GateConfig:
+    """Return the config with the policy of a file."""
+    return replace(config, policy=ops.read_policy(path))

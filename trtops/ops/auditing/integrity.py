@@ -18,7 +18,7 @@ from trtops.backend.onnx.model import Model
 from trtops.calibration.cache import read_cache
 from trtops.ops.auditing.result import Claim, Contradiction
 from trtops.ops.evaluation.check import Evaluation, error_metrics
-from trtops.ops.gate.result import GateResult, gate_metrics
+from trtops.ops.gate.result import GateResult
 from trtops.record import sha256, sha256_file
 from trtops.spec import BuildSpec, Environment, Layer
 from trtops.tactics.denied import DenyList
@@ -313,7 +313,7 @@ def _check_gate(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     facts.add("the gate's decision", {**_tag(run.info, Tag.GATE, _NONE), path: result.decision})
     facts.add("verdict", {**_tag(run.info, Tag.VERDICT), path: result.verdict})
     stored = {name: value for name, value in run.info.metrics.items() if name[0] == Metric.GATE}
-    _compare_numbers(stored, gate_metrics(result), path, facts)
+    _compare_numbers(stored, result.metrics(), path, facts)
 
 
 def _compare_numbers(

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 import statistics
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,59 +33,29 @@ _WARM_UP = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadCost(Record):
-    """Cost of loading an engine and running it once.
-
-    Attributes:
-        memory_bytes: Peak of additional host memory; None if the system does not report it.
-        device_bytes: Additional device memory; None for engines on the CPU.
-        seconds: Time of the second inference.
-    """
-
-    memory_bytes: int | None
-    device_bytes: int | None
-    seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Rounds(Record):
-    """Latencies of both engines, measured alternately.
-
-    Attributes:
-        starts: Logarithms of the ratio of the candidate's latency to the accepted engine's, by start and round.
-        candidate_ms: Median latency.
-        on_device: True if this is time on the GPU without copies.
-        seconds: Wall time of the measurement.
-    """
+    """Latencies of both engines, measured alternately; medians in milliseconds."""
 
     starts: Starts
     candidate_ms: float
     accepted_ms: float
-    on_device: bool = False
-    seconds: float = 0.0
 
 
 class EngineProcess:
-    """One engine, open in a child process.
-
-    Attributes:
-        cost: Cost of loading it in the current process; None before :meth:`open`.
-    """
+    """One engine, open in a child process. ``seconds`` is the time of one inference."""
 
     def __init__(self, backend: IsolatedBackend, engine: Engine, feeds: Path) -> None:
-        """Nothing is started before :meth:`open`. ``feeds`` is a file from :func:`save_feeds`."""
+        """Open the engine, with the inputs of a file from :func:`save_feeds`."""
         self._backend = backend
         self._engine = engine
         self._feeds = str(feeds)
-        self.cost: LoadCost | None = None
+        self.reopen()
 
-    def open(self, *, fresh: bool) -> LoadCost:
-        """Open the engine, in a fresh process or in the one that built it, whose freed memory is reused."""
-        if fresh:
-            self._backend.worker.close()
+    def reopen(self) -> None:
+        """Open the engine in a fresh process."""
+        self._backend.worker.close()
         run = self._backend.worker.run
-        self.cost = run(_open_engine, self._engine, self._feeds, timeout=self._backend.timeout)
-        return self.cost
+        self.seconds: float = run(_open_engine, self._engine, self._feeds, timeout=self._backend.timeout)
 
     def outputs(self) -> RunResults:
         """Run the engine on every feed."""
@@ -106,17 +74,13 @@ def measure_rounds(candidate: EngineProcess, accepted: EngineProcess, limit: Lat
 
     The first look uses the current processes, each further look fresh ones. On a CPU, only one gate measures at a time.
     """
-    begin = time.perf_counter()
     starts: list[tuple[float, ...]] = []
     mine: list[float] = []
     theirs: list[float] = []
     with locked(machine_folder() / "gate_on_cpu") if on_cpu else contextlib.nullcontext():
         while True:
-            if starts:
-                candidate.open(fresh=True)
-                accepted.open(fresh=True)
-            seconds = accepted.cost.seconds if accepted.cost is not None else _VISIT_SECONDS
-            count = min(_MAX_INFERENCES, max(_MIN_INFERENCES, math.ceil(_VISIT_SECONDS / max(seconds, 1e-7))))
+            count = math.ceil(_VISIT_SECONDS / max(accepted.seconds, 1e-7))
+            count = min(_MAX_INFERENCES, max(_MIN_INFERENCES, count))
             ratios = []
             for number in range(limit.rounds):
                 outer, inner = (candidate, accepted) if number % 2 else (accepted, candidate)
@@ -133,12 +97,12 @@ def measure_rounds(candidate: EngineProcess, accepted: EngineProcess, limit: Lat
             found = estimate(tuple(starts), limit.ratio, limit.confidence)
             if found.decision != "open" or found.rounds + limit.rounds > limit.max_rounds:
                 break
+            candidate.reopen()
+            accepted.reopen()
     return Rounds(
         starts=tuple(starts),
         candidate_ms=statistics.median(mine) * 1e3,
         accepted_ms=statistics.median(theirs) * 1e3,
-        on_device=not on_cpu,
-        seconds=time.perf_counter() - begin,
     )
 
 
@@ -151,26 +115,16 @@ def save_feeds(feeds: Sequence[Feed], path: Path) -> None:
 _open: list[tuple[BaseRunner, list[Feed]]] = []
 
 
-def _open_engine(engine: Engine, feeds: str) -> LoadCost:
-    while _open:
-        _open.pop()[0].deactivate()
+def _open_engine(engine: Engine, feeds: str) -> float:
     inputs: list[Feed] = [
         {name: np.asarray(array) for name, array in feed.items()} for feed in RunResults.load(feeds)[0][1]
     ]
     runner = engine_backend(engine.backend).runner(engine, interleaved=True)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    before, device = _resident_bytes("VmRSS"), _device_bytes(engine)
     runner.activate()
     _open.append((runner, inputs))
+    runner.infer(inputs[0])  # the first inference allocates, and says nothing about the others
     runner.infer(inputs[0])
-    peak, after = _resident_bytes("VmHWM"), _device_bytes(engine)
-    runner.infer(inputs[0])
-    return LoadCost(
-        memory_bytes=None if before is None or peak is None else max(0, peak - before),
-        device_bytes=None if device is None or after is None else max(0, after - device),
-        seconds=_last_seconds(runner),
-    )
+    return _last_seconds(runner)
 
 
 def _save_outputs(path: str) -> None:
@@ -193,7 +147,7 @@ def _time_inferences(count: int) -> list[float]:
 
 
 def _opened() -> tuple[BaseRunner, list[Feed]]:
-    if not _open:
+    if not _open:  # a crash between two calls, after which the worker started another process
         raise errors.InferenceError("No engine is open in this process, because it was restarted. Open it again.")
     return _open[0]
 
@@ -201,21 +155,3 @@ def _opened() -> tuple[BaseRunner, list[Feed]]:
 def _last_seconds(runner: BaseRunner) -> float:
     on_device = runner.last_device_time()
     return runner.last_inference_time() if on_device is None else on_device
-
-
-def _resident_bytes(field: str) -> int | None:
-    """A field of this process' memory status; None if the system does not report it."""
-    with contextlib.suppress(OSError):
-        found = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-        return None if found is None else int(found[1]) * 1024
-    return None
-
-
-def _device_bytes(engine: Engine) -> int | None:
-    """Used memory of the GPU, by all processes; None for engines on the CPU."""
-    if engine.backend != "tensorrt":
-        return None
-    from trtops.backend.trt.library import memory
-
-    free, total = memory.call("cudaMemGetInfo")
-    return int(total) - int(free)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,18 +16,18 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend, Worker
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
-from trtops.ops.campaign.open_campaign import find_model
 from trtops.ops.campaign.promote import registered_model
 from trtops.ops.campaign.workers import free_device
 from trtops.ops.engines.deny import deny_list
 from trtops.ops.engines.job import BuildJob, read_cache_file
 from trtops.ops.evaluation.check import Accuracy, collect, measure_accuracy, read_labels, tolerances_for
+from trtops.ops.evaluation.precision_check import check_precision
 from trtops.ops.evaluation.rounding import moved_reference
-from trtops.ops.gate.engine_process import EngineProcess, LoadCost, measure_rounds, save_feeds
-from trtops.ops.gate.environments import HERE, Release, interpreter_of
-from trtops.ops.gate.findings import EngineFacts, Finding, Measured, Subject, with_class_axes
+from trtops.ops.gate.engine_process import EngineProcess, measure_rounds, save_feeds
+from trtops.ops.gate.findings import EngineFacts, Finding, Measured, Subject
 from trtops.ops.gate.noise_widths import measure_widths
 from trtops.ops.gate.policy import AccuracyLimit
+from trtops.ops.gate.releases import HERE, Release, interpreter_of
 from trtops.spec import Environment
 from trtops.system.processes import temporary_prefix
 from trtops.tracking import builds, schema
@@ -39,17 +38,13 @@ from trtops.tracking.schema import Tag
 if TYPE_CHECKING:
     from trtops.ops.gate.op import GateConfig
 
-log = logging.getLogger(__name__)
-
 
 class RefusedError(Exception):
     """A candidate that cannot be measured; caught by the gate, which reports the ``finding``."""
 
-    def __init__(self, subject: Subject, reason: object) -> None:
-        """Refuse for a reason: an error, or a text."""
-        text = f"{type(reason).__name__}: {reason}" if isinstance(reason, Exception) else str(reason)
-        super().__init__(text)
-        self.finding = Finding(subject, "refuse", text)
+    def __init__(self, subject: Subject, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.finding = Finding(subject, "refuse", f"{type(reason).__name__}: {reason}")
 
 
 @contextlib.contextmanager
@@ -67,11 +62,11 @@ class Measurement:
 
     Attributes:
         build: The candidate, once it is built or loaded.
-        holder: Id of the run that holds it.
+        holder: Id of the run that holds it: the gate's own if it is built now.
     """
 
     def __init__(self, model: Model, config: GateConfig, run: Run, tracker: Tracker) -> None:
-        """Nothing is done before :meth:`measure`. The gate's run stores a candidate that is built now."""
+        """Nothing is done before :meth:`measure`."""
         self.build: Build | None = None
         self.holder = ""
         self._model = model
@@ -86,57 +81,47 @@ class Measurement:
         Raises:
             RefusedError: If the candidate or the accepted engine cannot be built, loaded or run.
         """
-        config, check = self._config, self._config.check
-        if config.device_problem:
-            raise RefusedError("device", config.device_problem)
-        feeds = list(check.open_for(self._model))
-        defaults = tolerances_for(config.build.precision, None, self._model)
-        accuracy = self._limits.accuracy or AccuracyLimit()
+        config, model = self._config, self._model
+        precision = config.build.precision
+        feeds = list(config.check.open_for(model))
+        tolerances = tolerances_for(precision, (self._limits.accuracy or AccuracyLimit()).tolerances, model)
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=temporary_prefix("gate"))))
             file = folder / "feeds.npz"
             save_feeds(feeds, file)
-            device = stack.enter_context(free_device(config.place.backend, config.place.devices))
+            device = stack.enter_context(free_device(config.build.backend, config.devices))
             backend = self._open_release(config.release, device, stack)
             build, accepted = self._candidate(backend, feeds)
-            process = EngineProcess(backend, build.engine, file)
             with _refused_for("build"):
-                # Freed memory of the build would be reused, so memory is measured in a fresh process.
-                cost = process.open(fresh=self._limits.memory is not None)
+                process = EngineProcess(backend, build.engine, file)
                 outputs = process.outputs()
-            golden = plain = self._reference_outputs(self._model, feeds)
-            if check.golden is not None:
-                golden = RunResults.load(check.golden)
+            with reference_runner(model) as runner:
+                plain = collect(runner, feeds)
+            golden = plain if config.check.golden is None else RunResults.load(config.check.golden)
             measured = Measured(
-                candidate=_facts(self.holder, build, cost if self._limits.memory is not None else None),
-                reference=compare_outputs(outputs, golden, with_class_axes(accuracy.tolerances or defaults, defaults)),
-                default_tolerances=defaults,
-                candidate_top1=self._top1(outputs, golden, defaults),
+                candidate=_facts(self.holder, build),
+                reference=compare_outputs(outputs, golden, tolerances),
+                candidate_top1=self._top1(outputs, golden, tolerances),
             )
             if accepted is None:
                 return measured
             other, other_backend = self._open_accepted(accepted, device, stack)
-            other_process = EngineProcess(other_backend, other.engine, file)
             with _refused_for("accepted"):
-                other_cost = other_process.open(fresh=True)
+                other_process = EngineProcess(other_backend, other.engine, file)
                 theirs, again = other_process.outputs(), other_process.outputs()
-            own_golden = self._golden_of(accepted, other, golden, feeds)
-            moved = moved_reference(self._model, feeds, config.build.precision)
+            same_model = other.spec.model_sha256 == model.info.sha256
+            reference = (plain, moved_reference(model, feeds, precision))
             rounds = None
             if self._limits.latency is not None:
+                on_cpu = config.build.backend == "onnxruntime"
                 with _refused_for("build"):
-                    on_cpu = config.build.backend == "onnxruntime"
                     rounds = measure_rounds(process, other_process, self._limits.latency, on_cpu=on_cpu)
             return replace(
                 measured,
-                accepted=_facts(accepted.id, other, other_cost),
-                agreement=compare_outputs(
-                    outputs, theirs, with_class_axes(accuracy.accepted or Tolerances(), defaults)
-                ),
-                widths=measure_widths(
-                    outputs, theirs, again, golden, own_golden, plain, moved, build.spec.config.precision
-                ),
-                accepted_top1=self._top1(theirs, golden, defaults),
+                accepted=_facts(accepted.id, other),
+                agreement=compare_outputs(outputs, theirs, Tolerances()),
+                widths=measure_widths(outputs, (theirs, again), golden, reference, precision, same_model=same_model),
+                accepted_top1=self._top1(theirs, golden, tolerances),
                 rounds=rounds,
             )
 
@@ -184,9 +169,8 @@ class Measurement:
         limit = self._limits.build_time
         with _refused_for("build"):
             build = job.build(backend)
-            # A slow build may be due to other work on the machine, so it is repeated and the fastest counts.
-            slow = limit is not None and before is not None and limit.exceeded(build.seconds, before)
-            for _ in range(limit.builds - 1 if slow and limit is not None else 0):
+            # A slow build may be due to other work on the machine.
+            if limit is not None and before is not None and limit.exceeded(build.seconds, before):
                 build = min(build, job.build(backend), key=lambda each: each.seconds)
         builds.log_build(run, build, backend.engine_suffix)
         for file in model.files() if config.keep_model else ():
@@ -241,27 +225,12 @@ class Measurement:
                 f"that release; {'; '.join(tried)}. Name that release as well."
             )
 
-    def _golden_of(self, info: RunInfo, build: Build, golden: RunResults, feeds: list[Feed]) -> RunResults | None:
-        """Expected outputs of the accepted engine; None if its model is no longer available."""
-        if self._config.check.golden is not None or build.spec.model_sha256 == self._model.info.sha256:
-            return golden
-        try:
-            return self._reference_outputs(Model.load(find_model(self._tracker, info)), feeds)
-        except (errors.ConfigError, errors.ModelError, errors.InputError) as exc:
-            log.warning("The accuracy of the accepted engine is unknown: %s", exc)
-            return None
-
     def _top1(self, outputs: RunResults, golden: RunResults, tolerances: Tolerances) -> Accuracy | None:
         labels = self._config.check.labels
         return None if labels is None else measure_accuracy(outputs, golden, read_labels(Path(labels)), tolerances)
 
-    @staticmethod
-    def _reference_outputs(model: Model, feeds: list[Feed]) -> RunResults:
-        with reference_runner(model) as runner:
-            return collect(runner, feeds)
 
-
-def _facts(run_id: str, build: Build, cost: LoadCost | None) -> EngineFacts:
+def _facts(run_id: str, build: Build) -> EngineFacts:
     return EngineFacts(
         run_id=run_id,
         environment=build.engine.environment,
@@ -269,7 +238,6 @@ def _facts(run_id: str, build: Build, cost: LoadCost | None) -> EngineFacts:
         precision=build.spec.config.precision,
         engine_bytes=len(build.engine.plan),
         build_seconds=build.seconds,
+        kernels=check_precision(build).kernels,
         layers=tuple(build.layers),
-        memory_bytes=None if cost is None else cost.memory_bytes,
-        device_bytes=None if cost is None else cost.device_bytes,
     )

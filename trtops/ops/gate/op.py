@@ -1,4 +1,4 @@
-"""Gate: compare a candidate with the accepted engine, and accept it, refuse it, or ask for more measurement."""
+"""The gate: compare a candidate with the accepted engine, and accept it, refuse it or ask for more measurement."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 
 from trtops.backend.base import Build
 from trtops.backend.onnx.model import Model
-from trtops.ops.campaign.config import Place
 from trtops.ops.campaign.promote import alias_of, register_accepted, registered_model
 from trtops.ops.campaign.workers import close_workers
-from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.gate.environments import HERE, Release
+from trtops.ops.evaluation.check import CheckConfig, Evaluation, log_evaluation
 from trtops.ops.gate.findings import evaluate_measured
 from trtops.ops.gate.measurement import Measurement, RefusedError
 from trtops.ops.gate.policy import Policy
-from trtops.ops.gate.result import GateResult, log_result
+from trtops.ops.gate.releases import HERE, Release
+from trtops.ops.gate.result import GateResult
 from trtops.ops.result import finish_with, model_file, op_run
 from trtops.record import Record
 from trtops.spec import BuildConfig
+from trtops.tracking import schema
 from trtops.tracking.base import RegisteredVersion, Tracker
 
 
@@ -63,20 +63,6 @@ class GateConfig(Record):
     keep_model: bool = True
     timeout_seconds: float | None = 1800.0
 
-    @property
-    def place(self) -> Place:
-        """Where the candidate is built and measured."""
-        return Place(backend=self.build.backend, devices=self.devices, timeout_seconds=self.timeout_seconds)
-
-    @property
-    def device_problem(self) -> str:
-        """Why the back end cannot use these devices; empty if it can."""
-        if self.build.backend == "onnxruntime" and self.devices:
-            return f"engines of ONNX Runtime run on the CPU, not on {', '.join(self.devices)!r}. Use cpu."
-        if self.build.backend == "tensorrt" and "cpu" in self.devices:
-            return "engines of TensorRT run on a GPU, not on the CPU."
-        return ""
-
 
 def gate(
     model: str | Path,
@@ -110,12 +96,12 @@ def gate(
     begin = time.perf_counter()
     path = model_file(model)
     experiment = experiment or path.stem
-    precision, release, devices = config.build.precision, config.release.name, ",".join(config.devices)
+    precision, release = config.build.precision, config.release.name
     name = f"gate {path.stem} {precision} {config.build.backend} {release}"
     with op_run(tracker, experiment, name, kind="gate", model=path, tags=tags, parent=parent) as run:
+        devices = ",".join(config.devices)
         run.log_params({"release": release, "policy": config.policy.digest, "devices": devices})
-        loaded = Model.load(path)
-        measurement = Measurement(loaded, config, run, tracker)
+        measurement = Measurement(Model.load(path), config, run, tracker)
         measured = None
         try:
             measured = measurement.measure()
@@ -131,15 +117,21 @@ def gate(
             policy=config.policy,
             precision=precision,
             release=release,
-            device=devices,
             measured=measured,
             holder=measurement.holder,
             seconds=time.perf_counter() - begin,
         ).kept_in(run, experiment)
-        log_result(run, result)
+        if measured is not None:
+            log_evaluation(run, Evaluation(report=measured.reference, accuracy=measured.candidate_top1))
+            if measured.rounds is not None:
+                run.log_metrics({(schema.Metric.LATENCY, "p50_ms"): measured.rounds.candidate_ms})
+            run.log_metrics(result.metrics())
+        run.log_json(result, schema.Artifact.GATE)
+        run.log_text(result.page(), schema.Artifact.GATE_PAGE)
+        run.set_tags({schema.Tag.GATE: result.decision})
         finish_with(run, result, tracker)
     if result.decision == "accept" and config.register and measurement.build is not None and result.holder:
-        registered = config.name or loaded.name
+        registered = config.name or path.stem
         version, alias = accept(tracker, result.holder, measurement.build, name=registered, evidence=result.run_id)
         result = replace(result, version=version.version, alias=alias)
     return result

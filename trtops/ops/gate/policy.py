@@ -1,10 +1,10 @@
-"""Gate policies: limits on latency, size, memory, build time, accuracy and layers, by output and by precision.
+"""Gate policies: limits on latency, size, build time, accuracy and layers, by output and by precision.
 
 Policies are YAML files::
 
     latency: {ratio: 1.05, confidence: 0.99}
     size: {ratio: 1.1}
-    memory: null                       # not checked
+    build_time: null                   # not checked
     accuracy:
       widths: 2.5                      # distance from the accepted outputs, in noise widths
       widths_per_output: {boxes: 4}
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from trtops import errors
 from trtops.comparator.report import Tolerances
@@ -27,8 +27,6 @@ from trtops.ops.engines.yaml_records import read_yaml
 from trtops.ops.gate.ratio import MIN_STARTS
 from trtops.record import Record
 from trtops.spec import Precision
-
-Outcome: TypeAlias = Literal["refuse", "note"]
 
 
 def _check_bounds(record: object, **bounds: float) -> None:
@@ -44,10 +42,8 @@ class LatencyLimit(Record):
 
     Attributes:
         ratio: Largest ratio of the candidate's latency to the accepted engine's.
-        confidence: Probability that an engine whose true ratio is the limit is not decided wrongly, over all looks
-            together.
-        rounds: Rounds between two looks at the numbers. Each look uses fresh processes; the third is the first to
-            decide.
+        confidence: Probability that an engine whose true ratio is the limit is not decided wrongly, over all looks.
+        rounds: Rounds between two looks. Each look uses fresh processes; the third is the first to decide.
         max_rounds: Maximum number of rounds.
     """
 
@@ -64,20 +60,17 @@ class LatencyLimit(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class GrowthLimit(Record):
-    """How much a cost may grow. A candidate is refused if it exceeds both the ratio and the slack.
+    """A candidate is refused if a cost exceeds that of the accepted engine by both the ratio and the slack.
 
     Attributes:
-        ratio: Largest ratio to the accepted engine's cost.
         slack: Growth that is always allowed, in bytes or seconds.
-        builds: Only for the build time: number of builds of a candidate that took too long; the fastest counts.
     """
 
     ratio: float
     slack: float
-    builds: int = 2
 
     def __post_init__(self) -> None:
-        _check_bounds(self, ratio=1, slack=0, builds=1)
+        _check_bounds(self, ratio=1, slack=0)
 
     def exceeded(self, candidate: float, accepted: float) -> bool:
         """True if the growth exceeds ratio and slack."""
@@ -90,59 +83,34 @@ class AccuracyLimit(Record):
 
     Attributes:
         tolerances: For the outputs compared with the reference; the defaults of the precision if None.
-        accepted: For the outputs compared with those of the accepted engine; only noise widths are used if None.
-        widths: Largest distance of an output from the accepted one, and largest growth of its error, in noise widths;
-            None disables both.
+        widths: Largest distance of an output from the accepted one, in noise widths; None for a retrained model.
         widths_per_output: The same for single outputs.
         top1_drop: Largest loss of accuracy on labelled data, as a fraction of all samples; None disables it.
-        other_model: Outcome if outputs differ because the candidate was built from another model.
     """
 
     tolerances: Tolerances | None = None
-    accepted: Tolerances | None = None
     widths: float | None = 2.5
     widths_per_output: Mapping[str, float | None] = field(default_factory=dict)
     top1_drop: float | None = 0.005
-    other_model: Outcome = "refuse"
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerLimit(Record):
-    """Changes of layers.
-
-    Attributes:
-        precision_share: Largest change of the share of layers that compute in a precision.
-        precision: Outcome of a larger change.
-        tactics: Outcome of changed tactics. Builds usually differ in tactics.
-    """
-
-    precision_share: float = 0.1
-    precision: Outcome = "refuse"
-    tactics: Outcome = "note"
-
-    def __post_init__(self) -> None:
-        _check_bounds(self, precision_share=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits(Record):
-    """All limits; a part that is None is measured but not checked.
+    """All limits; a part that is None is not checked.
 
     Attributes:
         latency: Median latency of an inference.
         size: Bytes of the engine.
-        memory: Bytes to load and run the engine, on the host and on the device.
-        build_time: Seconds of the build.
+        build_time: Seconds of the build. A build that takes too long is repeated once, and the faster one counts.
         accuracy: Outputs.
-        layers: Precisions and tactics of layers.
+        precision_share: Largest change of the share of layers that compute in a precision.
     """
 
     latency: LatencyLimit | None = field(default_factory=LatencyLimit)
     size: GrowthLimit | None = field(default_factory=lambda: GrowthLimit(ratio=1.1, slack=1 << 16))
-    memory: GrowthLimit | None = field(default_factory=lambda: GrowthLimit(ratio=1.25, slack=32 << 20))
     build_time: GrowthLimit | None = field(default_factory=lambda: GrowthLimit(ratio=3.0, slack=10.0))
     accuracy: AccuracyLimit | None = field(default_factory=AccuracyLimit)
-    layers: LayerLimit | None = field(default_factory=LayerLimit)
+    precision_share: float | None = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,16 +120,14 @@ class Policy(Record):
     Attributes:
         limits: Limits for all precisions without their own.
         precisions: Complete limits of single precisions.
-        first: Decision on a good candidate if no engine was accepted before.
     """
 
     limits: Limits = field(default_factory=Limits)
     precisions: Mapping[Precision, Limits] = field(default_factory=dict)
-    first: Literal["accept", "refuse"] = "accept"
 
-    def of(self, precision: str) -> Limits:
+    def of(self, precision: Precision) -> Limits:
         """The limits for engines of a precision."""
-        return next((limits for name, limits in self.precisions.items() if name == precision), self.limits)
+        return self.precisions.get(precision, self.limits)
 
 
 def read_policy(path: str | Path) -> Policy:
@@ -175,11 +141,11 @@ def read_policy(path: str | Path) -> Policy:
     if not isinstance(data, dict):
         document.complain((), "expected limits, such as `latency: {ratio: 1.05}`.")
         document.raise_problems()
-    common = _merge(Limits().to_dict(), {key: data[key] for key in data.keys() - {"precisions", "first"}})
+    common = _merge(Limits().to_dict(), {key: data[key] for key in data.keys() - {"precisions"}})
     # Without valid common limits, their problems are not reported again for each precision.
     below = {} if document.record(Limits, (), common) is None else common
-    merged = {"limits": below} | {key: data[key] for key in ("precisions", "first") if data.get(key) is not None}
-    if isinstance(precisions := merged.get("precisions"), dict):
+    merged: dict[str, Any] = {"limits": below, "precisions": data.get("precisions") or {}}
+    if isinstance(precisions := merged["precisions"], dict):
         merged["precisions"] = {name: _merge(below, own) for name, own in precisions.items()}
     policy = document.record(Policy, (), merged)
     document.raise_problems()
