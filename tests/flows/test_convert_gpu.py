@@ -281,7 +281,7 @@ def test_the_tools_on_models_evaluate_by_engines(store: Path, tmp_path: Path) ->
     loose = CHECK.tolerances
 
     found = accuracy(path, config=AccuracyConfig(tolerances=loose), side="tensorrt", precision="fp16")
-    mixed = precision(path, config=PrecisionConfig(tolerances=loose, latency_runs=0), side="tensorrt")
+    mixed = precision(path, config=PrecisionConfig(tolerances=loose), side="tensorrt")
     small = reduce(path, backend="tensorrt", precision="fp16", tolerances=loose)
 
     assert found.verdict == "bad" and found.first in ("c", "d", "y")

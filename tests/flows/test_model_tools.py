@@ -42,7 +42,7 @@ def test_accuracy_finds_overflow(overflowing: Path) -> None:
 
 
 def test_precision_keeps_what_overflows(overflowing: Path, tmp_path: Path) -> None:
-    config = PrecisionConfig(tolerances=LOOSE, latency_runs=2)
+    config = PrecisionConfig(tolerances=LOOSE)
     result = precision(overflowing, config=config, output=str(tmp_path / "mixed.onnx"))
     assert result.keep == ("b", "c")
     assert (tmp_path / "mixed.onnx").exists()

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests import models
 from trtops import errors
 from trtops.backend.onnx.submodel import Cutter, SubModel
-from trtops.backend.onnxrt.observe import Observed, RandomInputs, observe
+from trtops.backend.onnxrt.observe import Observed, observe
 from trtops.backend.onnxrt.reference import SessionFromMemory, reference_outputs
 
 
@@ -237,20 +237,6 @@ def test_observation_in_pieces_equals_one_run():
 
     np.testing.assert_array_equal(values.arrays("t200")[0], expected["t200"])
     assert len(values.arrays("t100")) == 1
-
-
-def test_random_inputs_keep_indices():
-    proto = models.model(
-        "(float[8,2] x, int64[3] i) => (float[3,2] y) { a = Neg(x)\n j = Identity(i)\n g = Gather(a, j)\n y = Relu(g) }"
-    )
-    cutter, observed = analyze(models.Case(proto, {"x": models.random(8, 2), "i": np.array([7, 0, 3])}))
-
-    part = cutter.cut([2], RandomInputs(observed, seed=5))
-
-    [feed] = part.feeds
-    assert feed["j"].tolist() == [7, 0, 3]
-    assert not np.array_equal(feed["a"], observed.arrays("a")[0]) and 0 <= feed["a"].min() <= feed["a"].max() <= 1
-    np.testing.assert_array_equal(part.golden[0]["g"], feed["a"][[7, 0, 3]])
 
 
 def test_large_models_use_a_temporary_file(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from trtops.backend.onnx.submodel import SubModel
 from trtops.ops.result import OpResult
 from trtops.ops.search.accuracy import accuracy
 from trtops.ops.search.accuracy_sides import Emulated, make_side
-from trtops.ops.search.precision import PrecisionConfig, precision
+from trtops.ops.search.precision import precision
 from trtops.ops.search.reduce import reduce
 from trtops.spec import BuildConfig
 from trtops.tracking.memory import MemoryTracker
@@ -27,10 +27,7 @@ def has_no_add(part: SubModel) -> bool:
 
 OPS: dict[str, tuple[Callable[..., OpResult], str]] = {
     "reduce": (lambda model, **options: reduce(model, has_no_add, **options), "multi_output reduce"),
-    "precision": (
-        lambda model, **options: precision(model, PrecisionConfig(latency_runs=0), **options),
-        "multi_output precision",
-    ),
+    "precision": (precision, "multi_output precision"),
     "accuracy": (
         lambda model, **options: accuracy(model, make_side("emulated", "fp16"), **options),
         "multi_output accuracy emulated fp16",

@@ -72,16 +72,13 @@ def test_overflowing_layers_are_kept_by_layer_precisions(tmp_path: Path) -> None
     from trtops.backend.trt.describe.inspector import read_layers
 
     case = models.overflowing()
-    files = {"output": str(tmp_path / "mixed.onnx"), "exclude_list": str(tmp_path / "keep.txt")}
-    config = PrecisionConfig(tolerances=LOOSE, latency_runs=2, **files)
+    config = PrecisionConfig(tolerances=LOOSE, output=str(tmp_path / "mixed.onnx"))
 
     result = precision(case.proto, config, feeds=[case.feed], runner=EngineWriter().runner, progress=print)
 
-    print(result.keep, result.exclude, f"{result.checks} checks in {result.seconds:.1f} s")
+    print(result.keep, f"{result.checks} checks in {result.seconds:.1f} s")
     assert result.outcome == "mixed" and result.minimal
     assert {"conv1", "conv2"} <= set(result.keep) <= {"conv1", "relu1", "conv2"}
-    assert all(point.latency_ms for point in result.points)
-    assert (tmp_path / "keep.txt").read_text().split() == list(result.keep)
     kinds = {
         t.name: t.type.tensor_type.elem_type
         for t in onnx.shape_inference.infer_shapes(onnx.load(tmp_path / "mixed.onnx")).graph.value_info

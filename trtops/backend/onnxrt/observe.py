@@ -17,7 +17,7 @@ import onnx
 from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.onnx.submodel import Array, Arrays, Cutter
-from trtops.backend.onnxrt.reference import SessionFromMemory, reference_outputs
+from trtops.backend.onnxrt.reference import SessionFromMemory
 from trtops.backend.onnxrt.runner import OnnxrtRunner
 from trtops.metadata import DataType, Dim, TensorSpec
 from trtops.system.processes import temporary_prefix
@@ -96,36 +96,6 @@ class Observed:
         np.ascontiguousarray(array).reshape(-1).view(np.uint8).tofile(path)
         mapped: Array = np.memmap(path, np.uint8, "r").view(np.ndarray).view(array.dtype).reshape(array.shape)
         return mapped
-
-
-class RandomInputs:
-    """Observed dtypes and shapes with random floats between 0 and 1, as submodel ``Values``.
-
-    Integers and booleans keep their observed values, since a random index may be out of range.
-    """
-
-    def __init__(self, observed: Observed, seed: int = 1) -> None:
-        """Take dtypes, shapes and integers from observed values; draw the rest with a seed."""
-        self._observed = observed
-        self._seed = seed
-        self.spec = observed.spec
-        self.constant = observed.constant
-
-    def feeds(self, names: Sequence[str]) -> list[Arrays]:
-        """Return random arrays for floats, observed ones for the rest; the same for the same names."""
-        generator = np.random.default_rng(self._seed)
-
-        def draw(array: Array) -> Array:
-            if not DataType.of(array.dtype).is_floating:
-                return array
-            drawn: Array = np.asarray(generator.random(array.shape, np.float32))
-            return drawn.astype(array.dtype)
-
-        return [{name: draw(array) for name, array in feed.items()} for feed in self._observed.feeds(names)]
-
-    def golden(self, model: onnx.ModelProto, feeds: Sequence[Arrays], names: Sequence[str]) -> list[Arrays]:
-        """Return what ONNX Runtime computes for the random inputs without optimizing."""
-        return reference_outputs(model, feeds)
 
 
 def observe(cutter: Cutter, feeds: Sequence[Feed], *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Observed:

@@ -35,10 +35,12 @@ class CheckOutcome(Record):
     Attributes:
         verdict: ``fail`` is the failure that is searched for, ``error`` any other.
         detail: Why, for people.
+        excess: Largest error as a multiple of the tolerances, if it was measured.
     """
 
     verdict: CheckVerdict
     detail: str = ""
+    excess: float | None = None
 
     @classmethod
     def of(cls, answer: object) -> CheckOutcome:

@@ -26,7 +26,7 @@ from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model, is_large
 from trtops.backend.onnx.save import save_model
 from trtops.backend.onnx.submodel import Cutter, Declared, Values
-from trtops.backend.onnxrt.observe import RandomInputs, observe
+from trtops.backend.onnxrt.observe import observe
 from trtops.comparator.report import Tolerances
 from trtops.json import save_json
 from trtops.metadata import TensorMetadata, check_feed
@@ -35,8 +35,7 @@ from trtops.ops.evaluation.feeds import Feeds
 from trtops.ops.evaluation.submodel import Check, CheckVerdict, ComparisonCheck, EngineRunner, describe
 from trtops.ops.model.model_files import Source, Subject, open_model
 from trtops.ops.result import OpResult, finish_with, op_run
-from trtops.ops.search.delta import Evaluate, Items
-from trtops.ops.search.reduce_replay import Step, write_replay
+from trtops.ops.search.delta import Evaluate, Items, Step
 from trtops.ops.search.reduce_search import ReduceConfig, Reduction, require_working_check
 from trtops.ops.steps import run_step
 from trtops.record import Record
@@ -51,11 +50,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class CulpritNode(Record):
-    """One node of a culprit.
-
-    Attributes:
-        index: Its index in the whole model's ``graph.node``.
-    """
+    """One node of a culprit, with its index in the whole model's ``graph.node``."""
 
     index: int
     name: str
@@ -70,6 +65,7 @@ class Culprit(Record):
     Attributes:
         minimal: Whether every set without one node was checked and passes; False if ``max_checks`` stopped the search.
             If only outputs or only inputs are reduced, this concerns nodes at the end or at the beginning.
+        model: The sub-model; None if this was read from a file.
     """
 
     nodes: tuple[CulpritNode, ...]
@@ -81,15 +77,8 @@ class Culprit(Record):
 
     @property
     def model(self) -> onnx.ModelProto:
-        """The sub-model.
-
-        Raises:
-            ConfigError: If this was read from a file; then it may be at :attr:`path`.
-        """
-        if self._proto is None:
-            raise errors.ConfigError(
-                f"This culprit was read from a file, without its model. Its path is {self.path!r}."
-            )
+        """The sub-model; :attr:`path` is its file if this was read from JSON, which does not contain it."""
+        assert self._proto is not None
         proto: onnx.ModelProto = self._proto
         return proto
 
@@ -209,9 +198,6 @@ def reduce(
     name = f"{subject.name} reduce"
     with op_run(tracker, experiment, name, kind="reduce", model=subject.file, tags=tags, parent=parent) as run:
         opened = open_model(model)
-        if config.branches is None:
-            real = config.inputs == "real" and (feeds is not None or config.data is not None)
-            config = replace(config, branches="frozen" if real else "inputs")
         found, steps = run_step("search", _find_culprits, opened, check, config, feeds, progress, evaluate)
         result = replace(found, title=f"reduce {subject}", subject=str(subject.file or "")).kept_in(run, experiment)
         run.log_params({"model": opened.name, "check": describe(check), **config.to_dict()})
@@ -231,7 +217,15 @@ def _find_culprits(
 ) -> tuple[ReduceResult, Sequence[Step]]:
     """The result, and every check."""
     started = time.perf_counter()
-    _check_paths(model, check, config)
+    if config.width > 1 and getattr(check, "one_at_a_time", False):
+        raise errors.ConfigError(
+            f"width is {config.width}, but the check reads every sub-model from one file. Use {{model}} in its command."
+        )
+    used = {path.resolve() for path in model.files()}
+    artifact = getattr(check, "artifact", None)
+    for name, path in [("output", config.output), ("min_good", config.min_good), ("artifact", artifact)]:
+        if path is not None and Path(path).resolve() in used:
+            raise errors.ConfigError(f"{name} is {path!r}, which is the model itself. Use another path.")
     cutter = Cutter(model.proto(lean=True))
     if not cutter.parts:
         raise errors.InvalidModelError("The model has no nodes but Constants; there is nothing to reduce.")
@@ -245,21 +239,30 @@ def _find_culprits(
         given = [dict(feed) for feed in config.open_for(model, feeds, inputs)] if inputs else [{}]
         for feed in given:
             check_feed(inputs, feed)
+    # As in Polygraphy, tensors of other branches become weights only if the user gives data.
+    freeze = config.inputs == "real" and (feeds is not None or config.data is not None)
+    data = f"{config.inputs}, branches {'frozen' if freeze else 'inputs'}"
+    if given:
+        # Arrays of objects have no bytes of their own; their text has.
+        plain = [{n: a.astype(str) if a.dtype.kind == "O" else a for n, a in feed.items()} for feed in given]
+        data += f" {config.seed} {Feeds('', lambda: plain).digest()}"
+    depends_on = {"model": model.info.sha256, "check": describe(check), "data": data}
     with ExitStack() as stack:
         values: Values
         if config.inputs == "declared":
             values = Declared(cutter.model, inputs)
         else:
-            observed = observe(cutter, given, limit_bytes=config.memory_limit_bytes)
-            stack.callback(observed.close)
-            values = observed if config.inputs == "real" else RandomInputs(observed, config.seed)
+            values = observe(cutter, given)
+            stack.callback(values.close)
         if evaluate is None:
             evaluate = stack.enter_context(ThreadPoolExecutor(config.width)).map if config.width > 1 else map
-        holds_for = _dependencies(model, check, config, given)
-        search = Reduction(cutter, values, check, config, holds_for, progress, evaluate)
+        reduction = Reduction(cutter, values, check, config, freeze, progress, evaluate)
+        search = reduction.search
+        search.use_replays(config.load_replay, config.save_replay, len(cutter.parts), depends_on)
         try:
-            whole = search.check_whole()
-            found = search.culprit() if whole.verdict == "fail" else None
+            search.holds(reduction.everything)
+            whole = search.answers[reduction.everything]
+            found = reduction.culprit() if whole.verdict == "fail" else None
         except KeyboardInterrupt:
             if config.save_replay is not None and search.steps:
                 log.warning(
@@ -268,12 +271,16 @@ def _find_culprits(
                     config.save_replay,
                 )
             raise
-        if found and not any(answer.verdict == "pass" for answer in search.answers.values()):
+        passing = [parts for parts, step in search.answers.items() if step.verdict == "pass"]
+        if found and not passing:
             require_working_check(check)
-        culprits = () if found is None else (_save_culprit(search, found, config),)
-        min_good = _save_min_good(search, found, config)
-        if config.save_replay is not None:
-            write_replay(config.save_replay, cutter, search.nodes(found or ()), config.mode)
+        culprits = () if found is None else (_save_culprit(reduction, found, config),)
+        min_good = None
+        if config.min_good is not None and found and passing:
+            size = len(reduction.nodes(found))
+            closest = min(passing, key=lambda parts: (abs(len(reduction.nodes(parts)) - size), sorted(parts)))
+            save_model(reduction.cut(closest).proto, config.min_good, **config.save_as.for_another())
+            min_good = config.min_good
     result = ReduceResult(
         verdict="bad" if found else "good",
         whole=whole.verdict,
@@ -288,30 +295,8 @@ def _find_culprits(
     return result, search.steps
 
 
-def _check_paths(model: Model, check: Check, config: ReduceConfig) -> None:
-    if config.width > 1 and getattr(check, "one_at_a_time", False):
-        raise errors.ConfigError(
-            f"width is {config.width}, but the check reads every sub-model from one file. Use {{model}} in its command."
-        )
-    used = {path.resolve() for path in model.files()}
-    artifact = getattr(check, "artifact", None)
-    for name, path in [("output", config.output), ("min_good", config.min_good), ("artifact", artifact)]:
-        if path is not None and Path(path).resolve() in used:
-            raise errors.ConfigError(f"{name} is {path!r}, which is the model itself. Use another path.")
-
-
-def _dependencies(model: Model, check: Check, config: ReduceConfig, given: Sequence[Feed]) -> dict[str, str]:
-    """What the answers of a search depend on."""
-    data = f"{config.inputs}, branches {config.branches}"
-    if given:
-        # Arrays of objects have no bytes of their own; their text has.
-        plain = [{n: a.astype(str) if a.dtype.kind == "O" else a for n, a in feed.items()} for feed in given]
-        data += f" {config.seed} {Feeds('', lambda: plain).digest()}"
-    return {"model": model.info.sha256, "check": describe(check), "data": data}
-
-
-def _save_culprit(search: Reduction, parts: Items, config: ReduceConfig) -> Culprit:
-    cut = search.cut(parts)
+def _save_culprit(reduction: Reduction, parts: Items, config: ReduceConfig) -> Culprit:
+    cut = reduction.cut(parts)
     path = inputs_path = None
     if config.output is not None:
         path = Path(config.output)
@@ -319,26 +304,15 @@ def _save_culprit(search: Reduction, parts: Items, config: ReduceConfig) -> Culp
         if config.inputs != "declared":
             inputs_path = path.with_name(f"{path.stem}_inputs.json")
             save_json(cut.feeds, inputs_path, "inputs of the reduced model")
-    nodes = ((index, search.cutter.model.graph.node[index]) for index in cut.nodes)
+    nodes = ((index, reduction.cutter.model.graph.node[index]) for index in cut.nodes)
     return Culprit(
         nodes=tuple(CulpritNode(index=i, name=n.name, op=n.op_type, outputs=tuple(n.output)) for i, n in nodes),
-        minimal=parts != search.unfinished,
-        detail=search.answers[parts].detail,
+        minimal=parts != reduction.unfinished,
+        detail=reduction.search.answers[parts].detail,
         path=None if path is None else str(path),
         inputs_path=None if inputs_path is None else str(inputs_path),
         _proto=cut.proto,
     )
-
-
-def _save_min_good(search: Reduction, found: Items | None, config: ReduceConfig) -> str | None:
-    """Save the passing sub-model closest in size to the culprit, if any."""
-    passing = [parts for parts, answer in search.answers.items() if answer.verdict == "pass"]
-    if config.min_good is None or found is None or not passing:
-        return None
-    size = len(search.nodes(found))
-    closest = min(passing, key=lambda parts: (abs(len(search.nodes(parts)) - size), len(parts), sorted(parts)))
-    save_model(search.cut(closest).proto, config.min_good, **config.save_as.for_another())
-    return config.min_good
 
 
 def _log_result(run: Run, result: ReduceResult, steps: Iterable[Step]) -> None:

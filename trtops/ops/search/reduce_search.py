@@ -12,8 +12,6 @@ single nodes. The stages:
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -27,8 +25,7 @@ from trtops.backend.onnxrt.observe import observe
 from trtops.ops.evaluation.feeds import DataConfig
 from trtops.ops.evaluation.submodel import Check, CheckOutcome
 from trtops.ops.model.model_files import SaveConfig
-from trtops.ops.search.delta import Evaluate, Items, OutOfTestsError, Search
-from trtops.ops.search.reduce_replay import Step, as_ranges, load_answers, read_replay, save_answers
+from trtops.ops.search.delta import Evaluate, Items, OutOfTestsError, Search, Step
 
 log = logging.getLogger(__name__)
 
@@ -43,31 +40,24 @@ class ReduceConfig(DataConfig):
         max_checks: Maximum number of checks; the result is then the smallest failing sub-model so far.
         reduce_outputs: Whether nodes may be removed at the end of the model. Otherwise its outputs stay.
         reduce_inputs: Whether nodes may be removed at the beginning. Otherwise its inputs stay.
-        inputs: Inputs of sub-models: ``real`` values as observed in the whole model, ``random`` numbers, or
-            ``declared`` types and shapes without data, for models that ONNX Runtime does not run.
-        branches: How tensors from other branches enter a sub-model: ``frozen`` as weights with their observed values
-            (inputs where these differ between feeds), or as further ``inputs``. By default frozen if data is given.
+        inputs: Inputs of sub-models: ``real`` values as observed in the whole model, or ``declared`` types and shapes
+            without data, for models that ONNX Runtime does not run.
         input_shapes: Shapes of dynamic inputs, by name, for random data; 1 for each dynamic dimension by default.
         width: Number of sub-models checked at the same time.
-        memory_limit_bytes: Observed values kept in memory; the rest goes to temporary files.
         output: File for the reduced model. Its inputs are saved next to it as ``<name>_inputs.json``.
         save_as: Where the weights of these models go.
         min_good: File for the passing sub-model that is closest in size to the culprit.
-        load_replay: A debug replay. A search of trtops that was killed or interrupted resumes: its answers are not
-            checked again. A complete replay, of trtops or Polygraphy, gives the result without a check. Of an
-            incomplete one of Polygraphy, the smallest sub-model that failed is checked first.
-        save_replay: File for a debug replay, written after each check. In the end Polygraphy can read it.
+        load_replay: The debug replay of a search that was killed or interrupted. Its answers are not checked again.
+        save_replay: File for a debug replay, written after each check.
     """
 
     mode: Literal["bisect", "linear"] = "bisect"
     max_checks: int | None = None
     reduce_outputs: bool = True
     reduce_inputs: bool = True
-    inputs: Literal["real", "random", "declared"] = "real"
-    branches: Literal["frozen", "inputs"] | None = None
+    inputs: Literal["real", "declared"] = "real"
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     width: int = 1
-    memory_limit_bytes: int = 2 << 30
     output: str | None = None
     save_as: SaveConfig = field(default_factory=SaveConfig)
     min_good: str | None = None
@@ -79,10 +69,6 @@ class ReduceConfig(DataConfig):
             raise errors.ConfigError(
                 "reduce_outputs and reduce_inputs are both False; expected one of them to be True."
             )
-        if self.branches == "frozen" and self.inputs != "real":
-            raise errors.ConfigError(
-                f"Branches can be frozen at real values only; found inputs={self.inputs!r}. Leave one of the two out."
-            )
         for name in ("width", "max_checks", "iterations"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise errors.ConfigError(f"{name} is {value}; expected 1 or more.")
@@ -92,11 +78,8 @@ class Reduction:
     """One reduction under way.
 
     Attributes:
-        cutter: The model.
-        everything: All its parts.
-        answers: The outcomes of checks, by parts.
-        steps: All answers in order, those of a resumed search first.
-        resumed: Number of answers from a resumed search.
+        everything: All parts of the model.
+        search: The search for a set of parts that fails.
         unfinished: The culprit at which ``max_checks`` stopped the search before it was minimal; else None.
     """
 
@@ -106,30 +89,26 @@ class Reduction:
         values: Values,
         check: Check,
         config: ReduceConfig,
-        holds_for: Mapping[str, str],
+        freeze: bool,
         progress: Callable[[Step], None] | None,
         evaluate: Evaluate,
     ) -> None:
-        """Begin with the answers of a replay. Answers depend on ``holds_for``; for the rest, see ``reduce``."""
         self.cutter = cutter
         self.everything = frozenset(range(len(cutter.parts)))
-        self.answers: dict[Items, CheckOutcome] = {}
-        self.steps: list[Step] = []
         self.unfinished: Items | None = None
         self._values = values
         self._check = check
-        self._holds_for = holds_for
-        self._lock = threading.Lock()
         self._config = config
-        self._progress = progress
-        self._stage = "whole"
-        self._starts: list[Items] = []
-        self._recalled: Items | None = None
-        self._part_of = {index: part for part, members in enumerate(cutter.parts) for index in members}
-        self._search = Search(self._fails, max_tests=config.max_checks, width=config.width, evaluate=evaluate)
-        if config.load_replay is not None:
-            self._recall(config.load_replay)
-        self.resumed = len(self.steps)
+        self._freeze = freeze
+        self.search = Search(
+            self._check_part,
+            holds_if="fail",
+            max_tests=config.max_checks,
+            width=config.width,
+            evaluate=evaluate,
+            size=lambda parts: len(self.nodes(parts)),
+            progress=progress,
+        )
 
     def nodes(self, parts: Iterable[int]) -> frozenset[int]:
         """Indices of the nodes in some parts."""
@@ -137,39 +116,25 @@ class Reduction:
 
     def cut(self, parts: Items) -> SubModel:
         """The sub-model of some parts."""
-        return self.cutter.cut(self.nodes(parts), self._values, freeze_branches=self._config.branches == "frozen")
+        return self.cutter.cut(self.nodes(parts), self._values, freeze_branches=self._freeze)
 
-    def _recall(self, path: str) -> None:
-        for step, nodes in load_answers(path, self.cutter, self._holds_for):
-            self.steps.append(step)
-            self._know(self._parts(nodes), CheckOutcome(verdict=step.verdict, detail=step.detail))
-        if self.steps:
-            return
-        failing, culprit = read_replay(path, self.cutter, self._config.mode)
-        self._starts = [self._parts(nodes) for nodes in failing]
-        if culprit is None or not culprit <= self._part_of.keys():
-            return
-        if culprit:
-            self._recalled = self._parts(culprit)
-        for parts in filter(None, (self.everything, self._recalled)):
-            self._know(parts, CheckOutcome(verdict="fail" if culprit else "pass", detail="from the replay"))
-
-    def check_whole(self) -> CheckOutcome:
-        """Check the whole model. Exceptions of the check are raised."""
-        self._search.holds(self.everything)
-        return self.answers[self.everything]
+    def _check_part(self, parts: Items) -> CheckOutcome:
+        try:
+            return CheckOutcome.of(self._check(self.cut(parts)))
+        except errors.ConfigError:
+            raise
+        except Exception as exc:  # of a part it is an error of another kind than the one searched for
+            if parts == self.everything:
+                raise
+            return CheckOutcome(verdict="error", detail=f"{type(exc).__name__}: {exc}")
 
     def culprit(self) -> Items:
         """A smallest failing set of parts, given that the whole model fails."""
-        if self._recalled is not None:
-            return self._recalled
-        self._stage = "replay"
         try:
-            return self._smallest(self._search.first(self._starts) or self.everything)
+            return self._smallest(self.everything)
         except OutOfTestsError:
-            log.warning("Stopped after %d checks; a smaller culprit may exist.", self._search.tests)
-            failing = [parts for parts, answer in self.answers.items() if answer.verdict == "fail"]
-            self.unfinished = min(failing, key=lambda parts: (len(self.nodes(parts)), sorted(parts)))
+            log.warning("Stopped after %d checks; a smaller culprit may exist.", self.search.tests)
+            self.unfinished = self.search.smallest_so_far()
             return self.unfinished
 
     def _smallest(self, within: Items) -> Items:
@@ -179,84 +144,48 @@ class Reduction:
             return self._without_ends(frozenset(self._shortest_beginning(parts)))
         if not self._config.reduce_outputs:
             return self._without_ends(frozenset(self._shortest_end(parts)))
-        self._stage = "halves"
+        self.search.stage = "halves"
         low, high = 0, len(parts)
         if self._config.mode == "bisect":
-            low, high = self._search.halve(parts)
-        elif single := self._search.first(frozenset([part]) for part in parts):
+            low, high = self.search.halve(parts)
+        elif single := self.search.first(frozenset([part]) for part in parts):
             return single
         found = self._shortest_end(self._shortest_beginning(parts[low:high]))
-        self._stage = "nodes"
-        smallest = frozenset(self._search.smallest(found))
+        self.search.stage = "nodes"
+        smallest = frozenset(self.search.smallest(found))
         if len(smallest) == 1:
             return smallest
         # A long stretch can fail because of errors that add up along it, such as rounding, next to a smaller culprit.
-        others = [self._smallest(frozenset(side)) for side in (parts[:low], parts[high:]) if self._search.holds(side)]
+        others = [self._smallest(frozenset(side)) for side in (parts[:low], parts[high:]) if self.search.holds(side)]
         return min([smallest, *others], key=len)
 
     def _shortest_beginning(self, parts: list[int]) -> list[int]:
         """The shortest beginning that fails, or only what its last part needs, if that fails too."""
-        self._stage = "outputs"
-        beginning = parts[: self._search.least(lambda length: parts[:length], len(parts), self._config.mode)]
+        self.search.stage = "outputs"
+        beginning = parts[: self.search.least(lambda length: parts[:length], len(parts), self._config.mode)]
         owner = {index: part for part in beginning for index in self.cutter.parts[part]}
         last = self.cutter.parts[beginning[-1]]
         needed = sorted({owner[i] for start in last for i in self.cutter.ancestors(start, owner)})
-        return needed if len(needed) < len(beginning) and self._search.holds(needed) else beginning
+        return needed if len(needed) < len(beginning) and self.search.holds(needed) else beginning
 
     def _shortest_end(self, parts: list[int]) -> list[int]:
         """The shortest end that fails."""
-        self._stage = "inputs"
+        self.search.stage = "inputs"
         count = len(parts)
-        return parts[count - self._search.least(lambda length: parts[count - length :], count, self._config.mode) :]
+        return parts[count - self.search.least(lambda length: parts[count - length :], count, self._config.mode) :]
 
     def _without_ends(self, parts: Items) -> Items:
         """Leave out parts one by one at the end that may be reduced, the latest first, until none can be left out."""
-        self._stage = "nodes"
+        self.search.stage = "nodes"
         while True:
             members = [(part, index) for part in parts for index in self.cutter.parts[part]]
             maker = {name: part for part, index in members for name in self.cutter.makes(index)}
             needs = {(p, maker[n]) for p, index in members for n in self.cutter.reads(index) if maker.get(n, p) != p}
             inner = {needed if self._config.reduce_outputs else needing for needing, needed in needs}
-            found = self._search.first(parts - {end} for end in sorted(parts - inner, reverse=True))
+            found = self.search.first(parts - {end} for end in sorted(parts - inner, reverse=True))
             if found is None:
                 return parts
             parts = found
-
-    def _fails(self, parts: Items) -> bool:
-        """Check a sub-model and keep the answer. May run in any thread."""
-        start = time.perf_counter()
-        try:
-            outcome = CheckOutcome.of(self._check(self.cut(parts)))
-        except errors.ConfigError:
-            raise
-        except Exception as exc:  # of a part it is an error of another kind than the one searched for
-            if parts == self.everything:
-                raise
-            outcome = CheckOutcome(verdict="error", detail=f"{type(exc).__name__}: {exc}")
-        seconds = time.perf_counter() - start
-        nodes = self.nodes(parts)
-        with self._lock:
-            step = Step(
-                number=len(self.steps) + 1, stage=self._stage, nodes=as_ranges(nodes), nodes_left=len(nodes),
-                verdict=outcome.verdict, seconds=seconds, detail=outcome.detail,
-            )  # fmt: skip
-            self.steps.append(step)
-            if self._config.save_replay is not None:
-                save_answers(self._config.save_replay, self.steps, self._holds_for)
-        self.answers[parts] = outcome
-        log.debug(
-            "Check %d (%s): %d nodes, %s, %.3f s", step.number, step.stage, step.nodes_left, step.verdict, seconds
-        )
-        if self._progress is not None:
-            self._progress(step)
-        return outcome.verdict == "fail"
-
-    def _know(self, parts: Items, outcome: CheckOutcome) -> None:
-        self.answers[parts] = outcome
-        self._search.known[parts] = outcome.verdict == "fail"
-
-    def _parts(self, nodes: frozenset[int]) -> Items:
-        return frozenset(self._part_of[index] for index in nodes)
 
 
 def require_working_check(check: Check) -> None:

@@ -1,8 +1,4 @@
-"""Debug replays: the answers of a search in a file, in Polygraphy's layout.
-
-A replay is a JSON object of answers by question. The questions themselves follow from the model, the mode and the
-earlier answers, or are part of an answer's ``state``.
-"""
+"""Debug replays: the answers of a search in a file, in Polygraphy's layout: a JSON object of answers by question."""
 
 from __future__ import annotations
 
@@ -17,13 +13,7 @@ from trtops.json import Decoder, Encoder, load_json, save_json
 
 @dataclass
 class IterationContext:
-    """One answer; name and fields are Polygraphy's.
-
-    Attributes:
-        state: What the search needs to resume, such as ``num_nodes``.
-        iteration_info: The question's number, as ``iteration``.
-        success: Whether the check passed.
-    """
+    """One answer; name and fields are Polygraphy's."""
 
     state: dict[str, Any] = field(default_factory=dict)
     iteration_info: dict[str, Any] = field(default_factory=dict)
@@ -48,9 +38,7 @@ def load_replay(path: str | Path) -> dict[str, IterationContext]:
     except FileNotFoundError:
         raise errors.ConfigError(f"Debug replay {str(path)!r} does not exist.") from None
     if not isinstance(replay, dict) or not all(isinstance(c, IterationContext) for c in replay.values()):
-        raise errors.FormatError(
-            f"{path} is not a debug replay; expected an object of IterationContext by _N<index>_<stage>."
-        )
+        raise errors.FormatError(f"{path} is not a debug replay; expected an object of IterationContext by _N<index>.")
     return replay
 
 

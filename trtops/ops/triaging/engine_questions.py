@@ -243,7 +243,7 @@ def ask_keep(subject: Subject, parent: str) -> Answer:
     """Which nodes have to stay in FP32."""
     config = PrecisionConfig(
         to=_low_precision(subject), tolerances=subject.config.check.tolerances,
-        max_checks=max(subject.config.keep_checks, 2), latency_runs=0,
+        max_checks=max(subject.config.keep_checks, 2),
     )  # fmt: skip
     found = precision(str(subject.path), config, feeds=subject.feeds, **subject.below(parent))
     evidence = (f"{found.checks} sets of the {found.nodes} nodes that can be lowered were checked.",)

@@ -22,7 +22,8 @@ from trtops.cli.script import Late, late, loaded
 
 if TYPE_CHECKING:
     from trtops.ops.evaluation.command import CommandCheck
-    from trtops.ops.search.precision import PrecisionConfig, PrecisionStep
+    from trtops.ops.search.delta import Step
+    from trtops.ops.search.precision import PrecisionConfig
     from trtops.ops.search.repeat import RepeatStep
 
 GROUPS = (
@@ -48,7 +49,7 @@ GROUPS = (
         "search",
         "PrecisionConfig",
         {"direction": "--dir --direction"},
-        skip="data tolerances to output load_replay save_replay latency_runs",
+        skip="data tolerances to output load_replay save_replay",
     ),
     groups.TRACKING,
     groups.STATISTICS,
@@ -167,10 +168,10 @@ def _search(source: Any, name: str, config: PrecisionConfig, experiment: str | N
     if options["golden"] is not None and not _gives_golden_outputs(model, config, options["golden"]):
         return 1
 
-    def say_step(step: PrecisionStep) -> None:
-        measured = f", {step.excess:.3g} of what is allowed" if 0 < step.excess < float("inf") else ""
-        say(f"{step.kept} nodes in FP32: {'good' if step.good else 'bad'}{measured}")
-        iterations.ended(step.good)
+    def say_step(step: Step) -> None:
+        measured = f", {step.excess:.3g} of what is allowed" if 0 < (step.excess or 0) < float("inf") else ""
+        say(f"{step.size} nodes in FP32: {'good' if step.verdict == 'pass' else 'bad'}{measured}")
+        iterations.ended(step.verdict == "pass")
 
     def say_output(step: RepeatStep) -> None:
         if step.output:

@@ -28,7 +28,7 @@ from trtops.errors import ComparisonError
 if TYPE_CHECKING:
     from trtops.backend.onnx.submodel import SubModel
     from trtops.ops.evaluation.submodel import CheckOutcome
-    from trtops.ops.search.reduce_replay import Step
+    from trtops.ops.search.delta import Step
     from trtops.ops.search.reduce_search import ReduceConfig
 
 _OBSERVED = "shapes are those observed when the whole model ran"
@@ -55,7 +55,7 @@ GROUPS = (
             "reduce_outputs": "--reduce-outputs",
             "inputs": "--inputs-are",
         },
-        skip="data output save_as load_replay save_replay memory_limit_bytes",
+        skip="data output save_as load_replay save_replay",
     ),
     groups.CHECK,
     groups.SAVE_AS,
@@ -135,7 +135,7 @@ def _reduce(source: Any, name: str, config: ReduceConfig, experiment: str | None
 
     def finish_check(step: Step) -> None:
         detail = f": {step.detail.rstrip()}" if step.detail and options["show"] else ""
-        say(f"check {step.number}, {step.nodes_left} nodes, {step.verdict}{detail}")
+        say(f"check {step.number}, {step.size} nodes, {step.verdict}{detail}")
         passed = step.verdict == "pass"
         iterations.ended(passed)
         ops.sort_artifacts(options["artifacts"], options["folder"], good=passed, label=f"N{step.number}")
