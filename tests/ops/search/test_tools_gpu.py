@@ -107,7 +107,6 @@ def test_accuracy_finds_where_fp16_overflows() -> None:
 
     print(marked.text())
     assert marked.verdict == "bad"
-    assert dict(marked.outputs_unobserved)["y"] == "bad"
     # With marked outputs a convolution can compute in FP16 and write FP32: then the error disappears.
     assert marked.disappears or {marked.first, marked.first_nonfinite} <= {"c", "d", "y"}
     assert not marked.tensors or {t.verdict for t in marked.tensors if t.name in ("a", "b")} == {"good"}

@@ -10,29 +10,38 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
 
 from trtops import errors
 from trtops.backend.base import Feed
+from trtops.backend.onnx import external, shapes
+from trtops.backend.onnx.copying import copy_model, put_small
+from trtops.backend.onnx.submodel import Cutter
 from trtops.backend.onnx.walk import node_name
-from trtops.comparator.report import OutputComparison, Tolerances
+from trtops.comparator.report import OutputComparison, Tolerances, compare_outputs
 from trtops.ops.evaluation.check import tolerances_for
 from trtops.ops.evaluation.feeds import DataConfig
 from trtops.ops.model.model_files import Source, Subject, open_model
 from trtops.ops.result import OpResult, finish_with, op_run
-from trtops.ops.search.accuracy_sides import Built, Emulated, MakeRunner, Sides, Size, reference, side_name
+from trtops.ops.search.accuracy_sides import Built, Emulated, MakeRunner, reference, side_name
 from trtops.record import Record
 from trtops.reports.document import Chart, Point, Section, Table
 from trtops.spec import BuildConfig, Precision
 from trtops.tables import table
 from trtops.tracking import schema
-from trtops.tracking.base import NO_RUN, Run, Tracker
+from trtops.tracking.base import NO_RUN, Tracker
 from trtops.tracking.tables import log_table
 from trtops.verdict import Verdict
 
 _LONGEST_CHAIN = 12
+_SHOWN = 40  # tensors in the terminal
+_UNKNOWN_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,23 +118,13 @@ class AccuracyResult(OpResult):
     reference_nan: str | None = None
     chain: tuple[str, ...] = ()
     disappears: bool = False
-    outputs_unobserved: tuple[tuple[str, Verdict], ...] = ()
     tensors: tuple[TensorError, ...] = field(default=(), repr=False)
     windows: int
-    seconds: float
+    seconds: float = 0.0
 
     def tensor(self, name: str) -> TensorError:
-        """The entry of one tensor.
-
-        Raises:
-            ConfigError: If it was not compared.
-        """
-        for entry in self.tensors:
-            if entry.name == name:
-                return entry
-        raise errors.ConfigError(
-            f"Tensor {name!r} was not compared. {errors.near(name, (t.name for t in self.tensors))}"
-        )
+        """The entry of one tensor; StopIteration if it was not compared."""
+        return next(entry for entry in self.tensors if entry.name == name)
 
     @property
     def next_step(self) -> str:
@@ -134,38 +133,25 @@ class AccuracyResult(OpResult):
             return f"trtops debug precision {shlex.quote(self.subject)} -o mixed.onnx"
         return super().next_step
 
-    def body(self) -> Iterator[str]:
-        """The findings, as in a terminal."""
-        yield from ("```", self.text(), "```")
-
     def sections(self) -> Iterator[Section]:
         """The findings, a chart of every tensor's error in order of execution, and the numbers."""
         points = tuple(
             Point(label=t.name, x=float(i), y=t.error, tone=t.verdict) for i, t in enumerate(self.tensors, start=1)
         )
-        chart = Chart(
-            title="Error of each tensor",
-            form="points",
-            x="tensors in order of execution",
-            y="relative error",
-            points=points,
-        )
+        title, x = "Error of each tensor", "tensors in order of execution"
+        chart = Chart(title=title, form="points", x=x, y="relative error", points=points)
         yield Section(text="\n\n".join(self._findings()), chart=chart if points else None)
         if self.tensors:
             rows = tuple(_cells(tensor) for tensor in self.tensors)
             yield Section(title="Tensors", table=Table(columns=_COLUMNS, rows=rows))
 
-    def text(self, limit: int = 40) -> str:
+    def text(self) -> str:
         """The findings, with a table of the tensors around the first that differs, or else of the last."""
-        shown = self.tensors
-        if len(shown) > limit:
-            names = [t.name for t in shown]
-            middle = names.index(self.first) if self.first in names else len(shown) - limit // 2
-            start = min(max(middle - limit // 3, 0), len(shown) - limit)
-            shown = shown[start : start + limit]
+        at = next((i for i, tensor in enumerate(self.tensors) if tensor.name == self.first), len(self.tensors))
+        start = max(min(at - _SHOWN // 3, len(self.tensors) - _SHOWN), 0)
         rows = [
             ["-" if c in (None, "") else f"{c:.3g}" if isinstance(c, float) else str(c) for c in _cells(tensor)]
-            for tensor in shown
+            for tensor in self.tensors[start : start + _SHOWN]
         ]
         return "\n".join([*self._findings(), "", table(_COLUMNS, rows)])
 
@@ -178,13 +164,13 @@ class AccuracyResult(OpResult):
         if self.first is None:
             yield "No observed tensor differs."
         else:
-            entry = next((t for t in self.tensors if t.name == self.first), None)
-            where = f", made by {entry.op} {entry.node!r}" if entry else ""
-            layer = f" in layer {entry.layer!r}" if entry and entry.layer else ""
+            entry = self.tensor(self.first)
+            layer = f" in layer {entry.layer!r}" if entry.layer else ""
+            where = f"{self.first!r}, made by {entry.op} {entry.node!r}{layer}"
             if self.verdict == "good":
-                yield f"The model's outputs agree. The first tensor that differs inside: {self.first!r}{where}{layer}."
+                yield f"The model's outputs agree. The first tensor that differs inside: {where}."
             else:
-                yield f"First tensor that differs: {self.first!r}{where}{layer}."
+                yield f"First tensor that differs: {where}."
         if self.origin is not None and self.origin != self.first:
             yield f"The error grows most at {self.origin!r}, made by {self.tensor(self.origin).op}."
         if self.first_nonfinite is not None:
@@ -237,8 +223,6 @@ def accuracy(
     with op_run(tracker, experiment, name, kind="accuracy", model=subject.file, tags=tags, parent=parent) as run:
         opened = open_model(model)
         given = [dict(feed) for feed in config.open_for(opened, feeds)]
-        built = Built(actual) if isinstance(actual, BuildConfig) else None
-        make: MakeRunner = built or actual  # type: ignore[assignment]
         tested: Precision = "fp32"
         if isinstance(actual, BuildConfig):
             tested = actual.precision
@@ -247,109 +231,201 @@ def accuracy(
         tolerances = tolerances_for(tested, config.tolerances, opened)
         if tolerances.clamped_equal is None:
             tolerances = replace(tolerances, clamped_equal=True)
-        found = _compare_sides(Sides(opened.proto(lean=True), make, golden, given, tolerances), config, built, started)
-        result = replace(found, title=f"accuracy {subject}", subject=str(subject.file or "")).kept_in(run, experiment)
+        make = Built(actual) if isinstance(actual, BuildConfig) else actual
+        found = _Comparison(opened.proto(lean=True), make, golden, given, tolerances).run(config.window_bytes)
+        seconds = time.perf_counter() - started
+        found = replace(found, title=f"accuracy {subject}", subject=str(subject.file or ""), seconds=seconds)
+        result = found.kept_in(run, experiment)
         if run is not NO_RUN:
             run.log_params({"model": opened.name, **config.to_dict()})
-            _log_result(run, result)
+            run.log_metrics(
+                {
+                    (schema.Metric.ACCURACY, "tensors"): len(result.tensors),
+                    (schema.Metric.ACCURACY, "differing"): sum(t.verdict == "bad" for t in result.tensors),
+                    (schema.Metric.ACCURACY, "largest_error"): max((t.error for t in result.tensors), default=0.0),
+                    (schema.Metric.ACCURACY, "seconds"): result.seconds,
+                }
+            )
+            log_table(run, schema.Artifact.ACCURACY_TENSORS, _COLUMNS, map(_cells, result.tensors))
+            run.log_json(result, schema.Artifact.ACCURACY_RESULT)
+            run.log_text(result.text(), schema.Artifact.ACCURACY_FINDINGS)
         finish_with(run, result, tracker)
         return result
 
 
-def _compare_sides(sides: Sides, config: AccuracyConfig, built: Built | None, started: float) -> AccuracyResult:
-    outputs = sides.run_unobserved()  # first, since the layers of this build are those to report
-    found: dict[str, TensorError] = {}
-    observed_differs = False
-    for window in sides.windows(config.window_bytes):
-        report, sizes = sides.compare(window)
-        compared = {output.name: output for output in report.outputs}
-        observed_differs |= any(compared[name].verdict == "bad" for name in sides.outputs)
-        for name in window:
-            found[name] = _tensor_error(sides, compared[name], sizes[name], found, built)
-    tensors = tuple(found.values())
-    unobserved = sides.compare_unobserved(outputs)
-    differs = unobserved.verdict == "bad"
-    first = next((t.name for t in tensors if t.verdict == "bad"), None)
-    nonfinite = next((t.name for t in tensors if t.nonfinite), None)
-    # The origin is where the error exceeds that of what the node read by the largest factor.
-    steps = {}
-    for entry in tensors:
-        before = _error_of_inputs(sides, entry.name, found)
-        if entry.verdict == "bad" and entry.error and before < math.inf:
-            steps[entry.name] = entry.error / max(before, 1e-9)
-    return AccuracyResult(
-        verdict="bad" if differs or observed_differs else "good",
-        first=first,
-        origin=max(steps, key=lambda name: steps[name], default=None),
-        first_nonfinite=nonfinite,
-        reference_nan=next((t.name for t in tensors if t.reference_nans), None),
-        chain=_chain_above(sides, found, nonfinite or first),
-        disappears=differs and not observed_differs,
-        outputs_unobserved=tuple((output.name, output.verdict) for output in unobserved.outputs),
-        tensors=tensors,
-        windows=sides.passes,
-        seconds=time.perf_counter() - started,
-    )
+class _Comparison:
+    """One comparison of two sides. Errors of tensors are collected in order of execution."""
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        actual: MakeRunner,
+        golden: MakeRunner,
+        feeds: Sequence[Feed],
+        tolerances: Tolerances,
+    ) -> None:
+        self.model = model
+        self.actual = actual
+        self.golden = golden
+        self.feeds = feeds
+        self.tolerances = tolerances
+        self.cutter = Cutter(model)
+        # The node that makes each tensor that can be observed.
+        self.makers = {name: index for index in self.cutter.order for name in self.cutter.visible(index)}
+        self.found: dict[str, TensorError] = {}
+        # Types and shapes, inferred from the shapes of the largest feed.
+        largest = max(
+            ({n: np.shape(a) for n, a in f.items()} for f in feeds), key=lambda s: sum(map(math.prod, s.values()))
+        )
+        bare = copy_model(model, put_small(4096))
+        for value in bare.graph.input:
+            if value.name in largest and value.type.WhichOneof("value") == "tensor_type":
+                element = value.type.tensor_type.elem_type
+                value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, element, largest[value.name]))
+        shapes.infer_shapes(bare)
+        self.values = shapes.values(bare.graph)
+
+    def run(self, window_bytes: int) -> AccuracyResult:
+        """Compare all tensors, then the outputs without observed tensors, and explain what differs."""
+        outputs = [value.name for value in self.model.graph.output]
+        unobserved = self._run(self.actual)  # first, since the layers of this build are those to report
+        observed_differs = False
+        golden = list[dict[str, Any]]()
+        windows = self._windows(window_bytes) or [[]]
+        for window in windows:
+            actual, golden = self._run_observing([name for name in window if name not in outputs])
+            compared = {output.name: output for output in compare_outputs(actual, golden, self.tolerances).outputs}
+            observed_differs |= any(compared[name].verdict == "bad" for name in outputs)
+            for name in window:
+                self.found[name] = self._tensor_error(compared[name], [arrays[name] for arrays in golden])
+        own = [{name: arrays[name] for name in outputs} for arrays in golden]
+        differs = compare_outputs(unobserved, own, self.tolerances).verdict == "bad"
+        tensors = tuple(self.found.values())
+        first = next((t.name for t in tensors if t.verdict == "bad"), None)
+        nonfinite = next((t.name for t in tensors if t.nonfinite), None)
+        # The origin is where the error exceeds that of what the node read by the largest factor.
+        steps = {}
+        for entry in tensors:
+            before = self._error_before(entry.name)
+            if entry.verdict == "bad" and entry.error and before < math.inf:
+                steps[entry.name] = entry.error / max(before, 1e-9)
+        chain: list[str] = []
+        above = nonfinite or first
+        while above is not None and len(chain) < _LONGEST_CHAIN and above not in chain:
+            chain.append(above)
+            reads = self._read_by_maker(above)
+            above = max(reads, key=lambda t: (t.error, t.magnitude)).name if reads else None
+        return AccuracyResult(
+            verdict="bad" if differs or observed_differs else "good",
+            first=first,
+            origin=max(steps, key=lambda name: steps[name], default=None),
+            first_nonfinite=nonfinite,
+            reference_nan=next((t.name for t in tensors if t.reference_nans), None),
+            chain=tuple(chain),
+            disappears=differs and not observed_differs,
+            tensors=tensors,
+            windows=len(windows),
+        )
+
+    def _windows(self, limit: int) -> list[list[str]]:
+        """Runs of tensors whose arrays have at most ``limit`` bytes, as far as their sizes are known."""
+        windows: list[list[str]] = []
+        total = 0
+        for name in self.makers:
+            size = self._bytes(name) * len(self.feeds)
+            if not windows or total + size > limit:
+                windows.append([])
+                total = 0
+            windows[-1].append(name)
+            total += size
+        return windows
+
+    def _bytes(self, name: str) -> int:
+        value = self.values.get(name)
+        if value is None or not value.type.tensor_type.HasField("shape"):
+            return _UNKNOWN_BYTES
+        dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim if dim.HasField("dim_value")]
+        if len(dims) < len(value.type.tensor_type.shape.dim):
+            return _UNKNOWN_BYTES
+        tensor = onnx.TensorProto(data_type=value.type.tensor_type.elem_type, dims=dims)
+        return external.expected_bytes(tensor) or _UNKNOWN_BYTES
+
+    def _run_observing(self, names: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Run both sides with these tensors as further outputs."""
+        outputs = self.model.graph.output
+        count = len(outputs)
+        for name in names:
+            value = onnx.ValueInfoProto(name=name)
+            if name in self.values:
+                # Without a shape: a back end would fold computations on it into constants, and feeds may differ.
+                value.type.CopyFrom(self.values[name].type)
+                value.type.tensor_type.ClearField("shape")
+            outputs.append(value)
+        try:
+            golden = self._run(self.golden)
+            return self._run(self.actual), golden
+        finally:
+            del outputs[count:]
+
+    def _run(self, make: MakeRunner) -> list[dict[str, Any]]:
+        with make(self.model) as runner:
+            if len(self.feeds) == 1:
+                return [dict(runner.infer(self.feeds[0]))]
+            return [{name: np.array(array) for name, array in runner.infer(feed).items()} for feed in self.feeds]
+
+    def _tensor_error(self, compared: OutputComparison, golden: Sequence[Any]) -> TensorError:
+        node = self.model.graph.node[self.makers[compared.name]]
+        name = node_name(node)
+        statistics = compared.statistics
+        error, nonfinite, reference_nans = math.inf, 0, 0
+        if statistics is not None:
+            norm = math.sqrt(sum(map(_sum_of_squares, golden)))
+            if statistics.clamped and statistics.nrmse is not None:
+                error = statistics.nrmse  # the norm of a mask filled with the smallest FP32 hides every other value
+            elif statistics.l2 == 0:
+                error = 0.0
+            elif math.isfinite(statistics.l2) and math.isfinite(norm):
+                error = statistics.l2 / norm if norm else 1.0
+            reference_nans = statistics.reference_nan_count
+            nonfinite = max(statistics.nan_count - statistics.reference_nan_count, 0)
+            nonfinite += max(statistics.inf_count - statistics.reference_inf_count, 0)
+        before = self._error_before(compared.name)
+        layers = self.actual.layers if isinstance(self.actual, Built) else {}
+        return TensorError(
+            name=compared.name,
+            node=name,
+            op=node.op_type,
+            verdict=compared.verdict,
+            error=error,
+            growth=error / before if 0 < before < math.inf else None,
+            max_abs=math.nan if statistics is None else statistics.max_abs,
+            magnitude=max(map(_largest_finite, golden)),
+            nonfinite=nonfinite,
+            reference_nans=reference_nans,
+            layer=layers.get(compared.name) or layers.get(name, ""),
+        )
+
+    def _read_by_maker(self, tensor: str) -> list[TensorError]:
+        """What a tensor's node reads, as far as it was compared."""
+        names = self.cutter.reads(self.makers[tensor]) if tensor in self.makers else ()
+        return [self.found[name] for name in names if name in self.found]
+
+    def _error_before(self, tensor: str) -> float:
+        return max((entry.error for entry in self._read_by_maker(tensor)), default=0.0)
 
 
-def _tensor_error(
-    sides: Sides, compared: OutputComparison, size: Size, known: Mapping[str, TensorError], built: Built | None
-) -> TensorError:
-    node = sides.model.graph.node[sides.makers[compared.name]]
-    name = node_name(node)
-    statistics = compared.statistics
-    error, nonfinite, reference_nans = math.inf, 0, 0
-    if statistics is not None:
-        if statistics.clamped and statistics.nrmse is not None:
-            error = statistics.nrmse  # the norm of a mask filled with the smallest FP32 hides every other value
-        elif statistics.l2 == 0:
-            error = 0.0
-        elif math.isfinite(statistics.l2) and math.isfinite(size.norm):
-            error = statistics.l2 / size.norm if size.norm else 1.0
-        reference_nans = statistics.reference_nan_count
-        nonfinite = max(statistics.nan_count - statistics.reference_nan_count, 0)
-        nonfinite += max(statistics.inf_count - statistics.reference_inf_count, 0)
-    before = _error_of_inputs(sides, compared.name, known)
-    return TensorError(
-        name=compared.name,
-        node=name,
-        op=node.op_type,
-        verdict=compared.verdict,
-        error=error,
-        growth=error / before if 0 < before < math.inf else None,
-        max_abs=math.nan if statistics is None else statistics.max_abs,
-        magnitude=size.magnitude,
-        nonfinite=nonfinite,
-        reference_nans=reference_nans,
-        layer="" if built is None else built.layers.get(compared.name) or built.layers.get(name, ""),
-    )
+def _sum_of_squares(array: Any) -> float:
+    """The squared norm in FP64 without a copy of the array; 0 for text."""
+    flat = np.asarray(array).reshape(-1)
+    if flat.dtype.kind not in "fiub":
+        return 0.0
+    return float(np.einsum("i,i->", flat, flat, dtype=np.float64, casting="unsafe"))
 
 
-def _error_of_inputs(sides: Sides, tensor: str, known: Mapping[str, TensorError]) -> float:
-    """The largest error of what a tensor's node reads; 0 if none of that was compared."""
-    return max((known[name].error for name in sides.cutter.reads(sides.makers[tensor]) if name in known), default=0.0)
-
-
-def _chain_above(sides: Sides, known: Mapping[str, TensorError], start: str | None) -> tuple[str, ...]:
-    """From a tensor upwards, each time to what the node read with the largest error, or else magnitude."""
-    chain: list[str] = []
-    while start is not None and len(chain) < _LONGEST_CHAIN and start not in chain:
-        chain.append(start)
-        names = sides.cutter.reads(sides.makers[start]) if start in sides.makers else ()
-        reads = [known[name] for name in names if name in known]
-        start = max(reads, key=lambda t: (t.error, t.magnitude)).name if reads else None
-    return tuple(chain)
-
-
-def _log_result(run: Run, result: AccuracyResult) -> None:
-    run.log_metrics(
-        {
-            (schema.Metric.ACCURACY, "tensors"): len(result.tensors),
-            (schema.Metric.ACCURACY, "differing"): sum(t.verdict == "bad" for t in result.tensors),
-            (schema.Metric.ACCURACY, "largest_error"): max((t.error for t in result.tensors), default=0.0),
-            (schema.Metric.ACCURACY, "seconds"): result.seconds,
-        }
-    )
-    log_table(run, schema.Artifact.ACCURACY_TENSORS, _COLUMNS, map(_cells, result.tensors))
-    run.log_json(result, schema.Artifact.ACCURACY_RESULT)
-    run.log_text(result.text(), schema.Artifact.ACCURACY_FINDINGS)
+def _largest_finite(array: Any) -> float:
+    """The largest finite absolute value; 0 for text and empty arrays."""
+    array = np.asarray(array)
+    if array.dtype.kind not in "fiu" or not array.size:
+        return 0.0
+    largest = max(float(array.max()), -float(array.min()))
+    return largest if math.isfinite(largest) else float(np.abs(array[np.isfinite(array)]).max(initial=0))

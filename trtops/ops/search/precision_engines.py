@@ -53,11 +53,7 @@ class EngineWriter:
     _folder: Any = field(default_factory=lambda: tempfile.TemporaryDirectory(prefix=temporary_prefix("precision")))
 
     def __call__(self, candidate: Candidate) -> None:
-        """Build and write the engine.
-
-        Raises:
-            BackendError: If the candidate cannot be built.
-        """
+        """Build and write the engine; a BackendError if that fails."""
         network, config = self._network_and_config(candidate)
         plan = trt.engine_bytes_from_network(network, config=config, save_timing_cache=self.save_timing_cache)
         save_bytes(plan, self.path)
@@ -112,12 +108,7 @@ def _multiply_outputs_by_zero(network: Any) -> None:
 
 
 def require_layer_precisions() -> None:
-    """Raise an error on releases of TensorRT without precisions of layers.
-
-    Raises:
-        BackendUnavailableError: If TensorRT is missing.
-        UnsupportedFeatureError: If this release takes precisions from the model alone.
-    """
+    """Raise an error if TensorRT is missing, or takes precisions from the model alone."""
     if not line().supports(Feature.LAYER_PRECISION):
         raise errors.UnsupportedFeatureError(
             f"{line().name} takes precisions from the model, and not per layer. Search the model: without --trt, or by "
