@@ -101,8 +101,7 @@ def reduce_ours(model: Path, culprit: str, mode: str, folder: Path) -> int:
 def reduce_here(model: str, culprit: str, mode: str, output: str) -> None:
     """Reduce as a user of ours does."""
     from trtops.ops.evaluation.submodel import ComparisonCheck, onnxruntime_runner
-    from trtops.ops.search.reduce import reduce
-    from trtops.ops.search.reduce_search import ReduceConfig
+    from trtops.ops.search.reduce import ReduceConfig, reduce
 
     check = ComparisonCheck(runner=lambda part: onnxruntime_runner(with_error(part, culprit)))
     result = reduce(model, check, ReduceConfig(mode=mode, output=output))  # type: ignore[arg-type]

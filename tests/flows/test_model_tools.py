@@ -16,7 +16,7 @@ from tests import models
 from trtops.comparator.report import Tolerances
 from trtops.ops.search.accuracy import AccuracyConfig
 from trtops.ops.search.precision import PrecisionConfig
-from trtops.ops.search.reduce_search import ReduceConfig
+from trtops.ops.search.reduce import ReduceConfig
 from trtops.tracking.store import default_tracker
 
 pytestmark = pytest.mark.usefixtures("store", "prefect_home")

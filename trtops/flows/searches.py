@@ -16,14 +16,12 @@ from trtops.ops.evaluation.submodel import Check
 from trtops.ops.search import accuracy as accuracies
 from trtops.ops.search import precision as precisions
 from trtops.ops.search import reduce as reductions
-from trtops.ops.search.accuracy import AccuracyConfig, AccuracyResult
-from trtops.ops.search.accuracy_sides import Side, make_side
+from trtops.ops.search.accuracy import AccuracyConfig, AccuracyResult, Side, make_side
 from trtops.ops.search.delta import Items
 from trtops.ops.search.precision import PrecisionConfig, PrecisionResult
 from trtops.ops.search.precision_engines import Side as CandidateSide
 from trtops.ops.search.precision_engines import candidate_runner
-from trtops.ops.search.reduce import ReduceResult, engine_check
-from trtops.ops.search.reduce_search import ReduceConfig
+from trtops.ops.search.reduce import ReduceConfig, ReduceResult, engine_check
 from trtops.ops.triaging.op import triage as triage_op
 from trtops.spec import BackendName, BuildConfig, Precision
 from trtops.tracking.base import Tracker

@@ -116,8 +116,8 @@ if TYPE_CHECKING:
     from trtops.ops.result import OpResult as OpResult
     from trtops.ops.search.accuracy import AccuracyConfig as AccuracyConfig
     from trtops.ops.search.accuracy import AccuracyResult as AccuracyResult
+    from trtops.ops.search.accuracy import Emulated as Emulated
     from trtops.ops.search.accuracy import accuracy as accuracy
-    from trtops.ops.search.accuracy_sides import Emulated as Emulated
     from trtops.ops.search.precision import ModelWriter as ModelWriter
     from trtops.ops.search.precision import PrecisionConfig as PrecisionConfig
     from trtops.ops.search.precision import PrecisionResult as PrecisionResult
@@ -125,10 +125,10 @@ if TYPE_CHECKING:
     from trtops.ops.search.precision import precision as precision
     from trtops.ops.search.precision_engines import EngineWriter as EngineWriter
     from trtops.ops.search.precision_engines import require_layer_precisions as require_layer_precisions
+    from trtops.ops.search.reduce import ReduceConfig as ReduceConfig
     from trtops.ops.search.reduce import ReduceResult as ReduceResult
     from trtops.ops.search.reduce import engine_check as engine_check
     from trtops.ops.search.reduce import reduce as reduce
-    from trtops.ops.search.reduce_search import ReduceConfig as ReduceConfig
     from trtops.ops.search.repeat import RepeatConfig as RepeatConfig
     from trtops.ops.search.repeat import RepeatResult as RepeatResult
     from trtops.ops.search.repeat import repeat as repeat

@@ -27,8 +27,7 @@ from trtops.backend.onnx.summary import describe, summary
 from trtops.metadata import TensorSpec
 from trtops.ops.model.capability import CapabilityConfig, capability
 from trtops.ops.model.lint import lint
-from trtops.ops.search.reduce import reduce
-from trtops.ops.search.reduce_search import ReduceConfig
+from trtops.ops.search.reduce import ReduceConfig, reduce
 
 NAMES = ("", "x", "y", "nowhere", "w", "t", "a\0b", "../../etc/passwd", "é" * 40, "a/b:0")
 OPS = ["Relu", "Add", "Reshape", "If", "Loop", "Scan", "Concat", "Split", "Frob", "Constant", "Cast", "Gather", "Conv"]

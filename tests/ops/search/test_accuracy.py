@@ -14,8 +14,7 @@ from trtops.backend.base import BaseRunner, Build
 from trtops.backend.worker import built_safely
 from trtops.comparator.report import OutputTolerances, Tolerances
 from trtops.ops.evaluation.submodel import onnxruntime_runner
-from trtops.ops.search.accuracy import AccuracyConfig, AccuracyResult, accuracy
-from trtops.ops.search.accuracy_sides import Emulated, MakeRunner
+from trtops.ops.search.accuracy import AccuracyConfig, AccuracyResult, Emulated, MakeRunner, accuracy
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.schema import Artifact
@@ -61,7 +60,7 @@ def test_observed_engines_have_the_settings_of_the_first(monkeypatch: pytest.Mon
         builds.append(built_safely(*args))
         return builds[-1]
 
-    monkeypatch.setattr("trtops.ops.search.accuracy_sides.built_safely", build)
+    monkeypatch.setattr("trtops.ops.search.accuracy.built_safely", build)
     case = models.transformer()
     config = BuildConfig(options=OnnxRuntimeOptions(allow_approximation=True, tactic_seed=3))
 

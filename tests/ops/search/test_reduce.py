@@ -30,8 +30,7 @@ from trtops.comparator.report import Tolerances
 from trtops.json import load_json
 from trtops.ops.evaluation.submodel import Check, CheckOutcome, ComparisonCheck, EngineRunner, onnxruntime_runner
 from trtops.ops.search.delta import Step
-from trtops.ops.search.reduce import ReduceResult, reduce
-from trtops.ops.search.reduce_search import ReduceConfig
+from trtops.ops.search.reduce import ReduceConfig, ReduceResult, reduce
 from trtops.spec import BuildConfig
 from trtops.tracking.memory import MemoryTracker
 

@@ -13,8 +13,7 @@ from tests import models
 from tests.waiting import FOR_EVER, commands_time_out_when, is_gone, until
 from trtops import errors
 from trtops.ops.evaluation.command import CommandCheck
-from trtops.ops.search.reduce import ReduceResult, reduce
-from trtops.ops.search.reduce_search import ReduceConfig
+from trtops.ops.search.reduce import ReduceConfig, ReduceResult, reduce
 
 PYTHON = sys.executable
 
@@ -158,13 +157,6 @@ def test_a_command_survives_json():
     assert CommandCheck.from_json(check.to_json()) == check
 
 
-def test_a_broken_check_is_reported(tmp_path: Path) -> None:
-    script = tmp_path / "check.py"
-    script.write_text("import a_module_that_is_not_there\n")
-    check = CommandCheck(command=(sys.executable, str(script), "{model}"))
-    with pytest.raises(errors.ConfigError, match=r"(?s)The check is broken.*a_module_that_is_not_there"):
-        reduce(models.transformer().proto, check)
-    for op in ("Identity", "Relu"):  # a check that fails on one operator is not broken
-        look = f"import sys, onnx; sys.exit(any(n.op_type == {op!r} for n in onnx.load(sys.argv[1]).graph.node))"
-        proto = models.model(f"(float[2] x) => (float[2] y) {{ y = {op}(x) }}")
-        assert [len(culprit.nodes) for culprit in reduce(proto, command(look)).culprits] == [1]
+def test_a_broken_check_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    reduced(command("import a_module_that_is_not_there"))
+    assert "it may be broken" in caplog.text and "a_module_that_is_not_there" in caplog.text

@@ -12,8 +12,7 @@ from tests import models
 from trtops import errors
 from trtops.backend.onnx.submodel import SubModel
 from trtops.ops.result import OpResult
-from trtops.ops.search.accuracy import accuracy
-from trtops.ops.search.accuracy_sides import Emulated, make_side
+from trtops.ops.search.accuracy import Emulated, accuracy, make_side
 from trtops.ops.search.precision import precision
 from trtops.ops.search.reduce import reduce
 from trtops.spec import BuildConfig

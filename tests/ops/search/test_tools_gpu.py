@@ -27,8 +27,7 @@ from trtops.ops.model.inspect.records import inspect_tactics
 from trtops.ops.search.accuracy import AccuracyConfig, accuracy
 from trtops.ops.search.precision import PrecisionConfig, precision
 from trtops.ops.search.precision_engines import EngineWriter
-from trtops.ops.search.reduce import reduce
-from trtops.ops.search.reduce_search import ReduceConfig
+from trtops.ops.search.reduce import ReduceConfig, reduce
 from trtops.ops.search.repeat import RepeatConfig, repeat
 from trtops.spec import BuildConfig, OptimizationProfile, TensorRTOptions
 from trtops.tracking.memory import MemoryTracker

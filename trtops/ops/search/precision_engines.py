@@ -8,14 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
-
 from trtops import errors
 from trtops.backend import trt
 from trtops.backend.base import BaseRunner
 from trtops.backend.common import save_bytes
 from trtops.backend.onnx.save import serialize
-from trtops.backend.trt import library
 from trtops.backend.trt.library import line
 from trtops.backend.trt.lines import Feature
 from trtops.ops.search.precision import Candidate, MakeRunner, emulated_runner
@@ -76,8 +73,6 @@ class EngineWriter:
             network = trt.NetworkFromOnnxBytes(serialize(candidate.original))
         else:
             network = trt.NetworkFromOnnxBytes(serialize(candidate.rewritten.model), strongly_typed=True)
-        if candidate.is_control:
-            network = trt.PostprocessNetwork(network, _multiply_outputs_by_zero, "outputs of 0")
         layers = {name: self.kept_in for name in sorted(candidate.keep)}
         if layers and (by_layer or self.network is not None):
             network = trt.SetLayerPrecisions(network, layers)
@@ -88,23 +83,6 @@ class EngineWriter:
         if by_layer:
             options = {"fp16": low == "fp16", "bf16": low == "bf16", "precision_constraints": "obey"}
         return network, trt.CreateConfig(load_timing_cache=self._own_cache, **options)
-
-
-def _multiply_outputs_by_zero(network: Any) -> None:
-    """Multiply each floating-point output by 0; outputs keep their names and their order."""
-    api = library.load()
-    for output in [network.get_output(i) for i in range(network.num_outputs)]:
-        name = output.name
-        network.unmark_output(output)
-        if output.dtype in (api.float32, api.float16) and not output.is_network_input:
-            zero = np.zeros([1] * len(output.shape), api.nptype(output.dtype))
-            constant = network.add_constant(zero.shape, zero)
-            output.name = f"{name}/right"
-            product = network.add_elementwise(output, constant.get_output(0), api.ElementWiseOperation.PROD)
-            constant.name, product.name = f"{name}/zero", f"{name}/control"
-            output = product.get_output(0)
-            output.name = name
-        network.mark_output(output)
 
 
 def require_layer_precisions() -> None:

@@ -1,8 +1,13 @@
 """Reduce: find the smallest part of a model that still fails a check, and save it as a model of its own.
 
 Sub-models are cut out of the model and checked. Each gets as inputs the values that flow there in the whole model,
-observed once at the beginning. Answers are kept by set of nodes, in memory and in a debug replay, and nothing is
-checked twice.
+observed once at the beginning. The search works on *parts* of the model, numbered in execution order
+(:attr:`trtops.backend.onnx.submodel.Cutter.parts`), mostly single nodes. Its stages:
+
+* *halves*: a stretch of parts that fails while neither of its halves does. A single wrong node is found here.
+* *outputs*: the shortest beginning of that stretch that fails. Its last part is needed.
+* *inputs*: the shortest end of what is left that fails.
+* *nodes*: delta debugging over the rest, until no single part can be left out.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import onnx
 
@@ -25,18 +30,17 @@ from trtops.backend.base import Feed
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model, is_large
 from trtops.backend.onnx.save import save_model
-from trtops.backend.onnx.submodel import Cutter, Declared, Values
+from trtops.backend.onnx.submodel import Cutter, Declared, SubModel, Values
 from trtops.backend.onnxrt.observe import observe
 from trtops.comparator.report import Tolerances
 from trtops.json import save_json
 from trtops.metadata import TensorMetadata, check_feed
 from trtops.ops.evaluation.check import tolerances_for
-from trtops.ops.evaluation.feeds import Feeds
-from trtops.ops.evaluation.submodel import Check, CheckVerdict, ComparisonCheck, EngineRunner, describe
-from trtops.ops.model.model_files import Source, Subject, open_model
+from trtops.ops.evaluation.feeds import DataConfig, Feeds
+from trtops.ops.evaluation.submodel import Check, CheckOutcome, CheckVerdict, ComparisonCheck, EngineRunner, describe
+from trtops.ops.model.model_files import SaveConfig, Source, Subject, open_model
 from trtops.ops.result import OpResult, finish_with, op_run
-from trtops.ops.search.delta import Evaluate, Items, Step
-from trtops.ops.search.reduce_search import ReduceConfig, Reduction, require_working_check
+from trtops.ops.search.delta import Evaluate, Items, OutOfTestsError, Search, Step
 from trtops.ops.steps import run_step
 from trtops.record import Record
 from trtops.spec import BuildConfig
@@ -46,6 +50,50 @@ from trtops.tracking.base import NO_RUN, Run, Tracker
 from trtops.verdict import Verdict
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReduceConfig(DataConfig):
+    """How to reduce a model, and the data of the whole model.
+
+    Attributes:
+        mode: ``bisect`` checks ``log2(nodes)`` sub-models in each stage but the last. ``linear`` checks one after the
+            other from the smallest, and so also finds failures that larger sub-models hide.
+        max_checks: Maximum number of checks; the result is then the smallest failing sub-model so far.
+        reduce_outputs: Whether nodes may be removed at the end of the model. Otherwise its outputs stay.
+        reduce_inputs: Whether nodes may be removed at the beginning. Otherwise its inputs stay.
+        inputs: Inputs of sub-models: ``real`` values as observed in the whole model, or ``declared`` types and shapes
+            without data, for models that ONNX Runtime does not run.
+        input_shapes: Shapes of dynamic inputs, by name, for random data; 1 for each dynamic dimension by default.
+        width: Number of sub-models checked at the same time.
+        output: File for the reduced model. Its inputs are saved next to it as ``<name>_inputs.json``.
+        save_as: Where the weights of these models go.
+        min_good: File for the passing sub-model that is closest in size to the culprit.
+        load_replay: The debug replay of a search that was killed or interrupted. Its answers are not checked again.
+        save_replay: File for a debug replay, written after each check.
+    """
+
+    mode: Literal["bisect", "linear"] = "bisect"
+    max_checks: int | None = None
+    reduce_outputs: bool = True
+    reduce_inputs: bool = True
+    inputs: Literal["real", "declared"] = "real"
+    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    width: int = 1
+    output: str | None = None
+    save_as: SaveConfig = field(default_factory=SaveConfig)
+    min_good: str | None = None
+    load_replay: str | None = None
+    save_replay: str | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.reduce_outputs or self.reduce_inputs):
+            raise errors.ConfigError(
+                "reduce_outputs and reduce_inputs are both False; expected one of them to be True."
+            )
+        for name in ("width", "max_checks", "iterations"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise errors.ConfigError(f"{name} is {value}; expected 1 or more.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,8 +236,7 @@ def reduce(
         ModelError: If the model cannot be used, or a sub-model is too large.
         InputError: If the data does not fit the model.
         BackendError: If ONNX Runtime cannot compute the values of the model's tensors.
-        ConfigError: If the replay belongs to another search, an output path is the model's own, or the check fails
-            on everything, also on a model that cannot be wrong.
+        ConfigError: If the replay belongs to another search, or an output path is the model's own.
         Exception: Any exception of the check on the whole model. On a part it counts as another failure.
     """
     config = ReduceConfig() if config is None else config
@@ -235,7 +282,7 @@ def _find_culprits(
             raise errors.UnknownInputError(f"input_shapes has {name!r}. {errors.near(name, inputs)}")
         inputs[name] = replace(inputs[name], shape=tuple(shape))
     given: list[Feed] = []
-    if config.inputs != "declared":
+    if config.inputs == "real":
         given = [dict(feed) for feed in config.open_for(model, feeds, inputs)] if inputs else [{}]
         for feed in given:
             check_feed(inputs, feed)
@@ -245,8 +292,7 @@ def _find_culprits(
     if given:
         # Arrays of objects have no bytes of their own; their text has.
         plain = [{n: a.astype(str) if a.dtype.kind == "O" else a for n, a in feed.items()} for feed in given]
-        data += f" {config.seed} {Feeds('', lambda: plain).digest()}"
-    depends_on = {"model": model.info.sha256, "check": describe(check), "data": data}
+        data += f" {Feeds('', lambda: plain).digest()}"
     with ExitStack() as stack:
         values: Values
         if config.inputs == "declared":
@@ -256,8 +302,9 @@ def _find_culprits(
             stack.callback(values.close)
         if evaluate is None:
             evaluate = stack.enter_context(ThreadPoolExecutor(config.width)).map if config.width > 1 else map
-        reduction = Reduction(cutter, values, check, config, freeze, progress, evaluate)
+        reduction = _Reduction(cutter, values, check, config, freeze, progress, evaluate)
         search = reduction.search
+        depends_on = {"model": model.info.sha256, "check": describe(check), "data": data}
         search.use_replays(config.load_replay, config.save_replay, len(cutter.parts), depends_on)
         try:
             search.holds(reduction.everything)
@@ -273,46 +320,161 @@ def _find_culprits(
             raise
         passing = [parts for parts, step in search.answers.items() if step.verdict == "pass"]
         if found and not passing:
-            require_working_check(check)
-        culprits = () if found is None else (_save_culprit(reduction, found, config),)
+            log.warning(
+                "The check passed nothing, so it may be broken. Run it on a correct model. Its output: %s",
+                whole.detail.strip() or "none",
+            )
         min_good = None
         if config.min_good is not None and found and passing:
             size = len(reduction.nodes(found))
             closest = min(passing, key=lambda parts: (abs(len(reduction.nodes(parts)) - size), sorted(parts)))
             save_model(reduction.cut(closest).proto, config.min_good, **config.save_as.for_another())
             min_good = config.min_good
-    result = ReduceResult(
-        verdict="bad" if found else "good",
-        whole=whole.verdict,
-        culprits=culprits,
-        nodes=len(cutter.order),
-        checks=len(search.steps) - search.resumed,
-        resumed=search.resumed,
-        seconds=time.perf_counter() - started,
-        detail=whole.detail or ("" if found else "the whole model passes"),
-        min_good=min_good,
-    )
+        result = ReduceResult(
+            verdict="bad" if found else "good",
+            whole=whole.verdict,
+            culprits=() if found is None else (reduction.save(found),),
+            nodes=len(cutter.order),
+            checks=len(search.steps) - search.resumed,
+            resumed=search.resumed,
+            seconds=time.perf_counter() - started,
+            detail=whole.detail or ("" if found else "the whole model passes"),
+            min_good=min_good,
+        )
     return result, search.steps
 
 
-def _save_culprit(reduction: Reduction, parts: Items, config: ReduceConfig) -> Culprit:
-    cut = reduction.cut(parts)
-    path = inputs_path = None
-    if config.output is not None:
-        path = Path(config.output)
-        save_model(cut.proto, path, **config.save_as.to_options())
-        if config.inputs != "declared":
-            inputs_path = path.with_name(f"{path.stem}_inputs.json")
-            save_json(cut.feeds, inputs_path, "inputs of the reduced model")
-    nodes = ((index, reduction.cutter.model.graph.node[index]) for index in cut.nodes)
-    return Culprit(
-        nodes=tuple(CulpritNode(index=i, name=n.name, op=n.op_type, outputs=tuple(n.output)) for i, n in nodes),
-        minimal=parts != reduction.unfinished,
-        detail=reduction.search.answers[parts].detail,
-        path=None if path is None else str(path),
-        inputs_path=None if inputs_path is None else str(inputs_path),
-        _proto=cut.proto,
-    )
+class _Reduction:
+    """One reduction under way.
+
+    Attributes:
+        everything: All parts of the model.
+        search: The search for a set of parts that fails.
+    """
+
+    def __init__(
+        self,
+        cutter: Cutter,
+        values: Values,
+        check: Check,
+        config: ReduceConfig,
+        freeze: bool,
+        progress: Callable[[Step], None] | None,
+        evaluate: Evaluate,
+    ) -> None:
+        self.everything = frozenset(range(len(cutter.parts)))
+        self._cutter = cutter
+        self._values = values
+        self._check = check
+        self._config = config
+        self._freeze = freeze
+        self._minimal = True
+        self.search = Search(
+            self._check_part,
+            holds_if="fail",
+            max_tests=config.max_checks,
+            width=config.width,
+            evaluate=evaluate,
+            size=lambda parts: len(self.nodes(parts)),
+            progress=progress,
+        )
+
+    def nodes(self, parts: Iterable[int]) -> frozenset[int]:
+        """Indices of the nodes in some parts."""
+        return frozenset(index for part in parts for index in self._cutter.parts[part])
+
+    def cut(self, parts: Items) -> SubModel:
+        """The sub-model of some parts."""
+        return self._cutter.cut(self.nodes(parts), self._values, freeze_branches=self._freeze)
+
+    def _check_part(self, parts: Items) -> CheckOutcome:
+        try:
+            return CheckOutcome.of(self._check(self.cut(parts)))
+        except errors.ConfigError:
+            raise
+        except Exception as exc:  # of a part it is an error of another kind than the one searched for
+            if parts == self.everything:
+                raise
+            return CheckOutcome(verdict="error", detail=f"{type(exc).__name__}: {exc}")
+
+    def culprit(self) -> Items:
+        """A smallest failing set of parts, given that the whole model fails."""
+        try:
+            return self._smallest(self.everything)
+        except OutOfTestsError:
+            log.warning("Stopped after %d checks; a smaller culprit may exist.", self.search.tests)
+            self._minimal = False
+            return self.search.smallest_so_far()
+
+    def _smallest(self, within: Items) -> Items:
+        """One smallest failing set within a set that fails."""
+        parts = sorted(within)
+        if not self._config.reduce_inputs:
+            return self._without_ends(frozenset(self._shortest_beginning(parts)))
+        if not self._config.reduce_outputs:
+            return self._without_ends(frozenset(self._shortest_end(parts)))
+        self.search.stage = "halves"
+        low, high = 0, len(parts)
+        if self._config.mode == "bisect":
+            low, high = self.search.halve(parts)
+        elif single := self.search.first(frozenset([part]) for part in parts):
+            return single
+        found = self._shortest_end(self._shortest_beginning(parts[low:high]))
+        self.search.stage = "nodes"
+        smallest = frozenset(self.search.smallest(found))
+        if len(smallest) == 1:
+            return smallest
+        # A long stretch can fail because of errors that add up along it, such as rounding, next to a smaller culprit.
+        others = [self._smallest(frozenset(side)) for side in (parts[:low], parts[high:]) if self.search.holds(side)]
+        return min([smallest, *others], key=len)
+
+    def _shortest_beginning(self, parts: list[int]) -> list[int]:
+        """The shortest beginning that fails, or only what its last part needs, if that fails too."""
+        self.search.stage = "outputs"
+        beginning = parts[: self.search.least(lambda length: parts[:length], len(parts), self._config.mode)]
+        owner = {index: part for part in beginning for index in self._cutter.parts[part]}
+        last = self._cutter.parts[beginning[-1]]
+        needed = sorted({owner[i] for start in last for i in self._cutter.ancestors(start, owner)})
+        return needed if len(needed) < len(beginning) and self.search.holds(needed) else beginning
+
+    def _shortest_end(self, parts: list[int]) -> list[int]:
+        """The shortest end that fails."""
+        self.search.stage = "inputs"
+        count = len(parts)
+        return parts[count - self.search.least(lambda length: parts[count - length :], count, self._config.mode) :]
+
+    def _without_ends(self, parts: Items) -> Items:
+        """Leave out parts one by one at the end that may be reduced, the latest first, until none can be left out."""
+        self.search.stage = "nodes"
+        while True:
+            members = [(part, index) for part in parts for index in self._cutter.parts[part]]
+            maker = {name: part for part, index in members for name in self._cutter.makes(index)}
+            needs = {(p, maker[n]) for p, index in members for n in self._cutter.reads(index) if maker.get(n, p) != p}
+            inner = {needed if self._config.reduce_outputs else needing for needing, needed in needs}
+            found = self.search.first(parts - {end} for end in sorted(parts - inner, reverse=True))
+            if found is None:
+                return parts
+            parts = found
+
+    def save(self, parts: Items) -> Culprit:
+        """The culprit, whose model and inputs are saved if the config says where."""
+        cut, config = self.cut(parts), self._config
+        path = inputs_path = None
+        if config.output is not None:
+            path = Path(config.output)
+            save_model(cut.proto, path, **config.save_as.to_options())
+            if config.inputs != "declared":
+                inputs_path = path.with_name(f"{path.stem}_inputs.json")
+                save_json(cut.feeds, inputs_path, "inputs of the reduced model")
+        nodes = ((index, self._cutter.model.graph.node[index]) for index in cut.nodes)
+        return Culprit(
+            nodes=tuple(CulpritNode(index=i, name=n.name, op=n.op_type, outputs=tuple(n.output)) for i, n in nodes),
+            minimal=self._minimal,
+            detail=self.search.answers[parts].detail,
+            path=None if path is None else str(path),
+            inputs_path=None if inputs_path is None else str(inputs_path),
+            _proto=cut.proto,
+        )
 
 
 def _log_result(run: Run, result: ReduceResult, steps: Iterable[Step]) -> None:

@@ -52,13 +52,7 @@ class RepeatConfig(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class RepeatStep(Record):
-    """One iteration.
-
-    Attributes:
-        verdict: ``good``, ``bad``, or ``error`` for another failure than the one meant, which is sorted with the bad
-            ones.
-        output: What the command printed, if it is to be shown.
-    """
+    """One iteration. ``error`` is another failure than the one meant; ``output`` is empty if it is not to be shown."""
 
     number: int
     verdict: Literal["good", "bad", "error"]
@@ -101,11 +95,8 @@ def repeat(
             except for those that every iteration would meet.
         check: The command, which reads a file that ``make`` wrote.
         config: When to stop, and what to keep.
-        ask: Says whether an iteration is good, instead of a command.
+        ask: Whether an iteration is good, instead of a command.
         progress: Called after each iteration.
-
-    Raises:
-        ConfigError: If there is neither ``check`` nor ``ask``, or the command cannot be run.
     """
     if check is None and ask is None:
         raise errors.ConfigError("There is nothing to evaluate by. Add a check: --check <command>.")
@@ -179,14 +170,7 @@ def iterate(
 
 
 def sort_artifacts(names: Iterable[str], folder: str | Path, *, good: bool, label: str) -> None:
-    """Move the files that a check left to ``good/`` or ``bad/``. Missing files are logged and skipped.
-
-    Args:
-        names: The files.
-        folder: Parent of ``good/`` and ``bad/``.
-        good: Whether the check passed.
-        label: Added to each file's name: ``replay.json`` becomes ``replay_<label>.json``.
-    """
+    """Move the files that a check left to ``good/`` or ``bad/``, with a label in their names; skip missing ones."""
     place = Path(folder) / ("good" if good else "bad")
     for path in map(Path, names):
         if not path.exists():

@@ -31,11 +31,9 @@ from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
 from trtops.ops.engines.sensitivity import SensitivityConfig, sensitivity
 from trtops.ops.evaluation.emulation import emulate
 from trtops.ops.evaluation.submodel import Check, ComparisonCheck
-from trtops.ops.search.accuracy import AccuracyConfig, AccuracyResult, accuracy
-from trtops.ops.search.accuracy_sides import Emulated
+from trtops.ops.search.accuracy import AccuracyConfig, AccuracyResult, Emulated, accuracy
 from trtops.ops.search.precision import PrecisionConfig, precision
-from trtops.ops.search.reduce import reduce
-from trtops.ops.search.reduce_search import ReduceConfig
+from trtops.ops.search.reduce import ReduceConfig, reduce
 from trtops.ops.triaging.model_questions import first_lines
 from trtops.ops.triaging.result import Answer, Kind
 from trtops.ops.triaging.subject import Subject

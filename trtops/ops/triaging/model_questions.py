@@ -20,8 +20,7 @@ from trtops.backend.onnxrt.reference import reference_outputs
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.ops.evaluation.check import tolerances_for
 from trtops.ops.model.lint import lint
-from trtops.ops.search.accuracy import AccuracyConfig, accuracy
-from trtops.ops.search.accuracy_sides import reference
+from trtops.ops.search.accuracy import AccuracyConfig, accuracy, reference
 from trtops.ops.triaging.result import Answer
 from trtops.ops.triaging.subject import Subject, with_outputs
 

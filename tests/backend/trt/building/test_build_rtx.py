@@ -42,8 +42,6 @@ from trtops.backend.trt import (
 from trtops.backend.trt.describe.layers import tensors_of
 from trtops.backend.trt.library import memory
 from trtops.backend.worker import IsolatedBackend
-from trtops.ops import EngineWriter
-from trtops.ops.search.precision import Candidate, PrecisionConfig
 from trtops.spec import BuildConfig, OptimizationProfile, TensorRTOptions
 
 pytestmark = pytest.mark.usefixtures("rtx")
@@ -87,23 +85,6 @@ def test_a_modified_network_builds(network):
 
     assert [spec.name for spec in describe_network(parts[1]).outputs] == ["r0", "scores"]
     assert engine_bytes_from_network(parts).nbytes > 1000
-
-
-def test_precision_search_control_multiplies_outputs_by_0(network, conv_net, tmp_path):
-    """Written from the network that a check is given, not from the model: it was no control at all before."""
-    made = []
-
-    def noted():
-        made.append(network())
-        return made[-1]
-
-    write = EngineWriter(network=noted, config=CreateConfig(), path=str(tmp_path / "control.engine"))
-    write(Candidate(original=conv_net.proto, keep=frozenset(), config=PrecisionConfig(), is_control=True))
-
-    described = describe_network(made[0][1])
-    assert (tmp_path / "control.engine").stat().st_size > 1000
-    assert [spec.name for spec in described.outputs] == ["scores"]
-    assert [layer.name for layer in described.layers][-2:] == ["scores/zero", "scores/control"]
 
 
 def test_outputs_are_marked_by_layer_type(network):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from trtops.backend.onnx.submodel import SubModel
     from trtops.ops.evaluation.submodel import CheckOutcome
     from trtops.ops.search.delta import Step
-    from trtops.ops.search.reduce_search import ReduceConfig
+    from trtops.ops.search.reduce import ReduceConfig
 
 _OBSERVED = "shapes are those observed when the whole model ran"
 
