@@ -34,15 +34,15 @@ class TextWriter:
 
     def write(self, obj: Any, indent: str = "\n") -> None:
         """Write one value; ``indent`` is its line break and margin."""
-        if isinstance(obj, dict):
+        if (known := Encoder.registered.get(type(obj))) is not None:
+            name, encode = known
+            self.write({**encode(obj), MARKER: name}, indent)
+        elif isinstance(obj, dict):
             self._write_items("{", "}", ((_key_text(key), value) for key, value in obj.items()), indent)
         elif isinstance(obj, (list, tuple)):
             self._write_items("[", "]", (("", value) for value in obj), indent)
         elif obj is None or (isinstance(obj, (str, int, float)) and type(obj).__module__ == "builtins"):
             self.out(json.dumps(obj).encode("ascii"))
-        elif (known := Encoder.registered.get(type(obj))) is not None:
-            name, encode = known
-            self.write({**encode(obj), MARKER: name}, indent)
         else:
             self._write_other(obj, indent)
 

@@ -29,6 +29,7 @@ HOMES: dict[str, str] = {
     ),
     **dict.fromkeys(("AccuracyResult", "AccuracyResults"), "trtops.comparator.accuracy"),
     "FormattedArray": "trtops.common",
+    **dict.fromkeys(("TacticReplayData", "Algorithm", "TensorInfo"), "trtops.backend.trt.choices.selector"),
 }
 # The same by the end of a type's name, for the results and thresholds of all metrics.
 _HOME_OF_ENDINGS = {ending: "trtops.comparator.metric_results" for ending in ("Result", "Threshold")}

@@ -54,12 +54,12 @@ from trtops.backend.trt import (
     onnx_like_from_network,
     refit_engine,
 )
-from trtops.backend.trt.building.calibrator import calibrator_class
 from trtops.backend.trt.building.engine import build_plan
 from trtops.backend.trt.choices import timing_cache as caches
 from trtops.backend.trt.choices.timing_cache import TimingCache, path_for
 from trtops.backend.trt.describe.inspector import EngineDescription, read_layers
 from trtops.backend.trt.library import line
+from trtops.backend.trt.library import load as load_tensorrt
 from trtops.backend.trt.lines import Feature
 from trtops.backend.worker import IsolatedBackend, Worker
 from trtops.calibration import CalibrationCache
@@ -175,56 +175,30 @@ def test_unused_precision_is_reported():
     assert (found.share, found.lowered, found.name) == (0.0, False, "FP32 (not FP16)")
 
 
-@pytest.mark.parametrize(
-    ("precisions", "flags", "expected"),
-    [
-        (
-            {"conv0": "float16", "conv[12]": np.float32},
-            {"fp16": True, "precision_constraints": "obey"},
-            {"conv0": "fp16", "conv1": "fp32", "conv2": "fp32"},
-        ),
-        ({"conv1": "float16"}, {}, {"conv0": "fp32", "conv1": "fp16", "conv2": "fp32"}),
-    ],
-    ids=["obeyed", "only one layer"],
-)
-def test_layers_get_the_requested_precisions(precisions, flags, expected):
+def test_layers_get_the_requested_precisions():
+    precisions = {"conv0": "float16", "conv[12]": np.float32}
     network = SetLayerPrecisions(NetworkFromOnnxBytes(wide_net().proto.SerializeToString()), precisions)
 
-    layers = read_layers(engine_from_network(network, CreateConfig(**flags, **QUICK)))
+    layers = read_layers(engine_from_network(network, CreateConfig(fp16=True, precision_constraints="obey", **QUICK)))
 
-    assert {word: x.precision for x in layers for word in expected if x.name.startswith(word)} == expected
-
-
-@pytest.mark.parametrize("make", [models.branch, models.loop, models.multi_output], ids=lambda m: m.__name__)
-def test_one_fp16_layer_leaves_integer_layers_alone(make):
-    case = make()
-    parts = network_from_onnx_bytes(case.proto.SerializeToString())
-    network = parts[1]
-    layers = [network.get_layer(index) for index in range(network.num_layers)]
-    free = [x for x in layers if x.type.name in ("ELEMENTWISE", "MATRIX_MULTIPLY", "ACTIVATION")]
-    first = next(x for x in free if x.get_output_type(0).name == "FLOAT")
-    first.precision = first.get_output_type(0).__class__.HALF
-    golden = onnx_runtime(case.proto, case.feed)
-
-    with TrtRunner(engine_from_network(parts, CreateConfig(profiles=[profile_for(case.proto)], **QUICK))) as runner:
-        outputs = runner.infer(case.feed)
-        for name, array in golden.items():
-            np.testing.assert_allclose(outputs[name], array, rtol=2e-2, atol=2e-2)
+    found = {word: x.precision for x in layers for word in ("conv0", "conv1", "conv2") if x.name.startswith(word)}
+    assert found == {"conv0": "fp16", "conv1": "fp32", "conv2": "fp32"}
 
 
 def batches(count=4):
     return [{"x": models.random(8, 64, 28, 28, seed=100 + i)} for i in range(count)]
 
 
-@pytest.mark.parametrize("algorithm", ["entropy", "entropy2", "minmax", "legacy"])
-def test_each_calibrator_makes_an_int8_engine(algorithm, tmp_path):
+@pytest.mark.parametrize("name", ["Entropy", "Entropy2", "MinMax", "Legacy"])
+def test_each_calibrator_makes_an_int8_engine(name, tmp_path):
     case = costly_net()
     golden = onnx_runtime(case.proto, case.feed)["y"].astype(np.float64)
     network = NetworkFromOnnxBytes(case.proto.SerializeToString())
     cache = tmp_path / "calibration.cache"
-    base = calibrator_class(algorithm)
+    kind = {"Entropy2": "IInt8EntropyCalibrator2"}.get(name, f"IInt8{name}Calibrator")
+    base = getattr(load_tensorrt(), kind)
     # The legacy algorithm takes a quantile as the range; the largest value serves normally distributed data.
-    options = {"quantile": 0.9999, "regression_cutoff": 1.0} if algorithm == "legacy" else {}
+    options = {"quantile": 0.9999, "regression_cutoff": 1.0} if name == "Legacy" else {}
     feeds = [{"x": models.random(16, 512, 14, 14, seed=100 + i)} for i in range(4)]
     first = Calibrator(feeds, cache=cache, BaseClass=base, **options)
 
@@ -717,33 +691,16 @@ def test_inputs_and_outputs_may_stay_on_the_device():
 def test_device_time_excludes_copies():
     proto = models.model("(float[16,1024,1024] x) => (float[16,1024,1024] y) { y = Relu(x) }")
     with TrtRunner(load(proto)) as runner:
-        timings = []
+        with pytest.raises(errors.InferenceError, match="has not run an inference"):
+            runner.last_device_time()
+        times = []
         for seed in range(3):
             x = models.random(16, 1024, 1024, seed=seed)
             np.testing.assert_array_equal(runner.infer({"x": x})["y"], np.maximum(x, 0))
-            timings.append(runner.last_timing())
+            times.append((runner.last_device_time(), runner.last_inference_time()))
 
     # The least of each: others use the device at the same time.
-    assert min(t.copy_in for t in timings) > 1e-4 and min(t.copy_out for t in timings) > 1e-4
-    assert 0 < min(t.compute for t in timings) < min(t.copy_in + t.copy_out for t in timings)
-
-
-def test_only_large_copies_are_timed():
-    proto = models.model("(float[N,4096] x) => (float[N,4096] y) { y = Relu(x) }")
-    profile = Profile().add("x", (1, 4096), (64, 4096), (256, 4096))
-    config = CreateConfig(profiles=[profile], **QUICK)
-    with TrtRunner(EngineFromNetwork(NetworkFromOnnxBytes(proto.SerializeToString()), config)) as runner:
-        with pytest.raises(errors.InferenceError, match="has not run an inference"):
-            runner.last_device_time()
-        timed = []
-        for rows in (1, 1, 256, 256, 1, 1):
-            x = models.random(rows, 4096, seed=rows)
-            np.testing.assert_array_equal(runner.infer({"x": x})["y"], np.maximum(x, 0))
-            timing = runner.last_timing()
-            assert 0 < timing.compute == runner.last_device_time()
-            timed.append((timing.copy_in is not None, timing.copy_out is not None))
-
-    assert [timed[i] for i in (1, 3, 5)] == [(False, False), (True, True), (False, False)]
+    assert 0 < min(device for device, _ in times) < min(whole for _, whole in times) / 2
 
 
 def test_int64_feeds_fit_int32_engines():

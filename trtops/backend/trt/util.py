@@ -23,20 +23,12 @@ from trtops.metadata import TensorMetadata, is_dynamic
 
 
 def fail_unavailable(what: str) -> None:
-    """Raise that this release does not have something.
-
-    Raises:
-        UnsupportedFeatureError: Always.
-    """
+    """Raise that this release does not have something."""
     raise errors.UnsupportedFeatureError(f"{what} is not available on {library.line().name}.")
 
 
 def check_onnx_parser_errors(parser: Any, success: bool) -> None:
-    """Raise the errors of a parser.
-
-    Raises:
-        EngineBuildError: If there are any, or parsing failed.
-    """
+    """Raise the errors of a parser."""
     found = [str(parser.get_error(index)) for index in range(parser.num_errors)]
     if found or not success:
         raise errors.EngineBuildError("Could not parse ONNX correctly: " + ("\n".join(found) or "no reason was given"))
@@ -151,11 +143,7 @@ def get_all_io_tensors(network: Any) -> dict[str, Any]:
 
 
 def mark_outputs(network: Any, outputs: Sequence[str]) -> None:
-    """Replace the network's outputs by tensors, given by name or pattern.
-
-    Raises:
-        ConfigError: If there is no such tensor.
-    """
+    """Replace the network's outputs by tensors, given by name or pattern."""
     ModifyNetworkOutputs((None, network), outputs).change(network)
 
 
@@ -165,20 +153,12 @@ def mark_layerwise(network: Any) -> None:
 
 
 def mark_by_layer_type(network: Any, layer_types: Sequence[str]) -> None:
-    """Replace the network's outputs by the outputs of layers of these types; case does not matter.
-
-    Raises:
-        ConfigError: If TensorRT has no such type.
-    """
+    """Replace the network's outputs by the outputs of layers of these types; case does not matter."""
     ModifyNetworkOutputs((None, network), mark_layer_types=layer_types).change(network)
 
 
 def unmark_outputs(network: Any, outputs: Sequence[str]) -> None:
-    """Remove tensors, given by name or pattern, from the outputs.
-
-    Raises:
-        ConfigError: If there is no such tensor, or no output is left.
-    """
+    """Remove tensors, given by name or pattern, from the outputs."""
     ModifyNetworkOutputs((None, network), exclude_outputs=outputs).change(network)
 
 
@@ -228,11 +208,7 @@ def _bracketed_text(words: Iterable[str]) -> str:
 
 
 def check_profile(profile: Any) -> Any:
-    """Return a TensorRT profile if it is complete.
-
-    Raises:
-        ConfigError: If it is not.
-    """
+    """Return a TensorRT profile if it is complete."""
     if not profile:
         raise errors.ConfigError(f"Profile is not valid, please provide profile data: {profile}")
     return profile

@@ -47,13 +47,6 @@ def test_cache_becomes_text_of_the_release(model, cache) -> None:
     assert text.split(b"\n")[1:] == again.split(b"\n")[1:]
 
 
-def test_legacy_calibrator_has_its_own_header(model, cache) -> None:
-    text = int8.tensorrt_text(cache.to_bytes(), model, INT8, release="8.6.0", algorithm="legacy")
-
-    assert text.startswith(b"0 3fe0000000000000 3fe0000000000000\nimage: ")
-    assert int8.tensorrt_text(text, model, INT8, release="8.6.0", algorithm="entropy2") == cache.to_tensorrt()
-
-
 def test_incomplete_cache_needs_a_partial_fit(model, cache, caplog) -> None:
     part = cache.without(["r0"]).to_bytes()
 

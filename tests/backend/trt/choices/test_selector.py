@@ -82,11 +82,9 @@ def test_replays_round_trip_through_files(replay, tmp_path):
     "text",
     ["", "{", "[]", "{}", '{"replay": 3, "polygraphy_class": "TacticReplayData"}', POLYGRAPHY_FILE[:200], "[" * 10000],
 )
-def test_other_or_damaged_files_are_refused(text, tmp_path):
+def test_other_or_damaged_files_are_refused(text):
     with pytest.raises(errors.FormatError):
         TacticReplayData.from_json(text)
-    with pytest.raises(errors.FormatError, match=r"none\.json"):
-        TacticReplayData.load(tmp_path / "none.json")
 
 
 def test_record_holds_replayable_and_other_layers(replay):

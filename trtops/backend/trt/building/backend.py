@@ -15,7 +15,7 @@ from trtops.backend.base import BaseRunner, Build, Caches, Engine, Feed
 from trtops.backend.onnx.quantize import is_quantized
 from trtops.backend.trt import library
 from trtops.backend.trt.building import int8
-from trtops.backend.trt.building.calibrator import Calibrator, TrtopsCalibrator, calibrator_class
+from trtops.backend.trt.building.calibrator import ALGORITHMS, Calibrator, TrtopsCalibrator
 from trtops.backend.trt.building.config import CreateConfig
 from trtops.backend.trt.building.engine import build_plan, engine_from_bytes
 from trtops.backend.trt.building.network import NetworkFromModel, NetworkFromOnnxPath
@@ -362,7 +362,7 @@ class _Building:
             with open(path, "wb") as file:
                 file.write(text)
         feeds = itertools.islice(() if data is None else data, self.build_config.calibration_samples)
-        self.calibrator = Calibrator(feeds, cache=path, BaseClass=calibrator_class(algorithm))
+        self.calibrator = Calibrator(feeds, cache=path, BaseClass=getattr(library.load(), ALGORITHMS[algorithm]))
         return self.calibrator
 
     def _calibration_cache(self) -> bytes | None:

@@ -26,17 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ALGORITHMS = {
-    "entropy2": "IInt8EntropyCalibrator2",
-    "entropy": "IInt8EntropyCalibrator",
-    "minmax": "IInt8MinMaxCalibrator",
-    "legacy": "IInt8LegacyCalibrator",
-}
+ALGORITHMS = {"entropy2": "IInt8EntropyCalibrator2", "minmax": "IInt8MinMaxCalibrator"}
 """TensorRT's calibrator classes by trtops' names."""
-
-LEGACY_QUANTILE = 0.5
-LEGACY_REGRESSION_CUTOFF = 0.5
-"""Defaults of the legacy calibrator."""
 
 
 class TrtopsCalibrator(Protocol):
@@ -130,10 +121,10 @@ def Calibrator(
         if base is trt.IInt8LegacyCalibrator:
 
             def get_quantile(self) -> float:
-                return LEGACY_QUANTILE if quantile is None else quantile
+                return 0.5 if quantile is None else quantile
 
             def get_regression_cutoff(self) -> float:
-                return LEGACY_REGRESSION_CUTOFF if regression_cutoff is None else regression_cutoff
+                return 0.5 if regression_cutoff is None else regression_cutoff
 
             def read_histogram_cache(self, length: int) -> None:
                 return None
@@ -147,18 +138,6 @@ def Calibrator(
                 return trt.CalibrationAlgoType.ENTROPY_CALIBRATION_2 if algo is None else algo
 
     return TensorRTCalibrator()
-
-
-def calibrator_class(algorithm: str) -> Any:
-    """TensorRT's calibrator class for one of :data:`ALGORITHMS`.
-
-    Raises:
-        ConfigError: If there is no algorithm of that name.
-    """
-    library.line().require(Feature.CALIBRATOR)
-    if algorithm not in ALGORITHMS:
-        raise errors.ConfigError(f"Unknown calibration algorithm {algorithm!r}. {errors.near(algorithm, ALGORITHMS)}")
-    return getattr(library.load(), ALGORITHMS[algorithm])
 
 
 class _Batches:

@@ -65,10 +65,7 @@ load_plugins = immediately(LoadPlugins)
 
 @dataclass(frozen=True)
 class LoadRuntime:
-    """Loads a lean runtime, for version compatible engines.
-
-    Attributes:
-        path: The library's path.
+    """Loads a lean runtime, a shared library, for version compatible engines.
 
     Raises:
         BackendUnavailableError: If TensorRT cannot load it.
@@ -146,8 +143,8 @@ def build_plan(builder: Any, network: Any, config: Any, *, selector: Any = None)
 
     Args:
         builder: The builder.
-        network: The network. If single layers ask for a precision that the config lacks, others may be fixed to FP32.
-        config: The builder config; may get the flags for precisions that single layers ask for.
+        network: The network.
+        config: The builder config.
         selector: The algorithm selector of the config, or None.
 
     Returns:
@@ -159,11 +156,9 @@ def build_plan(builder: Any, network: Any, config: Any, *, selector: Any = None)
         TacticMismatchError: If a replay was not followed.
     """
     from trtops.backend.trt.building.calibrator import check_calibration
-    from trtops.backend.trt.building.precision import allow_layer_precisions
     from trtops.backend.trt.choices.selector import check_replay
 
     line = library.line()
-    allow_layer_precisions(network, config)
     with library.collect_log() as lines:
         plan = builder.build_serialized_network(network, config)
     # These come first: they explain a missing engine better than TensorRT's log.
@@ -186,8 +181,7 @@ class EngineFromNetwork:
         network: A network's parts, or a callable that makes them.
         config: A builder config, or a callable that makes one from builder and network; ``CreateConfig()`` by default.
         save_timing_cache: As for :class:`EngineBytesFromNetwork`.
-        runtime: A runtime to load the engine with, or a callable that makes one.
-        dla_workspace_allocation_strategy: How engines of that runtime share DLA workspaces.
+        runtime: As for :class:`EngineFromBytes`, like ``dla_workspace_allocation_strategy``.
     """
 
     network: ValueOrCallable[NetworkParts]
@@ -263,10 +257,7 @@ engine_from_bytes = immediately(EngineFromBytes)
 class EngineFromPath:
     """Loads an engine from a plan file; raises the errors of :class:`EngineFromBytes`, also if the file is missing.
 
-    Attributes:
-        path: The file.
-        runtime: A runtime to load it with, or a callable that makes one.
-        dla_workspace_allocation_strategy: How engines of that runtime share DLA workspaces.
+    The other attributes are those of :class:`EngineFromBytes`.
     """
 
     path: str | os.PathLike[str]
@@ -315,12 +306,7 @@ bytes_from_engine = immediately(BytesFromEngine)
 
 @dataclass(frozen=True)
 class SaveEngine:
-    """Writes an engine to a file, completely or not at all, and returns the engine.
-
-    Attributes:
-        engine: The engine, or a callable that makes one.
-        path: The file's path, or an open file.
-    """
+    """Writes an engine to a path, completely or not at all, or to an open file; returns the engine."""
 
     engine: ValueOrCallable[Any]
     path: str | os.PathLike[str] | IO[Any]

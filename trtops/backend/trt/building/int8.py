@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.onnx.quantize import insert_qdq, tensors_to_calibrate
-from trtops.backend.trt.building.calibrator import LEGACY_QUANTILE, LEGACY_REGRESSION_CUTOFF
-from trtops.calibration.cache import CalibrationCache, fit, legacy_header, read_cache, tensorrt_header
+from trtops.calibration.cache import CalibrationCache, fit, read_cache, tensorrt_header
 from trtops.metadata import TensorMetadata
 from trtops.spec import BuildConfig
 
@@ -26,11 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_CALIBRATIONS = {
-    "entropy2": "EntropyCalibration2",
-    "entropy": "EntropyCalibration",
-    "minmax": "MinMaxCalibration",
-}
+_CALIBRATIONS = {"entropy2": "EntropyCalibration2", "minmax": "MinMaxCalibration"}
 
 
 @dataclass(frozen=True)
@@ -68,8 +63,6 @@ def tensorrt_text(data: bytes, model: Model, config: BuildConfig, *, release: st
             len(wanted),
             ", ".join(missing[:8]),
         )
-    if algorithm == "legacy":
-        return cache.to_tensorrt(legacy_header(LEGACY_QUANTILE, LEGACY_REGRESSION_CUTOFF))
     return cache.to_tensorrt(tensorrt_header(release, _CALIBRATIONS[algorithm]))
 
 

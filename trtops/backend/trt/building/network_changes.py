@@ -42,7 +42,11 @@ def network_parts(made: Any) -> NetworkParts:
 
 @dataclass(frozen=True)
 class _Postprocess:
-    """A loader that changes the network of another loader. A network that was given directly is changed in place."""
+    """A loader that changes the network of another loader. A network that was given directly is changed in place.
+
+    Attributes:
+        network: The network's parts, or a callable that makes them.
+    """
 
     network: ValueOrCallable[NetworkParts]
 
@@ -61,7 +65,6 @@ class PostprocessNetwork(_Postprocess):
     """Calls a function on a network.
 
     Attributes:
-        network: The network's parts, or a callable that makes them.
         func: Called as ``func(network=network)``; changes it in place.
         name: The function's name in the log.
     """
@@ -86,7 +89,6 @@ class ModifyNetworkOutputs(_Postprocess):
     """Replaces a network's outputs.
 
     Attributes:
-        network: The network's parts, or a callable that makes them.
         outputs: Names or patterns (``conv*``) of the tensors that replace the outputs, or :data:`MARK_ALL`. None keeps
             the outputs.
         exclude_outputs: Names or patterns of outputs to remove.
@@ -142,7 +144,6 @@ class SetLayerPrecisions(_Postprocess):
     On releases without per-layer precisions the ONNX model is changed before it is parsed.
 
     Attributes:
-        network: The network's parts, or a callable that makes them.
         layer_precisions: Data types by layer name or pattern: ``trt.DataType``, numpy dtypes or names.
 
     Raises:
@@ -175,7 +176,6 @@ class SetTensorDatatypes(_Postprocess):
     """Sets the data types of a network's inputs and outputs.
 
     Attributes:
-        network: The network's parts, or a callable that makes them.
         tensor_datatypes: Data types by tensor name or pattern, or one for all floating-point inputs and outputs.
 
     Raises:
@@ -203,7 +203,6 @@ class SetTensorFormats(_Postprocess):
     """Sets the allowed memory formats of a network's inputs and outputs.
 
     Attributes:
-        network: The network's parts, or a callable that makes them.
         tensor_formats: Formats (``trt.TensorFormat`` or their names) by tensor name or pattern, or one list for all.
 
     Raises:
@@ -250,7 +249,6 @@ class MarkDebug(_Postprocess):
     """Marks tensors for a debug listener; unlike outputs, they hardly prevent fusion.
 
     Attributes:
-        network: The network's parts, or a callable that makes them.
         mark_debug: Names or patterns of tensors.
 
     Raises:

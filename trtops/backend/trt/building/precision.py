@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from trtops import errors
 from trtops.backend.trt import library
 from trtops.backend.trt.library import dtypes
-from trtops.backend.trt.lines import Feature
 from trtops.metadata import DataType
 from trtops.patterns import expand
 
@@ -99,53 +98,6 @@ def _fp32_nodes(model: onnx.ModelProto, wanted: ModelPrecision) -> list[str] | N
     default = DataType.FLOAT16 if "fp16" in wanted.precisions else DataType.FLOAT32
     excluded = [name for name in names if chosen.get(name, default) is DataType.FLOAT32]
     return None if len(excluded) == len(names) else excluded
-
-
-# fmt: off
-_UNTYPED = frozenset({
-    "CONSTANT", "SHAPE", "CAST", "QUANTIZE", "DEQUANTIZE", "CONDITION", "CONDITIONAL_INPUT", "CONDITIONAL_OUTPUT",
-    "TRIP_LIMIT", "RECURRENCE", "ITERATOR", "LOOP_OUTPUT", "PLUGIN", "PLUGIN_V2", "PLUGIN_V3",
-})
-# fmt: on
-"""Types of layers whose precision cannot be chosen."""
-
-
-def allow_layer_precisions(network: Any, config: Any) -> None:
-    """Allow the 16-bit precisions that single layers ask for.
-
-    TensorRT refuses the network otherwise. The flag alone would allow the precision for every layer, so the other
-    layers are fixed to FP32; not where INT8 is on, which needs them free.
-
-    Args:
-        network: The network. Layers of a weakly typed one may get a precision; others stay as they are.
-        config: The builder config; may get flags.
-    """
-    line, trt = library.line(), library.load()
-    if not line.supports(Feature.LAYER_PRECISION) or line.is_strongly_typed(network):
-        return
-    layers = [network.get_layer(index) for index in range(network.num_layers)]
-    asked = {layer.name: line.layer_precision(layer) for layer in layers}
-    names = {"HALF": "fp16", "BF16": "bf16"}
-    wanted = {names[dtype.name] for dtype in asked.values() if dtype is not None and dtype.name in names}
-    missing = sorted(precision for precision in wanted if not line.takes_precision(config, precision))
-    if not missing:
-        return
-    line.set_precisions(config, missing)
-    if not line.binds_precisions(config):
-        # Not "obey": for regions of many layers that Myelin compiles, 8.6 finds no implementation that obeys.
-        line.set_precision_constraints(config, "prefer")
-    if line.takes_precision(config, "int8"):
-        library.log_warning(
-            f"Layers ask for {' and '.join(missing)}: the builder may choose it for other layers as well."
-        )
-        return
-    for layer in layers:
-        floats = all(layer.get_output_type(index) == trt.DataType.FLOAT for index in range(layer.num_outputs))
-        if asked[layer.name] is None and floats and layer.type.name not in _UNTYPED:
-            line.set_layer_precision(layer, trt.DataType.FLOAT)
-    library.log_warning(
-        f"Layers ask for {' and '.join(missing)}, the build does not: all other layers are fixed to fp32."
-    )
 
 
 def check_network(network: Any, precisions: Iterable[str]) -> None:

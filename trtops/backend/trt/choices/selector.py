@@ -6,20 +6,17 @@ the layers whose tactics cannot be replayed.
 
 from __future__ import annotations
 
-import json
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 from trtops import errors
 from trtops.backend.trt import library
 from trtops.backend.trt.lines import Feature
-from trtops.record import JSONValue
+from trtops.json import Decoder, Encoder, add_json_methods
 from trtops.spec import Layer
-from trtops.system.files import open_atomically
 from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticChoice, TacticRecord, TensorFormat
 
@@ -114,8 +111,14 @@ class Algorithm:
         return f"{numbers} | Inputs: {self.inputs} | Outputs: {self.outputs}"
 
 
+@add_json_methods("tactic replay")
 class TacticReplayData(dict[str, Algorithm]):
-    """Algorithms by layer name, in the builder's order."""
+    """Algorithms by layer name, in the builder's order; its file has Polygraphy's format."""
+
+    to_json: Callable[[TacticReplayData], str]
+    from_json: ClassVar[Callable[[str], TacticReplayData]]
+    save: Callable[..., None]
+    load: ClassVar[Callable[[Any], TacticReplayData]]
 
     def add(self, name: str, algorithm: Algorithm) -> TacticReplayData:
         """Set a layer's algorithm and return the data itself."""
@@ -125,98 +128,46 @@ class TacticReplayData(dict[str, Algorithm]):
     def __str__(self) -> str:
         return "\n".join(f"Layer: {name}\n    Algorithm: {algorithm}" for name, algorithm in self.items())
 
-    def save(self, dest: str | os.PathLike[str] | IO[Any]) -> None:
-        """Write a replay file in Polygraphy's format, to a path or an open file."""
-        text = self.to_json()
-        if isinstance(dest, (str, os.PathLike)):
-            with open_atomically(Path(dest)) as file:
-                file.write(text.encode())
-            return
-        try:
-            dest.write(text)
-        except TypeError:  # a file in binary mode
-            dest.write(text.encode())
 
-    @classmethod
-    def load(cls, src: str | os.PathLike[str] | IO[Any]) -> TacticReplayData:
-        """Read a replay file, from a path or an open file.
-
-        Raises:
-            FormatError: If it is not a replay file, or is damaged.
-        """
-        if isinstance(src, (str, os.PathLike)):
-            try:
-                text: str | bytes = Path(src).read_bytes()
-            except OSError as exc:
-                raise errors.FormatError(f"{src} cannot be read: {exc.strerror}. Expected a tactic replay.") from exc
-        else:
-            text = src.read()
-        return cls.from_json(text)
-
-    def to_json(self) -> str:
-        """The text of a replay file."""
-        replay = {name: _encode_algorithm(algorithm) for name, algorithm in self.items()}
-        return json.dumps({"replay": replay, _MARK: "TacticReplayData"}, indent=4)
-
-    @classmethod
-    def from_json(cls, src: str | bytes) -> TacticReplayData:
-        """Read the text of a replay file.
-
-        Raises:
-            FormatError: If it is not a replay file, or is damaged.
-        """
-        try:
-            content = json.loads(src)
-            replay = _marked_object(content, "TacticReplayData")["replay"]
-            return cls((str(name), _decode_algorithm(value)) for name, value in replay.items())
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
-            raise errors.FormatError(f"Not a tactic replay file, or a damaged one ({exc!r}).") from None
+@Encoder.register(TensorInfo)
+def _encode_info(info: TensorInfo) -> dict[str, Any]:
+    return {**vars(info), "dtype": str(info.dtype)}
 
 
-_MARK = "polygraphy_class"
-
-
-def _encode_algorithm(algorithm: Algorithm) -> dict[str, JSONValue]:
-    return {
-        "implementation": algorithm.implementation,
-        "tactic": algorithm.tactic,
-        "inputs": [_encode_info(info) for info in algorithm.inputs],
-        "outputs": [_encode_info(info) for info in algorithm.outputs],
-        _MARK: "Algorithm",
-    }
-
-
-def _encode_info(info: TensorInfo) -> JSONValue:
-    return {
-        "dtype": str(info.dtype),
-        "strides": list(info.strides),
-        "vectorized_dim": info.vectorized_dim,
-        "components_per_element": info.components_per_element,
-        _MARK: "TensorInfo",
-    }
-
-
-def _decode_algorithm(value: Any) -> Algorithm:
-    members = _marked_object(value, "Algorithm")
-    infos = [tuple(_decode_info(info) for info in members[side]) for side in ("inputs", "outputs")]
-    return Algorithm(int(members["implementation"]), int(members["tactic"]), *infos)
-
-
-def _decode_info(value: Any) -> TensorInfo:
-    members = _marked_object(value, "TensorInfo")
+@Decoder.register(TensorInfo)
+def _decode_info(content: dict[str, Any]) -> TensorInfo:
     return TensorInfo(
-        str(members["dtype"]),
-        tuple(int(stride) for stride in members["strides"]),
-        members.get("vectorized_dim"),
-        members.get("components_per_element"),
+        str(content["dtype"]),
+        tuple(int(stride) for stride in content["strides"]),
+        content.get("vectorized_dim"),
+        content.get("components_per_element"),
     )
 
 
-def _marked_object(value: Any, kind: str) -> Mapping[str, Any]:
-    """The members of an object with Polygraphy's class marker, in its old or new form."""
-    if not isinstance(value, dict) or (value.get(_MARK) != kind and f"__polygraphy_encoded_{kind}" not in value):
-        raise ValueError(f"expected an object marked {kind}")
-    return value
+@Encoder.register(Algorithm)
+def _encode_algorithm(algorithm: Algorithm) -> dict[str, Any]:
+    return dict(vars(algorithm))
+
+
+@Decoder.register(Algorithm)
+def _decode_algorithm(content: dict[str, Any]) -> Algorithm:
+    for info in (*content["inputs"], *content["outputs"]):
+        if not isinstance(info, TensorInfo):
+            raise TypeError(f"{info!r:.80} is not a TensorInfo")
+    return Algorithm(int(content["implementation"]), int(content["tactic"]), content["inputs"], content["outputs"])
+
+
+@Encoder.register(TacticReplayData)
+def _encode_replay(replay: TacticReplayData) -> dict[str, Any]:
+    return {"replay": dict(replay)}
+
+
+@Decoder.register(TacticReplayData)
+def _decode_replay(content: dict[str, Any]) -> TacticReplayData:
+    for name, algorithm in content["replay"].items():
+        if not isinstance(algorithm, Algorithm):
+            raise TypeError(f"{name!r:.80} has no Algorithm")
+    return TacticReplayData(content["replay"])
 
 
 @dataclass

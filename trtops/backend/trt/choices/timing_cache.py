@@ -248,8 +248,8 @@ def use(
 def merge(config: Any, cache: TimingCache, other: TimingCache) -> TimingCache:
     """Add the entries of another cache to those of a builder config.
 
-    TensorRT 8.6 may be unable to add a cache with compiled code (:func:`apply`). Then the cache with more entries is
-    returned, by default the config's, and a warning in the log says what is lost.
+    TensorRT 8.6 may be unable to add a cache with compiled code (:func:`apply`). Then the larger cache is returned,
+    and a warning in the log says that the other one is lost.
 
     Args:
         config: A builder config of that device and release.
@@ -278,7 +278,13 @@ def merge(config: Any, cache: TimingCache, other: TimingCache) -> TimingCache:
     data, entries = _serialize_and_count(config)
     assert data is not None
     if not merged:
-        return _keep_larger(replace(cache, data=data, entries=entries), other, created)
+        library.log_warning(
+            f"{library.line().name} could not merge two timing caches: it does not read the data of its compiler "
+            f"(Myelin) in the earlier one. Of the earlier one, {len(other.data)} bytes, and the new one, {len(data)} "
+            "bytes, the larger one is kept. To keep all timings, use one file per model."
+        )
+        kept = other if len(other.data) > len(data) else replace(cache, data=data, entries=entries)
+        return replace(kept, key=cache.key)
     if log.said(_COMPILER):
         library.log_warning(
             f"{library.line().name} did not read the data of its compiler (Myelin) in the timing cache to merge; "
@@ -302,33 +308,6 @@ def merge_all(caches: Sequence[bytes]) -> bytes:
     for data in caches[1:]:
         whole = merge(config, whole, TimingCache.from_bytes(data))
     return whole.to_bytes()
-
-
-def _keep_larger(cache: TimingCache, other: TimingCache, created: Any) -> TimingCache:
-    """The one of two caches with more entries, if TensorRT cannot merge them; a warning says what is lost.
-
-    Args:
-        cache: The config's cache, with the entries that TensorRT added before it failed.
-        other: The cache to add.
-        created: TensorRT's object for ``other``; None if it could read none of its entries.
-    """
-    readable: int | None = 0
-    if created is not None:
-        with library.collect_log(verbose=True, here=True) as log:
-            created.serialize()
-        readable = _count_entries(log)
-    earlier_stays = (readable or 0) > (cache.entries or 0)
-    kept, lost = ("earlier", "new") if earlier_stays else ("new", "earlier")
-    count = cache.entries if earlier_stays else readable
-    library.log_warning(
-        f"{library.line().name} could not merge two timing caches: it does not read the data of its compiler (Myelin) "
-        f"in the earlier one. The {kept} one has at least as many entries and is kept; the {lost} one has "
-        f"{'an unknown number of' if count is None else count} entries, and loses those that the other one lacks. To "
-        "keep all, use one file per model."
-    )
-    if not earlier_stays:
-        return cache
-    return replace(cache, data=other.data, entries=readable, seconds=other.seconds, ops=other.ops)
 
 
 def save(config: Any, cache: TimingCache, path: str | os.PathLike[str], *, raw: bool) -> TimingCache:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trtops.backend.trt.describe.inspector import WIDTHS, LayerDescription, TensorDescription
@@ -187,82 +187,49 @@ def _nodes_in(name: str) -> Iterable[str]:
 
 
 def align(a: EngineLayers, b: EngineLayers) -> Alignment:
-    """Compare two engines.
-
-    Args:
-        a: The first engine.
-        b: The second engine, of the same model or one with the same node names.
-    """
-    groups = _Groups()
-    for found in (*a.layers, *b.layers):
-        groups.join(nodes_of(found))
-    mine, theirs = groups.layers(a), groups.layers(b)
+    """Compare two engines of the same model, or of models with the same node names."""
+    groups = _groups((*a.layers, *b.layers))
+    sides: list[dict[tuple[str, ...], list[LayerDescription]]] = [{}, {}]
+    for one, side in zip((a, b), sides):
+        for layer in one.layers:
+            side.setdefault(_group_of(layer, groups), []).append(layer)
     rows = [
-        Row(nodes=nodes, a=_layer_side(a, mine.get(nodes, [])), b=_layer_side(b, theirs.get(nodes, [])))
-        for nodes in groups.all()
+        Row(nodes=nodes, a=_layer_side(a, sides[0].get(nodes, [])), b=_layer_side(b, sides[1].get(nodes, [])))
+        for nodes in dict.fromkeys(groups.values())
     ]
     if all(row.change_ms is not None for row in rows if row.aligned) and any(row.aligned for row in rows):
         rows.sort(
             key=lambda row: -abs((row.a.ms or 0.0) + (row.b.ms or 0.0) if row.change_ms is None else row.change_ms)
         )
-    sides = [_inserted_by_place(engine, groups) for engine in (a, b)]
+    inserted = [_inserted_by_place(engine, groups) for engine in (a, b)]
     boundaries = [
         Boundary(
             before=place[0],
             after=place[1],
-            a=_inserted(a, sides[0].get(place, [])),
-            b=_inserted(b, sides[1].get(place, [])),
+            a=_inserted(a, inserted[0].get(place, [])),
+            b=_inserted(b, inserted[1].get(place, [])),
         )
-        for place in dict.fromkeys(place for side in sides for place in side)
+        for place in {**inserted[0], **inserted[1]}
     ]
     return Alignment(rows=tuple(rows), boundaries=tuple(sorted(boundaries, key=lambda x: x.weight, reverse=True)))
 
 
-class _Groups:
-    """Groups of ONNX nodes: nodes that share a layer in either engine are in one group."""
+_Groups = dict[str, tuple[str, ...]]
+"""The group of each ONNX node: nodes that share a layer in either engine are in one group."""
 
-    def __init__(self) -> None:
-        self._leader: dict[str, str] = {}
-        self._members: dict[str, tuple[str, ...]] | None = None
 
-    def join(self, nodes: Sequence[str]) -> None:
-        """Put the nodes of one layer into one group."""
-        self._members = None
-        for node in nodes:
-            self._leader.setdefault(node, node)
-            self._leader[self._find(node)] = self._find(nodes[0])
+def _groups(layers: Iterable[LayerDescription]) -> _Groups:
+    """The groups, in order of execution in the first engine."""
+    groups: _Groups = {}
+    for layer in layers:
+        joined = tuple(dict.fromkeys(node for own in nodes_of(layer) for node in groups.get(own, (own,))))
+        groups.update(dict.fromkeys(joined, joined))
+    return groups
 
-    def _find(self, node: str) -> str:
-        while self._leader[node] != node:
-            self._leader[node] = self._leader[self._leader[node]]
-            node = self._leader[node]
-        return node
 
-    def all(self) -> tuple[tuple[str, ...], ...]:
-        """The groups, in order of execution in the first engine."""
-        if self._members is None:
-            found: dict[str, list[str]] = {}
-            for node in self._leader:
-                found.setdefault(self._find(node), []).append(node)
-            self._members = {leader: tuple(members) for leader, members in found.items()}
-        return tuple(self._members.values())
-
-    def of(self, layer: LayerDescription) -> tuple[str, ...]:
-        """The group of a layer; empty without nodes."""
-        nodes = nodes_of(layer)
-        if not nodes:
-            return ()
-        self.all()
-        assert self._members is not None
-        return self._members[self._find(nodes[0])]
-
-    def layers(self, engine: EngineLayers) -> dict[tuple[str, ...], list[LayerDescription]]:
-        """An engine's layers by group, except layers without nodes."""
-        found: dict[tuple[str, ...], list[LayerDescription]] = {}
-        for layer in engine.layers:
-            if group := self.of(layer):
-                found.setdefault(group, []).append(layer)
-        return found
+def _group_of(layer: LayerDescription, groups: _Groups) -> tuple[str, ...]:
+    """The group of a layer; empty without nodes."""
+    return next((groups[node] for node in nodes_of(layer)), ())
 
 
 def _layer_side(engine: EngineLayers, layers: Sequence[LayerDescription]) -> LayerSide:
@@ -297,34 +264,27 @@ def _inserted_by_place(engine: EngineLayers, groups: _Groups) -> dict[_Place, li
         for tensor in one.inputs:
             readers.setdefault(tensor.name, []).append(one)
 
-    def upwards(one: LayerDescription) -> Iterable[LayerDescription]:
-        return (makers[tensor.name] for tensor in one.inputs if tensor.name in makers)
-
-    def downwards(one: LayerDescription) -> Iterable[LayerDescription]:
-        return (reader for tensor in one.outputs for reader in readers.get(tensor.name, ()))
+    def nearest_group(one: LayerDescription, upwards: bool) -> tuple[str, ...]:
+        """The nearest group in one direction; empty if the engine begins or ends first."""
+        seen, waiting = {one.name}, [one]
+        for current in waiting:  # grows in the loop
+            if upwards:
+                others = [makers[tensor.name] for tensor in current.inputs if tensor.name in makers]
+            else:
+                others = [reader for tensor in current.outputs for reader in readers.get(tensor.name, ())]
+            for other in others:
+                if group := _group_of(other, groups):
+                    return group
+                if other.name not in seen:
+                    seen.add(other.name)
+                    waiting.append(other)
+        return ()
 
     found: dict[_Place, list[LayerDescription]] = {}
     for one in engine.layers:
-        if nodes_of(one):
-            continue
-        sides = [_first_group(one, step, groups) for step in (upwards, downwards)]
-        found.setdefault((sides[0], sides[1]), []).append(one)
+        if not nodes_of(one):
+            found.setdefault((nearest_group(one, True), nearest_group(one, False)), []).append(one)
     return found
-
-
-def _first_group(
-    one: LayerDescription, step: Callable[[LayerDescription], Iterable[LayerDescription]], groups: _Groups
-) -> tuple[str, ...]:
-    """The nearest group in one direction; empty if the engine begins or ends first."""
-    seen, waiting = {one.name}, [one]
-    while waiting:
-        for other in step(waiting.pop(0)):
-            if group := groups.of(other):
-                return group
-            if other.name not in seen:
-                seen.add(other.name)
-                waiting.append(other)
-    return ()
 
 
 def _inserted(engine: EngineLayers, layers: Sequence[LayerDescription]) -> Inserted:

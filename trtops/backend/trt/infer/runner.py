@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,33 +19,6 @@ from trtops.backend.trt.library import memory
 from trtops.backend.trt.lines import ALLOCATION_STRATEGIES, AllocationStrategy, Feature
 from trtops.func import value_of
 from trtops.metadata import DataType, TensorMetadata, check_feed
-
-
-@dataclass(frozen=True, kw_only=True)
-class InferenceTiming:
-    """Parts of the time of one inference, in seconds, measured on the device with CUDA events.
-
-    Attributes:
-        copy_in: Until the inputs were on the device, including staging on the host. None if they are smaller than 128
-            KiB
-            together: recording an event would take about as long as the copy.
-        compute: Time of the engine.
-        copy_out: Until the outputs were in host memory; None as above.
-    """
-
-    copy_in: float | None
-    compute: float
-    copy_out: float | None
-
-
-_TIMED_COPY = 128 << 10  # bytes, which take some 3 microseconds at 50 GB/s
-
-
-class _TimedCopies(NamedTuple):
-    """Which copies are timed with events."""
-
-    copy_in: bool = True
-    copy_out: bool = True
 
 
 class TrtRunner(BaseRunner):
@@ -128,13 +100,12 @@ class TrtRunner(BaseRunner):
         self._events: list[memory.Event] = []
         self._memory: memory.DeviceArray | None = None
         self._listener: Any = None
-        self._timed: _TimedCopies | None = None
+        self._is_timed = False
         self._manages_memory = False
         self._copy_out = True
         self._raw = False
         self._outputs_prepared = False
         self._has_late_sizes = False
-        self._to_time = _TimedCopies()
         self._int32_inputs: frozenset[str] = frozenset()
 
     # --- activation ---------------------------------------------------------------------------------------------
@@ -159,7 +130,7 @@ class TrtRunner(BaseRunner):
                 "with EngineFromBytes."
             )
         self.stream = memory.Stream()
-        self._events = [memory.Event() for _ in range(4)]
+        self._events = [memory.Event() for _ in range(2)]
         if self.optimization_profile is not None:
             self._select_profile(self.optimization_profile)
         self._make_slots()
@@ -321,11 +292,9 @@ class TrtRunner(BaseRunner):
         started = time.perf_counter()
         stream = self.stream
         assert stream is not None
-        # An event is reached when the stream has finished everything before it: four events separate the phases.
-        before, fed, computed, after = self._events
-        timed, self._timed = self._to_time, None  # events of a failed inference must not be read
-        if timed.copy_in:
-            before.record(stream)
+        # An event is reached when the stream has finished everything before it.
+        fed, computed = self._events
+        self._is_timed = False  # events of a failed inference must not be read
         # False until all inputs are set: if one is refused, the ones before it already have new shapes.
         changed = not self._outputs_prepared
         self._outputs_prepared = False
@@ -346,36 +315,25 @@ class TrtRunner(BaseRunner):
         if self._has_late_sizes:
             stream.synchronize()  # TensorRT reports these sizes while the engine runs
         results = {slot.name: slot.fetch(self._copy_out, self._raw) for slot in self._outputs}
-        if timed.copy_out:
-            after.record(stream)
         stream.synchronize()  # before this, outputs are incomplete and pinned inputs may still be read
-        self._timed = timed
+        self._is_timed = True
         if debug:
             results.update(debug)
         self.inference_time = time.perf_counter() - started
         return results
 
-    def last_timing(self) -> InferenceTiming:
-        """Parts of the time of the last inference, from CUDA events.
+    def last_device_time(self) -> float:
+        """Time of the engine in the last inference, in seconds, without copies, from CUDA events.
 
         Raises:
             InferenceError: If there was no inference since activation, or the last one failed.
         """
-        if self._timed is None:
+        if not self._is_timed:
             raise errors.InferenceError(
-                f"{self.name} has not run an inference since it was activated, or the last one failed: there is no "
-                "timing."
+                f"{self.name} has not run an inference since it was activated, or the last one failed."
             )
-        before, fed, computed, after = self._events
-        return InferenceTiming(
-            copy_in=fed.seconds_since(before) if self._timed.copy_in else None,
-            compute=computed.seconds_since(fed),
-            copy_out=after.seconds_since(computed) if self._timed.copy_out else None,
-        )
-
-    def last_device_time(self) -> float:
-        """Time of the engine in the last inference, in seconds: ``last_timing().compute``."""
-        return self.last_timing().compute
+        fed, computed = self._events
+        return computed.seconds_since(fed)
 
     def _prepare_outputs(self) -> None:
         """Let TensorRT infer output shapes after input shapes changed, and reserve memory for them."""
@@ -386,10 +344,6 @@ class TrtRunner(BaseRunner):
         for slot in self._outputs:
             slot.prepare(self._inputs)
         self._has_late_sizes = any(slot.allocator is not None for slot in self._outputs)
-        self._to_time = _TimedCopies(
-            sum(slot.nbytes() for slot in self._inputs) >= _TIMED_COPY,
-            self._has_late_sizes or sum(slot.nbytes() for slot in self._outputs) >= _TIMED_COPY,
-        )
 
     def _provide_context_memory(self) -> None:
         """Give the context the device memory that it needs at the current shapes."""

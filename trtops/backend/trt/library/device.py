@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 from dataclasses import dataclass
+from typing import Any
 
 from trtops.backend import environment as environments
 from trtops.backend.trt import library
@@ -60,7 +61,6 @@ def current_gpu() -> Gpu:
     properties = memory.call("cudaGetDeviceProperties", index)
     raw = bytes(properties.uuid.bytes)[:16].hex()
     uuid = f"GPU-{raw[:8]}-{raw[8:12]}-{raw[12:16]}-{raw[16:20]}-{raw[20:]}"
-    state = _driver_state(uuid)
     version = int(memory.call("cudaDriverGetVersion"))
     return Gpu(
         index=index,
@@ -70,10 +70,7 @@ def current_gpu() -> Gpu:
         memory_bytes=int(properties.totalGlobalMem),
         uuid_sha256=hashlib.sha256(uuid.encode()).hexdigest()[:16],
         cuda=f"{version // 1000}.{version % 1000 // 10}",
-        driver=state.driver,
-        sm_clock_mhz=state.sm_clock_mhz,
-        memory_clock_mhz=state.memory_clock_mhz,
-        other_processes=state.other_processes,
+        **_driver_state(uuid),
     )
 
 
@@ -113,43 +110,25 @@ def state() -> dict[str, str]:
     if memory.device_count() == 0:
         return {}
     gpu = current_gpu()
-    known = {
-        "uuid_sha256": gpu.uuid_sha256,
-        "sm_clock_mhz": gpu.sm_clock_mhz,
-        "memory_clock_mhz": gpu.memory_clock_mhz,
-        "other_processes": gpu.other_processes,
-    }
-    return {name: str(value) for name, value in known.items() if value is not None}
+    known = ("uuid_sha256", "sm_clock_mhz", "memory_clock_mhz", "other_processes")
+    return {name: str(value) for name in known if (value := getattr(gpu, name)) is not None}
 
 
-@dataclass(frozen=True, kw_only=True)
-class _DriverState:
-    driver: str | None = None
-    sm_clock_mhz: int | None = None
-    memory_clock_mhz: int | None = None
-    other_processes: int | None = None
-
-
-def _driver_state(uuid: str) -> _DriverState:
-    """Driver, clocks and processes from ``nvidia-smi``; empty if it is missing."""
+def _driver_state(uuid: str) -> dict[str, Any]:
+    """Driver, clocks and other compute processes from ``nvidia-smi``; empty if it is missing."""
     gpus = _query_nvidia_smi("--query-gpu=uuid,driver_version,clocks.sm,clocks.mem")
-    for found, driver, sm_clock, memory_clock in gpus:
-        if (
-            found == uuid or len(gpus) == 1
-        ):  # a single GPU matches in any case: for a MIG slice, CUDA shows another UUID
-            return _DriverState(
-                driver=driver,
-                sm_clock_mhz=_int_or_none(sm_clock),
-                memory_clock_mhz=_int_or_none(memory_clock),
-                other_processes=_other_processes(found),
-            )
-    return _DriverState()
-
-
-def _other_processes(uuid: str) -> int:
-    """Number of other compute processes on a GPU, by process id."""
-    own = str(os.getpid())
-    return sum(row[0] == uuid and row[1] != own for row in _query_nvidia_smi("--query-compute-apps=gpu_uuid,pid"))
+    for found, driver, *clocks in gpus:
+        # A single GPU matches in any case: for a MIG slice, CUDA shows another UUID.
+        if found == uuid or len(gpus) == 1:
+            processes = _query_nvidia_smi("--query-compute-apps=gpu_uuid,pid")
+            sm_clock, memory_clock = (int(text) if text.isdigit() else None for text in clocks)
+            return {
+                "driver": driver,
+                "sm_clock_mhz": sm_clock,
+                "memory_clock_mhz": memory_clock,
+                "other_processes": sum(gpu == found and pid != str(os.getpid()) for gpu, pid in processes),
+            }
+    return {}
 
 
 def _query_nvidia_smi(query: str) -> list[list[str]]:
@@ -162,7 +141,3 @@ def _query_nvidia_smi(query: str) -> list[list[str]]:
     if done.returncode != 0:
         return []
     return [[part.strip() for part in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
-
-
-def _int_or_none(text: str) -> int | None:
-    return int(text) if text.isdigit() else None

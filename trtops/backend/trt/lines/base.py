@@ -79,11 +79,6 @@ class ReleaseLine:
         self.require(Feature.LAYER_PRECISION)
         layer.precision = dtype
 
-    def layer_precision(self, layer: Any) -> Any:
-        """The precision that a layer was asked to compute in; None if it is free."""
-        self.require(Feature.LAYER_PRECISION)
-        return layer.precision if layer.precision_is_set else None
-
     def set_parser_flags(self, parser: Any, flags: Iterable[Any]) -> None:
         """Set flags of an ONNX parser."""
         for flag in flags:
@@ -146,19 +141,6 @@ class ReleaseLine:
         config.set_flag(
             flags.OBEY_PRECISION_CONSTRAINTS if constraints == "obey" else flags.PREFER_PRECISION_CONSTRAINTS
         )
-
-    def takes_precision(self, config: Any, precision: str) -> bool:
-        """Whether the builder may choose a precision, by its name."""
-        self.require(Feature.PRECISION_FLAGS)
-        if not self.supports(_PRECISION_FEATURES.get(precision, Feature.PRECISION_FLAGS)):
-            return False
-        return bool(config.get_flag(getattr(self.trt.BuilderFlag, precision.upper())))
-
-    def binds_precisions(self, config: Any) -> bool:
-        """Whether per-layer precisions are preferred or binding."""
-        self.require(Feature.LAYER_PRECISION)
-        flags = self.trt.BuilderFlag
-        return any(map(config.get_flag, (flags.OBEY_PRECISION_CONSTRAINTS, flags.PREFER_PRECISION_CONSTRAINTS)))
 
     def set_calibrator(self, config: Any, calibrator: Any, profile: Any) -> None:
         """Calibrate INT8 with a calibrator, at the shapes of a profile."""
