@@ -134,23 +134,6 @@ with TrtRunner(engine.create_execution_context()) as runner:
 """
 
 
-USAGE["runs are saved and put together by hand"] = """
-save_json([{"x": X}, {"x": X + 1}], "custom_inputs.json", description="custom input data")
-custom = RunResults()
-custom.add(out_list=[{"y": X}, {"y": X + 1}], runner_name="custom_runner")
-custom.save("custom_outputs.json")
-run_results = Comparator.run(
-    [TrtRunner(EngineFromNetwork(NetworkFromOnnxPath("identity.onnx")))], data_loader=load_json("custom_inputs.json"),
-    warm_up=1, save_inputs_path="again.json",
-)
-for name, iterations in RunResults.load("custom_outputs.json").items():
-    run_results[name] = iterations
-compared = Comparator.compare_accuracy(run_results, compare_func=CompareFunc.simple(check_error_stat="max"))
-loader = DataLoader(seed=7, iterations=2, input_metadata=None, val_range=(0, 2))
-result = [bool(compared), load_json("again.json")[1]["x"], run_results["custom_runner"][1]["y"]]
-"""
-
-
 USAGE["device memory goes in and out"] = """
 with TrtRunner(EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"))) as runner, cuda.Stream() as stream:
     array = cuda.DeviceArray(shape=X.shape, dtype=X.dtype).copy_from(X, stream)
@@ -170,39 +153,6 @@ with TrtRunner(EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"))) as runne
     result += [back, tuple(raw.shape)]
     raw.free()
 """
-
-USAGE["a runner owns its outputs until the next inference"] = """
-import copy
-
-
-runner = TrtRunner(EngineFromNetwork(NetworkFromOnnxPath("identity.onnx")), name="mine")
-runner.activate()
-first = copy.copy(runner.infer({"x": X}, check_inputs=True))
-kept = {name: array.copy() for name, array in first.items()}
-second = runner.infer({"x": X * 2}, check_inputs=False)
-result = [kept["y"], second["y"].copy(), runner.name.startswith("mine")]
-result += [runner.allocation_strategy, runner.optimization_profile]
-runner.deactivate()
-"""
-
-USAGE["what is fed wrongly is refused"] = """
-result = []
-runner = TrtRunner(EngineFromNetwork(NetworkFromOnnxPath("identity.onnx")))
-for feed in ({"x": X[:, :, :1]}, {"x": X.astype(np.int32)}, {"z": X}, {"x": X, "z": X}):
-    with runner:
-        try:
-            runner.infer(feed)
-            result.append("taken")
-        except PolygraphyException:
-            result.append("refused")
-for call in (lambda: runner.infer({"x": X}), lambda: runner.set_profile(0), lambda: EngineFromNetwork(None)()):
-    try:
-        call()
-        result.append("taken")
-    except (PolygraphyException, AttributeError, TypeError):
-        result.append("refused")
-"""
-
 
 USAGE["every parameter of a config"] = """
 FLAGS = ("tf32", "fp16", "int8", "fp8", "sparse_weights", "refittable", "direct_io", "restricted", "version_compatible")
@@ -226,30 +176,6 @@ for options in given:
         sorted(options), str_from_config(config, network), config.builder_optimization_level, config.max_aux_streams,
         str(config.hardware_compatibility_level), config.num_optimization_profiles, str(config.default_device_type),
     ))
-"""
-
-USAGE["a config keeps what it was given"] = """
-config = CreateConfig(tf32=True, fp16=True, int8=True, fp8=False, bf16=False,
-    load_timing_cache="absent.cache", max_aux_streams=1,
-    sparse_weights=True, restricted=False, refittable=True, direct_io=True, builder_optimization_level=3, use_dla=False,
-    allow_gpu_fallback=True, precision_constraints="obey", version_compatible=False, exclude_lean_runtime=False)
-NAMES = ("tf32", "fp16", "int8", "fp8", "bf16", "timing_cache_path", "max_aux_streams", "sparse_weights", "restricted",
-    "refittable", "direct_io", "builder_optimization_level", "use_dla", "allow_gpu_fallback", "precision_constraints",
-    "version_compatible", "exclude_lean_runtime", "calibrator", "algorithm_selector")
-result = [(name, getattr(config, name)) for name in NAMES]
-result.append(EngineBytesFromNetwork(lambda: None, save_timing_cache="t.cache").timing_cache_path)
-result.append(EngineFromNetwork(lambda: None, save_timing_cache="t.cache").timing_cache_path)
-"""
-
-USAGE["configs are changed by functions"] = """
-def change(builder, network, config):
-    config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, 1 << 22)
-
-builder, network, parser = network_from_onnx_path("identity.onnx")
-config = PostprocessConfig(CreateConfig(), func=change)(builder, network)
-load = NetworkFromOnnxPath("identity.onnx")
-parts = PostprocessNetwork(load, func=lambda network: setattr(network, "name", "other"))()
-result = [config.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE), parts[1].name, len(parts)]
 """
 
 USAGE["timing caches are saved and loaded"] = """
@@ -289,22 +215,6 @@ result += [calibrator.is_polygraphy_calibrator, calibrator.batch_size]
 second = Calibrator(data_loader=[], cache="identity-calib.cache")
 EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"), config=CreateConfig(int8=True, calibrator=second))()
 result += [second.num_batches, second.read_calibration_cache() is not None]
-"""
-
-USAGE["calibrators of every kind"] = """
-result = []
-for name in ("IInt8EntropyCalibrator2", "IInt8EntropyCalibrator", "IInt8MinMaxCalibrator", "IInt8LegacyCalibrator"):
-    data = [{"x": np.full((1, 1, 2, 2), index + 1, np.float32)} for index in range(3)]
-    options = {"batch_size": 1, "quantile": 0.75, "regression_cutoff": 0.25}
-    made = Calibrator(data, cache=name, BaseClass=getattr(trt, name), **options)
-    result.append((name, isinstance(made, getattr(trt, name)), made.get_batch_size()))
-    if name == "IInt8LegacyCalibrator":
-        result.append((made.get_quantile(), made.get_regression_cutoff()))
-    with made:
-        EngineBytesFromNetwork(NetworkFromOnnxPath("identity.onnx"), CreateConfig(int8=True, calibrator=made))()
-    result.append((made.num_batches, open(name).read()))
-    made.reset()
-    result.append((made.num_batches, made.cache_contents))
 """
 
 USAGE["a calibrator tells a data loader its metadata"] = """

@@ -16,7 +16,6 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
 
 from tests import models, seeds
 from tests.contracts.engine_backend import EngineBackendContract
@@ -52,7 +51,6 @@ from trtops.backend.trt import (
     engine_from_network,
     network_from_onnx_bytes,
     onnx_like_from_network,
-    refit_engine,
 )
 from trtops.backend.trt.building.engine import build_plan
 from trtops.backend.trt.choices import timing_cache as caches
@@ -419,27 +417,6 @@ def test_inspector_lists_tactics_formats_and_precisions():
     assert described.inputs[0].name == "x" and described.outputs[0].name == "y"
     assert EngineDescription.from_json(described.to_json()) == described
     assert convolutions[0].tactic in described.text(show=("layers", "attrs", "weights"))
-
-
-def test_refitted_weights_are_used():
-    case = wide_net()
-    changed = models.random(64, 64, 3, 3, seed=77, scale=0.06)
-    proto = type(case.proto)()
-    proto.CopyFrom(case.proto)
-    proto.graph.initializer[1].CopyFrom(numpy_helper.from_array(changed, "w1"))
-    golden = onnx_runtime(proto, case.feed)["y"]
-    engine = load(case.proto, refittable=True)()
-
-    assert refit_engine(engine, {"w1": changed}) == ("w1",)
-    with TrtRunner(engine) as runner:
-        assert relative_error(runner.infer(case.feed)["y"], golden) < 1e-4
-    assert set(refit_engine(engine, case.proto)) == {"w0", "w1", "w2"}
-    with TrtRunner(engine) as runner:
-        assert relative_error(runner.infer(case.feed)["y"], onnx_runtime(case.proto, case.feed)["y"]) < 1e-4
-    with pytest.raises(errors.ConfigError, match="Did you mean"):
-        refit_engine(engine, {"w11": changed})
-    with pytest.raises(errors.ConfigError, match="refittable"):
-        refit_engine(load(case.proto)(), {"w1": changed})
 
 
 @pytest.mark.parametrize("damage", ["truncated", "junk", "empty"])

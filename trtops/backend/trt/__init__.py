@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from trtops.backend.trt.building.engine import load_plugins as load_plugins
     from trtops.backend.trt.building.engine import load_runtime as load_runtime
     from trtops.backend.trt.building.engine import onnx_like_from_network as onnx_like_from_network
-    from trtops.backend.trt.building.engine import refit_engine as refit_engine
     from trtops.backend.trt.building.engine import save_engine as save_engine
     from trtops.backend.trt.building.network import CreateNetwork as CreateNetwork
     from trtops.backend.trt.building.network import NetworkFromOnnxBytes as NetworkFromOnnxBytes

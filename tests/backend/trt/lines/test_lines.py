@@ -90,7 +90,6 @@ KINDS = {
     "timing_cache": ("ITimingCache",),
     "merged": ("ITimingCache",),
     "inspector": ("EngineInspector",),
-    "refitter": ("Refitter",),
     "layer": ("ILayer", "IAttentionInputLayer"),
     "tensor": ("ITensor",),
     "error": ("ParserError",),
@@ -233,7 +232,7 @@ def test_name_check_finds_important_names():
     assert {
         "BuilderFlag.SPARSE_WEIGHTS", "IBuilderConfig.set_timing_cache", "ICudaEngine.get_tensor_dtype",
         "ITimingCache.queryKeys",
-        "IExecutionContext.execute_async_v3", "OnnxParser.parse_from_file", "Refitter.set_named_weights",
+        "IExecutionContext.execute_async_v3", "OnnxParser.parse_from_file",
         "IAlgorithmVariant.tactic", "INetworkDefinition.mark_output", "EngineInspector.get_engine_information",
     } <= seen  # fmt: skip
     assert len(seen) > 120

@@ -1,4 +1,4 @@
-"""Loaders that build, load, save and refit engines, and that load plugins and runtimes.
+"""Loaders that build, load and save engines, and that load plugins and runtimes.
 
 Modules that are only needed to build are imported by the build: most processes only load an engine and run it.
 """
@@ -9,7 +9,7 @@ import ctypes
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -24,7 +24,6 @@ from trtops.system.allowed import check_file
 from trtops.system.files import open_atomically, write_open_file
 
 if TYPE_CHECKING:
-    import numpy as np
     import onnx
 
     from trtops.backend.trt.building.network import NetworkParts
@@ -322,50 +321,6 @@ class SaveEngine:
 
 
 save_engine = immediately(SaveEngine)
-
-
-def refit_engine(engine: Any, weights: Mapping[str, np.ndarray[Any, Any]] | onnx.ModelProto | bytes) -> tuple[str, ...]:
-    """Replace weights of a refittable engine in place; existing contexts use the new ones.
-
-    Args:
-        engine: An engine built with ``refittable=True``.
-        weights: Arrays by weight name (ONNX initializers keep their names), or an ONNX model or its bytes, whose
-            initializers are used.
-
-    Returns:
-        Names of the weights that were set.
-
-    Raises:
-        ConfigError: If the engine is not refittable, or has no weight of a name.
-        EngineBuildError: If TensorRT refuses the weights, or some are missing.
-    """
-    import numpy as np
-    import onnx
-
-    if not engine.refittable:
-        raise errors.ConfigError("The engine is not refittable. Build it with CreateConfig(refittable=True).")
-    trt = library.load()
-    refitter = trt.Refitter(engine, library.get_trt_logger())
-    known = list(refitter.get_all_weights())
-    if isinstance(weights, Mapping):
-        named = dict(weights)
-    else:
-        proto = onnx.ModelProto.FromString(weights) if isinstance(weights, bytes) else weights
-        named = {t.name: onnx.numpy_helper.to_array(t) for t in proto.graph.initializer if t.name in known}
-    # These references keep the arrays alive: TensorRT reads their memory until refit_cuda_engine returns.
-    held = {name: np.ascontiguousarray(array) for name, array in named.items()}
-    with library.collect_log() as lines:
-        for name, array in held.items():
-            if name not in known:
-                raise errors.ConfigError(f"The engine has no refittable weight {name!r}. {errors.near(name, known)}")
-            if not refitter.set_named_weights(name, trt.Weights(array)):
-                raise errors.EngineBuildError(
-                    f"TensorRT refuses weight {name!r} of shape {array.shape}, {array.dtype}. {lines.tail()}"
-                )
-        if not refitter.refit_cuda_engine():
-            missing = ", ".join(refitter.get_missing_weights()) or "none"
-            raise errors.EngineBuildError(f"Refitting failed; missing weights: {missing}. {lines.tail()}")
-    return tuple(held)
 
 
 @dataclass(frozen=True)

@@ -79,8 +79,6 @@ CAPABILITIES = (
     Capability("inspection of networks",
         shown_on_8="test_a_network_is_described_with_attributes_and_weights",
         shown_on_rtx="test_a_network_is_described_with_attributes_and_weights"),
-    Capability("refit by weight name", gpu=True,
-        shown_on_8="test_refitted_weights_are_used"),
     Capability("inference, data-dependent output shapes, shape tensors", gpu=True,
         shown_on_8="test_data_dependent_outputs_have_the_right_shape"),
     Capability("vectorized input and output formats", gpu=True,
