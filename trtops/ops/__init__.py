@@ -82,7 +82,6 @@ if TYPE_CHECKING:
     from trtops.ops.gate.policy import read_policy as read_policy
     from trtops.ops.gate.releases import Release as Release
     from trtops.ops.gate.result import GateResult as GateResult
-    from trtops.ops.model.capability import CapabilityConfig as CapabilityConfig
     from trtops.ops.model.capability import capability as capability
     from trtops.ops.model.graph import model_page as model_page
     from trtops.ops.model.graph import serve_page as serve_page
@@ -95,8 +94,6 @@ if TYPE_CHECKING:
     from trtops.ops.model.inspect.records import inspect_calibration as inspect_calibration
     from trtops.ops.model.inspect.records import inspect_sparsity as inspect_sparsity
     from trtops.ops.model.inspect.records import inspect_tactics as inspect_tactics
-    from trtops.ops.model.lint import LintConfig as LintConfig
-    from trtops.ops.model.lint import LintResult as LintResult
     from trtops.ops.model.lint import lint as lint
     from trtops.ops.model.model_files import SaveConfig as SaveConfig
     from trtops.ops.model.model_files import open_model as open_model

@@ -25,7 +25,7 @@ from trtops.backend.onnx.parsing import read_proto
 from trtops.backend.onnx.precision import convert_to_fp16
 from trtops.backend.onnx.summary import describe, summary
 from trtops.metadata import TensorSpec
-from trtops.ops.model.capability import CapabilityConfig, capability
+from trtops.ops.model.capability import capability
 from trtops.ops.model.lint import lint
 from trtops.ops.search.reduce import ReduceConfig, reduce
 
@@ -234,7 +234,7 @@ def try_tools(seed: int) -> list[str]:
         "strip": _stripped,
         "fp16": lambda path: emulate_low_precision(convert_to_fp16(read_proto(path))),
         "reduce": _reduced,
-        "capability": lambda path: capability(path, CapabilityConfig(backend="onnxruntime")),
+        "capability": lambda path: capability(path, "onnxruntime"),
         "summary": _shown,
     }
     with tempfile.TemporaryDirectory() as name:

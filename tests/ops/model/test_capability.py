@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 
 from tests import models
-from trtops.ops.model.capability import CapabilityConfig, CapabilityReport, capability
+from trtops.ops.model.capability import CapabilityReport, capability
 
 
 def interleaved() -> onnx.ModelProto:
@@ -25,8 +25,7 @@ def interleaved() -> onnx.ModelProto:
 
 
 def test_unsupported_nodes_are_listed_and_separated(tmp_path: Path) -> None:
-    config = CapabilityConfig(backend="onnxruntime")
-    report = capability(interleaved(), config)
+    report = capability(interleaved(), "onnxruntime")
 
     assert not report.supported
     [refusal] = report.refused
@@ -42,7 +41,7 @@ def test_unsupported_nodes_are_listed_and_separated(tmp_path: Path) -> None:
 
 def test_parts_are_written_as_models(tmp_path: Path) -> None:
     case = models.conv_net()
-    report = capability(case.proto, CapabilityConfig(backend="onnxruntime", output_dir=str(tmp_path / "parts")))
+    report = capability(case.proto, "onnxruntime", output_dir=tmp_path / "parts")
     [part] = report.parts
     assert report.supported and part.supported
     found, expected = (
@@ -55,4 +54,4 @@ def test_parts_are_written_as_models(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", models.ALL)
 def test_onnx_runtime_supports_every_model_it_runs(make: models.Callable[[], models.Case]) -> None:
-    assert capability(make().proto, CapabilityConfig(backend="onnxruntime")).supported
+    assert capability(make().proto, "onnxruntime").supported

@@ -1,8 +1,7 @@
-"""Linting model files, with a report in JSON."""
+"""Linting model files."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,27 +14,27 @@ from tests import models
 from trtops import errors
 from trtops.backend.onnx import load_without_weights as reading
 from trtops.backend.onnx.zero_weights import can_run_on_zero_weights
-from trtops.ops.model.lint import LintConfig, lint
+from trtops.ops.model.lint import lint
 
 
-def test_lint_of_a_file_reports_and_writes_json(tmp_path: Path) -> None:
+def test_broken_files_are_findings(tmp_path: Path) -> None:
     report = lint(models.conv_net().write(tmp_path))
     assert report.ok and f"{len(report.passing)} nodes pass" in report.text()
 
     (tmp_path / "broken.onnx").write_bytes(b"not a model")
-    report = lint(tmp_path / "broken.onnx", LintConfig(output=str(tmp_path / "report.json")))
+    report = lint(tmp_path / "broken.onnx")
     assert not report.ok
-    [entry] = json.loads((tmp_path / "report.json").read_text())["lint_entries"]
-    assert entry["level"] == "exception" and "not an ONNX model" in entry["message"]
+    [entry] = report.entries
+    assert entry.level == "exception" and "not an ONNX model" in entry.message
 
 
 def test_given_data_and_shapes_are_used() -> None:
     proto = models.model("(float[n,4] x) => (float[2,2] y) { y = Reshape(x, s) }", {"s": np.array([2, 2])})
     assert lint(proto).ok
-    assert not lint(proto, LintConfig(input_shapes={"x": (3, 4)})).ok
+    assert not lint(proto, input_shapes={"x": (3, 4)}).ok
     assert not lint(proto, feed={"x": np.ones((5, 4), np.float32)}).ok
     with pytest.raises(errors.ConfigError, match="no input 'z'"):
-        lint(proto, LintConfig(input_shapes={"z": (3, 4)}))
+        lint(proto, input_shapes={"z": (3, 4)})
 
 
 @pytest.fixture

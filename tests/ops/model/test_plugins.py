@@ -12,7 +12,7 @@ import yaml
 
 from tests import models
 from trtops import errors
-from trtops.ops.model.plugins import Match, Place, match_plugins, read_matches, replace_plugins, write_matches
+from trtops.ops.model.plugins import Match, match_plugins, read_matches, replace_plugins, write_matches
 
 GELU = """
 def get_plugin_metadata():
@@ -58,16 +58,13 @@ def model(tmp_path: Path) -> Path:
     return models.Case(proto, {}, name="twice").write(tmp_path)
 
 
+def place(source: str, target: str, **attributes: int) -> dict[str, object]:
+    return {"inputs": [source], "outputs": [target], "attributes": attributes}
+
+
 FOUND = (
-    Match(
-        name="gelu",
-        op="FastGelu",
-        places=(
-            Place(inputs=("x",), outputs=("b",), attributes={"scale": 2}),
-            Place(inputs=("c",), outputs=("y",), attributes={"scale": 2}),
-        ),
-    ),
-    Match(name="none", op="FastGelu", places=()),
+    Match("gelu", "FastGelu", (place("x", "b", scale=2), place("c", "y", scale=2))),
+    Match("none", "FastGelu", ()),
 )
 
 
@@ -111,9 +108,7 @@ def test_impossible_requests_are_refused(model: Path, plugins: Path, tmp_path: P
     with pytest.raises(errors.ConfigError, match="has no plugins"):
         match_plugins(model, tmp_path)
     with pytest.raises(errors.ConfigError, match="no tensor 'q'"):
-        replace_plugins(
-            model, None, [Match(name="gelu", op="F", places=(Place(inputs=("q",), outputs=("y",)),))], plugins
-        )
+        replace_plugins(model, None, [Match("gelu", "F", (place("q", "y"),))], plugins)
     with pytest.raises(errors.ConfigError, match="share it"):
         replace_plugins(model, None, [*FOUND[:1], *FOUND[:1]], plugins)
     with pytest.raises(errors.ConfigError, match="replace a file of the model itself"):

@@ -21,7 +21,7 @@ from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.command import CommandCheck
 from trtops.ops.evaluation.compare import CompareConfig, compare
 from trtops.ops.evaluation.submodel import ComparisonCheck, EngineRunner
-from trtops.ops.model.capability import CapabilityConfig, capability
+from trtops.ops.model.capability import capability
 from trtops.ops.model.inspect.models import inspect_model
 from trtops.ops.model.inspect.records import inspect_tactics
 from trtops.ops.search.accuracy import AccuracyConfig, accuracy
@@ -176,7 +176,7 @@ def test_unknown_nodes_are_named_and_other_parts_build(tmp_path: Path) -> None:
         }"""
     )
 
-    report = capability(proto, CapabilityConfig(output_dir=str(tmp_path)))
+    report = capability(proto, output_dir=tmp_path)
 
     print(report.text())
     assert not report.supported

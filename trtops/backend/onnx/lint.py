@@ -31,6 +31,7 @@ from trtops.backend.onnx.model import Model, data_type, raw_bytes
 from trtops.backend.onnx.rewriting import set_shape
 from trtops.backend.onnx.save import PROTOBUF_LIMIT, model_bytes
 from trtops.record import JSONValue, Record
+from trtops.tables import table
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,22 @@ class LintReport(Record):
     def ok(self) -> bool:
         """Whether there are only warnings."""
         return all(entry.level == "warning" for entry in self.entries)
+
+    def text(self) -> str:
+        """The findings as a table, and the number of nodes that passed."""
+        counts = f"{len(self.passing)} nodes pass, {len(self.failing)} fail, {len(self.unchecked)} were not checked."
+        if not self.entries:
+            return counts
+        rows = (
+            (
+                entry.level,
+                entry.source,
+                (", ".join(entry.nodes[:3]) or "(model)") + (f" ({entry.op})" if entry.op else ""),
+                " ".join(entry.message.split()),
+            )
+            for entry in self.entries
+        )
+        return f"{table(('level', 'found by', 'nodes', 'finding'), rows)}\n\n{counts}"
 
     def to_lint_json(self) -> dict[str, JSONValue]:
         """The report in Polygraphy's layout, with further fields: ``unchecked``, and ``kind`` and ``op`` of each entry.

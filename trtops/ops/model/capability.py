@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-
-import onnx
 
 from trtops import errors
 from trtops.backend.onnx import lint as linting
@@ -16,33 +14,12 @@ from trtops.backend.onnx.submodel import Cutter, Declared, Values
 from trtops.backend.onnx.walk import node_name
 from trtops.backend.trt.building.capability import ask_parser
 from trtops.metadata import Shape, TensorMetadata
-from trtops.ops.model.model_files import SaveConfig, Source, Subject, inputs_with_shapes, open_model
-from trtops.ops.result import OpResult
+from trtops.ops.model.model_files import SaveConfig, Source, inputs_with_shapes, open_model
 from trtops.record import Record
 from trtops.spec import BackendName
 from trtops.tables import table
-from trtops.verdict import Verdict
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CapabilityConfig(Record):
-    """What to check.
-
-    Attributes:
-        backend: The back end. TensorRT's parser needs no GPU.
-        partition: Whether to divide the model into supported and unsupported parts.
-        output_dir: Where to write the parts, as ONNX models; None writes none.
-        save_as: Where the parts' weights go; data files are named after the parts.
-        input_shapes: Shapes of inputs, by name, from which the parts' shapes are inferred.
-    """
-
-    backend: BackendName = "tensorrt"
-    partition: bool = True
-    output_dir: str | None = None
-    save_as: SaveConfig = field(default_factory=SaveConfig)
-    input_shapes: Mapping[str, Shape] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,36 +33,26 @@ class Refusal(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Part(Record):
-    """A part of the model that is supported or refused as a whole; parts run one after the other.
-
-    Inputs and outputs are empty if the part was not written to a file.
-    """
+    """A part of the model that is supported or refused as a whole, and its file; parts run one after the other."""
 
     supported: bool
     nodes: tuple[str, ...]
-    inputs: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
     path: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class CapabilityReport(OpResult):
+class CapabilityReport(Record):
     """The result of a capability check; ``parts`` are empty if they were not requested."""
 
     backend: BackendName
-    supported: bool
     nodes: int
     refused: tuple[Refusal, ...] = ()
     parts: tuple[Part, ...] = ()
 
     @property
-    def verdict(self) -> Verdict:
-        """``good`` if the whole model is supported."""
-        return "good" if self.supported else "bad"
-
-    def body(self) -> Iterator[str]:
-        """The report, for the page."""
-        yield from ("```", self.text(), "```")
+    def supported(self) -> bool:
+        """Whether the whole model is supported."""
+        return not self.refused
 
     def text(self) -> str:
         """The report, for a terminal."""
@@ -95,11 +62,8 @@ class CapabilityReport(OpResult):
         rows = (
             (r.op, str(len(r.nodes)), " ".join(r.reason.split()) or "-", ", ".join(r.nodes[:3])) for r in self.refused
         )
-        lines = [
-            f"{self.backend} refuses {count} of {self.nodes} nodes.",
-            "",
-            table(("op", "nodes", "reason", "such as"), rows),
-        ]
+        lines = [f"{self.backend} refuses {count} of {self.nodes} nodes.", ""]
+        lines.append(table(("op", "nodes", "reason", "such as"), rows))
         if self.parts:
             lines += ["", f"{len(self.parts)} parts, {sum(part.supported for part in self.parts)} of them supported."]
             lines += [
@@ -109,19 +73,34 @@ class CapabilityReport(OpResult):
         return "\n".join(lines)
 
 
-def capability(model: Source, config: CapabilityConfig | None = None) -> CapabilityReport:
-    """Check which nodes of a model, which is not changed, a back end supports.
+def capability(
+    model: Source,
+    backend: BackendName = "tensorrt",
+    *,
+    input_shapes: Mapping[str, Shape] | None = None,
+    partition: bool = True,
+    output_dir: str | Path | None = None,
+    save_as: SaveConfig | None = None,
+) -> CapabilityReport:
+    """Check which nodes of a model a back end supports. TensorRT's parser needs no GPU.
+
+    Args:
+        model: The model; not changed.
+        backend: The back end.
+        input_shapes: Shapes of inputs, by name, from which the parts' shapes are inferred.
+        partition: Whether to divide the model into supported and unsupported parts.
+        output_dir: Where to write the parts, as ONNX models; None writes none.
+        save_as: Where the parts' weights go; data files are named after the parts.
 
     Raises:
         BackendUnavailableError: If the back end's library is not installed.
         ConfigError: If there is no input with the name of a shape.
     """
-    config = CapabilityConfig() if config is None else config
     opened = open_model(model)
     proto = opened.proto()
     nodes = proto.graph.node
-    inputs = inputs_with_shapes(TensorMetadata.of(opened.info.inputs), config.input_shapes)
-    if config.backend == "tensorrt":
+    inputs = inputs_with_shapes(TensorMetadata.of(opened.info.inputs), input_shapes or {})
+    if backend == "tensorrt":
         refused = dict(sorted(_refused_by_parser(Cutter(proto), None, Declared(proto, inputs)).items()))
     else:
         found = [e for e in linting.lint(proto).entries if e.source == "onnxruntime" and len(e.nodes) == 1]
@@ -133,13 +112,28 @@ def capability(model: Source, config: CapabilityConfig | None = None) -> Capabil
         node = nodes[index]
         op = f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
         groups.setdefault((op, reason), []).append(node_name(node))
+    parts = []
+    if partition:
+        cutter = Cutter(proto)
+        values = Declared(proto, inputs) if output_dir is not None else None
+        for number, members in enumerate(segments(cutter, refused)):
+            supported, path = refused.keys().isdisjoint(members), None
+            if values is not None and output_dir is not None:
+                path = Path(output_dir, f"{number:03}_{'supported' if supported else 'refused'}.onnx")
+                try:
+                    part = cutter.cut(members, values).proto
+                except errors.InvalidModelError as exc:
+                    log.warning("Part %d is not written: %s", number, exc)
+                    path = None
+                else:
+                    save_model(part, path, **(save_as or SaveConfig()).for_another())
+            names = tuple(node_name(nodes[index]) for index in members)
+            parts.append(Part(supported=supported, nodes=names, path=None if path is None else str(path)))
     return CapabilityReport(
-        title=f"capability {Subject.of(model)}",
-        backend=config.backend,
-        supported=not refused,
+        backend=backend,
         nodes=len(nodes),
         refused=tuple(Refusal(op=op, reason=reason, nodes=tuple(names)) for (op, reason), names in groups.items()),
-        parts=_write_parts(proto, refused, config, inputs) if config.partition else (),
+        parts=tuple(parts),
     )
 
 
@@ -174,30 +168,6 @@ def _refused_by_parser(cutter: Cutter, nodes: Collection[int] | None, values: Va
             # After an unknown plug-in no tensor has a type, but the parser has the operators all the same.
             log.info("%d nodes could not be checked by themselves: %s", len(group), exc)
     return refused
-
-
-def _write_parts(
-    proto: onnx.ModelProto, refused: Collection[int], config: CapabilityConfig, inputs: TensorMetadata
-) -> tuple[Part, ...]:
-    cutter = Cutter(proto)
-    values = Declared(proto, inputs) if config.output_dir is not None else None
-    parts = []
-    for number, nodes in enumerate(segments(cutter, refused)):
-        supported = not set(nodes) & set(refused)
-        names = tuple(node_name(proto.graph.node[index]) for index in nodes)
-        part = Part(supported=supported, nodes=names)
-        if values is not None and config.output_dir is not None:
-            path = Path(config.output_dir, f"{number:03}_{'supported' if supported else 'refused'}.onnx")
-            try:
-                cut = cutter.cut(nodes, values)
-            except errors.InvalidModelError as exc:
-                log.warning("Part %d is not written: %s", number, exc)
-            else:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                save_model(cut.proto, path, **config.save_as.for_another())
-                part = Part(supported=supported, nodes=names, inputs=cut.inputs, outputs=cut.outputs, path=str(path))
-        parts.append(part)
-    return tuple(parts)
 
 
 def segments(cutter: Cutter, refused: Collection[int]) -> list[list[int]]:

@@ -9,7 +9,7 @@ inserts the node.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,27 +23,20 @@ from trtops.backend.onnx.loader import gs_from_onnx
 from trtops.backend.onnx.model import check_structure
 from trtops.ops.model.model_files import SaveConfig, Source, open_model
 from trtops.ops.model.surgeon import SurgeonResult, operate
-from trtops.record import Record
 
 PATTERN = "pattern.py"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Place(Record):
-    """A place where a plugin fits: names of tensors, and the attributes of the plugin's node."""
+@dataclass(frozen=True)
+class Match:
+    """A plugin's name, which is its folder's, the type of its node, and the places where it fits.
 
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Match(Record):
-    """A plugin with its name, which is its folder's, the type of its node, and the places where it fits."""
+    A place has ``inputs`` and ``outputs``, names of tensors, and ``attributes`` of the plugin's node.
+    """
 
     name: str
     op: str
-    places: tuple[Place, ...]
+    places: tuple[dict[str, Any], ...]
 
 
 def match_plugins(
@@ -94,46 +87,28 @@ def _parse_match(found: Mapping[str, Any], where: str) -> Match:
             raise errors.ConfigError(
                 f"{where}: {place!r} is not a place of a plugin; expected a dict with inputs, outputs and attributes."
             )
-    return Match(
-        name=str(found["name"]),
-        op=str(found["op"]),
-        places=tuple(
-            Place(
-                inputs=tuple(map(str, place["inputs"])),
-                outputs=tuple(map(str, place["outputs"])),
-                attributes=dict(place.get("attributes") or {}),
-            )
-            for place in places
-        ),
+    parsed = (
+        {
+            "inputs": [str(name) for name in place["inputs"]],
+            "outputs": [str(name) for name in place["outputs"]],
+            "attributes": {name: _plain(value) for name, value in (place.get("attributes") or {}).items()},
+        }
+        for place in places
     )
+    return Match(str(found["name"]), str(found["op"]), tuple(parsed))
+
+
+def _plain(value: Any) -> Any:
+    """A value that YAML can hold: patterns return numpy numbers and arrays as well."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def write_matches(matches: Iterable[Match], path: str | Path) -> None:
     """Write the plugins that have places, as Polygraphy does: a YAML document for each, which users may edit."""
-    documents = [
-        {
-            "name": match.name,
-            "op": match.op,
-            "instances": [
-                {
-                    "inputs": list(place.inputs),
-                    "outputs": list(place.outputs),
-                    "attributes": {name: _yaml_value(value) for name, value in place.attributes.items()},
-                }
-                for place in match.places
-            ],
-        }
-        for match in matches
-        if match.places
-    ]
-    save_bytes(yaml.safe_dump_all(documents, default_flow_style=False, sort_keys=False).encode(), str(path))
-
-
-def _yaml_value(value: Any) -> Any:
-    """A value for YAML: patterns return numpy numbers and arrays as well."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    return [_yaml_value(item) for item in value] if isinstance(value, (list, tuple)) else value
+    found = [{"name": m.name, "op": m.op, "instances": list(m.places)} for m in matches if m.places]
+    save_bytes(yaml.safe_dump_all(found, default_flow_style=False, sort_keys=False).encode(), str(path))
 
 
 def read_matches(path: str | Path) -> tuple[Match, ...]:
@@ -157,17 +132,9 @@ def replace_plugins(
     *,
     save_as: SaveConfig | None = None,
 ) -> SurgeonResult:
-    """Insert plugins' nodes in their places.
+    """Insert plugins' nodes in their places. Scripts in the plugins' folders may do this themselves.
 
-    Args:
-        model: The model; not changed.
-        output: The file to write; None writes none.
-        matches: The plugins and their places.
-        folder: The folder with the plugins' folders, whose scripts may insert their nodes themselves.
-        save_as: Where weights go.
-
-    Raises:
-        ConfigError: If a tensor is not in the model, two places share an output, or ``output`` is a file of the model.
+    ConfigError if a tensor is not in the model, two places share an output, or ``output`` is a file of the model.
     """
 
     def put_in(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
@@ -182,11 +149,11 @@ def replace_plugins(
             tensors = graph.tensors()
             count = 0
             for place in match.places:
-                for name in (*place.inputs, *place.outputs):
+                for name in (*place["inputs"], *place["outputs"]):
                     if name not in tensors:
                         raise errors.ConfigError(f"The model has no tensor {name!r}. {errors.near(name, tensors)}")
-                reads, makes = ([tensors[name] for name in names] for names in (place.inputs, place.outputs))
-                attributes = dict(place.attributes)
+                reads, makes = ([tensors[name] for name in place[side]] for side in ("inputs", "outputs"))
+                attributes = dict(place["attributes"])
                 count += bool(
                     put(graph=graph, input_tensors=reads, output_tensors=makes, attrs=attributes, op=match.op)
                 )

@@ -158,7 +158,7 @@ def sanitize(
     """Clean a model: other shapes and outputs, order, unused nodes, constants, and bounds on sizes, in this order.
 
     Args:
-        model: The model; not changed.
+        model: The model.
         output: The file to write.
         input_shapes: Other shapes of inputs, by name; all other shapes are inferred again.
         outputs: Names or patterns of the new outputs; None keeps the outputs.

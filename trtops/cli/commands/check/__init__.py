@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from trtops import ops
@@ -15,8 +17,7 @@ from trtops.metadata import TensorMetadata
 
 
 def _compatibility_job(args: Options) -> Job:
-    config = ops.CapabilityConfig(backend=args.backend or "tensorrt", partition=False)
-    return op_job(args, "capability", args.model_file, config, code=_unsupported)
+    return op_job(args, "capability", args.model_file, args.backend or "tensorrt", partition=False, code=_unsupported)
 
 
 def _unsupported(report: Any) -> int:
@@ -37,17 +38,18 @@ def _lint_job(args: Options) -> Job:
     if loader is not None and loader.function.endswith(".DataLoader") and not described:
         loader = None  # only shapes were given, which the op takes itself
     shapes = {} if described else loading.input_shapes(args) or {}
-    config = ops.LintConfig(input_shapes=shapes, output=args.output)
-    return Job(call=_lint, args=(model, config, loader, bool(args.json)))
+    return Job(call=_lint, args=(model, shapes, loader, args.output, bool(args.json)))
 
 
-def _lint(model: Any, config: Any, loader: Any, as_json: bool) -> int:
+def _lint(model: Any, shapes: Any, loader: Any, output: str | None, as_json: bool) -> int:
     model, feed = loaded(model), None
     if loader is not None:
         if hasattr(loader, "input_metadata"):
             loader.input_metadata = TensorMetadata.of(ops.open_model(model).info.inputs)
         feed = next(iter(loader))
-    result = ops.lint(model, config, feed=feed)
+    result = ops.lint(model, input_shapes=shapes, feed=feed)
+    if output is not None:
+        Path(output).write_text(json.dumps(result.to_lint_json(), indent=1), encoding="utf-8")
     if as_json:
         say_json(result.to_lint_json())
     else:

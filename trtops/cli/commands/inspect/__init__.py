@@ -21,26 +21,27 @@ def _calibration_job(args: Options) -> Job:
 
 def _capability_job(args: Options) -> Job:
     partition = bool(args.with_partitioning)
-    config = ops.CapabilityConfig(
-        backend=args.backend or "tensorrt",
-        partition=partition,
-        output_dir=args.output if partition else None,
-        save_as=loading.save_config(args) if partition else ops.SaveConfig(),
-        input_shapes=loading.input_shapes(args) or {},
-    )
+    options = {
+        "input_shapes": loading.input_shapes(args) or {},
+        "partition": partition,
+        "output_dir": args.output if partition else None,
+        "save_as": loading.save_config(args) if partition else None,
+    }
     model = loading.onnx_model(args.but(model_type="onnx")) if loading.wants_onnx_changes(args) else args.model_file
-    report = f"{args.output}/results.txt"
-    return Job(call=_inspect, args=(model, config, report, bool(args.json), bool(args.exit_on_bad)))
+    shown = {"report": f"{args.output}/results.txt", "as_json": bool(args.json), "exit_on_bad": bool(args.exit_on_bad)}
+    return Job(call=_show_capability, args=(model, args.backend or "tensorrt", options), kwargs=shown)
 
 
-def _inspect(model: Any, config: Any, path: str, as_json: bool, exit_on_bad: bool) -> int:
-    report = ops.capability(loaded(model), config)
-    save_bytes(f"{report.text()}\n".encode(), path)
+def _show_capability(
+    model: Any, backend: Any, options: dict[str, Any], *, report: str, as_json: bool, exit_on_bad: bool
+) -> int:
+    found = ops.capability(loaded(model), backend, **options)
+    save_bytes(f"{found.text()}\n".encode(), report)
     if as_json:
-        say_json(report.to_dict())
+        say_json(found.to_dict())
     else:
-        say(report.text())
-    return 1 if exit_on_bad and not report.supported else 0
+        say(found.text())
+    return 1 if exit_on_bad and not found.supported else 0
 
 
 def _data_job(args: Options) -> Job:

@@ -22,12 +22,9 @@ GROUPS = (
                 "times of the layers of both, in this order, as trtexec's --exportProfile wrote them",
             ),
             flag("--profile", "time the layers here, which needs a GPU"),
-            flag("--load-inputs FILE", "saved inputs to time the layers with, instead of random data"),
         ),
     ),
-    configs.config_flags(
-        "engines", "InspectEnginesConfig", {"shown": "--show"}, skip="a b times_a times_b data profile"
-    ),
+    configs.config_flags("engines", "InspectEnginesConfig", {"shown": "--show"}, skip="a b times_a times_b profile"),
     groups.TRACKING,
     groups.JSON,
 )
@@ -43,9 +40,7 @@ def plan(args: Options) -> Job:
     times = args.layer_times or [None, None]
     if len(times) != 2:
         raise UsageError("--layer-times takes two files, one for each engine")
-    if args.load_inputs is not None and not args.profile:
-        raise UsageError("--load-inputs is what layers are timed with; add --profile")
-    values = {"times_a": times[0], "times_b": times[1], "profile": args.profile, "data.data": args.load_inputs}
+    values = {"times_a": times[0], "times_b": times[1], "profile": args.profile}
     config = configs.make(args, "InspectEnginesConfig", values, a=args.a, b=args.b)
     stored = not all(Path(source).suffix for source in (args.a, args.b))
     return op_job(

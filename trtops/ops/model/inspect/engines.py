@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trtops import errors
 from trtops.backend import trt
-from trtops.backend.trt.describe.alignment import Alignment, EngineLayers, Inserted, LayerSide, Row, align, nodes_of
-from trtops.backend.trt.describe.inspector import EngineDescription, LayerDescription, TensorDescription, parse_layers
+from trtops.backend.trt.describe.alignment import Alignment, EngineLayers, Inserted, Row, align, nodes_of
+from trtops.backend.trt.describe.inspector import LayerDescription, TensorDescription, parse_layers
 from trtops.metadata import TensorMetadata
 from trtops.ops.evaluation.feeds import DataConfig
 from trtops.ops.model.inspect.models import ENGINE_SUFFIXES
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.record import Record
-from trtops.tables import size
+from trtops.tables import markdown_table, size
 from trtops.tracking import builds
 from trtops.tracking.base import Tracker, Verdict
 
-_SHOWN = 20
 _NODES_SHOWN = 3
 
 
@@ -31,14 +30,13 @@ class InspectEnginesConfig(Record):
     """The two engines, and how their layers are timed.
 
     Attributes:
-        a: The first engine: an ``.engine`` or ``.plan``, the engine inspector's JSON (of TensorRT, of trtexec's
-            ``--exportLayerInfo``, or of ``trtops inspect model --json``), or the id of a run with a build.
+        a: The first engine: an ``.engine`` or ``.plan``, the engine inspector's JSON (trtexec's ``--exportLayerInfo``),
+            or the id of a run with a build.
         b: The second engine, likewise.
         times_a: Times of the first engine's layers: a file from trtexec's ``--exportProfile``, or a JSON object of
             milliseconds by layer name.
         times_b: Times of the second engine's layers, likewise.
-        profile: Whether to time the layers here, which needs a GPU and engines, or runs that have them.
-        data: Inputs for timing.
+        profile: Whether to time the layers here on random data, which needs a GPU and engines, or runs that have them.
         shown: Maximum number of boundaries and rows on the page.
     """
 
@@ -47,8 +45,7 @@ class InspectEnginesConfig(Record):
     times_a: str | None = None
     times_b: str | None = None
     profile: bool = False
-    data: DataConfig = field(default_factory=DataConfig)
-    shown: int = _SHOWN
+    shown: int = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +71,7 @@ class InspectEnginesResult(OpResult):
     a: EngineSummary
     b: EngineSummary
     alignment: Alignment
-    shown: int = _SHOWN
+    shown: int = 20
 
     @property
     def verdict(self) -> Verdict:
@@ -91,31 +88,32 @@ class InspectEnginesResult(OpResult):
 
     def body(self) -> Iterable[str]:
         """Both engines in numbers, boundaries, rows, and rows without a counterpart."""
-        yield from ("| | first | second |", "|---|---|---|", f"| engine | `{self.a.source}` | `{self.b.source}` |")
-        for name, text in _NUMBERS:
-            yield f"| {name} | {text(self.a)} | {text(self.b)} |"
+        numbers = zip(*(_numbers(side) for side in (self.a, self.b)))
+        yield markdown_table(("", "first", "second"), ((name, first, second) for (name, first), (_, second) in numbers))
         yield from ("", "## Boundaries, largest differences first", "")
-        boundaries = self.alignment.boundaries
-        if boundaries:
-            yield from ("| between | first | ms | second | ms |", "|---|---|---|---|---|")
-            for each in boundaries[: self.shown]:
-                between = f"{_nodes_text(each.before) or 'input'} → {_nodes_text(each.after) or 'output'}"
-                cells = (_inserted_text(each.a), _ms(each.a.ms), _inserted_text(each.b), _ms(each.b.ms))
-                yield f"| `{between}` | {' | '.join(cells)} |"
-            yield from self._more(len(boundaries))
-        else:
-            yield "Neither engine has a layer without ONNX nodes."
+        boundaries = [
+            (
+                f"`{_nodes_text(each.before) or 'input'} → {_nodes_text(each.after) or 'output'}`",
+                *(text for side in (each.a, each.b) for text in (_inserted_text(side), _ms(side.ms))),
+            )
+            for each in self.alignment.boundaries
+        ]
+        yield from self._table(
+            ("between", "first", "ms", "second", "ms"),
+            boundaries,
+            "Neither engine has a layer without ONNX nodes.",
+        )
         yield from ("", "## Layers", "")
-        rows = [row for row in self.alignment.rows if row.aligned and (_differ(row) or row.change_ms is not None)]
-        if rows:
-            yield "| ONNX nodes | layers | precision | kernel | reads | writes | ms | change |"
-            yield "|---|---|---|---|---|---|---|---|"
-            for row in rows[: self.shown]:
-                change = "-" if row.change_ms is None else f"{row.change_ms:+.4f}"
-                yield f"| `{_nodes_text(row.nodes)}` | {' | '.join([*_both(row), change])} |"
-            yield from self._more(len(rows))
-        else:
-            yield "All layers that both engines have use the same kernels, precisions and formats."
+        rows = [
+            (f"`{_nodes_text(row.nodes)}`", *_cells(row), "-" if row.change_ms is None else f"{row.change_ms:+.4f}")
+            for row in self.alignment.rows
+            if row.aligned and (_differ(row) or row.change_ms is not None)
+        ]
+        yield from self._table(
+            ("ONNX nodes", "layers", "precision", "kernel", "reads", "writes", "ms", "change"),
+            rows,
+            "All layers that both engines have use the same kernels, precisions and formats.",
+        )
         for name, missing in (("first", "b"), ("second", "a")):
             lonely = [row for row in self.alignment.rows if not getattr(row, missing).layers]
             if lonely:
@@ -123,12 +121,14 @@ class InspectEnginesResult(OpResult):
                 more = f" and {len(lonely) - self.shown} more" if len(lonely) > self.shown else ""
                 yield from ("", f"Only in the {name} engine: {names}{more}.")
 
-    def _more(self, count: int) -> Iterable[str]:
-        return ("", f"And {count - self.shown} more.") if count > self.shown else ()
+    def _table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], empty: str) -> Iterable[str]:
+        yield markdown_table(columns, rows[: self.shown]) if rows else empty
+        if len(rows) > self.shown:
+            yield from ("", f"And {len(rows) - self.shown} more.")
 
 
 def _nodes_text(nodes: tuple[str, ...]) -> str:
-    shown = " + ".join(nodes[:_NODES_SHOWN]).replace("|", "\\|")
+    shown = " + ".join(nodes[:_NODES_SHOWN])
     return shown + (f" + {len(nodes) - _NODES_SHOWN} more" if len(nodes) > _NODES_SHOWN else "")
 
 
@@ -136,20 +136,20 @@ def _ms(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-def _bytes(value: int | None) -> str:
-    return "-" if value is None else size(value)
-
-
-_NUMBERS: tuple[tuple[str, Callable[[EngineSummary], str]], ...] = (
-    ("layers", lambda s: str(s.layers)),
-    ("layers without ONNX nodes", lambda s: str(s.inserted)),
-    ("precisions", lambda s: ", ".join(f"{count} {name or '?'}" for name, count in s.precisions)),
-    ("time of all layers, ms", lambda s: _ms(s.ms)),
-    ("time of layers without nodes, ms", lambda s: _ms(s.inserted_ms)),
-    ("with a counterpart", lambda s: f"{s.aligned:.1%} of the {'time' if s.ms is not None else 'layers'}"),
-    ("device memory", lambda s: _bytes(s.device_memory_bytes)),
-    ("weights", lambda s: _bytes(s.weights_bytes)),
-)
+def _numbers(side: EngineSummary) -> list[tuple[str, str]]:
+    share = f"{side.aligned:.1%} of the {'time' if side.ms is not None else 'layers'}"
+    memory, weights = ("-" if n is None else size(n) for n in (side.device_memory_bytes, side.weights_bytes))
+    return [
+        ("engine", f"`{side.source}`"),
+        ("layers", str(side.layers)),
+        ("layers without ONNX nodes", str(side.inserted)),
+        ("precisions", ", ".join(f"{count} {name or '?'}" for name, count in side.precisions)),
+        ("time of all layers, ms", _ms(side.ms)),
+        ("time of layers without nodes, ms", _ms(side.inserted_ms)),
+        ("with a counterpart", share),
+        ("device memory", memory),
+        ("weights", weights),
+    ]
 
 
 def _inserted_text(found: Inserted) -> str:
@@ -159,51 +159,20 @@ def _inserted_text(found: Inserted) -> str:
     return f"{len(found.layers)}: {text}" + (f" ({size(found.bytes)})" if found.bytes else "")
 
 
-def _both(row: Row) -> list[str]:
+def _cells(row: Row) -> list[str]:
     """The cells of a row: the values of both engines, or one value if they are equal."""
-    cells = []
-    for one, other in zip(_cells(row.a), _cells(row.b)):
-        one, other = one or "-", other or "-"
-        cells.append((one if one == other else f"{one} → {other}").replace("|", "\\|"))
-    return cells
-
-
-def _cells(side: LayerSide) -> tuple[str, ...]:
-    kernel = " ".join(f"`{tactic}`" for tactic in side.tactics[:1])
-    if len(side.tactics) > 1:
-        kernel += f" and {len(side.tactics) - 1} more"
-    return (str(len(side.layers)), ", ".join(side.precisions), kernel, side.reads, side.writes, _ms(side.ms))
+    sides = []
+    for side in (row.a, row.b):
+        kernel = " ".join(f"`{tactic}`" for tactic in side.tactics[:1])
+        if len(side.tactics) > 1:
+            kernel += f" and {len(side.tactics) - 1} more"
+        sides.append((str(len(side.layers)), ", ".join(side.precisions), kernel, side.reads, side.writes, _ms(side.ms)))
+    return [one or "-" if one == other else f"{one or '-'} → {other or '-'}" for one, other in zip(*sides)]
 
 
 def _differ(row: Row) -> bool:
     a, b = ((s.ops, s.tactics, s.precisions, s.reads, s.writes) for s in (row.a, row.b))
     return not row.aligned or a != b
-
-
-@dataclass(frozen=True)
-class _Side:
-    """One engine as it was read."""
-
-    source: str
-    layers: EngineLayers
-    device_memory_bytes: int | None = None
-    weights_bytes: int | None = None
-
-    def summary(self, aligned: float) -> EngineSummary:
-        layers = self.layers.layers
-        inserted = [layer for layer in layers if not nodes_of(layer)]
-        counts = Counter(layer.precision for layer in layers if nodes_of(layer))
-        return EngineSummary(
-            source=self.source,
-            layers=len(layers),
-            inserted=len(inserted),
-            ms=self.layers.time_of(layers),
-            inserted_ms=self.layers.time_of(inserted),
-            precisions=tuple(counts.most_common()),
-            aligned=aligned,
-            device_memory_bytes=self.device_memory_bytes,
-            weights_bytes=self.weights_bytes,
-        )
 
 
 def inspect_engines(
@@ -223,77 +192,68 @@ def inspect_engines(
     name = f"engines {Path(config.a).name} and {Path(config.b).name}"
     kept = None if experiment is None else tracker
     with op_run(kept, experiment or "", name, kind="engine_diff", tags=tags) as run:
-        sides = (
-            _read_side(config.a, config.times_a, config, tracker),
-            _read_side(config.b, config.times_b, config, tracker),
-        )
-        aligned = align(sides[0].layers, sides[1].layers)
-        a, b = (side.summary(aligned.share(which)) for side, which in zip(sides, "ab"))
+        sides = []
+        for source, times in ((config.a, config.times_a), (config.b, config.times_b)):
+            found, memory = _read_engine(source, config.profile, tracker)
+            sides.append((found if times is None else replace(found, times=read_layer_times(times)), memory))
+        aligned = align(sides[0][0], sides[1][0])
+        summaries = []
+        for source, side, (found, memory) in zip((config.a, config.b), "ab", sides):
+            inserted = [layer for layer in found.layers if not nodes_of(layer)]
+            counts = Counter(layer.precision for layer in found.layers if nodes_of(layer))
+            summaries.append(
+                EngineSummary(
+                    source=source,
+                    layers=len(found.layers),
+                    inserted=len(inserted),
+                    ms=found.time_of(found.layers),
+                    inserted_ms=found.time_of(inserted),
+                    precisions=tuple(counts.most_common()),
+                    aligned=aligned.share(side),
+                    **memory,
+                )
+            )
+        a, b = summaries
         result = InspectEnginesResult(title=name, a=a, b=b, alignment=aligned, shown=config.shown)
         finish_with(run, result, kept, evaluated=False)
         return result.kept_in(run, experiment or "")
 
 
-def _read_side(source: str, times: str | None, config: InspectEnginesConfig, tracker: Tracker | None) -> _Side:
-    """An engine from a file or run, with the times of its layers."""
+def _read_engine(source: str, profile: bool, tracker: Tracker | None) -> tuple[EngineLayers, dict[str, int]]:
+    """The layers of an engine from a file or run, and its memory if it was loaded."""
     path = Path(source)
     if path.suffix in ENGINE_SUFFIXES:
-        side = _from_engine(source, trt.EngineFromPath(str(path))(), config)
-    elif path.suffix == ".json" or path.is_file():
-        side = _from_json(source)
-    elif tracker is None:
+        return _described(trt.EngineFromPath(str(path))(), profile)
+    if path.suffix == ".json" or path.is_file():
+        try:
+            layers = parse_layers(path.read_bytes().decode("utf-8", "replace"))
+        except OSError as exc:
+            raise errors.ConfigError(
+                f"{source} cannot be read: {exc.strerror}. Expected the engine inspector's JSON."
+            ) from exc
+        if not layers:
+            raise errors.FormatError(
+                f"{source} lists no layers; expected the engine inspector's JSON, as trtexec's --exportLayerInfo "
+                "writes it."
+            )
+        return EngineLayers(layers), {}
+    if tracker is None:
         raise errors.ConfigError(
             f"{source!r} is neither an engine nor a JSON file of the engine inspector, and there is no tracking store "
             "with such a run."
         )
-    else:
-        side = _from_run(source, config, tracker)
-    return side if times is None else replace(side, layers=replace(side.layers, times=read_layer_times(times)))
-
-
-def _from_engine(source: str, engine: Any, config: InspectEnginesConfig) -> _Side:
-    described = trt.describe_engine(engine)
-    times: Mapping[str, float] = {}
-    if config.profile:
-        feeds = config.data.open(TensorMetadata.of(described.inputs))
-        times = trt.layer_times(engine, next(iter(feeds)))
-    return _Side(source, EngineLayers(described.layers, times), described.device_memory_bytes, described.weights_bytes)
-
-
-def _from_json(source: str) -> _Side:
-    """An engine from the engine inspector's JSON, or from that of :func:`inspect_model`."""
-    try:
-        text = Path(source).read_bytes().decode("utf-8", "replace")
-    except OSError as exc:
-        raise errors.ConfigError(
-            f"{source} cannot be read: {exc.strerror}. Expected the engine inspector's JSON."
-        ) from exc
-    layers = parse_layers(text)
-    if layers:
-        return _Side(source, EngineLayers(layers))
-    try:
-        described = EngineDescription.from_json(text)
-    except errors.TrtopsError:
-        raise errors.FormatError(
-            f"{source} lists no layers; expected the engine inspector's JSON, as trtexec's --exportLayerInfo writes it."
-        ) from None
-    return _Side(source, EngineLayers(described.layers), described.device_memory_bytes, described.weights_bytes)
-
-
-def _from_run(source: str, config: InspectEnginesConfig, tracker: Tracker) -> _Side:
-    """The engine of a run if it can be loaded here, otherwise the layers that its build recorded, without formats."""
-    stored = builds.holder_of_engine(tracker, tracker.info(tracker.whole_id(source)))
-    build = builds.load_build(stored)
+    build = builds.load_build(builds.holder_of_engine(tracker, tracker.info(tracker.whole_id(source))))
     if build.engine.backend == "tensorrt" and build.engine.plan:
         try:
-            return _from_engine(source, trt.engine_from_bytes(build.engine.plan), config)
+            return _described(trt.engine_from_bytes(build.engine.plan), profile)
         except errors.BackendError:
-            if config.profile:
+            if profile:
                 raise
-    layers = []
+    # The engine cannot be loaded here, so its layers are those that its build recorded, without formats.
+    recorded = []
     for layer in build.layers:
         tactic, _, value = layer.tactic.partition("#")
-        layers.append(
+        recorded.append(
             LayerDescription(
                 name=layer.name,
                 op=layer.op,
@@ -305,7 +265,16 @@ def _from_run(source: str, config: InspectEnginesConfig, tracker: Tracker) -> _S
                 onnx_nodes=layer.onnx_nodes,
             )
         )
-    return _Side(source, EngineLayers(tuple(layers)))
+    return EngineLayers(tuple(recorded)), {}
+
+
+def _described(engine: Any, profile: bool) -> tuple[EngineLayers, dict[str, int]]:
+    found = trt.describe_engine(engine)
+    times: Mapping[str, float] = {}
+    if profile:
+        times = trt.layer_times(engine, next(iter(DataConfig().open(TensorMetadata.of(found.inputs)))))
+    memory = {"device_memory_bytes": found.device_memory_bytes, "weights_bytes": found.weights_bytes}
+    return EngineLayers(found.layers, times), memory
 
 
 def read_layer_times(path: str | Path) -> dict[str, float]:
