@@ -441,18 +441,6 @@ def test_installed_script_can_be_silent(folder):
     assert Path("log.txt").exists()
 
 
-def test_plots_without_a_screen_warn(folder, caplog):
-    import matplotlib.pyplot as plt
-
-    plt.switch_backend("agg")
-
-    assert run("run identity.onnx --onnxrt --onnx --show-heatmaps --show-error-metrics-plot") == 0
-    messages = [
-        record.getMessage() for record in caplog.records if "is not shown: there is no screen" in record.getMessage()
-    ]
-    assert len(messages) == 3
-
-
 def test_model_is_drawn_and_served(folder, capsys, monkeypatch):
     from trtops.ops.model import graph
 

@@ -238,16 +238,17 @@ def test_compare_functions_accept_all_dtypes():
 
 def test_errors_and_tolerances_are_logged(caplog):
     a = np.array([[1.0, 2.0], [4.5, 4.0]])
+    caplog.set_level("INFO")
     CompareFunc.simple(atol=0.1, rtol=0.01)(*pair({"x": a}, {"x": np.array([[1.0, 2.0], [4.0, 4.0]])}))
-    assert "max 0.5 at (1, 0), mean 0.125; relative: max 0.125, mean 0.03125" in caplog.text
-    assert "allowed elemwise: atol 0.1 or rtol 0.01; 1 of 4 exceed both" in caplog.text
+    assert "Minimum Required Tolerance: elemwise error | [abs=0.5] OR [rel=0.125] (req" in caplog.text
+    assert "Difference exceeds tolerance (rel=0.01, abs=0.1)" in caplog.text
 
     CompareFunc.simple(check_error_stat="median", atol=1)(*pair({"x": a}, {"x": a + 2}))
-    assert "median 2;" in caplog.text
+    assert "median error | [abs=2]" in caplog.text
     CompareFunc.l2(l2_threshold=0.25)(*pair({"x": a}, {"x": a + 2}))
     assert "L2 Norm: 4 (tolerance: 0.25) | FAILED" in caplog.text
     CompareFunc.distance_metrics()(*pair({"x": a}, {"x": a + 2}))
-    assert "l2_norm 4, cosine_similarity 0.9" in caplog.text
+    assert "L2 Norm: 4 (tolerance: 1e-05), Cosine Similarity: 0.9" in caplog.text
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

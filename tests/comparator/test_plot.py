@@ -41,7 +41,7 @@ def test_worst_slices_are_drawn():
     actual[37, 2, 2] = 1.0
     figure = plot.heatmap(actual, golden, "x", "absolute")
     assert "16 of 64 slices" in figure.get_suptitle()
-    assert "[37, :, :]" in [axes.get_title() for axes in figure.axes]
+    assert figure.axes[0].images[0].get_array().max() == 1.0
 
 
 def test_shrinking_an_image_keeps_its_largest_error():
@@ -56,8 +56,8 @@ def test_large_plots_include_worst_elements():
     golden = np.zeros(300_000)
     actual = golden.copy()
     actual[299_999] = 5.0
-    _, absolute, _, drawn = plot._sampled_errors(actual, golden)
-    assert absolute.max() == 5.0 and drawn < 60_000
+    _, absolute, _ = plot._sampled_errors(actual, golden)
+    assert absolute.max() == 5.0 and absolute.size < 60_000
 
 
 def test_strings_empty_and_mismatched_outputs_are_left_out():

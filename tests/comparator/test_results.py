@@ -65,7 +65,7 @@ def test_large_arrays_are_kept_in_files(monkeypatch, tmp_path):
 def test_invalid_matches_in_files_are_refused(match):
     text = AccuracyResults([AccuracyResult({("a", "b"): [{"y": True}]})]).to_json()
     assert AccuracyResults.from_json(text)
-    with pytest.raises(errors.FormatError, match="match of output 'y'"):
+    with pytest.raises(errors.FormatError, match="expected matches by output"):
         AccuracyResults.from_json(text.replace('"y": true', f'"y": {json.dumps(match)}'))
 
 

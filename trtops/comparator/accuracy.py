@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import UserDict
+from collections import UserDict, UserList
 from collections.abc import (
     Callable,
     Iterable,
@@ -10,15 +10,16 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from trtops import errors, json
+from trtops import errors
 from trtops.comparator.metric_results import CompareResult
-from trtops.comparator.results import IterationResult, expect
-from trtops.comparator.streams import PathLike
+from trtops.comparator.results import IterationResult, SavedResults
 from trtops.json import Decoder, Encoder
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from trtops.comparator.metric_results import Threshold
 
 __all__ = ["AccuracyResult", "AccuracyResults"]
@@ -53,27 +54,23 @@ class AccuracyResult(UserDict[RunnerPair, list[dict[str, Match]]]):
         """The matches."""
         return self.data
 
-    def __missing__(self, pair: RunnerPair) -> Any:
-        raise KeyError(f"{pair!r} was not compared; compared: {', '.join(map(repr, self)) or 'none'}")
-
     def __bool__(self) -> bool:
         if self.aggregation == "average":
             return all(bool(m) for pair in self for m in self.average_results(pair).values())
-        return all(bool(m) for iterations in self.values() for matches in iterations for m in matches.values())
+        return all(bool(match) for _, match in self._all_matches())
 
     def __repr__(self) -> str:
         return f"AccuracyResult({self.dct!r}, aggregation={self.aggregation!r})"
 
-    def _pair_or_first(self, pair: RunnerPair | None) -> RunnerPair:
-        if pair is None:
-            if not self.dct:
-                raise errors.ComparisonError("Nothing was compared: there are no pairs of runners.")
-            return next(iter(self.dct))
-        return pair
+    def _iterations(self, pair: RunnerPair | None) -> list[dict[str, Match]]:
+        """The iterations of a pair of runners; of the first one by default."""
+        if pair is None and not self.dct:
+            raise errors.ComparisonError("Nothing was compared: there are no pairs of runners.")
+        return self.dct[next(iter(self.dct)) if pair is None else pair]
 
     def stats(self, runner_pair: RunnerPair | None = None) -> tuple[int, int, int]:
         """The number of iterations that matched, that mismatched, and of all; of the first pair by default."""
-        iterations = self[self._pair_or_first(runner_pair)]
+        iterations = self._iterations(runner_pair)
         matched = sum(all(bool(m) for m in matches.values()) for matches in iterations)
         return matched, len(iterations) - matched, len(iterations)
 
@@ -84,18 +81,17 @@ class AccuracyResult(UserDict[RunnerPair, list[dict[str, Match]]]):
         matched, _, total = self.stats(runner_pair)
         return matched / total if total else 1.0
 
+    def _all_matches(self) -> Iterator[tuple[str, Match]]:
+        """All matches with the outputs' names, pair by pair and iteration by iteration."""
+        return (found for iterations in self.values() for matches in iterations for found in matches.items())
+
     def output_names(self) -> list[str]:
         """The outputs that were compared, in order of appearance."""
-        return list(dict.fromkeys(name for its in self.values() for matches in its for name in matches))
+        return list(dict.fromkeys(name for name, _ in self._all_matches()))
 
     def metric_fields(self) -> list[str]:
         """Names of the numbers of the matches; empty if they are truth values."""
-        for iterations in self.values():
-            for matches in iterations:
-                for match in matches.values():
-                    if not isinstance(match, bool):
-                        return match.metric_fields()
-        return []
+        return next((m.metric_fields() for _, m in self._all_matches() if not isinstance(m, bool)), [])
 
     def matches_by_output(self, runner_pair: RunnerPair) -> dict[str, list[Match]]:
         """The matches of each output: of every iteration, or their mean if ``aggregation`` is ``average``.
@@ -117,7 +113,7 @@ class AccuracyResult(UserDict[RunnerPair, list[dict[str, Match]]]):
         Raises:
             ComparisonError: If an iteration has no numbers for an output, as after a mismatch of shapes.
         """
-        iterations = self[self._pair_or_first(runner_pair)]
+        iterations = self._iterations(runner_pair)
         averages = {}
         for name in dict.fromkeys(name for matches in iterations for name in matches):
             found = [matches[name] for matches in iterations if name in matches]
@@ -146,8 +142,7 @@ class AccuracyResult(UserDict[RunnerPair, list[dict[str, Match]]]):
             ComparisonError: If an output has no threshold, or no numbers for it.
         """
         changes: list[tuple[CompareResult, Threshold]] = []
-        rounds = [matches for iterations in self.values() for matches in iterations]
-        for name, match in (found for matches in rounds for found in matches.items()):
+        for name, match in self._all_matches():
             if isinstance(match, bool) or not match.metric_fields():
                 raise errors.ComparisonError(
                     f"Output {name!r} cannot be re-evaluated: no numbers were stored for it (its shapes differed, or "
@@ -170,39 +165,37 @@ class AccuracyResult(UserDict[RunnerPair, list[dict[str, Match]]]):
         return self
 
 
-class AccuracyResults:
+class AccuracyResults(SavedResults, UserList[AccuracyResult]):
     """One :class:`AccuracyResult` per compare function; true if each is.
 
     With a single result, ``results[pair]``, ``stats``, ``percentage`` and the methods of a mapping are those of the
-    result, as in Polygraphy 0.49.
-
-    Attributes:
-        lst: The results.
+    result, as in Polygraphy 0.49. ``lst`` is the list of results.
     """
+
+    _DESCRIPTION = "accuracy results"
 
     def __init__(self, lst: Iterable[AccuracyResult] | None = None) -> None:
         """Hold results."""
-        self.lst = [] if lst is None else list(lst)
+        super().__init__(() if lst is None else lst)
+
+    @property
+    def lst(self) -> list[AccuracyResult]:
+        """The results."""
+        return self.data
 
     def __bool__(self) -> bool:
-        return all(bool(result) for result in self.lst)
+        return all(map(bool, self.data))
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.lst)
-
-    def __len__(self) -> int:
-        return len(self.lst)
-
-    def __getitem__(self, key: int | RunnerPair) -> Any:
-        return self.lst[key] if isinstance(key, int) else self._only_result()[key]
+    def __getitem__(self, key: Any) -> Any:
+        return self.data[key] if isinstance(key, (int, slice)) else self._only_result()[key]
 
     def append(self, elem: AccuracyResult) -> None:
         """Add a compare function's result."""
-        self.lst.append(elem)
+        self.data.append(elem)
 
     def extend(self, elems: Iterable[AccuracyResult]) -> None:
         """Add results of compare functions."""
-        self.lst.extend(elems)
+        self.data.extend(elems)
 
     def __repr__(self) -> str:
         return f"AccuracyResults({self.lst!r})"
@@ -249,38 +242,12 @@ class AccuracyResults:
                 raise errors.ComparisonError(f"No result has {', '.join(fields)}; the results have: {known}.")
             left.remove(match)
             chosen.append((match, threshold))
-        self.lst = [match.reevaluate(threshold, aggregation) for match, threshold in chosen]
+        self.data = [match.reevaluate(threshold, aggregation) for match, threshold in chosen]
         return self
 
-    def to_json(self) -> str:
-        """The results as JSON text in Polygraphy's format."""
-        return json.to_json(self)
-
-    @staticmethod
-    def from_json(src: str | bytes) -> AccuracyResults:
-        """Read what :meth:`to_json` wrote.
-
-        Raises:
-            FormatError: If the text is damaged, or holds something else.
-        """
-        return _expect_accuracy(json.from_json(src), "the text")
-
-    def save(self, dest: PathLike | IO[str] | IO[bytes]) -> None:
-        """Save to a path or an open file; see :meth:`RunResults.save`."""
-        json.save_json(self, dest, "accuracy results")
-
-    @staticmethod
-    def load(src: PathLike | IO[str] | IO[bytes]) -> AccuracyResults:
-        """Load what :meth:`save` wrote, here or in Polygraphy.
-
-        Raises:
-            FormatError: If the file is damaged, or holds something else.
-        """
-        return _expect_accuracy(json.load_json(src, "accuracy results"), str(src))
-
-
-def _expect_accuracy(found: object, where: str) -> AccuracyResults:
-    return AccuracyResults([found]) if isinstance(found, AccuracyResult) else expect(AccuracyResults, found, where)
+    @classmethod
+    def _expect(cls, found: object, where: str) -> Self:
+        return super()._expect(cls([found]) if isinstance(found, AccuracyResult) else found, where)
 
 
 @Encoder.register(AccuracyResult)
@@ -293,14 +260,9 @@ def _decode_accuracy(members: dict[str, Any]) -> AccuracyResult:
     if members["aggregation"] not in ("per_sample", "average"):
         raise errors.FormatError(f"the aggregation of an AccuracyResult is {members['aggregation']!r:.80}")
     content = {(str(first), str(second)): list(iterations) for (first, second), iterations in members["lst"]}
-    rounds = [matches for iterations in content.values() for matches in iterations]
-    if not all(isinstance(matches, dict) for matches in rounds):
-        raise errors.FormatError("the matches of an AccuracyResult are not by output")
-    for name, match in (found for matches in rounds for found in matches.items()):
-        if not isinstance(match, (bool, CompareResult)):
-            raise errors.FormatError(
-                f"the match of output {name!r:.80} is {match!r:.80}; expected true, false or numbers"
-            )
+    for matches in (matches for iterations in content.values() for matches in iterations):
+        if not isinstance(matches, dict) or not all(isinstance(m, (bool, CompareResult)) for m in matches.values()):
+            raise errors.FormatError(f"an AccuracyResult holds {matches!r:.80}; expected matches by output")
     return AccuracyResult(content, members["aggregation"])
 
 

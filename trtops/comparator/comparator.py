@@ -153,7 +153,7 @@ class Comparator:
             ComparisonError: If something cannot be compared at all.
             ConfigError: If averages are requested from a function without numbers, or together with ``fail_fast``.
         """
-        from trtops.comparator.compare import BaseCompareFunc, SimpleCompareFunc, StatisticsCache  # slow to import
+        from trtops.comparator.compare import BaseCompareFunc, Cache, SimpleCompareFunc  # slow to import
 
         given = compare_func if isinstance(compare_func, Sequence) else [compare_func]
         functions = [SimpleCompareFunc() if function is None else function for function in given]
@@ -175,7 +175,7 @@ class Comparator:
                 failed = False
                 for (first, second), pair in zip(places, pairs):
                     one, other = run[first][1][0], run[second][1][0]
-                    cache = StatisticsCache()
+                    cache: Cache = {}
                     matches = [
                         f.compare(one, other, cache) if isinstance(f, BaseCompareFunc) else dict(f(one, other))
                         for f in functions

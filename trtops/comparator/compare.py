@@ -28,7 +28,6 @@ from trtops.comparator.metric_results import (
     Threshold,
 )
 from trtops.comparator.metrics import OutputStatistics
-from trtops.comparator.metrics.difference import difference_of
 from trtops.comparator.report_lines import FINISH, START, log_lines, log_statistics, verdict_level
 from trtops.comparator.results import IterationResult
 from trtops.comparator.table import COMPARISONS, Comparison
@@ -49,36 +48,34 @@ FindOutput: TypeAlias = "Callable[[str, int, IterationResult], Sequence[str] | N
 _log = logging.getLogger(__name__)
 
 
-class StatisticsCache:
-    """Statistics of the outputs of two iterations, shared by several compare functions."""
+Cache: TypeAlias = "dict[tuple[object, ...], OutputStatistics]"
+"""Statistics of the outputs of two iterations, shared by the compare functions that are used together."""
 
-    def __init__(self) -> None:
-        self._kept: dict[tuple[tuple[str, str], bool], OutputStatistics] = {}
 
-    def get(
-        self,
-        names: tuple[str, str],
-        a: Array,
-        b: Array,
-        threshold: SimpleThreshold | None = None,
-        infinities_equal: bool = False,
-    ) -> OutputStatistics:
-        """Statistics of two arrays, with the violations and the quantile of a threshold if one is given."""
-        kept = self._kept.get((names, infinities_equal))
-        if kept is not None:
-            levels = {0.5, *(quantile.level for quantile in kept.quantiles)}
-            wanted = None if threshold is None else (threshold.atol, threshold.rtol)
-            if threshold is None or (wanted == (kept.atol, kept.rtol) and threshold.error_quantile in levels):
-                return kept
-        found = self._kept[names, infinities_equal] = metrics.statistics(
+_DEFAULT = SimpleThreshold("elemwise", 1e-5, 1e-5)
+
+
+def _statistics(
+    cache: Cache,
+    names: tuple[str, str],
+    a: Array,
+    b: Array,
+    threshold: SimpleThreshold = _DEFAULT,
+    infinities_equal: bool = False,
+) -> OutputStatistics:
+    """Statistics of two arrays, with the violations and the quantile of a threshold."""
+    level, atol, rtol = threshold.error_quantile, threshold.atol, threshold.rtol
+    key = names, level, atol, rtol, infinities_equal
+    if key not in cache:
+        cache[key] = metrics.statistics(
             a,
             b,
-            quantiles=sorted({*metrics.QUANTILES, *(() if threshold is None else (threshold.error_quantile,))}),
-            atol=1e-5 if threshold is None else threshold.atol,
-            rtol=1e-5 if threshold is None else threshold.rtol,
+            quantiles=sorted({*metrics.QUANTILES, level}),
+            atol=atol,
+            rtol=rtol,
             infinities_equal=infinities_equal,
         )
-        return found
+    return cache[key]
 
 
 class BaseCompareFunc:
@@ -100,24 +97,22 @@ class BaseCompareFunc:
                 object.__setattr__(self, option.name, option.default)
 
     def __call__(self, iter_result0: IterationResult, iter_result1: IterationResult) -> Matches:
-        """Compare two iterations.
-
-        Args:
-            iter_result0: The outputs under test.
-            iter_result1: The reference.
-
-        Returns:
-            A match per output of the first that has a counterpart in the second.
+        """Compare the outputs under test with the reference: a match per output that has a counterpart.
 
         Raises:
             ComparisonError: If no output has a counterpart, or something in them cannot be compared.
             MetricUnavailableError: If the metric cannot be computed here.
         """
-        return self.compare(iter_result0, iter_result1, StatisticsCache())
+        return self.compare(iter_result0, iter_result1, {})
 
-    def compare(self, iter_result0: IterationResult, iter_result1: IterationResult, cache: StatisticsCache) -> Matches:
+    def compare(self, iter_result0: IterationResult, iter_result1: IterationResult, cache: Cache) -> Matches:
         """Like calling it, with statistics shared with other compare functions on the same two iterations."""
-        self._warn_of_unknown_outputs({*iter_result0, *iter_result1, ""})
+        known = {*iter_result0, *iter_result1, ""}
+        for option in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, option.name)
+            for name in {*value} - known if isinstance(value, Mapping) else ():
+                hint = errors.near(name, known)
+                _log.warning("%s names output %r, which does not exist. %s", option.name, name, hint)
         matches: Matches = {}
         for name0, name1 in _counterpart_names(iter_result0, iter_result1, self.find_output_func):
             out0, out1 = iter_result0[name0], iter_result1[name1]
@@ -147,26 +142,19 @@ class BaseCompareFunc:
         """The threshold of an output."""
         raise NotImplementedError
 
-    def match(self, names: tuple[str, str], a: Array, b: Array, cache: StatisticsCache) -> CompareResult | bool:
-        """Compare two arrays of one shape.
-
-        Args:
-            names: The output's name, and its counterpart's.
-            a: The output under test.
-            b: Its counterpart.
-            cache: Computes statistics, or returns those computed before.
-        """
+    def match(self, names: tuple[str, str], a: Array, b: Array, cache: Cache) -> CompareResult | bool:
+        """Compare an output with its counterpart, two arrays of one shape; ``names`` are theirs."""
         raise NotImplementedError
 
     def log_numbers(self, name: str, a: Array, b: Array, found: CompareResult | bool) -> None:
         """Log more about a match at the level INFO; nothing by default."""
 
     def verdict_line(self, name: str, found: CompareResult | bool) -> str:
-        """Whether an output matches, in a line that begins with ``PASSED`` or ``FAILED`` or ends with it."""
+        """Whether an output matches, in a line."""
         line = None if isinstance(found, bool) else found.describe()
         return line[0] if line else f"{'PASSED' if found else 'FAILED'} | Output: '{name}' | {self.label}"
 
-    def _match_pair(self, name0: str, out0: Any, name1: str, out1: Any, cache: StatisticsCache) -> CompareResult | bool:
+    def _match_pair(self, name0: str, out0: Any, name1: str, out1: Any, cache: Cache) -> CompareResult | bool:
         a, b = to_numpy(out0, f"Output {name0!r}"), to_numpy(out1, f"Output {name1!r}")
         if a.shape != b.shape:
             if self.check_shapes or a.size != b.size:
@@ -179,24 +167,12 @@ class BaseCompareFunc:
         found = self.match((name0, name1), a, b, cache)
         if not isinstance(found, bool):
             found.output0_name, found.output1_name = name0, name1
-        passed = bool(found)
-        level = verdict_level(passed)
+        level = verdict_level(bool(found))
+        if _log.isEnabledFor(logging.INFO):
+            self.log_numbers(name0, a, b, found)
         if _log.isEnabledFor(level):
-            if not isinstance(found, bool) and found.describe() is None:
-                shown = f"Output {name0!r} ({dtype_name(a)}, shape {a.shape}) | {found.summary()}"
-                log_lines(logging.INFO if passed else logging.ERROR, shown, indent=2)
-            if _log.isEnabledFor(logging.INFO):
-                self.log_numbers(name0, a, b, found)
             log_lines(level, self.verdict_line(name0, found), indent=2)
         return found
-
-    def _warn_of_unknown_outputs(self, known: set[str]) -> None:
-        for option in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, option.name)
-            for name in value if isinstance(value, Mapping) else ():
-                if name not in known:
-                    hint = errors.near(name, known)
-                    _log.warning("%s names output %r, which does not exist. %s", option.name, name, hint)
 
 
 def _of_output(value: PerOutput[T], output: str, default: T) -> T:
@@ -276,52 +252,48 @@ class SimpleCompareFunc(BaseCompareFunc):
             _of_output(self.error_quantile, output_name, 0.99),
         )
 
-    def match(self, names: tuple[str, str], a: Array, b: Array, cache: StatisticsCache) -> OutputCompareResult:
+    def match(self, names: tuple[str, str], a: Array, b: Array, cache: Cache) -> OutputCompareResult:
         """All error statistics, with the tolerances."""
         threshold = self.thresholds_for(names[0])
-        found = cache.get(names, a, b, threshold, self.infinities_compare_equal)
+        found = _statistics(cache, names, a, b, threshold, self.infinities_compare_equal)
         heatmaps = self.save_heatmaps or self.show_heatmaps
-        if heatmaps or self.save_error_metrics_plot or self.show_error_metrics_plot:
+        if (heatmaps or self.save_error_metrics_plot or self.show_error_metrics_plot) and a.size:
             from trtops.comparator import plot  # slow to import
 
-            if heatmaps:
-                plot.draw_heatmaps(a, b, names[0], self.save_heatmaps, self.show_heatmaps)
+            name, stem = names[0], plot.file_stem(names[0])
+            for kind in plot.KINDS if heatmaps else ():
+                figure = plot.heatmap(a, b, name, kind)
+                plot.save_and_show(figure, self.save_heatmaps, f"{stem}.{kind}.png", self.show_heatmaps)
             if self.save_error_metrics_plot or self.show_error_metrics_plot:
-                plot.draw_error_metrics(a, b, names[0], self.save_error_metrics_plot, self.show_error_metrics_plot)
+                figure, path = plot.error_plot(a, b, name), f"{stem}.errors.png"
+                plot.save_and_show(figure, self.save_error_metrics_plot, path, self.show_error_metrics_plot)
         return OutputCompareResult.of(found, threshold)
 
     def log_numbers(self, name: str, a: Array, b: Array, found: CompareResult | bool) -> None:
         """Log the tolerances, the smallest ones that would pass, and statistics of both errors, as Polygraphy does."""
         limits = self.thresholds_for(name)
         stat = limits.check_error_stat
-        tolerance = f"Tolerance: [abs={limits.atol:.5g}, rel={limits.rtol:.5g}] | Checking {stat} error"
-        log_lines(logging.INFO, f"{tolerance}\nError Metrics: {name}", indent=2)
-        numbers = found.metric_values() if isinstance(found, OutputCompareResult) else {}
-        absolute, relative = (
-            numbers.get(f"{'max' if stat == 'elemwise' else stat}_{kind}") for kind in ("absdiff", "reldiff")
+        log_lines(
+            logging.INFO,
+            f"Tolerance: [abs={limits.atol:.5g}, rel={limits.rtol:.5g}] | Checking {stat} error\nError Metrics: {name}",
+            indent=2,
         )
-        if absolute is not None and relative is not None:
-            also = {
-                "elemwise": " (requirements may be lower if both abs/rel tolerances are set)",
-                "quantile": f" (quantile={limits.error_quantile:.4g})",
-            }.get(stat, "")
-            needed = f"{stat} error | [abs={absolute:.5g}] OR [rel={relative:.5g}]{also}"
-            log_lines(logging.INFO, f"Minimum Required Tolerance: {needed}", indent=3)
-        if holds_strings(a):
-            return
-        difference = difference_of(a, b, self.infinities_compare_equal, nans_equal=False)
-        with np.errstate(all="ignore"):
-            _, reference, distance = difference(a.reshape(-1), b.reshape(-1))
-            relative_errors = difference.relative(distance, reference).reshape(a.shape)
-        log_statistics("Absolute Difference", distance.reshape(a.shape), failed=not found, indent=3)
-        log_statistics("Relative Difference", relative_errors, failed=not found, indent=3)
+        also = " (requirements may be lower if both abs/rel tolerances are set)" if stat == "elemwise" else ""
+        measure = "max" if stat == "elemwise" else stat
+        absolute, relative = (getattr(found, f"{measure}_{kind}") for kind in ("absdiff", "reldiff"))
+        needed = f"{stat} error | [abs={absolute:.5g}] OR [rel={relative:.5g}]{also}"
+        log_lines(logging.INFO, f"Minimum Required Tolerance: {needed}", indent=3)
+        if not holds_strings(a):
+            distance, relative_errors = metrics.elementwise(a, b, self.infinities_compare_equal)
+            log_statistics("Absolute Difference", distance, failed=not found, indent=3)
+            log_statistics("Relative Difference", relative_errors, failed=not found, indent=3)
 
     def verdict_line(self, name: str, found: CompareResult | bool) -> str:
         """Whether the difference is within the tolerances."""
         threshold = self.thresholds_for(name)
-        verdict = (
-            "PASSED | Output: '{}' | Difference is within" if found else "FAILED | Output: '{}' | Difference exceeds"
-        )
+        verdict = "PASSED | Output: '{}' | Difference is within"
+        if not found:
+            verdict = "FAILED | Output: '{}' | Difference exceeds"
         return f"{verdict.format(name)} tolerance (rel={threshold.rtol}, abs={threshold.atol})"
 
 
@@ -342,7 +314,7 @@ class IndicesCompareFunc(BaseCompareFunc):
     check_shapes: bool = field(default=True, init=False, repr=False)
     find_output_func: FindOutput | None = field(default=None, init=False, repr=False)
 
-    def match(self, names: tuple[str, str], a: Array, b: Array, cache: StatisticsCache) -> bool:
+    def match(self, names: tuple[str, str], a: Array, b: Array, cache: Cache) -> bool:
         """Whether all indices are near their places."""
         tolerance = _of_output(self.index_tolerance, names[0], 0)
         length = a.shape[-1] if a.ndim else 1
@@ -376,15 +348,15 @@ class MetricCompareFunc(BaseCompareFunc):
         limits = self.COMPARISON.limits.items()
         return self.THRESHOLD(*(_of_output(getattr(self, option), output_name, m.limit) for option, m in limits))
 
-    def match(self, names: tuple[str, str], a: Array, b: Array, cache: StatisticsCache) -> CompareResult:
-        """The metrics, with their limits.
-
-        Raises:
-            MetricUnavailableError: If the output has no such metric, or it cannot be computed here.
-        """
+    def match(self, names: tuple[str, str], a: Array, b: Array, cache: Cache) -> CompareResult:
+        """The metrics, with their limits; raises MetricUnavailableError if the output has no such metric."""
         values: list[float] = []
         for metric in self.COMPARISON.limits.values():
-            value = getattr(cache.get(names, a, b), metric.name) if metric.recorded else metric.measure(None, [(a, b)])
+            value = (
+                getattr(_statistics(cache, names, a, b), metric.name)
+                if metric.recorded
+                else metric.measure(None, [(a, b)])
+            )
             if value is None or holds_strings(a):
                 found = "strings" if holds_strings(a) else f"{dtype_name(a)} of shape {a.shape}"
                 raise errors.MetricUnavailableError(
@@ -394,18 +366,9 @@ class MetricCompareFunc(BaseCompareFunc):
         return self.RESULT(*values, thresholds=self.thresholds_for(names[0]))
 
 
-_COMPARE_FUNC_DOC = """Compares the {label} of outputs with a limit for each number.
-
-    Attributes:
-{meanings}        check_shapes: As in :class:`SimpleCompareFunc`.
-        fail_fast: As in :class:`SimpleCompareFunc`.
-        find_output_func: As in :class:`SimpleCompareFunc`.
-    """
-
-
 def _compare_func_class(comparison: Comparison) -> type[MetricCompareFunc]:
     limits = comparison.limits.items()
-    meanings = "".join(f"        {option}: The {m.limit_kind} allowed {m.described}.\n" for option, m in limits)
+    allowed = " and the ".join(f"{m.limit_kind} {m.described} (``{option}``)" for option, m in limits)
     return make_dataclass(
         comparison.compare_func,
         [
@@ -417,7 +380,7 @@ def _compare_func_class(comparison: Comparison) -> type[MetricCompareFunc]:
         bases=(MetricCompareFunc,),
         frozen=True,
         namespace={
-            "__doc__": _COMPARE_FUNC_DOC.format(label=comparison.label, meanings=meanings),
+            "__doc__": f"Allows the {allowed}; other options as in :class:`SimpleCompareFunc`.",
             "__module__": __name__,
             "label": comparison.label,
             "COMPARISON": comparison,
@@ -435,16 +398,10 @@ globals().update({kind.__name__: kind for kind in _OF_METRICS.values()})
 
 
 class _FunctionsByName(type):
-    """Gives a class the table's compare functions as attributes."""
-
     def __getattr__(cls, name: str) -> type[BaseCompareFunc]:
-        if name not in _OF_METRICS:
-            known = ["simple", "indices", *_OF_METRICS]
-            raise AttributeError(f"There is no compare function {name!r}. {errors.near(name, known)}")
-        return _OF_METRICS[name]
-
-    def __dir__(cls) -> list[str]:
-        return sorted({*super().__dir__(), *_OF_METRICS})
+        raise AttributeError(
+            f"There is no compare function {name!r}. {errors.near(name, ['simple', 'indices', *_OF_METRICS])}"
+        )
 
 
 class CompareFunc(metaclass=_FunctionsByName):
@@ -452,3 +409,7 @@ class CompareFunc(metaclass=_FunctionsByName):
 
     simple = SimpleCompareFunc
     indices = IndicesCompareFunc
+
+
+for _name, _kind in _OF_METRICS.items():
+    setattr(CompareFunc, _name, _kind)

@@ -7,12 +7,9 @@ form are Polygraphy's. The end of this module makes thresholds and results of si
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from typing import Any, ClassVar, Literal, cast
-
-import numpy as np
 
 from trtops import errors
 from trtops.comparator.limits import most
@@ -114,25 +111,16 @@ class MetricThreshold(Threshold):
         return all(metric.passes(metric_values.get(metric.result_field), limit) for metric, limit in self.limits())
 
     def describe(self, metric_values: Numbers) -> tuple[str, bool] | None:
-        """One line for the log and the verdict, if there is one limit and the number is known."""
-        metric, limit = self.limits()[0]
-        value = metric_values.get(metric.result_field)
-        if len(self.COMPARISON.limits) > 1 or value is None:
-            return None
+        """One line for the log and the verdict; None if a number is not known."""
+        parts = []
+        for metric, limit in self.limits():
+            value = metric_values.get(metric.result_field)
+            if value is None:
+                return None
+            relation = "tolerance" if metric.better == "lower" else "min required"
+            parts.append(f"{metric.title}: {value:.5g}{metric.suffix} ({relation}: {limit:.5g}{metric.suffix})")
         passed = self.passed(metric_values)
-        relation = "tolerance" if metric.better == "lower" else "min required"
-        shown, bound = _distinct_numbers(value, limit)
-        numbers = f"{shown}{metric.suffix} ({relation}: {bound}{metric.suffix})"
-        return f"{metric.title}: {numbers} | {'PASSED' if passed else 'FAILED'}", passed
-
-
-def _distinct_numbers(value: float, limit: float) -> tuple[str, str]:
-    """Both with five digits, or with more if they would look equal otherwise."""
-    for digits in range(5, 17):
-        shown, bound = f"{value:.{digits}g}", f"{limit:.{digits}g}"
-        if shown != bound or value == limit:
-            return shown, bound
-    return repr(value), repr(limit)
+        return f"{', '.join(parts)} | {'PASSED' if passed else 'FAILED'}", passed
 
 
 @dataclass(eq=False)
@@ -186,7 +174,7 @@ class CompareResult:
         if line := self.describe():
             return line[0].rpartition(" | ")[0]
         numbers = {**self.metric_values(), **vars(self._given_threshold())}
-        return ", ".join(f"{name} {_number_text(value)}" for name, value in numbers.items())
+        return ", ".join(f"{name} {f'{v:.5g}' if isinstance(v, float) else v}" for name, v in numbers.items())
 
     @classmethod
     def average(cls, results: Sequence[CompareResult]) -> CompareResult:
@@ -259,46 +247,12 @@ class OutputCompareResult(CompareResult):
     def __str__(self) -> str:
         return f"(atol={self.max_absdiff}, rtol={self.max_reldiff})"
 
-    def summary(self) -> str:
-        """Both errors with the place of the largest one, and the tolerances."""
-        limits, found = cast("SimpleThreshold", self._given_threshold()), self.statistics
-        stat = limits.check_error_stat
-        names = dict.fromkeys(("max", "mean", *(() if stat == "elemwise" else (stat,))))
-        absolute = [f"{name} {_number_text(getattr(self, f'{name}_absdiff'), limits.atol)}" for name in names]
-        relative = [f"{name} {_number_text(getattr(self, f'{name}_reldiff'), limits.rtol)}" for name in names]
-        elements = 0 if found is None else math.prod(found.shape)
-        if found is not None and found.worst_index is not None and elements > 0:  # files can hold any shape
-            # The index counts on through the iterations.
-            place = np.unravel_index(found.worst_index % elements, found.shape)
-            absolute[0] += f" at {tuple(map(int, place))}"
-        counted = f"; {found.violations} of {found.elements} exceed both" if found and found.violations else ""
-        return (
-            f"error: {', '.join(absolute)}; relative: {', '.join(relative)} | "
-            f"allowed {stat}: atol {limits.atol:g} or rtol {limits.rtol:g}{counted}"
-        )
 
-
-def _number_text(value: float | None, limit: float | None = None) -> str:
-    """A number with four digits, or with more if it exceeds a limit and would look equal to it."""
-    if value is None:
-        return "unknown"
-    text = f"{value:.4g}"
-    is_above = limit is not None and value > most(limit) and text == f"{limit:.4g}"
-    return _distinct_numbers(value, limit)[0] if is_above and limit is not None else text
-
-
-def _read_number(members: Mapping[str, Any], name: str) -> float | None:
+def _read_number(members: Mapping[str, Any], name: str, required: bool = False) -> Any:
     value = members[name]
-    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+    if (value is None and required) or isinstance(value, bool) or not isinstance(value, (int, float, type(None))):
         raise errors.FormatError(f"{name} is {value!r:.80}; expected a number")
     return None if value is None else float(value)
-
-
-def _read_known_number(members: Mapping[str, Any], name: str) -> float:
-    value = _read_number(members, name)
-    if value is None:
-        raise errors.FormatError(f"{name} is missing")
-    return value
 
 
 def _read_threshold(members: Mapping[str, Any], kind: type[Any]) -> Threshold:
@@ -309,26 +263,26 @@ def _read_threshold(members: Mapping[str, Any], kind: type[Any]) -> Threshold:
     return cast("Threshold", threshold)
 
 
-def _register(threshold_class: type[Any], result_class: type[Any]) -> None:
-    names = [option.name for option in fields(threshold_class)]
-    Encoder.register(threshold_class)(lambda threshold: {name: getattr(threshold, name) for name in names})
-    Decoder.register(threshold_class)(
-        lambda members: threshold_class(*(_read_known_number(members, name) for name in names))
-    )
-    Encoder.register(result_class)(lambda result: {**result.metric_values(), "thresholds": result.thresholds})
-    Decoder.register(result_class)(
-        lambda members: result_class(
-            *(_read_number(members, name) for name in result_class.metric_fields()),
-            thresholds=_read_threshold(members, result_class),
+def _register(threshold_class: type[Any]) -> None:
+    options = fields(threshold_class)
+
+    def decode(members: Mapping[str, Any]) -> Any:
+        # Polygraphy writes no `error_quantile`, and ignores it.
+        found = {o.name: o.default for o in options if o.default is not MISSING} | dict(members)
+        return threshold_class(
+            *(str(found[o.name]) if o.type == "str" else _read_number(found, o.name, required=True) for o in options)
         )
-    )
+
+    Encoder.register(threshold_class)(lambda threshold: {o.name: getattr(threshold, o.name) for o in options})
+    Decoder.register(threshold_class)(decode)
 
 
-def _threshold_class(comparison: Comparison) -> type[MetricThreshold]:
-    limits = comparison.limits
-    options = ["threshold"] if len(limits) == 1 else list(limits)
-    allowed = " and the ".join(f"{m.limit_kind} allowed {m.described}" for m in limits.values())
-    return make_dataclass(
+def _make_classes(comparison: Comparison) -> tuple[type[MetricThreshold], type[CompareResult]]:
+    """The threshold and the result of a comparison."""
+    metrics = comparison.limits.values()
+    options = ["threshold"] if len(metrics) == 1 else list(comparison.limits)
+    allowed = " and the ".join(f"{m.limit_kind} allowed {m.described}" for m in metrics)
+    threshold = make_dataclass(
         comparison.threshold,
         [(option, "float") for option in options],
         bases=(MetricThreshold,),
@@ -337,15 +291,11 @@ def _threshold_class(comparison: Comparison) -> type[MetricThreshold]:
             "__doc__": f"The {allowed}.",
             "__module__": __name__,
             "COMPARISON": comparison,
-            "METRIC_FIELDS": tuple(metric.result_field for metric in limits.values()),
+            "METRIC_FIELDS": tuple(metric.result_field for metric in metrics),
         },
     )
-
-
-def _result_class(comparison: Comparison, threshold: type[Threshold]) -> type[CompareResult]:
-    metrics = comparison.limits.values()
     labels = " and ".join(m.described for m in metrics)
-    return make_dataclass(
+    result = make_dataclass(
         comparison.result,
         # Polygraphy saves None for metrics that it could not compute.
         [(m.result_field, "float") if m.recorded else (m.result_field, "float | None", None) for m in metrics],
@@ -353,28 +303,24 @@ def _result_class(comparison: Comparison, threshold: type[Threshold]) -> type[Co
         eq=False,
         namespace={"__doc__": f"The {labels} of one output.", "__module__": __name__, "THRESHOLD": threshold},
     )
+    return threshold, result
+
+
+def _register_result(kind: type[Any]) -> None:
+    Encoder.register(kind)(lambda result: {**result.metric_values(), "thresholds": result.thresholds})
+    Decoder.register(kind)(
+        lambda members: kind(
+            *(_read_number(members, name) for name in kind.metric_fields()), thresholds=_read_threshold(members, kind)
+        )
+    )
 
 
 for _comparison in COMPARISONS:
-    _threshold = globals()[_comparison.threshold] = _threshold_class(_comparison)
-    _result = globals()[_comparison.result] = _result_class(_comparison, _threshold)
-    _register(_threshold, _result)
-
-
-@Encoder.register(SimpleThreshold)
-def _encode_simple(threshold: SimpleThreshold) -> dict[str, Any]:
-    return dict(vars(threshold))  # Polygraphy does not write the level, and ignores it
-
-
-@Decoder.register(SimpleThreshold)
-def _decode_simple(members: dict[str, Any]) -> SimpleThreshold:
-    level = _read_known_number({"error_quantile": 0.99, **members}, "error_quantile")
-    return SimpleThreshold(
-        str(members["check_error_stat"]),
-        _read_known_number(members, "atol"),
-        _read_known_number(members, "rtol"),
-        level,
-    )
+    _threshold, _result = _make_classes(_comparison)
+    globals().update({_comparison.threshold: _threshold, _comparison.result: _result})
+    _register(_threshold)
+    _register_result(_result)
+_register(SimpleThreshold)
 
 
 @Encoder.register(OutputCompareResult)

@@ -125,26 +125,18 @@ class Tolerances(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArrayInfo(Record):
-    """Dtype and shape of an output, in the first iteration that has it."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return f"{self.dtype}{list(self.shape)}"
-
-
-@dataclass(frozen=True, kw_only=True)
 class OutputComparison(Record):
-    """The comparison of one output; without statistics if it could not be compared, for the given reasons."""
+    """The comparison of one output; without statistics if it could not be compared, for the given reasons.
+
+    Attributes:
+        extra: Whether the golden run does not have it.
+    """
 
     name: str
     verdict: Verdict
     reasons: tuple[str, ...] = ()
     statistics: OutputStatistics | None = None
-    actual: ArrayInfo | None = None
-    golden: ArrayInfo | None = None
+    extra: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,54 +248,42 @@ def _measure_output(
     name: str, ours: Sequence[object], theirs: Sequence[object], tolerances: Tolerances, levels: Sequence[float]
 ) -> OutputComparison:
     """Everything about one output that needs its arrays. If there can be no statistics, the reason says why."""
-    mine, golden, problem = None, None, None
+    problem, found, own = None, None, tolerances.of(name)
+    extra = all(golden is None for golden in theirs)
     pairs: list[tuple[Array, Array]] = []
-    for index, (a, b) in enumerate(zip(ours, theirs)):
-        try:
-            a = None if a is None else to_numpy(a, "The output")
-            b = None if b is None else to_numpy(b, "The golden output")
-        except errors.ComparisonError as exc:
-            problem = problem or str(exc)
-            continue
-        if problem is None and (a is None or b is None or a.shape != b.shape):
+    try:
+        for index, (a, b) in enumerate(zip(ours, theirs)):
             where = "" if len(ours) == 1 else f" in iteration {index}"
-            if b is None:
-                problem = f"extra output{where}: the golden run does not have it"
-            elif a is None:
-                problem = f"missing output{where}: the golden run has it as {_array_info(b)}"
-            else:
-                problem = f"shape is {a.shape}{where}, the golden one {b.shape}"
-            mine, golden = _array_info(a) or mine, _array_info(b) or golden
-        mine, golden = mine or _array_info(a), golden or _array_info(b)
-        if a is not None and b is not None:
-            pairs.append((a, b))
-    found, own = None, tolerances.of(name)
-    if problem is None:
-        try:
-            found = metrics.statistics_of_iterations(
-                pairs,
-                quantiles=levels,
-                atol=own.atol,
-                rtol=own.rtol,
-                infinities_equal=own.infinities_equal,
-                nans_equal=own.nans_equal,
-                clamped_equal=bool(own.clamped_equal),
-                atol_of_scale=own.atol_of_scale or 0.0,
-                class_axis=own.class_axis,
-            )
-        except errors.ComparisonError as exc:
-            problem = str(exc)
+            mine = None if a is None else to_numpy(a, "The output")
+            golden = None if b is None else to_numpy(b, "The golden output")
+            if golden is None:
+                raise errors.ComparisonError(f"extra output{where}: the golden run does not have it")
+            if mine is None:
+                shape = f"{dtype_name(golden)}{list(golden.shape)}"
+                raise errors.ComparisonError(f"missing output{where}: the golden run has it as {shape}")
+            if mine.shape != golden.shape:
+                raise errors.ComparisonError(f"shape is {mine.shape}{where}, the golden one {golden.shape}")
+            pairs.append((mine, golden))
+        found = metrics.statistics_of_iterations(
+            pairs,
+            quantiles=levels,
+            atol=own.atol,
+            rtol=own.rtol,
+            infinities_equal=own.infinities_equal,
+            nans_equal=own.nans_equal,
+            clamped_equal=bool(own.clamped_equal),
+            atol_of_scale=own.atol_of_scale or 0.0,
+            class_axis=own.class_axis,
+        )
+    except errors.ComparisonError as exc:
+        problem = str(exc)
     reasons = () if problem is None else (problem,)
-    return OutputComparison(name=name, verdict="bad", reasons=reasons, statistics=found, actual=mine, golden=golden)
-
-
-def _array_info(array: Array | None) -> ArrayInfo | None:
-    return None if array is None else ArrayInfo(dtype=dtype_name(array), shape=array.shape)
+    return OutputComparison(name=name, verdict="bad", reasons=reasons, statistics=found, extra=extra)
 
 
 def _evaluate_output(output: OutputComparison, tolerances: Tolerances) -> OutputComparison:
     if output.statistics is None:
-        accepted = output.golden is None and tolerances.allow_extra_outputs
+        accepted = output.extra and tolerances.allow_extra_outputs
         return dataclasses.replace(output, verdict="good" if accepted else "bad")
     reasons = tuple(_objections(output.name, output.statistics, tolerances.of(output.name)))
     return dataclasses.replace(output, verdict="bad" if reasons else "good", reasons=reasons)

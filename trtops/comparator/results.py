@@ -7,7 +7,7 @@ import weakref
 from collections import UserList
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
-from typing import IO, Any, TypeAlias, TypeVar
+from typing import IO, TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -17,9 +17,10 @@ from trtops.comparator.streams import IterationWriter, PathLike, iterate_files
 from trtops.json import Decoder, Encoder
 from trtops.torch_tensors import is_torch
 
-__all__ = ["IterationResult", "LazyArray", "RunResults"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
-T = TypeVar("T")
+__all__ = ["IterationResult", "LazyArray", "RunResults"]
 
 
 class LazyArray:
@@ -140,12 +141,45 @@ def _decode_iteration(members: dict[str, Any]) -> IterationResult:
     return IterationResult(outputs, runtime, str(members["runner_name"]))
 
 
-class RunResults(UserList[tuple[str, list[IterationResult]]]):
+class SavedResults:
+    """Results that can be saved in Polygraphy's format."""
+
+    _DESCRIPTION: ClassVar[str]
+
+    def to_json(self) -> str:
+        """The results as JSON text in Polygraphy's format."""
+        return json.to_json(self)
+
+    @classmethod
+    def from_json(cls, src: str | bytes) -> Self:
+        """Read what :meth:`to_json` wrote; raises FormatError if it is damaged, or of another kind."""
+        return cls._expect(json.from_json(src), "the text")
+
+    def save(self, dest: PathLike | IO[str] | IO[bytes]) -> None:
+        """Save to a path or an open file: ``.npz`` in our fast format, anything else as Polygraphy's JSON."""
+        json.save_json(self, dest, self._DESCRIPTION)
+
+    @classmethod
+    def load(cls, src: PathLike | IO[str] | IO[bytes]) -> Self:
+        """Load what :meth:`save` wrote, here or in Polygraphy; raises FormatError as :meth:`from_json`."""
+        return cls._expect(json.load_json(src, cls._DESCRIPTION), str(src))
+
+    @classmethod
+    def _expect(cls, found: object, where: str) -> Self:
+        if isinstance(found, cls):
+            return found
+        hint = " It may hold inputs: load it with trtops.json.load_json." if isinstance(found, (list, dict)) else ""
+        raise errors.FormatError(f"{where} holds a {type(found).__name__}; expected {cls.__name__}.{hint}")
+
+
+class RunResults(SavedResults, UserList[tuple[str, list[IterationResult]]]):
     """The iterations of each runner, in the order in which they ran: a list of pairs that can be indexed by name.
 
     ``results["runner"]`` is the runner's list of :class:`IterationResult`, ``results[0]`` the pair of name and list. If
     two runners have the same name, the name means the first. ``lst`` is the list.
     """
+
+    _DESCRIPTION = "inference results"
 
     def __init__(self, lst: Iterable[tuple[str, list[IterationResult]]] | None = None) -> None:
         """Hold pairs of a runner's name and its iterations."""
@@ -239,23 +273,6 @@ class RunResults(UserList[tuple[str, list[IterationResult]]]):
                 joined.setdefault((name, seen[name]), []).extend(iterations)
         return RunResults((name, iterations) for (name, _), iterations in joined.items())
 
-    def to_json(self) -> str:
-        """The results as JSON text in Polygraphy's format."""
-        return json.to_json(self)
-
-    @staticmethod
-    def from_json(src: str | bytes) -> RunResults:
-        """Read what :meth:`to_json` wrote.
-
-        Raises:
-            FormatError: If the text is damaged, or of another kind.
-        """
-        return expect(RunResults, json.from_json(src), "the text")
-
-    def save(self, dest: PathLike | IO[str] | IO[bytes]) -> None:
-        """Save to a path or an open file: ``.npz`` in our fast format, anything else as Polygraphy's JSON."""
-        json.save_json(self, dest, "inference results")
-
     def save_iterations(self, directory: PathLike) -> None:
         """Save to a new or empty directory, one file per iteration; the inverse of :meth:`load_streaming`.
 
@@ -267,16 +284,16 @@ class RunResults(UserList[tuple[str, list[IterationResult]]]):
         for run in self.split():
             writer.append(run)
 
-    @staticmethod
-    def load(src: PathLike | IO[str] | IO[bytes]) -> RunResults:
+    @classmethod
+    def load(cls, src: PathLike | IO[str] | IO[bytes]) -> Self:
         """Load what :meth:`save` or :meth:`save_iterations` wrote, here or in Polygraphy.
 
         Raises:
             FormatError: If the file is damaged, or of another kind.
         """
         if isinstance(src, (str, os.PathLike)) and os.path.isdir(src):
-            return RunResults.concat(RunResults.load_streaming(src))
-        return expect(RunResults, json.load_json(src, "inference results"), str(src))
+            return cls(RunResults.concat(RunResults.load_streaming(src)))
+        return super().load(src)
 
     @staticmethod
     def load_streaming(path: PathLike | Sequence[PathLike], allow_dirs: bool = True) -> Iterator[RunResults]:
@@ -303,14 +320,6 @@ def _decode_run(members: dict[str, Any]) -> RunResults:
     if not all(isinstance(i, IterationResult) for _, iterations in pairs for i in iterations):
         raise errors.FormatError("the iterations of a RunResults are not IterationResults")
     return RunResults(pairs)
-
-
-def expect(kind: type[T], found: object, where: str) -> T:
-    """Return a value that was read; raises FormatError if it is of another kind."""
-    if not isinstance(found, kind):
-        hint = " It may hold inputs: load it with trtops.json.load_json." if isinstance(found, (list, dict)) else ""
-        raise errors.FormatError(f"{where} holds a {type(found).__name__}; expected {kind.__name__}.{hint}")
-    return found
 
 
 PostprocessFunction: TypeAlias = Callable[[IterationResult], IterationResult]

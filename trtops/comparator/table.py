@@ -11,7 +11,7 @@ The command line reads this table as it starts, so nothing here imports numpy: f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from trtops.lazy import function
@@ -25,50 +25,28 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """One number for an output, over all iterations.
+    """One number for an output, over all iterations."""
 
-    Attributes:
-        name: The field of the statistics, and the last part of the MLflow metric's name.
-        label: Its name in messages and help.
-        better: Whether lower or higher values are better.
-        compute: Computes it from :class:`~trtops.comparator.metrics.totals.Totals`; or if ``from_arrays``, from pairs
-            of output and reference, one pair for each iteration.
-        from_arrays: See ``compute``.
-        unit: Its unit; empty for plain numbers and for errors in the output's own unit.
-        by_class: Whether it is computed with the axis of classes last.
-        recorded: Whether it is computed and kept for every output.
-        applies_to: The outputs that have it; it is None for others.
-        log10: Whether its decimal logarithm is logged as well, because the MLflow UI shows 0.0004 as 0.00.
-        column: Its heading in tables of outputs; empty if they do not show it.
-        tolerance: The field of the tolerances that limits it, if one does.
-        limit: The default limit of its compare function; None if it has no such function.
-        key: Its name in threshold, result, compare function and option: ``l2`` in ``L2Threshold`` and
-            ``--l2-threshold``. The name by default.
-        function: The name of its compare function in :class:`~trtops.comparator.CompareFunc` and for ``--compare``. The
-            key by default.
-        title: Its name in the line of a threshold. The label with a capital by default.
-        other_flags: More spellings of the option.
-        polygraphy: Polygraphy's name for the number; None if Polygraphy has no such number.
-    """
-
-    name: str
-    label: str
+    name: str  # the field of the statistics, and the last part of the MLflow metric's name
+    label: str  # in messages and help
     better: Literal["lower", "higher"]
+    # Called with Totals; or if `from_arrays`, with pairs of output and reference, one pair for each iteration.
     compute: Callable[..., float | None]
-    from_arrays: bool = field(default=False, kw_only=True)
-    unit: str = field(default="", kw_only=True)
-    by_class: bool = field(default=False, kw_only=True)
-    recorded: bool = field(default=True, kw_only=True)
-    applies_to: str = field(default="numbers", kw_only=True)
-    log10: bool = field(default=False, kw_only=True)
-    column: str = field(default="", kw_only=True)
-    tolerance: str | None = field(default=None, kw_only=True)
-    limit: float | None = field(default=None, kw_only=True)
-    key: str = field(default="", kw_only=True)
-    function: str = field(default="", kw_only=True)
-    title: str = field(default="", kw_only=True)
-    other_flags: tuple[str, ...] = field(default=(), kw_only=True)
-    polygraphy: str | None = field(default=None, kw_only=True)
+    _: KW_ONLY
+    from_arrays: bool = False
+    unit: str = ""  # empty for plain numbers and for errors in the output's own unit
+    by_class: bool = False  # whether it is computed with the axis of classes last
+    recorded: bool = True  # whether it is computed and kept for every output
+    applies_to: str = "numbers"  # it is None for other outputs
+    log10: bool = False  # whether its logarithm is logged as well: the MLflow UI shows 0.0004 as 0.00
+    column: str = ""  # heading in tables of outputs, if they show it
+    tolerance: str | None = None  # the field of the tolerances that limits it
+    limit: float | None = None  # default limit of its compare function, if it has one
+    key: str = ""  # `l2` in `L2Threshold` and `--l2-threshold`; the name by default
+    function: str = ""  # in `CompareFunc` and for `--compare`; the key by default
+    title: str = ""  # in the line of a threshold; the label by default
+    other_flags: tuple[str, ...] = ()  # further spellings of the option
+    polygraphy: str | None = None  # Polygraphy's name for the number, if it has one
 
     def __post_init__(self) -> None:
         key = self.key or self.name
@@ -115,15 +93,9 @@ class Metric:
 def _error(name: str, label: str, compute: Callable[[Totals], float], column: str = "") -> Metric:
     tolerance = "atol" if name.endswith("_abs") else "rtol"
     return Metric(
-        name,
-        f"{label} error",
-        "lower",
-        compute,
-        log10=True,
-        column=column,
-        tolerance=tolerance,
+        name, f"{label} error", "lower", compute, log10=True, column=column, tolerance=tolerance,
         polygraphy=f"{name}diff",
-    )
+    )  # fmt: skip
 
 
 _SCORES = "floating-point scores, with an axis of classes behind another one"
@@ -200,27 +172,20 @@ class Comparison:
 
     name: str
     label: str
-    limits: Mapping[str, Metric]
+    limits: Mapping[str, Metric]  # by option
     key: str
+    threshold: str = field(init=False)  # names of classes
+    result: str = field(init=False)
+    compare_func: str = field(init=False)
 
-    @property
-    def threshold(self) -> str:
-        """The name of the threshold's class."""
-        return f"{_camel_case(self.key)}Threshold"
-
-    @property
-    def result(self) -> str:
-        """The name of the result's class."""
-        return f"{_camel_case(self.name)}Result"
-
-    @property
-    def compare_func(self) -> str:
-        """The name of the compare function's class."""
-        return f"{_camel_case(self.name)}CompareFunc"
-
-
-def _camel_case(name: str) -> str:
-    return "".join(word.capitalize() for word in name.split("_"))
+    def __post_init__(self) -> None:
+        for name, prefix, ending in (
+            ("threshold", self.key, "Threshold"),
+            ("result", self.name, "Result"),
+            ("compare_func", self.name, "CompareFunc"),
+        ):
+            camel_case = "".join(word.capitalize() for word in prefix.split("_"))
+            object.__setattr__(self, name, f"{camel_case}{ending}")
 
 
 _NAMED = {metric.name: metric for metric in METRICS}

@@ -285,9 +285,9 @@ def _without_clamped(arrays: list[Pair]) -> tuple[list[Pair], int]:
     return kept, count
 
 
-def elementwise(actual: Array, reference: Array) -> Pair:
+def elementwise(actual: Array, reference: Array, infinities_equal: bool = False) -> Pair:
     """Absolute and relative error of every element, as new float64 arrays of the same shape."""
-    differ = difference_of(actual, reference, False, False)
+    differ = difference_of(actual, reference, infinities_equal, False)
     with np.errstate(all="ignore"):
         _, b, d = differ(actual.reshape(-1), reference.reshape(-1))
         r = differ.relative(d, b)
