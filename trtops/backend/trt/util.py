@@ -122,8 +122,7 @@ def str_from_engine(
         show_attrs: Whether to show their tactics and precisions.
         combine_tensor_info: Not supported here; use ``trtops inspect model --combine-tensor-info``.
 
-    Raises:
-        ConfigError: If ``combine_tensor_info`` is given.
+    Raises ConfigError if ``combine_tensor_info`` is given.
     """
     if combine_tensor_info is not None:
         raise errors.ConfigError(

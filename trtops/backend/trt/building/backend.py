@@ -54,8 +54,7 @@ class TensorRTBackend:
     def environment(self) -> Environment:
         """The environment of builds in this process.
 
-        Raises:
-            BackendUnavailableError: If TensorRT or the GPU cannot be used here.
+        Raises BackendUnavailableError if TensorRT or the GPU cannot be used here.
         """
         return device.environment()
 
@@ -95,8 +94,7 @@ class TensorRTBackend:
 def _load_checked(built: Engine) -> Any:
     """Load an engine after checking its digest, device and release.
 
-    Raises:
-        EngineLoadError: If the bytes are damaged, or were built for another device or release.
+    Raises EngineLoadError if the bytes are damaged, or were built for another device or release.
     """
     # TensorRT runs engines with altered weights without an error.
     expected = built.options.get("sha256")

@@ -86,8 +86,7 @@ def Calibrator(
     Returns:
         An instance of ``BaseClass`` with the members of :class:`TrtopsCalibrator`.
 
-    Raises:
-        UnsupportedFeatureError: If this release has no calibrators.
+    Raises UnsupportedFeatureError if this release has no calibrators.
     """
     library.line().require(Feature.CALIBRATOR)
     trt = library.load()

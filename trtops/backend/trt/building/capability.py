@@ -28,8 +28,7 @@ class ParserAnswer:
 def ask_parser(model: bytes) -> ParserAnswer:
     """Ask the parser about a serialized ONNX model that contains its weights.
 
-    Raises:
-        BackendUnavailableError: If TensorRT is not installed.
+    Raises BackendUnavailableError if TensorRT is not installed.
     """
     trt = library.load()
     _, network = create_network()

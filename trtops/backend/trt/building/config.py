@@ -107,10 +107,8 @@ class _CommonConfig:
             builder: The builder that the engine will be built with.
             network: The network to build; without it, profiles and calibration are left out.
 
-        Raises:
-            UnsupportedFeatureError: If this release lacks an option.
-            ConfigError: If a profile does not fit the network.
-            TimingCacheError: If the timing cache is damaged, or of another device or release.
+        Raises UnsupportedFeatureError if this release lacks an option; ConfigError if a profile does not fit the
+        network; TimingCacheError if the timing cache is damaged, or of another device or release.
         """
         config = builder.create_builder_config()
         self._set_flags(config)

@@ -39,9 +39,8 @@ class LoadPlugins:
         plugins: Paths of shared libraries.
         obj: A value, or a callable that makes it.
 
-    Raises:
-        BackendUnavailableError: If a library cannot be loaded.
-        ConfigError: If loading it is not allowed (:mod:`trtops.system.allowed`).
+    Raises BackendUnavailableError if a library cannot be loaded; ConfigError if loading it is not allowed
+    (:mod:`trtops.system.allowed`).
     """
 
     plugins: Sequence[str | os.PathLike[str]] | None = None
@@ -66,8 +65,7 @@ load_plugins = immediately(LoadPlugins)
 class LoadRuntime:
     """Loads a lean runtime, a shared library, for version compatible engines.
 
-    Raises:
-        BackendUnavailableError: If TensorRT cannot load it.
+    Raises BackendUnavailableError if TensorRT cannot load it.
     """
 
     path: str | os.PathLike[str]
@@ -94,12 +92,9 @@ class EngineBytesFromNetwork:
         save_timing_cache: Path or open file for the timing cache, as TensorRT's own bytes, merged with the file's
             content. If saving fails, a warning gives the reason, the file is not changed, and the engine is returned.
 
-    Raises:
-        ConfigError: If there is no builder and network.
-        EngineBuildError: If TensorRT builds no engine; the message has TensorRT's last errors.
-        CalibrationError: If INT8 calibration fails.
-        TacticMismatchError: If a replay was not followed.
-        TimingCacheError: If the timing cache to load is of another device or release.
+    Raises ConfigError if there is no builder and network. Raises EngineBuildError if TensorRT builds no engine; the
+    message has TensorRT's last errors. Raises CalibrationError if INT8 calibration fails. Raises TacticMismatchError if
+    a replay was not followed. Raises TimingCacheError if the timing cache to load is of another device or release.
     """
 
     network: ValueOrCallable[NetworkParts]
@@ -149,10 +144,8 @@ def build_plan(builder: Any, network: Any, config: Any, *, selector: Any = None)
     Returns:
         The plan, as ``trt.IHostMemory``.
 
-    Raises:
-        EngineBuildError: If TensorRT builds no engine; the message has TensorRT's last errors.
-        CalibrationError: If INT8 calibration fails.
-        TacticMismatchError: If a replay was not followed.
+    Raises EngineBuildError if TensorRT builds no engine; the message has TensorRT's last errors. Raises
+    CalibrationError if INT8 calibration fails. Raises TacticMismatchError if a replay was not followed.
     """
     from trtops.backend.trt.building.calibrator import check_calibration
     from trtops.backend.trt.choices.selector import check_replay
@@ -214,9 +207,8 @@ class EngineFromBytes:
         dla_workspace_allocation_strategy: How engines of that runtime share DLA workspaces.
         allow_host_code: Whether host code in the plan may run; by default only if ``TRTOPS_ALLOW_HOST_CODE=1`` is set.
 
-    Raises:
-        EngineLoadError: If the bytes are damaged, or were built for another release or device.
-        BackendUnavailableError: If TensorRT or the GPU cannot be used here.
+    Raises EngineLoadError if the bytes are damaged, or were built for another release or device;
+    BackendUnavailableError if TensorRT or the GPU cannot be used here.
     """
 
     serialized_engine: ValueOrCallable[Any] = field(repr=False)

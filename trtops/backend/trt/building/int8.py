@@ -50,8 +50,7 @@ def tensorrt_text(data: bytes, model: Model, config: BuildConfig, *, release: st
         release: TensorRT's release, such as ``8.6.0``.
         algorithm: A key of :data:`trtops.backend.trt.building.calibrator.ALGORITHMS`.
 
-    Raises:
-        CalibrationError: If the cache cannot be read or does not fit the model.
+    Raises CalibrationError if the cache cannot be read or does not fit the model.
     """
     cache = read_cache(data)
     wanted = tensors_to_calibrate(model.proto(lean=True))
@@ -75,9 +74,8 @@ def quantize(model: Model, config: BuildConfig, cache: bytes | None, data: Itera
         cache: A calibration cache of either format.
         data: Calibration data, used without a cache.
 
-    Raises:
-        CalibrationError: If there is neither cache nor data, or they do not fit the model.
-        BackendUnavailableError: If calibration needs ONNX Runtime, and it is not installed.
+    Raises CalibrationError if there is neither cache nor data, or they do not fit the model; BackendUnavailableError if
+    calibration needs ONNX Runtime, and it is not installed.
     """
     proto = model.proto(lean=True)
     if cache is not None:

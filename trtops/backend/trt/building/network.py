@@ -41,9 +41,8 @@ class CreateNetwork:
         strongly_typed: Take every precision from the tensors. On TensorRT 11 and RTX all networks do.
         mark_unfused_tensors_as_debug_tensors: Report every tensor that is not fused away to a debug listener.
 
-    Raises:
-        BackendUnavailableError: If TensorRT or the GPU cannot be used here.
-        UnsupportedFeatureError: If this release lacks a requested option.
+    Raises BackendUnavailableError if TensorRT or the GPU cannot be used here; UnsupportedFeatureError if this release
+    lacks a requested option.
     """
 
     explicit_batch: bool | None = None
@@ -78,11 +77,9 @@ class ParserOptions:
             into the model before it is parsed. ``EngineFromNetwork`` sets it.
         layer_precisions: Precisions by node name, for the same purpose; :class:`SetLayerPrecisions` sets it.
 
-    Raises:
-        InvalidModelError: If the model cannot be read.
-        EngineBuildError: If TensorRT cannot parse it; the message has the parser's errors.
-        BackendUnavailableError: If TensorRT or the GPU cannot be used here.
-        UnsupportedFeatureError: If this release lacks a requested option.
+    Raises InvalidModelError if the model cannot be read. Raises EngineBuildError if TensorRT cannot parse it; the
+    message has the parser's errors. Raises BackendUnavailableError if TensorRT or the GPU cannot be used here. Raises
+    UnsupportedFeatureError if this release lacks a requested option.
     """
 
     flags: Sequence[Any] | None = None
@@ -211,8 +208,7 @@ network_from_onnx_bytes = immediately(NetworkFromOnnxBytes)
 def readable(model_bytes: bytes) -> bytes:
     """A serialized model, changed if this release's parser would misread it; the nodes keep their positions.
 
-    Raises:
-        InvalidModelError: If it has to be changed, and is no ONNX model.
+    Raises InvalidModelError if it has to be changed, and is no ONNX model.
     """
     from trtops.backend.onnx import constants
     from trtops.backend.onnx.parsing import parse_proto

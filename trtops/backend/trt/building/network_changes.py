@@ -31,8 +31,7 @@ MARK_ALL = "mark-all"
 def network_parts(made: Any) -> NetworkParts:
     """The result of a network loader: a builder, a network and perhaps a parser.
 
-    Raises:
-        ConfigError: If it is something else.
+    Raises ConfigError if it is something else.
     """
     parts: NetworkParts = make_iterable(made)
     if len(parts) < 2 or parts[0] is None or parts[1] is None:
@@ -94,8 +93,7 @@ class ModifyNetworkOutputs(_Postprocess):
         exclude_outputs: Names or patterns of outputs to remove.
         mark_layer_types: Types of layers (``CONVOLUTION``) whose outputs become the network's.
 
-    Raises:
-        ConfigError: If the network has no tensor or layer type of a name, or no output is left.
+    Raises ConfigError if the network has no tensor or layer type of a name, or no output is left.
     """
 
     outputs: Sequence[str] | str | None = None
@@ -146,8 +144,7 @@ class SetLayerPrecisions(_Postprocess):
     Attributes:
         layer_precisions: Data types by layer name or pattern: ``trt.DataType``, numpy dtypes or names.
 
-    Raises:
-        ConfigError: If the network has no layer of a name.
+    Raises ConfigError if the network has no layer of a name.
     """
 
     layer_precisions: Mapping[str, object] = field(default_factory=dict)
@@ -178,8 +175,7 @@ class SetTensorDatatypes(_Postprocess):
     Attributes:
         tensor_datatypes: Data types by tensor name or pattern, or one for all floating-point inputs and outputs.
 
-    Raises:
-        ConfigError: If a name is no input or output.
+    Raises ConfigError if a name is no input or output.
     """
 
     tensor_datatypes: Mapping[str, object] | object = field(default_factory=dict)
@@ -205,8 +201,7 @@ class SetTensorFormats(_Postprocess):
     Attributes:
         tensor_formats: Formats (``trt.TensorFormat`` or their names) by tensor name or pattern, or one list for all.
 
-    Raises:
-        ConfigError: If a name is no input or output, or a format does not exist.
+    Raises ConfigError if a name is no input or output, or a format does not exist.
     """
 
     tensor_formats: Mapping[str, Sequence[Any]] | Sequence[Any] = field(default_factory=dict)
@@ -251,8 +246,7 @@ class MarkDebug(_Postprocess):
     Attributes:
         mark_debug: Names or patterns of tensors.
 
-    Raises:
-        ConfigError: If the network has no tensor of a name.
+    Raises ConfigError if the network has no tensor of a name.
     """
 
     mark_debug: Sequence[str] = ()

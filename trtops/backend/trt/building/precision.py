@@ -54,9 +54,8 @@ def write_into_model(model: onnx.ModelProto, wanted: ModelPrecision, weights: Pa
     Returns:
         The model to parse as a strongly typed network.
 
-    Raises:
-        UnsupportedFeatureError: For BF16 and FP8; for INT8 unless the model is quantized.
-        ConfigError: If the model has no layer of a name.
+    Raises UnsupportedFeatureError for BF16 and FP8; for INT8 unless the model is quantized. Raises ConfigError if the
+    model has no layer of a name.
     """
     for precision in wanted.precisions:
         if precision == "int8":
@@ -103,8 +102,7 @@ def _fp32_nodes(model: onnx.ModelProto, wanted: ModelPrecision) -> list[str] | N
 def check_network(network: Any, precisions: Iterable[str]) -> None:
     """Check that a strongly typed network has the precisions that a builder config asks for.
 
-    Raises:
-        UnsupportedFeatureError: If it does not; the config alone cannot add them.
+    Raises UnsupportedFeatureError if it does not; the config alone cannot add them.
     """
     wanted = set(precisions)
     if not wanted:

@@ -101,8 +101,7 @@ class Profile(dict[str, ShapeTuple]):
             builder: The builder that the engine will be built with.
             network: The network.
 
-        Raises:
-            ConfigError: If an input is missing, a name is no input, or TensorRT refuses the shapes.
+        Raises ConfigError if an input is missing, a name is no input, or TensorRT refuses the shapes.
         """
         inputs = [network.get_input(index) for index in range(network.num_inputs)]
         names = [tensor.name for tensor in inputs]

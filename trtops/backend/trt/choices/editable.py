@@ -55,8 +55,7 @@ class Editing:
     def replay(self, record: TacticRecord) -> bytes:
         """Build with a record's tactics, and check that they were used.
 
-        Raises:
-            TacticMismatchError: If the cache lacks some of its keys, or the build chose other tactics.
+        Raises TacticMismatchError if the cache lacks some of its keys, or the build chose other tactics.
         """
         prepare_replay(self.config, record)
         plan = self._build()
@@ -100,9 +99,8 @@ def prepare_replay(config: Any, record: TacticRecord) -> None:
             but adds none.
         record: A record made by :func:`to_record`.
 
-    Raises:
-        FormatError: If the record was not made through the editable timing cache.
-        TacticMismatchError: If the cache lacks some of its keys.
+    Raises FormatError if the record was not made through the editable timing cache; TacticMismatchError if the cache
+    lacks some of its keys.
     """
     wanted = entries_of(record)
     line = library.line()
@@ -123,8 +121,7 @@ def check_replay(config: Any, record: TacticRecord) -> None:
 
     Added entries are errors too: the flag for cache misses does not catch every miss.
 
-    Raises:
-        TacticMismatchError: If an entry holds another tactic, is gone, or was added.
+    Raises TacticMismatchError if an entry holds another tactic, is gone, or was added.
     """
     found = library.line().timing_entries(config)
     names = _layers_by_key(record)
@@ -231,8 +228,7 @@ def to_record(
 def entries_of(record: TacticRecord) -> dict[str, int]:
     """Tactic hashes by timing cache key.
 
-    Raises:
-        FormatError: If the record was not made through the editable timing cache.
+    Raises FormatError if the record was not made through the editable timing cache.
     """
     if record.mechanism != "editable_timing_cache":
         raise errors.FormatError(

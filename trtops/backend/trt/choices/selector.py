@@ -219,8 +219,7 @@ def TacticRecorder(
         record: A path, an open file, or a :class:`TacticReplayData` to fill.
         restriction: Algorithms that TensorRT may not choose.
 
-    Raises:
-        UnsupportedFeatureError: If this release has no algorithm selectors.
+    Raises UnsupportedFeatureError if this release has no algorithm selectors.
     """
     library.line().require(Feature.ALGORITHM_SELECTOR)
     base: Any = library.load().IAlgorithmSelector
@@ -258,9 +257,7 @@ def TacticReplayer(replay: str | os.PathLike[str] | IO[Any] | TacticReplayData) 
     Args:
         replay: A path or open file of a replay, or a :class:`TacticReplayData`.
 
-    Raises:
-        UnsupportedFeatureError: If this release has no algorithm selectors.
-        FormatError: If the file is not a replay.
+    Raises UnsupportedFeatureError if this release has no algorithm selectors; FormatError if the file is not a replay.
     """
     library.line().require(Feature.ALGORITHM_SELECTOR)
     base: Any = library.load().IAlgorithmSelector
@@ -299,8 +296,7 @@ def TacticReplayer(replay: str | os.PathLike[str] | IO[Any] | TacticReplayData) 
 def check_replay(selector: Any) -> None:
     """Raise if a :func:`TacticReplayer` was not followed, after the build; other selectors pass.
 
-    Raises:
-        TacticMismatchError: If some layer got another tactic, or the replay names layers that the build did not have.
+    Raises TacticMismatchError if some layer got another tactic, or the replay names layers that the build did not have.
     """
     mismatches = getattr(selector, "mismatches", None)
     if mismatches is None:
@@ -374,8 +370,7 @@ def unreplayable(layer: Layer) -> TacticChoice:
 def from_record(record: TacticRecord) -> TacticReplayData:
     """The replay inside a record made by algorithm selectors.
 
-    Raises:
-        FormatError: If it was made in another way.
+    Raises FormatError if it was made in another way.
     """
     if record.mechanism != "algorithm_selector":
         raise errors.FormatError(f"A record made by {record.mechanism!r} cannot be replayed by an algorithm selector.")

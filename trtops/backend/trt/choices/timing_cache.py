@@ -66,8 +66,7 @@ class TimingCache:
     def from_bytes(cls, data: bytes) -> TimingCache:
         """Read a cache file, or TensorRT's own bytes.
 
-        Raises:
-            TimingCacheError: If the first line is damaged.
+        Raises TimingCacheError if the first line is damaged.
         """
         if not data.startswith(_MAGIC):
             return cls(data=data)
@@ -87,8 +86,7 @@ class TimingCache:
     def check(self, environment: Environment) -> None:
         """Raise if the cache is for another device or release.
 
-        Raises:
-            TimingCacheError: If it is; a cache without a key passes.
+        Raises TimingCacheError if it is; a cache without a key passes.
         """
         if self.key is not None and self.key != environment.device_key:
             raise errors.TimingCacheError(
@@ -107,8 +105,7 @@ def read(source: str | os.PathLike[str] | IO[bytes] | bytes) -> TimingCache:
 
     If the content has no key, the key in the file's name (:func:`path_for`) is used.
 
-    Raises:
-        TimingCacheError: If it is damaged, or its name and content have different keys.
+    Raises TimingCacheError if it is damaged, or its name and content have different keys.
     """
     if isinstance(source, bytes):
         return TimingCache.from_bytes(source)
@@ -132,8 +129,7 @@ def apply(config: Any, cache: TimingCache) -> None:
     TensorRT 8.6 cannot read the data of Myelin, its compiler of fused layers, back from a cache. The build then uses
     the rest, and a warning in the log gives the number of entries.
 
-    Raises:
-        TimingCacheError: If TensorRT refuses the cache, or would build without it for another reason.
+    Raises TimingCacheError if TensorRT refuses the cache, or would build without it for another reason.
     """
     line = library.line()
     with library.collect_log(here=True) as log:
@@ -259,8 +255,7 @@ def merge(config: Any, cache: TimingCache, other: TimingCache) -> TimingCache:
     Returns:
         Both caches merged; ``seconds`` is the larger of the two, since they may have the same entries.
 
-    Raises:
-        TimingCacheError: If their keys differ, or TensorRT refuses the other one for another reason.
+    Raises TimingCacheError if their keys differ, or TensorRT refuses the other one for another reason.
     """
     keys = {key for key in (cache.key, other.key) if key is not None}
     if len(keys) > 1:
@@ -297,9 +292,8 @@ def merge(config: Any, cache: TimingCache, other: TimingCache) -> TimingCache:
 def merge_all(caches: Sequence[bytes]) -> bytes:
     """The content of a cache file with the entries of several files; see :func:`merge`.
 
-    Raises:
-        BackendUnavailableError: If there is no usable GPU.
-        TimingCacheError: If one is damaged, or devices or releases differ.
+    Raises BackendUnavailableError if there is no usable GPU; TimingCacheError if one is damaged, or devices or releases
+    differ.
     """
     builder = library.make_builder()
     config = builder.create_builder_config()
@@ -322,9 +316,8 @@ def save(config: Any, cache: TimingCache, path: str | os.PathLike[str], *, raw: 
     Returns:
         The written cache; see :func:`merge` for what may be missing.
 
-    Raises:
-        TimingCacheError: If the file's cache is damaged, or of another device or release; the file is not changed.
-        OSError: If the file cannot be written.
+    Raises TimingCacheError if the file's cache is damaged, or of another device or release; the file is not changed.
+    Raises OSError if the file cannot be written.
     """
     path = Path(path)
     with locked(path.with_name(path.name + ".lock")):

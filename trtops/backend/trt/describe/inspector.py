@@ -239,8 +239,7 @@ def read_layers(engine: Any) -> tuple[LayerDescription, ...]:
 def parse_layers(text: str) -> tuple[LayerDescription, ...]:
     """Layers from the inspector's JSON about an engine.
 
-    Raises:
-        FormatError: If it is not JSON, also with raw control characters allowed.
+    Raises FormatError if it is not JSON, also with raw control characters allowed.
     """
     try:
         content = json.loads(text, strict=False)

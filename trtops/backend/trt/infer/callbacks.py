@@ -46,8 +46,7 @@ def make_output_allocator(reserve: Callable[[int], int]) -> Any:
 def make_debug_listener() -> Any:
     """A ``trt.IDebugListener`` with ``tensors``: debug tensors of the last inference by name, in host memory.
 
-    Raises:
-        UnsupportedFeatureError: If this release has no debug tensors.
+    Raises UnsupportedFeatureError if this release has no debug tensors.
     """
     library.line().require(Feature.DEBUG_TENSORS)
     trt = library.load()

@@ -101,8 +101,7 @@ class FormattedArray:
     def linear(self) -> np.ndarray[Any, Any]:
         """The tensor as a plain numpy array.
 
-        Raises:
-            ValueError: If the layout is unknown.
+        Raises ValueError if the layout is unknown.
         """
         if self.layout is None:
             raise ValueError("The layout of this FormattedArray is unknown; only arrays returned by a runner have one.")

@@ -23,8 +23,7 @@ def layer_times(engine: Any, feed: Feed, *, runs: int = 20, warm_up: int = 5) ->
         runs: Number of measured inferences.
         warm_up: Number of inferences before.
 
-    Raises:
-        InferenceError: If TensorRT reports no layer.
+    Raises InferenceError if TensorRT reports no layer.
     """
     trt = library.load()
     base: Any = trt.IProfiler

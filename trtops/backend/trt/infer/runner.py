@@ -70,8 +70,7 @@ class TrtRunner(BaseRunner):
             output_order: Names of outputs in the order to return them, such as the model's. Outputs that it does not
                 name follow in the engine's order; names that the engine does not have are ignored.
 
-        Raises:
-            ConfigError: If ``allocation_strategy`` or ``weight_streaming_percent`` has an invalid value.
+        Raises ConfigError if ``allocation_strategy`` or ``weight_streaming_percent`` has an invalid value.
         """
         super().__init__(name, prefix="trt-runner")
         if allocation_strategy is not None and allocation_strategy not in ALLOCATION_STRATEGIES:
@@ -189,9 +188,8 @@ class TrtRunner(BaseRunner):
     def set_profile(self, index: int) -> None:
         """Change the optimization profile for the inferences that follow.
 
-        Raises:
-            InferenceError: If the runner is not active, or another context uses the profile.
-            ConfigError: If the engine does not have the profile.
+        Raises InferenceError if the runner is not active, or another context uses the profile; ConfigError if the
+        engine does not have the profile.
         """
         if not self.is_active:
             raise errors.InferenceError(
@@ -219,9 +217,8 @@ class TrtRunner(BaseRunner):
     def set_debug_listener(self, listener: Any) -> None:
         """Send marked tensors to a listener, until deactivation.
 
-        Raises:
-            UnsupportedFeatureError: If this release has no debug tensors.
-            InferenceError: If TensorRT refuses the listener.
+        Raises UnsupportedFeatureError if this release has no debug tensors; InferenceError if TensorRT refuses the
+        listener.
         """
         self._listener = listener
         if not library.line().listen_to_debug_tensors(self.context, listener):
@@ -262,9 +259,8 @@ class TrtRunner(BaseRunner):
             The outputs by name, in ``output_order`` if that is given, else in the engine's order; owned by the runner,
             and valid until the next call.
 
-        Raises:
-            InputError: If the feed does not fit the engine or the current profile.
-            InferenceError: If TensorRT or CUDA fails, or the runner is not active.
+        Raises InputError if the feed does not fit the engine or the current profile; InferenceError if TensorRT or CUDA
+        fails, or the runner is not active.
         """
         self._copy_out = copy_outputs_to_host
         self._raw = return_raw_buffers
@@ -325,8 +321,7 @@ class TrtRunner(BaseRunner):
     def last_device_time(self) -> float:
         """Time of the engine in the last inference, in seconds, without copies, from CUDA events.
 
-        Raises:
-            InferenceError: If there was no inference since activation, or the last one failed.
+        Raises InferenceError if there was no inference since activation, or the last one failed.
         """
         if not self._is_timed:
             raise errors.InferenceError(

@@ -46,8 +46,7 @@ class Stager:
             device: Address in device memory.
             stream: The stream of the copies; later work on it finds the array on the device.
 
-        Raises:
-            InferenceError: If CUDA refuses a copy.
+        Raises InferenceError if CUDA refuses a copy.
         """
         from concurrent.futures import ThreadPoolExecutor, wait
 

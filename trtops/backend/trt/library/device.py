@@ -53,8 +53,7 @@ class Gpu(Record):
 def current_gpu() -> Gpu:
     """The GPU that CUDA uses in this thread; takes about 0.1 s, since ``nvidia-smi`` is called.
 
-    Raises:
-        BackendUnavailableError: If there is no GPU.
+    Raises BackendUnavailableError if there is no GPU.
     """
     library.require_device(building=False)
     index = int(memory.call("cudaGetDevice"))
@@ -80,8 +79,7 @@ def environment(gpu: Gpu | None = None) -> Environment:
     Args:
         gpu: The GPU; the current one by default.
 
-    Raises:
-        BackendUnavailableError: If TensorRT or the GPU cannot be used here.
+    Raises BackendUnavailableError if TensorRT or the GPU cannot be used here.
     """
     line = library.line()
     if gpu is None and library.uses_rtx() and memory.device_count() == 0:

@@ -27,8 +27,7 @@ _TRT_NAMES = {dtype: name for name, dtype in _NAMES.items()}
 def from_trt(dtype: Any) -> DataType:
     """The data type that a ``tensorrt.DataType`` stands for.
 
-    Raises:
-        ConfigError: If trtops has no such type (E8M0, a type for scales only).
+    Raises ConfigError if trtops has no such type (E8M0, a type for scales only).
     """
     try:
         return _NAMES[dtype.name]
@@ -39,8 +38,7 @@ def from_trt(dtype: Any) -> DataType:
 def to_trt(dtype: object) -> Any:
     """The ``tensorrt.DataType`` for a data type, a numpy dtype or a dtype's name; TensorRT's types are unchanged.
 
-    Raises:
-        UnsupportedFeatureError: If this release of TensorRT does not have the type.
+    Raises UnsupportedFeatureError if this release of TensorRT does not have the type.
     """
     members = library.load().DataType.__members__
     if isinstance(dtype, library.load().DataType):

@@ -20,9 +20,8 @@ def FileReader(filepath: str | os.PathLike[str], BaseClass: type | None = None) 
     Returns:
         The open reader; use it in a ``with`` block or close it with ``free()``.
 
-    Raises:
-        EngineLoadError: If there is no such file.
-        UnsupportedFeatureError: If this release reads engines only from memory.
+    Raises EngineLoadError if there is no such file; UnsupportedFeatureError if this release reads engines only from
+    memory.
     """
     trt = library.load()
     base: Any = BaseClass or getattr(trt, "IStreamReader", None) or getattr(trt, "IStreamReaderV2", None)

@@ -13,8 +13,7 @@ from trtops.backend.trt.library.log import collect_log, get_trt_logger
 def make_builder() -> Any:
     """A new ``Builder``.
 
-    Raises:
-        BackendUnavailableError: If there is no usable GPU; TensorRT-RTX builds without one.
+    Raises BackendUnavailableError if there is no usable GPU; TensorRT-RTX builds without one.
     """
     trt = load()
     require_device()
@@ -28,8 +27,7 @@ def make_builder() -> Any:
 def make_runtime() -> Any:
     """A new ``Runtime``.
 
-    Raises:
-        BackendUnavailableError: If there is no usable GPU.
+    Raises BackendUnavailableError if there is no usable GPU.
     """
     trt = load_for_device()
     require_device(building=False)  # without a GPU, TensorRT 8.6 would crash
@@ -42,8 +40,7 @@ def require_device(building: bool = True) -> None:
     Args:
         building: Whether the GPU is needed to build; TensorRT-RTX builds without one.
 
-    Raises:
-        BackendUnavailableError: If there is no GPU, or its driver does not respond.
+    Raises BackendUnavailableError if there is no GPU, or its driver does not respond.
     """
     if building and uses_rtx():
         return

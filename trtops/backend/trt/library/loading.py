@@ -28,8 +28,7 @@ def uses_rtx() -> bool:
 def load() -> Any:
     """The ``tensorrt`` module, or its TensorRT-RTX counterpart, imported at the first call.
 
-    Raises:
-        BackendUnavailableError: If it is not installed, cannot be loaded, or misreads numpy arrays.
+    Raises BackendUnavailableError if it is not installed, cannot be loaded, or misreads numpy arrays.
     """
     return _import_and_check(uses_rtx())
 
@@ -115,8 +114,7 @@ def check_numpy(module: Any) -> None:
 
     Bindings built against numpy 1 (TensorRT 8.6 to 10.0) silently read arrays of numpy 2 as zeros.
 
-    Raises:
-        BackendUnavailableError: If other values come back.
+    Raises BackendUnavailableError if other values come back.
     """
     sent = np.arange(1, 5, dtype=np.float32)
     found = np.array(module.Weights(sent).numpy())

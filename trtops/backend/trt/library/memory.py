@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 def cudart() -> Any:
     """The CUDA runtime's bindings.
 
-    Raises:
-        BackendUnavailableError: If cuda-python is not installed.
+    Raises BackendUnavailableError if cuda-python is not installed.
     """
     failed: list[str] = []
     for name in ("cuda.bindings.runtime", "cuda.cudart"):
@@ -45,8 +44,7 @@ def cudart() -> Any:
 def call(function: str, *args: Any) -> Any:
     """Call a function of the CUDA runtime by name, and return its value, a tuple of several, or None.
 
-    Raises:
-        InferenceError: If CUDA reports an error.
+    Raises InferenceError if CUDA reports an error.
     """
     result = getattr(cudart(), function)(*args)
     if result[0] != 0:
@@ -165,8 +163,7 @@ class DeviceView:
     def copy_to(self, host_buffer: np.ndarray[Any, Any], stream: Stream | None = None) -> np.ndarray[Any, Any]:
         """Copy into a host array of the same dtype and size; asynchronously if a stream is given.
 
-        Raises:
-            InputShapeError: If the host array is of another size or not contiguous.
+        Raises InputShapeError if the host array is of another size or not contiguous.
         """
         self._check(host_buffer)
         copy(host_buffer.ctypes.data, self.ptr, self.nbytes, "cudaMemcpyDeviceToHost", stream)
@@ -234,8 +231,7 @@ class DeviceArray(DeviceView):
     def view(self, shape: Sequence[int] | None = None, dtype: object = None) -> DeviceView:
         """A view with another shape or dtype; valid until this array is resized or freed.
 
-        Raises:
-            InputShapeError: If this needs more bytes than the array has.
+        Raises InputShapeError if this needs more bytes than the array has.
         """
         seen = DeviceView(self.ptr, self.shape if shape is None else shape, self.dtype if dtype is None else dtype)
         if seen.nbytes > self.nbytes:

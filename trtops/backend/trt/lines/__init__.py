@@ -31,8 +31,7 @@ __all__ = [
 def release_line(trt: Any) -> ReleaseLine:
     """The line that an imported ``tensorrt`` or ``tensorrt_rtx`` module belongs to.
 
-    Raises:
-        BackendUnavailableError: If nothing is known of its release (before 8.6, and 9.x).
+    Raises BackendUnavailableError if nothing is known of its release (before 8.6, and 9.x).
     """
     if has(trt, "IRuntimeCache"):
         return TensorRTRTX(trt)

@@ -50,8 +50,7 @@ class ReleaseLine:
     def require(self, feature: Feature) -> None:
         """Refuse to continue without a feature.
 
-        Raises:
-            UnsupportedFeatureError: If this release lacks it; says which releases have it and what to do instead.
+        Raises UnsupportedFeatureError if this release lacks it; says which releases have it and what to do instead.
         """
         if feature not in self.features:
             verb = "have" if " and " in feature.releases else "has"
