@@ -94,7 +94,6 @@ class Tag:
     GATE = "trtops.gate"  # accept, refuse or measure more
     MANIFEST_SHA256 = "trtops.manifest.sha256"  # digest of the original manifest, so that changes show
     DIGESTS = "trtops.digests"  # digests of the artifacts by path, as JSON
-    AUDIT = "trtops.audit"  # digest of an audit's config, to find and resume an interrupted one
     LISTED = "trtops.listed"  # equal for equal builds of a model list
     TABLES = "mlflow.loggedArtifacts"  # artifacts that the UI shows as tables (trtops.tracking.tables)
     NOTE = "mlflow.note.content"  # Markdown on the run's page
@@ -182,8 +181,6 @@ class Artifact:
     ENVIRONMENT = "environment.json"
     MATERIALS = "materials.json"  # inputs of a build (trtops.tracking.materials)
     MATERIALS_FOLDER = "materials/"
-    AUDIT_RUNS = "audit/runs.json"  # the runs of an audit, fixed at its start
-    AUDIT_PART = "audit/part.json"  # findings so far
     AUDIT_RESULT = "audit/result.json"
     AUDIT_PAGE = "audit/report.md"
     BUILD_LOG = "build.log"

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,12 +12,8 @@ from trtops import errors
 from trtops.cli.main import main
 from trtops.ops.auditing.config import AuditConfig
 from trtops.ops.auditing.op import audit, choose_runs
-from trtops.ops.auditing.result import AuditResult, RunAudit
 from trtops.ops.campaign.promote import resolve
-from trtops.ops.result import finish_with, op_run
 from trtops.system import signing
-from trtops.tracking.memory import MemoryTracker
-from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.schema import Artifact, Tag
 
 
@@ -50,78 +40,6 @@ def test_invalid_options_are_refused() -> None:
         AuditConfig(sample=0)
     with pytest.raises(errors.ConfigError, match="one of the two"):
         AuditConfig(runs=("abcd",), accepted=True)
-
-
-KILLED = """
-import os, signal, sys
-from trtops.ops.auditing import op
-from trtops.ops.auditing.config import AuditConfig
-from trtops.tracking.mlflow import MlflowTracker
-
-op._SAVE_SECONDS = 0.0
-kill_after = int(sys.argv[2])
-config = AuditConfig(experiment="many", rebuild=False)
-def progress(done, total):
-    if done == kill_after:
-        os.kill(os.getpid(), signal.SIGKILL)
-op.audit(config, tracker=MlflowTracker(sys.argv[1]), progress=progress)
-"""
-
-
-def test_killed_audit_is_resumed(tmp_path: Path) -> None:
-    tracker = MlflowTracker(tmp_path / "mlruns")
-    ids = []
-    for number in range(12):
-        run = tracker.start("many", f"run {number}", kind="compare")
-        run.log_text(str(number), "number.txt")
-        run.finish("good")
-        ids.append(run.id)
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path / "mlruns"), "7"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert killed.returncode == -signal.SIGKILL
-    [half] = tracker.find("audit")
-    first = json.loads(tracker.peek(half.id, Artifact.AUDIT_PART) or b"")
-    assert half.status == "running" and 5 <= len(first) <= 7
-    later = tracker.start("many", "after the kill", kind="compare")
-    later.finish("good")
-
-    seen: list[int] = []
-    result = audit(
-        AuditConfig(experiment="many", rebuild=False), tracker=tracker, progress=lambda done, _: seen.append(done)
-    )
-
-    assert result.run_id == half.id and tracker.info(half.id).status == "finished"
-    assert {run.id for run in result.runs} == set(ids)
-    kept = {run.id: run for run in result.runs}
-    assert all(kept[each["id"]].seconds == each["seconds"] for each in first)
-    again = audit(AuditConfig(experiment="many", rebuild=False), tracker=tracker)
-    assert again.run_id != half.id and {run.id for run in again.runs} == {*ids, later.id}
-
-
-def test_audit_resumes_after_store_outage(monkeypatch: pytest.MonkeyPatch) -> None:
-    tracker = MemoryTracker()
-    for number in range(4):
-        tracker.start("many", f"run {number}", kind="compare").finish("good")
-    load, calls = tracker.load, []
-
-    def away(run_id: str) -> object:
-        calls.append(run_id)
-        if len(calls) == 3:
-            raise errors.TrackingUnavailableError("away")
-        return load(run_id)
-
-    monkeypatch.setattr(tracker, "load", away)
-    config = AuditConfig(experiment="many", rebuild=False)
-    with pytest.raises(errors.TrackingUnavailableError):
-        audit(config, tracker=tracker)
-
-    result = audit(config, tracker=tracker)
-
-    assert len(result.runs) == 4 and result.verdict == "good"
-    assert len(calls) == 5  # two, the one that failed, and the two that were left
-    assert len(tracker.find("audit")) == 1
 
 
 def test_resolve_requires_trusted_signature(logged: Logged, pristine: Logged, tmp_path: Path) -> None:
@@ -171,14 +89,3 @@ def test_exit_code_reports_failed_runs(logged: Logged, tmp_path: Path, capsys: p
     assert main([*line, logged.runs["fp16"], "--key", str(logged.key)]) == 0
     assert main([*line, logged.runs["fp16"], "--key", str(tmp_path / "none.pub")]) == 3
     assert main(line) == 2
-
-
-def test_report_draws_builds_by_grade() -> None:
-    grades = ("bytes equal", "bytes equal", "outputs equal")
-    runs = tuple(RunAudit(id=f"{n}" * 32, name=f"build {n}", kind="build", grade=g) for n, g in enumerate(grades))
-    tracker = MemoryTracker()
-    with op_run(tracker, "e", "audit", kind="audit") as run:
-        finish_with(run, AuditResult(runs=runs), tracker)
-    drawn = tracker.load(run.id).read_bytes(Artifact.REPORT).decode()
-    bars = re.findall('<div class="bar" title="([^"]*)"', drawn)
-    assert bars == ["bytes equal: 2", "outputs equal: 1"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,14 +13,17 @@ import pytest
 from tests import models
 from tests.gates import kept, with_wrong_weight, write
 from tests.ops.audit.conftest import ONE_THREAD, QUICK, Logged
+from trtops.backend.base import Caches
 from trtops.ops.auditing.config import AuditConfig, reaches
 from trtops.ops.auditing.op import audit
+from trtops.ops.auditing.rebuilding import builder_inputs
 from trtops.ops.auditing.result import RunAudit
 from trtops.ops.campaign.workers import close_workers
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.gate.op import GateConfig, gate
 from trtops.ops.gate.policy import Limits, Policy
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, TensorRTOptions
+from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.schema import Artifact, Tag
@@ -174,7 +178,10 @@ def test_damaged_engine_is_rebuilt(damage: str, logged: Logged) -> None:
 
 def test_report_is_json_markdown_and_html(logged: Logged) -> None:
     tracker = logged.tracker
-    result = audit(AuditConfig(runs=(logged.runs["fp32"],), ways=("replay",)), tracker=tracker)
+    odd = tracker.start("odd", "<script>alert(1)</script>", kind="compare")
+    odd.finish("good")
+
+    result = audit(AuditConfig(runs=(logged.runs["fp32"], odd.id), ways=("replay",)), tracker=tracker)
 
     run = tracker.load(result.run_id)
     assert run.info.kind == "audit" and run.info.verdict == "good" and run.info.experiment == "audit"
@@ -183,16 +190,6 @@ def test_report_is_json_markdown_and_html(logged: Logged) -> None:
     assert result.headline in run.read_bytes(Artifact.AUDIT_PAGE).decode()
     page = run.read_bytes(Artifact.REPORT).decode()
     assert result.headline in page and logged.runs["fp32"] in page and "http:" not in page
-
-
-def test_run_names_are_escaped_in_html(logged: Logged) -> None:
-    tracker = logged.tracker
-    run = tracker.start("odd", "<script>alert(1)</script>", kind="compare")
-    run.finish("good")
-
-    result = audit(AuditConfig(runs=(run.id,)), tracker=tracker)
-    page = tracker.load(result.run_id).read_bytes(Artifact.REPORT).decode()
-
     assert "<script>alert" not in page and "&lt;script&gt;" in page
 
 
@@ -246,3 +243,20 @@ def test_missing_backend_is_a_grade(logged: Logged) -> None:
 
     assert unknown.grade == "cannot be rebuilt" and "tensorrt" in unknown.explanation
     assert not unknown.passes("tolerance") and fine.passes("tactics")
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "timing"),
+    [("editable_timing_cache", b"timings"), ("algorithm_selector", b"timings"), ("onnxruntime", None)],
+)
+def test_replay_uses_the_timing_cache_of_its_build(mechanism: str, timing: bytes | None) -> None:
+    """The builder only changes existing entries of an editable cache (``ITimingCache::update``)."""
+    record = TacticRecord(mechanism=mechanism, backend_version="10.8.0", device_sha256="d", choices=())  # type: ignore[arg-type]
+    config = BuildConfig(precision="fp16", options=TensorRTOptions(tactic_seed=2))
+    build = SimpleNamespace(spec=SimpleNamespace(config=config), tactics=record, timing_cache=b"timings")
+    logged = SimpleNamespace(build=build, caches=Caches(calibration=b"ranges", timing=b"given"))
+
+    made, caches = builder_inputs("replay", logged)  # type: ignore[arg-type]
+
+    assert made.options == TensorRTOptions()
+    assert caches == Caches(calibration=b"ranges", replay=record, timing=timing)

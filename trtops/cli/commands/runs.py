@@ -106,7 +106,6 @@ def _audit_job(args: Options) -> Job:
         verdict=args.verdict,
         tags=tuple(args.tag or ()),
         ways=tuple(way.replace("-", " ") for way in args.by) if args.by else None,
-        resume=not args.restart,
     )
     if not (config.runs or config.filters or config.accepted):
         raise UsageError("give ids of runs, or a filter such as --experiment NAME, or --accepted")
@@ -256,12 +255,11 @@ COMMANDS = {
                 ),
             ),
             configs.config_flags(
-                "rebuilding", "AuditConfig", {"keys": "--key"}, skip="runs experiment kind verdict tags ways resume"
+                "rebuilding", "AuditConfig", {"keys": "--key"}, skip="runs experiment kind verdict tags ways"
             ),
             Group(
                 "report",
                 (
-                    flag("--restart", "start again, also if such an audit was stopped", to="restart"),
                     flag("--html FILE", "write the report as one HTML file"),
                     flag("--markdown FILE", "write the report as Markdown"),
                 ),

@@ -54,9 +54,7 @@ class AuditConfig(Record):
         at_least: The grade that every run must reach.
         materials: Folder that is searched by digest for files that were not logged.
         keys: PEM files of public keys; every build must be signed with one of them.
-        repeats: Number of runs of an engine to measure its noise.
         timeout_seconds: Time limit of a build and of its first inferences; None waits without limit.
-        resume: Resume an interrupted audit with the same options, if there is one.
     """
 
     runs: tuple[str, ...] = ()
@@ -72,9 +70,7 @@ class AuditConfig(Record):
     at_least: AtLeast = "tactics"
     materials: str | None = None
     keys: tuple[str, ...] = ()
-    repeats: int = 3
     timeout_seconds: float | None = 1800.0
-    resume: bool = True
 
     def __post_init__(self) -> None:
         for name, value, known in (("at_least", self.at_least, tuple(LEAST)), *(("ways", w, WAYS) for w in self.ways)):
@@ -82,9 +78,8 @@ class AuditConfig(Record):
                 raise errors.ConfigError(f"{name}: {value!r}. {errors.near(value, known)}")
         if self.rebuild and not self.ways:
             raise errors.ConfigError(f"ways is empty; expected some of {', '.join(WAYS)}.")
-        for name, count in (("repeats", self.repeats), ("sample", 1 if self.sample is None else self.sample)):
-            if count < 1:
-                raise errors.ConfigError(f"{name} is {count}; expected 1 or more.")
+        if self.sample is not None and self.sample < 1:
+            raise errors.ConfigError(f"sample is {self.sample}; expected 1 or more.")
         if self.runs and (self.filters or self.accepted):
             raise errors.ConfigError("Both run ids and a filter are given; give one of the two.")
 

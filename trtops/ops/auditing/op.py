@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import random
 import time
 from collections.abc import Mapping
@@ -17,13 +15,10 @@ from trtops.ops.auditing.rebuilding import MaterialFolder, environment_differenc
 from trtops.ops.auditing.result import AuditResult, Contradiction, RunAudit
 from trtops.ops.campaign.config import Place
 from trtops.ops.campaign.workers import close_workers, warm_backend
-from trtops.ops.result import OnProgress, finish_with
+from trtops.ops.result import OnProgress, finish_with, op_run
 from trtops.system import signing
 from trtops.tracking import builds, schema
-from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker, ended_if_whole
-from trtops.tracking.owner import is_abandoned
-
-_SAVE_SECONDS = 5.0  # interval of saved intermediate results, and so the work that a kill loses
+from trtops.tracking.base import StoredRun, Tracker
 
 
 def audit(
@@ -36,8 +31,7 @@ def audit(
 ) -> AuditResult:
     """Check runs for contradictions, rebuild their engines, and grade each.
 
-    A run that cannot be read or rebuilt is part of the result. An interrupted audit is resumed by a call with the same
-    config.
+    A run that cannot be read or rebuilt is part of the result.
 
     Args:
         config: Which runs, and how.
@@ -49,78 +43,36 @@ def audit(
     Raises:
         RunNotFoundError: If a requested run does not exist.
         ConfigError: If no run matches, or a key or folder cannot be read.
-        TrackingUnavailableError: If the store becomes unavailable. Resume when it is back.
+        TrackingUnavailableError: If the store becomes unavailable.
     """
     for key in config.keys:
         signing.key_id(key)
     if config.materials is not None and not Path(config.materials).is_dir():
         raise errors.ConfigError(f"materials={config.materials!r} is not a folder.")
     experiment = experiment or "audit"
-    options = replace(config, resume=True).digest
-    earlier = _interrupted_audit(tracker, experiment, options) if config.resume else None
-    done: dict[str, RunAudit] = {}
-    if earlier is None:
-        run_ids = choose_runs(config, tracker)
-        name = f"audit of {len(run_ids)} runs"
-        run = tracker.start(experiment, name, kind="audit", tags={**(tags or {}), schema.Tag.AUDIT: options})
+    run_ids = choose_runs(config, tracker)
+    begin = time.perf_counter()
+    with op_run(tracker, experiment, f"audit of {len(run_ids)} runs", kind="audit", tags=tags) as run:
         run.log_params(schema.flat_params(config))
-        run.log_json(list(run_ids), schema.Artifact.AUDIT_RUNS)
-    else:
-        run_ids = tuple(json.loads(tracker.peek(earlier.id, schema.Artifact.AUDIT_RUNS) or b"[]"))
-        found = json.loads(tracker.peek(earlier.id, schema.Artifact.AUDIT_PART) or b"[]")
-        done = {each.id: each for each in map(RunAudit.from_dict, found)}
-        run = tracker.reopen(earlier.id)
-    begin = saved = time.perf_counter()
-    before = sum(each.seconds for each in done.values())
-    shared, folder = SharedReads(tracker, config.keys), MaterialFolder(config.materials)
-    try:
+        shared, folder = SharedReads(tracker, config.keys), MaterialFolder(config.materials)
+        done: list[RunAudit] = []
         try:
             for run_id in run_ids:
-                if run_id not in done:
-                    done[run_id] = _audit_run(run_id, config, tracker, shared, folder)
-                    if time.perf_counter() - saved > _SAVE_SECONDS:
-                        _save(run, done)
-                        saved = time.perf_counter()
+                done.append(_audit_run(run_id, config, tracker, shared, folder))
                 if progress is not None:
                     progress(len(done), len(run_ids))
-        except BaseException:
-            with contextlib.suppress(errors.TrtopsError):
-                _save(run, done)
-            raise
         finally:
             close_workers()
         result = AuditResult(
-            title="audit",
-            runs=tuple(done[run_id] for run_id in run_ids),
-            at_least=config.at_least,
-            seconds=before + time.perf_counter() - begin,
+            title="audit", runs=tuple(done), at_least=config.at_least, seconds=time.perf_counter() - begin
         ).kept_in(run, experiment)
         run.log_json(result, schema.Artifact.AUDIT_RESULT)
         run.log_text(result.page(), schema.Artifact.AUDIT_PAGE)
-        _save(run, {})
         numbers = {"runs": len(result.runs), "failed": len(result.failed), "seconds": result.seconds}
         numbers |= {grade.replace(" ", "_"): count for grade, count in result.grades.items()}
         run.log_metrics({(schema.Metric.AUDIT, name): float(value) for name, value in numbers.items()})
         finish_with(run, result, tracker)
-    except BaseException as exc:
-        run.fail(exc)
-        raise
     return result
-
-
-def _save(run: Run, done: Mapping[str, RunAudit]) -> None:
-    run.log_json([each.to_dict() for each in done.values()], schema.Artifact.AUDIT_PART)
-
-
-def _interrupted_audit(tracker: Tracker, experiment: str, options: str) -> RunInfo | None:
-    """The newest audit with these options, if it is unfinished and no living process works on it."""
-    for info in tracker.find(experiment, tags={schema.Tag.KIND: "audit", schema.Tag.AUDIT: options}):
-        info = ended_if_whole(tracker, info)
-        if info.status == "finished":
-            return None
-        if info.status != "running" or is_abandoned(info):
-            return info if tracker.peek(info.id, schema.Artifact.AUDIT_RUNS) is not None else None
-    return None
 
 
 def choose_runs(config: AuditConfig, tracker: Tracker) -> tuple[str, ...]:
@@ -156,7 +108,6 @@ def _audit_run(
     run_id: str, config: AuditConfig, tracker: Tracker, shared: SharedReads, folder: MaterialFolder
 ) -> RunAudit:
     """Audit one run. Every problem with it is part of the result, except that the store is unavailable."""
-    begin = time.perf_counter()
     audited = RunAudit(id=run_id)
     what = "run"
     try:
@@ -187,7 +138,7 @@ def _audit_run(
         known = isinstance(exc, (errors.RunNotFoundError, errors.IncompleteRunError))
         problem = Contradiction(what=what, why=str(exc) if known else f"{type(exc).__name__}: {exc}"[:2000])
         audited = replace(audited, whole=False, contradictions=(*audited.contradictions, problem))
-    return replace(audited, seconds=time.perf_counter() - begin)
+    return audited
 
 
 def _rebuild_run(
@@ -203,8 +154,8 @@ def _rebuild_run(
     try:
         with warm_backend(place.backend, place.devices, place.timeout_seconds) as backend:
             then, here = logged.build.engine.environment, backend.environment()
-            differences = environment_differences(then, here, logged.state, backend.device_state().items())
-            made = tuple(rebuild(way, logged, backend, config.repeats) for way in config.ways)
+            differences = environment_differences(then, here, logged.state, backend.device_state())
+            made = tuple(rebuild(way, logged, backend) for way in config.ways)
     except errors.BackendError as exc:  # the back end or the device is not available here
         why = f"{type(exc).__name__}: {exc}"
         return replace(audited, grade="cannot be rebuilt", explanation=why, missing=logged.missing)
@@ -213,11 +164,7 @@ def _rebuild_run(
     explanation = ""
     if worse and reaches(grade, "tactics"):
         best = " and ".join(each.way for each in made if each.grade == grade)
-        explanation = (
-            f"The timings of the builder decide: with {best} the engine is {grade}; without it ({', '.join(worse)}), "
-            "the "
-            "builder chooses other tactics."
-        )
+        explanation = f"With {best} the engine is {grade}; with {', '.join(worse)}, the builder chose other tactics."
     elif not reaches(grade, "tactics") and not differences:
         explanation = "The environment is the same. The cause was not logged, or differs from build to build."
     return replace(

@@ -62,12 +62,7 @@ class PruneConfig(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class PrunedRun(Record):
-    """A run with artifacts that match the rule.
-
-    Attributes:
-        artifacts: The dropped artifacts, or those that would be dropped.
-        why_not: Why they could not be dropped; empty if they could.
-    """
+    """A run with the artifacts that are dropped; ``why_not`` is empty unless they could not be."""
 
     id: str
     name: str

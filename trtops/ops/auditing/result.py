@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from trtops.ops.auditing.config import GRADES, AtLeast, Grade, WayName, reaches
 from trtops.ops.result import OpResult
 from trtops.record import Record
-from trtops.reports.document import Chart, Point, Section, Table
+from trtops.reports.document import Section, Table
 from trtops.tracking.base import Verdict
 
 
@@ -23,12 +23,7 @@ class Claim(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Contradiction(Record):
-    """Sources that disagree.
-
-    Attributes:
-        what: The file or fact concerned.
-        why: The problem, if differing values do not show it.
-    """
+    """Sources that disagree about a file or fact, or a problem with it that no values show."""
 
     what: str
     claims: tuple[Claim, ...] = ()
@@ -55,16 +50,7 @@ class Difference(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Rebuild(Record):
-    """One rebuild of an engine.
-
-    Attributes:
-        why: The reason of the grade.
-        engine_sha256: Digest of the engine; empty without one.
-        seconds: Wall time of the build.
-        tactics: Layers and settings with other tactics.
-        precisions: Layers of another precision.
-        outputs: Outputs whose statistics differ.
-    """
+    """One rebuild of an engine, with the reason of its grade, and the layers, settings and outputs that differ."""
 
     way: WayName
     grade: Grade
@@ -72,7 +58,6 @@ class Rebuild(Record):
     engine_sha256: str = ""
     seconds: float = 0.0
     tactics: tuple[Difference, ...] = ()
-    precisions: tuple[Difference, ...] = ()
     outputs: tuple[Difference, ...] = ()
 
 
@@ -105,7 +90,6 @@ class RunAudit(Record):
     differences: tuple[Difference, ...] = ()
     explanation: str = ""
     missing: tuple[str, ...] = ()
-    seconds: float = 0.0
 
     def passes(self, least: AtLeast) -> bool:
         """True if there are no contradictions and the grade, if any, is good enough."""
@@ -129,7 +113,7 @@ class RunAudit(Record):
         yield from (each.text() for each in self.contradictions)
         for rebuild in self.rebuilds:
             yield f"by {rebuild.way}: {rebuild.grade}{f' ({rebuild.why})' if rebuild.why else ''}"
-            for name in ("tactics", "precisions", "outputs"):
+            for name in ("tactics", "outputs"):
                 found: tuple[Difference, ...] = getattr(rebuild, name)
                 yield from (f"  {name}: {each.text()}" for each in found[:8])
                 if len(found) > 8:
@@ -142,12 +126,7 @@ class RunAudit(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class AuditResult(OpResult):
-    """The result of an audit.
-
-    Attributes:
-        at_least: The grade that each run had to reach.
-        seconds: Working time, without interruptions.
-    """
+    """The result of an audit; ``at_least`` is the grade that each run had to reach."""
 
     runs: tuple[RunAudit, ...]
     at_least: AtLeast = "tactics"
@@ -180,14 +159,9 @@ class AuditResult(OpResult):
             (r.name, r.kind, "good" if r.passes(self.at_least) else "bad", r.grade, r.headline(), r.id)
             for r in self.runs
         )
-        points = tuple(
-            Point(label=grade, y=float(count), tone="good" if reaches(grade, self.at_least) else "bad")
-            for grade, count in self.grades.items()
-        )
         yield Section(
             title="Runs",
             text=f"Every run must be free of contradictions. Every build must reach at least: {self.at_least}.",
-            chart=Chart(title="Builds by grade", form="bars", x="builds", points=points) if points else None,
             table=Table(columns=("run", "kind", "passes", "grade", "found", "id"), rows=rows),
         )
         for run in self.runs:

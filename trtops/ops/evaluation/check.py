@@ -423,8 +423,8 @@ def describe_measurements(evaluation: Evaluation) -> list[str]:
     return lines
 
 
-def log_evaluation(run: Run, evaluation: Evaluation) -> None:
-    """Log an evaluation: its numbers as metrics, the whole as an artifact."""
+def evaluation_metrics(evaluation: Evaluation) -> dict[MetricName, float]:
+    """The errors of outputs, the latency and the accuracy of an evaluation as metrics."""
     metrics = error_metrics(evaluation.report)
     if evaluation.latency is not None:
         for name in ("p50_ms", "p99_ms", "mean_ms", "device_p50_ms"):
@@ -433,6 +433,12 @@ def log_evaluation(run: Run, evaluation: Evaluation) -> None:
     if evaluation.accuracy is not None:
         metrics[schema.Metric.ACCURACY, "top1"] = evaluation.accuracy.actual
         metrics[schema.Metric.ACCURACY, "golden_top1"] = evaluation.accuracy.golden
+    return metrics
+
+
+def log_evaluation(run: Run, evaluation: Evaluation) -> None:
+    """Log an evaluation: its numbers as metrics, the whole as an artifact."""
+    metrics = evaluation_metrics(evaluation)
     if evaluation.computed is not None and evaluation.computed.share is not None:
         metrics[schema.Metric.KERNELS_LOWERED] = evaluation.computed.share
     if evaluation.emulated is not None:
