@@ -178,7 +178,7 @@ def kept(tracker: Tracker, path: Path, build: Build, *, suffix: str = ".ort", mo
     """Log a build as a run of its own, with its model where that is asked for; returns the run's id."""
     with tracked(tracker, path.stem, "planted", kind="build") as run:
         run.set_tags({schema.Tag.MODEL_PATH: str(path)})
-        builds.log_spec(run, build.spec, build.engine.environment, reusable=False)
+        builds.log_spec(run, build.spec, build.engine.environment)
         builds.log_build(run, build, suffix)
         if model:
             run.log_file(path, f"{schema.Artifact.MODEL}{path.name}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from trtops import errors
@@ -20,8 +19,6 @@ class _Entry(NamedTuple):
     class_name: str
     install: str
     suffixes: tuple[str, ...]
-    cache_module: str
-    merge: str
 
 
 _BACKENDS = {
@@ -30,16 +27,12 @@ _BACKENDS = {
         class_name="OnnxRuntimeBackend",
         install="pip install onnxruntime",
         suffixes=(".ort",),
-        cache_module="trtops.backend.onnxrt.timing_cache",
-        merge="merge",
     ),
     "tensorrt": _Entry(
         module="trtops.backend.trt.building.backend",
         class_name="TensorRTBackend",
         install="pip install 'trtops[trt]' (with the package index that NVIDIA's installation guide names)",
         suffixes=(".engine", ".plan"),
-        cache_module="trtops.backend.trt.choices.timing_cache",
-        merge="merge_all",
     ),
 }
 
@@ -57,14 +50,6 @@ def engine_backend(name: str) -> EngineBackend:
         raise errors.ConfigError(f"Unknown back end {name!r}. {errors.near(name, BACKENDS)}")
     module = _import_backend_module(entry.module, f"Back end {name!r} needs", entry.install)
     return cast(EngineBackend, getattr(module, entry.class_name)())
-
-
-def merge_timing_caches(backend: str, caches: Sequence[bytes]) -> bytes:
-    """Merge timing caches of one device and release; of two timings with the same key the earlier one is kept."""
-    engine_backend(backend)  # reports a wrong name or a missing library
-    entry = _BACKENDS[backend]
-    merged: bytes = getattr(importlib.import_module(entry.cache_module), entry.merge)(caches)
-    return merged
 
 
 def backend_of_suffix(suffix: str) -> str | None:

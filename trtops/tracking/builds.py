@@ -43,18 +43,17 @@ def _bytes_of(model: Model) -> int:
     return sum(file.stat().st_size for file in model.files())
 
 
-def log_spec(run: Run, spec: BuildSpec, environment: Environment, *, reusable: bool = True) -> None:
+def log_spec(run: Run, spec: BuildSpec, environment: Environment, key: str | None = None) -> None:
     """Log the spec and the environment of a build before it begins.
 
     Args:
         run: The run.
         spec: The spec.
         environment: The environment.
-        reusable: Whether later builds of the same spec may reuse this engine; not in campaigns, whose engines may be
-            bad.
+        key: The :func:`build_key`, by which later builds find the engine. None in campaigns, whose engines may be bad.
     """
-    if reusable:
-        run.set_tags({Tag.BUILD_KEY: build_key(spec, environment)})
+    if key is not None:
+        run.set_tags({Tag.BUILD_KEY: key})
     digests = {Tag.MODEL_SHA256: spec.model_sha256, Tag.SPEC_SHA256: spec.digest}
     run.set_tags(digests | environment_tags(environment))
     run.log_params(schema.flat_params(spec.config) | environment_params(environment))

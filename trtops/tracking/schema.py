@@ -31,7 +31,7 @@ SCHEMA_VERSION = 1
 
 Kind: TypeAlias = Literal[
     "build", "compare", "debug_build", "iteration", "reduce", "diff_tactics", "calibrate", "sensitivity", "accuracy",
-    "precision", "proof", "bisect", "promote", "deny", "noise", "build_list", "timing_cache", "gate", "gate_matrix",
+    "precision", "proof", "bisect", "promote", "deny", "noise", "build_list", "gate", "gate_matrix",
     "audit", "triage", "triage_step", "engine_diff",
 ]  # fmt: skip
 """The kinds of work. A campaign is a ``debug_build``, and each of its child runs an ``iteration``."""
@@ -88,7 +88,6 @@ class Tag:
     TRIAL = "trtops.trial"  # swap of a proof: in (suspect into a good build) or out (of a bad one)
     PROOF = "trtops.proof"  # confirmed, refuted or not isolable
     EVIDENCE = "trtops.evidence"  # id of the run that is the reason for a denied tactic or a promotion
-    FOLLOWS = "trtops.follows"  # ids of the shared timing caches merged into this one, separated by commas
     PARDONED = "trtops.pardoned"  # true for a revoked entry of the deny-list
     FAULT = "trtops.fault"  # the kind of fault that triage found
     GATE = "trtops.gate"  # accept, refuse or measure more

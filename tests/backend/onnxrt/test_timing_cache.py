@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from trtops import errors
-from trtops.backend.onnxrt.timing_cache import Timing, TimingCache, merge, timing_key
+from trtops.backend.onnxrt.timing_cache import Timing, TimingCache, timing_key
 
 
 def key(candidate: str = "default", **changes) -> str:
@@ -58,13 +58,3 @@ def test_damaged_or_foreign_caches_are_refused() -> None:
             TimingCache.from_bytes(data)
     with pytest.raises(errors.TimingCacheError, match=r"'there'.*'here'"):
         TimingCache.from_bytes(make_cache("there").to_bytes(), "here")
-
-
-def test_merge_keeps_the_earlier_timing() -> None:
-    merged = TimingCache.from_bytes(merge([make_cache(a=1.0).to_bytes(), make_cache(a=2.0, b=3.0).to_bytes()]))
-
-    assert merged == make_cache(a=1.0, b=3.0)
-    with pytest.raises(errors.TimingCacheError, match="'there'"):
-        merge([make_cache("here").to_bytes(), make_cache("there").to_bytes()])
-    with pytest.raises(errors.TimingCacheError, match="at least one"):
-        merge([])

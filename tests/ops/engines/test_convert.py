@@ -14,9 +14,11 @@ from tests import models
 from trtops import errors
 from trtops.backend.engines import engine_backend
 from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.engines.job import read_timing_cache
 from trtops.ops.evaluation.check import CheckConfig, default_tolerances
 from trtops.spec import BuildConfig
 from trtops.tracking import builds, schema
+from trtops.tracking.base import StoredRun
 from trtops.tracking.memory import MemoryTracker
 
 QUICK = CheckConfig(latency_runs=3, warm_up=1)
@@ -86,6 +88,36 @@ def test_timing_cache_and_replay_repeat_a_build(tracker: MemoryTracker, tmp_path
 
     assert second.timing_cache_use.hits > 0 and second.timing_cache_use.misses == 0
     assert second.tactics.digest == third.tactics.digest == builds.load_build(run).tactics.digest
+
+
+def convert_with(cache: str, model: Path, tracker: MemoryTracker) -> StoredRun:
+    config = ConvertConfig(check=QUICK, timing_cache=cache, rebuild=True)
+    return tracker.load(convert(model, config, tracker=tracker).run_id)
+
+
+def test_run_cache_avoids_timing(tracker: MemoryTracker, conv_net: Path) -> None:
+    first = convert(conv_net, ConvertConfig(check=QUICK), tracker=tracker).run_id
+
+    again = convert_with(f"run:{first[:8]}", conv_net, tracker)
+
+    assert again.info.metrics[schema.Metric.TIMING_CACHE_HITS] > 0
+    assert again.info.metrics[schema.Metric.TIMING_CACHE_MISSES] == 0
+
+
+def test_unsuitable_timing_caches_are_refused(tracker: MemoryTracker, conv_net: Path) -> None:
+    run = tracker.start("notes", "no build", kind="compare")
+    environment = engine_backend("onnxruntime").environment()
+    run.log_json(environment, schema.Artifact.ENVIRONMENT)
+    run.finish("good")
+    with pytest.raises(errors.ConfigError, match="has no timing cache"):
+        convert_with(f"run:{run.id}", conv_net, tracker)
+
+    built = convert(conv_net, ConvertConfig(check=QUICK), tracker=tracker).run_id
+    elsewhere = replace(environment, device="Another CPU")
+    with pytest.raises(errors.TimingCacheError) as caught:
+        read_timing_cache(f"run:{built}", tracker, elsewhere)
+    assert environment.device_key in str(caught.value)
+    assert elsewhere.device_key in str(caught.value)
 
 
 def test_saved_outputs_can_be_golden(tracker: MemoryTracker, tmp_path: Path) -> None:

@@ -82,15 +82,14 @@ models:
   - data: x
 """,
     ) == [
-        "models.yaml:2: precisions.1: Input should be 'fp32', 'fp16', 'bf16', 'fp8' or 'int8' (found 'fp61') "
-        "Did you mean 'fp16'?",
+        "models.yaml:2: precisions.1: Input should be 'fp32', 'fp16', 'bf16', 'fp8' or 'int8' (found 'fp61')",
         "models.yaml:3: unknown key 'modles'. Did you mean 'models'?",
-        "models.yaml:6: unknown key 'precisons'. Did you mean 'precisions'?",
+        "models.yaml:6: unknown key 'precisons'.",
         "models.yaml:8: iterations: Input should be a valid integer (found '3')",
         "models.yaml:10: tolerances.fp16: atol is -1.0; a tolerance must be 0 or more.",
-        "models.yaml:12: policy.bad: Input should be 'fail' or 'report' (found 'warn') Known: 'fail', 'report'.",
-        "models.yaml:15: unknown key 'f16'. Did you mean 'fp16'?",
-        "models.yaml:16: unknown key 'atoll'. Did you mean 'atol'?",
+        "models.yaml:12: policy.bad: Input should be 'fail' or 'report' (found 'warn')",
+        "models.yaml:15: tolerances.f16: Input should be 'fp32', 'fp16', 'bf16', 'fp8' or 'int8' (found 'f16')",
+        "models.yaml:16: unknown key 'tolerances.fp32.atoll'.",
         "models.yaml:17: expected keys and values, such as 'model: a.onnx' (found 3).",
         "models.yaml:18: model: Field required",
     ]
@@ -109,7 +108,7 @@ models:
         ("models: 3", "models.yaml:1: expected a mapping with a list called 'models'."),
         ("- a", "models.yaml:1: expected a mapping with a list called 'models'."),
         ("models:\n  - model: a\n    precisions: []", "models.yaml:2: precisions is empty"),
-        ("defaults: {model: a}\nmodels: []", "models.yaml:1: 'model' cannot have a default."),
+        ("defaults: {model: a}\nmodels: []", "models.yaml:1: expected keys and values like a model's"),
         ("models:\n  - &a [*a, *a]", "models.yaml: its aliases stand for more values than a file of this kind has."),
         ("a: \x07", "models.yaml: not YAML: "),
     ],
@@ -155,9 +154,9 @@ def test_missing_files_are_reported_with_lines(tmp_path: Path):
     problems = read_model_list(write(tmp_path, listed)).problems()
 
     assert [problem.replace(f"{tmp_path}/", "") for problem in problems] == [
-        "models.yaml:2: model: conv_nett.onnx does not exist. Did you mean 'conv_net.onnx'?",
-        "models.yaml:3: data: there/data.npz does not exist. There is no folder there. "
-        "labels: lables.npy does not exist. Did you mean 'labels.npy'? calibration_data: load.py does not exist.",
+        "models.yaml:2: model: conv_nett.onnx matches no file.",
+        "models.yaml:3: data: there/data.npz does not exist. labels: lables.npy does not exist. "
+        "calibration_data: load.py does not exist.",
         "models.yaml:7: model: x*.onnx matches no file.",
     ]
 

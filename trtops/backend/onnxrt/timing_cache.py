@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,17 +102,3 @@ class TimingCache:
 
     def __len__(self) -> int:
         return len(self.timings)
-
-
-def merge(caches: Iterable[bytes]) -> bytes:
-    """Merge timing caches of one device and release; of two timings with the same key the earlier cache's is kept."""
-    merged: TimingCache | None = None
-    for data in caches:
-        cache = TimingCache.from_bytes(data, None if merged is None else merged.device_key)
-        merged = merged or TimingCache(cache.device_key)
-        merged.timings = cache.timings | merged.timings
-        merged.graphs = cache.graphs | merged.graphs
-        merged.skipped |= cache.skipped
-    if merged is None:
-        raise errors.TimingCacheError("No timing cache was given to merge; expected at least one.")
-    return merged.to_bytes()

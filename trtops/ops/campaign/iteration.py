@@ -190,7 +190,7 @@ def _build_engine(
         check=config.check,
         calibration_data=config.calibration_data,
     )
-    builds.log_spec(run, job.spec, environment, reusable=False)  # before the build, which may crash
+    builds.log_spec(run, job.spec, environment)  # before the build, which may crash
     build = job.build(backend)
     builds.log_build(run, build, backend.engine_suffix)
     return build

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from trtops import errors
 from trtops.backend.engines import engine_backend
@@ -19,7 +19,7 @@ from trtops.ops.engines.model_list import ListedBuild, ModelList, read_model_lis
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.record import Record, digest, sha256_file
 from trtops.spec import BackendName, Precision
-from trtops.tables import size
+from trtops.tables import markdown_table, size
 from trtops.tracking import owner, schema
 from trtops.tracking.base import Tracker, Verdict
 
@@ -104,10 +104,21 @@ class BuildListResult(OpResult):
                 yield f"- **{_title_of(build)}**: {build.outcome}. {' '.join(build.reasons)} ({build.place})"
         made = [build for build in self.builds if build.outcome != "skipped"]
         if made:
-            yield ""
-            yield "| model | back end | precision | verdict | p50 | engine | time | run |"
-            yield "|---|---|---|---|---|---|---|---|"
-            yield from (_table_row(build) for build in made)
+            header = ("model", "back end", "precision", "verdict", "p50", "engine", "time", "run")
+            rows = (
+                (
+                    Path(build.model).name,
+                    build.backend,
+                    build.precision,
+                    build.outcome,
+                    "-" if build.p50_ms is None else f"{build.p50_ms:.3f} ms",
+                    size(build.engine_bytes) if build.engine_bytes else "-",
+                    "reused" if build.reused else f"{build.seconds:.1f} s",
+                    f"[{build.run_id[:8]}]({build.url})" if build.url.startswith("http") else build.run_id[:8] or "-",
+                )
+                for build in made
+            )
+            yield from ("", markdown_table(header, rows))
         why = Counter(reason for build in self.builds if build.outcome == "skipped" for reason in build.reasons)
         if why:
             yield ""
@@ -168,11 +179,8 @@ def build_list(
         return result
 
 
-Plan: TypeAlias = "BuildOutcome | dict[str, str]"
-"""The outcome of a build that need not be made, or the tags to build it with."""
-
-
-def _plan_build(build: ListedBuild, config: BuildListConfig, tracker: Tracker) -> Plan:
+def _plan_build(build: ListedBuild, config: BuildListConfig, tracker: Tracker) -> BuildOutcome | dict[str, str]:
+    """The outcome of a build that need not be made, or the tags to build it with."""
     if build.missing:
         return _outcome_of(build, "error", build.missing)
     if not config.only_new:
@@ -180,34 +188,25 @@ def _plan_build(build: ListedBuild, config: BuildListConfig, tracker: Tracker) -
     if time.time() - Path(build.model).stat().st_mtime < config.settle_seconds:
         return _outcome_of(build, "skipped", "The file was changed just now; it may still be being copied.")
     try:
-        key = _listed_key(build)
+        environment = engine_backend(build.backend).environment()
     except errors.BackendError as exc:
         return _outcome_of(build, "error", str(exc))
-    why = _why_known(tracker, key, config.attempts)
-    return {schema.Tag.LISTED: key} if why is None else _outcome_of(build, "skipped", why)
-
-
-def _listed_key(build: ListedBuild) -> str:
-    """SHA-256 of the model's content, the config, and the environment."""
-    environment = engine_backend(build.backend).environment()
-    config = build.entry.config(build.precision, build.backend)
     try:
         model_sha256 = Model.load(build.model).info.sha256
     except errors.ModelError:  # its build will fail, and is found again by the file's bytes
         model_sha256 = sha256_file(build.model)
-    return digest([model_sha256, config.digest, environment.build_digest()])
-
-
-def _why_known(tracker: Tracker, key: str, attempts: int) -> str | None:
-    """Why a build need not be made, by earlier runs of it; None if it is to be made."""
+    convert_config = build.entry.config(build.precision, build.backend)
+    key = digest([model_sha256, convert_config.digest, environment.build_digest()])
     failed = 0
     for info in tracker.find(tags={schema.Tag.KIND: "build", schema.Tag.LISTED: key}):
         if info.status == "finished":
-            return "The tracking store has it."
+            return _outcome_of(build, "skipped", "The tracking store has it.")
         if info.status == "running" and not owner.is_abandoned(info):
-            return "It is being built."
+            return _outcome_of(build, "skipped", "It is being built.")
         failed += 1
-    return f"It failed {failed} times." if failed >= attempts else None
+    if failed >= config.attempts:
+        return _outcome_of(build, "skipped", f"It failed {failed} times.")
+    return {schema.Tag.LISTED: key}
 
 
 def _make_build(
@@ -237,14 +236,11 @@ def _make_build(
         log.exception("%s failed", _title_of(build))
         return _outcome_of(build, "error", f"{type(exc).__name__}: {exc}", seconds=time.monotonic() - start)
     latency = result.evaluation.latency
-    return BuildOutcome(
-        model=build.model,
-        precision=build.precision,
-        backend=build.backend,
-        place=build.place,
-        outcome=result.verdict,
+    return _outcome_of(
+        build,
+        result.verdict,
+        *result.reasons,
         failed=result.verdict == "error" or (result.verdict == "bad" and build.entry.policy.bad == "fail"),
-        reasons=result.reasons,
         run_id=result.run_id,
         url=result.url,
         reused=result.reused_from is not None,
@@ -254,33 +250,10 @@ def _make_build(
     )
 
 
-def _outcome_of(build: ListedBuild, outcome: Outcome, reason: str, *, seconds: float = 0.0) -> BuildOutcome:
-    return BuildOutcome(
-        model=build.model,
-        precision=build.precision,
-        backend=build.backend,
-        place=build.place,
-        outcome=outcome,
-        failed=outcome == "error",
-        reasons=(reason,),
-        seconds=seconds,
-    )
+def _outcome_of(build: ListedBuild, outcome: Outcome, *reasons: str, **values: Any) -> BuildOutcome:
+    same = {name: getattr(build, name) for name in ("model", "precision", "backend", "place")}
+    return BuildOutcome(outcome=outcome, reasons=reasons, **{"failed": outcome == "error", **same, **values})
 
 
 def _title_of(build: ListedBuild | BuildOutcome) -> str:
     return f"{Path(build.model).name} {build.precision} {build.backend}"
-
-
-def _table_row(build: BuildOutcome) -> str:
-    run = f"[{build.run_id[:8]}]({build.url})" if build.url.startswith("http") else build.run_id[:8]
-    cells = (
-        Path(build.model).name,
-        build.backend,
-        build.precision,
-        build.outcome,
-        "-" if build.p50_ms is None else f"{build.p50_ms:.3f} ms",
-        size(build.engine_bytes) if build.engine_bytes else "-",
-        "reused" if build.reused else f"{build.seconds:.1f} s",
-        run or "-",
-    )
-    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"

@@ -18,8 +18,7 @@ from trtops.comparator.results import RunResults
 from trtops.comparator.table import RECORDED
 from trtops.metadata import TensorMetadata, check_feed
 from trtops.ops.engines.deny import deny_list
-from trtops.ops.engines.job import BuildJob, read_cache_file
-from trtops.ops.engines.timing_caches import TimingCacheSource
+from trtops.ops.engines.job import BuildJob, read_cache_file, read_timing_cache
 from trtops.ops.evaluation.attribution import attribute
 from trtops.ops.evaluation.check import (
     CheckConfig,
@@ -56,9 +55,7 @@ class ConvertConfig(Record):
         build: How the engine is built.
         check: How it is evaluated.
         calibration_data: Data source for INT8 calibration; the check's own data by default.
-        timing_cache: Timing cache to build with: a file; ``run:<id>``, the cache of a run; ``accepted``, that of the
-            model's newest accepted engine; or ``shared``, the common cache of this device and release, to which this
-            build adds its timings. The last two may not exist yet.
+        timing_cache: Timing cache to build with: a file, or ``run:<id>`` for the cache of a run.
         calibration_cache: A calibration cache file to build INT8 with, instead of calibrating.
         replay: A tactic record to replay (``tactics/replay.json`` of a run).
         use_deny_list: Leave out tactics on the deny-list of this device and release; a replay that has one is refused.
@@ -92,15 +89,10 @@ class ConvertResult(OpResult):
 
     Attributes:
         verdict: Whether the engine is good enough.
-        reasons: Why not, one sentence each; empty for a good one.
-        reused_from: Run whose engine was reused, because everything that decides an engine is the same; None if built
-            now.
+        reasons: Why not, one sentence each.
+        reused_from: Run whose engine was reused, because everything that decides an engine is the same.
         precision: The requested precision.
-        spec_sha256: Digest of the build's spec.
-        engine_sha256: Digest of the engine.
-        engine_bytes: Its size.
         build_seconds: Wall time of the build; of the earlier one if reused.
-        evaluation: The comparison, latency and accuracy.
         crashed: Settings that were left out because they crashed the builder's process.
         skipped: Settings that the builder had no time to try.
     """
@@ -131,11 +123,9 @@ class ConvertResult(OpResult):
 
     def _left_out(self) -> Iterable[str]:
         if self.crashed:
-            named = ", ".join(f"`{name}`" for name in self.crashed)
-            yield from (f"The builder crashed with {named}; the engine is built without.", "")
+            yield from (f"The builder crashed with {', '.join(self.crashed)}; the engine is built without.", "")
         if self.skipped:
-            named = ", ".join(f"`{name}`" for name in self.skipped)
-            yield from (f"There was no time to try {named}; the option `timing_seconds` gives more.", "")
+            yield from (f"No time to try {', '.join(self.skipped)}; the option `timing_seconds` gives more.", "")
 
     @property
     def next_step(self) -> str:
@@ -229,27 +219,23 @@ def convert(
     config = ConvertConfig() if config is None else config
     path = Path(model)
     loaded = Model.load(model_file(path))
-    _check_inputs(loaded, config)
-    experiment = experiment or path.stem
-    name = f"{path.stem} {config.build.precision} {config.build.backend}"
-    with op_run(tracker, experiment, name, kind="build", model=path, tags=tags, parent=parent) as run:
-        with _open_backend(config) as backend:
-            result = _build_and_evaluate(backend, loaded, config, run, tracker, built)
-        title = f"convert {path.name} to {result.called} on {config.build.backend}"
-        result = replace(result, title=title, subject=str(path))
-        run_step("log", finish_with, run, result, tracker)
-        return replace(result, title=f"convert {path.name}").kept_in(run, experiment)
-
-
-def _check_inputs(model: Model, config: ConvertConfig) -> None:
-    """Check that data and back end are available before a run starts."""
-    inputs = TensorMetadata.of(model.info.inputs)
+    # Data and back end are checked before a run starts, so that a mistake leaves no run.
+    inputs = TensorMetadata.of(loaded.info.inputs)
     feeds = config.check.open(inputs)
     # A script may take minutes to make its data, so it only runs when the data is needed.
     if config.check.data is not None and ".py" not in config.check.data:
         check_feed(inputs, next(iter(feeds)))
     if config.build.backend != "onnxruntime":
         engine_backend(config.build.backend).environment()
+    experiment = experiment or path.stem
+    name = f"{path.stem} {config.build.precision} {config.build.backend}"
+    with op_run(tracker, experiment, name, kind="build", model=path, tags=tags, parent=parent) as run:
+        with _open_backend(config) as backend:
+            result = _build_and_evaluate(backend, loaded, config, run, tracker, built)
+        result = replace(result, title=f"convert {path.name}", subject=str(path))
+        title = f"convert {path.name} to {result.called} on {config.build.backend}"
+        run_step("log", finish_with, run, result, tracker, title=title)
+        return result.kept_in(run, experiment)
 
 
 @contextlib.contextmanager
@@ -273,17 +259,17 @@ def _build_and_evaluate(
     run.reserve(builds.expected_bytes(model, keep_model=config.keep_model))
     check, environment = config.check, backend.environment()
     feeds = check.open_for(model)
-    timing = TimingCacheSource(config.timing_cache, tracker, environment)
-    caches = replace(read_caches(config), timing=timing.read(model.info.sha256))
+    caches = replace(read_caches(config), timing=read_timing_cache(config.timing_cache, tracker, environment))
     if config.use_deny_list:
         caches = replace(caches, denied=deny_list(tracker, environment))
     job = BuildJob.prepare(
         model, config.build, environment, caches=caches, check=check, calibration_data=config.calibration_data
     )
-    builds.log_spec(run, job.spec, environment)
+    key = builds.build_key(job.spec, environment)
+    builds.log_spec(run, job.spec, environment, key)
     log_materials(run, caches=caches, check=check, feeds=feeds, data=check.data, golden=check.golden)
 
-    found = None if config.rebuild else builds.find_build(tracker, builds.build_key(job.spec, environment))
+    found = None if config.rebuild else builds.find_build(tracker, key)
     crashed: tuple[str, ...] = ()
     if found is not None:
         reused_from, build = found
@@ -300,7 +286,6 @@ def _build_and_evaluate(
         built(build)
     if reused_from is None:
         builds.log_build(run, build, backend.engine_suffix)
-        timing.share(build, backend, run.id)
         _log_model(run, model, config)
     else:
         builds.log_reuse(run, build, reused_from)

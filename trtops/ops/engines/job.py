@@ -1,6 +1,6 @@
 """Prepare a build: read everything that decides the engine, and compute its spec.
 
-All ops that build engines for the tracking store prepare them here, so that the same build has the same spec.
+All ops that build engines for the tracking store use this module, so that the same build has the same spec.
 """
 
 from __future__ import annotations
@@ -15,19 +15,13 @@ from trtops.metadata import TensorMetadata
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.feeds import Feeds, open_feeds
 from trtops.spec import BuildConfig, BuildSpec, Environment
+from trtops.tracking import builds, schema
+from trtops.tracking.base import Tracker
 
 
 @dataclass(frozen=True)
 class BuildJob:
-    """One build, ready to be made.
-
-    Attributes:
-        model: The model.
-        caches: Caches, replay and denied tactics for the builder.
-        calibration: Data to calibrate INT8 with; None for other precisions, or if there is a calibration cache.
-        environment: Where the build is made.
-        spec: Everything that decides the engine.
-    """
+    """One build, ready to be made. ``calibration`` is data to calibrate INT8 with, unless there is a cache."""
 
     model: Model
     caches: Caches
@@ -62,14 +56,33 @@ class BuildJob:
 
 
 def read_cache_file(path: str | None, field_name: str) -> bytes | None:
-    """The content of a file that an option names; None if the option is not given.
-
-    Raises:
-        ConfigError: If the file cannot be read.
-    """
+    """The content of a file that an option names; None if the option is not given, ConfigError if it is unreadable."""
     if path is None:
         return None
     try:
         return Path(path).read_bytes()
     except OSError as exc:
         raise errors.ConfigError(f"{field_name}={path!r} cannot be read: {exc.strerror}.") from None
+
+
+def read_timing_cache(asked: str | None, tracker: Tracker, environment: Environment) -> bytes | None:
+    """A timing cache from a file, or from a run (``run:<id>``); None if the option is not given.
+
+    Raises:
+        ConfigError: If the file cannot be read, or the run has no timing cache.
+        TimingCacheError: If the run's cache is of another device or release.
+    """
+    if asked is None or not asked.startswith("run:"):
+        return read_cache_file(asked, "timing_cache")
+    run_id = tracker.whole_id(asked.removeprefix("run:"))
+    stored = tracker.load(run_id)
+    there = Environment.from_json(stored.read_bytes(schema.Artifact.ENVIRONMENT))
+    if there.device_key != environment.device_key:
+        raise errors.TimingCacheError(
+            f"The timing cache of run {run_id} is for {there.device_key}; this is {environment.device_key}. "
+            "Timings of another device or release choose wrong tactics. Use a cache of this device, or none."
+        )
+    cache = builds.load_timing_cache(stored)
+    if cache is None:
+        raise errors.ConfigError(f"Run {run_id} has no timing cache (timing_cache={asked!r}). Name a run with a build.")
+    return cache

@@ -22,7 +22,7 @@ models:
 from __future__ import annotations
 
 import glob
-import os
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -32,7 +32,7 @@ from typing import Any, Literal
 from trtops import errors
 from trtops.comparator.report import Tolerances
 from trtops.ops.engines.convert import ConvertConfig
-from trtops.ops.engines.yaml_records import Document, Place, read_yaml
+from trtops.ops.engines.yaml_records import read_yaml
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.record import Record
 from trtops.spec import (
@@ -47,6 +47,7 @@ from trtops.spec import (
 
 _MERGED = ("policy", "tolerances", "onnxruntime", "tensorrt")
 """Keys whose values are merged with the defaults; any other key replaces its default."""
+_PATHS = ("data", "labels", "golden", "calibration_data", "calibration_cache")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,17 +125,11 @@ class ListedModel(Record):
         if self.calibration_samples < 1 or self.iterations < 1:
             raise errors.ConfigError("calibration_samples and iterations must be 1 or more.")
 
-    def files(self) -> dict[str, str]:
-        """The files and folders that the entry needs in addition to the model, by key."""
-        keys = ("data", "labels", "golden", "calibration_data", "calibration_cache")
-        named = {key: getattr(self, key) for key in keys}
-        scripts = {key: path.rpartition(":")[0] for key, path in named.items() if path is not None}
-        return {key: s if s.endswith(".py") else named[key] for key, s in scripts.items()}
-
     def config(self, precision: Precision, backend: BackendName) -> ConvertConfig:
         """The convert config of one build."""
         options: BackendOptions = self.onnxruntime if backend == "onnxruntime" else self.tensorrt
         minutes = self.policy.timeout_minutes
+        same = {name: getattr(self, name) for name in ("data", "iterations", "seed", "labels", "golden")}
         return ConvertConfig(
             build=BuildConfig(
                 precision=precision,
@@ -143,14 +138,7 @@ class ListedModel(Record):
                 keep=self.keep,
                 options=options,
             ),
-            check=CheckConfig(
-                data=self.data,
-                iterations=self.iterations,
-                seed=self.seed,
-                labels=self.labels,
-                golden=self.golden,
-                tolerances=self.tolerances.get(precision),
-            ),
+            check=CheckConfig(tolerances=self.tolerances.get(precision), **same),
             calibration_data=self.calibration_data,
             calibration_cache=self.calibration_cache,
             rebuild=self.policy.rebuild,
@@ -166,8 +154,6 @@ class ListedBuild(Record):
 
     Attributes:
         model: The ONNX file, absolute; the pattern, if no file matches it.
-        precision: Its precision.
-        backend: Its back end.
         entry: Its entry in the list.
         place: File and line of that entry.
         missing: Why it cannot be built; empty if nothing is missing.
@@ -191,20 +177,30 @@ class ModelList(Record):
 
     def builds(self) -> tuple[ListedBuild, ...]:
         """Every engine of the list, in its order; patterns are expanded now."""
-        return tuple(
-            ListedBuild(
-                model=file,
-                precision=precision,
-                backend=backend,
-                entry=entry,
-                place=f"{self.path}:{line}" if line else self.path,
-                missing=missing,
-            )
-            for entry, line in zip(self.models, self.lines)
-            for file, missing in _found_files(entry)
-            for backend in entry.backends
-            for precision in entry.precisions
-        )
+        found = []
+        for entry, line in zip(self.models, self.lines):
+            # The pattern without the escapes of glob.escape()
+            plain = Path(re.sub(r"\[([*?[])\]", r"\1", entry.model))
+            files = [str(plain)] if plain.is_file() else sorted(glob.glob(entry.model, recursive=True))
+            missing = [] if files else [f"model: {plain} matches no file."]
+            for key in _PATHS:
+                # A script is followed by the name of its function.
+                path = re.sub(r"(?<=\.py):.*", "", getattr(entry, key) or "")
+                if path and not Path(path).exists():
+                    missing.append(f"{key}: {path} does not exist.")
+            for file, backend, precision in itertools.product(files or [str(plain)], entry.backends, entry.precisions):
+                place = f"{self.path}:{line}" if line else self.path
+                found.append(
+                    ListedBuild(
+                        model=file,
+                        precision=precision,
+                        backend=backend,
+                        entry=entry,
+                        place=place,
+                        missing=" ".join(missing),
+                    )
+                )
+        return tuple(found)
 
     def problems(self) -> tuple[str, ...]:
         """Missing files, with file and line."""
@@ -224,14 +220,28 @@ def read_model_list(path: str | Path) -> ModelList:
         document.raise_problems()
     for key in set(top) - {"defaults", "models"}:
         document.complain((key,), f"unknown key {key!r}. {errors.near(key, ('defaults', 'models'))}")
-    defaults = _checked_defaults(document, top.get("defaults") or {})
-    folder = Path(path).resolve().parent
-    models = [
-        _read_entry(document, ("models", i), entry, defaults, folder) for i, entry in enumerate(top.get("models") or [])
-    ]
+    defaults = top.get("defaults") or {}
+    if not isinstance(defaults, dict) or "model" in defaults:
+        document.complain(("defaults",), "expected keys and values like a model's, without 'model'.")
+        defaults = {}
+    elif document.record(ListedModel, ("defaults",), {**defaults, "model": "-"}) is None:
+        defaults = {}  # so that the entries do not repeat these problems
+    folder, models, lines = Path(path).resolve().parent, [], []
+    for number, entry in enumerate(top.get("models") or []):
+        place = ("models", number)
+        if not isinstance(entry, dict):
+            document.complain(place, f"expected keys and values, such as 'model: a.onnx' (found {entry!r:.60}).")
+            continue
+        merged = {**defaults, **entry}
+        for key in _MERGED:
+            if isinstance(defaults.get(key), dict) and isinstance(entry.get(key), dict):
+                merged[key] = {**defaults[key], **entry[key]}
+        model = document.record(ListedModel, place, merged)
+        if model is not None:
+            models.append(_with_absolute_paths(model, folder))
+            lines.append(document.line(place))
     document.raise_problems()
-    lines = tuple(document.line(("models", i)) for i in range(len(models)))
-    return ModelList(path=str(path), models=tuple(model for model in models if model is not None), lines=lines)
+    return ModelList(path=str(path), models=tuple(models), lines=tuple(lines))
 
 
 def folder_list(folder: str | Path, pattern: str, entry: ListedModel) -> ModelList:
@@ -241,67 +251,8 @@ def folder_list(folder: str | Path, pattern: str, entry: ListedModel) -> ModelLi
     return ModelList(path=str(absolute), models=(own,), lines=(0,))
 
 
-def _checked_defaults(document: Document, defaults: Any) -> dict[str, Any]:
-    """The defaults; empty, after adding problems, if they are invalid."""
-    place: Place = ("defaults",)
-    if not isinstance(defaults, dict):
-        document.complain(place, "expected keys and values, like a model's.")
-        return {}
-    if "model" in defaults:
-        document.complain((*place, "model"), "'model' cannot have a default.")
-    elif document.record(ListedModel, place, {**defaults, "model": "-"}) is not None:
-        return defaults
-    return {}
-
-
-def _read_entry(
-    document: Document, place: Place, entry: Any, defaults: dict[str, Any], folder: Path
-) -> ListedModel | None:
-    if not isinstance(entry, dict):
-        document.complain(place, f"expected keys and values, such as 'model: a.onnx' (found {entry!r:.60}).")
-        return None
-    own = document.record(ListedModel, place, entry)
-    if own is None:
-        return None
-    merged = {**defaults, **entry}
-    for key in set(_MERGED) & set(defaults) & set(entry):
-        merged[key] = {**defaults[key], **entry[key]}
-    whole = document.record(ListedModel, place, merged)
-    return None if whole is None else _with_absolute_paths(whole, folder)
-
-
 def _with_absolute_paths(entry: ListedModel, folder: Path) -> ListedModel:
-    def absolute(path: str | None) -> str | None:
-        return None if path is None else str(folder / path)
-
     # The folder's name may have characters that are special in a pattern.
     model = entry.model if Path(entry.model).is_absolute() else f"{glob.escape(str(folder))}/{entry.model}"
-    paths = ("data", "labels", "golden", "calibration_data", "calibration_cache")
-    changes: dict[str, Any] = {name: absolute(getattr(entry, name)) for name in paths}
+    changes: dict[str, Any] = {name: str(folder / path) for name in _PATHS if (path := getattr(entry, name))}
     return replace(entry, model=model, **changes)
-
-
-def _found_files(entry: ListedModel) -> list[tuple[str, str]]:
-    """The model files of an entry, each with a message about missing files."""
-    lacking = [
-        f"{key}: {path} does not exist. {_near_file(Path(path))}".rstrip()
-        for key, path in entry.files().items()
-        if not Path(path).exists()
-    ]
-    # The pattern without the escapes of glob.escape()
-    plain = Path(re.sub(r"\[([*?[])\]", r"\1", entry.model))
-    files = [str(plain)] if plain.is_file() else sorted(filter(os.path.isfile, glob.glob(entry.model, recursive=True)))
-    if files:
-        return [(file, " ".join(lacking)) for file in files]
-    problem = "matches no file" if glob.has_magic(str(plain)) else "does not exist"
-    return [(str(plain), " ".join([f"model: {plain} {problem}. {_near_file(plain)}".rstrip(), *lacking]))]
-
-
-def _near_file(path: Path) -> str:
-    """A hint to a file of a similar name; empty without one."""
-    try:
-        names = sorted(other.name for other in path.parent.iterdir())
-    except OSError:
-        return f"There is no folder {path.parent}."
-    hint = errors.near(path.name, names)
-    return hint if hint.startswith("Did") else ""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import re
-import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeAlias, TypeVar
 
 from trtops import errors
 from trtops.record import Record
@@ -47,13 +44,7 @@ class Document:
             raise errors.FormatError("\n".join(by_line))
 
     def record(self, kind: type[R], place: Place, value: Any) -> R | None:
-        """Read a value as a record; None, after adding problems, if that fails.
-
-        Args:
-            kind: The record's class.
-            place: Where the value is in the file.
-            value: The value of ``place``, possibly merged with defaults.
-        """
+        """Read a value, possibly merged with defaults, as a record; None, after adding problems, if that fails."""
         import pydantic
 
         try:
@@ -61,63 +52,37 @@ class Document:
             return pydantic.TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
         except pydantic.ValidationError as exc:
             for problem in exc.errors(include_url=False):
-                self._add_problem(kind, place, problem)
+                where = place
+                for part in problem["loc"]:  # parts that are not in the file name the alternative of a union
+                    where = (*where, part) if (*where, part) in self.lines else where
+                name = ".".join(map(str, where[len(place) :]))
+                if problem["type"] == "missing":
+                    name = str(problem["loc"][-1])
+                if problem["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+                    self.complain(where, f"unknown key {name!r}.")
+                    continue
+                text = str(problem["msg"]).removeprefix("Value error, ")
+                found = "" if problem["type"] in ("missing", "value_error") else f" (found {problem['input']!r:.60})"
+                self.complain(where, f"{name}: {text}{found}" if name else f"{text}{found}")
             return None
-
-    def _add_problem(self, kind: type[Any], place: Place, problem: Any) -> None:
-        where = place
-        for part in problem["loc"]:  # parts that are not in the file name the alternative of a union
-            where = (*where, part) if (*where, part) in self.lines else where
-        name = problem["loc"][-1] if problem["loc"] else ""
-        if problem["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-            known = _fields_at(kind, problem["loc"][:-1])
-            self.complain(where, f"unknown key {name!r}. {errors.near(str(name), known)}")
-            return
-        text = str(problem["msg"]).removeprefix("Value error, ")
-        found = "" if problem["type"] in ("missing", "value_error") else f" (found {problem['input']!r:.60})"
-        hint = ""
-        if problem["type"] == "literal_error":
-            hint = " " + errors.near(str(problem["input"]), re.findall(r"'([^']*)'", problem["ctx"]["expected"]))
-            if name == "[key]":  # pydantic's place of a key that is not among the choices of a mapping
-                self.complain(where, f"unknown key {problem['input']!r}.{hint}")
-                return
-        name = name if problem["type"] == "missing" else ".".join(map(str, where[len(place) :]))
-        self.complain(where, f"{name}: {text}{found}{hint}" if name else f"{text}{found}{hint}")
-
-
-def _fields_at(kind: Any, place: Sequence[Any]) -> list[str]:
-    """The fields of the record at a place inside a record's class; empty if there is no record."""
-    for part in place:
-        if dataclasses.is_dataclass(kind):
-            kind = get_type_hints(kind).get(str(part))
-        else:
-            kind = next((each for each in reversed(get_args(kind)) if each is not Ellipsis), None)
-        if get_origin(kind) in (Union, types.UnionType):
-            kind = next((each for each in get_args(kind) if dataclasses.is_dataclass(each)), kind)
-    return [each.name for each in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
 
 
 def read_yaml(path: str | Path) -> Document:
-    """Read a YAML file of plain values.
+    """Read a YAML file of text, numbers, truth values, lists and mappings.
 
     Raises:
-        FormatError: If the file cannot be read, is not YAML, or holds anything but text, numbers, truth values, lists
-            and mappings; the message has the line.
+        FormatError: If the file cannot be read, is not YAML, or has other values; the message has the line.
     """
     import yaml  # type: ignore[import-untyped]
 
     try:
         node = yaml.compose(Path(path).read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-    except OSError as exc:
-        raise errors.FormatError(f"{path} cannot be read: {exc.strerror}.") from None
-    except UnicodeDecodeError as exc:
-        raise errors.FormatError(f"{path} is not UTF-8 text: {exc.reason} at byte {exc.start}.") from None
-    except yaml.MarkedYAMLError as exc:
-        mark = exc.problem_mark or exc.context_mark
-        where = f"{path}:{mark.line + 1}" if mark is not None else str(path)
-        raise errors.FormatError(f"{where}: not YAML: {exc.problem or exc.context}.") from None
+    except (OSError, UnicodeDecodeError) as exc:
+        raise errors.FormatError(f"{path} cannot be read: {exc}.") from None
     except (yaml.YAMLError, RecursionError) as exc:
-        raise errors.FormatError(f"{path}: not YAML: {exc}.") from None
+        mark = getattr(exc, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark is not None else str(path)
+        raise errors.FormatError(f"{where}: not YAML: {getattr(exc, 'problem', None) or exc}.") from None
     lines: dict[Place, int] = {}
     document = Document(str(path), None, lines)
     data = None if node is None else _plain_value(node, (), document, lines)

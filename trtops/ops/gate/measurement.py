@@ -162,7 +162,7 @@ class Measurement:
             check=config.check,
             calibration_data=config.calibration_data,
         )
-        builds.log_spec(run, job.spec, environment, reusable=False)
+        builds.log_spec(run, job.spec, environment)
         check = config.check
         log_materials(run, caches=job.caches, check=check, feeds=feeds, data=check.data, golden=check.golden)
         before = None if accepted is None else accepted.metrics.get(schema.Metric.BUILD_SECONDS)

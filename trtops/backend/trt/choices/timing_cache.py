@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
@@ -287,21 +286,6 @@ def merge(config: Any, cache: TimingCache, other: TimingCache) -> TimingCache:
         )
     ops = autotuning.merged(other.ops, cache.ops)
     return replace(cache, data=data, entries=entries, seconds=max(cache.seconds, other.seconds), ops=ops)
-
-
-def merge_all(caches: Sequence[bytes]) -> bytes:
-    """The content of a cache file with the entries of several files; see :func:`merge`.
-
-    Raises BackendUnavailableError if there is no usable GPU; TimingCacheError if one is damaged, or devices or releases
-    differ.
-    """
-    builder = library.make_builder()
-    config = builder.create_builder_config()
-    whole = TimingCache.from_bytes(caches[0])
-    apply(config, whole)
-    for data in caches[1:]:
-        whole = merge(config, whole, TimingCache.from_bytes(data))
-    return whole.to_bytes()
 
 
 def save(config: Any, cache: TimingCache, path: str | os.PathLike[str], *, raw: bool) -> TimingCache:
