@@ -14,7 +14,6 @@ from onnxruntime.capi import onnxruntime_pybind11_state as _state
 from trtops import errors
 from trtops.backend.onnx import external, walk
 from trtops.backend.onnx.model import is_lean
-from trtops.backend.onnx.save import serialize_lean
 from trtops.backend.onnx.with_onnxruntime import check_loads, limit_run_memory, out_of_memory
 from trtops.system.limits import bytes_of_files, limited_memory, too_much
 
@@ -101,6 +100,9 @@ def create_session(source: ModelSource, options: ort.SessionOptions, providers: 
         if is_lean(source):
             # Its weights are read from their files, one at a time. `check_loads` is left out: its child process would
             # not find them.
+            # Imports onnx, which takes as long as ONNX Runtime, and which a model file does not need.
+            from trtops.backend.onnx.save import serialize_lean
+
             size = sum(external.expected_bytes(tensor) or 0 for tensor in walk.tensors(source))
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", "/")
             return _new_session(serialize_lean(source), "The model", size, options, providers)
