@@ -19,8 +19,6 @@ from tests.waiting import until
 from trtops.cli import registry
 from trtops.cli.logs import say_page
 from trtops.cli.main import main
-from trtops.tracking.base import tracked
-from trtops.tracking.store import open_tracker
 
 TRTOPS = [sys.executable, "-m", "trtops.cli"]
 WITH_TRTOPS = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
@@ -434,25 +432,9 @@ def test_narrow_tables_are_aligned(capsys):
     ]  # fmt: skip
 
 
-def test_completion_knows_runs_and_makes_no_store(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    line = ["completion", "words", "report"]
-    assert main(line) == 0 and "--store" in capsys.readouterr().out
-    assert not (tmp_path / "mlruns").exists()
-
-    with tracked(open_tracker("mlruns"), "digits", "a build", kind="build") as run:
-        run.finish("good")
-    assert main(line) == 0
-    assert run.id in capsys.readouterr().out.split()
-    assert main(["completion", "words", "run", "m.onnx", "--experiment"]) == 0
-    assert capsys.readouterr().out == "digits\n"
-
-
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
 def test_fish_completes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    with tracked(open_tracker("mlruns"), "digits", "a build", kind="build") as run:
-        run.finish("good")
     assert main(["completion", "fish"]) == 0
     (tmp_path / "trtops.fish").write_text(capsys.readouterr().out)
     lines = (
@@ -460,8 +442,6 @@ def test_fish_completes(tmp_path, monkeypatch, capsys):
         "trtops ",
         "trtops triage --min",
         "trtops debug ",
-        "trtops runs bundle ",
-        "trtops triage --experiment ",
     )
     asked = "; echo =; ".join(f"complete -C '{line}'" for line in lines)
     command = ["fish", "--no-config", "-c", f"source trtops.fish; {asked}"]
@@ -469,9 +449,9 @@ def test_fish_completes(tmp_path, monkeypatch, capsys):
 
     assert (done.returncode, done.stderr) == (0, "")
     offers = [{offer.partition("\t")[0] for offer in part.splitlines()} - {""} for part in done.stdout.split("=\n")]
-    begun, first, option, below, runs, experiments = offers
+    begun, first, option, below = offers
     assert begun == {"triage"} and "triage" in first and "bundle" not in first and option == {"--minutes"}
-    assert {"build", "reduce"} <= below and run.id in runs and "digits" in experiments
+    assert {"build", "reduce"} <= below
 
 
 def test_doctor_says_what_to_do(tmp_path, monkeypatch, capsys):

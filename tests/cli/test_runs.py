@@ -204,7 +204,6 @@ def test_a_run_is_compared_with_a_model(run, ids):
 
 def test_options_outside_the_spec_are_rejected(run, capsys):
     assert run("convert conv_net.onnx --experiment e --strip-plan -o x.engine")[0] == 2
-    assert run("convert conv_net.onnx --convert-to ort --workspace 1G")[0] == 2
     assert run("convert conv_net.onnx --rebuild -o x.engine")[0] == 2
 
 

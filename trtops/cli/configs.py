@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
@@ -22,14 +22,12 @@ if TYPE_CHECKING:
 
 BACKEND = Group(
     "back end",
-    (
-        flag("--onnxrt", "ONNX Runtime, on the CPU", to="backend", value="onnxruntime"),
-        flag("--trt", "TensorRT", to="backend", value="tensorrt"),
-        flag("--allow-approximation", "ONNX Runtime: allow tactics that are less exact"),
-        flag(
-            "--timing-seconds SECONDS",
-            "ONNX Runtime: how long settings may be tried (default: as long as five starts and 60 inferences take)",
-        ),
+    flag("--onnxrt", "ONNX Runtime, on the CPU", to="backend", value="onnxruntime"),
+    flag("--trt", "TensorRT", to="backend", value="tensorrt"),
+    flag("--allow-approximation", "ONNX Runtime: allow tactics that are less exact"),
+    flag(
+        "--timing-seconds SECONDS",
+        "ONNX Runtime: how long settings may be tried (default: as long as five starts and 60 inferences take)",
     ),
 )
 
@@ -53,7 +51,7 @@ def config_flags(title: str, config: str, names: Mapping[str, str] | None = None
             (names or {}).get(option.name) or " ".join(option.metadata.get("names", ())) or _SPELLED.get(option.name)
         )
         found += list(_flags_of_field(option, spelled or f"--{option.name.replace('_', '-')}", config))
-    return Group(title, tuple(found))
+    return Group(title, *(found))
 
 
 _SPELLED = {"timeout_seconds": "--build-timeout", "use_deny_list": "--deny-list"}
@@ -136,13 +134,23 @@ def make(
     return with_options(getattr(ops, config) if base is None else base, found)
 
 
+_FILES = (
+    "fp32", "calibration_cache", "load_timing_cache", "timing_cache", "load_tactics", "save_tactics",
+    "save_timing_cache",
+)  # fmt: skip
+"""Options of a build that are no part of its spec, but are used with it."""
+
+
 def build_config(args: Options, backend: str) -> BuildConfig:
     """Return how to build, for ops.
 
     Raises:
-        UsageError: If an option is given that such a config does not have.
+        UsageError: If an option is given that a build's spec does not hold, so that the run could not be repeated.
     """
-    _refuse_others(args, backend)
+    recorded = {*(each.dest for each in groups.SPEC.flags), *_FILES}
+    for each in Group("", *groups.TRT_BUILD, groups.TRT_LOAD).flags:
+        if each.dest not in recorded and args.peek(each.dest) not in (None, each.default):
+            raise UsageError(f"{each.names[0]} cannot be recorded; leave it out, or --experiment")
     asked = [name for name in ("int8", "fp8", "bf16", "fp16") if getattr(args, name, None)]
     options: Any = OnnxRuntimeOptions(
         allow_approximation=bool(getattr(args, "allow_approximation", False)),
@@ -175,36 +183,13 @@ def _profile(shapes: Mapping[str, Any]) -> OptimizationProfile:
     return OptimizationProfile(shapes=tuple(ranges))
 
 
-_FILES = (
-    "fp32", "calibration_cache", "load_timing_cache", "timing_cache", "load_tactics", "save_tactics",
-    "save_timing_cache",
-)  # fmt: skip
-_EVERY_BACKEND = ("fp16", "bf16", "fp8", "int8", "trt_min_shapes", "trt_opt_shapes", "trt_max_shapes")
-
-
-def _refuse_others(args: Options, backend: str) -> None:
-    """Reject options that a build's spec does not hold, and options of the other back end."""
-    held = {each.dest for each in groups.SPEC.flags}
-    for each in (each for group in (*groups.TRT_BUILD, groups.TRT_LOAD) for each in group.flags):
-        given = args.peek(each.dest) not in (None, each.default)
-        if given and each.dest not in (*held, *_FILES):
-            raise UsageError(
-                f"{each.names[0]} cannot be recorded: a build's spec has no such field. Leave it out, or --experiment"
-            )
-        if given and backend == "onnxruntime" and each.dest in held and each.dest not in _EVERY_BACKEND:
-            raise UsageError(f"{each.names[0]} is for TensorRT, not ONNX Runtime. Leave it out, or add --trt")
-    for name in ("allow_approximation", "timing_seconds") if backend == "tensorrt" else ():
-        if getattr(args, name, None) not in (None, False):
-            raise UsageError(f"--{name.replace('_', '-')} is for ONNX Runtime; add --onnxrt")
-
-
-def refuse(args: Options, flags: Iterable[Flag], why: str) -> None:
+def refuse(args: Options, group: Group, why: str) -> None:
     """Reject options that would have no effect.
 
     Raises:
         UsageError: If one is given.
     """
-    for each in flags:
+    for each in group.flags:
         if getattr(args, each.dest, None) not in (None, ()):
             raise UsageError(f"{each.names[0]} {why}")
 

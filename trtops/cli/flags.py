@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn
 
 from trtops.cli import values
@@ -34,10 +33,7 @@ class Flag:
             of the line, or nothing or one word with its position among the runners recorded (``runner``).
         dest: The attribute that it sets.
         convert: Makes the value of a word; raises ``ValueError``.
-        choices: The words that it accepts.
-        default: The value without the option.
         usual: The default shown in help, where the option itself has none: that of the op.
-        required: Whether it must be given.
         shown: What help calls the word.
         value: What a switch sets; the implied word of an ``optional`` one.
         refuse: Why it is not supported, and what to use instead. Such an option ends the command.
@@ -75,45 +71,51 @@ def flag(usage: str, help: str, *, to: str = "", **more: Any) -> Flag:
     Args:
         usage: Its spellings and what follows them, such as ``-n --limit N``, ``--plugins FILE+`` or ``model_file?``:
             ``+`` is one or more, ``*`` any number, ``?`` at most one. The word decides how values are read
-            (``values.READERS``). Nothing after the spellings makes a switch.
+            (``values.READERS``); ``{trt,onnx}`` lists the words that it accepts. Nothing after the spellings makes a
+            switch.
         help: What it does, as a phrase.
         to: The attribute that it sets; its first spelling by default.
         more: Further fields of :class:`Flag`.
     """
     words = usage.split()
     names = [word for word in words if word.startswith("-")]
-    shown = next((word for word in words if not word.startswith("-")), None)
-    if shown is None:
+    if not names:
+        names, words = [words[0].rstrip("+*?")], words[1:] if len(words) > 1 else words
+    shown = words[-1] if words[-1] != names[-1] else None
+    if shown is None and names[0].startswith("-"):
         more.setdefault("takes", "switch")
-    elif shown[-1] in _TAKES:
+    elif shown is not None and shown[-1] in _TAKES:
         more.setdefault("takes", _TAKES[shown[-1]])
         shown = shown[:-1]
-    names = names or [str(shown)]
-    if names[0].startswith("-") and shown != "CHOICE":
+    if shown is not None and shown.startswith("{"):
+        more["choices"] = tuple(shown[1:-1].split(","))
+    elif names[0].startswith("-"):
         more.setdefault("shown", shown)
     more.setdefault("convert", values.READERS.get(str(shown), str))
     return Flag(names=tuple(names), help=help, dest=to or names[0].lstrip("-").replace("-", "_"), **more)
 
 
-@dataclass(frozen=True)
 class Group:
-    """Options that belong together.
+    """Options that belong together, with a title for help."""
 
-    Attributes:
-        title: What help calls them.
-        flags: The options.
-    """
-
-    title: str
-    flags: tuple[Flag, ...]
+    def __init__(self, title: str, *members: Flag | Group) -> None:
+        """Take options; of a group, all its options."""
+        self.title = title
+        self.flags: tuple[Flag, ...] = tuple(
+            f for each in members for f in (each.flags if isinstance(each, Group) else (each,))
+        )
 
     def without(self, *names: str) -> Group:
         """Return the group without the options of these spellings."""
-        return Group(self.title, tuple(f for f in self.flags if not set(names) & set(f.names)))
+        return Group(self.title, *(f for f in self.flags if not set(names) & set(f.names)))
+
+    def idle(self, why: str) -> Group:
+        """Return the group with options that have no effect, for this reason."""
+        return Group(self.title, *(replace(f, idle=why, convert=str, choices=None, usual="") for f in self.flags))
 
     def only(self, *dests: str) -> Group:
         """Return the group with only the options that set these attributes."""
-        return Group(self.title, tuple(f for f in self.flags if f.dest in dests))
+        return Group(self.title, *(f for f in self.flags if f.dest in dests))
 
 
 class Options(argparse.Namespace):
@@ -144,10 +146,6 @@ class Options(argparse.Namespace):
         """Count no option as read."""
         self._seen.clear()
 
-    def unseen(self, name: str) -> bool:
-        """Whether an option has not been read."""
-        return name not in self._seen
-
 
 class Parser(argparse.ArgumentParser):
     """An argument parser that suggests the nearest option for a wrong one. Exits with 2 on wrong usage."""
@@ -166,8 +164,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the message, and exit with 2."""
-        words = re.sub(r"argument (--?[^\s:]*):", r"\1:", message)
-        self.exit(2, f"{self.prog}: {words}\nTry: {self.prog} -h\n")
+        self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}\nTry: {self.prog} -h\n")
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -210,7 +207,7 @@ def without_effect(groups: Iterable[Group], args: Options, words: Sequence[str])
     before_check = itertools.takewhile(lambda word: word not in ("--check", "--check-inference"), words)
     for name in (word.partition("=")[0] for word in before_check):
         flag = flags.get(name)
-        if flag is not None and (flag.idle or args.unseen(flag.dest)):
+        if flag is not None and (flag.idle or flag.dest not in args._seen):
             why = flag.idle or "nothing on this command line uses it"
             found[flag.names[0]] = f"{name} has no effect here: {why}"
     return list(found.values())

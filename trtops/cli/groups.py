@@ -12,92 +12,84 @@ INPUT_SHAPES = flag("--input-shapes --inputs NAME:[DIMS]+", "shapes of inputs, f
 MODEL_TYPE = flag("--model-type CHOICE", "what the model is; by its file name unless given", choices=MODEL_TYPES)
 MODEL = Group(
     "model",
-    (flag("model_file?", "the model: .onnx, .engine, .plan, a network script .py, ..."), MODEL_TYPE, INPUT_SHAPES),
+    flag("model_file?", "the model: .onnx, .engine, .plan, a network script .py, ..."),
+    MODEL_TYPE,
+    INPUT_SHAPES,
 )
-ONNX_MODEL = Group("model", (flag("model_file", "the ONNX model"),))
+ONNX_MODEL = Group("model", flag("model_file", "the ONNX model"))
 
 ONNX_LOAD = Group(
     "ONNX loading",
-    (
-        flag("--external-data-dir --load-external-data --ext FOLDER", "the folder of the model's external data"),
-        flag("--ignore-external-data", "load no external data: structure only"),
-        flag("--fp-to-fp16", "rewrite the model to compute in FP16"),
-    ),
+    flag("--external-data-dir --load-external-data --ext FOLDER", "the folder of the model's external data"),
+    flag("--ignore-external-data", "load no external data: structure only"),
+    flag("--fp-to-fp16", "rewrite the model to compute in FP16"),
 )
 
 ONNX_OUTPUTS = Group(
     "ONNX outputs",
-    (
-        flag("--onnx-outputs NAME+", "tensors to use as outputs, by name or pattern; 'mark all' for all"),
-        flag("--onnx-exclude-outputs --exclude-outputs NAME+", "outputs to leave out"),
-        flag("--onnx-outputs-by-type OP+", "types of nodes whose results become outputs"),
-        flag("--mark-all", "as --onnx-outputs mark all", to="onnx_outputs", value=("mark", "all")),
-    ),
+    flag("--onnx-outputs NAME+", "tensors to use as outputs, by name or pattern; 'mark all' for all"),
+    flag("--onnx-exclude-outputs --exclude-outputs NAME+", "outputs to leave out"),
+    flag("--onnx-outputs-by-type OP+", "types of nodes whose results become outputs"),
+    flag("--mark-all", "as --onnx-outputs mark all", to="onnx_outputs", value=("mark", "all")),
 )
 
 NO_SYMBOLIC_SHAPES = flag("--no-onnxruntime-shape-inference", "infer shapes without ONNX Runtime's symbolic inference")
 ONNX_SHAPE = Group(
-    "ONNX shape inference", (flag("--shape-inference --do-shape-inference", "infer shapes first"), NO_SYMBOLIC_SHAPES)
+    "ONNX shape inference", flag("--shape-inference --do-shape-inference", "infer shapes first"), NO_SYMBOLIC_SHAPES
 )
 
 ONNX = (ONNX_LOAD, ONNX_OUTPUTS, ONNX_SHAPE)
 
 SAVE_AS = Group(
     "ONNX saving",
-    (
-        flag(
-            "--save-external-data --external-data-path FILE?",
-            "save weights in a separate file; <model>.data unless named",
-            value="",
-        ),
-        flag("--external-data-size-threshold BYTES", "smaller weights stay in the model file"),
-        flag("--no-save-all-tensors-to-one-file", "one file for each weight"),
+    flag(
+        "--save-external-data --external-data-path FILE?",
+        "save weights in a separate file; <model>.data unless named",
+        value="",
     ),
+    flag("--external-data-size-threshold BYTES", "smaller weights stay in the model file"),
+    flag("--no-save-all-tensors-to-one-file", "one file for each weight"),
 )
 """How weights are saved."""
 
 ONNX_SAVE = Group(
-    SAVE_AS.title, (flag("-o --output FILE", "where to write the model", required=True, to="output"), *SAVE_AS.flags)
+    SAVE_AS.title, flag("-o --output FILE", "where to write the model", required=True, to="output"), SAVE_AS
 )
-SAVE_ONNX = Group(
-    SAVE_AS.title, (flag("--save-onnx FILE", "where to write the ONNX model as it is run"), *SAVE_AS.flags)
-)
+SAVE_ONNX = Group(SAVE_AS.title, flag("--save-onnx FILE", "where to write the ONNX model as it is run"), SAVE_AS)
 
 DATA = Group(
     "input data",
-    (
-        flag("--seed N", "seed of random data", usual="1"),
-        flag("--val-range [LO,HI]+", "range of random data, for all or by input: [0,1] ids:[0,255]"),
-        flag("--int-min N", "smallest random integer", usual="0"),
-        flag("--int-max N", "largest random integer", usual="1"),
-        flag("--float-min X", "smallest random float", usual="0"),
-        flag("--float-max X", "largest random float", usual="1"),
-        flag("--iterations --iters N", "number of random feeds", usual="1"),
-        flag(
-            "--data-loader-backend-module CHOICE",
-            "library that makes random arrays",
-            usual="numpy",
-            choices=("numpy", "torch"),
-        ),
-        flag("--load-inputs --load-input-data FILE+", "saved inputs to use instead of random data"),
-        flag(
-            "--data-loader-script FILE[:FUNCTION]",
-            "a script whose function yields feeds; load_data unless named",
-            convert=values.script(""),
-        ),
-        flag("--data-loader-func-name NAME", "the name of that function, for older command lines"),
+    flag("--seed N", "seed of random data", usual="1"),
+    flag("--val-range [LO,HI]+", "range of random data, for all or by input: [0,1] ids:[0,255]"),
+    flag("--int-min N", "smallest random integer", usual="0"),
+    flag("--int-max N", "largest random integer", usual="1"),
+    flag("--float-min X", "smallest random float", usual="0"),
+    flag("--float-max X", "largest random float", usual="1"),
+    flag("--iterations --iters N", "number of random feeds", usual="1"),
+    flag(
+        "--data-loader-backend-module CHOICE",
+        "library that makes random arrays",
+        usual="numpy",
+        choices=("numpy", "torch"),
     ),
+    flag("--load-inputs --load-input-data FILE+", "saved inputs to use instead of random data"),
+    flag(
+        "--data-loader-script FILE[:FUNCTION]",
+        "a script whose function yields feeds; load_data unless named",
+        convert=values.script(""),
+    ),
+    flag("--data-loader-func-name NAME", "the name of that function, for older command lines"),
 )
 
 SOURCE = DATA.only("seed", "iterations", "load_inputs", "data_loader_script", "data_loader_func_name")
 """Data for ops that take one source."""
 
-ONE_FEED = Group(DATA.title, (flag("--iterations --iters N", "number of feeds", idle="only the first feed is used"),))
+ONE_FEED = Group(DATA.title, flag("--iterations --iters N", "number of feeds", idle="only the first feed is used"))
 """For commands that use only the first feed."""
 
 TRT_SHAPES = Group(
     "TensorRT profiles (repeat for more profiles)",
-    tuple(
+    *(
         flag(f"--trt-{bound}-shapes NAME:[DIMS]", f"{text} shapes of inputs: x:[1,3,224,224]", takes="repeat")
         for bound, text in (("min", "smallest"), ("opt", "usual"), ("max", "largest"))
     ),
@@ -105,173 +97,153 @@ TRT_SHAPES = Group(
 
 PRECISIONS = Group(
     "TensorRT precisions",
-    (
-        flag("--tf32", "let FP32 layers round their inputs to TF32"),
-        flag("--fp16", "allow FP16"),
-        flag("--bf16", "allow BF16"),
-        flag("--fp8", "allow FP8"),
-        flag("--int8", "allow INT8"),
-        flag("--fp32", "allow no lower precision, which is the default"),
-        flag(
-            "--precision-constraints prefer|obey|none|LAYER:TYPE+",
-            "how binding layer precisions are; or precisions of layers, which are then binding",
-            convert=values.constraint,
-        ),
-        flag("--calibration-cache FILE", "INT8 calibration cache, read if it exists, otherwise written"),
-        flag(
-            "--calib-base-cls --calibration-base-class CLASS",
-            "TensorRT's calibrator class, such as IInt8MinMaxCalibrator",
-        ),
-        flag("--quantile X", "quantile for IInt8LegacyCalibrator", usual="0.5"),
-        flag("--regression-cutoff X", "regression cutoff for IInt8LegacyCalibrator", usual="0.5"),
+    flag("--tf32", "let FP32 layers round their inputs to TF32"),
+    flag("--fp16", "allow FP16"),
+    flag("--bf16", "allow BF16"),
+    flag("--fp8", "allow FP8"),
+    flag("--int8", "allow INT8"),
+    flag("--fp32", "allow no lower precision, which is the default"),
+    flag(
+        "--precision-constraints prefer|obey|none|LAYER:TYPE+",
+        "how binding layer precisions are; or precisions of layers, which are then binding",
+        convert=values.constraint,
     ),
+    flag("--calibration-cache FILE", "INT8 calibration cache, read if it exists, otherwise written"),
+    flag(
+        "--calib-base-cls --calibration-base-class CLASS", "TensorRT's calibrator class, such as IInt8MinMaxCalibrator"
+    ),
+    flag("--quantile X", "quantile for IInt8LegacyCalibrator", usual="0.5"),
+    flag("--regression-cutoff X", "regression cutoff for IInt8LegacyCalibrator", usual="0.5"),
 )
 
 TRT_TACTICS = Group(
     "TensorRT tactics and timing",
-    (
-        flag(
-            "--load-timing-cache FILE",
-            "timing cache to build with; with --experiment also run:<id>, accepted or shared",
-        ),
-        flag("--save-timing-cache FILE", "timing cache to write, merged with an existing file"),
-        flag("--timing-cache FILE", "timing cache to build with and to write"),
-        flag("--error-on-timing-cache-miss", "fail rather than time a tactic"),
-        flag("--disable-compilation-cache", "keep compiled code out of the timing cache"),
-        flag("--save-tactics --save-tactic-replay FILE", "where to record the chosen tactics"),
-        flag("--load-tactics --load-tactic-replay FILE", "recorded tactics to choose again"),
-        flag("--exclude-tactics FILE", "tactics that must not be chosen: a deny-list, or a record"),
-        flag("--tactic-sources SOURCE*", "libraries that tactics may come from"),
-    ),
+    flag("--load-timing-cache FILE", "timing cache to build with; with --experiment also run:<id>, accepted or shared"),
+    flag("--save-timing-cache FILE", "timing cache to write, merged with an existing file"),
+    flag("--timing-cache FILE", "timing cache to build with and to write"),
+    flag("--error-on-timing-cache-miss", "fail rather than time a tactic"),
+    flag("--disable-compilation-cache", "keep compiled code out of the timing cache"),
+    flag("--save-tactics --save-tactic-replay FILE", "where to record the chosen tactics"),
+    flag("--load-tactics --load-tactic-replay FILE", "recorded tactics to choose again"),
+    flag("--exclude-tactics FILE", "tactics that must not be chosen: a deny-list, or a record"),
+    flag("--tactic-sources SOURCE*", "libraries that tactics may come from"),
 )
 
 TRT_CONFIG = Group(
     "TensorRT builder config",
-    (
-        flag(
-            "--trt-config-script FILE[:FUNCTION]",
-            "a script that makes the builder config, instead of these options",
-            convert=values.script("load_config"),
-        ),
-        flag(
-            "--trt-config-postprocess-script --trt-cpps FILE[:FUNCTION]",
-            "a script that changes the builder config",
-            convert=values.script("postprocess_config"),
-        ),
-        flag("--trt-safety-restricted", "stay within the safety-certified scope"),
-        flag("--sparse-weights", "allow kernels for 2:4 sparse weights"),
-        flag("--version-compatible", "let later releases load the engine"),
-        flag("--exclude-lean-runtime", "leave the lean runtime out of such an engine"),
-        flag("--refittable", "allow weights to be replaced later"),
-        flag("--strip-plan", "leave refittable weights out of the engine"),
-        flag("--use-dla", "run on DLA core 0"),
-        flag("--allow-gpu-fallback", "run layers on the GPU that DLA cannot run"),
-        flag("--pool-limit --memory-pool-limit POOL:SIZE+", "limits of memory pools: workspace:1G"),
-        flag("--workspace SIZE", "as --pool-limit workspace:SIZE"),
-        flag("--preview-features FEATURE*", "preview features to switch on; all others are off"),
-        flag("--builder-optimization-level 0..5", "how hard to optimize", usual="TensorRT's own", convert=int),
-        flag("--hardware-compatibility-level LEVEL", "devices that the engine should run on"),
-        flag("--max-aux-streams N", "streams that the engine may use besides its own", usual="TensorRT's own"),
-        flag("--quantization-flags FLAG*", "quantization flags to set; all others are cleared"),
-        flag("--profiling-verbosity LEVEL", "how much detail the engine keeps for its inspector"),
-        flag("--weight-streaming", "keep weights in host memory until needed"),
-        flag("--runtime-platform PLATFORM", "platform to build for"),
-        flag("--direct-io", "forbid reformatting at inputs and outputs"),
-        flag("--tiling-optimization-level LEVEL", "how hard to search for tilings"),
-        flag("--engine-capability SCOPE", "scope of the engine"),
-        flag(
-            "--pooled-outputs",
-            "keep output memory from one inference to the next",
-            idle="runners always do so. Limit memory by --pool-limit workspace:SIZE, or by --allocation-strategy of "
-            "`trtops run`",
-        ),
+    flag(
+        "--trt-config-script FILE[:FUNCTION]",
+        "a script that makes the builder config, instead of these options",
+        convert=values.script("load_config"),
+    ),
+    flag(
+        "--trt-config-postprocess-script --trt-cpps FILE[:FUNCTION]",
+        "a script that changes the builder config",
+        convert=values.script("postprocess_config"),
+    ),
+    flag("--trt-safety-restricted", "stay within the safety-certified scope"),
+    flag("--sparse-weights", "allow kernels for 2:4 sparse weights"),
+    flag("--version-compatible", "let later releases load the engine"),
+    flag("--exclude-lean-runtime", "leave the lean runtime out of such an engine"),
+    flag("--refittable", "allow weights to be replaced later"),
+    flag("--strip-plan", "leave refittable weights out of the engine"),
+    flag("--use-dla", "run on DLA core 0"),
+    flag("--allow-gpu-fallback", "run layers on the GPU that DLA cannot run"),
+    flag("--pool-limit --memory-pool-limit POOL:SIZE+", "limits of memory pools: workspace:1G"),
+    flag("--workspace SIZE", "as --pool-limit workspace:SIZE"),
+    flag("--preview-features FEATURE*", "preview features to switch on; all others are off"),
+    flag("--builder-optimization-level 0..5", "how hard to optimize", usual="TensorRT's own", convert=int),
+    flag("--hardware-compatibility-level LEVEL", "devices that the engine should run on"),
+    flag("--max-aux-streams N", "streams that the engine may use besides its own", usual="TensorRT's own"),
+    flag("--quantization-flags FLAG*", "quantization flags to set; all others are cleared"),
+    flag("--profiling-verbosity LEVEL", "how much detail the engine keeps for its inspector"),
+    flag("--weight-streaming", "keep weights in host memory until needed"),
+    flag("--runtime-platform PLATFORM", "platform to build for"),
+    flag("--direct-io", "forbid reformatting at inputs and outputs"),
+    flag("--tiling-optimization-level LEVEL", "how hard to search for tilings"),
+    flag("--engine-capability SCOPE", "scope of the engine"),
+    flag(
+        "--pooled-outputs",
+        "keep output memory from one inference to the next",
+        idle="runners always do so. Limit memory by --pool-limit workspace:SIZE, or by --allocation-strategy of "
+        "`trtops run`",
     ),
 )
 
 TRT_NETWORK = Group(
     "TensorRT network",
-    (
-        flag("--layer-precisions LAYER:TYPE+", "precisions of layers"),
-        flag("--decomposable-attentions", "let attention be decomposed"),
-        flag("--tensor-dtypes --tensor-datatypes TENSOR:TYPE+", "types of inputs and outputs"),
-        flag("--all-tensor-dtypes --all-tensor-datatypes TYPE", "one type for all floating-point inputs and outputs"),
-        flag("--tensor-formats TENSOR:FORMAT+", "formats of inputs and outputs: x:[linear,chw4]"),
-        flag("--all-tensor-formats FORMAT+", "formats for all inputs and outputs"),
-        flag(
-            "--trt-network-postprocess-script --trt-npps FILE[:FUNCTION]+",
-            "scripts that change the network, in this order",
-            convert=values.script("postprocess"),
-        ),
-        flag("--trt-network-func --trt-network-func-name NAME", "the function of a network script"),
-        flag("--strongly-typed", "take every precision from the model"),
-        flag("--mark-debug TENSOR+", "debug tensors, by name or pattern"),
-        flag("--mark-unfused-tensors-as-debug-tensors", "make debug tensors of all that survive fusion"),
+    flag("--layer-precisions LAYER:TYPE+", "precisions of layers"),
+    flag("--decomposable-attentions", "let attention be decomposed"),
+    flag("--tensor-dtypes --tensor-datatypes TENSOR:TYPE+", "types of inputs and outputs"),
+    flag("--all-tensor-dtypes --all-tensor-datatypes TYPE", "one type for all floating-point inputs and outputs"),
+    flag("--tensor-formats TENSOR:FORMAT+", "formats of inputs and outputs: x:[linear,chw4]"),
+    flag("--all-tensor-formats FORMAT+", "formats for all inputs and outputs"),
+    flag(
+        "--trt-network-postprocess-script --trt-npps FILE[:FUNCTION]+",
+        "scripts that change the network, in this order",
+        convert=values.script("postprocess"),
     ),
+    flag("--trt-network-func --trt-network-func-name NAME", "the function of a network script"),
+    flag("--strongly-typed", "take every precision from the model"),
+    flag("--mark-debug TENSOR+", "debug tensors, by name or pattern"),
+    flag("--mark-unfused-tensors-as-debug-tensors", "make debug tensors of all that survive fusion"),
 )
 
 TRT_OUTPUTS = Group(
     "TensorRT outputs",
-    (
-        flag("--trt-outputs NAME+", "tensors to use as the network's outputs, by name or pattern; 'mark all' for all"),
-        flag("--trt-exclude-outputs NAME+", "outputs of the network to leave out"),
-        flag("--trt-outputs-by-type LAYER+", "types of layers whose results become outputs"),
-    ),
+    flag("--trt-outputs NAME+", "tensors to use as the network's outputs, by name or pattern; 'mark all' for all"),
+    flag("--trt-exclude-outputs NAME+", "outputs of the network to leave out"),
+    flag("--trt-outputs-by-type LAYER+", "types of layers whose results become outputs"),
 )
 
 TRT_PARSE = Group(
     "TensorRT parser and plugins",
-    (
-        flag("--plugins FILE+", "plugin libraries to load"),
-        flag("--onnx-flags FLAG+", "flags of TensorRT's ONNX parser"),
-        flag("--plugin-instancenorm", "use the plugin for InstanceNormalization"),
-        flag("--enable-uint8-asymmetric-quantization-dla", "allow UINT8 and asymmetric quantization for DLA"),
-    ),
+    flag("--plugins FILE+", "plugin libraries to load"),
+    flag("--onnx-flags FLAG+", "flags of TensorRT's ONNX parser"),
+    flag("--plugin-instancenorm", "use the plugin for InstanceNormalization"),
+    flag("--enable-uint8-asymmetric-quantization-dla", "allow UINT8 and asymmetric quantization for DLA"),
 )
 
 TRT_LOAD = Group(
     "TensorRT engine loading",
-    (
-        flag("--load-runtime FILE", "a lean runtime to load version compatible engines with"),
-        flag("--dla-workspace-allocation-strategy STRATEGY", "how engines share DLA workspaces"),
-    ),
+    flag("--load-runtime FILE", "a lean runtime to load version compatible engines with"),
+    flag("--dla-workspace-allocation-strategy STRATEGY", "how engines share DLA workspaces"),
 )
 
 TRT_BUILD = (TRT_SHAPES, PRECISIONS, TRT_TACTICS, TRT_CONFIG, TRT_NETWORK, TRT_OUTPUTS, TRT_PARSE)
 
 THRESHOLDS = Group(
     "tolerances ([OUTPUT:]VALUE for one output)",
-    (
+    flag(
+        "--compare --compare-func FUNCTION+",
+        "how to compare: simple (default), indices, or one of "
+        + ", ".join(f"{each.name}{' (both)' if len(each.limits) > 1 else ''}" for each in COMPARISONS),
+        choices=("simple", "indices", *(comparison.name for comparison in COMPARISONS)),
+    ),
+    flag("--check-average", "compare means over all iterations"),
+    flag("--save-accuracy-results FILE", "where to write all numbers, for `trtops check accuracy`"),
+    flag("--rtol --rel-tol [OUTPUT:]X+", "relative tolerance"),
+    flag("--atol --abs-tol [OUTPUT:]X+", "absolute tolerance"),
+    flag(
+        "--check-error-stat [OUTPUT:]STAT+",
+        "which error is checked: elemwise, max, mean, median, quantile; several are checked one by one",
+    ),
+    flag("--error-quantile [OUTPUT:]Q+", "the level for quantile"),
+    flag("--index-tolerance [OUTPUT:]N+", "how many positions an index may be off"),
+    *(
         flag(
-            "--compare --compare-func FUNCTION+",
-            "how to compare: simple (default), indices, or one of "
-            + ", ".join(f"{each.name}{' (both)' if len(each.limits) > 1 else ''}" for each in COMPARISONS),
-            choices=("simple", "indices", *(comparison.name for comparison in COMPARISONS)),
-        ),
-        flag("--check-average", "compare means over all iterations"),
-        flag("--save-accuracy-results FILE", "where to write all numbers, for `trtops check accuracy`"),
-        flag("--rtol --rel-tol [OUTPUT:]X+", "relative tolerance"),
-        flag("--atol --abs-tol [OUTPUT:]X+", "absolute tolerance"),
-        flag(
-            "--check-error-stat [OUTPUT:]STAT+",
-            "which error is checked: elemwise, max, mean, median, quantile; several are checked one by one",
-        ),
-        flag("--error-quantile [OUTPUT:]Q+", "the level for quantile"),
-        flag("--index-tolerance [OUTPUT:]N+", "how many positions an index may be off"),
-        *(
-            flag(
-                f"--{metric.option.replace('_', '-')} {' '.join(metric.other_flags)} [OUTPUT:]X+",
-                f"{metric.limit_kind} {metric.label}",
-                shown=f"[OUTPUT:]{metric.unit.upper() or 'X'}",
-            )
-            for metric in METRICS
-            if metric.limit is not None
-        ),
+            f"--{metric.option.replace('_', '-')} {' '.join(metric.other_flags)} [OUTPUT:]X+",
+            f"{metric.limit_kind} {metric.label}",
+            shown=f"[OUTPUT:]{metric.unit.upper() or 'X'}",
+        )
+        for metric in METRICS
+        if metric.limit is not None
     ),
 )
 
 STATISTICS = Group(
     THRESHOLDS.title,
-    tuple(
+    *(
         flag
         for flag in THRESHOLDS.without(*(f"--{m.option.replace('_', '-')}" for m in METRICS if not m.recorded)).flags
         if flag.dest not in ("compare", "check_average", "save_accuracy_results", "index_tolerance")
@@ -281,89 +253,72 @@ STATISTICS = Group(
 
 COMPARING = Group(
     "comparing",
-    (
-        flag(
-            "--compare-func-script FILE[:FUNCTION]",
-            "a script with its own compare function",
-            convert=values.script("compare_outputs"),
-        ),
-        flag("--fail-fast", "stop at the first iteration that does not match"),
-        flag("--no-shape-check", "compare outputs of different shapes that have as many elements"),
-        flag("--infinities-compare-equal", "let infinities of equal sign match"),
-        flag("--save-heatmaps FOLDER", "where to save heat maps of errors"),
-        flag("--show-heatmaps", "show heat maps of errors"),
-        flag("--save-error-metrics-plot FOLDER", "where to save plots of errors over magnitudes"),
-        flag("--show-error-metrics-plot", "show plots of errors over magnitudes"),
+    flag(
+        "--compare-func-script FILE[:FUNCTION]",
+        "a script with its own compare function",
+        convert=values.script("compare_outputs"),
     ),
+    flag("--fail-fast", "stop at the first iteration that does not match"),
+    flag("--no-shape-check", "compare outputs of different shapes that have as many elements"),
+    flag("--infinities-compare-equal", "let infinities of equal sign match"),
+    flag("--save-heatmaps FOLDER", "where to save heat maps of errors"),
+    flag("--show-heatmaps", "show heat maps of errors"),
+    flag("--save-error-metrics-plot FOLDER", "where to save plots of errors over magnitudes"),
+    flag("--show-error-metrics-plot", "show plots of errors over magnitudes"),
 )
 
 CHECK = Group(
     "check",
-    (
-        flag("--fail-code --fail-returncode CODE+", "exit codes that count as failures", usual="any but 0"),
-        flag("--ignore-fail-code --ignore-fail-returncode CODE+", "exit codes that do not", usual="none"),
-        flag("--fail-regex REGEX+", "what the failure prints"),
-        flag("--show-output", "show what the check prints, also when it passes"),
-        flag("--hide-fail-output", "hide what the check prints when it fails"),
-        flag("--check-timeout SECONDS", "how long one check may take", usual="no limit"),
-        flag(
-            "--check --check-inference COMMAND",
-            "the command that checks; the rest of the line belongs to it",
-            takes="rest",
-            shown="COMMAND ...",
-        ),
+    flag("--fail-code --fail-returncode CODE+", "exit codes that count as failures", usual="any but 0"),
+    flag("--ignore-fail-code --ignore-fail-returncode CODE+", "exit codes that do not", usual="none"),
+    flag("--fail-regex REGEX+", "what the failure prints"),
+    flag("--show-output", "show what the check prints, also when it passes"),
+    flag("--hide-fail-output", "hide what the check prints when it fails"),
+    flag("--check-timeout SECONDS", "how long one check may take", usual="no limit"),
+    flag(
+        "--check --check-inference COMMAND",
+        "the command that checks; the rest of the line belongs to it",
+        takes="rest",
+        shown="COMMAND ...",
     ),
 )
 
 SORTING = Group(
     "sorting files",
-    (
-        flag("--artifacts FILE+", "files to sort into good/ and bad/ after each check"),
-        flag("--art-dir --artifacts-dir FOLDER", "the folder of good/ and bad/", default="trtops_artifacts"),
-    ),
+    flag("--artifacts FILE+", "files to sort into good/ and bad/ after each check"),
+    flag("--art-dir --artifacts-dir FOLDER", "the folder of good/ and bad/", default="trtops_artifacts"),
 )
 
 ITERATING = Group(
     "iterating",
-    (
-        flag("--iter-artifact --intermediate-artifact FILE", "the file that each check reads"),
-        flag("--no-remove-intermediate", "keep that file at the end"),
-        flag("--iter-info --iteration-info FILE", "where to write the iteration's number, for the check to read"),
-        flag(
-            "--exit-on-bad",
-            "exit with 1 if the verdict is bad; without it, and without --experiment, the exit code is 0",
-        ),
+    flag("--iter-artifact --intermediate-artifact FILE", "the file that each check reads"),
+    flag("--no-remove-intermediate", "keep that file at the end"),
+    flag("--iter-info --iteration-info FILE", "where to write the iteration's number, for the check to read"),
+    flag(
+        "--exit-on-bad", "exit with 1 if the verdict is bad; without it, and without --experiment, the exit code is 0"
     ),
 )
 
 UNTIL = Group(
     "when to stop",
-    (
-        flag(
-            "--until --num-iterations good|bad|N", "stop at the first good or bad one, or after N", convert=values.until
-        ),
-    ),
+    flag("--until --num-iterations good|bad|N", "stop at the first good or bad one, or after N", convert=values.until),
 )
 
 REPLAY = Group(
     "resuming",
-    (
-        flag("--load-debug-replay FILE", "answers of an earlier search"),
-        flag("--save-debug-replay FILE", "where to save answers", default="trtops_debug_replay.json"),
-    ),
+    flag("--load-debug-replay FILE", "answers of an earlier search"),
+    flag("--save-debug-replay FILE", "where to save answers", default="trtops_debug_replay.json"),
 )
 
 PROVIDERS = Group(
     "ONNX Runtime",
-    (
-        flag("--providers --execution-providers PROVIDER+", "execution providers in order of preference: cuda cpu"),
-        flag(
-            "--graph-optimization-level CHOICE",
-            "how far ONNX Runtime optimizes; its own names, such as ORT_ENABLE_BASIC, are accepted too",
-            usual="all",
-            convert=values.optimization_level,
-            choices=("disable", "basic", "extended", "all"),
-        ),
+    flag("--providers --execution-providers PROVIDER+", "execution providers in order of preference: cuda cpu"),
+    flag(
+        "--graph-optimization-level CHOICE",
+        "how far ONNX Runtime optimizes; its own names, such as ORT_ENABLE_BASIC, are accepted too",
+        usual="all",
+        convert=values.optimization_level,
+        choices=("disable", "basic", "extended", "all"),
     ),
 )
 
@@ -372,41 +327,37 @@ _NO_TFTRT = "TensorFlow-TensorRT is not used; add --trt"
 
 TENSORFLOW = Group(
     "TensorFlow models, converted by tf2onnx",
-    (
-        flag("--ckpt NAME", "a checkpoint's name without its suffix"),
-        flag("--tf-outputs TENSOR+", "output tensors of the graph"),
-        flag("--opset N", "ONNX operator set to convert to", usual="the model's own"),
-        *(
-            flag(f"{names} WORD?", "", shown=None, refuse=f"{why}. Models are converted to ONNX (tf2onnx)")
-            for names, why in (
-                ("--save-pb", "a frozen graph is not made; use --save-onnx"),
-                ("--save-tensorboard", "no TensorFlow session is run; use --save-onnx and a viewer"),
-                ("--save-timeline", "no TensorFlow session is run"),
-                ("--tftrt --use-tftrt", _NO_TFTRT),
-                ("--minimum-segment-size", _NO_TFTRT),
-                ("--dynamic-op", _NO_TFTRT),
-            )
-        ),
-        flag("--freeze-graph", "freeze the graph", idle="tf2onnx always does so"),
-        flag("--gpu-memory-fraction SHARE", "GPU memory for TensorFlow", idle=_NO_SESSION),
-        flag("--allow-growth", "GPU memory as it is needed", idle=_NO_SESSION),
-        flag("--xla", "compile with XLA", idle=_NO_SESSION),
+    flag("--ckpt NAME", "a checkpoint's name without its suffix"),
+    flag("--tf-outputs TENSOR+", "output tensors of the graph"),
+    flag("--opset N", "ONNX operator set to convert to", usual="the model's own"),
+    *(
+        flag(f"{names} WORD?", "", shown=None, refuse=f"{why}. Models are converted to ONNX (tf2onnx)")
+        for names, why in (
+            ("--save-pb", "a frozen graph is not made; use --save-onnx"),
+            ("--save-tensorboard", "no TensorFlow session is run; use --save-onnx and a viewer"),
+            ("--save-timeline", "no TensorFlow session is run"),
+            ("--tftrt --use-tftrt", _NO_TFTRT),
+            ("--minimum-segment-size", _NO_TFTRT),
+            ("--dynamic-op", _NO_TFTRT),
+        )
     ),
+    flag("--freeze-graph", "freeze the graph", idle="tf2onnx always does so"),
+    flag("--gpu-memory-fraction SHARE", "GPU memory for TensorFlow", idle=_NO_SESSION),
+    flag("--allow-growth", "GPU memory as it is needed", idle=_NO_SESSION),
+    flag("--xla", "compile with XLA", idle=_NO_SESSION),
 )
 
 TRACKING = Group(
     "tracking",
-    (
-        flag("--experiment NAME", "record this as a run of that experiment, as the flows do"),
-        flag("--store PLACE", "the store: a folder or an MLflow server (default: TRTOPS_HOME or ./mlruns)"),
-    ),
+    flag("--experiment NAME", "record this as a run of that experiment, as the flows do"),
+    flag("--store PLACE", "the store: a folder or an MLflow server (default: TRTOPS_HOME or ./mlruns)"),
 )
 STORE = TRACKING.without("--experiment")
 ROOT = flag("--root --store FOLDER", "the store's folder or address (default: TRTOPS_HOME or ./mlruns)")
-JSON = Group("printing", (flag("--json", "print JSON"),))
+JSON = Group("printing", flag("--json", "print JSON"))
 RECORDED_CODE = Group(
     "code that a run names",
-    (flag("--allow-scripts", "run the scripts and commands that the run names; check them first"),),
+    flag("--allow-scripts", "run the scripts and commands that the run names; check them first"),
 )
 
 _OF_SPECS = (
@@ -415,5 +366,5 @@ _OF_SPECS = (
     "pool_limit", "workspace", "builder_optimization_level", "layer_precisions", "use_dla", "allow_gpu_fallback",
 )  # fmt: skip
 
-SPEC = Group("building", tuple(flag for group in TRT_BUILD for flag in group.flags if flag.dest in _OF_SPECS))
+SPEC = Group("building", *(flag for group in TRT_BUILD for flag in group.flags if flag.dest in _OF_SPECS))
 """What a build's spec holds: options of commands whose builds are recorded, or made by ops."""

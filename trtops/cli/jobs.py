@@ -1,99 +1,97 @@
-"""What a command line asks for, as a value: one call, where its run is kept, and how its result is shown."""
+"""Commands, and the jobs that they make of their options: one call of an op, and how its result is shown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 from trtops import ops, terminal
 from trtops.cli import logs
 from trtops.cli.flags import Group, Options
 from trtops.cli.script import resolve
 
+Job: TypeAlias = Callable[[], int]
+"""The work of a command line. It prints the result and returns the exit code."""
+
 Store = Literal["none", "reads", "writes", "optional", "temporary"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """One call of an op, or of a function of the command.
-
-    Attributes:
-        call: The op's name in :mod:`trtops.ops`; or a function that does everything and returns the exit code.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-        store: Which tracking store the op gets: ``none``; the one it ``reads``, which must exist, or ``writes``;
-            ``optional``, only with an experiment; ``temporary``, in memory unless an experiment or a store is given.
-        place: Where the store is.
-        json: Whether to print JSON.
-        show: Prints the result, given it and the store's place; by default its page and how it ended.
-        code: Returns the exit code for the result; by default 0 unless its verdict is bad.
-        progress: What a progress bar says, and its unit; or what the op calls with its progress.
-    """
-
-    call: str | Callable[..., int]
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    store: Store = "none"
-    place: str | None = None
-    json: bool = False
-    show: Callable[[Any, str | None], None] | None = None
-    code: Callable[[Any], int] | None = None
-    progress: tuple[str, str] | Callable[..., None] | None = None
-
-    def run(self) -> int:
-        """Make the call, show the result, and return the exit code."""
-        args, kwargs = resolve(self.args), resolve(dict(self.kwargs))
-        if callable(self.call):
-            return self.call(*args, **kwargs)
-        if self.store != "none":
-            kwargs["tracker"] = tracker(self.store, self.place, kwargs.get("experiment"))
-        op = getattr(ops, self.call)
-        if isinstance(self.progress, tuple):
-            with terminal.progress(*self.progress) as bar:
-                result = op(*args, **kwargs, progress=bar.update)
-        else:
-            result = op(*args, **kwargs, **({} if self.progress is None else {"progress": self.progress}))
-        if self.json:
-            logs.say_json(json_of(result))
-        elif self.show is not None:
-            self.show(result, self.place)
-        elif hasattr(result, "page"):
-            logs.say_result(result, self.place)
-        else:
-            logs.say(result.text())
-        return self.code(result) if self.code is not None else int(getattr(result, "verdict", "good") != "good")
 
 
 @dataclass(frozen=True)
 class Command:
-    """One command: how it becomes a job, its options, examples, and what it does."""
+    """One command: how it becomes a job, its options, and examples."""
 
     plan: Callable[[Options], Job]
     groups: tuple[Group, ...]
     examples: tuple[str, ...]
-    about: str
+
+    @property
+    def about(self) -> str:
+        """What it does: the docstring of the function that plans it, on one line."""
+        return " ".join(str(self.plan.__doc__).split())
 
 
-def op_job(args: Options, call: str, *more: Any, store: Store = "none", **kwargs: Any) -> Job:
-    """Return the job of an op, with the store and ``--json`` from the options.
+def command(*groups: Group, examples: tuple[str, ...]) -> Callable[[Callable[[Options], Job]], Command]:
+    """Return a decorator that makes a command of the function that plans it.
+
+    The function reads every option that the job uses, since unread options produce a warning before the job
+    runs. Its docstring is the command's help.
+    """
+    return lambda plan: Command(plan, groups, examples)
+
+
+def op_job(
+    args: Options,
+    op: str,
+    *inputs: Any,
+    store: Store = "none",
+    show: Callable[[Any, str | None], None] | None = None,
+    code: Callable[[Any], int] | None = None,
+    progress: tuple[str, str] | Callable[..., None] | None = None,
+    **options: Any,
+) -> Job:
+    """Return the job that calls an op.
 
     Args:
-        args: The options.
-        call: The op.
-        more: Its positional arguments.
-        store: Which tracking store it gets.
-        kwargs: Its keyword arguments; ``show``, ``code`` and ``progress`` are those of :class:`Job`.
+        args: The options, for the place of the store and ``--json``.
+        op: The op's name in :mod:`trtops.ops`.
+        inputs: Its positional arguments.
+        store: Which tracking store it gets: ``none``; the one it ``reads``, which must exist, or ``writes``;
+            ``optional``, only with an experiment; ``temporary``, in memory unless an experiment or a store is given.
+        show: Prints the result, given it and the store's place; by default its page and how it ended.
+        code: Returns the exit code for the result; by default 0 unless its verdict is bad.
+        progress: What a progress bar says, and its unit; or what the op calls with its progress.
+        options: The op's keyword arguments.
     """
-    own = {name: kwargs.pop(name) for name in ("show", "code", "progress") if name in kwargs}
-    used = store not in ("none", "optional") or (store == "optional" and kwargs.get("experiment") is not None)
+    used = store not in ("none", "optional") or (store == "optional" and options.get("experiment") is not None)
     place = args.store if used else None
     as_json = bool(getattr(args, "json", False))
-    return Job(call=call, args=more, kwargs=kwargs, store=store, place=place, json=as_json, **own)
+
+    def run() -> int:
+        kwargs = resolve(options)
+        if store != "none":
+            kwargs["tracker"] = tracker(store, place, kwargs.get("experiment"))
+        if isinstance(progress, tuple):
+            with terminal.progress(*progress) as bar:
+                result = getattr(ops, op)(*resolve(inputs), **kwargs, progress=bar.update)
+        else:
+            reported: dict[str, Any] = {} if progress is None else {"progress": progress}
+            result = getattr(ops, op)(*resolve(inputs), **kwargs, **reported)
+        if as_json:
+            logs.say_json(json_of(result))
+        elif show is not None:
+            show(result, place)
+        elif hasattr(result, "page"):
+            logs.say_result(result, place)
+        else:
+            logs.say(result.text())
+        return code(result) if code is not None else int(getattr(result, "verdict", "good") != "good")
+
+    return run
 
 
 def tracker(store: Store, place: str | None, experiment: str | None = None) -> Any:
-    """Open a tracking store; see :class:`Job` for the kinds. None if an ``optional`` one is not used."""
+    """Open a tracking store; see :func:`op_job` for the kinds. None if an ``optional`` one is not used."""
     if store == "none" or (store == "optional" and experiment is None):
         return None
     if store == "temporary" and experiment is None and place is None:

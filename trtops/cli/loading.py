@@ -59,7 +59,8 @@ def wants_onnx_changes(args: Options) -> bool:
         "external_data_dir", "ignore_external_data", "fp_to_fp16", "onnx_outputs", "onnx_exclude_outputs",
         "onnx_outputs_by_type", "shape_inference", "save_onnx",
     )  # fmt: skip
-    return any(getattr(args, name, None) for name in names)
+    # A list: every option counts as read, also those after the first that is given.
+    return any([getattr(args, name, None) for name in names])
 
 
 def onnx_model(args: Options) -> Any:
@@ -94,10 +95,9 @@ def onnx_model(args: Options) -> Any:
 
 
 def changed_model(args: Options) -> Any:
-    """Return the model: its path where it is used unchanged, otherwise a loader."""
+    """Return the ONNX model: its path where it is used unchanged, otherwise a loader."""
     model: Any = args.model_file
-    changes = ("external_data_dir", "ignore_external_data", "fp_to_fp16", "shape_inference")
-    if any([getattr(args, name, None) for name in changes]):
+    if wants_onnx_changes(args):
         model = onnx_model(args.but(model_type="onnx"))
     if not getattr(args, "force_fallback_shape_inference", None):
         return model
@@ -155,25 +155,23 @@ def data_loader(args: Options) -> Late | None:
         path, function = args.data_loader_script
         function = function or args.data_loader_func_name or "load_data"
         return late("trtops.backend.common.invoke_from_script", path, function)
-    shapes = input_shapes(args) or opt_shapes(args)
+    shapes = input_shapes(args)
+    # Without other shapes, data has those that the first profile is optimized for.
+    if not shapes and (rounds := getattr(args, "trt_opt_shapes", None) or getattr(args, "trt_max_shapes", None)):
+        shapes = dict(rounds[0])
     options = {
         "seed": args.seed,
         "iterations": args.iterations,
         "input_metadata": _input_metadata(shapes) if shapes else None,
         "val_range": per_name(args.val_range),
         "data_loader_backend_module": args.data_loader_backend_module,
-        "int_range": _value_bounds(args.int_min, args.int_max),
-        "float_range": _value_bounds(args.float_min, args.float_max),
     }
+    for name, low, high in (("int_range", args.int_min, args.int_max), ("float_range", args.float_min, args.float_max)):
+        if low is not None or high is not None:
+            options[name] = (0 if low is None else low, 1 if high is None else high)
     if not any(value is not None for value in options.values()):
         return None
     return late("trtops.comparator.DataLoader", **options)
-
-
-def _value_bounds(low: float | None, high: float | None) -> tuple[float, float] | None:
-    if low is None and high is None:
-        return None
-    return (0 if low is None else low, 1 if high is None else high)
 
 
 def input_shapes(args: Options) -> dict[str, tuple[int | str, ...]] | None:
@@ -182,12 +180,6 @@ def input_shapes(args: Options) -> dict[str, tuple[int | str, ...]] | None:
     if shapes and len(dict(shapes)) < len(shapes):
         log.warning("--input-shapes has several shapes for one input; the last is used. Run the command once for each.")
     return dict(shapes) if shapes else None
-
-
-def opt_shapes(args: Options) -> dict[str, tuple[int | str, ...]] | None:
-    """Return the opt shapes of the first profile, which data has unless other shapes are given."""
-    rounds = getattr(args, "trt_opt_shapes", None) or getattr(args, "trt_max_shapes", None)
-    return dict(rounds[0]) if rounds else None
 
 
 def _input_metadata(shapes: dict[str, Any]) -> TensorMetadata:

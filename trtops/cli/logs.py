@@ -42,20 +42,18 @@ def _log_level(text: str) -> tuple[str, str]:
 
 LOGGING = Group(
     "help and log",
-    (
-        flag("-h --help", "show this and exit"),
-        flag("-v --verbose", "log more; repeat for even more", to="verbose", takes="count"),
-        flag("--extra-verbose", "as -v -v", takes="count"),
-        flag("-q --quiet", "log less; repeat for even less", to="quiet", takes="count"),
-        flag(
-            "--verbosity LEVEL|PATH:LEVEL+",
-            "how much to log, for all or for modules: INFO backend/trt:VERBOSE",
-            convert=_log_level,
-        ),
-        flag("--silent", "log and print nothing; only the exit code reports the outcome"),
-        flag("--log-format CHOICE+", "what log lines contain", choices=("timestamp", "line-info", "no-colors")),
-        flag("--log-file FILE", "a file to log to as well"),
+    flag("-h --help", "show this and exit"),
+    flag("-v --verbose", "log more; repeat for even more", to="verbose", takes="count"),
+    flag("--extra-verbose", "as -v -v", takes="count"),
+    flag("-q --quiet", "log less; repeat for even less", to="quiet", takes="count"),
+    flag(
+        "--verbosity LEVEL|PATH:LEVEL+",
+        "how much to log, for all or for modules: INFO backend/trt:VERBOSE",
+        convert=_log_level,
     ),
+    flag("--silent", "log and print nothing; only the exit code reports the outcome"),
+    flag("--log-format CHOICE+", "what log lines contain", choices=("timestamp", "line-info", "no-colors")),
+    flag("--log-file FILE", "a file to log to as well"),
 )
 
 _silent = False

@@ -141,14 +141,15 @@ def _after_check(path: registry.Path, rest: list[str]) -> bool:
 
 
 def load(path: registry.Path) -> Command:
-    """Import a command: an entry of ``COMMANDS`` in the module of its first word, or a module of its own."""
+    """Import a command: from the module of its first words, or a module of its own there."""
     *first, last = registry.OTHER_WORDS.get(path, path)
     home = importlib.import_module(".".join(("trtops.cli.commands", *first)))
-    if last in getattr(home, "COMMANDS", ()):
-        found: Command = home.COMMANDS[last]
-        return found
-    module = importlib.import_module(f"{home.__name__}.{last.replace('-', '_')}")
-    return Command(module.plan, module.GROUPS, module.EXAMPLES, " ".join(str(module.__doc__).split()))
+    name = last.replace("-", "_")
+    found = getattr(home, f"{name}_" if name == "list" else name, None)
+    if not isinstance(found, Command):
+        found = getattr(importlib.import_module(f"{home.__name__}.{name}"), name)
+        assert isinstance(found, Command)
+    return found
 
 
 def parser_of(path: registry.Path, command: Command) -> Parser:
@@ -191,7 +192,7 @@ def _run_command(path: registry.Path, command: Command, parser: Parser, rest: li
 def _execute(job: Job, log: logging.Logger, words: list[str]) -> int:
     """Run a job, log its errors, and return its exit code."""
     try:
-        return int(job.run())
+        return job()
     except (TrtopsError, OSError) as exc:
         if isinstance(exc, BrokenPipeError):
             raise

@@ -79,10 +79,10 @@ def test_audit_signs_its_report(logged: Logged, monkeypatch: pytest.MonkeyPatch)
 
 def test_exit_code_reports_failed_runs(logged: Logged, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["runs", "audit", "--store", str(logged.root), "--no-rebuild"]
-    page, text = tmp_path / "audit.html", tmp_path / "audit.md"
 
-    assert main([*line, logged.runs["fp32"], "--html", str(page), "--markdown", str(text)]) == 0
-    assert "whole, " in capsys.readouterr().out and "1 of 1 runs pass" in page.read_text() + text.read_text()
+    assert main([*line, logged.runs["fp32"]]) == 0
+    said = capsys.readouterr().out
+    assert "whole, " in said and "1 of 1 runs pass" in said
     logged.set_tag("fp32", Tag.ENGINE_SHA256, "0" * 64)
     assert main([*line, logged.runs["fp32"]]) == 1
     assert f"tag {Tag.ENGINE_SHA256} says {'0' * 64}" in capsys.readouterr().out

@@ -1,7 +1,4 @@
-"""Find INT8 ranges from real data, and compare INT8 with other precisions.
-
-The calibration cache that it writes fits any build. Exits with 1 if the INT8 engine is not good enough.
-"""
+"""The command ``trtops calibrate``."""
 
 from __future__ import annotations
 
@@ -9,32 +6,30 @@ from dataclasses import replace
 
 from trtops.cli import configs, groups
 from trtops.cli.flags import Group, Options, UsageError, flag
-from trtops.cli.jobs import Job, op_job
+from trtops.cli.jobs import Job, command, op_job
 
-GROUPS = (
+
+@command(
     groups.ONNX_MODEL,
     configs.config_flags("calibration", "CalibrateConfig", {"output": "-o --output"}, skip="check build data"),
-    Group("building", (flag("--keep LAYER+", "layers that stay in higher precision: names, patterns or types"),)),
+    Group("building", flag("--keep LAYER+", "layers that stay in higher precision: names, patterns or types")),
     groups.TRACKING,
     configs.BACKEND,
     Group(
         "evaluation",
-        (
-            flag(
-                "--check-data PATH", "data to evaluate engines with, best held-out data (default: the calibration data)"
-            ),
-            *groups.STATISTICS.flags,
-        ),
+        flag("--check-data PATH", "data to evaluate engines with, best held-out data (default: the calibration data)"),
+        groups.STATISTICS,
     ),
     configs.config_flags("evaluation", "CalibrateConfig", skip="build data output samples batch min_samples pictures"),
     groups.SOURCE,
     groups.SPEC.without("--int8"),
+    examples=("trtops calibrate model.onnx --load-inputs images.json -o int8.cache --experiment resnet50",),
 )
-EXAMPLES = ("trtops calibrate model.onnx --load-inputs images.json -o int8.cache --experiment resnet50",)
+def calibrate(args: Options) -> Job:
+    """Find INT8 ranges from real data, and compare INT8 with other precisions.
 
-
-def plan(args: Options) -> Job:
-    """Return the job."""
+    The calibration cache that it writes fits any build. Exits with 1 if the INT8 engine is not good enough.
+    """
     data = configs.data_source(args)
     if data is None:
         raise UsageError(

@@ -1,8 +1,4 @@
-"""Make a TensorRT engine from a model, an ONNX Runtime engine (.ort), or another ONNX model.
-
-Engines for ONNX Runtime, and all that are recorded with --experiment, are compared with the model itself: exit code 1
-means that they are not good enough.
-"""
+"""The command ``trtops convert``."""
 
 from __future__ import annotations
 
@@ -15,8 +11,9 @@ from trtops.backend import trt
 from trtops.backend.common import SaveBytes, save_bytes
 from trtops.cli import configs, groups, loading
 from trtops.cli.flags import Group, Options, UsageError, flag
-from trtops.cli.jobs import Job, tracker
-from trtops.cli.logs import say, say_result
+from trtops.cli.jobs import Job, command, op_job
+from trtops.cli.logs import say
+from trtops.cli.script import load
 
 if TYPE_CHECKING:
     from trtops.backend.base import Build
@@ -26,25 +23,23 @@ log = logging.getLogger(__name__)
 
 TARGET = Group(
     "target",
-    (
-        flag(
-            "-o --output FILE",
-            "where to write it (default: the model's name with .engine, .ort or .converted.onnx)",
-            to="output",
-        ),
-        flag(
-            "--convert-to CHOICE",
-            "what to make; by the output's suffix unless given",
-            choices=("trt", "onnx", "onnx-like-trt-network", "ort"),
-        ),
-        flag("--config FILE", "a ConvertConfig as a JSON file, instead of options"),
+    flag(
+        "-o --output FILE",
+        "where to write it (default: the model's name with .engine, .ort or .converted.onnx)",
+        to="output",
     ),
+    flag("--convert-to {trt,onnx,onnx-like-trt-network,ort}", "what to make; by the output's suffix unless given"),
+    flag("--config FILE", "a ConvertConfig as a JSON file, instead of options"),
 )
 EVALUATION = configs.config_flags(
     "evaluation, with --experiment or for ONNX Runtime", "ConvertConfig", skip="build replay"
 )
 
-GROUPS = (
+
+_SUFFIXES = {".onnx": "onnx", ".ort": "ort", ".engine": "trt", ".plan": "trt", ".trt": "trt"}
+
+
+@command(
     groups.MODEL,
     TARGET,
     groups.TRACKING,
@@ -54,25 +49,25 @@ GROUPS = (
     *groups.ONNX,
     groups.SAVE_AS,
     groups.TENSORFLOW,
-    Group(groups.THRESHOLDS.title, groups.THRESHOLDS.only("rtol", "atol").flags),
+    Group(groups.THRESHOLDS.title, groups.THRESHOLDS.only("rtol", "atol")),
     EVALUATION,
+    examples=(
+        "trtops convert model.onnx --fp16 -o model.engine",
+        "trtops convert model.onnx --int8 --data-loader-script loader.py --calibration-cache int8.cache",
+        "trtops convert model.onnx --trt-min-shapes x:[1,3,8] --trt-opt-shapes x:[4,3,8] --trt-max-shapes x:[32,3,8]",
+        "trtops convert --fp-to-fp16 -o fp16.onnx model.onnx",
+        "trtops convert model.onnx --fp16 --experiment resnet50 -o model.engine",
+        "trtops convert model.onnx --fp16 --experiment resnet50 --attribute-error --min-precision-share 0.5",
+    ),
 )
-EXAMPLES = (
-    "trtops convert model.onnx --fp16 -o model.engine",
-    "trtops convert model.onnx --int8 --data-loader-script loader.py --calibration-cache int8.cache -o model.engine",
-    "trtops convert model.onnx --trt-min-shapes x:[1,3,8,8] --trt-opt-shapes x:[4,3,8,8] --trt-max-shapes x:[32,3,8,8]",
-    "trtops convert --fp-to-fp16 -o fp16.onnx model.onnx",
-    "trtops convert model.onnx --fp16 --experiment resnet50 -o model.engine",
-    "trtops convert model.onnx --fp16 --experiment resnet50 --attribute-error --min-precision-share 0.5",
-)
+def convert(args: Options) -> Job:
+    """Make a TensorRT engine from a model, an ONNX Runtime engine (.ort), or another ONNX model.
 
-_SUFFIXES = {".onnx": "onnx", ".ort": "ort", ".engine": "trt", ".plan": "trt", ".trt": "trt"}
-
-
-def plan(args: Options) -> Job:
-    """Return the job."""
+    Engines for ONNX Runtime, and all that are recorded with --experiment, are compared with the model itself: exit code
+    1 means that they are not good enough.
+    """
     if args.config is not None:
-        return _plan_of_config(args)
+        return _of_config_file(args)
     kind = loading.model_type(args)
     target = args.convert_to or _SUFFIXES.get(Path(args.output or "x.engine").suffix.lower())
     if target is None:
@@ -87,14 +82,21 @@ def plan(args: Options) -> Job:
                 "only engines of unchanged ONNX files are evaluated; convert the model first, or leave out --experiment"
             )
         return _evaluated(args, target, output if args.output or args.experiment is None else None)
-    recorded = (*groups.THRESHOLDS.only("rtol", "atol").flags, *groups.STORE.flags, *EVALUATION.flags)
+    recorded = Group("", groups.THRESHOLDS.only("rtol", "atol"), groups.STORE, EVALUATION)
     configs.refuse(args, recorded, "is for evaluated engines; add --experiment NAME")
-    if target == "onnx":
-        return Job(call=_write, args=(loading.saved_onnx(loading.onnx_model(args), output, args), output))
-    if target == "onnx-like-trt-network":
-        drawn = trt.OnnxLikeFromNetwork(loading.network(args))
-        return Job(call=_write, args=(loading.saved_onnx(drawn, output, args), output))
-    return Job(call=_write, args=(SaveBytes(loading.engine_bytes(args), output), output))
+    loader: Any
+    if target == "trt":
+        loader = SaveBytes(loading.engine_bytes(args), output)
+    else:
+        made = loading.onnx_model(args) if target == "onnx" else trt.OnnxLikeFromNetwork(loading.network(args))
+        loader = loading.saved_onnx(made, output, args)
+
+    def write() -> int:
+        load(loader)
+        say(f"Wrote {output}")
+        return 0
+
+    return write
 
 
 def _evaluated(args: Options, target: str, output: str | None) -> Job:
@@ -116,16 +118,16 @@ def _evaluated(args: Options, target: str, output: str | None) -> Job:
         "timing_cache": args.save_timing_cache or args.timing_cache,
         "calibration_cache": None if calibrated else cache,
     }
-    return Job(call=_convert, args=(args.model_file, config, output, parts, args.experiment, args.store))
+    return _convert(args, config, output, parts)
 
 
-def _plan_of_config(args: Options) -> Job:
+def _of_config_file(args: Options) -> Job:
     """Return the job of a config in a file, which leaves only the outputs to the options.
 
     Raises:
         UsageError: If a precision is given as well, or the file cannot be read.
     """
-    precisions = groups.PRECISIONS.only("int8", "fp8", "bf16", "fp16").flags
+    precisions = groups.PRECISIONS.only("int8", "fp8", "bf16", "fp16")
     configs.refuse(args, precisions, "is set by the file of --config; leave one out")
     try:
         config = ops.ConvertConfig.from_json(Path(args.config).read_bytes())
@@ -133,49 +135,33 @@ def _plan_of_config(args: Options) -> Job:
         raise UsageError(f"--config {args.config} cannot be read: {exc.strerror}") from None
     suffix = ".engine" if config.build.backend == "tensorrt" else ".ort"
     output = args.output or (f"{Path(args.model_file).stem}{suffix}" if args.experiment is None else None)
-    config = configs.make(args, "ConvertConfig", base=config)
-    return Job(call=_convert, args=(args.model_file, config, output, {}, args.experiment, args.store))
+    return _convert(args, configs.make(args, "ConvertConfig", base=config), output, {})
 
 
-def _write(loader: Any, output: str) -> int:
-    loader()
-    say(f"Wrote {output}")
-    return 0
-
-
-def _convert(
-    model: str,
-    config: ConvertConfig,
-    output: str | None,
-    parts: dict[str, str | None],
-    experiment: str | None,
-    place: str | None,
-) -> int:
+def _convert(args: Options, config: ConvertConfig, output: str | None, parts: dict[str, str | None]) -> Job:
+    """Return the job of the op, which also writes the engine and parts of the build."""
     failed: list[Exception] = []
 
     def write(build: Build) -> None:
-        """Write the files before the run is logged; a failure to write does not prevent logging."""
         try:
             if output is not None:
                 save_bytes(build.engine.plan, output)
             for name, path in parts.items():
-                if path is not None:
-                    _save_part(build, name, path)
+                found = getattr(build, name)
+                if path is not None and found is not None:
+                    save_bytes(found if isinstance(found, bytes) else found.to_json().encode(), path)
+                elif path is not None:
+                    log.warning("%s is not written: the build left no %s", path, name.replace("_", " "))
         except (OSError, errors.TrtopsError) as exc:
-            failed.append(exc)
+            failed.append(exc)  # raised in the end: an engine is recorded also if its file cannot be written
 
-    store = tracker("temporary", place, experiment)
-    result = ops.convert(model, config, tracker=store, experiment=experiment, built=write)
-    if failed:
-        raise failed[0]
-    say_result(result, place)
-    return 0 if result.verdict == "good" else 1
+    experiment = args.experiment
+    convert = op_job(args, "convert", args.model_file, config, store="temporary", experiment=experiment, built=write)
 
+    def run() -> int:
+        code = convert()
+        if failed:
+            raise failed[0]
+        return code
 
-def _save_part(build: Build, name: str, path: str) -> None:
-    """Write a part of a build to a file, with a warning if the build has none."""
-    found = getattr(build, name)
-    if found is None:
-        log.warning("%s is not written: the build left no %s", path, name.replace("_", " "))
-        return
-    save_bytes(found if isinstance(found, bytes) else found.to_json().encode(), path)
+    return run

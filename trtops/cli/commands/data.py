@@ -3,39 +3,37 @@
 from __future__ import annotations
 
 from trtops import ops
-from trtops.cli.flags import Group, flag
-from trtops.cli.jobs import Command, Job
+from trtops.cli.flags import Group, Options, flag
+from trtops.cli.jobs import Job, command
 from trtops.cli.logs import say
 
-_GROUPS = (
-    Group(
-        "data",
-        (
-            flag("paths+", "files of saved inputs or outputs"),
-            flag("-o --output FILE", "where to write the inputs", to="output", required=True),
-        ),
-    ),
+_FILES = Group(
+    "data",
+    flag("paths+", "files of saved inputs or outputs"),
+    flag("-o --output FILE", "where to write the inputs", to="output", required=True),
 )
 
 
-def _join(op: str, paths: tuple[str, ...], output: str) -> int:
-    say(f"Wrote {getattr(ops, op)(paths, output)} iterations to {output}")
-    return 0
+def _join(op: str, args: Options) -> Job:
+    paths, output = tuple(args.paths), args.output
+
+    def run() -> int:
+        say(f"Wrote {getattr(ops, op)(paths, output)} iterations to {output}")
+        return 0
+
+    return run
 
 
-COMMANDS = {
-    "merge": Command(
-        lambda args: Job(call=_join, args=("merge", tuple(args.paths), args.output)),
-        _GROUPS,
-        ("trtops data merge inputs.json outputs.json -o layer_inputs.json",),
-        "Make inputs from saved inputs and outputs: arrays of the same iteration, from all files, become one feed. "
-        "The outputs "
-        "of one part of a model can so become the inputs of the next.",
-    ),
-    "concat": Command(
-        lambda args: Job(call=_join, args=("concat", tuple(args.paths), args.output)),
-        _GROUPS,
-        ("trtops data concat monday.json tuesday.json -o both.json",),
-        "Concatenate files of saved inputs, or of saved outputs: their iterations in the order of the files.",
-    ),
-}
+@command(_FILES, examples=("trtops data merge inputs.json outputs.json -o layer_inputs.json",))
+def merge(args: Options) -> Job:
+    """Make inputs from saved inputs and outputs: arrays of the same iteration, from all files, become one feed.
+
+    The outputs of one part of a model can so become the inputs of the next.
+    """
+    return _join("merge", args)
+
+
+@command(_FILES, examples=("trtops data concat monday.json tuesday.json -o both.json",))
+def concat(args: Options) -> Job:
+    """Concatenate files of saved inputs, or of saved outputs: their iterations in the order of the files."""
+    return _join("concat", args)

@@ -1,7 +1,4 @@
-"""Report what is installed, whether it works, and how to fix what does not. Exits with 1 if there is a problem.
-
-Checks packages, back ends and GPU, the store, servers and workers. Nothing is started, made or changed.
-"""
+"""The command ``trtops doctor``."""
 
 from __future__ import annotations
 
@@ -14,37 +11,47 @@ from trtops.backend import trt
 from trtops.backend.engines import BACKENDS, engine_backend
 from trtops.cli import groups
 from trtops.cli.flags import Group, Options, flag
-from trtops.cli.jobs import Job
+from trtops.cli.jobs import Job, command, json_of
 from trtops.cli.logs import say, say_json
 from trtops.errors import TrtopsError
 from trtops.tracking.health import HealthFinding, store_findings
 
-GROUPS = (Group("report", (flag("--support", "what each TensorRT release can do"),)), groups.STORE, groups.JSON)
-EXAMPLES = ("trtops doctor", "trtops doctor --support", "trtops doctor --store /data/mlruns --json")
-
 _PACKAGES = ("onnx", "onnxruntime", "onnx-graphsurgeon", "mlflow", "prefect", "numpy", "tensorrt", "torch", "tf2onnx")
 
 
-def plan(args: Options) -> Job:
-    """Return the job."""
-    return Job(call=_report, args=(bool(args.support), args.store, bool(args.json)))
+@command(
+    Group("report", flag("--support", "what each TensorRT release can do")),
+    groups.STORE,
+    groups.JSON,
+    examples=("trtops doctor", "trtops doctor --support", "trtops doctor --store /data/mlruns --json"),
+)
+def doctor(args: Options) -> Job:
+    """Report what is installed, whether it works, and how to fix what does not.
 
+    Exits with 1 if there is a problem. Checks packages, back ends and GPU, the store, servers and workers. Nothing is
+    started, made or changed.
+    """
+    support, store, as_json = bool(args.support), args.store, bool(args.json)
 
-def _report(support: bool, store: str | None, as_json: bool) -> int:
-    if support:
-        say(trt.support_table().rstrip())
-        return 0
-    found = [*_backend_findings(), *store_findings(store), *_team_findings()]
-    problems = sum(finding.state == "problem" for finding in found)
-    if as_json:
-        say_json([finding.to_dict() for finding in found])
+    def run() -> int:
+        if support:
+            say(trt.support_table().rstrip())
+            return 0
+        from trtops.team.health import team_findings  # brings what starts servers
+
+        found = [*_backend_findings(), *store_findings(store), *team_findings()]
+        problems = sum(finding.state == "problem" for finding in found)
+        if as_json:
+            say_json(json_of(found))
+            return int(problems > 0)
+        say(f"trtops {__version__}, Python {sys.version.split()[0]}")
+        say("  " + ", ".join(f"{name} {_version_of(name)}" for name in _PACKAGES))
+        for finding in found:
+            say(finding.line())
+        say(f"\n{problems} {'problem' if problems == 1 else 'problems'} found." if problems else "\nNothing is wrong.")
         return int(problems > 0)
-    say(f"trtops {__version__}, Python {sys.version.split()[0]}")
-    say("  " + ", ".join(f"{name} {_version_of(name)}" for name in _PACKAGES))
-    for finding in found:
-        say(finding.line())
-    say(f"\n{problems} {'problem' if problems == 1 else 'problems'} found." if problems else "\nNothing is wrong.")
-    return int(problems > 0)
+
+    return run
 
 
 def _version_of(package: str) -> str:
@@ -62,9 +69,3 @@ def _backend_findings() -> Iterator[HealthFinding]:
             yield HealthFinding(subject=name, state="none", text=str(exc))
         else:
             yield HealthFinding(subject=name, state="ok", text=f"{environment.backend_version} on {environment.device}")
-
-
-def _team_findings() -> list[HealthFinding]:
-    from trtops.team.health import team_findings  # brings what starts servers
-
-    return team_findings()

@@ -1,7 +1,4 @@
-"""Run a model on several back ends with the same inputs, and compare their outputs.
-
-Each back end is compared with the next, and with saved outputs.
-"""
+"""The command ``trtops run``."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from trtops import ops
 from trtops.backend import common, onnx
 from trtops.cli import groups, loading, values
 from trtops.cli.flags import Group, Options, UsageError, flag
-from trtops.cli.jobs import Job, tracker
+from trtops.cli.jobs import Job, command, tracker
 from trtops.cli.logs import say, say_ending
 from trtops.cli.script import Late, Name, Source, Unresolved, given, late, load, quoted, resolve
 
@@ -28,7 +25,7 @@ log = logging.getLogger(__name__)
 
 RUNNERS = Group(
     "runners, in the order given",
-    tuple(
+    *(
         flag(f"--{value}", text, takes="runner", to="runners", value=value, shown=shown)
         for value, text, shown in (
             ("onnxrt", "ONNX Runtime", None),
@@ -43,55 +40,57 @@ RUNNERS = Group(
 
 RUNNING = Group(
     "running",
-    (
-        flag("--warm-up --warm-up-runs N", "inferences before the timed ones", usual="0"),
-        flag("--use-subprocess", "run each runner in its own child process"),
-        flag(
-            "--sequential-runners",
-            "one runner at a time",
-            idle="runners never share memory here: each is released before the next starts",
-        ),
-        flag("--save-inputs --save-input-data PATH", "where to save the inputs"),
-        flag("--save-input-blob FOLDER", "where to save the inputs as raw bytes"),
-        flag("--save-outputs --save-results PATH", "where to save the outputs"),
-        flag("--save-layer-outputs PATH", "as --mark-all --save-outputs PATH"),
-        flag("--save-engine FILE", "where to save the TensorRT engine"),
-        flag("--optimization-profile N", "profile to run with", usual="0"),
-        flag(
-            "--allocation-strategy CHOICE",
-            "device memory for all profiles, for one, or for the actual shapes",
-            usual="static",
-            choices=("static", "profile", "runtime"),
-        ),
-        flag(
-            "--weight-streaming-budget SIZE|PERCENT%",
-            "device memory for streamable weights, or the part of them that is streamed",
-        ),
+    flag("--warm-up --warm-up-runs N", "inferences before the timed ones", usual="0"),
+    flag("--use-subprocess", "run each runner in its own child process"),
+    flag(
+        "--sequential-runners",
+        "one runner at a time",
+        idle="runners never share memory here: each is released before the next starts",
+    ),
+    flag("--save-inputs --save-input-data PATH", "where to save the inputs"),
+    flag("--save-input-blob FOLDER", "where to save the inputs as raw bytes"),
+    flag("--save-outputs --save-results PATH", "where to save the outputs"),
+    flag("--save-layer-outputs PATH", "as --mark-all --save-outputs PATH"),
+    flag("--save-engine FILE", "where to save the TensorRT engine"),
+    flag("--optimization-profile N", "profile to run with", usual="0"),
+    flag(
+        "--allocation-strategy {static,profile,runtime}",
+        "device memory for all profiles, for one, or for the actual shapes",
+        usual="static",
+    ),
+    flag(
+        "--weight-streaming-budget SIZE|PERCENT%",
+        "device memory for streamable weights, or the part of them that is streamed",
     ),
 )
 
 EVALUATION = Group(
     "evaluation",
-    (
-        flag("--validate", "treat NaN and infinities in outputs as faults"),
-        flag("--load-outputs --load-results PATH+", "saved outputs to compare with; alone, with one another"),
-        flag(
-            "--postprocess --postprocess-func [OUTPUT:]top-K+", "compare the positions of the largest elements instead"
-        ),
-        flag(
-            "--postprocess-func-script FILE[:FUNCTION]",
-            "a script with a function that changes outputs before they are compared",
-            convert=values.script("postprocess_outputs"),
-        ),
-        flag(
-            "--gen --gen-script FILE",
-            "write a Python script that does the same, and run nothing; - prints it",
-            to="gen_script",
-        ),
+    flag("--validate", "treat NaN and infinities in outputs as faults"),
+    flag("--load-outputs --load-results PATH+", "saved outputs to compare with; alone, with one another"),
+    flag("--postprocess --postprocess-func [OUTPUT:]top-K+", "compare the positions of the largest elements instead"),
+    flag(
+        "--postprocess-func-script FILE[:FUNCTION]",
+        "a script with a function that changes outputs before they are compared",
+        convert=values.script("postprocess_outputs"),
+    ),
+    flag(
+        "--gen --gen-script FILE",
+        "write a Python script that does the same, and run nothing; - prints it",
+        to="gen_script",
     ),
 )
 
-GROUPS = (
+
+_LEVELS = {
+    "disable": "ORT_DISABLE_ALL",
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "all": "ORT_ENABLE_ALL",
+}
+
+
+@command(
     groups.MODEL,
     RUNNERS,
     RUNNING,
@@ -106,32 +105,25 @@ GROUPS = (
     groups.TRT_LOAD,
     groups.TENSORFLOW,
     groups.TRACKING,
+    examples=(
+        "trtops run model.onnx --onnxrt --trt --fp16 --rtol 1e-3 --atol 1e-3",
+        "trtops run model.onnx --onnxrt --save-inputs inputs.json --save-outputs golden.json",
+        "trtops run model.engine --trt --load-inputs inputs.json --load-outputs golden.json",
+        "trtops run model.onnx --onnxrt --trt --gen-script compare.py",
+    ),
 )
-EXAMPLES = (
-    "trtops run model.onnx --onnxrt --trt --fp16 --rtol 1e-3 --atol 1e-3",
-    "trtops run model.onnx --onnxrt --save-inputs inputs.json --save-outputs golden.json",
-    "trtops run model.engine --trt --load-inputs inputs.json --load-outputs golden.json",
-    "trtops run model.onnx --onnxrt --trt --gen-script compare.py",
-)
+def run(args: Options) -> Job:
+    """Run a model on several back ends with the same inputs, and compare their outputs.
 
-_LEVELS = {
-    "disable": "ORT_DISABLE_ALL",
-    "basic": "ORT_ENABLE_BASIC",
-    "extended": "ORT_ENABLE_EXTENDED",
-    "all": "ORT_ENABLE_ALL",
-}
-
-
-def plan(args: Options) -> Job:
-    """Return the job."""
+    Each back end is compared with the next, and with saved outputs.
+    """
     if args.save_layer_outputs:
         args.onnx_outputs = args.onnx_outputs or ("mark", "all")
         args.save_outputs = args.save_outputs or args.save_layer_outputs
     if {"tf", "onnxrt"} <= {kind for kind, _ in args.runners or ()}:
         raise UsageError(
-            "--tf runs the model that tf2onnx makes in ONNX Runtime, not in TensorFlow, so --onnxrt would compare "
-            "it with "
-            "itself. Save TensorFlow's outputs as JSON, and use --load-outputs"
+            "--tf runs the model that tf2onnx makes in ONNX Runtime, so --onnxrt would compare it with itself. Save "
+            "TensorFlow's outputs as JSON, and use --load-outputs"
         )
     runners = [_runner(args, kind, word) for kind, word in args.runners or ()]
     if args.gen_script and args.experiment:
@@ -158,11 +150,57 @@ def plan(args: Options) -> Job:
         "postprocess": _postprocess_functions(args),
         "onnx_loader": loading.onnx_model(args) if args.save_onnx and not runners else None,
     }
-    command = shlex.join(args.words)
+    line = shlex.join(args.words)
     if args.gen_script:
-        return Job(call=_write_script, args=(Unresolved((config, command, loaders)), args.gen_script))
-    place = args.store if args.experiment else None
-    return Job(call=_run, args=(Unresolved(loaders), config, args.model_file or "", command, args.experiment, place))
+        path = args.gen_script
+        text = script(config, line, loaders)
+
+        def write() -> int:
+            if path == "-":
+                say(text.rstrip())
+            else:
+                common.save_bytes(text.encode(), path)
+            return 0
+
+        return write
+    model, experiment = args.model_file or "", args.experiment
+    place = args.store if experiment else None
+
+    def run() -> int:
+        if loaders["onnx_loader"] is not None:
+            load(loaders["onnx_loader"])
+        elif not runners and not config.load_outputs:
+            log.warning("No runners have been selected. Add some: --onnxrt --trt, or outputs by --load-outputs")
+        if not runners and not config.load_outputs:
+            return 0
+        if any(runner.function.startswith("trtops.backend.trt.") for runner in runners):
+            from trtops.backend.trt import library
+
+            library.load()  # report what is missing before anything is run
+        made = runners
+        if config.use_subprocess:  # each child resolves its loader, since TensorRT's objects cannot be sent to it
+            made = [Late(each.function, (Unresolved(each.args[0]),), each.kwargs) for each in runners]
+        result = ops.run_models(
+            resolve(made),
+            config,
+            data_loader=resolve(loaders["data_loader"]),
+            compare=resolve(loaders["compare"]) or None,
+            postprocess=resolve(loaders["postprocess"]),
+            model=model,
+            tracker=tracker("optional", place, experiment),
+            experiment=experiment,
+            params={"command": line},
+        )
+        for name, count, mean in zip(result.runners, result.iterations, result.mean_ms):
+            shown = f", {mean:.4g} ms each" if mean is not None else ""
+            say(f"{name}: {count} iteration{'s' * (count != 1)}{shown}")
+        if result.reasons:
+            say("\n".join(result.reasons))
+        if experiment is not None:
+            say_ending(result, place)
+        return 0 if result.verdict == "good" else 1
+
+    return run
 
 
 def _check_averageable(args: Options) -> None:
@@ -220,53 +258,7 @@ def _postprocess_functions(args: Options) -> list[Any]:
     return made
 
 
-def _run(
-    unresolved: Unresolved, config: RunConfig, model: str, command: str, experiment: str | None, place: str | None
-) -> int:
-    loaders = unresolved.value
-    runners, onnx_loader = loaders["runners"], loaders["onnx_loader"]
-    if onnx_loader is not None:
-        load(onnx_loader)
-    if not runners and not config.load_outputs:
-        if onnx_loader is None:
-            log.warning("No runners have been selected. Add some, such as --onnxrt --trt, or outputs by --load-outputs")
-        return 0
-    if any(runner.function.startswith("trtops.backend.trt.") for runner in runners):
-        from trtops.backend.trt import library
-
-        library.load()  # report what is missing before anything is run
-    if config.use_subprocess:  # each child resolves its loader, since TensorRT's objects cannot be sent to it
-        runners = [Late(each.function, (Unresolved(each.args[0]),), each.kwargs) for each in runners]
-    result = ops.run_models(
-        resolve(runners),
-        config,
-        data_loader=resolve(loaders["data_loader"]),
-        compare=resolve(loaders["compare"]) or None,
-        postprocess=resolve(loaders["postprocess"]),
-        model=model,
-        tracker=tracker("optional", place, experiment),
-        experiment=experiment,
-        params={"command": command},
-    )
-    for name, count, mean in zip(result.runners, result.iterations, result.mean_ms):
-        say(f"{name}: {count} iteration{'s' * (count != 1)}" + (f", {mean:.4g} ms each" if mean is not None else ""))
-    if result.reasons:
-        say("\n".join(result.reasons))
-    if experiment is not None:
-        say_ending(result, place)
-    return 0 if result.verdict == "good" else 1
-
-
 # --- --gen-script ---------------------------------------------------------------------------------------------------
-
-
-def _write_script(unresolved: Unresolved, path: str) -> int:
-    text = script(*unresolved.value)
-    if path == "-":
-        say(text.rstrip())
-    else:
-        common.save_bytes(text.encode(), path)
-    return 0
 
 
 def script(config: RunConfig, command: str, loaders: dict[str, Any]) -> str:

@@ -9,43 +9,25 @@ from typing import Any
 from trtops import ops
 from trtops.cli import groups, loading, values
 from trtops.cli.flags import Group, Options, flag
-from trtops.cli.jobs import Command, Job
-from trtops.cli.logs import say
+from trtops.cli.jobs import Job, command, op_job
 from trtops.cli.script import late, loaded
 from trtops.metadata import DataType, TensorSpec
 
 OBSERVING = Group(
     "shapes from running the model",
-    (
-        flag(
-            "--force-fallback-shape-inference",
-            "take all shapes from running the model once, on the input data; dynamic shapes become static",
-        ),
-        *groups.DATA.without("--iterations").flags,
-        *groups.ONE_FEED.flags,
+    flag(
+        "--force-fallback-shape-inference",
+        "take all shapes from running the model once, on the input data; dynamic shapes become static",
     ),
+    groups.DATA.without("--iterations"),
+    groups.ONE_FEED,
 )
 
 
 def _job(args: Options, op: str, *more: Any, model: Any = None, **kwargs: Any) -> Job:
     """Return the job of an op on the model that the options describe, unless another one is given."""
-    source = loading.changed_model(args) if model is None else model
-    kwargs["save_as"] = loading.save_config(args)
-    return Job(call=_operate, args=(op, source, args.output, *more), kwargs=kwargs)
-
-
-def _operate(op: str, source: Any, output: str, *more: Any, **kwargs: Any) -> int:
-    say(getattr(ops, op)(loaded(source), output, *more, **kwargs).text())
-    return 0
-
-
-def _extract(args: Options) -> Job:
-    args.output = args.output or f"{Path(args.model_file).stem}.part.onnx"
-    model = loading.changed_model(args)
-    if args.input_shapes:
-        model = late("trtops.cli.commands.surgeon.reshaped", model, dict(args.input_shapes))
-    parts = {"inputs": _tensor_specs(args.part_inputs), "outputs": _tensor_specs(args.part_outputs)}
-    return _job(args, "extract", model=model, **parts)
+    source = late("trtops.cli.script.loaded", loading.changed_model(args) if model is None else model)
+    return op_job(args, op, source, args.output, *more, save_as=loading.save_config(args), **kwargs)
 
 
 def reshaped(source: Any, shapes: Any) -> Any:
@@ -54,12 +36,85 @@ def reshaped(source: Any, shapes: Any) -> Any:
 
 
 def _tensor_specs(tensors: Iterable[tuple[str, str, values.Shape | None]] | None) -> tuple[TensorSpec, ...] | None:
-    if not tensors:
-        return None
-    return tuple(TensorSpec(name, DataType.of(dtype) if dtype else None, shape) for name, dtype, shape in tensors)
+    specs = (TensorSpec(name, DataType.of(dtype) if dtype else None, shape) for name, dtype, shape in tensors or ())
+    return tuple(specs) or None
 
 
-def _sanitize(args: Options) -> Job:
+def names_in(path: str) -> tuple[str, ...]:
+    """Return the lines of a file that are not empty."""
+    return tuple(line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip())
+
+
+@command(
+    groups.ONNX_MODEL,
+    Group(
+        "the part",
+        flag("--inputs NAME[:SHAPE[:TYPE]]*", "its inputs: x:[1,3,224,224]:float32, or x:auto:auto", to="part_inputs"),
+        flag("--outputs NAME[:TYPE]+", "its outputs: y:float32, or y:auto", to="part_outputs"),
+        flag(
+            "--model-inputs --model-input-shapes NAME:[DIMS]+",
+            "shapes of the whole model's inputs, to infer shapes from",
+            to="input_shapes",
+        ),
+        flag("-o --output FILE", "where to write it (default: <model>.part.onnx)", to="output"),
+    ),
+    groups.SAVE_AS,
+    OBSERVING,
+    groups.ONNX_LOAD,
+    groups.ONNX_SHAPE,
+    examples=("trtops surgeon extract model.onnx --inputs x:[1,3,224,224]:float32 --outputs conv1:auto -o part.onnx",),
+)
+def extract(args: Options) -> Job:
+    """Cut a part out of an ONNX model, between given tensors.
+
+    Types and shapes that are not given are inferred.
+    """
+    args.output = args.output or f"{Path(args.model_file).stem}.part.onnx"
+    model = loading.changed_model(args)
+    if args.input_shapes:
+        model = late("trtops.cli.commands.surgeon.reshaped", model, dict(args.input_shapes))
+    parts = {"inputs": _tensor_specs(args.part_inputs), "outputs": _tensor_specs(args.part_outputs)}
+    return _job(args, "extract", model=model, **parts)
+
+
+@command(
+    groups.ONNX_MODEL,
+    Group(
+        "cleaning",
+        flag("--fold-constants", "compute what does not depend on inputs"),
+        flag("--num-passes --num-const-fold-passes N", "most passes (default: until nothing folds)"),
+        flag(
+            "--partitioning {basic,recursive}",
+            "how to treat nodes that cannot be folded",
+            idle="a node that cannot be folded never prevents others from being folded",
+        ),
+        flag("--no-fold-shapes", "do not fold shapes"),
+        flag("--no-per-pass-shape-inference", "do not infer shapes between passes"),
+        flag("--fold-size-threshold BYTES", "larger tensors are not folded"),
+        flag("--cleanup", "remove nodes and weights that no output needs"),
+        flag("--toposort", "sort nodes in execution order"),
+        flag("--override-input-shapes --override-inputs NAME:[DIMS]+", "new input shapes", to="input_shapes"),
+        flag("--set-unbounded-dds-upper-bound [TENSOR:]N+", "bounds of sizes known only at run time"),
+        flag("--outputs NAME+", "tensors to use as outputs; 'mark all' for all", to="new_outputs"),
+        flag("--exclude-outputs NAME+", "outputs to leave out"),
+        flag("--outputs-by-type OP+", "types of nodes whose results become outputs"),
+        flag("--no-shape-inference", "infer no shapes"),
+        groups.NO_SYMBOLIC_SHAPES,
+    ),
+    OBSERVING,
+    groups.ONNX_SAVE,
+    groups.ONNX_LOAD,
+    examples=(
+        "trtops surgeon sanitize model.onnx --fold-constants --cleanup -o clean.onnx",
+        "trtops surgeon sanitize model.onnx --override-input-shapes x:[8,3,224,224] -o batch8.onnx",
+    ),
+)
+def sanitize(args: Options) -> Job:
+    """Clean an ONNX model.
+
+    Folds constants, removes what no output needs, sorts nodes, changes input shapes and outputs, and bounds sizes that
+    are known only at run time.
+    """
     outputs = None if args.new_outputs is None else tuple(args.new_outputs)
     return _job(
         args,
@@ -80,166 +135,76 @@ def _sanitize(args: Options) -> Job:
     )
 
 
-def _insert(args: Options) -> Job:
+@command(
+    groups.ONNX_MODEL,
+    Group(
+        "the node",
+        flag("--op OP", "its type", required=True),
+        flag("--inputs TENSOR+", "the tensors that it reads", to="node_inputs", required=True),
+        flag("--outputs TENSOR+", "the tensors that it makes", to="node_outputs", required=True),
+        flag("--name NAME", "its name", to="node_name", default=""),
+        flag("--domain DOMAIN", "its operator domain", default=""),
+        flag("--attrs NAME=VALUE+", "its attributes: axis=1 perm=[0,2,1]", convert=values.attribute),
+    ),
+    groups.ONNX_SAVE,
+    groups.ONNX_LOAD,
+    groups.ONNX_SHAPE,
+    examples=("trtops surgeon insert model.onnx --op Clip --inputs logits --outputs logits -o clipped.onnx",),
+)
+def insert(args: Options) -> Job:
+    """Insert a node between tensors of an ONNX model.
+
+    A tensor named as input and as output is passed through the node.
+    """
     node = {"name": args.node_name, "domain": args.domain, "attributes": dict(args.attrs or ())}
     return _job(args, "insert", args.op, tuple(args.node_inputs), tuple(args.node_outputs), **node)
 
 
-def _prune(args: Options) -> Job:
+@command(
+    groups.ONNX_MODEL,
+    Group(
+        "pruning",
+        flag("--remove-node-types OP+", "types of nodes to remove, instead of sparsity"),
+        flag("-o --output FILE", "where to write it (default: <model>.pruned.onnx)", to="output"),
+    ),
+    groups.SAVE_AS,
+    groups.ONNX_LOAD,
+    examples=(
+        "trtops surgeon prune model.onnx -o sparse.onnx",
+        "trtops surgeon prune model.onnx --remove-node-types CustomOp -o plain.onnx",
+    ),
+)
+def prune(args: Options) -> Job:
+    """Make weights 2:4 sparse, or remove nodes of some types from a model.
+
+    Sparse weights show the speed of sparse kernels; accuracy is lost. A removed node passes its input on.
+    """
     args.output = args.output or f"{Path(args.model_file).stem}.pruned.onnx"
     if args.remove_node_types:
         return _job(args, "remove_nodes", tuple(args.remove_node_types))
     return _job(args, "prune")
 
 
-def _strip(args: Options) -> Job:
+@command(
+    groups.ONNX_MODEL,
+    Group("weights", flag("--exclude-list FILE", "a file with the names of weights to keep, one per line")),
+    groups.ONNX_SAVE,
+    groups.ONNX_LOAD,
+    examples=("trtops surgeon weight-strip model.onnx -o structure.onnx",),
+)
+def weight_strip(args: Options) -> Job:
+    """Remove the weights from an ONNX model, so that its structure can be shared."""
     kept = late("trtops.cli.commands.surgeon.names_in", args.exclude_list) if args.exclude_list else ()
     return _job(args, "strip_weights", exclude=kept)
 
 
-def names_in(path: str) -> tuple[str, ...]:
-    """Return the lines of a file that are not empty."""
-    return tuple(line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip())
-
-
-COMMANDS = {
-    "extract": Command(
-        _extract,
-        (
-            groups.ONNX_MODEL,
-            Group(
-                "the part",
-                (
-                    flag(
-                        "--inputs NAME[:SHAPE[:TYPE]]*",
-                        "its inputs: x:[1,3,224,224]:float32, or x:auto:auto",
-                        to="part_inputs",
-                    ),
-                    flag("--outputs NAME[:TYPE]+", "its outputs: y:float32, or y:auto", to="part_outputs"),
-                    flag(
-                        "--model-inputs --model-input-shapes NAME:[DIMS]+",
-                        "shapes of the whole model's inputs, to infer shapes from",
-                        to="input_shapes",
-                    ),
-                    flag("-o --output FILE", "where to write it (default: <model>.part.onnx)", to="output"),
-                ),
-            ),
-            groups.SAVE_AS,
-            OBSERVING,
-            groups.ONNX_LOAD,
-            groups.ONNX_SHAPE,
-        ),
-        ("trtops surgeon extract model.onnx --inputs x:[1,3,224,224]:float32 --outputs conv1:auto -o part.onnx",),
-        "Cut a part out of an ONNX model, between given tensors. Types and shapes that are not given are inferred.",
-    ),
-    "sanitize": Command(
-        _sanitize,
-        (
-            groups.ONNX_MODEL,
-            Group(
-                "cleaning",
-                (
-                    flag("--fold-constants", "compute what does not depend on inputs"),
-                    flag("--num-passes --num-const-fold-passes N", "most passes (default: until nothing folds)"),
-                    flag(
-                        "--partitioning CHOICE",
-                        "how to treat nodes that cannot be folded",
-                        choices=("basic", "recursive"),
-                        idle="a node that cannot be folded never prevents others from being folded",
-                    ),
-                    flag("--no-fold-shapes", "do not fold shapes"),
-                    flag("--no-per-pass-shape-inference", "do not infer shapes between passes"),
-                    flag("--fold-size-threshold BYTES", "larger tensors are not folded"),
-                    flag("--cleanup", "remove nodes and weights that no output needs"),
-                    flag("--toposort", "sort nodes in execution order"),
-                    flag(
-                        "--override-input-shapes --override-inputs NAME:[DIMS]+", "new input shapes", to="input_shapes"
-                    ),
-                    flag("--set-unbounded-dds-upper-bound [TENSOR:]N+", "bounds of sizes known only at run time"),
-                    flag("--outputs NAME+", "tensors to use as outputs; 'mark all' for all", to="new_outputs"),
-                    flag("--exclude-outputs NAME+", "outputs to leave out"),
-                    flag("--outputs-by-type OP+", "types of nodes whose results become outputs"),
-                    flag("--no-shape-inference", "infer no shapes"),
-                    groups.NO_SYMBOLIC_SHAPES,
-                ),
-            ),
-            OBSERVING,
-            groups.ONNX_SAVE,
-            groups.ONNX_LOAD,
-        ),
-        (
-            "trtops surgeon sanitize model.onnx --fold-constants --cleanup -o clean.onnx",
-            "trtops surgeon sanitize model.onnx --override-input-shapes x:[8,3,224,224] -o batch8.onnx",
-        ),
-        "Clean an ONNX model. Folds constants, removes what no output needs, sorts nodes, changes input shapes and "
-        "outputs, and "
-        "bounds sizes that are known only at run time.",
-    ),
-    "insert": Command(
-        _insert,
-        (
-            groups.ONNX_MODEL,
-            Group(
-                "the node",
-                (
-                    flag("--op OP", "its type", required=True),
-                    flag("--inputs TENSOR+", "the tensors that it reads", to="node_inputs", required=True),
-                    flag("--outputs TENSOR+", "the tensors that it makes", to="node_outputs", required=True),
-                    flag("--name NAME", "its name", to="node_name", default=""),
-                    flag("--domain DOMAIN", "its operator domain", default=""),
-                    flag("--attrs NAME=VALUE+", "its attributes: axis=1 perm=[0,2,1]", convert=values.attribute),
-                ),
-            ),
-            groups.ONNX_SAVE,
-            groups.ONNX_LOAD,
-            groups.ONNX_SHAPE,
-        ),
-        ("trtops surgeon insert model.onnx --op Clip --inputs logits --outputs logits -o clipped.onnx",),
-        "Insert a node between tensors of an ONNX model. A tensor named as input and as output is passed through "
-        "the node.",
-    ),
-    "prune": Command(
-        _prune,
-        (
-            groups.ONNX_MODEL,
-            Group(
-                "pruning",
-                (
-                    flag("--remove-node-types OP+", "types of nodes to remove, instead of sparsity"),
-                    flag("-o --output FILE", "where to write it (default: <model>.pruned.onnx)", to="output"),
-                ),
-            ),
-            groups.SAVE_AS,
-            groups.ONNX_LOAD,
-        ),
-        (
-            "trtops surgeon prune model.onnx -o sparse.onnx",
-            "trtops surgeon prune model.onnx --remove-node-types CustomOp -o plain.onnx",
-        ),
-        "Make weights 2:4 sparse, or remove nodes of some types from a model. Sparse weights show the speed of "
-        "sparse kernels; "
-        "accuracy is lost. A removed node passes its input on.",
-    ),
-    "weight-strip": Command(
-        _strip,
-        (
-            groups.ONNX_MODEL,
-            Group("weights", (flag("--exclude-list FILE", "a file with the names of weights to keep, one per line"),)),
-            groups.ONNX_SAVE,
-            groups.ONNX_LOAD,
-        ),
-        ("trtops surgeon weight-strip model.onnx -o structure.onnx",),
-        "Remove the weights from an ONNX model, so that its structure can be shared.",
-    ),
-    "weight-reconstruct": Command(
-        lambda args: _job(args, "reconstruct_weights", original=args.original),
-        (
-            groups.ONNX_MODEL,
-            Group("weights", (flag("--original FILE", "the model with the weights (default: random weights)"),)),
-            groups.ONNX_SAVE,
-            groups.ONNX_LOAD,
-        ),
-        ("trtops surgeon weight-reconstruct structure.onnx -o random.onnx",),
-        "Put weights back into a stripped model: those of the original, or random ones of the same types and shapes.",
-    ),
-}
+@command(
+    groups.ONNX_MODEL,
+    Group("weights", flag("--original FILE", "the model with the weights (default: random weights)")),
+    groups.ONNX_SAVE,
+    groups.ONNX_LOAD,
+    examples=("trtops surgeon weight-reconstruct structure.onnx -o random.onnx",),
+)
+def weight_reconstruct(args: Options) -> Job:
+    """Put weights back into a stripped model: those of the original, or random ones of the same types and shapes."""
+    return _job(args, "reconstruct_weights", original=args.original)

@@ -1,9 +1,4 @@
-"""Find out why an engine is bad: one question after the other, down to the smallest case that shows the fault.
-
-Is the data real, is the model sound, is the engine bad every time, is it the precision or the builder, where, which
-tactic, which nodes to keep. Each answer is stored with its evidence and its cost, so that a stopped triage can be
-resumed. Exits with 1 if a fault was found, and with 3 if it was stopped before.
-"""
+"""The command ``trtops triage``."""
 
 from __future__ import annotations
 
@@ -11,21 +6,20 @@ from typing import TYPE_CHECKING
 
 from trtops.cli import configs, groups
 from trtops.cli.flags import Group, Options, UsageError, flag
-from trtops.cli.jobs import Job, op_job
+from trtops.cli.jobs import Job, command, op_job
 from trtops.cli.logs import say, say_ending, say_page
 
 if TYPE_CHECKING:
     from trtops.ops.triaging.result import Step, TriageResult
 
-GROUPS = (
-    Group("model", (flag("model_file?", "the ONNX model (default: the resumed run's)"),)),
+
+@command(
+    Group("model", flag("model_file?", "the ONNX model (default: the resumed run's)")),
     Group(
         "triage",
-        (
-            flag("--resume RUN", "resume a triage that was stopped"),
-            flag("--golden --load-outputs FILE", "saved outputs to use as the reference"),
-            flag("-o --output FOLDER", "where to write the smallest case and its bundle", to="folder"),
-        ),
+        flag("--resume RUN", "resume a triage that was stopped"),
+        flag("--golden --load-outputs FILE", "saved outputs to use as the reference"),
+        flag("-o --output FOLDER", "where to write the smallest case and its bundle", to="folder"),
     ),
     configs.config_flags("triage", "TriageConfig", {"campaign_builds": "--max-builds"}, skip="build check replay"),
     groups.JSON,
@@ -34,19 +28,20 @@ GROUPS = (
     groups.STATISTICS,
     groups.SOURCE,
     groups.SPEC,
-    Group(
-        "building", (*groups.PRECISIONS.only("calibration_cache").flags, *groups.TRT_TACTICS.only("load_tactics").flags)
+    Group("building", groups.PRECISIONS.only("calibration_cache"), groups.TRT_TACTICS.only("load_tactics")),
+    examples=(
+        "trtops triage model.onnx --fp16 --load-inputs inputs.json",
+        "trtops triage model.onnx --trt --fp16 --minutes 30 --experiment resnet50",
+        "trtops triage --resume 8d6e3f --experiment resnet50",
     ),
 )
-EXAMPLES = (
-    "trtops triage model.onnx --fp16 --load-inputs inputs.json",
-    "trtops triage model.onnx --trt --fp16 --minutes 30 --experiment resnet50",
-    "trtops triage --resume 8d6e3f --experiment resnet50",
-)
+def triage(args: Options) -> Job:
+    """Find out why an engine is bad: one question after the other, down to the smallest case that shows the fault.
 
-
-def plan(args: Options) -> Job:
-    """Return the job."""
+    Is the data real, is the model sound, is the engine bad every time, is it the precision or the builder, where, which
+    tactic, which nodes to keep. Each answer is stored with its evidence and its cost, so that a stopped triage can be
+    resumed. Exits with 1 if a fault was found, and with 3 if it was stopped before.
+    """
     if args.model_file is None and args.resume is None:
         raise UsageError("no model is given: name an ONNX file, or --resume RUN")
     backend = args.backend or ("tensorrt" if args.peek("strongly_typed") else "onnxruntime")
@@ -68,14 +63,10 @@ def plan(args: Options) -> Job:
         store="writes" if args.resume is not None else "optional",
         resume=args.resume,
         experiment=args.experiment,
-        code=_code,
+        code=lambda result: {"good": 0, "bad": 1, "error": 3}[result.verdict],
         show=_show,
         progress=None if args.peek("json") else _say_step,
     )
-
-
-def _code(result: TriageResult) -> int:
-    return {"good": 0, "bad": 1, "error": 3}[result.verdict]
 
 
 def _say_step(step: Step) -> None:

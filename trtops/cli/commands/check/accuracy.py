@@ -1,7 +1,4 @@
-"""Evaluate a saved comparison (of --save-accuracy-results) with other tolerances, without running anything.
-
-Exits with 1 if it fails.
-"""
+"""The command ``trtops check accuracy``."""
 
 from __future__ import annotations
 
@@ -11,15 +8,14 @@ from typing import Any
 from trtops import comparator
 from trtops.cli import groups, loading
 from trtops.cli.flags import Group, Options, UsageError, flag
-from trtops.cli.jobs import Job
+from trtops.cli.jobs import Job, command
 from trtops.cli.logs import log_line, say, say_json
 from trtops.comparator.table import METRICS
 from trtops.logger import G_LOGGER
 
 _NO_ARRAYS = (
-    "the file contains the numbers of a comparison, not the outputs; compare those with `trtops run --load-outputs "
-    "A B` "
-    "and this option"
+    "the file contains the numbers of a comparison, not the outputs; compare those with "
+    "`trtops run --load-outputs A B` and this option"
 )
 _DECIDED = "this was decided when the outputs were compared"
 _NEED_ARRAYS = (
@@ -31,22 +27,6 @@ _EARLIER = {
     "--no-shape-check": "compare outputs of different shapes",
     "--infinities-compare-equal": "let infinities of equal sign match",
 }
-GROUPS = (
-    Group("comparison", (flag("accuracy", "the file"),)),
-    groups.THRESHOLDS.without("--index-tolerance"),
-    Group(
-        "options of comparing itself",
-        (
-            *(flag(name, "", refuse=_NO_ARRAYS) for name in _NEED_ARRAYS),
-            *(flag(name, text, idle=_DECIDED) for name, text in _EARLIER.items()),
-        ),
-    ),
-    groups.JSON,
-)
-EXAMPLES = (
-    "trtops run model.onnx --onnxrt --trt --save-accuracy-results accuracy.json",
-    "trtops check accuracy accuracy.json --check-error-stat max --atol 1e-3 --rtol 1e-2",
-)
 
 _OPTIONS = {
     "simple": ("rtol", "atol", "check_error_stat", "error_quantile"),
@@ -55,44 +35,59 @@ _OPTIONS = {
 """The options of each compare function, which select it where no function is named."""
 
 
-def plan(args: Options) -> Job:
-    """Return the job."""
+@command(
+    Group("comparison", flag("accuracy", "the file")),
+    groups.THRESHOLDS.without("--index-tolerance"),
+    Group(
+        "options of comparing itself",
+        *(flag(name, "", refuse=_NO_ARRAYS) for name in _NEED_ARRAYS),
+        *(flag(name, text, idle=_DECIDED) for name, text in _EARLIER.items()),
+    ),
+    groups.JSON,
+    examples=(
+        "trtops run model.onnx --onnxrt --trt --save-accuracy-results accuracy.json",
+        "trtops check accuracy accuracy.json --check-error-stat max --atol 1e-3 --rtol 1e-2",
+    ),
+)
+def accuracy(args: Options) -> Job:
+    """Evaluate a saved comparison (of --save-accuracy-results) with other tolerances, without running anything.
+
+    Exits with 1 if it fails.
+    """
     names = args.compare or [name for name, flags in _OPTIONS.items() if any(getattr(args, flag) for flag in flags)]
     if "indices" in names:
         raise UsageError("indices saves no numbers to evaluate; compare the outputs with `trtops run --load-outputs`")
     decided = dict.fromkeys(("fail_fast", "no_shape_check", "infinities_compare_equal", "compare_func_script"))
-    functions = loading.compare_functions(args.but(**decided, compare=names or None))
-    save, as_json = args.save_accuracy_results, bool(args.json)
-    return Job(
-        call=_evaluate, args=(args.accuracy, functions if names else [], bool(args.check_average), save, as_json)
-    )
+    functions = loading.compare_functions(args.but(**decided, compare=names)) if names else []
+    path, average, save, as_json = args.accuracy, bool(args.check_average), args.save_accuracy_results, bool(args.json)
 
+    def run() -> int:
+        results = comparator.AccuracyResults.load(path)
+        outputs = results.output_names()
+        thresholds = [{name: function.thresholds_for(name) for name in outputs} for function in functions]
+        if thresholds:
+            results.reevaluate(thresholds, "average" if average else None)
+        elif average:
+            for result in results:
+                result.aggregation = "average"
+        if save is not None:
+            results.save(save)
+        lines = list(_verdict_lines(results))
+        if as_json:
+            say_json({"passed": bool(results), "outputs": lines})
+            return 0 if results else 1
+        for each in lines:
+            say(f"{'PASSED' if each['passed'] else 'FAILED'} {each['runners']} {each['output']}: {each['text']}")
+        from trtops.comparator.comparator import log_summary  # imports numpy, which help does not need
 
-def _evaluate(path: str, functions: list[Any], average: bool, save: str | None, as_json: bool) -> int:
-    results = comparator.AccuracyResults.load(path)
-    names = results.output_names()
-    thresholds = [{name: function.thresholds_for(name) for name in names} for function in functions]
-    if thresholds:
-        results.reevaluate(thresholds, "average" if average else None)
-    elif average:
-        for result in results:
-            result.aggregation = "average"
-    if save is not None:
-        results.save(save)
-    lines = list(_verdict_lines(results))
-    if as_json:
-        say_json({"passed": bool(results), "outputs": lines})
-        return 0 if results else 1
-    verdicts = {True: "PASSED", False: "FAILED"}
-    say("\n".join(f"{verdicts[each['passed']]} {each['runners']} {each['output']}: {each['text']}" for each in lines))
-    from trtops.comparator.comparator import log_summary  # imports numpy, which help does not need
+        log_summary(results, list(dict.fromkeys(pair for result in results for pair in result)))
+        if results:
+            log_line("PASSED | Accuracy results passed the requested thresholds.", G_LOGGER.FINISH)
+            return 0
+        log_line("FAILED | Accuracy results did not pass the requested thresholds.", G_LOGGER.ERROR)
+        return 1
 
-    log_summary(results, list(dict.fromkeys(pair for result in results for pair in result)))
-    if results:
-        log_line("PASSED | Accuracy results passed the requested thresholds.", G_LOGGER.FINISH)
-        return 0
-    log_line("FAILED | Accuracy results did not pass the requested thresholds.", G_LOGGER.ERROR)
-    return 1
+    return run
 
 
 def _verdict_lines(results: Any) -> Iterator[dict[str, Any]]:

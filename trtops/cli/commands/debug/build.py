@@ -1,20 +1,16 @@
-"""Build an engine repeatedly, and check each.
-
-With --check a command checks, and files are sorted into good/ and bad/. With --experiment (or for ONNX Runtime) it is a
-campaign: each build runs in a child process and is compared with the model, all are recorded, until the culprit is
-    known.
-"""
+"""The command ``trtops debug build``."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import contextlib
+from typing import TYPE_CHECKING
 
 from trtops import ops
 from trtops.backend.common import SaveBytes
 from trtops.cli import configs, groups, loading
 from trtops.cli.commands.debug import repeat
 from trtops.cli.flags import Group, Options, UsageError, flag
-from trtops.cli.jobs import Job, op_job
+from trtops.cli.jobs import Job, command, op_job
 from trtops.cli.logs import say
 from trtops.cli.script import Unresolved
 
@@ -23,11 +19,9 @@ if TYPE_CHECKING:
 
 CAMPAIGN = Group(
     "campaign",
-    (
-        flag("--random-tactics --vary-tactics", "choose tactics at random, not by their time"),
-        flag("--resume RUN", "a campaign to resume"),
-        *groups.RECORDED_CODE.flags,
-    ),
+    flag("--random-tactics --vary-tactics", "choose tactics at random, not by their time"),
+    flag("--resume RUN", "a campaign to resume"),
+    groups.RECORDED_CODE,
 )
 OPTIONS = configs.config_flags(
     "campaign",
@@ -35,7 +29,10 @@ OPTIONS = configs.config_flags(
     {"max_iterations": "--max-builds"},
     skip="build command until vary optimization_levels tactic_sources precisions",
 )
-GROUPS = (
+ARTIFACT = "trtops_debug.engine"
+
+
+@command(
     groups.MODEL,
     groups.UNTIL,
     groups.SORTING,
@@ -45,24 +42,26 @@ GROUPS = (
     CAMPAIGN,
     OPTIONS,
     *groups.TRT_BUILD,
-    Group("evaluation, in a campaign", groups.STATISTICS.flags),
+    Group("evaluation, in a campaign", groups.STATISTICS),
     groups.DATA,
     *groups.ONNX,
     groups.TENSORFLOW,
     groups.CHECK,
+    examples=(
+        "trtops debug build model.onnx --fp16 --save-tactics replay.json --artifacts-dir replays --artifacts "
+        "replay.json \\\n"
+        "    --until=10 --check trtops run trtops_debug.engine --trt --load-outputs golden.json",
+        "trtops debug build model.onnx --fp16 --until decided --experiment resnet50",
+        "trtops debug build model.onnx --onnxrt --allow-approximation --random-tactics --until 20 --experiment bert",
+    ),
 )
-EXAMPLES = (
-    "trtops debug build model.onnx --fp16 --save-tactics replay.json --artifacts-dir replays --artifacts "
-    "replay.json \\\n"
-    "    --until=10 --check trtops run trtops_debug.engine --trt --load-outputs golden.json",
-    "trtops debug build model.onnx --fp16 --until decided --experiment resnet50",
-    "trtops debug build model.onnx --onnxrt --allow-approximation --random-tactics --until 20 --experiment bert",
-)
-ARTIFACT = "trtops_debug.engine"
+def build(args: Options) -> Job:
+    """Build an engine repeatedly, and check each.
 
-
-def plan(args: Options) -> Job:
-    """Return the job."""
+    With --check a command checks, and files are sorted into good/ and bad/. With --experiment (or for ONNX Runtime) it
+    is a campaign: each build runs in a child process and is compared with the model, all are recorded, until the
+    culprit is known.
+    """
     if args.experiment is not None or args.resume or args.backend == "onnxruntime":
         return _campaign(args)
     artifact = args.iter_artifact or ARTIFACT
@@ -70,16 +69,30 @@ def plan(args: Options) -> Job:
         raise UsageError(
             "say when to stop: --until good, --until bad or --until N; or --experiment NAME, until it is decided"
         )
-    onnxruntime = configs.BACKEND.only("allow_approximation", "timing_seconds").flags
-    recorded = (*groups.STATISTICS.flags, *CAMPAIGN.flags, *OPTIONS.flags, *groups.STORE.flags, *onnxruntime)
+    onnxruntime = configs.BACKEND.only("allow_approximation", "timing_seconds")
+    recorded = Group("", groups.STATISTICS, CAMPAIGN, OPTIONS, groups.STORE, onnxruntime)
     configs.refuse(args, recorded, "is for a campaign; add --experiment NAME")
-    loader = SaveBytes(loading.engine_bytes(args), artifact)
+    # The child resolves the loader, since TensorRT's own objects cannot be sent to it.
+    loader = Unresolved(SaveBytes(loading.engine_bytes(args), artifact))
     check = repeat.check_of(args, artifact)
     if not args.artifacts and args.save_tactics:
         args.artifacts = [args.save_tactics]  # each build writes it again
     config = repeat.repeat_config(args.but(load_debug_replay=None, save_debug_replay=None), artifact)
-    # The child resolves the loader, since TensorRT's own objects cannot be sent to it.
-    return Job(call=_repeat_builds, args=(Unresolved(loader), check, config, bool(args.exit_on_bad)))
+    exit_on_bad = bool(args.exit_on_bad)
+
+    def run() -> int:
+        # These import TensorRT and multiprocessing, which help does not need.
+        from trtops.backend.trt import library
+        from trtops.backend.worker import Worker
+
+        library.load()
+        # A warm child process builds, so that a crash is a verdict.
+        with contextlib.closing(Worker()) as worker:
+            return repeat.repeat_job(
+                check, config, lambda number: worker.run(_build_once, loader), exit_on_bad=exit_on_bad
+            )()
+
+    return run
 
 
 def _campaign(args: Options) -> Job:
@@ -120,19 +133,6 @@ def _say_progress(progress: Progress) -> None:
         say(f"iteration {progress.last.number}: {progress.last.verdict} ({progress.done} of at most {progress.limit})")
     elif progress.mixtures:
         say(f"mixture {progress.mixtures} of a good and a bad build")
-
-
-def _repeat_builds(loader: Unresolved, check: Any, config: Any, exit_on_bad: bool) -> int:
-    """Build in a warm child process, so that a crash is a verdict."""
-    from trtops.backend.trt import library
-    from trtops.backend.worker import Worker
-
-    library.load()
-    worker = Worker()
-    try:
-        return repeat.repeat(check, config, lambda number: worker.run(_build_once, loader), exit_on_bad=exit_on_bad)
-    finally:
-        worker.close()
 
 
 def _build_once(loader: Unresolved) -> None:

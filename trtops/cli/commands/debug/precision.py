@@ -1,9 +1,4 @@
-"""Find the nodes that must stay in FP32 so that a 16-bit model is accurate enough.
-
-No GPU is needed: 16-bit results are rounded as a GPU rounds them, and compared with the model's own; --trt builds
-engines instead. With --check a command checks: it reads an engine, trtops_debug.engine, or the model in mixed
-precision where it says {model}. Exits with 1 if even keeping everything does not help.
-"""
+"""The command ``trtops debug precision``."""
 
 from __future__ import annotations
 
@@ -15,10 +10,9 @@ from trtops.backend.common import save_bytes
 from trtops.cli import configs, groups, loading
 from trtops.cli.commands.debug import repeat
 from trtops.cli.flags import Group, Options, UsageError, flag
-from trtops.cli.iterations import Iterations
-from trtops.cli.jobs import Job, tracker
+from trtops.cli.jobs import Job, command, tracker
 from trtops.cli.logs import say, say_ending
-from trtops.cli.script import Late, late, loaded
+from trtops.cli.script import Late, late, loaded, resolve
 
 if TYPE_CHECKING:
     from trtops.ops.evaluation.command import CommandCheck
@@ -26,24 +20,25 @@ if TYPE_CHECKING:
     from trtops.ops.search.precision import PrecisionConfig
     from trtops.ops.search.repeat import RepeatStep
 
-GROUPS = (
-    Group("model", (*groups.ONNX_MODEL.flags, groups.MODEL_TYPE)),
+ARTIFACT = "trtops_debug.engine"
+MODEL_ARTIFACT = "trtops_debug.onnx"
+
+
+@command(
+    Group("model", groups.ONNX_MODEL, groups.MODEL_TYPE),
     Group(
         "search",
-        (
-            flag("-o --output FILE", "where to write the model in mixed precision", to="output"),
-            flag(
-                "-p --precision CHOICE",
-                "what kept layers of engines compute in: float32, or float16 with --int8 and --fp8",
-                usual="float32",
-                to="precision",
-                choices=("float32", "float16"),
-            ),
-            flag("--trt", "compare TensorRT engines (up to 10.x)"),
-            flag("--golden-outputs FILE", "outputs that the model in FP32 must give, checked first"),
-            flag("--save-layer-outputs FILE", "where to write the error of every tensor, as JSON"),
-            flag("--mark-all", "look at every tensor", idle="--save-layer-outputs looks at every tensor"),
+        flag("-o --output FILE", "where to write the model in mixed precision", to="output"),
+        flag(
+            "-p --precision {float32,float16}",
+            "what kept layers of engines compute in: float32, or float16 with --int8 and --fp8",
+            usual="float32",
+            to="precision",
         ),
+        flag("--trt", "compare TensorRT engines (up to 10.x)"),
+        flag("--golden-outputs FILE", "outputs that the model in FP32 must give, checked first"),
+        flag("--save-layer-outputs FILE", "where to write the error of every tensor, as JSON"),
+        flag("--mark-all", "look at every tensor", idle="--save-layer-outputs looks at every tensor"),
     ),
     configs.config_flags(
         "search",
@@ -67,50 +62,98 @@ GROUPS = (
     groups.TRT_NETWORK.without("--trt-network-func"),
     groups.TRT_OUTPUTS,
     groups.TRT_PARSE,
+    examples=(
+        "trtops debug precision model.onnx --fp16 --load-inputs inputs.json -o mixed.onnx",
+        "trtops debug precision model.onnx --bf16 --atol 1e-2 --rtol 1e-2 --save-layer-outputs layers.json",
+        "trtops debug precision m.onnx --fp16 --check trtops run trtops_debug.engine --trt --load-outputs golden.json",
+    ),
 )
-EXAMPLES = (
-    "trtops debug precision model.onnx --fp16 --load-inputs inputs.json -o mixed.onnx",
-    "trtops debug precision model.onnx --bf16 --atol 1e-2 --rtol 1e-2 --save-layer-outputs layers.json",
-    "trtops debug precision model.onnx --fp16 --check trtops run trtops_debug.engine --trt --load-outputs golden.json",
-)
-ARTIFACT = "trtops_debug.engine"
-MODEL_ARTIFACT = "trtops_debug.onnx"
+def precision(args: Options) -> Job:
+    """Find the nodes that must stay in FP32 so that a 16-bit model is accurate enough.
 
-
-def plan(args: Options) -> Job:
-    """Return the job."""
+    No GPU is needed: 16-bit results are rounded as a GPU rounds them, and compared with the model's own; --trt builds
+    engines instead. With --check a command checks: it reads an engine, trtops_debug.engine, or the model in mixed
+    precision where it says {model}. Exits with 1 if even keeping everything does not help.
+    """
     if args.model_type not in (None, "onnx"):
         raise UsageError(f"--model-type {args.model_type}: only ONNX models are searched; convert the model first")
     check, artifact = _command_and_artifact(args)
     engines = artifact.endswith(".engine") if check else bool(args.trt)
     if not engines and (args.int8 or args.fp8 or (args.fp16 and args.bf16) or args.precision == "float16"):
         raise UsageError(
-            "a model in mixed precision has FP32 and one of FP16 and BF16; other precisions need engines: add "
-            "--trt, or let "
-            "the check read one"
+            "a model in mixed precision has FP32 and one of FP16 and BF16; other precisions need engines: add --trt, "
+            "or let the check read one"
         )
     feeds = None if check else configs.random_data(args)
-    model = loading.changed_model(args)
-    if args.golden_outputs and (check is not None or feeds is not None or not isinstance(model, str)):
+    source, name, experiment = loading.changed_model(args), args.model_file, args.experiment
+    golden, layers = args.golden_outputs, args.save_layer_outputs
+    if golden and (check is not None or feeds is not None or not isinstance(source, str)):
         raise UsageError(
-            "--golden-outputs is checked on the unchanged model file, with data of --load-inputs or --seed, and "
-            "without "
-            "--check; check them first with `trtops run MODEL --onnxrt --load-outputs FILE`"
+            "--golden-outputs needs an unchanged model file, data of --load-inputs or --seed, and no --check; check "
+            "them first with `trtops run MODEL --onnxrt --load-outputs FILE`"
         )
-    sorting = args.but(until=1, load_debug_replay=None, save_debug_replay=None)
-    options = {
-        "feeds": feeds,
-        "writer": _candidate_writer(args, artifact, engines) if check or engines else None,
-        "engines": engines,
-        "check": check,
-        "sorting": repeat.repeat_config(sorting, artifact) if check else None,
-        "golden": args.golden_outputs,
-        "layers": args.save_layer_outputs,
-        "place": args.store if args.experiment else None,
-        "exit_on_bad": bool(args.exit_on_bad or args.experiment or check is None),
-    }
-    config = _search_config(args, checked=check is not None, random=feeds is not None)
-    return Job(call=_search, args=(model, args.model_file, config, args.experiment, options))
+    sorting = None
+    if check:
+        sorting = repeat.repeat_config(args.but(until=1, load_debug_replay=None, save_debug_replay=None), artifact)
+    writer = _candidate_writer(args, artifact, engines) if check or engines else None
+    place = args.store if experiment else None
+    exit_on_bad = bool(args.exit_on_bad or experiment or check is None)
+    data: dict[str, Any] = {}
+    if not check:
+        data = configs.data_values(args, random=feeds is not None) | {"tolerances": configs.tolerances(args)}
+    config: PrecisionConfig = configs.make(
+        args,
+        "PrecisionConfig",
+        data,
+        to="bf16" if args.bf16 and not args.fp16 else "fp16",
+        output=args.output,
+        load_replay=args.load_debug_replay,
+        save_replay=args.save_debug_replay,
+    )
+
+    def run() -> int:
+        if engines:
+            ops.require_layer_precisions()  # before anything is run
+        iterations, model, made, inputs = repeat.Iterations(), loaded(source), resolve(writer), resolve(feeds)
+        if golden is not None and not _gives_golden_outputs(model, config, golden):
+            return 1
+
+        def say_step(step: Step) -> None:
+            measured = f", {step.excess:.3g} of what is allowed" if 0 < (step.excess or 0) < float("inf") else ""
+            say(f"{step.size} nodes in FP32: {'good' if step.verdict == 'pass' else 'bad'}{measured}")
+            iterations.ended(step.verdict == "pass")
+
+        def say_output(step: RepeatStep) -> None:
+            if step.output:
+                say(step.output.rstrip())
+
+        with contextlib.ExitStack() as stack:
+            evaluation: dict[str, Any] = {"runner": made.runner} if check is None and made is not None else {}
+            if check is not None:
+                assert sorting is not None
+                checking = ops.checking_candidates(made, check, sorting, say_output)
+                evaluation = {"evaluate": stack.enter_context(checking)}
+            result = ops.precision(
+                model,
+                config,
+                feeds=inputs,
+                tracker=tracker("optional", place, experiment),
+                experiment=experiment,
+                file=name,
+                progress=say_step,
+                **evaluation,
+            )
+        if layers is not None:
+            looked = ops.AccuracyConfig(tolerances=config.tolerances, **_data_of(config))
+            errors = ops.accuracy(model, ops.Emulated(config.to, config.exclude), looked, feeds=inputs)
+            save_bytes(errors.to_json().encode(), layers)
+        iterations.log_summary()
+        say(result.text())
+        if experiment is not None:
+            say_ending(result, place)
+        return 1 if exit_on_bad and result.verdict != "good" else 0
+
+    return run
 
 
 def _command_and_artifact(args: Options) -> tuple[CommandCheck | None, str]:
@@ -122,20 +165,6 @@ def _command_and_artifact(args: Options) -> tuple[CommandCheck | None, str]:
     if not artifact.endswith((".engine", ".onnx")):
         raise UsageError(f"--iter-artifact {artifact}: expected a name that ends in .engine or .onnx")
     return repeat.check_of(args, artifact), artifact
-
-
-def _search_config(args: Options, *, checked: bool, random: bool) -> PrecisionConfig:
-    data = {} if checked else configs.data_values(args, random=random) | {"tolerances": configs.tolerances(args)}
-    config: PrecisionConfig = configs.make(
-        args,
-        "PrecisionConfig",
-        data,
-        to="bf16" if args.bf16 and not args.fp16 else "fp16",
-        output=args.output,
-        load_replay=args.load_debug_replay,
-        save_replay=args.save_debug_replay,
-    )
-    return config
 
 
 def _candidate_writer(args: Options, artifact: str, engines: bool) -> Late:
@@ -156,51 +185,6 @@ def _candidate_writer(args: Options, artifact: str, engines: bool) -> Late:
         kept_in=args.precision,
         save_timing_cache=args.save_timing_cache or args.timing_cache,
     )
-
-
-def _search(source: Any, name: str, config: PrecisionConfig, experiment: str | None, options: dict[str, Any]) -> int:
-    """Search, with ``feeds`` and what ``plan`` puts into the options."""
-    feeds, writer, check, place = (options[key] for key in ("feeds", "writer", "check", "place"))
-    if options["engines"]:
-        ops.require_layer_precisions()  # before anything is run
-    iterations = Iterations()
-    model = loaded(source)
-    if options["golden"] is not None and not _gives_golden_outputs(model, config, options["golden"]):
-        return 1
-
-    def say_step(step: Step) -> None:
-        measured = f", {step.excess:.3g} of what is allowed" if 0 < (step.excess or 0) < float("inf") else ""
-        say(f"{step.size} nodes in FP32: {'good' if step.verdict == 'pass' else 'bad'}{measured}")
-        iterations.ended(step.verdict == "pass")
-
-    def say_output(step: RepeatStep) -> None:
-        if step.output:
-            say(step.output.rstrip())
-
-    with contextlib.ExitStack() as stack:
-        evaluation: dict[str, Any] = {"runner": writer.runner} if check is None and writer is not None else {}
-        if check is not None:
-            checking = ops.checking_candidates(writer, check, options["sorting"], say_output)
-            evaluation = {"evaluate": stack.enter_context(checking)}
-        result = ops.precision(
-            model,
-            config,
-            feeds=feeds,
-            tracker=tracker("optional", place, experiment),
-            experiment=experiment,
-            file=name,
-            progress=say_step,
-            **evaluation,
-        )
-    if options["layers"] is not None:
-        looked = ops.AccuracyConfig(tolerances=config.tolerances, **_data_of(config))
-        errors = ops.accuracy(model, ops.Emulated(config.to, config.exclude), looked, feeds=feeds)
-        save_bytes(errors.to_json().encode(), options["layers"])
-    iterations.log_summary()
-    say(result.text())
-    if experiment is not None:
-        say_ending(result, place)
-    return 1 if options["exit_on_bad"] and result.verdict != "good" else 0
 
 
 def _gives_golden_outputs(model: str, config: PrecisionConfig, golden: str) -> bool:

@@ -1,10 +1,4 @@
-"""Find the smallest part of an ONNX model that still fails.
-
-It fails if a check command fails. Without --check a person at the terminal is asked about each part; with --trt or
---onnxrt, or without a terminal, a part fails if an engine's outputs differ from the model's own. Parts get the values
-that flow there in the whole model. Exits with 0 once the part is found; with 1 if the model fails and --exit-on-bad
-or --experiment asks for the verdict.
-"""
+"""The command ``trtops debug reduce``."""
 
 from __future__ import annotations
 
@@ -19,42 +13,34 @@ from trtops import ops
 from trtops.cli import configs, groups, loading
 from trtops.cli.commands.debug import repeat
 from trtops.cli.flags import Group, Options, flag
-from trtops.cli.iterations import Iterations
-from trtops.cli.jobs import Job, tracker
+from trtops.cli.jobs import Job, command, tracker
 from trtops.cli.logs import say, say_ending
-from trtops.cli.script import loaded
+from trtops.cli.script import loaded, resolve
 from trtops.errors import ComparisonError
 
 if TYPE_CHECKING:
     from trtops.backend.onnx.submodel import SubModel
     from trtops.ops.evaluation.submodel import CheckOutcome
     from trtops.ops.search.delta import Step
-    from trtops.ops.search.reduce import ReduceConfig
 
 _OBSERVED = "shapes are those observed when the whole model ran"
 
-GROUPS = (
+ARTIFACT = "trtops_debug.onnx"
+
+
+@command(
     groups.ONNX_MODEL,
     Group(
         "reducing",
-        (
-            flag(
-                "-o --output FILE",
-                "where to save the smallest failing model (default: trtops_reduced.onnx)",
-                to="output",
-            ),
-            flag("--model-input-shapes --model-inputs NAME:[DIMS]+", "shapes of the model's inputs", to="input_shapes"),
+        flag(
+            "-o --output FILE", "where to save the smallest failing model (default: trtops_reduced.onnx)", to="output"
         ),
+        flag("--model-input-shapes --model-inputs NAME:[DIMS]+", "shapes of the model's inputs", to="input_shapes"),
     ),
     configs.config_flags(
         "reducing",
         "ReduceConfig",
-        {
-            "min_good": "--min-good --minimal-good",
-            "reduce_inputs": "--reduce-inputs",
-            "reduce_outputs": "--reduce-outputs",
-            "inputs": "--inputs-are",
-        },
+        {"min_good": "--min-good --minimal-good", "inputs": "--inputs-are"},
         skip="data output save_as load_replay save_replay",
     ),
     groups.CHECK,
@@ -65,33 +51,34 @@ GROUPS = (
     groups.REPLAY,
     groups.TRACKING,
     configs.BACKEND,
-    Group("evaluation without --check", groups.STATISTICS.flags),
+    Group("evaluation without --check", groups.STATISTICS),
     groups.DATA,
     groups.SPEC.without("--trt-min-shapes", "--trt-opt-shapes", "--trt-max-shapes"),
     Group(
         "shapes",
-        (
-            flag("--no-shape-inference", "infer no shapes", idle=_OBSERVED),
-            flag("--force-fallback-shape-inference", "find shapes by running the model", idle="this is always done"),
-            replace(groups.NO_SYMBOLIC_SHAPES, idle=_OBSERVED),
-        ),
+        flag("--no-shape-inference", "infer no shapes", idle=_OBSERVED),
+        flag("--force-fallback-shape-inference", "find shapes by running the model", idle="this is always done"),
+        replace(groups.NO_SYMBOLIC_SHAPES, idle=_OBSERVED),
+    ),
+    examples=(
+        "trtops debug reduce model.onnx -o small.onnx --check trtops run trtops_debug.onnx --onnxrt --trt",
+        "trtops debug reduce model.onnx -o small.onnx --trt --fp16 --atol 1e-2 --rtol 1e-2",
+        "trtops debug reduce m.onnx --fail-regex 'Unsupported op' --check trtops convert {model} -o /dev/null.engine",
     ),
 )
-EXAMPLES = (
-    "trtops debug reduce model.onnx -o small.onnx --check trtops run trtops_debug.onnx --onnxrt --trt",
-    "trtops debug reduce model.onnx -o small.onnx --trt --fp16 --atol 1e-2 --rtol 1e-2",
-    "trtops debug reduce model.onnx --fail-regex 'Unsupported op' --check trtops convert {model} -o /dev/null.engine",
-)
-ARTIFACT = "trtops_debug.onnx"
+def reduce(args: Options) -> Job:
+    """Find the smallest part of an ONNX model that still fails.
 
-
-def plan(args: Options) -> Job:
-    """Return the job."""
-    random = configs.random_data(args)
+    It fails if a check command fails. Without --check a person at the terminal is asked about each part; with --trt or
+    --onnxrt, or without a terminal, a part fails if an engine's outputs differ from the model's own. Parts get the
+    values that flow there in the whole model. Exits with 0 once the part is found; with 1 if the model fails and
+    --exit-on-bad or --experiment asks for the verdict.
+    """
+    feeds = configs.random_data(args)
     config = configs.make(
         args,
         "ReduceConfig",
-        configs.data_values(args, random=random is not None),
+        configs.data_values(args, random=feeds is not None),
         input_shapes={name: loading.fixed(shape) for name, shape in args.input_shapes or ()},
         output=args.output or "trtops_reduced.onnx",
         save_as=loading.save_config(args),
@@ -101,70 +88,62 @@ def plan(args: Options) -> Job:
     check: Any = None
     if args.check:
         check = replace(configs.command_check(args, ARTIFACT), tell_passing=bool(args.show_output))
-    build = None if check else replace(configs.build_config(args, args.backend or "tensorrt"), profiles=())
-    options = {
-        "check": check,
-        "build": build,
-        "tolerances": None if check else configs.tolerances(args),
-        "asks": check is None and args.backend is None and sys.stdin.isatty(),
-        "feeds": random,
-        "artifacts": tuple(args.artifacts or ()),
-        "folder": args.art_dir,
-        "info": args.iter_info,
-        "show": not args.hide_fail_output,
-        "keep": (args.iter_artifact or ARTIFACT) if args.no_remove_intermediate else None,
-        "place": args.store if args.experiment else None,
-        "exit_on_bad": bool(args.exit_on_bad or args.experiment),
-    }
+    elif args.backend is None and sys.stdin.isatty():
+        check = _ask_about
+    build: Any = None
+    tolerances = None
+    if not args.check:
+        build = replace(configs.build_config(args, args.backend or "tensorrt"), profiles=())
+        tolerances = configs.tolerances(args)
+    artifacts, folder, show = tuple(args.artifacts or ()), args.art_dir, not args.hide_fail_output
+    info = None if args.iter_info is None else Path(args.iter_info)
+    keep = (args.iter_artifact or ARTIFACT) if args.no_remove_intermediate else None
+    name, experiment = args.model_file, args.experiment
+    place, exit_on_bad = args.store if experiment else None, bool(args.exit_on_bad or experiment)
     model = loading.changed_model(args.but(shape_inference=None, force_fallback_shape_inference=None))
-    return Job(call=_reduce, args=(model, args.model_file, config, args.experiment, options))
 
+    def run() -> int:
+        iterations = repeat.Iterations()
 
-def _reduce(source: Any, name: str, config: ReduceConfig, experiment: str | None, options: dict[str, Any]) -> int:
-    """Reduce the model, with ``check``, ``feeds`` and what else ``plan`` puts into the options."""
-    check, keep, place = (options[key] for key in ("check", "keep", "place"))
-    iterations = Iterations()
-    if check is None:
-        check = _ask_about if options["asks"] else ops.engine_check(options["build"], options["tolerances"])
-    info = None if options["info"] is None else Path(options["info"])
+        def write_iteration(number: int) -> None:
+            """Write the number of the next iteration, for the check to read."""
+            if info is not None:
+                info.write_text(json.dumps({"iteration": number}), encoding="utf-8")
 
-    def write_iteration(number: int) -> None:
-        """Write the number of the next iteration, for the check to read."""
-        if info is not None:
-            info.write_text(json.dumps({"iteration": number}), encoding="utf-8")
+        def finish_check(step: Step) -> None:
+            detail = f": {step.detail.rstrip()}" if step.detail and show else ""
+            say(f"check {step.number}, {step.size} nodes, {step.verdict}{detail}")
+            passed = step.verdict == "pass"
+            iterations.ended(passed)
+            ops.sort_artifacts(artifacts, folder, good=passed, label=f"N{step.number}")
+            write_iteration(step.number)
 
-    def finish_check(step: Step) -> None:
-        detail = f": {step.detail.rstrip()}" if step.detail and options["show"] else ""
-        say(f"check {step.number}, {step.size} nodes, {step.verdict}{detail}")
-        passed = step.verdict == "pass"
-        iterations.ended(passed)
-        ops.sort_artifacts(options["artifacts"], options["folder"], good=passed, label=f"N{step.number}")
-        write_iteration(step.number)
+        write_iteration(0)
+        try:
+            result = ops.reduce(
+                loaded(model),
+                ops.engine_check(build, tolerances) if check is None else check,
+                config,
+                feeds=resolve(feeds),
+                tracker=tracker("optional", place, experiment),
+                experiment=experiment,
+                file=name,
+                progress=finish_check,
+            )
+        finally:
+            if info is not None:
+                info.unlink(missing_ok=True)
+        if result.whole == "error":
+            raise ComparisonError(f"{result.text()}. Make the check pass or fail on it first")
+        iterations.log_summary()
+        say(result.text())
+        if experiment is not None:
+            say_ending(result, place)
+        if keep is not None and result.culprits:
+            shutil.copy(str(result.culprits[0].path), keep)
+        return 1 if exit_on_bad and result.verdict != "good" else 0
 
-    write_iteration(0)
-    try:
-        result = ops.reduce(
-            loaded(source),
-            check,
-            config,
-            feeds=options["feeds"],
-            tracker=tracker("optional", place, experiment),
-            experiment=experiment,
-            file=name,
-            progress=finish_check,
-        )
-    finally:
-        if info is not None:
-            info.unlink(missing_ok=True)
-    if result.whole == "error":
-        raise ComparisonError(f"{result.text()}. Make the check pass or fail on it first")
-    iterations.log_summary()
-    say(result.text())
-    if experiment is not None:
-        say_ending(result, place)
-    if keep is not None and result.culprits:
-        shutil.copy(str(result.culprits[0].path), keep)
-    return 1 if options["exit_on_bad"] and result.verdict != "good" else 0
+    return run
 
 
 def _ask_about(part: SubModel) -> CheckOutcome:
