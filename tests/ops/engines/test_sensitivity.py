@@ -106,9 +106,8 @@ def test_kept_layers_halve_the_error(path: Path) -> None:
 
 
 @pytest.mark.parametrize("style", ["onnxruntime", "tensorrt"])
-@pytest.mark.parametrize("mode", ["one", "rest"])
-def test_outlier_layers_have_most_error(path: Path, mode, style) -> None:
-    config = SensitivityConfig(budget=0.02, mode=mode, style=style)
+def test_outlier_layers_have_most_error(path: Path, style) -> None:
+    config = SensitivityConfig(budget=0.02, style=style)
 
     result = sensitivity(path, ranges(), config, tracker=MemoryTracker(), data=HELD_OUT)
 

@@ -27,8 +27,9 @@ from trtops.ops.steps import run_step
 from trtops.record import Record
 from trtops.spec import BuildConfig, Precision, TensorRTOptions
 from trtops.system.processes import temporary_prefix
+from trtops.tables import markdown_table
 from trtops.tracking import schema
-from trtops.tracking.base import NO_RUN, Run, Tracker, Verdict
+from trtops.tracking.base import Run, Tracker, Verdict
 from trtops.tracking.tables import log_table
 
 Calibrator: TypeAlias = Literal["onnxruntime", "tensorrt"]
@@ -87,11 +88,6 @@ class CalibrateResult(OpResult):
     Attributes:
         verdict: Whether the INT8 engine is good enough.
         reasons: Why not, one sentence each.
-        algorithm: How the ranges were chosen.
-        cache_sha256: Digest of the ranges.
-        data_sha256: Digest of the calibration data.
-        samples: Number of samples.
-        feeds: Number of feeds.
         tensors: Number of tensors with a range.
         excluded: Tensors without a range, because NaN or infinity occurred in them.
         seconds: Wall time of the calibration, without building and evaluating.
@@ -111,11 +107,7 @@ class CalibrateResult(OpResult):
     engines: tuple[ConvertResult, ...]
 
     def engine(self, precision: Precision) -> ConvertResult:
-        """The engine of a precision.
-
-        Raises:
-            KeyError: If none was built.
-        """
+        """The engine of a precision; KeyError if none was built."""
         return {engine.precision: engine for engine in self.engines}[precision]
 
     @property
@@ -136,11 +128,7 @@ class CalibrateResult(OpResult):
         if self.excluded:
             names = ", ".join(f"`{name}`" for name in self.excluded)
             yield from ("", f"Without a range, since NaN or infinity occurred: {names}.")
-        yield from ("", f"| precision | {ROW_HEADER[1]} | verdict | largest error | accuracy | p50 | engine | run |")
-        yield "|---" * 8 + "|"
-        for engine in self.engines:
-            row = engine.row()
-            yield f"| {' | '.join((*row[:4], *row[5:8]))} | `{row[9]}` |"
+        yield from ("", markdown_table(ROW_HEADER, (engine.row() for engine in self.engines)))
 
 
 def calibrate(
@@ -176,7 +164,6 @@ def calibrate(
         CalibrationError: If the data is bad, missing or too little. What was collected before is logged as
             ``caches/calibration.partial.json`` to the failed run, and is the error's ``partial``.
         ConfigError: If there is no source of data.
-        TrtopsError: For any other failure.
     """
     config = CalibrateConfig() if config is None else config
     path = Path(model)
@@ -193,9 +180,7 @@ def calibrate(
         run.set_tags({schema.Tag.MODEL_SHA256: loaded.info.sha256})
         start = time.perf_counter()
         given = None if data is None else _CountedFeeds(open_feeds(data, TensorMetadata.of(loaded.info.inputs)))
-        cache, histograms = run_step(
-            "collect ranges", collect_ranges, loaded, config, data=given, run=run, progress=progress
-        )
+        cache, histograms = run_step("collect ranges", _collect_ranges, loaded, config, given, run, progress)
         seconds = time.perf_counter() - start
         _log_cache(run, cache, histograms, config, seconds)
 
@@ -257,32 +242,15 @@ class _CountedFeeds:
             yield feed
 
 
-def collect_ranges(
-    model: Model,
-    config: CalibrateConfig,
-    *,
-    data: Iterable[Feed] | None = None,
-    run: Run = NO_RUN,
-    progress: OnProgress | None = None,
+def _collect_ranges(
+    model: Model, config: CalibrateConfig, data: Iterable[Feed] | None, run: Run, progress: OnProgress | None
 ) -> tuple[CalibrationCache, Mapping[str, Histogram]]:
     """Calibrate: the cache, and the histograms behind it (none from TensorRT's calibrators).
 
-    Args:
-        model: The model.
-        config: What to calibrate with.
-        data: Calibration data, instead of the config's source.
-        run: Where to log what was collected if the data fails half-way.
-        progress: Called after every feed with the number of samples; not by TensorRT's calibrators.
-
-    Raises:
-        CalibrationError: If the data is bad, missing or too little.
-        ConfigError: If there is no source of data.
+    What was collected before the data failed is logged to the run.
     """
-    source = config.data if data is None else data
-    if source is None:
-        raise errors.ConfigError("No calibration data is given; expected a source of real inputs (data=...).")
     inputs = TensorMetadata.of(model.info.inputs)
-    feeds = batches(open_feeds(source, inputs), config.batch, config.samples)
+    feeds = batches(open_feeds(config.data if data is None else data, inputs), config.batch, config.samples)
     if config.calibrator == "tensorrt":
         return _collect_with_tensorrt(model, config, feeds), {}
     from trtops.backend.onnxrt.calibration import collect
@@ -302,14 +270,8 @@ def collect_ranges(
     except errors.CalibrationError as exc:
         if not isinstance(exc.partial, CalibrationCache):
             raise
-        places = []
-        if run.id:
-            run.log_json(exc.partial, schema.Artifact.CALIBRATION_PARTIAL)
-            places.append(f"run {run.id}, {schema.Artifact.CALIBRATION_PARTIAL}")
-        if config.output is not None:
-            places.append(f"{config.output}.partial")
-            write_cache(exc.partial, places[-1])
-        where = f" It is in {' and in '.join(places)}." if places else ""
+        run.log_json(exc.partial, schema.Artifact.CALIBRATION_PARTIAL)
+        where = f" It is in run {run.id}, {schema.Artifact.CALIBRATION_PARTIAL}." if run.id else ""
         raise errors.CalibrationError(f"{exc}{where}", partial=exc.partial) from exc
     return collected.cache, collected.histograms
 
@@ -339,16 +301,6 @@ def _collect_with_tensorrt(model: Model, config: CalibrateConfig, feeds: Iterabl
     )
 
 
-def write_cache(cache: CalibrationCache, path: str | Path) -> None:
-    """Write a cache to a file atomically: our JSON if its name ends in ``.json``, else TensorRT's text.
-
-    The suffix ``.partial`` does not count.
-    """
-    name = str(path).removesuffix(".partial")
-    with open_atomically(path) as file:
-        file.write(cache.to_bytes() if name.endswith(".json") else cache.to_tensorrt())
-
-
 def _log_cache(
     run: Run, cache: CalibrationCache, histograms: Mapping[str, Histogram], config: CalibrateConfig, seconds: float
 ) -> None:
@@ -366,20 +318,12 @@ def _log_cache(
         for number, page in enumerate(histogram_pages(cache, histograms, config.pictures)):
             run.log_bytes(page, f"{schema.Artifact.CALIBRATION_PICTURES}histograms_{number:02d}.png")
     run.set_tags({schema.Tag.DATA_SHA256: cache.data_sha256 or ""})
-    run.log_metrics(
-        {
-            (schema.Metric.CALIBRATION, name): float(value)
-            for name, value in (
-                ("samples", cache.samples),
-                ("feeds", cache.feeds),
-                ("tensors", len(cache)),
-                ("excluded", len(cache.excluded)),
-                ("seconds", seconds),
-            )
-        }
-    )
+    counts = {"samples": cache.samples, "feeds": cache.feeds, "tensors": len(cache), "excluded": len(cache.excluded)}
+    values = {**counts, "seconds": seconds}
+    run.log_metrics({(schema.Metric.CALIBRATION, name): float(value) for name, value in values.items()})
     if config.output is not None:
-        write_cache(cache, config.output)
+        with open_atomically(config.output) as file:
+            file.write(cache.to_bytes() if config.output.endswith(".json") else cache.to_tensorrt())
 
 
 def _log_engines(run: Run, engines: Iterable[ConvertResult]) -> None:

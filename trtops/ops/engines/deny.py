@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,9 +18,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class DenyResult(OpResult):
-    """A new entry of the deny-list, or the removal of one."""
+    """A new entry of the deny-list, or the removal of one, which has a reason instead."""
 
-    entry: DeniedTactic
+    entry: DeniedTactic | None = None
     why: str = ""
 
     @property
@@ -32,30 +31,27 @@ class DenyResult(OpResult):
     @property
     def headline(self) -> str:
         """The tactic, or the settings."""
+        if self.entry is None:
+            return "removed"
         settings = ", ".join(f"{name}={value}" for name, value in self.entry.settings)
-        return self.entry.choices[0].tactic if self.entry.choices else settings or "an entry that cannot be read"
+        return self.entry.choices[0].tactic if self.entry.choices else settings
 
     def body(self) -> Iterable[str]:
-        """The layers and settings of the entry, and the reason for its removal."""
+        """The layers and settings of the entry, or the reason for its removal."""
+        if self.entry is None:
+            yield f"Pardoned: {self.why}"
+            return
         yield from (f"- `{choice.layer}`: `{choice.tactic}`" for choice in self.entry.choices)
         yield from (f"- setting `{name}`: `{value}`" for name, value in self.entry.settings)
         if self.entry.seen_in:
             yield from ("", f"Confirmed in {self.entry.seen_in}.")
-        if self.why:
-            yield from ("", f"Pardoned: {self.why}")
 
 
 def deny(proof_run: str, *, tracker: Tracker, tags: Mapping[str, str] | None = None) -> DenyResult:
     """Add the tactics that a proof confirmed to the deny-list of its device and release.
 
-    Args:
-        proof_run: The proof's run, or the beginning of its id.
-        tracker: The tracking store.
-        tags: Further tags of the entry's run.
-
     Raises:
         ConfigError: If the run is not a proof, or it confirmed nothing.
-        IncompleteRunError: If it is not complete.
     """
     proof_run = tracker.whole_id(proof_run)
     stored = tracker.load(proof_run)
@@ -95,18 +91,9 @@ def pardon(deny_run: str, *, tracker: Tracker, why: str) -> DenyResult:
     if info.kind != "deny" or schema.Tag.PARDONED in info.tags:
         raise errors.ConfigError(f"Run {deny_run} is not an entry of the deny-list.")
     own = {name: info.tags.get(name, "") for name in (schema.Tag.BACKEND_VERSION, schema.Tag.DEVICE_SHA256)}
-    try:
-        entry = _read_entry(tracker, deny_run)
-    except errors.TrackingUnavailableError:
-        raise
-    except errors.TrtopsError as exc:
-        log.warning("The removed entry cannot be read: %s", exc)
-        version, device = own.values()
-        entry = DeniedTactic(backend_version=version, device_sha256=device)
+    result = DenyResult(title="pardon", why=why)
     tags = own | {schema.Tag.PARDONED: deny_run}
-    result = DenyResult(title="pardon", entry=entry, why=why)
     with op_run(tracker, info.experiment, "pardon", kind="deny", tags=tags) as run:
-        run.log_json(entry, schema.Artifact.DENIED)
         finish_with(run, result, tracker, evaluated=False)
     return result.kept_in(run, info.experiment)
 
@@ -127,20 +114,10 @@ def deny_list(tracker: Tracker, environment: Environment) -> DenyList:
     entries = []
     for run_id in runs:
         try:
-            entries.append(_read_entry(tracker, run_id))
+            entries.append(DeniedTactic.from_json(tracker.load(run_id).read_bytes(schema.Artifact.DENIED)))
         except errors.TrackingUnavailableError:
             raise
         except errors.TrtopsError as exc:
             hint = "Prove it again, or: trtops runs pardon"
             log.warning("An entry of the deny-list is ignored: %s %s %s", exc, hint, run_id)
     return DenyList(entries=tuple(dict.fromkeys(entries)))
-
-
-def _read_entry(tracker: Tracker, run_id: str) -> DeniedTactic:
-    """The entry of a run, checked against its manifest."""
-    return _parse_entry(tracker.load(run_id).read_bytes(schema.Artifact.DENIED))
-
-
-@functools.lru_cache(maxsize=256)
-def _parse_entry(data: bytes) -> DeniedTactic:
-    return DeniedTactic.from_json(data)

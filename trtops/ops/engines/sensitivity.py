@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from trtops.metadata import TensorMetadata
 from trtops.ops.evaluation.feeds import open_feeds
 from trtops.ops.result import OnProgress, OpResult, finish_with, model_file, op_run
 from trtops.record import Record
+from trtops.tables import markdown_table
 from trtops.tracking import schema
 from trtops.tracking.base import Tracker, Verdict
 from trtops.tracking.calibrations import load_cache
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _PRUNED = 32  # kept layers that are tried without, one by one
 _SHOWN = 30  # layers on a page
+_COLUMNS = ("layer", "op", "error", "share", "keep")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +45,6 @@ class SensitivityConfig(Record):
         batch: Samples per feed; None uses feeds as they come.
         budget: The relative error that INT8 may have: the root of the sum of squared differences from the FP32 model,
             over the root of the sum of its squares; of the output where it is largest.
-        mode: ``one`` quantizes one layer at a time; ``rest`` all but one, which includes errors that add up or cancel,
-            but measures small differences of large errors.
         style: Which back end's way of quantizing is measured (:func:`trtops.backend.onnx.quantize.insert_qdq`). It is
             run by ONNX Runtime on the CPU.
         keep: Layers that always stay in FP32.
@@ -55,7 +55,6 @@ class SensitivityConfig(Record):
     samples: int = 64
     batch: int | None = None
     budget: float = 0.01
-    mode: Literal["one", "rest"] = "one"
     style: Style = "onnxruntime"
     keep: tuple[str, ...] = ()
     fit: FitPolicy = "refuse"
@@ -78,14 +77,12 @@ class LayerSensitivity(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class SensitivityResult(OpResult):
-    """The sensitivity of all layers.
+    """The sensitivity of all layers, the worst first.
 
     Attributes:
         error: Relative error with every layer quantized.
-        budget: The allowed error.
         keep: Layers to keep in higher precision, for :attr:`trtops.spec.BuildConfig.keep`.
         error_kept: Relative error with those kept, measured.
-        layers: Every layer, the worst first.
         inferences: Number of models measured.
     """
 
@@ -110,10 +107,11 @@ class SensitivityResult(OpResult):
             yield f"Kept in higher precision: {kept}. Relative error then: {self.error_kept:.4g}."
         else:
             yield "No layer need be kept in higher precision."
-        yield from ("", "| layer | op | error | share | keep |", "|---|---|---|---|---|")
-        for each in self.layers[:_SHOWN]:
-            keep = "yes" if each.kept else ""
-            yield f"| `{each.layer}` | {each.op} | {each.error:.4g} | {each.share:.1%} | {keep} |"
+        rows = (
+            (f"`{each.layer}`", each.op, f"{each.error:.4g}", f"{each.share:.1%}", "yes" if each.kept else "")
+            for each in self.layers[:_SHOWN]
+        )
+        yield from ("", markdown_table(_COLUMNS, rows))
         if len(self.layers) > _SHOWN:
             yield from ("", f"And {len(self.layers) - _SHOWN} layers with less.")
 
@@ -132,8 +130,7 @@ def sensitivity(
 ) -> SensitivityResult:
     """Measure each layer's share of the INT8 error, and propose layers to keep in higher precision.
 
-    The worst layers are kept until the budget is met, and then those that were not needed are quantized again. The
-    error of the proposal is measured. This takes one quantized model per layer, and some more.
+    The worst layers are kept until the budget is met, and then those that were not needed are quantized again.
 
     Args:
         model: The ONNX file.
@@ -164,7 +161,7 @@ def sensitivity(
         log_table(
             run,
             schema.Artifact.SENSITIVITY,
-            ("layer", "op", "error", "share", "keep"),
+            _COLUMNS,
             ((each.layer, each.op, each.error, each.share, each.kept) for each in result.layers),
         )
         run.log_json(result, schema.Artifact.SENSITIVITY_RESULT)
@@ -234,10 +231,7 @@ def _measure(
     whole = error(())
     measured: dict[str, float] = {}
     for number, name in enumerate(layers, start=1):
-        if config.mode == "one":
-            measured[name] = error([other for other in layers if other != name])
-        else:
-            measured[name] = math.sqrt(max(whole**2 - error([name]) ** 2, 0.0))
+        measured[name] = error([other for other in layers if other != name])
         if progress is not None:
             progress(number, len(layers))
     ranked = sorted(measured, key=lambda name: -measured[name])
