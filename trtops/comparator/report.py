@@ -8,14 +8,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from trtops import errors
 from trtops.comparator import metrics
 from trtops.comparator.arrays import Array, dtype_name, to_numpy
 from trtops.comparator.metric_results import ErrorStat
 from trtops.comparator.metrics import OutputStatistics
-from trtops.comparator.table import LIMITED, with_fields
+from trtops.comparator.table import LIMITED, RECORDED, Metric, with_fields
 from trtops.record import Record
 from trtops.verdict import Verdict
 
@@ -138,6 +138,12 @@ class OutputComparison(Record):
     statistics: OutputStatistics | None = None
     extra: bool = False
 
+    def value(self, metric: Metric) -> float | None:
+        """A metric of the output; None without statistics, and for metrics of scores if no axis of classes is known."""
+        if self.statistics is None or (metric.by_class and self.statistics.class_axis is None):
+            return None
+        return cast("float | None", getattr(self.statistics, metric.name))
+
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonReport(Record):
@@ -160,6 +166,12 @@ class ComparisonReport(Record):
             if output.verdict == "bad"
             for reason in output.reasons
         )
+
+    def table(self) -> tuple[tuple[str, ...], tuple[tuple[str | float | None, ...], ...]]:
+        """Columns and rows: each output with its verdict and the metrics that have a column."""
+        shown = [metric for metric in RECORDED if metric.column]
+        rows = ((o.name, o.verdict, *map(o.value, shown)) for o in self.outputs)
+        return ("output", "verdict", *(metric.column for metric in shown)), tuple(rows)
 
     def output(self, name: str) -> OutputComparison:
         """The entry of one output.

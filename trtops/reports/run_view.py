@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtops import errors
-from trtops.comparator.report import ComparisonReport, OutputComparison
-from trtops.comparator.table import RECORDED
-from trtops.comparator.table import Metric as RecordedMetric
+from trtops.comparator.report import ComparisonReport
 from trtops.reports.document import Cell, Chart, Document, Point, Section, Table, Tone
 from trtops.tracking.base import RunInfo
 from trtops.tracking.schema import Artifact, Metric, Tag
@@ -75,9 +73,8 @@ def _outputs(view: RunView) -> Iterable[Section]:
         report = ComparisonReport.from_dict(json.loads(data)["report"])
     except (ValueError, LookupError, TypeError, errors.FormatError):
         return
-    shown = [metric for metric in RECORDED if metric.column]
-    rows = tuple((o.name, o.verdict, *(_number(o, metric) for metric in shown)) for o in report.outputs)
-    table = Table(columns=("output", "verdict", *(metric.column for metric in shown)), rows=rows)
+    columns, rows = report.table()
+    table = Table(columns=columns, rows=rows)
     points = tuple(
         Point(label=o.name, y=o.statistics.max_abs, tone=_tone(o.verdict))
         for o in report.outputs
@@ -86,13 +83,6 @@ def _outputs(view: RunView) -> Iterable[Section]:
     title = "Largest error of each output"
     chart = Chart(title=title, form="bars", x="largest absolute error", points=points) if len(points) > 1 else None
     yield Section(title="Outputs", chart=chart, table=table)
-
-
-def _number(output: OutputComparison, metric: RecordedMetric) -> float | None:
-    if output.statistics is None or (metric.by_class and output.statistics.class_axis is None):
-        return None
-    value: float | None = getattr(output.statistics, metric.name)
-    return None if value is None else float(value)
 
 
 def _iterations(view: RunView) -> Iterable[Section]:

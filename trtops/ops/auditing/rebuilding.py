@@ -19,7 +19,8 @@ from trtops.comparator.report import ComparisonReport, Tolerances, compare_outpu
 from trtops.ops.auditing.config import Grade, WayName
 from trtops.ops.auditing.result import Difference, Rebuild
 from trtops.ops.campaign.config import DebugBuildConfig
-from trtops.ops.evaluation.check import CheckConfig, Evaluation, collect, golden_outputs, tolerances_for
+from trtops.ops.evaluation.check import CheckConfig, Evaluation, tolerances_for
+from trtops.ops.evaluation.outputs import collect, golden_outputs
 from trtops.record import sha256, sha256_file
 from trtops.spec import BuildConfig, Environment
 from trtops.tactics.denied import DenyList

@@ -22,7 +22,7 @@ from trtops.comparator.report import Tolerances
 from trtops.comparator.results import RunResults
 from trtops.comparator.standalone import RULES
 from trtops.ops.auditing.rebuilding import Logged
-from trtops.ops.evaluation.check import collect
+from trtops.ops.evaluation.outputs import collect
 from trtops.record import JSONValue, to_jsonable
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, TensorRTOptions
 from trtops.verdict import Verdict

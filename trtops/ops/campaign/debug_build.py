@@ -30,8 +30,8 @@ from trtops.ops.campaign.diff_tactics import diff_body, log_diff
 from trtops.ops.campaign.iteration import EngineEvaluator, IterationResult, iterate, keep_golden
 from trtops.ops.campaign.open_campaign import stored_config
 from trtops.ops.campaign.workers import close_workers, warm_backend
-from trtops.ops.evaluation.check import collect
 from trtops.ops.evaluation.feeds import check_source
+from trtops.ops.evaluation.outputs import collect
 from trtops.ops.result import LONGEST_NAME, OpResult, finish_with
 from trtops.ops.steps import run_step
 from trtops.record import sha256

@@ -24,17 +24,9 @@ from trtops.ops.campaign.config import Campaign, Order
 from trtops.ops.campaign.workers import warm_backend
 from trtops.ops.engines.deny import deny_list
 from trtops.ops.engines.job import BuildJob, read_cache_file
-from trtops.ops.evaluation.check import (
-    CheckConfig,
-    Evaluation,
-    collect,
-    evaluate,
-    golden_outputs,
-    log_evaluation,
-    tolerances_for,
-)
+from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_evaluation, tolerances_for
 from trtops.ops.evaluation.command import CommandCheck
-from trtops.ops.evaluation.emulation import Emulation, emulate
+from trtops.ops.evaluation.outputs import Emulation, collect, emulate, golden_outputs
 from trtops.ops.evaluation.precision_check import PrecisionCheck, check_precision, log_kernels
 from trtops.ops.evaluation.submodel import CheckOutcome
 from trtops.ops.result import op_run
@@ -207,7 +199,7 @@ def _evaluate_build(
 ) -> tuple[Verdict, tuple[str, ...], tuple[BadIn, ...]]:
     """The verdict, the reasons for it, and the aspects in which the build is bad."""
     config = campaign.config
-    found = check_precision(build, model, config.check.min_precision_share)
+    found = check_precision(build, config.check.min_precision_share)
     log_kernels(run, build)
     if evaluate_engine is None and config.command is None:
         evaluation, pictures = backend.worker.run(

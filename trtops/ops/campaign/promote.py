@@ -231,7 +231,7 @@ def _build_and_verify(
                 f"The new engine does not agree with the {what}: {'; '.join(found.report.reasons)[:1000]}. The tactics "
                 "were followed, so the cause is not among those that can be replayed. Nothing was registered."
             )
-    precision = check_precision(build, model, check.min_precision_share)
+    precision = check_precision(build, check.min_precision_share)
     if not precision.lowered and not precision.emulation_counts:
         raise errors.ConfigError(f"{precision.reason()} Nothing was registered.")
     result = PromoteResult(

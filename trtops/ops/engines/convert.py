@@ -26,12 +26,10 @@ from trtops.ops.evaluation.check import (
     describe,
     describe_measurements,
     evaluate,
-    golden_outputs,
     log_evaluation,
-    shown_value,
     tolerances_for,
 )
-from trtops.ops.evaluation.emulation import emulate
+from trtops.ops.evaluation.outputs import emulate, golden_outputs
 from trtops.ops.evaluation.precision_check import check_precision, log_kernels
 from trtops.ops.result import OpResult, finish_with, model_file, op_run
 from trtops.ops.steps import run_step
@@ -149,7 +147,7 @@ class ConvertResult(OpResult):
         evaluation = self.evaluation
         report = evaluation.report
         statistics = [output.statistics for output in report.outputs if output.statistics is not None]
-        top1 = (shown_value(report, output, _TOP1) for output in report.outputs)
+        top1 = (output.value(_TOP1) for output in report.outputs)
         agreements = [share for share in top1 if share is not None]
         found = evaluation.computed
         return (
@@ -366,7 +364,7 @@ def _evaluate(
     if config.build.mark:
         tolerances = replace(tolerances, allow_extra_outputs=True)
     golden = run_step("run reference", golden_outputs, model, feeds, check.golden)
-    computed = check_precision(build, model, check.min_precision_share)
+    computed = check_precision(build, check.min_precision_share)
     with contextlib.ExitStack() as stack:
         runner = stack.enter_context(backend.runner(build.engine))
         evaluation, outputs = evaluate(runner, golden, feeds, check, tolerances)

@@ -13,7 +13,7 @@ accumulate in too few bits, fusions, wrong tactics.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -23,8 +23,17 @@ import numpy.typing as npt
 from trtops import errors
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
-from trtops.ops.evaluation.emulation import run_in_16_bit, run_unoptimized
-from trtops.ops.evaluation.rounding import UNITS, all_numbers, moved_reference, outputs_by_iteration, root_mean_square
+from trtops.ops.evaluation.outputs import (
+    UNITS,
+    all_numbers,
+    collect,
+    golden_outputs,
+    moved_reference,
+    outputs_by_iteration,
+    root_mean_square,
+    run_in_16_bit,
+    run_unoptimized,
+)
 from trtops.record import Record
 from trtops.spec import Precision
 from trtops.verdict import Verdict
@@ -34,17 +43,26 @@ if TYPE_CHECKING:
     from trtops.backend.onnx.model import Model
     from trtops.ops.evaluation.precision_check import PrecisionCheck
 
-Statement: TypeAlias = Literal[
-    "good for its precision", "worse than its precision", "precision is the problem", "not in its precision", "unknown"
-]
-
 TIMES = 3.0
 """How many times precision and noise together a sound engine's error may be: it rounds in other places and orders."""
 
 UNITS_ALLOWED = 4.0
 """Error in rounding units of the output's size that every engine may have."""
 
+Numbers: TypeAlias = "npt.NDArray[np.float64]"
+
 _STANDS_FOR_INFINITY = 1e9  # such values are clamped in 16 bit and are left out
+
+Statement: TypeAlias = Literal[
+    "good for its precision", "worse than its precision", "precision is the problem", "not in its precision", "unknown"
+]
+_SENTENCES: dict[Statement, str] = {
+    "good for its precision": "The engine is good for its precision, {}",
+    "worse than its precision": "The engine is worse than its precision, {}: the builder is the cause",
+    "precision is the problem": "The precision is the problem: {} does not suffice for this model",
+    "not in its precision": "The engine is not in its precision, {}: it computes in another",
+    "unknown": "No output has numbers to attribute an error of {} to",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,20 +73,14 @@ class OutputErrors(Record):
         name: The output.
         engine: The engine's error.
         precision: The precision's own.
-        run_to_run: Difference of the engine's outputs from run to run.
-        rounding: Effect of rounding weights and inputs to FP32; 0 for a model that cannot be changed in memory.
+        noise: Difference of the engine's outputs from run to run, and the effect of rounding weights and inputs to FP32
+            (0 for a model that cannot be changed in memory).
     """
 
     name: str
     engine: float
     precision: float
-    run_to_run: float = 0.0
-    rounding: float = 0.0
-
-    @property
-    def noise(self) -> float:
-        """Run to run and rounding together."""
-        return math.hypot(self.run_to_run, self.rounding)
+    noise: float = 0.0
 
     @property
     def builder(self) -> float:
@@ -76,13 +88,12 @@ class OutputErrors(Record):
         explained = math.hypot(self.precision, self.noise)
         return 0.0 if not self.engine > explained else math.sqrt(self.engine**2 - explained**2)
 
-    def allowed(self, unit: float) -> float:
-        """The largest error expected of a sound engine, with the rounding unit of its precision."""
-        return max(TIMES * math.hypot(self.precision, self.noise), UNITS_ALLOWED * unit)
-
     def excess(self, unit: float) -> float:
-        """The engine's error as a multiple of the allowed error; 1 if both are infinite."""
-        allowed = self.allowed(unit)
+        """The engine's error as a multiple of the largest error expected of a sound engine; 1 if both are infinite.
+
+        ``unit`` is the rounding unit of the engine's precision.
+        """
+        allowed = max(TIMES * math.hypot(self.precision, self.noise), UNITS_ALLOWED * unit)
         return self.engine / allowed if math.isfinite(allowed) else 1.0 if math.isinf(self.engine) else 0.0
 
 
@@ -96,8 +107,7 @@ class Attribution(Record):
         outputs: The errors of every output of numbers.
         engine: The verdict on the engine.
         emulated: The verdict on the emulated model, overflows included.
-        computed: Whether the engine computes in the precision; see
-            :class:`trtops.ops.evaluation.precision_check.PrecisionCheck`.
+        computed: Whether the engine computes in the precision.
         overflows: Tensors that overflow in the emulated model.
         why_not: Why nothing could be measured; empty if it was.
     """
@@ -134,40 +144,21 @@ class Attribution(Record):
 
     def sentence(self) -> str:
         """The statement with its numbers."""
-        name, worst = self.precision.upper(), self.worst
         if self.why_not:
             return f"The cause of the error could not be measured: {self.why_not}."
-        if worst is None:
-            not_computed = f"The engine is {self.statement}: {name} was requested."
-            return "No output has numbers." if self.computed else not_computed
-        text = {
-            "good for its precision": f"The engine is good for its precision, {name}",
-            "worse than its precision": f"The engine is worse than its precision, {name}: the builder is the cause",
-            "precision is the problem": f"The precision is the problem: {name} does not suffice for this model",
-            "not in its precision": f"The engine is not in its precision, {name}: it computes in another",
-        }[str(self.statement)]
-        parts = (
-            f"of the relative error {worst.engine:.3g} of `{worst.name}`, {worst.precision:.3g} is {name}'s own, "
-            f"{worst.noise:.3g} noise and {worst.builder:.3g} the builder's"
-        )
-        beyond = f" ({worst.excess(self.unit):.3g} times the allowed error)" if worst.excess(self.unit) > 1 else ""
-        overflows = ""
+        name, worst = self.precision.upper(), self.worst
+        text = _SENTENCES[self.statement].format(name)
+        if worst is not None:
+            text += (
+                f"; of the relative error {worst.engine:.3g} of `{worst.name}`, {worst.precision:.3g} is {name}'s own, "
+                f"{worst.noise:.3g} noise and {worst.builder:.3g} the builder's"
+            )
+            if (excess := worst.excess(self.unit)) > 1:
+                text += f" ({excess:.3g} times the allowed error)"
         if self.overflows:
             more = f" and {len(self.overflows) - 3} more" if len(self.overflows) > 3 else ""
-            tensors = ", ".join(f"`{tensor}`" for tensor in self.overflows[:3])
-            overflows = f"; in {name} {tensors}{more} overflow{'s' if len(self.overflows) == 1 else ''}"
-        return f"{text}; {parts}{beyond}{overflows}."
-
-    def lines(self) -> Iterable[str]:
-        """The sentence and a table of the outputs, in Markdown."""
-        yield from (self.sentence(), "")
-        if self.outputs:
-            yield f"| output | engine's error | {self.precision.upper()}'s own | noise | builder's | allowed |"
-            yield "|---" * 6 + "|"
-            for o in self.outputs:
-                numbers = (o.engine, o.precision, o.noise, o.builder, o.allowed(self.unit))
-                yield f"| `{o.name}` | {' | '.join(f'{number:.3g}' for number in numbers)} |"
-            yield ""
+            text += f"; overflows in {name}: {', '.join(f'`{tensor}`' for tensor in self.overflows[:3])}{more}"
+        return f"{text}."
 
 
 def attribute(
@@ -197,8 +188,6 @@ def attribute(
         computed: The precisions that its kernels compute in.
         golden_given: Whether the golden outputs were given, and are not the model's own.
     """
-    from trtops.ops.evaluation.check import collect, golden_outputs
-
     precision = build.spec.config.precision
     found = Attribution(precision=precision, unit=UNITS[precision], engine=engine, computed=computed.lowered)
     try:
@@ -208,13 +197,16 @@ def attribute(
     except errors.TrtopsError as exc:
         return replace(found, why_not=f"the model does not run in {precision.upper()} ({exc})"[:600])
     again = collect(runner, feeds)
-    errors_by_output = (
-        _output_errors(name, outputs, golden, emulated, again, plain, moved) for name in outputs_by_iteration(golden)[0]
-    )
+    measured = []
+    for name in outputs_by_iteration(golden)[0]:
+        columns = [all_numbers(run, name) for run in (golden, outputs, emulated, again, plain)]
+        if columns[0] is not None and all(c is not None and c.shape == columns[0].shape for c in columns):
+            nudged = None if moved is None else all_numbers(moved, name)
+            measured.append(_output_errors(name, nudged, *map(np.asarray, columns)))
     enough = bool(compare_outputs(emulated, golden, tolerances)) and not overflows
     return replace(
         found,
-        outputs=tuple(each for each in errors_by_output if each is not None),
+        outputs=tuple(measured),
         emulated="good" if enough else "bad",
         # If ONNX Runtime stands in for a GPU, a precision that does not suffice is the answer.
         computed=computed.lowered or (computed.emulation_counts and not enough),
@@ -262,34 +254,28 @@ def _emulated(
 
 def _output_errors(
     name: str,
-    outputs: RunResults,
-    golden: RunResults,
-    emulated: RunResults,
-    again: RunResults,
-    plain: RunResults,
-    moved: RunResults | None,
-) -> OutputErrors | None:
-    """One output's errors; None if it does not hold numbers, or their number differs."""
-    right = all_numbers(golden, name)
-    columns = [all_numbers(run, name) for run in (outputs, emulated, again, plain)]
-    if right is None or any(column is None or column.shape != right.shape for column in columns):
-        return None
-    counted = np.isfinite(right) & (np.abs(right) < _STANDS_FOR_INFINITY)
-    mine, low, repeated, own = (np.asarray(column)[counted] for column in columns)
-    right = right[counted]
-    nudged = None if moved is None else all_numbers(moved, name)
-    size = root_mean_square(right)
+    nudged: Numbers | None,
+    golden: Numbers,
+    engine: Numbers,
+    emulated: Numbers,
+    again: Numbers,
+    plain: Numbers,
+) -> OutputErrors:
+    """One output's errors, from the numbers of each run."""
+    counted = np.isfinite(golden) & (np.abs(golden) < _STANDS_FOR_INFINITY)
+    size = root_mean_square(golden[counted])
 
-    def relative(difference: npt.NDArray[np.float64]) -> float:
+    def distance(one: Numbers, other: Numbers) -> float:
+        with np.errstate(invalid="ignore"):  # infinite less infinite
+            difference = one[counted] - other[counted]
         return root_mean_square(difference) / size if size > 0 else math.inf if np.any(difference) else 0.0
 
-    with np.errstate(invalid="ignore"):  # infinite less infinite
-        run_to_run = relative(repeated - mine) / math.sqrt(2)
-        return OutputErrors(
-            name=name,
-            engine=relative(mine - right),
-            precision=relative(low - right),
-            # NaN in the outputs is the engine's error, not noise.
-            run_to_run=run_to_run if math.isfinite(run_to_run) else 0.0,
-            rounding=0.0 if nudged is None or nudged.shape != counted.shape else relative(nudged[counted] - own),
-        )
+    run_to_run = distance(again, engine) / math.sqrt(2)
+    rounding = 0.0 if nudged is None or nudged.shape != golden.shape else distance(nudged, plain)
+    return OutputErrors(
+        name=name,
+        engine=distance(engine, golden),
+        precision=distance(emulated, golden),
+        # NaN in the outputs is the engine's error, not noise.
+        noise=math.hypot(run_to_run if math.isfinite(run_to_run) else 0.0, rounding),
+    )

@@ -10,24 +10,24 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from trtops import errors
 from trtops.backend.base import BaseRunner, Feed
-from trtops.backend.engines import reference_runner
-from trtops.comparator.report import ComparisonReport, OutputComparison, OutputTolerances, Tolerances, compare_outputs
-from trtops.comparator.results import IterationResult, RunResults
-from trtops.comparator.table import RECORDED, Metric
+from trtops.comparator.report import ComparisonReport, OutputTolerances, Tolerances, compare_outputs
+from trtops.comparator.results import RunResults
+from trtops.comparator.table import RECORDED
 from trtops.json.numpy_files import load_numpy
 from trtops.ops.evaluation.attribution import Attribution
-from trtops.ops.evaluation.emulation import Emulation
 from trtops.ops.evaluation.feeds import DataConfig
+from trtops.ops.evaluation.outputs import Emulation, collect
 from trtops.ops.evaluation.precision_check import PrecisionCheck
 from trtops.ops.steps import run_step
 from trtops.record import Record
 from trtops.spec import Precision
+from trtops.tables import markdown_table
 from trtops.tracking import schema
 from trtops.tracking.base import MetricName, Run, Verdict
 from trtops.verdict import BadIn
@@ -149,12 +149,7 @@ def default_tolerances(precision: Precision) -> Tolerances:
     must vary as the golden one does (a constant or shuffled one never passes), and nearly all integers and booleans
     must be equal.
     """
-    if precision == "fp32":
-        bound, agreement, correlation = 1e-5, 0.999, 0.99
-    elif precision in ("fp16", "bf16"):
-        bound = 20 * 2.0 ** (-11 if precision == "fp16" else -8)
-        agreement, correlation = 0.95, 0.9
-    else:
+    if precision in ("int8", "fp8"):
         return Tolerances(
             atol=math.inf,
             rtol=math.inf,
@@ -164,19 +159,16 @@ def default_tolerances(precision: Precision) -> Tolerances:
             min_agreement=0.9,
             clamped_equal=True,
         )
+    bound = {"fp32": 1e-5, "fp16": 20 * 2.0**-11, "bf16": 20 * 2.0**-8}[precision]
     return Tolerances(
-        atol=_FLOOR,
+        atol=1e-9,  # the allowed error of an output of zeros
         rtol=bound,
         atol_of_scale=bound,
         max_nrmse=bound,
-        min_correlation=correlation,
-        min_agreement=agreement,
+        min_correlation=0.99 if precision == "fp32" else 0.9,
+        min_agreement=0.999 if precision == "fp32" else 0.95,
         clamped_equal=True,
     )
-
-
-_FLOOR = 1e-9  # the allowed error of an output of zeros
-_MIN_TOP1 = {"int8": 0.95, "fp8": 0.95}
 
 
 def tolerances_for(precision: Precision, given: Tolerances | None, model: Model | None = None) -> Tolerances:
@@ -197,48 +189,19 @@ def tolerances_for(precision: Precision, given: Tolerances | None, model: Model 
     if given is None and is_quantized(structure):
         precision = "int8"
     own = default_tolerances(precision) if given is None else given
-    top1 = _MIN_TOP1.get(precision) if given is None else None
-    asked: dict[str, Any] = {} if top1 is None else {"min_top1_agreement": top1}
-    of_scores = {name: OutputTolerances(class_axis=axis, **asked) for name, axis in class_axes(structure).items()}
+    asked: dict[str, Any] = {"min_top1_agreement": 0.95} if given is None and precision in ("int8", "fp8") else {}
+    per_output = {name: OutputTolerances(class_axis=axis, **asked) for name, axis in class_axes(structure).items()}
     for name, tolerances in own.per_output.items():
-        axis = (
-            tolerances.class_axis if tolerances.class_axis is not None else of_scores.get(name, tolerances).class_axis
-        )
-        of_scores[name] = dataclasses.replace(tolerances, class_axis=axis)
-    return dataclasses.replace(own, per_output=of_scores)
-
-
-def collect(runner: BaseRunner, feeds: Iterable[Feed]) -> RunResults:
-    """The outputs of an active runner for each feed, copied. All are kept in memory."""
-    iterations = []
-    for feed in feeds:
-        outputs = {name: np.array(array) for name, array in runner.infer(feed).items()}
-        iterations.append(IterationResult(outputs, runtime=runner.last_inference_time(), runner_name=runner.name))
-    return RunResults([(runner.name, iterations)])
-
-
-def golden_outputs(model: Model, feeds: Iterable[Feed], golden: str | None) -> RunResults:
-    """The golden outputs: those of a file, or the model's own from ONNX Runtime.
-
-    The session is closed again, because each session of a large model takes as much memory as it has weights.
-    """
-    if golden is not None:
-        return RunResults.load(golden)
-    with reference_runner(model) as reference:
-        return collect(reference, feeds)
+        if tolerances.class_axis is None and name in per_output:
+            tolerances = dataclasses.replace(tolerances, class_axis=per_output[name].class_axis)
+        per_output[name] = tolerances
+    return dataclasses.replace(own, per_output=per_output)
 
 
 def evaluate(
     runner: BaseRunner, golden: RunResults, feeds: Iterable[Feed], config: CheckConfig, tolerances: Tolerances
 ) -> tuple[Evaluation, RunResults]:
-    """Run an active runner, compare its outputs, measure latency and accuracy.
-
-    Args:
-        runner: The runner under test; active.
-        golden: The golden outputs.
-        feeds: Input data; read twice.
-        config: What else to measure.
-        tolerances: When outputs are good enough.
+    """Run an active runner, compare its outputs with golden ones, measure latency and accuracy.
 
     Returns:
         The evaluation, and the outputs under test.
@@ -309,10 +272,7 @@ def measure_accuracy(actual: RunResults, golden: RunResults, labels: NDArray[Any
     Raises:
         ComparisonError: If there are more or fewer labels than samples, or no output holds scores.
     """
-    shares = []
-    for results in (actual, golden):
-        classes = _best_classes(results, labels.size, tolerances)
-        shares.append(float(np.mean(classes == labels)))
+    shares = [float(np.mean(_best_classes(r, labels.size, tolerances) == labels)) for r in (actual, golden)]
     return Accuracy(actual=shares[0], golden=shares[1], samples=labels.size)
 
 
@@ -334,15 +294,10 @@ def _best_classes(results: RunResults, samples: int, tolerances: Tolerances) -> 
         found = np.concatenate([np.argmax(array, axis=axis).reshape(-1) for array in floating[name]])
         if found.size == samples:
             return found
-    if not known and not likely:
-        raise errors.ComparisonError(
-            f"Labels were given, and no output holds scores: {', '.join(iterations[0])}. "
-            "Expected a floating-point output of shape (..., classes)."
-        )
-    name, axis = (known or likely)[0]
-    sizes = sum(array.size // array.shape[axis] for array in floating[name])
+    scores = {name: sum(a.size // a.shape[axis] for a in floating[name]) for name, axis in (*known, *likely)}
     raise errors.ComparisonError(
-        f"There are {samples} labels and {sizes} samples in the data; expected as many of each."
+        f"No output holds scores of {samples} samples, as many as there are labels. Outputs with scores, and their "
+        f"samples: {scores or 'none'}; expected a floating-point output of shape (..., classes)."
     )
 
 
@@ -352,56 +307,41 @@ def error_metrics(report: ComparisonReport) -> dict[MetricName, float]:
     The worst values let builds of different models be sorted together. Some get their decimal logarithm as well.
     """
     found: dict[MetricName, float] = {}
-    worst: dict[MetricName, float] = {}
-    for output in report.outputs:
-        statistics = output.statistics
-        if statistics is None:
-            continue
-        for metric in RECORDED:
-            if (value := getattr(statistics, metric.name)) is not None:
-                number = found[schema.Metric.ERROR, output.name, metric.name] = float(value)
-                overall = (schema.Metric.ERROR, metric.name)
-                worse = min if metric.better == "higher" else max
-                before = worst.get(overall, number)
-                worst[overall] = math.nan if math.isnan(number) or math.isnan(before) else worse(number, before)
+    magnitudes: dict[MetricName, float] = {}
+    measured = {output.name: output.statistics for output in report.outputs if output.statistics is not None}
+    for metric in RECORDED:
+        values = {name: getattr(statistics, metric.name) for name, statistics in measured.items()}
+        known = {name: float(value) for name, value in values.items() if value is not None}
+        if known:
+            found |= {(schema.Metric.ERROR, name, metric.name): value for name, value in known.items()}
+            worst = max(known.values()) if metric.better == "lower" else min(known.values())
+            worst = math.nan if any(map(math.isnan, known.values())) else worst
+            found[schema.Metric.ERROR, metric.name] = worst
+            if metric.log10:
+                magnitudes[schema.Metric.ERROR, metric.name] = worst
+    for name, statistics in measured.items():
         for quantile in statistics.quantiles:
-            found[schema.Metric.ERROR, output.name, f"q{quantile.level:g}_abs"] = quantile.abs
-            found[schema.Metric.ERROR, output.name, f"q{quantile.level:g}_rel"] = quantile.rel
-    magnitudes = {(schema.Metric.ERROR, m.name) for m in RECORDED if m.log10} & worst.keys()
-    return found | worst | schema.log10_twins({name: worst[name] for name in magnitudes})
+            found[schema.Metric.ERROR, name, f"q{quantile.level:g}_abs"] = quantile.abs
+            found[schema.Metric.ERROR, name, f"q{quantile.level:g}_rel"] = quantile.rel
+    return found | schema.log10_twins(magnitudes)
 
 
 def worst_output(report: ComparisonReport) -> str | None:
     """The output with the largest error relative to its scale, a bad one first; None without outputs."""
-    compared = [output for output in report.outputs if output.statistics is not None]
-
-    def badness(output: OutputComparison) -> tuple[bool, float]:
-        assert output.statistics is not None
-        error = output.statistics.nrmse
-        return output.verdict != "good", math.inf if error is None or math.isnan(error) else error
-
-    return max(compared, key=badness).name if compared else None
-
-
-def shown_value(report: ComparisonReport, output: OutputComparison, metric: Metric) -> float | None:
-    """A metric of an output; None for metrics of scores if the output has no known classes and no limit for them."""
-    if output.statistics is None:
-        return None
-    limited = getattr(report.tolerances.of(output.name), str(metric.tolerance), None) is not None
-    if metric.by_class and output.statistics.class_axis is None and not limited:
-        return None
-    return cast("float | None", getattr(output.statistics, metric.name))
+    compared = []
+    for output in report.outputs:
+        if output.statistics is not None:
+            error = output.statistics.nrmse
+            error = math.inf if error is None or math.isnan(error) else error
+            compared.append((output.verdict != "good", error, output.name))
+    return max(compared)[2] if compared else None
 
 
 def describe(evaluation: Evaluation) -> list[str]:
     """An evaluation in lines of Markdown: a table of the outputs, latency, accuracy."""
-    shown = [metric for metric in RECORDED if metric.column]
-    lines = [f"| output | verdict | {' | '.join(metric.column for metric in shown)} |", "|---" * (len(shown) + 2) + "|"]
-    for output in evaluation.report.outputs:
-        numbers = (shown_value(evaluation.report, output, metric) for metric in shown)
-        cells = ("-" if number is None else f"{number:.4g}" for number in numbers)
-        lines.append(f"| `{output.name}` | {output.verdict} | {' | '.join(cells)} |")
-    return [*lines, "", *describe_measurements(evaluation)]
+    columns, rows = evaluation.report.table()
+    texts = ([f"{cell:.4g}" if isinstance(cell, float) else cell or "-" for cell in row] for row in rows)
+    return [markdown_table(columns, texts), "", *describe_measurements(evaluation)]
 
 
 def describe_measurements(evaluation: Evaluation) -> list[str]:
@@ -416,7 +356,7 @@ def describe_measurements(evaluation: Evaluation) -> list[str]:
     if evaluation.emulated is not None:
         lines += [evaluation.emulated.sentence(), ""]
     if evaluation.attribution is not None:
-        lines += evaluation.attribution.lines()
+        lines += [evaluation.attribution.sentence(), ""]
     if evaluation.accuracy is not None:
         a = evaluation.accuracy
         lines += [f"Accuracy on {a.samples} samples: {a.actual:.2%}; of the golden outputs {a.golden:.2%}.", ""]

@@ -16,13 +16,13 @@ from trtops.ops.evaluation.check import (
     CheckConfig,
     Evaluation,
     assess,
-    collect,
     describe,
     describe_measurements,
     log_evaluation,
     measure_latency,
     tolerances_for,
 )
+from trtops.ops.evaluation.outputs import collect
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.record import Record
 from trtops.reports.document import Section

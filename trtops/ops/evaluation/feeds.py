@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DATA_SUFFIXES = (".json", ".npz", ".npy", ".py")
+_SUFFIXES = (".json", ".npz", ".npy")
+_KINDS = "a .json file of saved inputs, an .npz or .npy file, a folder of these, or a .py script"
 
 
 @dataclass(frozen=True)
@@ -103,14 +104,6 @@ def open_feeds(
             f"random data (seed {seed})",
             lambda: DataLoader(seed=seed, iterations=iterations, input_metadata=fixed, val_range=ranges, words=words),
         )
-    if hasattr(source, "input_metadata"):
-        loader: Any = source
-
-        def generated() -> Iterable[Feed]:
-            loader.input_metadata = inputs
-            yield from loader
-
-        return Feeds(str(loader), generated)
     if isinstance(source, (str, Path)):
         feeds = _from_path(str(source), inputs)
     elif isinstance(source, Iterator):
@@ -120,6 +113,8 @@ def open_feeds(
         feeds = Feeds(f"the given {type(source).__name__}", lambda: source)
 
     def cast() -> Iterator[Feed]:
+        if hasattr(source, "input_metadata"):
+            source.input_metadata = inputs
         for feed in feeds._open():
             yield cast_feed(feed, inputs) if isinstance(feed, Mapping) else feed
 
@@ -141,11 +136,7 @@ class DataConfig(Record):
     seed: int = 1
 
     def open(self, inputs: TensorMetadata, instead: Iterable[Feed] | None = None) -> Feeds:
-        """The feeds of a model with these inputs, or those of ``instead``.
-
-        Raises:
-            ConfigError: If :attr:`data` does not exist, or its suffix is unknown.
-        """
+        """The feeds of a model with these inputs, or those of ``instead``; errors as in :func:`open_feeds`."""
         source = self.data if instead is None else instead
         return open_feeds(source, inputs, iterations=self.iterations, seed=self.seed)
 
@@ -158,9 +149,6 @@ class DataConfig(Record):
             model: The model.
             instead: A source to read instead of :attr:`data`.
             inputs: Its inputs, if they differ from the model's.
-
-        Raises:
-            ConfigError: If :attr:`data` does not exist, or its suffix is unknown.
         """
         from trtops.backend.onnx.accepted_inputs import accepted_inputs  # imports onnx
 
@@ -214,16 +202,16 @@ def _from_path(text: str, inputs: TensorMetadata) -> Feeds:
     if path.suffix == ".py":
         check_file(path)
         return Feeds(text, lambda: _call_script(path, function))
+    files = [path]
     if path.is_dir():
-        return Feeds(text, lambda: _from_folder(path, inputs))
-    if path.suffix not in DATA_SUFFIXES:
+        files = sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES)
+        if not files:
+            raise errors.InputError(f"{path} has no .npz, .npy or .json file.")
+    elif path.suffix not in _SUFFIXES:
         raise errors.ConfigError(
             f"Data source {text!r} has an unknown suffix {path.suffix!r}. Give a path to {_KINDS}."
         )
-    return Feeds(text, lambda: _read_file(path, inputs))
-
-
-_KINDS = "a .json file of saved inputs, an .npz or .npy file, a folder of these, or a .py script"
+    return Feeds(text, lambda: itertools.chain.from_iterable(_read_file(file, inputs) for file in files))
 
 
 def _call_script(path: Path, function: str) -> Iterable[Feed]:
@@ -231,14 +219,6 @@ def _call_script(path: Path, function: str) -> Iterable[Feed]:
     if not isinstance(loaded, Iterable):
         raise errors.InputError(f"{path}:{function} returned a {type(loaded).__name__}; expected an iterable of feeds.")
     return loaded
-
-
-def _from_folder(folder: Path, inputs: TensorMetadata) -> Iterator[Feed]:
-    files = sorted(file for file in folder.iterdir() if file.suffix in (".npz", ".npy", ".json"))
-    if not files:
-        raise errors.InputError(f"{folder} has no .npz, .npy or .json file.")
-    for file in files:
-        yield from _read_file(file, inputs)
 
 
 def _read_file(path: Path, inputs: TensorMetadata) -> Iterable[Feed]:

@@ -6,7 +6,6 @@ processor. The record of tactics, or the engine inspector, gives each kernel's p
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from trtops.tracking.tables import log_table
 
 if TYPE_CHECKING:
     from trtops.backend.base import Build
-    from trtops.backend.onnx.model import Model
 
 _NARROWER: dict[Precision, tuple[Precision, ...]] = {"fp16": ("bf16", "int8", "fp8"), "bf16": ("fp16", "int8", "fp8")}
 _PRODUCTS = re.compile(r"(Conv|MatMul|Gemm|LSTM|GRU|RNN|Attention|Einsum)", re.IGNORECASE)
@@ -46,8 +44,6 @@ class PrecisionCheck(Record):
         asked: The requested precision.
         kernels: Number of kernels by precision. If some multiply matrices, convolve or recur, only these are counted.
         unknown: Kernels whose precision the back end does not report.
-        plan_bytes: Size of the engine.
-        weight_bytes: Size of the model's floating-point weights in FP32.
         limit: The share of kernels that must compute in the requested precision; 0 requires one kernel.
         backend: The back end.
     """
@@ -55,8 +51,6 @@ class PrecisionCheck(Record):
     asked: Precision
     kernels: tuple[tuple[str, int], ...]
     unknown: int = 0
-    plan_bytes: int = 0
-    weight_bytes: int = 0
     limit: float = 0.0
     backend: BackendName = "onnxruntime"
 
@@ -107,7 +101,7 @@ class PrecisionCheck(Record):
         return f"No {self.asked.upper()} engine: {self.sentence()}"
 
     def sentence(self) -> str:
-        """The kernels' precisions, and whether the engine is smaller."""
+        """The kernels' precisions."""
         if not self.total:
             return "The back end does not report the precision of its kernels."
         each = ", ".join(f"{count} in {name.upper()}" for name, count in self.kernels)
@@ -115,14 +109,8 @@ class PrecisionCheck(Record):
         if self.asked == "fp32":
             return text
         share = self.share or 0.0
-        text += f" {share:.0%} compute in the requested {self.asked.upper()}"
-        if not share and self.weight_bytes and self.plan_bytes >= 0.9 * self.weight_bytes:
-            text += (
-                f"; the engine is not smaller: it has {self.plan_bytes / self.weight_bytes:.0%} of the weights' bytes"
-            )
-        if share < self.limit:
-            text += f"; at least {self.limit:.0%} are required"
-        return f"{text}."
+        required = f"; at least {self.limit:.0%} are required" if share < self.limit else ""
+        return f"{text} {share:.0%} compute in the requested {self.asked.upper()}{required}."
 
 
 @dataclass(frozen=True)
@@ -152,30 +140,14 @@ def kernels(build: Build) -> tuple[Kernel, ...]:
     )
 
 
-def check_precision(build: Build, model: Model | None = None, limit: float = 0.0) -> PrecisionCheck:
-    """Count the kernels of a build by precision.
-
-    Args:
-        build: The build.
-        model: The model, for the size of its weights.
-        limit: The share of kernels that must compute in the requested precision.
-    """
+def check_precision(build: Build, limit: float = 0.0) -> PrecisionCheck:
+    """Count the kernels of a build by precision; ``limit`` is the share that must compute in the requested one."""
     counts = Counter(kernel.precision for kernel in kernels(build) if kernel.counted)
     unknown = counts.pop("", 0)
-    weight_bytes = 0
-    if model is not None:
-        from trtops.backend.onnx import walk
-        from trtops.backend.onnx.model import data_type
-
-        for tensor in walk.tensors(model.structure()):
-            dtype = data_type(tensor.data_type)
-            weight_bytes += 4 * math.prod(tensor.dims) if dtype is not None and dtype.is_floating else 0
     return PrecisionCheck(
         asked=build.spec.config.precision,
         kernels=tuple((str(name), count) for name, count in counts.most_common()),
         unknown=unknown,
-        plan_bytes=len(build.engine.plan),
-        weight_bytes=weight_bytes,
         limit=limit,
         backend=build.spec.config.backend,
     )

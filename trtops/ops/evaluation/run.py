@@ -101,12 +101,6 @@ def run_models(
         experiment: Experiment to log to; the model file's name without its suffix by default.
         tags: Further tags of the run.
         params: Further params of the run.
-
-    Raises:
-        InputError: If the inputs do not fit a runner.
-        BackendError: If a runner fails.
-        IterationMismatchError: If saved outputs have another number of iterations.
-        FormatError: If saved outputs cannot be read.
     """
     config = RunConfig() if config is None else config
     path = Path(model)
@@ -161,32 +155,17 @@ def run_models(
 def report_of(accuracy: AccuracyResults, results: RunResults) -> ComparisonReport:
     """The comparison report of the first pair of runners, with the verdicts of the compare functions.
 
-    Outputs that no function compared are left out. The tolerances are those of the functions. Functions without
-    tolerances (scripts, indices, perceptual distance) show in the verdicts only.
+    Outputs that no function compared are left out. The tolerances are those of the functions; limits that none sets are
+    infinite. Functions without tolerances (scripts, indices, perceptual distance) show in the verdicts only.
     """
     pair = next(iter(accuracy[0]))
     found: dict[str, list[Match]] = {}
     for result in accuracy:
         for name, matches in result.matches_by_output(pair).items():
             found.setdefault(name, []).extend(matches)
-    report = compare_outputs(results[0][1], results[1][1], _tolerances_of(found))
-    outputs = []
-    for output in report.outputs:
-        if output.name in found and all(map(bool, found[output.name])):
-            outputs.append(dataclasses.replace(output, verdict="good", reasons=()))
-        elif output.name in found:
-            reasons = output.reasons or ("a compare function does not match",)
-            outputs.append(dataclasses.replace(output, verdict="bad", reasons=reasons))
-    good = all(output.verdict == "good" for output in outputs)
-    return dataclasses.replace(report, verdict="good" if good else "bad", outputs=tuple(outputs))
-
-
-def _tolerances_of(found: Mapping[str, Iterable[Match]]) -> Tolerances:
-    """The tolerances of the thresholds of all matches, by output; limits that no threshold sets are infinite."""
-    by_output: dict[str, dict[str, Any]] = {}
-    infinities_equal = False
+    per_output, infinities_equal = {}, False
     for name, matches in found.items():
-        limits = by_output.setdefault(name, {})
+        limits: dict[str, Any] = {}
         for match in matches:
             threshold = match.thresholds if isinstance(match, CompareResult) else None
             if isinstance(threshold, SimpleThreshold):
@@ -195,12 +174,17 @@ def _tolerances_of(found: Mapping[str, Iterable[Match]]) -> Tolerances:
                 limits |= {str(metric.tolerance): limit for metric, limit in threshold.limits() if metric.tolerance}
             if isinstance(match, OutputCompareResult) and match.statistics is not None:
                 infinities_equal = infinities_equal or match.statistics.infinities_equal
-    common: dict[str, Any] = {"atol": math.inf, "rtol": math.inf}
-    per_output = {name: OutputTolerances(**limits) for name, limits in by_output.items()}
-    if len(set(per_output.values())) == 1:
-        common |= next(iter(by_output.values()))
-        per_output = {}
-    return Tolerances(**common, infinities_equal=infinities_equal, per_output=per_output)
+        per_output[name] = OutputTolerances(**limits)
+    tolerances = Tolerances(atol=math.inf, rtol=math.inf, infinities_equal=infinities_equal, per_output=per_output)
+    report = compare_outputs(results[0][1], results[1][1], tolerances)
+    outputs = []
+    for output in report.outputs:
+        if output.name in found:
+            good = all(map(bool, found[output.name]))
+            reasons = () if good else output.reasons or ("a compare function does not match",)
+            outputs.append(dataclasses.replace(output, verdict="good" if good else "bad", reasons=reasons))
+    verdict: Verdict = "good" if all(output.verdict == "good" for output in outputs) else "bad"
+    return dataclasses.replace(report, verdict=verdict, outputs=tuple(outputs))
 
 
 def _describe_differences(accuracy: AccuracyResults) -> list[str]:

@@ -25,7 +25,12 @@ def merge(paths: Sequence[str | Path], output: str | Path) -> int:
     """
     merged: list[dict[str, Any]] = []
     for place, path in enumerate(paths):
-        feeds = _feeds_in(path)
+        held = _load_saved(path)
+        if isinstance(held, RunResults):
+            if not len(held):
+                raise errors.FormatError(f"{path} holds the outputs of no runner.")
+            held = held[-1][1]
+        feeds = [dict(feed) for feed in held]
         if place and len(feeds) != len(merged):
             raise errors.IterationMismatchError(
                 f"{path} has {len(feeds)} iterations, the files before it {len(merged)}; expected as many in each."
@@ -73,12 +78,3 @@ def _load_saved(path: str | Path) -> Any:
     if isinstance(held, RunResults) or (isinstance(held, list) and all(isinstance(feed, Mapping) for feed in held)):
         return held
     raise errors.FormatError(f"{path} holds a {type(held).__name__}; expected saved inputs or outputs.")
-
-
-def _feeds_in(path: str | Path) -> list[dict[str, Any]]:
-    held = _load_saved(path)
-    if isinstance(held, RunResults):
-        if not len(held):
-            raise errors.FormatError(f"{path} holds the outputs of no runner.")
-        return [dict(iteration) for iteration in held[-1][1]]
-    return [dict(feed) for feed in held]

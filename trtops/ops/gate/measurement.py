@@ -20,9 +20,9 @@ from trtops.ops.campaign.promote import registered_model
 from trtops.ops.campaign.workers import free_device
 from trtops.ops.engines.deny import deny_list
 from trtops.ops.engines.job import BuildJob, read_cache_file
-from trtops.ops.evaluation.check import Accuracy, collect, measure_accuracy, read_labels, tolerances_for
+from trtops.ops.evaluation.check import Accuracy, measure_accuracy, read_labels, tolerances_for
+from trtops.ops.evaluation.outputs import collect, moved_reference
 from trtops.ops.evaluation.precision_check import check_precision
-from trtops.ops.evaluation.rounding import moved_reference
 from trtops.ops.gate.engine_process import EngineProcess, measure_rounds, save_feeds
 from trtops.ops.gate.findings import EngineFacts, Finding, Measured, Subject
 from trtops.ops.gate.noise_widths import measure_widths

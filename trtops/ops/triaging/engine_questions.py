@@ -29,7 +29,7 @@ from trtops.ops.campaign.config import DebugBuildConfig, Vary
 from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
 from trtops.ops.engines.sensitivity import SensitivityConfig, sensitivity
-from trtops.ops.evaluation.emulation import emulate
+from trtops.ops.evaluation.outputs import emulate
 from trtops.ops.evaluation.submodel import Check, ComparisonCheck
 from trtops.ops.search.accuracy import AccuracyConfig, AccuracyResult, Emulated, accuracy
 from trtops.ops.search.precision import PrecisionConfig, precision
