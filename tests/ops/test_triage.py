@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +12,10 @@ import pytest
 from tests import models
 from tests.triage.planted import FAULTS, Planted
 from tests.triage.shown import named
-from trtops import errors
 from trtops.cli.main import main
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.triaging.op import QUESTIONS, triage
-from trtops.ops.triaging.result import TriageConfig, TriageResult
+from trtops.ops.triaging.result import TriageConfig
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.schema import Artifact, Tag
 
@@ -44,38 +42,32 @@ def test_a_sound_engine_is_good(tmp_path: Path) -> None:
     assert (result.verdict, result.kind, result.headline) == ("good", "none", "nothing is wrong")
 
 
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[MemoryTracker, TriageResult, Path]:
-    """A triage of an overflow that ran out of time at once."""
-    folder = tmp_path_factory.mktemp("stopped")
-    path, config = planted("overflow, dense").write(folder / "model")
+def test_triage_stops_after_its_time(tmp_path: Path) -> None:
+    path, config = planted("overflow, dense").write(tmp_path)
     tracker = MemoryTracker()
-    return tracker, triage(path, replace(config, minutes=1e-9), tracker=tracker), path
 
+    first = triage(path, replace(config, minutes=1e-9), tracker=tracker)
 
-def test_triage_out_of_time_can_be_resumed(stopped: tuple[MemoryTracker, TriageResult, Path], tmp_path: Path) -> None:
-    tracker, first, path = stopped
     assert first.verdict == "error" and first.next_question == QUESTIONS["data"].asks
-    assert "Resume it" in tracker.info(first.run_id).tags[Tag.ERROR]
-    kept = json.loads(tracker.peek(first.run_id, Artifact.TRIAGE) or b"{}")
-    assert kept["steps"] == []
+    assert "Stopped after" in tracker.info(first.run_id).tags[Tag.ERROR]
 
-    second = triage(resume=first.run_id, tracker=tracker, config=TriageConfig(output=str(tmp_path / "found")))
 
-    assert second.run_id == first.run_id and second.kind == "overflow"
-    assert [step.question for step in second.steps][-3:] == ["keep", "minimal", "bundle"]
-    assert {info.kind for info in tracker.find(parent=second.run_id)} == {"triage_step"}
-    steps = {step.question: step.run_id for step in second.steps}
+def test_overflow_is_kept_with_its_smallest_case(tmp_path: Path) -> None:
+    path, config = planted("overflow, dense").write(tmp_path / "model")
+    tracker = MemoryTracker()
+
+    result = triage(path, replace(config, output=str(tmp_path / "found")), tracker=tracker)
+
+    assert result.kind == "overflow"
+    assert [step.question for step in result.steps][-3:] == ["keep", "minimal", "bundle"]
+    assert {info.kind for info in tracker.find(parent=result.run_id)} == {"triage_step"}
+    steps = {step.question: step.run_id for step in result.steps}
     assert {info.kind for info in tracker.find(parent=steps["keep"])} == {"precision"}
-    stored = tracker.load(second.run_id)
+    stored = tracker.load(result.run_id)
     assert {"triage/page.md", "triage/bundle.zip", "triage/minimal.onnx"} <= {a.path for a in stored.manifest.artifacts}
     assert len(onnx.load(tmp_path / "found" / "minimal.onnx").graph.node) < len(onnx.load(path).graph.node)
-    report = stored.read_bytes(Artifact.REPORT).decode()
-    assert "Which nodes must stay in FP32?" in report
-    page = second.page()
-    assert "ruled out: the builder" not in page and "1. Is the data usable? **usable**" in page
-    with pytest.raises(errors.LogError):
-        triage(resume=second.run_id, tracker=tracker)
+    assert "Which nodes must stay in FP32?" in stored.read_bytes(Artifact.REPORT).decode()
+    assert "1. Is the data usable? **usable**" in result.page()
 
 
 def test_data_with_nan_ends_the_questions(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def as_a_stranger(zipped: Path, folder: Path, *arguments: str) -> str:
 def test_triage_names_the_overflow_and_bundles_it(overflowing: tuple[Path, CheckConfig], tmp_path: Path) -> None:
     path, check = overflowing
     started, tracker = time.perf_counter(), MemoryTracker()
-    config = TriageConfig(build=FP16, check=check, rebuilds=1, keep_checks=40, reduce_checks=40, output=str(tmp_path))
+    config = TriageConfig(build=FP16, check=check, output=str(tmp_path))
     result = triage(path, config, tracker=tracker)
     show("tree", result.page(), started)
     assert result.kind == "overflow" and {"conv1", "c"} & set(result.places[:3])
@@ -75,5 +75,5 @@ def test_triage_names_the_overflow_and_bundles_it(overflowing: tuple[Path, Check
     made = bundle(bad[0].id, BundleConfig(output=str(tmp_path / "engine.zip")), tracker=tracker)
     reported = as_a_stranger(tmp_path / "engine.zip", tmp_path / "there")
     show("bundle", f"{made.page()}\nwithout trtops: {reported}", started)
-    assert "engine/engine.engine" in made.files and "verdict: bad" in made.said
+    assert "engine/engine.engine" in made.files and "verdict: bad" in made.printed
     assert "verdict: bad" in reported and "TensorRT" in reported

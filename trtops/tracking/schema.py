@@ -156,7 +156,7 @@ class Artifact:
     DIFF_PICTURE = "tactics/diff.png"
     PROOF = "tactics/proof.json"
     BISECTION = "tactics/bisection.json"
-    BISECTION_PLAN = "tactics/bisection_plan.json"  # the start of a bisection, to resume it
+    BISECTION_PLAN = "tactics/bisection_plan.json"  # the start of a bisection
     DENIED = "tactics/denied.json"
     PROMOTION = "promotion.json"  # the result of a promotion before it is registered
     NOISE = "noise.json"
@@ -168,7 +168,7 @@ class Artifact:
     ACCURACY_RESULT = "accuracy/result.json"
     ACCURACY_TENSORS = "accuracy/tensors.json"
     ACCURACY_FINDINGS = "accuracy/findings.txt"
-    TRIAGE = "triage/steps.json"  # questions and answers of a triage, to resume it
+    TRIAGE = "triage/steps.json"  # questions and answers of a triage
     TRIAGE_PAGE = "triage/page.md"
     TRIAGE_FILES = "triage/"  # the smallest failing case and its bundle
     BUILD_LIST = "build_list.json"  # the outcome of each build of a model list

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trtops.cli import configs, groups
-from trtops.cli.flags import Group, Options, UsageError, flag
+from trtops.cli.flags import Group, Options, flag
 from trtops.cli.jobs import Job, command, op_job
 from trtops.cli.logs import say, say_ending, say_page
 
@@ -14,10 +14,9 @@ if TYPE_CHECKING:
 
 
 @command(
-    Group("model", flag("model_file?", "the ONNX model (default: the resumed run's)")),
+    Group("model", flag("model_file", "the ONNX model")),
     Group(
         "triage",
-        flag("--resume RUN", "resume a triage that was stopped"),
         flag("--golden --load-outputs FILE", "saved outputs to use as the reference"),
         flag("-o --output FOLDER", "where to write the smallest case and its bundle", to="folder"),
     ),
@@ -32,18 +31,15 @@ if TYPE_CHECKING:
     examples=(
         "trtops triage model.onnx --fp16 --load-inputs inputs.json",
         "trtops triage model.onnx --trt --fp16 --minutes 30 --experiment resnet50",
-        "trtops triage --resume 8d6e3f --experiment resnet50",
     ),
 )
 def triage(args: Options) -> Job:
     """Find out why an engine is bad: one question after the other, down to the smallest case that shows the fault.
 
     Is the data real, is the model sound, is the engine bad every time, is it the precision or the builder, where, which
-    tactic, which nodes to keep. Each answer is stored with its evidence and its cost, so that a stopped triage can be
-    resumed. Exits with 1 if a fault was found, and with 3 if it was stopped before.
+    tactic, which nodes to keep. Each answer is stored with its evidence and its cost. Exits with 1 if a fault was
+    found, and with 3 if it was stopped before.
     """
-    if args.model_file is None and args.resume is None:
-        raise UsageError("no model is given: name an ONNX file, or --resume RUN")
     backend = args.backend or ("tensorrt" if args.peek("strongly_typed") else "onnxruntime")
     check = {"check.golden": args.golden, "check.plots": "never", "check.latency_runs": 0}
     config = configs.make(
@@ -60,8 +56,7 @@ def triage(args: Options) -> Job:
         "triage",
         args.model_file,
         config,
-        store="writes" if args.resume is not None else "optional",
-        resume=args.resume,
+        store="optional",
         experiment=args.experiment,
         code=lambda result: {"good": 0, "bad": 1, "error": 3}[result.verdict],
         show=_show,
@@ -71,7 +66,7 @@ def triage(args: Options) -> Job:
 
 def _say_step(step: Step) -> None:
     if not step.answer:
-        say(f"{step.asks} {step.why}")
+        say(step.asks)
         return
     say(f"  {step.answer} ({step.builds} builds, {step.seconds:.1f} s)")
     for line in step.evidence:

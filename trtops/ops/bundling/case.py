@@ -11,7 +11,6 @@ import onnx
 
 from trtops import errors
 from trtops.backend.base import Feed
-from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.emulate import LARGEST_FLOAT16, emulate_low_precision, watch_peaks
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.precision import LowPrecision, lower_precision
@@ -19,10 +18,9 @@ from trtops.backend.onnxrt.builder import model_as_built
 from trtops.backend.onnxrt.session import usable_threads
 from trtops.backend.onnxrt.tactics import Candidate
 from trtops.comparator.report import Tolerances
-from trtops.comparator.results import RunResults
 from trtops.comparator.standalone import RULES
 from trtops.ops.auditing.rebuilding import Logged
-from trtops.ops.evaluation.outputs import collect
+from trtops.ops.evaluation.outputs import golden_outputs
 from trtops.record import JSONValue, to_jsonable
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, TensorRTOptions
 from trtops.verdict import Verdict
@@ -105,7 +103,7 @@ def case_of(logged: Logged, name: str, verdict: Verdict) -> Case:
         backend=logged.build.spec.config.backend,
         model=model.proto(),
         feeds=feeds,
-        golden=golden_outputs(model, feeds, logged.check.golden),
+        golden=list(golden_outputs(model, feeds, logged.check.golden)[0][1]),
         tolerances=logged.tolerances,
         verdict=verdict,
         settings={},
@@ -120,16 +118,6 @@ def case_of(logged: Logged, name: str, verdict: Verdict) -> Case:
         f"The outputs of {name} are correct: it is bad because {'; '.join(case.reasons)}. Running the model does not "
         "show that."
     )
-
-
-def golden_outputs(model: Model, feeds: Sequence[Feed], golden: str | None) -> list[dict[str, Any]]:
-    """Golden outputs of each feed: those in a file, or those of the unoptimized model."""
-    if golden is not None:
-        results = RunResults.load(golden)
-    else:
-        with reference_runner(model) as runner:
-            results = collect(runner, feeds)
-    return [{name: np.asarray(array) for name, array in iteration.items()} for iteration in results[0][1]]
 
 
 def engine_case(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
-import shlex
 import sys
 import tempfile
 import zipfile
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -24,10 +23,11 @@ from trtops.backend.onnx.save import save_model
 from trtops.backend.trt.choices.timing_cache import TimingCache
 from trtops.json import from_json
 from trtops.ops.auditing.rebuilding import Logged, MaterialFolder, gather
-from trtops.ops.bundling.case import Case, case_of, engine_case, golden_outputs
+from trtops.ops.bundling.case import Case, case_of, engine_case
 from trtops.ops.evaluation.check import CheckConfig, tolerances_for
 from trtops.ops.evaluation.command import run_group
 from trtops.ops.evaluation.feeds import scripts_of
+from trtops.ops.evaluation.outputs import golden_outputs
 from trtops.ops.result import OpResult
 from trtops.record import Record, sha256_file
 from trtops.spec import BuildSpec, Environment
@@ -36,16 +36,14 @@ from trtops.system.files import open_atomically
 from trtops.system.masking import masked
 from trtops.system.processes import temporary_prefix
 from trtops.tables import size
-from trtops.tactics.record import TacticRecord
 from trtops.tracking import schema
 from trtops.tracking.base import RunInfo, Tracker
-from trtops.tracking.materials import Materials, read_materials
+from trtops.tracking.materials import read_materials
 from trtops.verdict import Verdict
 
 _PACKAGE = Path(__file__).parents[2]
 _SCRIPTS = {"onnxruntime": "backend/onnxrt/reproduce.py", "tensorrt": "backend/trt/reproduce.py"}
 _REQUIRED = {"onnxruntime": ("numpy", "onnxruntime"), "tensorrt": ("numpy", "tensorrt", "cuda-python")}
-_SHOWN_NODES = 40
 _ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # a fixed time, so that equal cases give equal bytes
 
 
@@ -72,12 +70,10 @@ class BundleConfig(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class BundleResult(OpResult):
-    """A bundle.
+    """A bundle, with the verdict that it reproduces and the names of its members.
 
     Attributes:
-        repeats: The verdict that it reproduces.
         sha256: Digest of the zip file; equal cases give equal digests.
-        files: Its members.
         printed: Output of its script when it was tried here; empty if the back end is not installed here.
         missing: What the run did not log, and what is used instead.
     """
@@ -128,7 +124,6 @@ def bundle(run: str, config: BundleConfig | None = None, *, tracker: Tracker) ->
     info = tracker.info(tracker.whole_id(run))
     config = replace(config, output=config.output or f"{info.experiment}-{info.id[:8]}.zip".replace("/", "-"))
     folder = MaterialFolder(config.materials)
-    tactics: TacticRecord | None = None
     missing: tuple[str, ...]
     if info.status == "failed" and info.kind in ("build", "iteration"):
         case, environment, extra, missing = _failed_case(info, tracker, folder)
@@ -143,8 +138,8 @@ def bundle(run: str, config: BundleConfig | None = None, *, tracker: Tracker) ->
         logged = gather(stored, tracker, folder)
         name = f"{info.experiment} {logged.build.spec.config.precision}"
         case, environment = case_of(logged, name, stored.info.verdict), logged.build.engine.environment
-        tactics, extra, missing = logged.build.tactics, _extra_files(logged), logged.missing
-    result = write_bundle(case, config, environment, tactics=tactics, extra=extra)
+        extra, missing = _extra_files(logged), logged.missing
+    result = write_bundle(case, config, environment, extra=extra)
     return replace(result, missing=missing, run_id=info.id, url=info.url, experiment=info.experiment)
 
 
@@ -193,7 +188,12 @@ def _failed_case(
     spec, check = BuildSpec.from_json(spec_bytes), CheckConfig.from_dict(materials.check)
     model = _failed_model(info, tracker, folder, spec.model_sha256)
     missing: tuple[str, ...] = ()
-    kept = _peek(info, tracker, materials, "data")
+
+    def logged(name: str) -> bytes | None:
+        material = materials.of(name)
+        return tracker.peek(info.id, material.path) if material is not None and material.path else None
+
+    kept = logged("data")
     source: Iterable[Feed]
     if check.data is not None and kept is not None:
         source = from_json(kept)
@@ -203,7 +203,7 @@ def _failed_case(
     feeds = [{name: np.asarray(array) for name, array in feed.items()} for feed in source]
     golden: Sequence[Mapping[str, Any]]
     try:
-        golden = golden_outputs(model, feeds, None)
+        golden = list(golden_outputs(model, feeds, None)[0][1])
     except errors.TrtopsError:  # the model does not run at all
         golden = [{} for _ in feeds]
     case = Case(
@@ -217,33 +217,24 @@ def _failed_case(
         settings={},
         reasons=(why,) if why else (),
     )
-    ranges = _peek(info, tracker, materials, "calibration_cache")
+    ranges = logged("calibration_cache")
     extra = {"spec.json": spec_bytes, **({"caches/calibration.cache": ranges} if ranges is not None else {})}
     environment = Environment.from_json(environment_bytes)
     return engine_case(case, spec.config, (), ranges), environment, extra, missing
 
 
-def _peek(info: RunInfo, tracker: Tracker, materials: Materials, name: str) -> bytes | None:
-    material = materials.of(name)
-    return tracker.peek(info.id, material.path) if material is not None and material.path else None
-
-
 def _failed_model(info: RunInfo, tracker: Tracker, folder: MaterialFolder, digest: str) -> Model:
     """The model with a digest: from the run, from its original path, or from a folder."""
     path = Path(info.tags.get(schema.Tag.MODEL_PATH, ""))
-    kept = tracker.peek(info.id, f"{schema.Artifact.MODEL}{path.name}") if path.name else None
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("bundle")) as place:
         file = Path(place, "model.onnx")
-        if kept is not None:
-            file.write_bytes(kept)
-        for candidate in (file, path, folder.model(digest)):
-            if candidate is not None and candidate.is_file():
-                try:
-                    model = Model.load(candidate)
-                    if model.info.sha256 == digest:
-                        return Model.from_proto(model.proto()) if candidate == file else model
-                except errors.ModelError:  # its external data is missing
-                    continue
+        file.write_bytes((path.name and tracker.peek(info.id, f"{schema.Artifact.MODEL}{path.name}")) or b"")
+        for candidate in filter(None, (file, path, folder.model(digest))):
+            # The run's file cannot be read if its external data was not logged.
+            with contextlib.suppress(errors.ModelError):
+                model = Model.load(candidate)
+                if model.info.sha256 == digest:
+                    return Model.from_proto(model.proto()) if candidate == file else model
     raise errors.ConfigError(
         f"The model of run {info.id} with digest {digest} is missing: the run did not log it completely, and {path} "
         "is gone or has changed. Give it in a folder (--materials)."
@@ -251,12 +242,7 @@ def _failed_model(info: RunInfo, tracker: Tracker, folder: MaterialFolder, diges
 
 
 def write_bundle(
-    case: Case,
-    config: BundleConfig,
-    environment: Environment,
-    *,
-    tactics: TacticRecord | None = None,
-    extra: Mapping[str, bytes] | None = None,
+    case: Case, config: BundleConfig, environment: Environment, *, extra: Mapping[str, bytes] | None = None
 ) -> BundleResult:
     """Try the script of a case, and write its bundle to ``config.output``, with ``extra`` members by path.
 
@@ -291,7 +277,7 @@ def write_bundle(
     # Host name and commit are private.
     public = {k: v for k, v in environment.to_dict().items() if k not in ("host", "git_commit")}
     files |= {"environment.json": json.dumps(public, indent=1, ensure_ascii=False).encode("utf-8"), **(extra or {})}
-    files["issue.md"] = masked("\n".join(_issue_lines(case, environment, tactics, printed)) + "\n").encode("utf-8")
+    files["issue.md"] = masked("\n".join(_issue_lines(case, environment, printed)) + "\n").encode("utf-8")
     path = Path(config.output)
     with open_atomically(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
         for name in sorted(files):
@@ -337,39 +323,15 @@ def _try_script(files: Mapping[str, bytes], timeout_seconds: float) -> tuple[boo
     return code == 0, printed
 
 
-def _issue_lines(case: Case, environment: Environment, tactics: TacticRecord | None, printed: str) -> Iterable[str]:
+def _issue_lines(case: Case, environment: Environment, printed: str) -> Iterable[str]:
     """A bug report in Markdown."""
     what = {"bad": "wrong outputs", "good": "correct outputs", "error": "an error"}[case.verdict]
-    yield from (
-        f"# {environment.backend} {environment.backend_version}: {what} of {case.name}",
-        "",
-        "## What happens",
-        "",
-    )
+    expected = "The outputs in `golden.npz`, within the tolerances in `case.json`." if case.golden[0] else "An engine."
+    yield f"# {environment.backend} {environment.backend_version}: {what} of {case.name}"
+    yield from ("", "## What happens", "")
     if printed:
         yield from ("```", printed.rstrip(), "```", "")
     yield from (f"- {reason}" for reason in case.reasons)
-    expected = "The outputs in `golden.npz`, within the tolerances in `case.json`." if case.golden[0] else "An engine."
     yield from ("", "## What is expected", "", expected, "", "## How to reproduce", "", "```")
-    yield from ("python -m pip install -r constraints.txt", "python reproduce.py", "```", "", "## Model", "")
-    nodes = Counter(node.op_type for node in case.model.graph.node)
-    counted = ", ".join(f"{count} {op}" for op, count in nodes.most_common())
-    yield from (f"{sum(nodes.values())} nodes: {counted}.", "")
-    if sum(nodes.values()) <= _SHOWN_NODES:
-        for n in case.model.graph.node:
-            yield f"- {n.op_type} `{n.name or n.output[0]}`: {shlex.join(n.input)} -> {shlex.join(n.output)}"
-        yield ""
-    places = {
-        environment.backend: environment.backend_version,
-        "device": environment.device,
-        "compute capability": environment.compute_capability,
-        "driver": environment.driver,
-        "CUDA": environment.cuda,
-        "system": environment.os,
-        "Python": environment.python,
-        **dict(environment.packages),
-    }
-    yield from ("## Environment", "", "| | |", "|---|---|", *(f"| {name} | {v} |" for name, v in places.items() if v))
-    if tactics is not None and tactics.settings:
-        settings = ", ".join(f"{name} {value}" for name, value in tactics.settings)
-        yield from ("", f"Settings of the build: {settings}. All choices are in `tactics.json`.")
+    yield from ("python -m pip install -r constraints.txt", "python reproduce.py", "```", "")
+    yield from (f"- device: {environment.device}", f"- driver: {environment.driver or 'none'}", f"- {environment.os}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -31,7 +30,7 @@ from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
 from trtops.ops.engines.sensitivity import SensitivityConfig, sensitivity
 from trtops.ops.evaluation.outputs import emulate
 from trtops.ops.evaluation.submodel import Check, ComparisonCheck
-from trtops.ops.search.accuracy import AccuracyConfig, AccuracyResult, Emulated, accuracy
+from trtops.ops.search.accuracy import AccuracyConfig, Emulated, accuracy
 from trtops.ops.search.precision import PrecisionConfig, precision
 from trtops.ops.search.reduce import ReduceConfig, reduce
 from trtops.ops.triaging.model_questions import first_lines
@@ -44,6 +43,8 @@ MINIMAL = "minimal.onnx"
 INPUTS = "minimal_inputs.json"
 BUNDLE = "bundle.zip"
 
+_REBUILDS = 2
+_MAX_CHECKS = 200  # of sub-models, and of sets of nodes to keep
 _LARGEST = 65504.0  # in FP16
 _DIVIDING = frozenset({"Div", "Log", "Reciprocal", "Pow", "Sqrt"})
 _ADDING = frozenset({"Sub", "Add", "Sum", "ReduceSum", "ReduceMean"})
@@ -118,7 +119,7 @@ def ask_build(subject: Subject, parent: str) -> Answer:
     made = 0 if found.reused_from else 1
     evidence = (f"A {found.called} engine: {found.verdict}.", *first_lines(found.reasons))
     if found.verdict == "good":
-        return Answer("good", evidence, ruled_out=("a bad engine",), builds=made)
+        return Answer("good", evidence, builds=made)
     if found.evaluation.report:
         evidence += ("The engine's outputs are right, since it does not compute in the requested precision.",)
         return Answer("bad when rounded", evidence, builds=made)
@@ -136,13 +137,12 @@ def ask_again(subject: Subject, parent: str) -> Answer:
         evidence = (f"One engine gives different outputs each time: {'; '.join(report.reasons)[:300]}",)
         remedy = "deny tactics that add up in no fixed order (split-K, atomic reductions)"
         return Answer("one engine differs from run to run", evidence, kind="not repeatable", remedy=remedy)
-    count = subject.config.rebuilds
-    results = [_convert(subject, parent, subject.config.build, rebuild=True) for _ in range(count)]
+    results = [_convert(subject, parent, subject.config.build, rebuild=True) for _ in range(_REBUILDS)]
     good = sum(bool(result.evaluation.report) for result in results)
-    said = f"Built {count} times more: {count - good} bad, {good} good."
+    said = f"Built {_REBUILDS} times more: {_REBUILDS - good} bad, {good} good."
     if good:
-        return Answer("not every time", (said,), kind="intermittent", builds=count)
-    return Answer("every time", (said,), ruled_out=("a random choice of the builder",), builds=count)
+        return Answer("not every time", (said,), kind="intermittent", builds=_REBUILDS)
+    return Answer("every time", (said,), builds=_REBUILDS)
 
 
 def ask_campaign(subject: Subject, parent: str) -> Answer:
@@ -180,21 +180,17 @@ def ask_precision(subject: Subject, parent: str) -> Answer:
     """Whether the precision alone makes it bad, or the builder."""
     config = subject.config.build
     if config.precision == "fp32":
-        evidence: tuple[str, ...] = ("The precision is FP32, and the model itself is right in it.",)
-        return Answer("the builder", evidence, ruled_out=("rounding",))
+        return Answer("the builder", ("The precision is FP32, and the model itself is right in it.",))
     if config.precision in ("fp16", "bf16"):
         golden = RunResults([("golden", [IterationResult(dict(o)) for o in subject.outputs])])
         floor = emulate(subject.model, _low_precision(subject), subject.feeds, golden, subject.tolerances)
-        evidence = (f"Rounded after each node, without a builder: {floor.sentence()}",)
-        if floor.verdict == "bad":
-            return Answer("the precision", (*evidence, *first_lines(floor.reasons)), ruled_out=("the builder",))
-        return Answer("the builder", evidence, ruled_out=("rounding",))
+        answer = "the precision" if floor.verdict == "bad" else "the builder"
+        said = f"Rounded after each node, without a builder: {floor.sentence()}"
+        return Answer(answer, (said, *first_lines(floor.reasons)))
     plain = _convert(subject, parent, replace(config, precision="fp32"), replay=False)
-    made = 0 if plain.reused_from else 1
     evidence = (f"The same build in FP32 is {plain.verdict}.", *first_lines(plain.reasons))
-    if plain.verdict == "good":
-        return Answer("quantization", evidence, ruled_out=("the builder",), builds=made)
-    return Answer("the builder", evidence, ruled_out=("quantization",), builds=made)
+    answer = "quantization" if plain.verdict == "good" else "the builder"
+    return Answer(answer, evidence, builds=0 if plain.reused_from else 1)
 
 
 def ask_divergence(subject: Subject, parent: str) -> Answer:
@@ -202,10 +198,6 @@ def ask_divergence(subject: Subject, parent: str) -> Answer:
     to = _low_precision(subject)
     config = AccuracyConfig(tolerances=subject.config.check.tolerances)
     found = accuracy(str(subject.path), Emulated(to), config, feeds=subject.feeds, **subject.below(parent))
-    return _rounding_answer(found, lower_precision(subject.model.proto(), to).flushed)
-
-
-def _rounding_answer(found: AccuracyResult, flushed: Mapping[str, int]) -> Answer:
     known = {tensor.name: tensor for tensor in found.tensors}
     too_large = next((t for t in found.tensors if t.magnitude > _LARGEST), None)
     if too_large is not None and (found.first_nonfinite is not None or found.verdict == "bad"):
@@ -214,13 +206,12 @@ def _rounding_answer(found: AccuracyResult, flushed: Mapping[str, int]) -> Answe
         return Answer("a value overflows", (said,), kind="overflow", places=(too_large.node, too_large.name))
     if found.first_nonfinite is not None:
         place = known[found.first_nonfinite]
-        evidence: tuple[str, ...] = (
-            f"{place.name!r}, made by {place.op} {place.node!r}, is NaN or infinite; no tensor before it exceeds FP16.",
+        said = (
+            f"{place.name!r}, made by {place.op} {place.node!r}, is NaN or infinite; no tensor before it exceeds FP16."
         )
-        if flushed:
-            evidence += (f"Weights that are 0 in FP16 and not in FP32: {', '.join(map(repr, flushed))}.",)
+        flushed = tuple(lower_precision(subject.model.proto(), to).flushed)  # weights that are 0 in FP16 only
         kind: Kind = "underflow" if place.op in _DIVIDING else "nan"
-        return Answer("NaN appears", evidence, kind=kind, places=(place.node, place.name, *flushed))
+        return Answer("NaN appears", (said, *flushed), kind=kind, places=(place.node, place.name, *flushed))
     origin = known.get(found.origin or found.first or "")
     if origin is None:
         return Answer("no tensor shows it", (found.text().splitlines()[0],), kind="rounding")
@@ -241,7 +232,7 @@ def ask_keep(subject: Subject, parent: str) -> Answer:
     """Which nodes have to stay in FP32."""
     config = PrecisionConfig(
         to=_low_precision(subject), tolerances=subject.config.check.tolerances,
-        max_checks=max(subject.config.keep_checks, 2),
+        max_checks=_MAX_CHECKS,
     )  # fmt: skip
     found = precision(str(subject.path), config, feeds=subject.feeds, **subject.below(parent))
     evidence = (f"{found.checks} sets of the {found.nodes} nodes that can be lowered were checked.",)
@@ -257,27 +248,23 @@ def ask_keep(subject: Subject, parent: str) -> Answer:
 def ask_ranges(subject: Subject, parent: str) -> Answer:
     """Whether a calibrated range cuts off values, and whether the observed range corrects the engine."""
     if subject.caches.calibration is None:
-        return Answer("calibrated here", ("The ranges come from this data.",), ruled_out=("a range that is too short",))
+        return Answer("calibrated here", ("The ranges come from this data.",))
     cache = CalibrationCache.from_bytes(subject.caches.calibration)
     inputs = TensorMetadata.of(subject.model.info.inputs)
     observed = collect(subject.model.proto(), subject.feeds, inputs=inputs, min_samples=1, counted=False).cache.ranges
     seen = {r.name: r for r in observed}
     ratios = {r.name: seen[r.name].amax / r.amax for r in cache.ranges if r.name in seen and r.amax > 0}
-    worst = sorted((name for name in ratios if ratios[name] > 1), key=lambda name: -ratios[name])[:3]
+    worst = sorted((name for name in ratios if ratios[name] > 1), key=lambda name: -ratios[name])
     if not worst:
         said = f"{len(ratios)} ranges hold all values of this data."
-        return Answer("all fit", (said,), ruled_out=("a range that is too short",))
+        return Answer("all fit", (said,))
     said = f"{worst[0]!r} reaches {seen[worst[0]].amax:.4g}, {ratios[worst[0]]:.3g} times what its range holds."
-    for count in range(1, len(worst) + 1):
-        names = worst[:count]
-        corrected = replace(cache, ranges=tuple(seen[r.name] if r.name in names else r for r in cache.ranges))
-        if Pinned(subject.config.build, Caches(calibration=corrected.to_bytes())).is_right(subject):
-            evidence = (said, f"With the observed range of {', '.join(map(repr, names))} the engine is good.")
-            remedy = (
-                f"calibrate again on data like this; the range of {worst[0]!r} has to reach {seen[worst[0]].amax:.4g}"
-            )
-            return Answer("one is too short", evidence, kind="range", places=tuple(names), remedy=remedy, builds=count)
-    return Answer("other causes", (said, "Correcting that does not help."), builds=len(worst))
+    corrected = replace(cache, ranges=tuple(seen[r.name] if r.name in worst else r for r in cache.ranges))
+    if not Pinned(subject.config.build, Caches(calibration=corrected.to_bytes())).is_right(subject):
+        return Answer("other causes", (said, "Correcting that does not help."), builds=1)
+    evidence = (said, f"With the observed ranges of {', '.join(map(repr, worst))} the engine is good.")
+    remedy = f"calibrate again on data like this; the range of {worst[0]!r} has to reach {seen[worst[0]].amax:.4g}"
+    return Answer("one is too short", evidence, kind="range", places=tuple(worst), remedy=remedy, builds=1)
 
 
 def ask_layers(subject: Subject, parent: str) -> Answer:
@@ -350,7 +337,7 @@ def ask_minimal(subject: Subject, parent: str) -> Answer:
             model = Model.from_proto(part.proto)
             return emulate(model, _low_precision(subject), part.feeds, golden, tolerances).verdict == "good"
 
-    config = ReduceConfig(output=str(subject.files / MINIMAL), max_checks=subject.config.reduce_checks)
+    config = ReduceConfig(output=str(subject.files / MINIMAL), max_checks=_MAX_CHECKS)
     found = reduce(str(subject.path), check, config, feeds=subject.feeds, **subject.below(parent))
     made = 0 if shows == "rounded" else found.checks
     if not found.culprits:

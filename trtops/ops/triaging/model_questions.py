@@ -42,9 +42,7 @@ def ask_data(subject: Subject, parent: str) -> Answer:
             evidence.append(f"Input {name!r} has NaN or infinity.")
             remedy = f"clean the data of input {name!r}"
             return Answer("not usable", tuple(evidence), kind="data", places=(name,), remedy=remedy)
-        if _is_constant(arrays):
-            evidence.append(f"Input {name!r} is {np.ravel(arrays[0])[0]:g} everywhere.")
-    return Answer("usable", tuple(evidence), ruled_out=("inputs with NaN or infinity",))
+    return Answer("usable", tuple(evidence))
 
 
 def ask_structure(subject: Subject, parent: str) -> Answer:
@@ -57,7 +55,7 @@ def ask_structure(subject: Subject, parent: str) -> Answer:
         nodes = tuple(name for entry in wrong for name in entry.nodes)
         remedy = f"see `trtops check lint {subject.path.name}`"
         return Answer("broken", tuple(evidence), kind="invalid model", places=nodes, remedy=remedy)
-    return Answer("sound", tuple(evidence), ruled_out=("a damaged or inconsistent file",))
+    return Answer("sound", tuple(evidence))
 
 
 def ask_shapes(subject: Subject, parent: str) -> Answer:
@@ -82,7 +80,7 @@ def ask_shapes(subject: Subject, parent: str) -> Answer:
                 return Answer("one fails", (said,), kind="shape", places=places, remedy=remedy)
     if not count:
         return Answer("no profiles", ("There is no optimization profile: the shapes are those of the data.",))
-    return Answer("all run", (f"The model runs at {count} ends of profiles.",), ruled_out=("impossible shapes",))
+    return Answer("all run", (f"The model runs at {count} ends of profiles.",))
 
 
 def ask_repeats(subject: Subject, parent: str) -> Answer:
@@ -96,7 +94,7 @@ def ask_repeats(subject: Subject, parent: str) -> Answer:
     report = compare_outputs(twice[count:], twice[:count], _TO_THE_BIT)
     if report:
         same = "Run twice without optimizations, the model gives outputs that are equal to the bit, without NaN."
-        return Answer("yes", (same,), ruled_out=("random nodes", "NaN of the model itself"))
+        return Answer("yes", (same,))
     evidence = [f"Two runs on the same data differ: {'; '.join(report.reasons)[:300]}"]
     places: tuple[str, ...] = ()
     proto = subject.model.proto()
@@ -138,7 +136,7 @@ def ask_golden(subject: Subject, parent: str) -> Answer:
     report = compare_outputs(_only(names, subject.outputs), _only(names, golden), exact)
     if report:
         said = "In FP32, without optimizations, the model agrees with the golden outputs."
-        return Answer("agrees", (said,), ruled_out=("a fault of the model itself",))
+        return Answer("agrees", (said,))
     evidence: tuple[str, ...] = (
         f"In FP32, without optimizations, the model is wrong: {'; '.join(report.reasons)[:300]}",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -17,7 +16,7 @@ from trtops.verdict import Verdict
 Kind: TypeAlias = Literal[
     "none", "data", "invalid model", "shape", "not repeatable", "nan", "wrong constant", "lost node", "dead branch",
     "model", "build", "intermittent", "tactic", "overflow", "underflow", "cancellation", "rounding", "range",
-    "quantization", "builder", "unknown",
+    "quantization", "builder",
 ]  # fmt: skip
 """Kinds of faults. ``model`` is any fault of the model other than those listed before it."""
 
@@ -34,11 +33,8 @@ class TriageConfig(Record):
         calibration_data: Data source for INT8 calibration; the check's data by default.
         calibration_cache: A calibration cache file that INT8 is built with.
         replay: A tactic record that the engine is built with.
-        minutes: No question is asked after this time; the rest can be resumed. None for no limit.
-        rebuilds: Number of builds to see whether the engine is bad every time.
+        minutes: No question is asked after this time. None for no limit.
         campaign_builds: Maximum number of builds to find a tactic.
-        reduce_checks: Maximum number of sub-models checked to make the failing case small.
-        keep_checks: Maximum number of sets of nodes checked to find those to keep in FP32.
         output: Folder for the smallest failing case and its bundle; only the run has them by default.
     """
 
@@ -49,16 +45,12 @@ class TriageConfig(Record):
     calibration_cache: str | None = None
     replay: str | None = None
     minutes: float | None = None
-    rebuilds: int = 2
     campaign_builds: int = 40
-    reduce_checks: int = 200
-    keep_checks: int = 200
     output: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("rebuilds", "campaign_builds", "reduce_checks", "keep_checks"):
-            if getattr(self, name) < 1:
-                raise errors.ConfigError(f"{name} is {getattr(self, name)}; expected 1 or more.")
+        if self.campaign_builds < 1:
+            raise errors.ConfigError(f"campaign_builds is {self.campaign_builds}; expected 1 or more.")
         if self.minutes is not None and not self.minutes > 0:
             raise errors.ConfigError(f"minutes is {self.minutes}; expected more than 0.")
 
@@ -70,7 +62,6 @@ class Answer(Record):
     Attributes:
         answer: The answer in a few words, which selects the next question.
         evidence: What it rests on, one sentence each.
-        ruled_out: Faults that it rules out.
         kind: The kind of fault, if the answer gives one.
         places: Where the fault is, the most certain first: names of nodes, tensors, weights, inputs, tactics.
         remedy: What corrects it, as a command or in words.
@@ -79,7 +70,6 @@ class Answer(Record):
 
     answer: str
     evidence: tuple[str, ...] = ()
-    ruled_out: tuple[str, ...] = ()
     kind: Kind | None = None
     places: tuple[str, ...] = ()
     remedy: str = ""
@@ -98,7 +88,6 @@ class Step(Answer):
 
     question: str
     asks: str
-    why: str
     seconds: float = 0.0
     run_id: str = ""
 
@@ -142,18 +131,6 @@ class TriageResult(OpResult):
         return sum(step.builds for step in self.steps)
 
     @property
-    def seconds(self) -> float:
-        """Wall time, including that of earlier processes."""
-        return sum(step.seconds for step in self.steps)
-
-    @property
-    def next_step(self) -> str:
-        """Resume, if time ran out."""
-        if self.run_id and self.next_question:
-            return f"trtops triage --resume {self.run_id} --experiment {shlex.quote(self.experiment)}"
-        return super().next_step
-
-    @property
     def headline(self) -> str:
         """The kind of fault and its place."""
         if self.next_question:
@@ -167,12 +144,9 @@ class TriageResult(OpResult):
         yield from self.summary()
         for number, step in enumerate(self.steps, start=1):
             yield f"{number}. {step.asks} **{step.answer}** ({step.builds} builds, {step.seconds:.1f} s)"
-            yield f"   - why now: {step.why}"
             yield from (f"   - {line}" for line in step.evidence)
-            if step.ruled_out:
-                yield f"   - ruled out: {', '.join(step.ruled_out)}"
         if self.next_question:
-            yield f"{len(self.steps) + 1}. {self.next_question} **not asked yet**"
+            yield f"{len(self.steps) + 1}. {self.next_question} **not asked**"
 
     def summary(self) -> Iterator[str]:
         """The fault, its remedies, and the cost of the search."""
@@ -183,4 +157,5 @@ class TriageResult(OpResult):
         if self.minimal:
             bundled = f", bundled in `{self.bundle}`" if self.bundle else ""
             yield f"- Smallest failing case: `{self.minimal}`{bundled}"
-        yield from ("", f"{len(self.steps)} questions, {self.builds} builds, {self.seconds:.1f} s.", "")
+        seconds = sum(step.seconds for step in self.steps)
+        yield from ("", f"{len(self.steps)} questions, {self.builds} builds, {seconds:.1f} s.", "")

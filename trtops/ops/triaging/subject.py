@@ -28,12 +28,7 @@ from trtops.tracking.base import Tracker
 
 @dataclass(frozen=True)
 class Subject:
-    """A model under triage.
-
-    Attributes:
-        answers: The answers so far, by question.
-        files: A folder for the smallest failing case.
-    """
+    """A model under triage, the answers so far by question, and a folder for the smallest failing case."""
 
     path: Path
     config: TriageConfig
