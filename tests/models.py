@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -371,3 +372,8 @@ def run(proto: onnx.ModelProto, feed: Arrays) -> Arrays:
     session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, dict(feed))))
+
+
+def without(cache: Any, name: str) -> Any:
+    """A calibration cache without the range of one tensor."""
+    return dataclasses.replace(cache, ranges=tuple(entry for entry in cache.ranges if entry.name != name))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from trtops.comparator.data_loader import DEFAULT_SEED
 from trtops.config import AUTOINSTALL_DEPS, INTERNAL_CORRECTNESS_CHECKS
-from trtops.json import LEGACY_VALUE as LEGACY_TYPE_MARKER
 from trtops.json import MARKER as TYPE_MARKER
+from trtops.json.objects import LEGACY_VALUE as LEGACY_TYPE_MARKER
 from trtops.metadata import DEFAULT_SHAPE_VALUE
 
 __all__ = [

@@ -46,32 +46,22 @@ class BaseLoader:
 
 @dataclass(frozen=True, kw_only=True)
 class Caches:
-    """Results of earlier builds and calibrations that a build uses; each optional.
-
-    Attributes:
-        timing: A timing cache, in the back end's own bytes.
-        calibration: A calibration cache, in bytes.
-        replay: A tactic record whose choices the builder must repeat.
-        denied: Tactics that the builder must not choose; entries of other devices and releases are ignored.
-        avoid: Settings under which the builder crashed, as named in ``attempt_file``. They are not part of the spec,
-            since they cannot lead to an engine.
-        attempt_file: A file that receives the name of each setting before the builder tries it.
-    """
+    """Results of earlier builds and calibrations that a build uses; each optional."""
 
     timing: bytes | None = field(default=None, repr=False)
     calibration: bytes | None = field(default=None, repr=False)
-    replay: TacticRecord | None = field(default=None, repr=False)
-    denied: DenyList = field(default=DenyList(), repr=False)
+    replay: TacticRecord | None = field(default=None, repr=False)  # the builder must repeat its choices
+    denied: DenyList = field(default=DenyList(), repr=False)  # entries of other devices and releases are ignored
+    # Settings under which the builder crashed, as named in the attempt file, which receives the name of each setting
+    # before it is tried. They are not part of the spec, since they cannot lead to an engine.
     avoid: tuple[str, ...] = ()
     attempt_file: str | None = field(default=None, repr=False)
 
     @classmethod
     def replaying(cls, record: TacticRecord, timing: bytes | None, **others: Any) -> Caches:
-        """Return caches with which a build repeats a record's choices, given the recorded build's timing cache.
-
-        Records of the editable timing cache are written into it. With algorithm selectors it saves the timing of layers
-        that no selector is asked about. Other records do not need it.
-        """
+        """Return caches with which a build repeats a record's choices, given the recorded build's timing cache."""
+        # Records of the editable timing cache are written into it. With algorithm selectors it saves the timing of
+        # layers that no selector is asked about.
         timed = record.mechanism in ("editable_timing_cache", "algorithm_selector")
         return cls(replay=record, timing=timing if timed else None, **others)
 
@@ -99,11 +89,10 @@ NO_CACHES = Caches()
 
 @dataclass(frozen=True, kw_only=True)
 class TimingCacheUse:
-    """Use of a timing cache in one build: timings found, timings added, and the time that finding them saved.
+    """Use of a timing cache in one build: timings found, timings added, and the time that finding them saved."""
 
-    TensorRT 8.6 does not cache all timings if tactics are drawn by a seed or denied (15 of 23 in a net of two
-    convolutions); the others are not counted.
-    """
+    # TensorRT 8.6 does not cache all timings if tactics are drawn by a seed or denied (15 of 23 in a net of two
+    # convolutions); the others are not counted.
 
     hits: int = 0
     misses: int = 0
@@ -112,14 +101,11 @@ class TimingCacheUse:
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """An engine as bytes, with everything needed to load it.
-
-    ``plan`` is a TensorRT plan, or an optimized model in ORT format; ``options`` has further options of the loader.
-    """
+    """An engine as bytes, with everything needed to load it."""
 
     backend: str
-    plan: bytes = field(repr=False)
-    options: Mapping[str, JSONValue] = field(default_factory=dict)
+    plan: bytes = field(repr=False)  # a TensorRT plan, or an optimized model in ORT format
+    options: Mapping[str, JSONValue] = field(default_factory=dict)  # further options of the loader
     environment: Environment
 
     @functools.cached_property
@@ -130,24 +116,17 @@ class Engine:
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """One finished build.
-
-    Attributes:
-        tactics: The choices made.
-        timing_cache: The timing cache after the build, including the given one; None if the back end has none.
-        skipped: Settings that the builder had no time to try.
-        seconds: Wall time of the build, without reading the model and logging.
-    """
+    """One finished build."""
 
     spec: BuildSpec
     engine: Engine
     tactics: TacticRecord
     layers: tuple[Layer, ...]
-    timing_cache: bytes | None = field(default=None, repr=False)
+    timing_cache: bytes | None = field(default=None, repr=False)  # including the given one
     timing_cache_use: TimingCacheUse = TimingCacheUse()
-    skipped: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()  # settings that the builder had no time to try
     calibration_cache: bytes | None = field(default=None, repr=False)
-    seconds: float
+    seconds: float  # wall time, without reading the model and logging
     log: str = field(default="", repr=False)
 
 
@@ -169,7 +148,7 @@ class EngineBackend(Protocol):
         ...
 
     def device_state(self) -> Mapping[str, str]:
-        """Return the current state of the device (``sm_clock_mhz`` ...) for a run's tags; empty if it is not known."""
+        """Return the current state of the device (``sm_clock_mhz`` ...) for a run's tags."""
         ...
 
     def build(
@@ -180,13 +159,7 @@ class EngineBackend(Protocol):
         caches: Caches = NO_CACHES,
         calibration_data: Iterable[Feed] | None = None,
     ) -> Build:
-        """Build one engine.
-
-        Args:
-            model: The model; its weights are read as needed.
-            config: The build config, with options of this back end.
-            caches: Caches to use. A timing cache or replay made by another device or release is refused.
-            calibration_data: Feeds to calibrate INT8 with, unless a calibration cache is given.
+        """Build one engine. ``calibration_data`` are feeds to calibrate INT8 with, unless there is a calibration cache.
 
         Raises:
             ConfigError: If the config contradicts itself or the model, or is for another back end.
@@ -194,7 +167,7 @@ class EngineBackend(Protocol):
             EngineLoadError: If the engine does not load.
             CalibrationError: If INT8 is requested without a cache or data, or calibration fails.
             TimingCacheError: If the timing cache is damaged, or of another device or release.
-            TacticMismatchError: If the replay was not followed, or asks for a denied tactic.
+            TacticMismatchError: If the replay was not followed, asks for a denied tactic, or is of another device.
             UnsupportedFeatureError: If this release does not support the config.
         """
         ...
@@ -204,10 +177,7 @@ class EngineBackend(Protocol):
     ) -> BaseRunner:
         """Return a runner for an engine, or for the engine that a callable returns at activation.
 
-        Args:
-            engine: The engine. Activation raises ``EngineLoadError`` if its bytes are damaged or belong to another
-                release or device.
-            name: The runner's name; numbered if not given.
-            interleaved: Whether other engines are timed in turn with this one: its threads sleep between inferences.
+        Activation raises ``EngineLoadError`` if the bytes are damaged or belong to another release or device. With
+        ``interleaved``, threads sleep between inferences, since other engines are timed in turn with this one.
         """
         ...

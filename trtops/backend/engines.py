@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 from trtops import errors
 from trtops.backend.base import BaseRunner, EngineBackend
@@ -14,29 +14,17 @@ if TYPE_CHECKING:
     from trtops.backend.onnx.model import Model
 
 
-class _Entry(NamedTuple):
-    module: str
-    class_name: str
-    install: str
-    suffixes: tuple[str, ...]
-
-
-_BACKENDS = {
-    "onnxruntime": _Entry(
-        module="trtops.backend.onnxrt.builder",
-        class_name="OnnxRuntimeBackend",
-        install="pip install onnxruntime",
-        suffixes=(".ort",),
-    ),
-    "tensorrt": _Entry(
-        module="trtops.backend.trt.building.backend",
-        class_name="TensorRTBackend",
-        install="pip install 'trtops[trt]' (with the package index that NVIDIA's installation guide names)",
-        suffixes=(".engine", ".plan"),
-    ),
+_CLASSES = {
+    "onnxruntime": ("trtops.backend.onnxrt.builder", "OnnxRuntimeBackend"),
+    "tensorrt": ("trtops.backend.trt.building.backend", "TensorRTBackend"),
 }
+_INSTALL = {
+    "onnxruntime": "pip install onnxruntime",
+    "tensorrt": "pip install 'trtops[trt]' (with the package index that NVIDIA's installation guide names)",
+}
+_SUFFIXES = {".ort": "onnxruntime", ".engine": "tensorrt", ".plan": "tensorrt"}
 
-BACKENDS: tuple[str, ...] = tuple(_BACKENDS)
+BACKENDS: tuple[str, ...] = tuple(_CLASSES)
 """Names of the back ends, as in :attr:`trtops.spec.BuildConfig.backend`."""
 
 
@@ -45,16 +33,16 @@ def engine_backend(name: str) -> EngineBackend:
 
     ConfigError if the name is unknown, BackendUnavailableError if its library is not installed.
     """
-    entry = _BACKENDS.get(name)
-    if entry is None:
+    if name not in _CLASSES:
         raise errors.ConfigError(f"Unknown back end {name!r}. {errors.near(name, BACKENDS)}")
-    module = _import_backend_module(entry.module, f"Back end {name!r} needs", entry.install)
-    return cast(EngineBackend, getattr(module, entry.class_name)())
+    module, class_name = _CLASSES[name]
+    found = _import_backend_module(module, f"Back end {name!r} needs", _INSTALL[name])
+    return cast(EngineBackend, getattr(found, class_name)())
 
 
 def backend_of_suffix(suffix: str) -> str | None:
     """Return the name of the back end whose engine files have this suffix, or None."""
-    return next((name for name, entry in _BACKENDS.items() if suffix.lower() in entry.suffixes), None)
+    return _SUFFIXES.get(suffix.lower())
 
 
 def reference_runner(model: Model, name: str | None = None) -> BaseRunner:
@@ -62,8 +50,7 @@ def reference_runner(model: Model, name: str | None = None) -> BaseRunner:
 
     The model is read when the runner is activated. BackendUnavailableError if ONNX Runtime is not installed.
     """
-    install = _BACKENDS["onnxruntime"].install
-    module = _import_backend_module("trtops.backend.onnxrt.reference", "Golden outputs need", install)
+    module = _import_backend_module("trtops.backend.onnxrt.reference", "Golden outputs need", _INSTALL["onnxruntime"])
     return cast(BaseRunner, module.reference_runner(model, name))
 
 

@@ -80,11 +80,9 @@ def package_versions(names: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def environment(*, packages: Iterable[str] = (), **facts: Any) -> Environment:
-    """Return an environment with the facts of a back end and those of this module.
+    """Return an environment with the facts of a back end (``backend``, ``device`` ...) and those of this module.
 
-    ``packages`` are those that rewrite models on the way to the engine. ``facts`` are ``backend``, ``backend_version``,
-    ``device``, ``device_sha256`` (identifies the kind of device to the builder), and ``compute_capability``, ``driver``
-    and ``cuda`` of a GPU.
+    ``packages`` are those that rewrite models on the way to the engine.
     """
     return Environment(
         **facts,

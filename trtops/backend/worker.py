@@ -100,10 +100,9 @@ class IsolatedBackend:
     ) -> Build:
         """Build one engine; after a crash of the child, build again without the setting that it was trying.
 
-        The calibration data must be iterable several times. With a feed, the engine is run on it once in the child, and
-        a crash then counts as the build's. ``crashed`` is called with the names of all settings to avoid after every
-        crash. WorkerError if the child exceeded the timeout, or crashed without a known setting; EngineBuildError if no
-        setting is left.
+        The calibration data must be iterable several times. With a feed, the engine is run on it once in the child.
+        ``crashed`` is called with the names of all settings to avoid after every crash. WorkerError if the child
+        exceeded the timeout, or crashed without a known setting; EngineBuildError if no setting is left.
         """
         with tempfile.TemporaryDirectory(prefix=temporary_prefix("attempt")) as folder:
             note = Path(folder, "attempt")

@@ -15,7 +15,7 @@ import math
 import re
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from trtops import errors
@@ -37,21 +37,13 @@ _SMALLEST = struct.unpack(">f", bytes.fromhex("00800000"))[0]
 
 @dataclass(frozen=True, kw_only=True)
 class TensorRange(Record):
-    """The range of one tensor.
+    """The range of one tensor; what is not known is None."""
 
-    Attributes:
-        name: The tensor's name in the ONNX model (or in TensorRT's network, for a cache that TensorRT wrote).
-        amax: The largest magnitude that INT8 should represent; larger values are clipped. 0 for a tensor of zeros.
-        low: The smallest value seen; None if only the scale is known.
-        high: The largest value seen; None likewise.
-        clipped: Share of the values seen that exceed ``amax``; None if it is not known.
-    """
-
-    name: str
-    amax: float
-    low: float | None = None
-    high: float | None = None
-    clipped: float | None = None
+    name: str  # in the ONNX model, or in TensorRT's network for a cache that TensorRT wrote
+    amax: float  # the largest magnitude that INT8 should represent; 0 for a tensor of zeros
+    low: float | None = None  # the smallest value seen
+    high: float | None = None  # the largest value seen
+    clipped: float | None = None  # share of the values seen that exceed amax
 
     def __post_init__(self) -> None:
         if not 0 <= self.amax <= LEVELS * _LARGEST:
@@ -80,40 +72,21 @@ class TensorRange(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationCache(Record):
-    """The result of a calibration. Caches with the same ranges have the same digest.
-
-    Attributes:
-        algorithm: How the ranges were chosen: one of :data:`trtops.calibration.histogram.ALGORITHMS`, or the calibrator
-            in TensorRT's header.
-        percentile: The percentile, for the algorithm of that name.
-        ranges: One per tensor, in the model's order.
-        excluded: Floating-point tensors without a range, since they contained NaN or infinity.
-        samples: Samples seen, counted along the first axis of the first input.
-        feeds: Feeds seen.
-        data_sha256: Digest of the data (:class:`trtops.calibration.data.FeedDigest`).
-        model_sha256: Digest of the calibrated model.
-        tensorrt_header: Header of TensorRT's text, if the cache was read from one.
-        complete: False if the data ended with an error; the ranges are then those of the data before it.
-    """
+    """The result of a calibration. Caches with the same ranges have the same digest."""
 
     version: int = VERSION
-    algorithm: str
-    percentile: float | None = None
-    ranges: tuple[TensorRange, ...]
-    excluded: tuple[str, ...] = ()
-    samples: int = 0
+    algorithm: str  # of trtops.calibration.histogram.ALGORITHMS, or the calibrator in TensorRT's header
+    percentile: float | None = None  # for the algorithm of that name
+    ranges: tuple[TensorRange, ...]  # one per tensor, in the model's order
+    excluded: tuple[str, ...] = ()  # floating-point tensors that contained NaN or infinity
+    samples: int = 0  # along the first axis of the first input
     feeds: int = 0
-    data_sha256: str | None = None
+    data_sha256: str | None = None  # of trtops.calibration.data.FeedDigest
     model_sha256: str | None = None
-    tensorrt_header: str | None = None
-    complete: bool = True
+    tensorrt_header: str | None = None  # if the cache was read from TensorRT's text
+    complete: bool = True  # False if the data ended with an error; the ranges are then of the data before it
 
     def __post_init__(self) -> None:
-        if self.version != VERSION:
-            raise errors.FormatError(
-                f"The calibration cache has version {self.version}; expected {VERSION}. Use a newer trtops, or "
-                "calibrate again."
-            )
         seen: set[str] = set()
         for entry in self.ranges:
             if entry.name in seen:
@@ -123,17 +96,9 @@ class CalibrationCache(Record):
     def __len__(self) -> int:
         return len(self.ranges)
 
-    def __contains__(self, name: object) -> bool:
-        return any(entry.name == name for entry in self.ranges)
-
     def by_name(self) -> dict[str, TensorRange]:
         """Return the ranges by tensor name, in order."""
         return {entry.name: entry for entry in self.ranges}
-
-    def without(self, names: Iterable[str]) -> CalibrationCache:
-        """Return the cache without some tensors, which a build then leaves in higher precision."""
-        dropped = set(names)
-        return replace(self, ranges=tuple(entry for entry in self.ranges if entry.name not in dropped))
 
     def deciding(self) -> JSONValue:
         """Return the ranges: nothing else influences an engine."""
@@ -156,8 +121,11 @@ class CalibrationCache(Record):
             ) from None
         if not isinstance(content, dict) or "ranges" not in content:
             raise errors.FormatError("Not a calibration cache: expected a JSON object with 'ranges'.")
-        if isinstance(content.get("version"), int) and content["version"] > VERSION:
-            cls(version=content["version"], algorithm="", ranges=())  # raises the error about the version
+        if content.get("version", VERSION) != VERSION:
+            raise errors.FormatError(
+                f"The calibration cache has version {content['version']}; expected {VERSION}. Use a newer trtops, or "
+                "calibrate again."
+            )
         return cls.from_dict(content)
 
     @classmethod
@@ -252,21 +220,16 @@ def fit(cache: CalibrationCache, tensors: Iterable[str], policy: FitPolicy = "re
     wanted = list(dict.fromkeys(tensors))
     missing = tuple(name for name in wanted if name not in known)
     if missing and (policy == "refuse" or len(missing) == len(wanted)):
-        shown = ", ".join(map(repr, missing[:8])) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+        overflowed = ", ".join(repr(name) for name in missing if name in cache.excluded)
+        reason = f"NaN or infinity occurred in {overflowed}." if overflowed else errors.near(missing[0], known)
         advice = (
             "It is of another model, or of another export of it: calibrate this one."
             if len(missing) == len(wanted)
             else "Calibrate this model, or allow a partial fit, which keeps these layers in higher precision."
         )
-        overflowed = ", ".join(repr(name) for name in missing if name in cache.excluded)
-        reason = (
-            f"On the calibration data NaN or infinity occurred in {overflowed}: the model overflows."
-            if overflowed
-            else errors.near(missing[0], known)
-        )
         raise errors.CalibrationError(
             f"The calibration cache has {len(known)} tensors and lacks {len(missing)} of the {len(wanted)} to be "
-            f"quantized: {shown}. {reason} {advice}",
+            f"quantized: {', '.join(map(repr, missing[:8]))}. {reason} {advice}",
             missing=missing,
         )
     return missing

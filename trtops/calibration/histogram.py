@@ -34,25 +34,17 @@ class Histogram:
 
     When the range doubles, neighbouring bins are merged, so counts depend neither on the order of the data nor on the
     size of the feeds.
-
-    Attributes:
-        counts: Values per bin, without exact zeros.
-        limit: Upper end of the last bin; 0 as long as only zeros were seen.
-        low: Smallest finite value seen.
-        high: Largest finite value seen.
-        size: Number of finite values seen, including zeros.
-        not_finite: Number of NaN and infinities seen.
     """
 
     __slots__ = ("counts", "high", "limit", "low", "not_finite", "size")
 
     def __init__(self) -> None:
         """Start empty."""
-        self.counts = np.zeros(BINS, np.int64)
-        self.limit = 0.0
+        self.counts = np.zeros(BINS, np.int64)  # without exact zeros
+        self.limit = 0.0  # upper end of the last bin; 0 as long as only zeros were seen
         self.low = math.inf
         self.high = -math.inf
-        self.size = 0
+        self.size = 0  # finite values, including zeros
         self.not_finite = 0
 
     @property

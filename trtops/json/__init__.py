@@ -1,19 +1,15 @@
 """Saved formats: Polygraphy's JSON, both ways, and a faster one.
 
 **JSON.** Objects of known types are JSON objects with a member ``polygraphy_class`` that names the type; arrays are the
-base64 text of a ``.npy`` file. Polygraphy reads our files, and we read its files, also those of old releases (a member
-``__polygraphy_encoded_<Type>`` instead, arrays as latin-1 text or as an archive). ``NaN`` and ``Infinity`` are written
-bare, as it writes them.
+base64 text of a ``.npy`` file. Old releases of Polygraphy wrote a member ``__polygraphy_encoded_<Type>`` instead, and
+arrays as latin-1 text or as an archive. ``NaN`` and ``Infinity`` are written bare.
 
 **npz.** A path that ends in ``.npz`` gets an uncompressed ZIP archive with the same content: ``index.json``, in which
-``{"array": <member's name>}`` stands for an array, and one ``.npy`` member per array. ``numpy.load`` opens it too. Use
-it for large arrays: it is faster, and reading needs no memory besides the arrays.
+``{"array": <member's name>}`` stands for an array, and one ``.npy`` member per array. It is faster, and reading needs
+no memory besides the arrays.
 
-Both are written to a temporary file in the target's folder, which replaces the target when complete. Nothing read from
-a file is executed: there is no pickle in either format, arrays of objects are refused, and a file that is cut short,
+Nothing read from a file is executed: there is no pickle, arrays of objects are refused, and a file that is cut short,
 foreign or claims more than it holds raises ``FormatError``.
-
-Types define their saved form through :class:`Encoder` and :class:`Decoder`.
 """
 
 from __future__ import annotations
@@ -25,23 +21,11 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias, TypeVar
 
 from trtops import errors
-from trtops.json.objects import HOMES, LEGACY_MARKER, LEGACY_VALUE, MARKER, Decoder, Encoder
+from trtops.json.objects import MARKER, Decoder, Encoder
 from trtops.lazy import known_as
 from trtops.system.files import open_atomically, write_open_file
 
-__all__ = [
-    "HOMES",
-    "LEGACY_MARKER",
-    "LEGACY_VALUE",
-    "MARKER",
-    "Decoder",
-    "Encoder",
-    "add_json_methods",
-    "from_json",
-    "load_json",
-    "save_json",
-    "to_json",
-]
+__all__ = ["MARKER", "Decoder", "Encoder", "add_json_methods", "from_json", "load_json", "save_json", "to_json"]
 
 T = TypeVar("T")
 Source: TypeAlias = "str | os.PathLike[str] | IO[str] | IO[bytes]"
@@ -67,12 +51,11 @@ def save_json(obj: object, dest: Source, description: str | None = None) -> None
     """Save JSON values, arrays, and objects of registered types to a file.
 
     A path is replaced when the file is complete: by an archive if it ends in ``.npz``, otherwise by JSON. An open file
-    gets JSON. ``description`` is for the log. FormatError if something has no saved form; the path is left as it was.
+    gets JSON. FormatError if something has no saved form; the path is left as it was. ``description`` has no effect.
     """
     from trtops.json.formats import ArchiveWriter, TextWriter
 
     if isinstance(dest, (str, os.PathLike)):
-        _log_debug(f"Saving {description or 'an object'} to {os.fspath(dest)}")
         with open_atomically(dest) as file:
             if Path(dest).suffix == ".npz":
                 ArchiveWriter(file).write_archive(obj)
@@ -87,14 +70,13 @@ def save_json(obj: object, dest: Source, description: str | None = None) -> None
 def load_json(src: Source, description: str | None = None) -> Any:
     """Load an object that :func:`save_json`, or Polygraphy, saved to a path or an open file.
 
-    The format is recognized by the first bytes. ``description`` is for the log and for errors. FormatError if the file
+    The format is recognized by the first bytes. ``description`` is for errors. FormatError if the file
     is cut short, not one of the two formats, of a newer version, or holds something unknown or refused.
     """
     from trtops.json.formats import load_archive, load_text
 
     if isinstance(src, (str, os.PathLike)):
         name = f"{description + ' ' if description else ''}{os.fspath(src)}"
-        _log_debug(f"Loading {name}")
         with open(src, "rb") as file:
             if file.peek(2)[:2] == b"PK":
                 return load_archive(file, name)
@@ -115,19 +97,12 @@ def add_json_methods(description: str | None = None) -> Callable[[type[T]], type
                 raise errors.FormatError(f"{name} holds a {type(obj).__name__}; expected {cls.__name__}.")
             return obj
 
-        def from_text(src: str) -> T:
-            """Read the text written by ``to_json``; FormatError if it is something else."""
-            return checked(from_json(src), "the text")
-
-        def save(self: T, dest: Source) -> None:
-            """Save to a path (``.npz``: the fast format) or an open file."""
-            save_json(self, dest, description)
-
-        def load(src: Source) -> T:
-            """Load a file written by ``save``; FormatError if it is something else."""
-            return checked(load_json(src, description), str(src))
-
-        methods = {"to_json": to_json, "from_json": staticmethod(from_text), "save": save, "load": staticmethod(load)}
+        methods = {
+            "to_json": to_json,
+            "from_json": staticmethod(lambda src: checked(from_json(src), "the text")),
+            "save": lambda self, dest: save_json(self, dest, description),
+            "load": staticmethod(lambda src: checked(load_json(src, description), str(src))),
+        }
         for name, function in methods.items():
             setattr(cls, name, function)
         return cls
@@ -137,12 +112,6 @@ def add_json_methods(description: str | None = None) -> Callable[[type[T]], type
 
 def _encoded(text: str | bytes) -> bytes:
     return text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-
-
-def _log_debug(message: str) -> None:
-    import logging  # a slow import
-
-    logging.getLogger(__name__).debug(message)
 
 
 known_as(__name__, "serde")

@@ -23,10 +23,7 @@ T = TypeVar("T")
 
 # Modules of the types that files may name, imported when one occurs. Packages above may add theirs.
 HOMES: dict[str, str] = {
-    **dict.fromkeys(
-        ("RunResults", "IterationResult", "LazyArray", "LazyNumpyArray"),
-        "trtops.comparator.results",
-    ),
+    **dict.fromkeys(("RunResults", "IterationResult", "LazyArray", "LazyNumpyArray"), "trtops.comparator.results"),
     **dict.fromkeys(("AccuracyResult", "AccuracyResults"), "trtops.comparator.accuracy"),
     "FormattedArray": "trtops.common",
     **dict.fromkeys(("TacticReplayData", "Algorithm", "TensorInfo"), "trtops.backend.trt.choices.selector"),
@@ -69,18 +66,15 @@ class Decoder:
 
 
 def decode_object(content: dict[str, Any], read_array: Callable[[Any], Array]) -> Any:
-    """Return the object that a JSON object stands for; its members are decoded already.
-
-    ``read_array`` reads the array that the member ``array`` of an ``ndarray`` contains or names.
-    """
+    """Return the object that a JSON object stands for, given how to read the member ``array`` of an ``ndarray``."""
     kind = content.pop(MARKER, None)
-    for key, value in content.items() if kind is None else ():
-        if isinstance(value, str) and value == LEGACY_VALUE and key.startswith(LEGACY_MARKER):
-            del content[key]
-            kind = key.removeprefix(LEGACY_MARKER)
-            break
     if kind is None:
-        return content
+        marked = (key for key, value in content.items() if isinstance(value, str) and value == LEGACY_VALUE)
+        old = next((key for key in marked if key.startswith(LEGACY_MARKER)), None)
+        if old is None:
+            return content
+        del content[old]
+        kind = old.removeprefix(LEGACY_MARKER)
     if not isinstance(kind, str):
         raise errors.FormatError(f"{MARKER} is {kind!r:.80}; expected the name of a type")
     if kind not in Decoder.registered:

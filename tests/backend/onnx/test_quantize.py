@@ -167,7 +167,7 @@ def test_patterns_without_a_match_are_refused() -> None:
 
 def test_partial_caches_quantize_some_layers() -> None:
     case = models.conv_net()
-    cache = calibrated(models.conv_net()).without(["r0"])
+    cache = models.without(calibrated(models.conv_net()), "r0")
 
     with pytest.raises(errors.CalibrationError, match="'r0'"):
         insert_qdq(models.conv_net().proto, cache)
@@ -175,7 +175,7 @@ def test_partial_caches_quantize_some_layers() -> None:
 
     assert done.missing == ("r0",) and done.layers == ("conv0", "fc")
     # Layers that only move values pass their ranges on.
-    assert insert_qdq(models.conv_net().proto, calibrated(models.conv_net()).without(["f"])).layers[-1] == "fc"
+    assert insert_qdq(models.conv_net().proto, models.without(calibrated(models.conv_net()), "f")).layers[-1] == "fc"
 
 
 def test_tensorrt_caches_become_scales() -> None:

@@ -210,7 +210,7 @@ def test_overflowing_tensors_are_excluded_and_named() -> None:
     inputs = TensorMetadata().add("x", "float32", ("n", 4))
     cache = collect(proto, [{"x": models.random(8, 4)}], inputs=inputs).cache
 
-    assert {"masked"} <= set(cache.excluded) and "masked" not in cache and "big" in cache
+    assert {"masked"} <= set(cache.excluded) and "masked" not in cache.by_name() and "big" in cache.by_name()
     with pytest.raises(errors.CalibrationError, match=r"NaN or infinity occurred in 'masked'"):
         OnnxRuntimeBackend().build(
             Model.from_proto(proto),
@@ -248,7 +248,7 @@ def test_kept_layers_stay_in_fp32() -> None:
 
 
 def test_partial_fit_uses_available_ranges() -> None:
-    cache = collect(CASE.proto, images(4), inputs=INPUTS).cache.without(["r0"]).to_bytes()
+    cache = models.without(collect(CASE.proto, images(4), inputs=INPUTS).cache, "r0").to_bytes()
     model, backend = Model.from_proto(CASE.proto), OnnxRuntimeBackend()
 
     with pytest.raises(errors.CalibrationError, match="'r0'"):

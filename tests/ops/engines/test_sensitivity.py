@@ -141,7 +141,7 @@ def test_the_run_holds_a_table_of_all_layers(path: Path) -> None:
 
 
 def test_incomplete_caches_are_refused_or_used_partly(path: Path) -> None:
-    cache = ranges().without(["r"])
+    cache = models.without(ranges(), "r")
 
     with pytest.raises(errors.CalibrationError, match="'r'"):
         sensitivity(path, cache, tracker=MemoryTracker(), data=HELD_OUT)

@@ -22,12 +22,7 @@ class PluginRefRunner(BaseRunner):
     """Runs a model node by node in numpy, on arrays in host memory; outputs are new at every inference."""
 
     def __init__(self, graph: ValueOrCallable[Any], name: str | None = None) -> None:
-        """Take a model.
-
-        Args:
-            graph: A ``ModelProto`` or an ONNX-GraphSurgeon graph, or a callable that makes one at each activation.
-            name: The runner's name; numbered as ``pluginref-runner-N0`` and so on if not given.
-        """
+        """Take a ``ModelProto`` or an ONNX-GraphSurgeon graph, or a callable that makes one at each activation."""
         super().__init__(name, "pluginref-runner")
         self._source = graph
         self._evaluator: Any = None

@@ -48,7 +48,7 @@ def test_cache_becomes_text_of_the_release(model, cache) -> None:
 
 
 def test_incomplete_cache_needs_a_partial_fit(model, cache, caplog) -> None:
-    part = cache.without(["r0"]).to_bytes()
+    part = models.without(cache, "r0").to_bytes()
 
     with pytest.raises(errors.CalibrationError, match="'r0'"):
         int8.tensorrt_text(part, model, INT8, release="8.6.0", algorithm="entropy2")
