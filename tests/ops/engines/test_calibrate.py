@@ -92,21 +92,6 @@ def test_data_digest_covers_used_samples(digits: Digits) -> None:
     assert (result.samples, result.data_sha256) == (20, expected.hexdigest())
 
 
-def test_progress_is_reported(conv_net: Path) -> None:
-    reported: list[int] = []
-    config = CalibrateConfig(build=QUICK, check=SMALL_CHECK, compare_with=(), pictures=0)
-
-    calibrate(
-        conv_net,
-        config,
-        data=list(images(3)),
-        tracker=MemoryTracker(),
-        progress=lambda done, total: reported.append(done),
-    )
-
-    assert reported == [4, 8, 12]
-
-
 def test_partial_calibration_is_kept(conv_net: Path) -> None:
     class Loader:
         def __iter__(self):
@@ -158,7 +143,15 @@ def test_caches_are_written_and_loaded(conv_net: Path, tmp_path: Path) -> None:
     config = CalibrateConfig(build=QUICK, check=SMALL_CHECK, compare_with=(), pictures=0, algorithm="minmax")
     text = tmp_path / "first.cache"
 
-    first = calibrate(conv_net, replace(config, output=str(text)), data=list(images(3)), tracker=tracker)
+    reported: list[int] = []
+    first = calibrate(
+        conv_net,
+        replace(config, output=str(text)),
+        data=list(images(3)),
+        tracker=tracker,
+        progress=lambda done, total: reported.append(done),
+    )
+    assert reported == [4, 8, 12]
     loud = [{"image": feed["image"] * 3} for feed in images(3)]
     second = calibrate(conv_net, config, data=loud, tracker=tracker)
 

@@ -127,8 +127,8 @@ def test_refusing_optimizers_cost_no_build(monkeypatch: pytest.MonkeyPatch) -> N
     assert "-BiasGeluFusion is built, since the default cannot be" in build.log
 
 
-@pytest.mark.parametrize(("precision", "isolated"), [("fp32", False), ("fp16", True), ("int8", True)])
-def test_builds_below_fp32_are_isolated(monkeypatch: pytest.MonkeyPatch, precision: str, isolated: bool) -> None:
-    config = ConvertConfig(build=BuildConfig(precision=precision))  # type: ignore[arg-type]
-    with converting._open_backend(config) as backend:
-        assert isinstance(backend, IsolatedBackend) == isolated
+def test_builds_below_fp32_are_isolated() -> None:
+    for precision in ("fp32", "fp16", "int8"):
+        config = ConvertConfig(build=BuildConfig(precision=precision))  # type: ignore[arg-type]
+        with converting._open_backend(config) as backend:
+            assert isinstance(backend, IsolatedBackend) == (precision != "fp32")

@@ -17,7 +17,6 @@ from trtops import BuildConfig, ConvertConfig, MemoryTracker, convert, errors
 from trtops.backend.base import Caches
 from trtops.backend.onnx.accepted_inputs import accepted_inputs
 from trtops.backend.onnx.model import Model
-from trtops.backend.onnx.quantize import insert_qdq
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
 from trtops.calibration.cache import CalibrationCache, TensorRange
 from trtops.ops.evaluation.check import CheckConfig
@@ -145,18 +144,6 @@ def test_what_cannot_be_fed_or_kept_says_so(tmp_path: Path):
         onnx.save(model, tmp_path / "model.onnx")
         with pytest.raises(errors.TrtopsError, match=advice):
             convert(tmp_path / "model.onnx", tracker=MemoryTracker())
-
-
-def test_int8_names_unquantized_layers():
-    cache = CalibrationCache(
-        algorithm="minmax", ranges=(TensorRange(name="x", amax=3.0, low=-3.0, high=3.0),), samples=2
-    )
-
-    done = insert_qdq(scan(), cache, style="onnxruntime")
-
-    assert done.in_bodies == ("o",)
-    with pytest.raises(errors.CalibrationError, match=r"all of them are in bodies of If, Loop or Scan \(o\)"):
-        done.require_layers()
 
 
 def test_shared_weights_get_integer_kernels():

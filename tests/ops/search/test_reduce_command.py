@@ -152,11 +152,6 @@ def test_invalid_commands_are_refused():
         reduced(CommandCheck(command=("no-such-program", "{model}")))
 
 
-def test_a_command_survives_json():
-    check = command("x", fail_codes=(3,), timeout_seconds=5.0)
-    assert CommandCheck.from_json(check.to_json()) == check
-
-
 def test_a_broken_check_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     reduced(command("import a_module_that_is_not_there"))
     assert "it may be broken" in caplog.text and "a_module_that_is_not_there" in caplog.text

@@ -23,7 +23,6 @@ from trtops.ops.evaluation.compare import CompareConfig, compare
 from trtops.ops.evaluation.submodel import ComparisonCheck, EngineRunner
 from trtops.ops.model.capability import capability
 from trtops.ops.model.inspect.models import inspect_model
-from trtops.ops.model.inspect.records import inspect_tactics
 from trtops.ops.search.accuracy import AccuracyConfig, accuracy
 from trtops.ops.search.precision import PrecisionConfig, precision
 from trtops.ops.search.precision_engines import EngineWriter
@@ -147,21 +146,6 @@ def test_networks_and_engines_are_inspected(conv_engine: tuple[Path, Path], caps
     assert "LayerType.CONVOLUTION" in capsys.readouterr().out
 
 
-def test_tactics_of_builds_and_replays_are_inspected(conv_engine: tuple[Path, Path], tmp_path: Path) -> None:
-    from trtops.backend.trt import CreateConfig, NetworkFromOnnxBytes, TacticRecorder, engine_bytes_from_network
-
-    network = NetworkFromOnnxBytes(models.conv_net().proto.SerializeToString())
-    replay = tmp_path / "replay.json"
-    recorder = TacticRecorder(replay)
-    engine_bytes_from_network(network, CreateConfig(algorithm_selector=recorder, builder_optimization_level=1))
-
-    ours, fields = inspect_tactics(conv_engine[1].with_name("tactics.json")), inspect_tactics(replay)
-
-    print(ours.text(), fields.text())
-    assert "% replayable, by algorithm_selector" in ours.text()
-    assert all(any(name in text for name in recorder.data) for text in (ours.text(), fields.text()))
-
-
 # --- capability -----------------------------------------------------------------------------------------------------
 
 
@@ -252,17 +236,6 @@ def test_an_engine_file_is_compared_with_its_model(conv_engine: tuple[Path, Path
     assert usual.verdict == "good" and strict.verdict == "bad" and strict.reasons
     assert usual.evaluation.latency is not None and usual.evaluation.latency.runs == 5
     assert tracker.info(usual.run_id).metrics["error", "scores", "max_abs"] < 1e-4
-
-
-def test_saved_accuracy_results_are_evaluated_again(conv_engine: tuple[Path, Path], tmp_path: Path) -> None:
-    path, _ = conv_engine
-    accuracy = str(tmp_path / "accuracy.json")
-    words = ["run", str(path), "--onnxrt", "--trt", "--builder-optimization-level", "1", "--atol", "1e-4"]
-
-    assert main([*words, "--rtol", "1e-4", "--save-accuracy-results", accuracy]) == 0
-    assert main(["check", "accuracy", accuracy]) == 0
-    assert main(["check", "accuracy", accuracy, "--check-error-stat", "max", "--atol", "1e-3", "--rtol", "1e-2"]) == 0
-    assert main(["check", "accuracy", accuracy, "--atol", "1e-30", "--rtol", "0"]) == 1
 
 
 # --- noise and repeat -----------------------------------------------------------------------------------------------

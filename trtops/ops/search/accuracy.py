@@ -163,7 +163,6 @@ class TensorError(Record):
         growth: ``error`` over the largest ``error`` of what its node reads; None if that is 0 or unknown.
         magnitude: Largest finite absolute value in the reference.
         nonfinite: Number of NaNs and infinities beyond those of the reference.
-        reference_nans: Number of NaNs in the reference.
         layer: The engine's layer that computes it; empty if unknown.
     """
 
@@ -189,16 +188,14 @@ def _cells(t: TensorError) -> tuple[str | float | None, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyResult(OpResult):
-    """Where two sides differ.
+    """Where two sides differ. ``bad`` if an output of the model does, with or without observed tensors.
 
     Attributes:
-        verdict: ``bad`` if an output of the model misses the tolerances, with or without observed tensors.
-        first: The first tensor, in order of execution, that misses them; None if all meet them.
+        first: The first tensor, in order of execution, that misses the tolerances.
         origin: The tensor whose error exceeds that of what its node read by the largest factor.
         first_nonfinite: The first tensor with NaN or infinity that the reference does not have.
         reference_nan: The first tensor with NaN in the reference: the model itself is wrong there.
-        chain: From ``first_nonfinite`` (or else ``first``) upwards, each time what the node read with the largest
-            error.
+        chain: From ``first_nonfinite`` (or else ``first``) upwards, always to the largest error that the node read.
         disappears: Whether the outputs differ only if no tensors are observed.
     """
 
@@ -289,17 +286,8 @@ def accuracy(
 ) -> AccuracyResult:
     """Compare every tensor of a model between two sides, and find where they begin to differ.
 
-    Args:
-        model: The model, or its path; not changed.
-        actual: The side under test: how to build an engine, or what makes a runner (:class:`Emulated`).
-        config: How to compare.
-        golden: The side that is taken to be right.
-        feeds: Inputs, instead of ``config.data``.
-        tracker: The tracking store for the run; None keeps nothing.
-        experiment: Experiment to log to; the model's name by default.
-        tags: Further tags of the run.
-        parent: Id of a parent run.
-        file: The file that a model in memory was loaded from; the run is named after it.
+    ``actual`` is the side under test: how to build an engine, or what makes a runner (:class:`Emulated`). ``golden`` is
+    taken to be right. ``feeds`` replace ``config.data``; ``file`` names a model in memory.
 
     Raises:
         ModelError: If the model cannot be used.
@@ -435,9 +423,7 @@ class _Comparison:
         value = self.values.get(name)
         if value is None or not value.type.tensor_type.HasField("shape"):
             return _UNKNOWN_BYTES
-        dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim if dim.HasField("dim_value")]
-        if len(dims) < len(value.type.tensor_type.shape.dim):
-            return _UNKNOWN_BYTES
+        dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]  # an unknown dimension is 0
         tensor = onnx.TensorProto(data_type=value.type.tensor_type.elem_type, dims=dims)
         return external.expected_bytes(tensor) or _UNKNOWN_BYTES
 

@@ -81,7 +81,7 @@ class Search:
         """Prepare a search.
 
         Args:
-            test: Returns what :meth:`CheckOutcome.of` accepts. It is never called with the empty set by the search.
+            test: Returns what :meth:`CheckOutcome.of` accepts.
             holds_if: The verdict for which the test holds.
             max_tests: Maximum number of tests; None for no limit.
             width: Number of sets tested at the same time.
@@ -107,13 +107,9 @@ class Search:
         self._lock = threading.Lock()
 
     def use_replays(self, load: str | None, save: str | None, count: int, depends_on: Mapping[str, str]) -> None:
-        """Take the answers of an earlier search, and write all answers to a file after each test.
+        """Take the answers of an earlier search of ``count`` items, and write all answers to a file after each test.
 
-        Args:
-            load: The replay of an earlier search.
-            save: The file.
-            count: Number of items.
-            depends_on: What the answers depend on, such as the model's digest, by name.
+        ``depends_on`` is what the answers depend on, such as the model's digest, by name.
 
         Raises:
             ConfigError: If the replay does not exist, or is of another tool, model, check or data.
@@ -214,14 +210,10 @@ class Search:
         return min(holding, key=lambda items: (self._size(items), sorted(items)))
 
     def least(self, at: Callable[[int], Iterable[int]], high: int, mode: Mode = "bisect") -> int:
-        """A number for whose set the test holds while it does not hold for the number below.
+        """A number whose set (``at``) has the property while that of the number below does not.
 
-        For monotone tests this is the smallest such number. ``linear`` finds the smallest for any test.
-
-        Args:
-            at: Makes the set of a number.
-            high: The largest number; its set is taken to hold. The set of 0 is taken not to hold. Neither is tested.
-            mode: ``bisect`` tests about ``log2(high)`` sets; ``linear`` tests one number after the other, from 1.
+        The test is taken to hold for ``high`` and not for 0; neither is tested. ``bisect`` tests about ``log2(high)``
+        sets and finds the smallest number for monotone tests; ``linear`` tests one number after the other, from 1.
         """
         low = 0
         while high - low > 1:

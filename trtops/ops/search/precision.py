@@ -92,13 +92,7 @@ class PrecisionConfig(DataConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A set of nodes to test.
-
-    Attributes:
-        original: The model in FP32; not to be changed.
-        keep: Names of the nodes that stay in FP32.
-        config: The search that it belongs to.
-    """
+    """A set of nodes to test: ``keep`` are the names of those that stay in FP32. ``original`` is not to be changed."""
 
     original: onnx.ModelProto = field(repr=False)
     keep: frozenset[str]
@@ -114,7 +108,7 @@ class Candidate:
 
     @cached_property
     def _folder(self) -> tempfile.TemporaryDirectory[str]:
-        """A folder for weights, removed together with this object."""
+        # For weights; removed together with this object.
         return tempfile.TemporaryDirectory(prefix=temporary_prefix("lowered"))
 
 
@@ -276,21 +270,10 @@ def precision(
 ) -> PrecisionResult:
     """Find the nodes that must stay in FP32.
 
-    Args:
-        model: The model in FP32, or its path; not changed.
-        config: How to search.
-        feeds: Inputs, instead of ``config.data``.
-        runner: Makes the runner of a candidate: :func:`emulated_runner`,
-            :func:`trtops.ops.search.precision_engines.candidate_runner`, or one that builds
-            ``candidate.rewritten.model``.
-        evaluate: Whether a candidate is good, instead of running and comparing it (:func:`checking_candidates` runs a
-            command). No data is generated then, and no latency measured.
-        tracker: The tracking store for the run; None keeps nothing.
-        experiment: Experiment to log to; the model's name by default.
-        tags: Further tags of the run.
-        parent: Id of a parent run.
-        file: The file that a model in memory was loaded from; the run is named after it.
-        progress: Called after each check.
+    ``runner`` makes the runner of a candidate: :func:`emulated_runner`,
+    :func:`trtops.ops.search.precision_engines.candidate_runner`, or one that builds ``candidate.rewritten.model``.
+    ``evaluate`` says whether a candidate is good, instead of running and comparing it (:func:`checking_candidates` runs
+    a command); then no data is generated. ``feeds`` replace ``config.data``; ``file`` names a model in memory.
 
     Raises:
         ModelError: If the model cannot be used.

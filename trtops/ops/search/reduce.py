@@ -113,7 +113,6 @@ class Culprit(Record):
     Attributes:
         minimal: Whether every set without one node was checked and passes; False if ``max_checks`` stopped the search.
             If only outputs or only inputs are reduced, this concerns nodes at the end or at the beginning.
-        model: The sub-model; None if this was read from a file.
     """
 
     nodes: tuple[CulpritNode, ...]
@@ -138,13 +137,11 @@ class Culprit(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ReduceResult(OpResult):
-    """The result of a reduction.
+    """The result of a reduction: ``bad`` with a culprit if the model fails.
 
     Attributes:
-        verdict: ``bad`` if the model fails, ``good`` otherwise.
         whole: The check's verdict on the whole model; ``error`` for a failure of another kind than the one searched
             for.
-        culprits: The culprit, if the model fails.
         nodes: Nodes in the whole model, without Constants.
         resumed: Answers taken from a replay.
         detail: How the whole model fails, or why it does not.
@@ -189,15 +186,7 @@ class ReduceResult(OpResult):
 
 
 def engine_check(build: BuildConfig, tolerances: Tolerances | None = None) -> ComparisonCheck:
-    """A check that builds an engine of each part and compares its outputs with the values of the whole model.
-
-    Args:
-        build: How engines are built.
-        tolerances: When outputs are good enough; by default what is expected of the precision.
-
-    Raises:
-        BackendUnavailableError: If the back end's library is missing.
-    """
+    """A check that builds an engine of each part and compares its outputs with the values of the whole model."""
     engine_backend(build.backend).environment()
     return ComparisonCheck(runner=EngineRunner(build), tolerances=tolerances_for(build.precision, tolerances))
 
@@ -218,19 +207,10 @@ def reduce(
 ) -> ReduceResult:
     """Find the smallest part of a model that still fails a check.
 
-    Args:
-        model: The model, or its path; not changed.
-        check: Says whether a sub-model passes (:mod:`trtops.ops.evaluation.submodel`): a callable, a comparison as
-            :func:`engine_check` makes it, or a :class:`~trtops.ops.evaluation.command.CommandCheck`.
-        config: How to search, and what to save.
-        feeds: Inputs of the whole model, instead of ``config.data``.
-        tracker: The tracking store for the run; None keeps nothing.
-        experiment: Experiment to log to; the model's name by default.
-        tags: Further tags of the run.
-        parent: Id of a parent run.
-        file: The file that a model in memory was loaded from; the run is named after it.
-        progress: Called after each check, from the thread that ran it.
-        evaluate: Runs at most ``config.width`` checks at the same time, in this process; threads by default.
+    ``check`` says whether a sub-model passes (:mod:`trtops.ops.evaluation.submodel`): a callable, a comparison as
+    :func:`engine_check` makes it, or a :class:`~trtops.ops.evaluation.command.CommandCheck`. ``feeds`` replace
+    ``config.data``; ``file`` names a model in memory. ``progress`` is called after each check, from the thread that ran
+    it. ``evaluate`` runs at most ``config.width`` checks at the same time, in this process; threads by default.
 
     Raises:
         ModelError: If the model cannot be used, or a sub-model is too large.
@@ -345,12 +325,7 @@ def _find_culprits(
 
 
 class _Reduction:
-    """One reduction under way.
-
-    Attributes:
-        everything: All parts of the model.
-        search: The search for a set of parts that fails.
-    """
+    """One reduction under way: which sub-models are checked, in which order, and what is saved."""
 
     def __init__(
         self,
