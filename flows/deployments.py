@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml  # type: ignore[import-untyped]
 
-from trtops import errors, team
-from trtops.team.access import POOLS
+from trtops import errors
+from trtops.team.access import POOLS, client_environment
 
 if TYPE_CHECKING:
     from prefect.deployments.runner import RunnerDeployment
@@ -139,7 +139,7 @@ def use_server() -> None:
     )
     if not os.environ.get("PREFECT_API_URL"):
         with suppress(errors.ConfigError):  # no servers were started here
-            os.environ.update(team.client_environment())
+            os.environ.update(client_environment())
     url = os.environ.get("PREFECT_API_URL")
     if not url:  # Prefect would start a server of its own
         raise errors.ConfigError(f"No Prefect server is configured. {hint}")

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.waiting import FOR_EVER
-from trtops import team
+from trtops.team import servers
 from trtops.team.access import TeamState, client_environment, read_state
 from trtops.tracking.base import RunInfo
 from trtops.tracking.mlflow import MlflowTracker
@@ -126,16 +126,16 @@ def running_team(folder: Path) -> Iterator[RunningTeam]:
     """Start servers and a worker, and end them."""
     before = dict(os.environ)
     os.environ.update(QUICK)
-    servers = folder / "team"
+    team = folder / "team"
     try:
-        team.up(servers, prefect_port=0, mlflow_port=0, gpu=False, wait_seconds=FOR_EVER)
-        os.environ["TRTOPS_CREDENTIALS"] = str(servers / "passwords.ini")
-        yield RunningTeam(servers, folder)
+        servers.up(team, prefect_port=0, mlflow_port=0, gpu=False, wait_seconds=FOR_EVER)
+        os.environ["TRTOPS_CREDENTIALS"] = str(team / "passwords.ini")
+        yield RunningTeam(team, folder)
     finally:
         for name in {*os.environ} - {*before}:
             del os.environ[name]
         os.environ.update(before)
-        team.down(servers)
+        servers.down(team)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 from filelock import FileLock
 
 from tests.team.conftest import eventually
-from trtops import errors, team
+from trtops import errors
 from trtops.cli.main import main
 from trtops.team import access, servers
 from trtops.team.access import Passwords, Started, TeamState, read_state, write_state
@@ -46,7 +46,7 @@ def stages(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[list[list[
     monkeypatch.setattr(servers, "_STOP_SECONDS", 5.0)
     monkeypatch.setattr(servers, "_KILL_SECONDS", 0.3)
     yield made
-    team.down(folder)
+    servers.down(folder)
 
 
 def started(folder: Path, name: str) -> Started:
@@ -66,41 +66,41 @@ def test_dying_service_is_reported_without_passwords(folder, stages):
     stages += [[service("first", SLEEP)], [dying]]
 
     with pytest.raises(errors.ConfigError) as raised:
-        team.up(folder, **CONFIG)
+        servers.up(folder, **CONFIG)
 
     assert str(raised.value).startswith("second ended as soon as it was started. The end of")
     assert str(raised.value).endswith("no *** here")
-    assert {each.state for each in team.status(folder)} == {"down"}
+    assert {each.state for each in servers.status(folder)} == {"down"}
     assert read_state(folder).services == ()
 
 
 def test_silent_service_is_ended_and_others_stay(folder, stages):
     stages += [[service("first", SLEEP)]]
-    team.up(folder, **CONFIG)
+    servers.up(folder, **CONFIG)
     stages += [[service("second", SLEEP, lambda: False)]]
 
     with pytest.raises(errors.ConfigError, match="second did not answer within 0 s"):
-        team.up(folder, wait_seconds=0.4)
+        servers.up(folder, wait_seconds=0.4)
 
-    assert [each.state for each in team.status(folder)] == ["up", "down"]
+    assert [each.state for each in servers.status(folder)] == ["up", "down"]
 
 
 def test_dead_service_is_restarted_and_its_children_ended(folder, stages):
     child = "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True)"
     stages += [[service("first", SLEEP), service("second", f"{child}; {SLEEP}")]]
-    team.up(folder, **CONFIG)
+    servers.up(folder, **CONFIG)
     second = started(folder, "second")
     eventually(lambda: "up" in log_of(folder, "second"))
     assert os.getsid(second.pid) == second.pid  # Ctrl-C in the terminal does not reach it
     os.kill(second.pid, signal.SIGKILL)
     eventually(lambda: not servers.is_alive(second))
 
-    dead = team.status(folder)
+    dead = servers.status(folder)
     assert [each.state for each in dead] == ["up", "dead"] and dead[1].text.endswith("\nup")
     assert len(servers.with_token(second.token)) == 1
 
     lines: list[str] = []
-    again = team.up(folder, progress=lines.append)
+    again = servers.up(folder, progress=lines.append)
     assert [each.state for each in again] == ["up", "up"]
     assert lines == ["first is up already.", "Starting second ..."]
     assert servers.with_token(second.token) == []
@@ -110,12 +110,12 @@ def test_deaf_service_and_its_children_are_killed(folder, stages):
     deaf = "import signal, subprocess; signal.signal(15, signal.SIG_IGN); subprocess.Popen(['sleep', '600'])"
     stages += [[service("first", f"{deaf}; {SLEEP}")]]
     servers._STOP_SECONDS = 0.3  # type: ignore[attr-defined] - the fixture restores it
-    team.up(folder, **CONFIG)
+    servers.up(folder, **CONFIG)
     eventually(lambda: "up" in log_of(folder, "first"))
     token = started(folder, "first").token
     assert len(servers.with_token(token)) == 2
 
-    team.down(folder)
+    servers.down(folder)
 
     assert servers.with_token(token) == []
 
@@ -137,29 +137,25 @@ child.wait()
 time.sleep(600)
 """
     stages += [[service("worker-cpu", program)]]
-    team.up(folder, **CONFIG)
+    servers.up(folder, **CONFIG)
     eventually(lambda: "ready" in log_of(folder, "worker-cpu"))
 
-    team.down(folder)
+    servers.down(folder)
 
     assert log_of(folder, "worker-cpu").splitlines()[-3:] == ["ready", "child ends", "parent ends"]
 
 
 def test_processes_of_others_are_never_ended(folder, stages):
     stages += [[service("first", SLEEP)]]
-    team.up(folder, **CONFIG)
-    state, ours = read_state(folder), started(folder, "first")
+    servers.up(folder, **CONFIG)
+    ours = started(folder, "first")
     with subprocess.Popen(["sleep", "600"]) as bystander:
         reused = replace(ours, pid=bystander.pid)
         assert not servers.is_alive(reused)
         servers._stop(replace(reused, token="another"))
         assert bystander.poll() is None
         bystander.kill()
-    write_state(folder, replace(state, host="far"))
-    with pytest.raises(errors.ConfigError, match="run on another machine, far"):
-        team.down(folder)
     assert servers.is_alive(ours)
-    write_state(folder, state)
 
 
 def test_taken_port_is_named(folder, stages):
@@ -169,32 +165,29 @@ def test_taken_port_is_named(folder, stages):
         port = taken.getsockname()[1]
         stages += [[service("mlflow", SLEEP, port=port)]]
         with pytest.raises(errors.ConfigError, match=rf"Port {port} for mlflow cannot be used.*--mlflow-port N"):
-            team.up(folder, **CONFIG)
+            servers.up(folder, **CONFIG)
 
 
 def test_concurrent_commands_are_refused(folder):
     with FileLock(folder / ".lock"):
-        code = "import sys; from pathlib import Path; from trtops import team; team.up(Path(sys.argv[1]))"
+        code = "import sys; from pathlib import Path; from trtops.team import servers; servers.up(Path(sys.argv[1]))"
         done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True)
     assert "Another command is starting or ending" in done.stderr
 
 
-def test_database_and_ports_of_running_servers_stay(folder, stages):
+def test_settings_of_running_servers_stay(folder, stages):
     stages += [[service("first", SLEEP)]]
-    team.up(folder, **CONFIG)
+    servers.up(folder, **CONFIG)
 
-    with pytest.raises(
-        errors.ConfigError, match=r"are in sqlite\. To use postgresql://h, start others in another folder"
-    ):
-        team.up(folder, database="postgresql://h")
-    with pytest.raises(errors.ConfigError, match="up with another limit"):
-        team.up(folder, limit=7)
-    assert [each.state for each in team.up(folder)] == ["up"]
+    with pytest.raises(errors.ConfigError, match="up with other settings"):
+        servers.up(folder, limit=7)
+    assert [each.state for each in servers.up(folder)] == ["up"]
 
 
 def test_postgresql_addresses_name_driver_and_database(folder):
     url = "postgresql://me@h:5433?host=/run/postgresql"
-    state = TeamState(prefect_port=1, mlflow_port=2, database=url, limit=2, gpu=True, host="h")
+    state = TeamState(database=url, gpu=True)
+    write_state(folder, state)
 
     (prefect, mlflow), workers = servers.stages(folder, state, Passwords.ensure(folder))
 
@@ -226,7 +219,7 @@ def test_passwords_are_created_once_with_mode_600(folder: Path, tmp_path: Path):
     assert Passwords.ensure(folder) == made
     assert file.stat().st_mode & 0o777 == 0o600
     assert made.mlflow_password not in repr(made) and made.prefect_auth not in repr(made)
-    assert made.hide(f"a {made.mlflow_password} {made.prefect_auth}") == "a *** ***"
+    assert made.hide(f"a {made.mlflow_password} {made.prefect_auth}") == "a *** trtops:***"
     assert read_credentials(file) == (made.mlflow_user, made.mlflow_password)
     assert Passwords.ensure(tmp_path).mlflow_password != made.mlflow_password
 
@@ -243,7 +236,7 @@ def test_shell_lines_contain_no_password(folder: Path, capsys: pytest.CaptureFix
     found = Passwords.ensure(folder)
     with pytest.raises(errors.ConfigError, match="No servers were started"):
         access.shell_lines(folder)
-    write_state(folder, TeamState(prefect_port=4201, mlflow_port=5001, database="sqlite", limit=2, gpu=False, host="h"))
+    write_state(folder, TeamState(prefect_port=4201, mlflow_port=5001))
     root = str(folder.parent)
 
     assert main(["team", "env", "--root", root]) == 0
@@ -284,4 +277,4 @@ def test_status_and_down_without_servers(folder: Path, capsys: pytest.CaptureFix
 
     (folder / "team.json").write_text("{")
     with pytest.raises(errors.FormatError, match=r"team\.json cannot be read.*by hand"):
-        team.status(folder)
+        servers.status(folder)

@@ -16,7 +16,7 @@ import pytest
 from flows.deployments import read_deployments
 from tests import models
 from tests.team.conftest import ApiError, RunningTeam, eventually, running_team
-from trtops import errors, team
+from trtops import errors
 from trtops.team import servers
 from trtops.team.access import Passwords
 from trtops.tracking import schema
@@ -49,19 +49,19 @@ def deployed(running: RunningTeam) -> RunningTeam:
 
 
 def test_running_servers_are_not_started_again(running: RunningTeam):
-    status = team.status(running.folder)
+    status = servers.status(running.folder)
     assert [(each.name, each.state) for each in status] == [
         (name, "up") for name in ("prefect", "mlflow", "worker-cpu")
     ]
     assert running.state.mlflow_url in status[1].text and "since 20" in status[1].text
 
     before, lines = running.state, []
-    team.up(running.folder, progress=lines.append)
+    servers.up(running.folder, progress=lines.append)
 
     assert running.state == before
     assert lines == ["prefect is up already.", "mlflow is up already.", "worker-cpu is up already."]
-    with pytest.raises(errors.ConfigError, match="up with another mlflow_port"):
-        team.up(running.folder, mlflow_port=1)
+    with pytest.raises(errors.ConfigError, match="up with other settings"):
+        servers.up(running.folder, mlflow_port=1)
 
 
 def test_servers_are_protected(running: RunningTeam):
@@ -161,7 +161,7 @@ def test_campaign_resumes_after_worker_was_killed(deployed: RunningTeam):
     kill("")  # the worker with all of its processes, as if its machine had lost power
     hold.unlink()
     assert deployed.flow_state(second)[0] == "RUNNING"  # the server ends it after ten minutes without heartbeats
-    team.up(deployed.folder)
+    servers.up(deployed.folder)
 
     deployed.wait_for(deployed.start("debug-build/cpu", allowed, resume=campaign.id), "COMPLETED")
 
@@ -176,7 +176,7 @@ def test_down_ends_everything_it_started(running: RunningTeam):
     tokens = [started.token for started in running.state.services]
 
     lines: list[str] = []
-    status = team.down(running.folder, progress=lines.append)
+    status = servers.down(running.folder, progress=lines.append)
 
     assert lines[0] == "Ending worker-cpu ..."  # before the servers that its flow runs need
     assert {service.state for service in status} == {"down"}

@@ -60,7 +60,6 @@ class TeamState(Record):
             mlflow_auth.
         limit: Number of flow runs that a worker runs at a time.
         gpu: Whether there is a worker for the GPU pool.
-        host: The machine that the processes run on.
         services: The processes that were started and not ended.
     """
 
@@ -69,7 +68,6 @@ class TeamState(Record):
     database: str = "sqlite"
     limit: int = 2
     gpu: bool = field(default_factory=lambda: any(Path("/dev").glob("nvidia[0-9]*")))
-    host: str = ""
     services: tuple[Started, ...] = ()
 
     def __post_init__(self) -> None:
@@ -128,14 +126,7 @@ def write_state(folder: Path, state: TeamState) -> None:
 class Passwords:
     """The passwords of the servers, which ``repr`` does not show.
 
-    They are in a file of mode 600, in the form of MLflow's own credentials file, so that ``TRTOPS_CREDENTIALS`` may
-    name it.
-
-    Attributes:
-        mlflow_user: The administrator of the MLflow server.
-        mlflow_password: The administrator's password.
-        mlflow_secret_key: The key that the MLflow server signs its forms with.
-        prefect_auth: User and password of Prefect's API, as ``user:password``.
+    They are in a file of mode 600 in the form of MLflow's credentials file, which ``TRTOPS_CREDENTIALS`` can name.
     """
 
     mlflow_user: str
@@ -150,31 +141,29 @@ class Passwords:
         Raises:
             ConfigError: If others may read the file, or it lacks an entry.
         """
-        made = configparser.ConfigParser(interpolation=None)
-        made["mlflow"] = {
-            "mlflow_tracking_username": "admin",
-            "mlflow_tracking_password": secrets.token_urlsafe(24),
-            "server_secret_key": secrets.token_urlsafe(32),
-        }
-        made["prefect"] = {"auth_string": f"trtops:{secrets.token_urlsafe(24)}"}
-        file = folder / "passwords.ini"
+        file, config = folder / "passwords.ini", configparser.ConfigParser(interpolation=None)
         try:
             with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
-                made.write(out)
+                config["mlflow"] = {
+                    "mlflow_tracking_username": "admin",
+                    "mlflow_tracking_password": secrets.token_urlsafe(24),
+                    "server_secret_key": secrets.token_urlsafe(32),
+                }
+                config["prefect"] = {"auth_string": f"trtops:{secrets.token_urlsafe(24)}"}
+                config.write(out)
         except FileExistsError:
             pass
         except FileNotFoundError:
             raise errors.ConfigError(f"No servers were started in {folder}. Start them: trtops team up") from None
         if (mode := file.stat().st_mode & 0o777) & 0o077:
             raise errors.ConfigError(f"{file} has mode {mode:o}: others may read it. Run: chmod 600 {file}")
-        found = configparser.ConfigParser(interpolation=None)
         try:
-            found.read_string(file.read_text(encoding="utf-8"))
+            config.read_string(file.read_text(encoding="utf-8"))
             return cls(
-                mlflow_user=found["mlflow"]["mlflow_tracking_username"],
-                mlflow_password=found["mlflow"]["mlflow_tracking_password"],
-                mlflow_secret_key=found["mlflow"]["server_secret_key"],
-                prefect_auth=found["prefect"]["auth_string"],
+                mlflow_user=config["mlflow"]["mlflow_tracking_username"],
+                mlflow_password=config["mlflow"]["mlflow_tracking_password"],
+                mlflow_secret_key=config["mlflow"]["server_secret_key"],
+                prefect_auth=config["prefect"]["auth_string"],
             )
         except (configparser.Error, KeyError) as exc:
             raise errors.ConfigError(
@@ -183,8 +172,7 @@ class Passwords:
 
     def hide(self, text: str) -> str:
         """Replace the passwords in a text."""
-        password = self.prefect_auth.partition(":")[2]
-        for secret in (self.prefect_auth, password, self.mlflow_password, self.mlflow_secret_key):
+        for secret in (self.prefect_auth.partition(":")[2], self.mlflow_password, self.mlflow_secret_key):
             text = text.replace(secret, "***")
         return text
 
@@ -229,9 +217,7 @@ def shell_lines(folder: Path) -> str:
 
 
 def _without_proxy() -> dict[str, str]:
-    """Variables that keep requests to this machine from a proxy, if the environment names one."""
-    if not any(name.lower() in ("http_proxy", "all_proxy") for name in os.environ):
-        return {}
+    """Variables that keep requests to this machine from a proxy."""
     listed = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
     value = ",".join(filter(None, (listed, "127.0.0.1", "localhost")))
     return {"NO_PROXY": value, "no_proxy": value}

@@ -7,6 +7,7 @@ MLflow's server has worker processes, and a Prefect worker has one process for e
 from __future__ import annotations
 
 import configparser
+import contextlib
 import logging
 import os
 import platform
@@ -45,7 +46,7 @@ log = logging.getLogger(__name__)
 TOKEN = "TRTOPS_TEAM_TOKEN"
 """The environment variable with the token."""
 
-ANSWER_SECONDS = 5.0
+_ANSWER_SECONDS = 5.0
 _STOP_SECONDS = 30.0
 _KILL_SECONDS = 5.0
 _POLL_SECONDS = 0.25
@@ -55,16 +56,7 @@ _popens: list[subprocess.Popen[bytes]] = []  # kept, since Python warns about on
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """A process to be started.
-
-    Attributes:
-        name: As in :class:`trtops.team.access.Started`.
-        command: Its command line, without secrets: every user of the machine can read it.
-        environment: Its whole environment.
-        address: Its URL or work pool.
-        answers: Returns whether it answers.
-        port: Its TCP port, if it has one.
-    """
+    """A process to be started. Its command line has no secrets, since every user of the machine can read it."""
 
     name: str
     command: Sequence[str]
@@ -112,16 +104,34 @@ def up(
     folder = team_folder() if folder is None else folder
     with _locked(folder):
         passwords = Passwords.ensure(folder)
-        state = _new_state(folder, {name: value for name, value in changes.items() if value is not None})
+        before = read_state(folder) or TeamState()
+        state = replace(before, **{name: value for name, value in changes.items() if value is not None})
+        if state != before and any(map(is_alive, before.services)):
+            raise errors.ConfigError("The servers are up with other settings. First: trtops team down")
+        state = replace(
+            state, prefect_port=state.prefect_port or _free_port(), mlflow_port=state.mlflow_port or _free_port()
+        )
+        write_state(folder, state)
+        _write_mlflow_config(folder, state, passwords)
         begun: list[Started] = []
         try:
             for stage in stages(folder, state, passwords):
                 for service in stage:
-                    state = _start(service, folder, state, passwords, begun, progress)
+                    known = state.started(service.name)
+                    if known is not None and is_alive(known):
+                        progress(f"{service.name} is up already.")
+                        continue
+                    if known is not None:
+                        _stop(known)  # the processes that a dead one left
+                    progress(f"Starting {service.name} ...")
+                    begun.append(_start(service, folder))
+                    others = (each for each in state.services if each.name != service.name)
+                    state = replace(state, services=(*others, begun[-1]))
+                    write_state(folder, state)
                 for service in stage:
-                    _wait_for(service, state, folder, wait_seconds)
+                    _wait_for(service, state.started(service.name), _log(folder, service.name), wait_seconds)
         except BaseException as exc:
-            _end(folder, state, begun)
+            _end(folder, state, begun, log.info)
             if isinstance(exc, errors.ConfigError):
                 raise errors.ConfigError(passwords.hide(str(exc))) from None
             raise
@@ -133,10 +143,8 @@ def down(folder: Path | None = None, *, progress: Callable[[str], None] = log.in
     folder = team_folder() if folder is None else folder
     if read_state(folder) is not None:
         with _locked(folder):
-            state = read_state(folder)
-            assert state is not None
-            _require_this_machine(state)
-            _end(folder, state, state.services, progress)
+            if (state := read_state(folder)) is not None:
+                _end(folder, state, state.services, progress)
     return status(folder)
 
 
@@ -156,7 +164,7 @@ def status(folder: Path | None = None) -> tuple[ServiceStatus, ...]:
             name = "dead" if not alive else "up" if service.answers() else "not answering"
             text = time.strftime(f" {service.address}  since %Y-%m-%d %H:%M:%S", time.localtime(started.since))
             text += f", pid {started.pid}" if alive else ""
-            text += "" if name == "up" else f"\n{passwords.hide(_log_end(_log(folder, service.name)))}"
+            text += "" if name == "up" else f"\n{passwords.hide(_end_of(_log(folder, service.name)))}"
         found.append(ServiceStatus(name=service.name, state=name, text=f"{service.name:<11} {name:<14}{text}".rstrip()))
     return tuple(found)
 
@@ -210,7 +218,7 @@ def stages(folder: Path, state: TeamState, passwords: Passwords) -> tuple[tuple[
                 *("--name", f"worker-{kind}-{platform.node()}", "--limit", str(state.limit)),
             ),
             # The worker gives its environment to the flow runs.
-            environment=service_environment(folder, {"TRTOPS_HOME": str(folder.parent)}),
+            environment=service_environment(folder, {"TRTOPS_HOME": str(folder.parent), **client_environment(folder)}),
             address=pool,
             answers=lambda kind=kind: "' started!" in _log(folder, f"worker-{kind}").read_text(),  # type: ignore[misc]
         )
@@ -241,58 +249,16 @@ def _locked(folder: Path) -> Iterator[None]:
         for each in (folder, folder / "logs", folder / "prefect", folder / "mlflow"):
             each.mkdir(parents=True, exist_ok=True)
             each.chmod(0o700)
-        lock = FileLock(folder / ".lock")
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise errors.ConfigError(
-            f"Another command is starting or ending the servers of {folder}. Wait for it."
-        ) from None
     except OSError as exc:
         raise errors.ConfigError(f"{exc.filename}: {exc.strerror}. Set TRTOPS_HOME to another folder.") from exc
     try:
-        yield
-    finally:
-        lock.release()
+        with FileLock(folder / ".lock", timeout=0):
+            yield
+    except Timeout:
+        raise errors.ConfigError(f"Another command is starting or ending the servers of {folder}.") from None
 
 
-def _new_state(folder: Path, changes: Mapping[str, Any]) -> TeamState:
-    """The state at the last start, or the default one, with changes."""
-    before = read_state(folder)
-    state = replace(before or TeamState(), host=platform.node(), **changes)
-    state = replace(
-        state, prefect_port=state.prefect_port or _free_port(), mlflow_port=state.mlflow_port or _free_port()
-    )
-    if before is not None:
-        _require_this_machine(before)
-        if state.database != before.database:
-            raise errors.ConfigError(
-                f"The data of these servers are in {before.database}. To use {state.database}, start others in another "
-                "folder (--root)."
-            )
-        changed = [name for name in changes if getattr(state, name) != getattr(before, name)]
-        if changed and any(map(is_alive, before.services)):
-            raise errors.ConfigError(
-                f"The servers are up with another {' and '.join(changed)}. First: trtops team down"
-            )
-    write_state(folder, state)
-    return state
-
-
-def _start(
-    service: Service,
-    folder: Path,
-    state: TeamState,
-    passwords: Passwords,
-    begun: list[Started],
-    progress: Callable[[str], None],
-) -> TeamState:
-    """Start a process unless it runs; returns the state with it, which is stored at once."""
-    known = state.started(service.name)
-    if known is not None and is_alive(known):
-        progress(f"{service.name} is up already.")
-        return state
-    if known is not None:
-        _stop(known)  # the processes that a dead one left
+def _start(service: Service, folder: Path) -> Started:
     if service.port is not None:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -303,50 +269,37 @@ def _start(
                     f"Port {service.port} for {service.name} cannot be used: {exc.strerror}. Choose another: "
                     f"--{service.name}-port N ({service.name.upper()}_PORT=N make up); 0 takes a free one."
                 ) from exc
-    progress(f"Starting {service.name} ...")
-    environment, token = dict(service.environment), secrets.token_hex(16)
-    if service.name == "mlflow":
-        _write_mlflow_config(folder, state, passwords)
-    elif service.name.startswith("worker-"):
-        environment |= client_environment(folder)
-    log_file = _log(folder, service.name)
+    token, log_file = secrets.token_hex(16), _log(folder, service.name)
     if log_file.exists():
         log_file.replace(log_file.with_suffix(".log.1"))
     with open(os.open(log_file, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as output:
         process = subprocess.Popen(
             service.command,
-            env={**environment, TOKEN: token},
+            env={**service.environment, TOKEN: token},
             cwd=folder / "prefect",  # Python searches modules there: no scripts of users
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
+            start_new_session=True,  # Ctrl-C in the terminal does not reach it
         )
     _popens.append(process)
-    started = Started(name=service.name, pid=process.pid, since=time.time(), token=token)
-    begun.append(started)
-    state = replace(state, services=(*(each for each in state.services if each.name != service.name), started))
-    write_state(folder, state)
-    return state
+    return Started(name=service.name, pid=process.pid, since=time.time(), token=token)
 
 
-def _wait_for(service: Service, state: TeamState, folder: Path, seconds: float) -> None:
-    started = state.started(service.name)
-    assert started is not None
+def _wait_for(service: Service, started: Started | None, file: Path, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     problem = "ended as soon as it was started"
-    while is_alive(started):
+    while started is not None and is_alive(started):
         if service.answers():
             return
         if time.monotonic() > deadline:
             problem = f"did not answer within {seconds:.0f} s"
             break
         time.sleep(_POLL_SECONDS)
-    file = _log(folder, service.name)
-    raise errors.ConfigError(f"{service.name} {problem}. The end of {file}:\n{_log_end(file) or '(it wrote nothing)'}")
+    raise errors.ConfigError(f"{service.name} {problem}. The end of {file}:\n{_end_of(file) or '(it wrote nothing)'}")
 
 
-def _end(folder: Path, state: TeamState, which: Sequence[Started], progress: Callable[[str], None] = log.info) -> None:
+def _end(folder: Path, state: TeamState, which: Sequence[Started], progress: Callable[[str], None]) -> None:
     """End some of the processes, workers first: they need the servers to end well. Forget each once it is gone."""
     for started in sorted(which, key=lambda started: not started.name.startswith("worker-")):
         progress(f"Ending {started.name} ...")
@@ -364,26 +317,14 @@ def _stop(started: Started) -> None:
     runs = [child for worker in main for child in worker.children()] if started.name.startswith("worker-") else []
     for processes, seconds in ((runs, _STOP_SECONDS), (main, _STOP_SECONDS), (everything, _KILL_SECONDS)):
         for process in processes:
-            _signal(process.terminate)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
         psutil.wait_procs(processes, timeout=seconds)
     while left := with_token(started.token):  # also those that were started meanwhile
         for process in left:
-            _signal(process.kill)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         psutil.wait_procs(left, timeout=_KILL_SECONDS)
-
-
-def _signal(send: Callable[[], None]) -> None:
-    try:
-        send()
-    except psutil.NoSuchProcess:
-        pass
-    except psutil.AccessDenied as exc:
-        raise errors.ConfigError(f"Process {exc.pid} is another user's. End it as the user who started it.") from None
-
-
-def _require_this_machine(state: TeamState) -> None:
-    if state.services and state.host != platform.node():
-        raise errors.ConfigError(f"The servers run on another machine, {state.host}. Run this command there.")
 
 
 def _free_port() -> int:
@@ -396,7 +337,7 @@ def _log(folder: Path, name: str) -> Path:
     return folder / "logs" / f"{name}.log"
 
 
-def _log_end(file: Path) -> str:
+def _end_of(file: Path) -> str:
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else []
     return "\n".join(line for line in lines[-15:] if line.strip())
 
@@ -427,7 +368,7 @@ def _write_mlflow_config(folder: Path, state: TeamState, passwords: Passwords) -
 def _is_healthy(url: str) -> bool:
     try:
         without_proxy = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with without_proxy.open(url, timeout=ANSWER_SECONDS) as answer:
+        with without_proxy.open(url, timeout=_ANSWER_SECONDS) as answer:
             return bool(answer.status == 200)
     except (OSError, ValueError):
         return False

@@ -37,10 +37,10 @@ def up(args: Options) -> Job:
     root, wait_seconds = args.root, args.wait
 
     def run() -> int:
-        from trtops import team
+        from trtops.team import servers
 
         folder = team_folder(root)
-        status = team.up(folder, wait_seconds=wait_seconds, progress=say, **changes)
+        status = servers.up(folder, wait_seconds=wait_seconds, progress=say, **changes)
         option = f" --root {folder.parent}" if root is not None else ""
         text = "\n".join(each.text for each in status)
         say(f"\n{text}\n\nPasswords are in {folder}/passwords.ini. To use the servers from this shell:\n")
@@ -57,10 +57,10 @@ def down(args: Options) -> Job:
     root = args.root
 
     def run() -> int:
-        from trtops import team
+        from trtops.team import servers
 
         folder = team_folder(root)
-        status = team.down(folder, progress=say)
+        status = servers.down(folder, progress=say)
         say("\n".join(each.text for each in status) or f"No servers were started for {folder.parent}.")
         return 0
 
@@ -73,10 +73,10 @@ def status(args: Options) -> Job:
     root, as_json = args.root, bool(args.json)
 
     def run() -> int:
-        from trtops import team
+        from trtops.team import servers
 
         folder = team_folder(root)
-        status = team.status(folder)
+        status = servers.status(folder)
         if as_json:
             say_json([each.to_dict() for each in status])
         else:
