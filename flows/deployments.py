@@ -5,21 +5,16 @@ The server is that of ``PREFECT_API_URL``, or else the one that ``trtops team up
 
 from __future__ import annotations
 
-import importlib
 import os
+import subprocess
 import sys
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import yaml  # type: ignore[import-untyped]
+from typing import Any
 
 from trtops import errors
 from trtops.team.access import POOLS, client_environment
-
-if TYPE_CHECKING:
-    from prefect.deployments.runner import RunnerDeployment
 
 # Prefect reads the address of its server when it is first imported: nothing here imports it before `use_server`.
 
@@ -28,40 +23,8 @@ SILENCE = "trtops: flow runs without heartbeats"
 SILENT_MINUTES = 10  # more than three times Prefect's default between heartbeats (PREFECT_FLOWS_HEARTBEAT_FREQUENCY)
 
 
-def read_deployments() -> list[dict[str, Any]]:
-    """The deployments of ``prefect.yaml``."""
-    listed: list[dict[str, Any]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))["deployments"]
-    return listed
-
-
-def make_deployment(listed: dict[str, Any]) -> RunnerDeployment:
-    """A deployment of ``prefect.yaml``, without its work pool."""
-    from prefect.client.schemas.objects import ConcurrencyLimitConfig
-    from prefect.schedules import Schedule
-    from prefect.types.entrypoint import EntrypointType
-
-    module, _, name = listed["entrypoint"].rpartition(".")
-    limit = listed.get("concurrency_limit")
-    schedules = []
-    for each in listed.get("schedules", ()):
-        interval: dict[str, Any] = {"interval": timedelta(seconds=each["interval"])} if "interval" in each else {}
-        schedules.append(Schedule(**{**each, **interval}))
-    made: RunnerDeployment = getattr(importlib.import_module(module), name).to_deployment(
-        name=listed["name"],
-        description=listed["description"],
-        parameters=listed.get("parameters"),
-        entrypoint_type=EntrypointType.MODULE_PATH,
-        schedules=schedules,
-        concurrency_limit=None if limit is None else ConcurrencyLimitConfig(**limit),
-    )
-    return made
-
-
-def deploy(checkout: str | None = None) -> int:
-    """Register all deployments, with the work pools that are missing; returns the number of deployments.
-
-    Args:
-        checkout: The folder of this project on the workers' machines; this one's unless given.
+def deploy() -> None:
+    """Register all deployments, with the work pools that are missing.
 
     Raises:
         ConfigError: If there is no server, it refuses us, or it refuses a deployment.
@@ -69,9 +32,7 @@ def deploy(checkout: str | None = None) -> int:
     use_server()
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import WorkPoolCreate
-    from prefect.deployments.runner import DeploymentApplyError
-    from prefect.exceptions import ObjectAlreadyExists, PrefectHTTPStatusError
-    from prefect.runner.storage import LocalStorage
+    from prefect.exceptions import ObjectAlreadyExists
     from prefect.workers.process import ProcessWorker
 
     with get_client(sync_client=True) as client:
@@ -82,17 +43,12 @@ def deploy(checkout: str | None = None) -> int:
                 print(f"Created the work pool {pool}.", flush=True)
         if not client.read_automations_by_name(SILENCE):
             client.create_automation(_silence_automation())
-    listed = read_deployments()
-    for each in listed:
-        deployment = make_deployment(each)
-        deployment.work_pool_name = each["work_pool"]["name"]
-        deployment.job_variables = each["work_pool"].get("job_variables") or {}
-        deployment.storage = LocalStorage(checkout or str(FILE.parent))
-        try:
-            deployment.apply()
-        except (DeploymentApplyError, PrefectHTTPStatusError) as exc:
-            raise errors.ConfigError(f"Prefect refused the deployment {deployment.full_name}: {exc}") from exc
-    return len(listed)
+    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(FILE)]
+    # The pull step of prefect.yaml names the folder of this project on the workers' machines.
+    environment = {"TRTOPS_CHECKOUT": str(FILE.parent), **os.environ}
+    done = subprocess.run(command, cwd=FILE.parent, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise errors.ConfigError(f"Prefect refused a deployment: {(done.stderr or done.stdout).strip()[-2000:]}")
 
 
 def _silence_automation() -> Any:
@@ -101,30 +57,21 @@ def _silence_automation() -> Any:
     from prefect.events.actions import ChangeFlowRunState
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
-    heartbeat, ends = (
-        "prefect.flow-run.heartbeat",
-        ("Completed", "Failed", "Crashed", "Cancelled", "Paused", "Suspended"),
-    )
+    beat, ends = "prefect.flow-run.heartbeat", ("Completed", "Failed", "Crashed", "Cancelled", "Paused", "Suspended")
+    message = f"Its process sent no heartbeat for {SILENT_MINUTES} minutes: it or its machine is gone."
     return AutomationCore(
         name=SILENCE,
         description="Marks a deployed flow run as crashed if its process sends no more heartbeats.",
         trigger=EventTrigger(
             posture=Posture.Proactive,
-            after={heartbeat},
-            expect={heartbeat, *(f"prefect.flow-run.{end}" for end in ends)},
+            after={beat},
+            expect={beat, *(f"prefect.flow-run.{end}" for end in ends)},
             for_each={"prefect.resource.id"},
             match={"prefect.resource.id": ["prefect.flow-run.*"]},
             within=timedelta(minutes=SILENT_MINUTES),
             threshold=1,
         ),
-        actions=[
-            ChangeFlowRunState(
-                name=None,
-                state=StateType.CRASHED,
-                force=False,
-                message=f"Its process sent no heartbeat for {SILENT_MINUTES} minutes: it or its machine is gone.",
-            )
-        ],
+        actions=[ChangeFlowRunState(name=None, state=StateType.CRASHED, force=False, message=message)],
     )
 
 
@@ -155,11 +102,11 @@ def use_server() -> None:
 def main() -> int:
     """Deploy, and return the exit code."""
     try:
-        count = deploy(os.environ.get("TRTOPS_CHECKOUT"))
+        deploy()
     except errors.TrtopsError as exc:
         print(f"error: {exc}", file=sys.stderr)
         return 3
-    print(f"{count} deployments are registered. Run one: prefect deployment run convert/cpu -p model=<file>")
+    print("All deployments are registered. Run one: prefect deployment run convert/cpu -p model=<file>")
     return 0
 
 

@@ -193,16 +193,6 @@ def test_failing_callables_raise_unless_allowed(caplog: pytest.LogCaptureFixture
     assert caplog.messages == ["<Error while logging this message: division by zero>"]
 
 
-def test_log_exception_logs_and_raises(caplog: pytest.LogCaptureFixture) -> None:
-    @G_LOGGER.log_exception
-    def fails() -> None:
-        raise KeyError("gone")
-
-    with pytest.raises(KeyError):
-        fails()
-    assert caplog.messages == ["'gone'"]
-
-
 def test_critical_logs_and_raises(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(errors.TrtopsError, match="stop"):
         G_LOGGER.critical("stop")

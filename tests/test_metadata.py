@@ -13,7 +13,6 @@ from trtops import errors
 from trtops.metadata import (
     BoundedShape,
     DataType,
-    MetadataTuple,
     TensorMetadata,
     TensorSpec,
     check_feed,
@@ -65,17 +64,7 @@ def test_data_types_convert_to_libraries_and_back(dtype: DataType, module: str) 
     assert DataType.from_dtype(theirs, module) is DataType.from_dtype(theirs) is dtype
 
 
-def test_libraries_of_data_types_can_be_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trtops import datatype, metadata
-
-    monkeypatch.setitem(metadata.IMPORTERS, "mine", None)  # gone again after the test
-    monkeypatch.setitem(metadata.EXPORTERS, "mine", None)
-    datatype.register_dtype_importer("mine")(lambda dtype: DataType.INT8 if dtype == "octet" else None)
-    datatype.register_dtype_exporter("mine")(lambda dtype: "octet" if dtype is DataType.INT8 else None)
-
-    assert DataType.from_dtype("octet") is DataType.INT8 and DataType.INT8.mine() == "octet"  # type: ignore[attr-defined]
-    with pytest.raises(errors.ConfigError, match="mine has no data type for bool"):
-        DataType.to_dtype(DataType.BOOL, "mine")
+def test_unknown_library_is_refused() -> None:
     with pytest.raises(errors.ConfigError, match="Did you mean 'numpy'"):
         DataType.from_dtype(np.int8, "nunpy")
 
@@ -97,16 +86,12 @@ def test_metadata_is_built_in_a_chain_and_shown() -> None:
     assert str(TensorSpec("v", None, (4,))) == "v [shape=(4,)]"
 
 
-def test_metadata_entries_unpack_and_change() -> None:
+def test_metadata_entries_unpack() -> None:
     meta = TensorMetadata().add("x", np.float32, (1, "n"), min_shape=(1, 1), docstring="an image")
 
     dtype, shape = meta["x"]
     assert (dtype, shape) == (DataType.FLOAT32, (1, "n"))
-    meta["x"].shape, meta["x"].dtype = (1, 4), np.int64
-    assert str(meta) == "{x [dtype=int64, shape=(1, 4), an image]}"
-    assert meta["x"] == TensorSpec("x", DataType.INT64, (1, 4), "an image") != meta["x"].shape
-    meta["y"] = MetadataTuple("int8", (2,))
-    assert meta["y"].name == "y" and eval(repr(meta)) == meta
+    assert eval(repr(meta)) == meta
 
 
 def test_bounded_shapes_keep_bounds() -> None:

@@ -12,27 +12,16 @@ def _read_setting(name: str, default: str) -> str:
     return os.environ.get(f"TRTOPS_{name}", os.environ.get(f"POLYGRAPHY_{name}", default))
 
 
-def _read_whole_number(name: str, default: str) -> int:
-    text = _read_setting(name, default)
-    try:
-        return int(text)
-    except ValueError:
-        raise errors.ConfigError(f"TRTOPS_{name} is {text!r}; expected a whole number.") from None
-
-
+# trtops installs nothing and has no internal checks: scripts only read these.
 INTERNAL_CORRECTNESS_CHECKS: bool = _read_setting("INTERNAL_CORRECTNESS_CHECKS", "0") not in ("", "0")
-"""Whether ``G_LOGGER.internal_error`` raises; trtops itself does not use it."""
-
 AUTOINSTALL_DEPS: bool = _read_setting("AUTOINSTALL_DEPS", "0") not in ("", "0")
-"""No effect: trtops installs nothing."""
-
 ASK_BEFORE_INSTALL: bool = _read_setting("ASK_BEFORE_INSTALL", "0") not in ("", "0")
-"""No effect: trtops installs nothing."""
-
 INSTALL_CMD: list[str] = _read_setting("INSTALL_CMD", f"{sys.executable} -m pip install").split()
-"""No effect; scripts read it."""
 
-ARRAY_SWAP_THRESHOLD_MB: int = _read_whole_number("ARRAY_SWAP_THRESHOLD_MB", "-1")
+_SWAP = _read_setting("ARRAY_SWAP_THRESHOLD_MB", "-1")
+if not _SWAP.removeprefix("-").isdecimal():
+    raise errors.ConfigError(f"TRTOPS_ARRAY_SWAP_THRESHOLD_MB is {_SWAP!r}; expected a whole number.")
+ARRAY_SWAP_THRESHOLD_MB: int = int(_SWAP)
 """Size in MiB above which arrays in results move to a temporary file; negative keeps all in memory."""
 
 USE_TENSORRT_RTX: bool = _read_setting("USE_TENSORRT_RTX", "0") not in ("", "0")

@@ -6,13 +6,13 @@ Libraries are imported on use.
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from trtops import errors
 from trtops.lazy import known_as
-from trtops.metadata import EXPORTERS, IMPORTERS, DataType
+from trtops.metadata import DataType
 
 __all__ = [
     "DataType",
@@ -22,42 +22,15 @@ __all__ = [
     "from_onnxrt",
     "from_tensorrt",
     "from_torch",
-    "register_dtype_exporter",
-    "register_dtype_importer",
 ]
 
-F = TypeVar("F", bound=Callable[[Any], Any])
+log = logging.getLogger(__name__)
 
 DataTypeEntry = DataType
 """The type of ``DataType``'s members."""
 
 _ONNXRT_NAMES = {DataType.FLOAT64: "double", DataType.FLOAT32: "float"}
 _NOT_IN_ONNXRT = (DataType.FLOAT4, DataType.FLOAT8E8M0)
-
-
-def register_dtype_importer(source_module: str) -> Callable[[F], F]:
-    """Decorate a function that returns our data type for one of a library, or None.
-
-    ``source_module`` names the library.
-    """
-
-    def register(function: F) -> F:
-        IMPORTERS[source_module] = function
-        return function
-
-    return register
-
-
-def register_dtype_exporter(target_module: str) -> Callable[[F], F]:
-    """Decorate a function that returns a library's data type for ours, or None; ``target_module`` names the method."""
-
-    def register(function: F) -> F:
-        EXPORTERS[target_module] = function
-        if not hasattr(DataType, target_module):
-            setattr(DataType, target_module, lambda dtype: DataType.to_dtype(dtype, target_module))
-        return function
-
-    return register
 
 
 def from_numpy(numpy_type: Any) -> DataType | None:
@@ -130,6 +103,46 @@ def to_torch(dtype: DataType) -> Any:
             f"PyTorch is needed and cannot be imported ({exc}): pip install torch"
         ) from exc
     return getattr(torch, dtype.value, None)
+
+
+_FROM = {
+    "numpy": from_numpy,
+    "onnx": from_onnx,
+    "onnxruntime": from_onnxrt,
+    "tensorrt": from_tensorrt,
+    "torch": from_torch,
+}
+_TO = {"numpy": to_numpy, "onnx": to_onnx, "onnxruntime": to_onnxrt, "tensorrt": to_tensorrt, "torch": to_torch}
+
+
+def from_library(dtype: object, library: str | None = None) -> Any:
+    """See :meth:`DataType.from_dtype`."""
+    if isinstance(dtype, DataType):
+        return dtype
+    if dtype is None:
+        raise errors.ConfigError("None is not a data type.")
+    _check_library(library)
+    for convert in _FROM.values() if library is None else [_FROM[library]]:
+        if (found := convert(dtype)) is not None:
+            return found
+    log.warning("Data type %r is not known, and stays as it is", dtype)
+    return dtype
+
+
+def to_library(dtype: Any, library: str) -> Any:
+    """See :meth:`DataType.to_dtype`."""
+    if not isinstance(dtype, DataType):
+        return dtype
+    _check_library(library)
+    found: Any = _TO[library](dtype)
+    if found is None:
+        raise errors.ConfigError(f"{library} has no data type for {dtype}.")
+    return found
+
+
+def _check_library(library: str | None) -> None:
+    if library is not None and library not in _FROM:
+        raise errors.ConfigError(f"No data types of {library!r} are known. {errors.near(library, _FROM)}")
 
 
 known_as(__name__, "datatype", "numpy", "onnx", "onnxrt", "tensorrt", "torch")

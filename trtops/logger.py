@@ -11,15 +11,13 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import enum
-import functools
 import logging
 import os
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn, ParamSpec, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeAlias
 
 from trtops import errors
 from trtops.lazy import known_as
@@ -28,19 +26,12 @@ from trtops.system.masking import masked
 Message: TypeAlias = "str | Callable[[], object] | object"
 Severity: TypeAlias = "int | Mapping[str, int]"
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 _LETTERS = {2: "U", 4: "S", 6: "X", 10: "V", 20: "I", 22: "I", 28: "I", 30: "W", 40: "E", 50: "!"}
 _COLORS = {2: 90, 4: 35, 6: 35, 10: 95, 22: 96, 28: 92, 30: 93, 40: 91, 50: 91}
 ON_STDOUT: Mapping[str, object] = {"on_stdout": True}
 """``extra`` of messages that are results, which go to standard output."""
 
 _indent: contextvars.ContextVar[int] = contextvars.ContextVar("trtops_log_indent", default=0)
-
-
-class InternalError(Exception):
-    """Raised by :meth:`Logger.internal_error` if a script enabled such checks."""
 
 
 class LogMode(enum.IntEnum):
@@ -55,12 +46,11 @@ class ModuleSeverity(dict[str, int]):
 
     def get(self, path: str | None = None, default: int | None = None) -> int:  # type: ignore[override]
         """Return the severity of a path: that of the longest known path above it."""
-        parts = _path_parts(path or "")
-        for length in range(len(parts), 0, -1):
-            for known, severity in self.items():
-                if _path_parts(known) == parts[:length]:
-                    return severity
-        return self[""] if default is None else default
+        found, parts = self[""] if default is None else default, _path_parts(path or "")
+        for known in sorted(self, key=len):
+            if known and _path_parts(known) == parts[: len(_path_parts(known))]:
+                found = self[known]
+        return found
 
 
 def _log_at(severity: int, *, error_ok: bool = False) -> Any:
@@ -73,15 +63,7 @@ def _log_at(severity: int, *, error_ok: bool = False) -> Any:
 
 
 class Logger:
-    """The log; use :data:`G_LOGGER`. Severities are levels of Python's ``logging``, with further names.
-
-    Attributes:
-        colors: Whether lines on a terminal are coloured; ``NO_COLOR`` in the environment overrides it.
-        letter: Whether lines start with a letter for their severity.
-        timestamp: Whether lines contain the time.
-        line_info: Whether lines contain the file and line that logged.
-        use_python_logging_system: Whether only the program's own handlers get messages.
-    """
+    """The log; use :data:`G_LOGGER`. Severities are levels of Python's ``logging``, with further names."""
 
     ULTRA_VERBOSE = 2
     SUPER_VERBOSE = 4
@@ -102,11 +84,20 @@ class Logger:
         timestamp: bool = False,
         line_info: bool = False,
     ) -> None:
+        """Make a logger.
+
+        Args:
+            severity: The first :attr:`module_severity`.
+            colors: Whether lines on a terminal are coloured; ``NO_COLOR`` in the environment overrides it.
+            letter: Whether lines start with a letter for their severity.
+            timestamp: Whether lines contain the time.
+            line_info: Whether lines contain the file and line that logged.
+        """
         self.colors = colors
         self.letter = letter
         self.timestamp = timestamp
         self.line_info = line_info
-        self.use_python_logging_system = False
+        self.use_python_logging_system = False  # whether only the program's own handlers get messages
         self._logger = logging.getLogger("trtops")
         self._callbacks: list[Callable[[ModuleSeverity], object]] = []
         self._once: set[str] = set()
@@ -129,12 +120,10 @@ class Logger:
 
     @module_severity.setter
     def module_severity(self, value: Severity) -> None:
-        wanted = ModuleSeverity(value) if isinstance(value, Mapping) else ModuleSeverity({"": value})
-        wanted.setdefault("", self.INFO)
-        for path in self._severity.keys() - wanted.keys():
-            _python_logger(path).setLevel(logging.NOTSET)
-        for path, severity in wanted.items():
-            _python_logger(path).setLevel(severity)
+        wanted = ModuleSeverity({"": self.INFO, **value} if isinstance(value, Mapping) else {"": value})
+        for path in self._severity.keys() | wanted.keys():
+            python_logger = logging.getLogger(".".join(["trtops", *_path_parts(path)]))
+            python_logger.setLevel(dict.get(wanted, path, logging.NOTSET))
         self._severity = wanted
         self._ensure_console()
         for callback in self._callbacks:
@@ -153,7 +142,6 @@ class Logger:
     def verbosity(self, severity: Severity = CRITICAL) -> Iterator[Logger]:
         """Set another severity during a block; by default only critical messages are logged."""
         before = self._severity
-        self._ensure_console()
         self.module_severity = severity
         try:
             yield self
@@ -222,48 +210,18 @@ class Logger:
             self._once.add(text)
         self._ensure_console()
         margin = " " * (4 * _indent.get())
+        text = margin + text.replace("\n", "\n" + margin)
         extra = ON_STDOUT if severity < self.CRITICAL else None
-        self._logger.log(
-            severity, "%s", margin + text.replace("\n", "\n" + margin), stacklevel=stack_depth, extra=extra
-        )
+        self._logger.log(severity, "%s", text, stacklevel=stack_depth, extra=extra)
 
     def print_line(self, message: str, severity: int) -> None:
         """Write a line to standard output and the log file, formatted as the log does."""
-        if severity < self._severity.get():
-            return
-        record = logging.LogRecord("trtops", severity, __file__, 0, message, None, None)
-        record.on_stdout = True
-        print(_Formatter(self, terminal=True).format(record), flush=True)
-        if self._file is not None:
-            self._file.handle(record)
-
-    def module_info(self, module: ModuleType, name: str | None = None, severity: int = VERBOSE) -> None:
-        """Log a module's version and path, once."""
-        self.log(module_line(module, name), severity, LogMode.ONCE, stack_depth=3)
-
-    def backtrace(self, depth: int = 0, limit: int | None = None, severity: int = ERROR) -> None:
-        """Log the stack: ``limit`` frames, without the last ``depth``."""
-        frames = traceback.format_stack(sys._getframe(depth + 2), limit)
-        self.log(" ".join(frames), severity, stack_depth=3)
-
-    def log_exception(self, func: Callable[P, T]) -> Callable[P, T]:
-        """Decorate a function to log what it raises."""
-
-        @functools.wraps(func)
-        def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
-            try:
-                return func(*args, **kwargs)
-            except Exception as exc:
-                self.error(str(exc))
-                raise
-
-        return wrapped
-
-    def internal_error(self, message: Message) -> None:
-        """Raise InternalError if ``config.INTERNAL_CORRECTNESS_CHECKS`` is set."""
-        config = sys.modules.get("trtops.config")
-        if config is not None and config.INTERNAL_CORRECTNESS_CHECKS:
-            raise InternalError(str(message() if callable(message) else message))
+        if severity >= self.severity:
+            record = logging.LogRecord("trtops", severity, __file__, 0, message, None, None)
+            record.on_stdout = True
+            print(_Formatter(self, terminal=True).format(record), flush=True)
+            if self._file is not None:
+                self._file.handle(record)
 
     ultra_verbose = _log_at(ULTRA_VERBOSE, error_ok=True)
     super_verbose = _log_at(SUPER_VERBOSE, error_ok=True)
@@ -285,12 +243,9 @@ class Logger:
 
     def _ensure_console(self) -> None:
         """Add a handler if messages have none."""
-        handlers = [h for h in self._logger.handlers if h is not self._file]
-        if (
-            not handlers
-            and not self.use_python_logging_system
-            and not (self._logger.propagate and logging.getLogger().handlers)
-        ):
+        handled = any(handler is not self._file for handler in self._logger.handlers)
+        of_program = self._logger.propagate and logging.getLogger().handlers
+        if not (handled or of_program or self.use_python_logging_system):
             console = _Console()
             console.setFormatter(_Formatter(self, terminal=True))
             self._logger.addHandler(console)
@@ -316,19 +271,16 @@ class _Formatter(logging.Formatter):
     """Formats lines such as ``[I] (12:00:00) [logger.py:7] text``; the logger's attributes select the parts."""
 
     def __init__(self, settings: Logger, *, terminal: bool) -> None:
-        super().__init__(datefmt="%H:%M:%S")
+        super().__init__()
         self.settings = settings
         self.terminal = terminal
 
     def format(self, record: logging.LogRecord) -> str:
-        parts = []
-        if self.settings.letter:
-            parts.append(f"[{_LETTERS.get(record.levelno, record.levelname)}] ")
+        prefix = f"[{_LETTERS.get(record.levelno, record.levelname)}] " if self.settings.letter else ""
         if self.settings.timestamp:
-            parts.append(f"({self.formatTime(record, self.datefmt)}) ")
+            prefix += f"({self.formatTime(record, '%H:%M:%S')}) "
         if self.settings.line_info:
-            parts.append(f"[{record.filename}:{record.lineno}] ")
-        prefix = "".join(parts)
+            prefix += f"[{record.filename}:{record.lineno}] "
         text = prefix + record.getMessage().replace("\n", "\n" + " " * len(prefix))
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
@@ -340,23 +292,13 @@ class _Formatter(logging.Formatter):
         return text
 
 
-def module_line(module: ModuleType, name: str | None = None) -> str:
+def module_line(module: ModuleType, name: str) -> str:
     """Return a module's version and folders on one line."""
-    parts = [name or f"Loaded Module: {module.__name__}"]
-    if hasattr(module, "__version__"):
-        parts.append(f"Version: {module.__version__}")
-    if hasattr(module, "__path__"):
-        parts.append(f"Path: {[os.path.realpath(folder) for folder in module.__path__]}")
-    return " | ".join(parts)
+    return f"{name} | Version: {module.__version__} | Path: {[os.path.realpath(folder) for folder in module.__path__]}"
 
 
 def _path_parts(path: str) -> list[str]:
     return [part for part in path.removesuffix(".py").replace(os.sep, "/").split("/") if part]
-
-
-def _python_logger(path: str) -> logging.Logger:
-    """Return Python's logger for a path below the package."""
-    return logging.getLogger(".".join(["trtops", *_path_parts(path)]))
 
 
 G_LOGGER = Logger()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import logging
-import operator
 import re
 import sys
 from collections.abc import Sequence
@@ -30,9 +28,6 @@ LATEST_VERSION = "==latest"
 """Any installed version."""
 
 _SUFFIXES = ("a", "b", "rc", "post", "dev")
-_RELATIONS = {"==": operator.eq, ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
-
-log = logging.getLogger(__name__)
 
 known_as(__name__, "importer", "trt_importer", "util")
 
@@ -40,29 +35,15 @@ known_as(__name__, "importer", "trt_importer", "util")
 class LazyModule:
     """A module that is imported when an attribute is first read or set."""
 
-    def __init__(self, name: str, wanted: str | None = None) -> None:
-        """Store the module's name, and the version it should have, such as ``>=1.8``."""
-        vars(self).update(_name=name, _wanted=wanted, _module=None)
+    def __init__(self, name: str) -> None:
+        """Store the module's name."""
+        vars(self).update(_name=name)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._imported(), name)
+        return getattr(_imported(vars(self)["_name"]), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._imported(), name, value)
-
-    def _imported(self) -> Any:
-        own = vars(self)
-        if own["_module"] is None:
-            try:
-                own["_module"] = _import_module(own["_name"])
-            except ImportError as exc:
-                package = own["_name"].partition(".")[0]
-                raise errors.BackendUnavailableError(
-                    f"Module: '{own['_name']}' is required but could not be imported ({exc}). trtops installs "
-                    f"nothing itself: pip install {package}"
-                ) from exc
-            _warn_of_version(own["_module"], own["_wanted"])
-        return own["_module"]
+        setattr(_imported(vars(self)["_name"]), name, value)
 
     def is_installed(self) -> bool:
         """Whether the module exists, without importing it."""
@@ -81,22 +62,17 @@ class LazyModule:
         return True
 
 
-def _import_module(name: str) -> Any:
+def _imported(name: str) -> Any:
     """Import a module; TensorRT with its libraries and the checks of its release."""
-    if name == ("tensorrt_rtx" if config.USE_TENSORRT_RTX else "tensorrt"):
-        return importlib.import_module("trtops.backend.trt.library").load()
-    return importlib.import_module(name)
-
-
-def _warn_of_version(module: Any, wanted: str | None) -> None:
-    found = getattr(module, "__version__", None)
-    if wanted is None or found is None or wanted == LATEST_VERSION:
-        return
-    relation, least = re.fullmatch(r"\s*(==|>=|<=|>|<)\s*(.*?)\s*", wanted).groups()  # type: ignore[union-attr]
-    if not _RELATIONS[relation](version(found), version(least)):
-        log.error(
-            "Module: '%s' version '%s' is installed, but version '%s' is required", module.__name__, found, wanted
-        )
+    try:
+        if name == ("tensorrt_rtx" if config.USE_TENSORRT_RTX else "tensorrt"):
+            return importlib.import_module("trtops.backend.trt.library").load()
+        return importlib.import_module(name)
+    except ImportError as exc:
+        raise errors.BackendUnavailableError(
+            f"Module: '{name}' is required but could not be imported ({exc}). trtops installs nothing itself: "
+            f"pip install {name.partition('.')[0]}"
+        ) from exc
 
 
 def lazy_import(
@@ -108,15 +84,9 @@ def lazy_import(
 ) -> Any:
     """Return a stand-in for a module that is imported on first use.
 
-    Args:
-        name: The module, with a version if one is needed: ``onnx>=1.8``. Other versions are used with an error message.
-        log: Ignored, as are the following: trtops installs nothing. Scripts pass them.
-        pkg_name: Ignored.
-        install_flags: Ignored.
-        requires: Ignored.
+    A version in the name, such as ``onnx>=1.8``, and all other arguments have no effect: trtops installs nothing.
     """
-    bare, relation, rest = re.fullmatch(r"([^=<>]*)([=<>]*)(.*)", name).groups()  # type: ignore[union-attr]
-    return LazyModule(bare.strip(), f"{relation}{rest}" if relation else None)
+    return LazyModule(re.split("[=<>]", name)[0].strip())
 
 
 def autoinstall(lazy_mod: Any) -> None:

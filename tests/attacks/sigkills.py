@@ -254,7 +254,7 @@ def check_store(place: Path, before: list[str]) -> Failures:
 def left_processes(place: Path, session: int, server: int | None) -> list[str]:
     """Processes of a line's session, or with its store in their environment, except those of its server.
 
-    Waits for them: the watch of a flow's server needs some seconds to end.
+    Waits for them: the server of a flow needs some seconds to end.
     """
     deadline = time.monotonic() + 40
     while True:

@@ -43,7 +43,7 @@ def own_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     monkeypatch.setattr(
         processes,
         "left_processes",
-        lambda: [each for each in all_left() if processes._environment(each).get("TMPDIR") == str(folder)],
+        lambda: [each for each in all_left() if each.environ().get("TMPDIR") == str(folder)],
     )
     yield folder
     tempfile.tempdir = None

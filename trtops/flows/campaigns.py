@@ -32,8 +32,6 @@ from trtops.tracking.base import Tracker
 
 T = TypeVar("T")
 
-_UPDATE_SECONDS = 1.0  # each update of the progress artifact is a request
-
 
 def _make_iteration(campaign: Campaign, number: int) -> IterationResult:
     """One iteration, on a GPU of its own if it needs one. Dask repeats a task whose worker is lost with the answer."""
@@ -51,12 +49,7 @@ def spread(parallel: int, dask: str | None = None) -> Iterator[Submit]:
     Args:
         parallel: Number of threads, each with a child process to build in.
         dask: Address of a Dask scheduler whose workers run the iterations instead. All of them must reach the model's
-            path, the flow's Prefect server and the tracking store.
-
-    Raises:
-        BackendUnavailableError: If prefect-dask is needed and not installed.
-        ConfigError: If no scheduler answers there. Starting an iteration raises it if a worker does not reach what it
-            must.
+            path, the flow's Prefect server and the tracking store, which is checked before the first iteration.
     """
     threads = ThreadPoolTaskRunner[Any](max_workers=parallel)
     place: AbstractContextManager[Any] = threads if dask is None else dask_runner(dask)
@@ -91,22 +84,19 @@ def _shown_progress() -> Iterator[Any]:
     """A function that shows the progress of a campaign as an artifact of the flow run."""
     artifact = create_progress_artifact(0.0, description="Builds: none yet")
     assert isinstance(artifact, UUID)  # a coroutine in asynchronous flows only
-    shown: dict[str, Any] = {"time": time.monotonic(), "share": 0.0, "text": "no builds"}
+    last, text = time.monotonic(), ""
 
     def show(now: Progress) -> None:
+        nonlocal last, text
         found = f"; {now.found.conclusion}" if now.found is not None else ""
         counts = f"{now.good} good, {now.bad} bad, {now.error} crashed or hung, {now.mixtures} mixtures"
-        shown.update(share=100.0 * now.done / now.limit, text=f"{now.done} builds: {counts}{found}")
-        if time.monotonic() - shown["time"] >= _UPDATE_SECONDS:
-            shown["time"] = time.monotonic()
-            update_progress_artifact(artifact, shown["share"], description=shown["text"])
+        text = f"{now.done} builds: {counts}{found}"
+        if time.monotonic() - last >= 1.0:  # each update is a request
+            last = time.monotonic()
+            update_progress_artifact(artifact, 100.0 * now.done / now.limit, description=text)
 
-    try:
-        yield show
-    except BaseException:
-        update_progress_artifact(artifact, shown["share"], description=f"Stopped after {shown['text']}")
-        raise
-    update_progress_artifact(artifact, 100.0, description=shown["text"])
+    yield show
+    update_progress_artifact(artifact, 100.0, description=text)
 
 
 def _debug_build(

@@ -16,16 +16,10 @@ from trtops import errors
 from trtops.flows.flow_of import open_tracker
 from trtops.system.masking import masked
 
-_WORKER_SECONDS = 300
-_ANSWER_SECONDS = 30.0
-
 
 @contextmanager
 def dask_runner(address: str) -> Iterator[TaskRunner[Any]]:
-    """A Dask cluster for the time of a block. Its workers use the Prefect server of the flow.
-
-    Args:
-        address: The address of its scheduler.
+    """The Dask cluster of a scheduler, for the time of a block. Its workers use the Prefect server of the flow.
 
     Raises:
         BackendUnavailableError: If prefect-dask is not installed.
@@ -40,7 +34,7 @@ def dask_runner(address: str) -> Iterator[TaskRunner[Any]]:
         url = PREFECT_API_URL.value() or str(client.api_url)
     with temporary_settings({PREFECT_API_URL: url}), DaskTaskRunner(address=address) as runner:
         try:
-            runner.client.wait_for_workers(1, timeout=_WORKER_SECONDS)
+            runner.client.wait_for_workers(1, timeout=300)
         except (OSError, ValueError) as exc:
             raise errors.ConfigError(
                 f"Dask scheduler {address!r}: {exc}. Start one by `dask scheduler`, and workers by "
@@ -50,20 +44,14 @@ def dask_runner(address: str) -> Iterator[TaskRunner[Any]]:
 
 
 def check_workers(client: Any, run_id: str) -> None:
-    """Make sure that all workers reach the flow's Prefect server, and the store that has a run.
-
-    Args:
-        client: The client of Dask.
-        run_id: The run of the campaign.
+    """Make sure that all workers of a Dask client reach the flow's Prefect server, and the store that has a run.
 
     Raises:
         ConfigError: If one does not; the message names it and the reason.
     """
-    url = str(PREFECT_API_URL.value())
-    answers = client.run(worker_problem, url, run_id, on_error="return")
-    problems = {worker: str(answer) for worker, answer in answers.items() if answer}
-    if problems:
-        listed = "; ".join(f"{worker}: {masked(problem)}" for worker, problem in sorted(problems.items()))
+    answers = client.run(worker_problem, str(PREFECT_API_URL.value()), run_id, on_error="return")
+    listed = "; ".join(f"{worker}: {masked(str(problem))}" for worker, problem in sorted(answers.items()) if problem)
+    if listed:
         raise errors.ConfigError(
             f"Dask workers cannot do the work of this flow: {listed}. Start them in this environment, with the "
             "MLFLOW_TRACKING_URI or TRTOPS_HOME of this flow, and set PREFECT_API_URL for this flow to an address that "
@@ -74,7 +62,7 @@ def check_workers(client: Any, run_id: str) -> None:
 def worker_problem(url: str, run_id: str) -> str:
     """Why this process cannot work for a flow with a Prefect server and a run; empty if it can."""
     try:
-        urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=_ANSWER_SECONDS).close()
+        urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=30).close()
     except urllib.error.HTTPError:
         pass  # it answers; the flow itself reports a wrong password
     except (OSError, ValueError) as exc:

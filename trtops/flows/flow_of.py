@@ -50,15 +50,11 @@ _OF_PYTHON = {"tracker", "tags", "parent", "progress", "submit", "evaluate", "bu
 
 _NAMING = ("model", "models", "folder", "actual", "golden", "campaign_run", "run_id", "run", "bad", "runs", "resume",
            "experiment", "precision", "precisions", "side", "backend")  # fmt: skip
-_MAX_STATE_NAME = 80  # characters that Prefect's lists show
+"""Parameters that name a flow run."""
 
 
 class VerdictError(Exception):
-    """Ends a flow run as failed whose result is not good.
-
-    Attributes:
-        result: The result.
-    """
+    """Ends a flow run as failed whose ``result`` is not good."""
 
     def __init__(self, result: OpResult) -> None:
         super().__init__(result.headline)
@@ -105,9 +101,8 @@ def flow_of(
 
     Parameters are those of the op, ``config``, and every option of the config under its own name; an option that is not
     given stays as in ``config``. Of two options of one name, that of the nested record is prefixed by the record's
-    name, such as ``check_data``; a parameter of the op gives way to an option of the config itself. Types, defaults and
-    descriptions come from the op and the config. Parameters are validated, results are never persisted (Prefect would
-    pickle them), and a run that crashes or is cancelled closes its MLflow runs.
+    name, such as ``check_data``; a parameter of the op gives way to an option of the config itself. Results are never
+    persisted (Prefect would pickle them), and a run that crashes or is cancelled closes its MLflow runs.
 
     Args:
         op: The op. It is called with the default tracker and the tags of the flow run.
@@ -119,7 +114,11 @@ def flow_of(
     """
     name = op.__name__.lstrip("_")
     accepted = inspect.signature(op).parameters
-    config_class = _config_class(op)
+    config_class: type[Record] | None = None
+    if "config" in accepted:
+        kind = _annotation(op, accepted["config"])
+        records = (each for each in (kind, *get_args(kind)) if isinstance(each, type) and issubclass(each, Record))
+        config_class = next(records)
     options = {} if config_class is None else _options(config_class, {*accepted} - _OF_PYTHON)
     signature, texts = _signature(op, config_class, options)
 
@@ -139,19 +138,23 @@ def flow_of(
             if backend:
                 config = with_options(config, {("build",): config.build.on_backend(backend)})
             given["config"] = config
-        supplied = {"tracker": tracker, "tags": flow_tags()}
+        context = prefect.context.FlowRunContext.get()
+        assert context is not None and context.flow_run is not None
+        supplied = {"tracker": tracker, "tags": {schema.Tag.PREFECT_FLOW_RUN: str(context.flow_run.id)}}
         call = functools.partial(op, **{key: value for key, value in supplied.items() if key in accepted})
         with (hold or _hold_build)(tracker, given.get("config"), given) as config, steps_run_by(run_as_task):
             if config_class is not None:
                 given["config"] = config
             result = call(**given) if by_steps else run_as_task(name, functools.partial(call, **given))
-        return ended(result) if isinstance(result, OpResult) else result
+        return _ended(result) if isinstance(result, OpResult) else result
 
     run.__signature__ = signature  # type: ignore[attr-defined]
-    run.__doc__ = _docstring(op, signature, texts)
+    # Prefect takes the descriptions of parameters from the docstring.
+    lines = (f"    {key}: {' '.join(texts.get(key, '').split())}" for key in signature.parameters)
+    run.__doc__ = "\n".join([(inspect.getdoc(op) or "").partition("\n")[0], "", "Args:", *lines])
     run.__name__ = run.__qualname__ = name
     run.__module__ = "trtops.flows"
-    made: OpFlow[..., R] = OpFlow(
+    return OpFlow(
         run,
         name=name.replace("_", "-"),
         flow_run_name=_run_name,
@@ -159,31 +162,6 @@ def flow_of(
         persist_result=False,
         on_crashed=[close_runs],
         on_cancellation=[close_runs],
-    )
-    for part in (
-        made.parameters.properties,
-        *(each.get("properties", {}) for each in made.parameters.definitions.values()),
-    ):
-        for key, field in part.items():
-            field["title"] = key.replace("_", " ").capitalize()
-            for way in field.get("anyOf", ()):  # the form shows this title on a button, and the choices only behind it
-                if "$ref" not in way:
-                    choices = way.get("enum") or ([way["const"]] if "const" in way else [])
-                    way["title"] = " | ".join(map(str, choices)) or _KINDS.get(way.get("type", ""), "value")
-    return made
-
-
-_KINDS = {"string": "text", "integer": "whole number", "number": "number", "boolean": "yes or no", "array": "list",
-          "null": "not given"}  # fmt: skip
-
-
-def _config_class(op: Callable[..., Any]) -> type[Record] | None:
-    parameter = inspect.signature(op).parameters.get("config")
-    if parameter is None:
-        return None
-    annotation = _annotation(op, parameter)
-    return next(
-        each for each in (annotation, *get_args(annotation)) if isinstance(each, type) and issubclass(each, Record)
     )
 
 
@@ -217,31 +195,24 @@ def _signature(
 ) -> tuple[inspect.Signature, dict[str, str]]:
     """The flow's signature, and the description of each parameter."""
     parameters, texts = [], dict(parameter_docstrings(inspect.getdoc(op)))
+
+    def add(name: str, kind: Any, text: str) -> None:
+        parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind | None, default=None))
+        texts[name] = text
+
     for each in inspect.signature(op).parameters.values():
         if each.name == "config":
-            assert config_class is not None
-            parameters.append(each.replace(annotation=config_class | None, default=None))
+            parameters.append(each.replace(annotation=config_class | None, default=None))  # type: ignore[operator]
             texts["config"] = "All options in one value; an option that is given on its own replaces the one in here."
         elif each.name not in _OF_PYTHON and each.name not in options:
             parameters.append(each.replace(annotation=_annotation(op, each)))
     if ("build", "options") in {option.path for option in options.values()} and "backend" not in texts:
-        parameters.append(_keyword("backend", BackendName))
-        texts["backend"] = "The back end that builds the engine, with its default options (default: onnxruntime)."
+        add("backend", BackendName, "The back end that builds the engine, with its default options.")
     for name, option in options.items():
-        parameters.append(_keyword(name, option.type))
         shown = option.default
         default = f" (default: {shown})." if isinstance(shown, (bool, int, float, str)) else "."
-        texts[name] = option.help.rstrip(".") + default
+        add(name, option.type, option.help.rstrip(".") + default)
     return inspect.Signature(parameters), texts
-
-
-def _keyword(name: str, annotation: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation | None, default=None)
-
-
-def _docstring(op: Callable[..., Any], signature: inspect.Signature, texts: Mapping[str, str]) -> str:
-    lines = (f"    {name}: {' '.join(texts.get(name, '').split())}" for name in signature.parameters)
-    return "\n".join([(inspect.getdoc(op) or "").partition("\n")[0], "", "Args:", *lines])
 
 
 def hold_nothing(tracker: OfflineTracker, config: Any, given: Mapping[str, Any]) -> AbstractContextManager[Any]:
@@ -316,36 +287,20 @@ def close_runs(flow: object, flow_run: Any, state: Any) -> None:
         tracker.close(run.id, f"Prefect flow run {flow_run.name!r} ended as {state.name}")
 
 
-def flow_tags() -> dict[str, str]:
-    """Tags that lead from an MLflow run to the Prefect flow run that this code runs in; none outside of one."""
-    context = prefect.context.FlowRunContext.get()
-    if context is None or context.flow_run is None:
-        return {}
-    return {schema.Tag.PREFECT_FLOW_RUN: str(context.flow_run.id)}
-
-
 def _run_name() -> str:
     """The name of a flow run: what it works on, and in which precision. Prefect calls it at the start of the run."""
     context = prefect.context.FlowRunContext.get()
     given = {} if context is None else context.parameters or {}
     build = getattr(given.get("config"), "build", None)
-    values = {name: getattr(build, name, None) for name in ("precision", "backend")}
-    values |= {name: value for name, value in given.items() if value not in (None, ())}
-    return masked(" ".join(word for name in _NAMING if (word := _short(values.get(name)))))[:200] or "run"
+    words = []
+    for name in _NAMING:
+        value = given.get(name) or getattr(build, name, None) or ""
+        for text in map(str, value if isinstance(value, (list, tuple)) else [value]):
+            words.append(text[:12] if re.fullmatch("(run:)?[0-9a-f]{8,}", text) else Path(text).stem)
+    return masked(" ".join(filter(None, words)))[:200] or "run"
 
 
-def _short(value: object) -> str:
-    """A parameter as a part of a name: the stem of a path, the first digits of a run's id."""
-    if isinstance(value, (list, tuple)):
-        shown = [_short(each) for each in value]
-        return f"{', '.join(shown[:2])}{f' and {len(shown) - 2} more' if len(shown) > 2 else ''}"
-    text = "" if value is None else str(value)
-    if isinstance(value, Path) or text.endswith((".onnx", ".ort", ".plan", ".engine", ".json", ".npz")):
-        return Path(text).stem
-    return text.removeprefix("run:")[:8] if re.fullmatch("(run:)?[0-9a-f]{8,}", text) else text
-
-
-def ended(result: R) -> R:
+def _ended(result: R) -> R:
     """Show a result as an artifact of the flow run, and return the state of the run, named after the verdict.
 
     A bad verdict fails the run, so that lists, filters and automations find it. Callers of the flow get the result all
@@ -354,12 +309,12 @@ def ended(result: R) -> R:
     assert isinstance(result, OpResult)
     verdict, reasons = result.verdict.capitalize(), getattr(result, "reasons", ())
     reason = result.headline if result.headline != result.verdict else next(iter(reasons), "")
-    state_name = textwrap.shorten(f"{verdict}: {reason}" if reason else verdict, _MAX_STATE_NAME, placeholder=" …")
+    # Prefect's lists show about 80 characters.
+    state_name = textwrap.shorten(f"{verdict}: {reason}" if reason else verdict, 80, placeholder=" …")
     # The key keeps the results of an experiment in one history.
-    title = f"{result.title} {result.experiment}".lower()
-    words = "".join(c if c.isascii() and c.isalnum() else " " for c in title).split()
+    key = re.sub("[^a-z0-9]+", "-", f"{result.title} {result.experiment}".lower()).strip("-")
     page = f"{result.page()}\n\nReport: `trtops report {result.run_id}`" if result.run_id else result.page()
-    create_markdown_artifact(page, key="-".join(words) or "result", description=f"{result.title}: {state_name}")
+    create_markdown_artifact(page, key=key or "result", description=f"{result.title}: {state_name}")
     if result.verdict == "good":
         return cast("R", Completed(name=state_name, message=result.headline, data=result))
     message = "; ".join(reasons) or result.headline

@@ -13,7 +13,21 @@ from filelock import FileLock
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME
 
 from trtops import errors
-from trtops.system.processes import SERVED_BY, mark, start_server_watch
+
+# Prefect ends its server only if the process of the flow exits normally. This server also ends when its process is
+# killed: the kernel then closes the other end of a pipe.
+_PROGRAM = """
+import os, runpy, select, signal, sys, threading, time
+def end_with_parent():
+    poller = select.poll()
+    poller.register({fd}, 0)
+    poller.poll()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(10)
+    os._exit(1)
+threading.Thread(target=end_with_parent, daemon=True).start()
+runpy.run_module("uvicorn", run_name="__main__", alter_sys=True)
+"""
 
 
 def ensure_prefect_home() -> None:
@@ -27,9 +41,7 @@ def ensure_prefect_home() -> None:
     """
     if PREFECT_API_URL.value():
         return
-    os.environ[SERVED_BY] = mark()
-    _watch_of(os.getpid())
-    _use_own_folder()
+    isolate_server()
     home = PREFECT_HOME.value()
     ready = home / ".trtops-ready"
     if ready.exists():
@@ -50,25 +62,23 @@ def ensure_prefect_home() -> None:
 
 
 @functools.cache
-def _watch_of(pid: int) -> subprocess.Popen[bytes]:
-    """The process that ends Prefect's server after this one; Prefect does so only at a regular end of the process."""
-    return start_server_watch()
-
-
-@functools.cache
-def _use_own_folder() -> None:
-    """Let Prefect's server start in ``PREFECT_HOME``.
+def isolate_server() -> None:
+    """Let Prefect's server start in ``PREFECT_HOME``, and end with this process.
 
     Prefect starts it in the working folder of the flow, where it looks for modules: a ``fastapi.py`` next to a model
     would run. Prefect has one server object per process, the first that is created.
     """
     from prefect.server.api import server  # takes a second, and only flows without a server need it
 
+    def start(args: list[str], **options: Any) -> subprocess.Popen[Any]:
+        theirs, _ = os.pipe()  # the other end stays open as long as this process lives
+        command = [sys.executable, "-c", _PROGRAM.format(fd=theirs), *args[3:]]  # instead of `python -m uvicorn`
+        return subprocess.Popen(command, cwd=PREFECT_HOME.value(), pass_fds=(theirs,), **options)
+
     class IsolatedServer(server.SubprocessASGIServer):
         def _run_uvicorn_command(self) -> subprocess.Popen[Any]:
-            starting = functools.partial(subprocess.Popen, cwd=PREFECT_HOME.value())
             # Replaces the name `subprocess` in that module; os.chdir would change the folder for all threads.
-            vars(server)["subprocess"] = SimpleNamespace(Popen=starting, TimeoutExpired=subprocess.TimeoutExpired)
+            vars(server)["subprocess"] = SimpleNamespace(Popen=start, TimeoutExpired=subprocess.TimeoutExpired)
             try:
                 return super()._run_uvicorn_command()
             finally:

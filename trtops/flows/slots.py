@@ -20,9 +20,6 @@ from trtops.ops.campaign.workers import gpus_of
 
 T = TypeVar("T")
 
-_POLL_SECONDS = 1.0
-_LOCKED = 423  # the HTTP status of a server whose slots are all taken
-
 
 @contextmanager
 def gpu_slot(gpus: Sequence[str]) -> Iterator[str | None]:
@@ -34,23 +31,28 @@ def gpu_slot(gpus: Sequence[str]) -> Iterator[str | None]:
     Args:
         gpus: Digests of the GPUs' UUIDs (:attr:`trtops.backend.trt.Gpu.uuid_sha256`).
     """
-    if not gpus:
-        yield None
-        return
     with ExitStack() as stack:
-        while True:
+        while gpus:
             for gpu in gpus:
-                _ensure_limit(limit_name(gpu))
+                name = limit_name(gpu)
+                with get_client(sync_client=True) as client:
+                    try:
+                        client.read_global_concurrency_limit_by_name(name)
+                    except ObjectNotFound:
+                        with suppress(ObjectAlreadyExists):  # created by another process at this moment
+                            client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=1))
                 try:
-                    stack.enter_context(concurrency(limit_name(gpu), strict=True, max_retries=0))
+                    stack.enter_context(concurrency(name, strict=True, max_retries=0))
                 except ConcurrencySlotAcquisitionError as exc:
+                    # 423 Locked: all slots are taken. Everything else is an error.
                     answer = exc.__cause__
-                    if not (isinstance(answer, PrefectHTTPStatusError) and answer.response.status_code == _LOCKED):
+                    if not (isinstance(answer, PrefectHTTPStatusError) and answer.response.status_code == 423):
                         raise
                 else:
                     yield gpu
                     return
-            time.sleep(_POLL_SECONDS)
+            time.sleep(1.0)
+        yield None
 
 
 @contextmanager
@@ -75,12 +77,3 @@ def place_slot(place: Place) -> Iterator[tuple[str, ...]]:
 def limit_name(gpu: str) -> str:
     """The name of a GPU's concurrency limit."""
     return f"trtops-gpu-{gpu}"
-
-
-def _ensure_limit(name: str) -> None:
-    with get_client(sync_client=True) as client:
-        try:
-            client.read_global_concurrency_limit_by_name(name)
-        except ObjectNotFound:
-            with suppress(ObjectAlreadyExists):  # created by another process at this moment
-                client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=1))

@@ -12,31 +12,19 @@ import os
 import re
 import secrets
 import shutil
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import psutil
 
+# psutil takes 20 ms to import, and most commands only need a name for a temporary folder.
+
 STARTED_BY = "TRTOPS_PARENT"
 """Environment variable that holds the mark of the parent. Such a process must not outlive its parent."""
 
-SERVED_BY = "TRTOPS_FLOW"
-"""The same for the server that Prefect starts for a flow. Other children of the flow inherit it and are left alone."""
-
-_SECRET = "TRTOPS_SECRET"
-_PREFECT_SERVER = "prefect.server.api.server:create_app"
-_TERMINATE_SECONDS = 10.0
-_POLL_SECONDS = 0.2
-# psutil derives start times from the boot time, which changes by a second when the clock is adjusted.
-_CLOCK_SECONDS = 2
 _MARKED = re.compile(r"trtops\.[a-z]+\.(\d+-\d+-\d+)\.\w+(\.\w+)?")
-
-# psutil takes 20 ms to import, and most commands only need a name for a temporary folder.
 
 
 def started_at(pid: int) -> int | None:
@@ -55,7 +43,8 @@ def is_alive(pid: int, started: int | None) -> bool:
 
     try:
         process = psutil.Process(pid)
-        same = started is None or abs(process.create_time() - started) <= _CLOCK_SECONDS
+        # psutil derives start times from the boot time, which changes by a second when the clock is adjusted.
+        same = started is None or abs(process.create_time() - started) <= 2
         return bool(same and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
@@ -85,15 +74,11 @@ def is_gone(mark_of_process: str) -> bool:
 
 def shared_secret() -> str:
     """32 random hexadecimal digits known to this process and its children, and to no file."""
-    return os.environ.setdefault(_SECRET, secrets.token_hex(16))
+    return os.environ.setdefault("TRTOPS_SECRET", secrets.token_hex(16))
 
 
 def temporary_prefix(what: str) -> str:
-    """The prefix for names of temporary files and folders of this process.
-
-    Args:
-        what: The content, in lower-case letters.
-    """
+    """The prefix for names of temporary files and folders of this process; ``what`` is lower-case letters."""
     return f"trtops.{what}.{mark()}."
 
 
@@ -120,8 +105,13 @@ def left_processes() -> list[psutil.Process]:
     """Processes of this user that should have ended with a parent that is gone."""
     import psutil
 
-    own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
-    return [process for process in psutil.process_iter() if process.pid not in own and _is_left(process)]
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):  # processes of other users have no readable environment
+            parent = process.environ().get(STARTED_BY)
+            if parent is not None and is_gone(parent) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 def command_line(process: psutil.Process) -> str:
@@ -140,76 +130,6 @@ def kill_left_process(process: psutil.Process) -> bool:
 
     # psutil compares start times, so that a new process with the same id is not killed.
     with contextlib.suppress(psutil.Error):
-        if _is_left(process):
-            process.kill()
-            return True
+        process.kill()
+        return True
     return False
-
-
-def start_server_watch() -> subprocess.Popen[bytes]:
-    """Start a process that ends the Prefect server of this process after it; see :data:`SERVED_BY`.
-
-    Prefect ends its server only if the process exits normally.
-    """
-    return subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import sys; from trtops.system.processes import end_server_after as e; e(sys.argv[1])",
-            mark(),
-        ],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd="/",
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(place or os.getcwd() for place in sys.path)},
-        start_new_session=True,
-    )
-
-
-def end_server_after(mark_of_process: str, patience: float = _TERMINATE_SECONDS) -> None:
-    """Wait until a process ends, then end the Prefect server that it left.
-
-    Args:
-        mark_of_process: The mark of the process.
-        patience: Seconds between SIGTERM and SIGKILL.
-    """
-    import psutil
-
-    while not is_gone(mark_of_process):  # psutil's own wait() does not return while the process is a zombie
-        time.sleep(_POLL_SECONDS)
-    servers = [
-        process
-        for process in psutil.process_iter()
-        if _environment(process).get(SERVED_BY) == mark_of_process and _PREFECT_SERVER in command_line(process)
-    ]
-    for server in servers:
-        with contextlib.suppress(psutil.Error):
-            server.terminate()
-    for server in psutil.wait_procs(servers, timeout=patience)[1]:
-        with contextlib.suppress(psutil.Error):
-            server.kill()
-
-
-def _is_left(process: psutil.Process) -> bool:
-    import psutil
-
-    environment = _environment(process)
-    parent, flow = environment.get(STARTED_BY), environment.get(SERVED_BY)
-    left = (parent is not None and is_gone(parent)) or (
-        flow is not None and is_gone(flow) and _PREFECT_SERVER in command_line(process)
-    )
-    try:
-        return left and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
-
-
-def _environment(process: psutil.Process) -> dict[str, str]:
-    """The environment a process was started with; empty for processes of other users."""
-    import psutil
-
-    try:
-        return dict(process.environ())
-    except (psutil.Error, OSError):
-        return {}
