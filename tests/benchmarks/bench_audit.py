@@ -50,8 +50,7 @@ def copy_run(tracker: MlflowTracker, source: StoredRun, number: int) -> None:
                 metrics[schema.Metric.ENGINE_BYTES] = float(len(data))
             elif Path(entry.path).suffix in (".json", ".html", ".md", ".txt", ".log"):
                 data += f"{number:b}".replace("0", " ").replace("1", "\n").encode()  # white space is ignored there
-            if entry.path != schema.Artifact.NAMES:
-                run.log_bytes(data, entry.path)
+            run.log_bytes(data, entry.path)
         run.log_params(source.info.params)
         run.log_metrics(metrics)
         run.finish(source.info.verdict)

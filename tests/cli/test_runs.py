@@ -104,38 +104,27 @@ def test_a_run_is_shown(run, ids):
     assert run(f"inspect run run:{ids['build'][0]} --json")[0] == 0
 
 
-def short(run_id: str, ids: dict[str, list[str]]) -> str:
-    """The fewest digits, of at least four, that tell a run from all others."""
-    every = [each for kind in ids.values() for each in kind]
-    return next(run_id[:n] for n in range(4, 32) if [i for i in every if i.startswith(run_id[:n])] == [run_id])
-
-
-def test_runs_are_named_by_first_digits(run, ids, caplog):
+def test_runs_are_named_by_their_ids(run, ids):
     one, other = ids["build"][-2:]
     campaign = ids["debug_build"][-1]
 
-    assert f"Run {one}" in run(f"runs show run:{short(one, ids)}")[1]
-    code, text = run(f"runs audit {short(one, ids)} {short(other, ids)} --no-rebuild --json")
+    assert f"Run {one}" in run(f"runs show run:{one}")[1]
+    code, text = run(f"runs audit {one} {other} --no-rebuild --json")
     assert code == 0 and [each["id"] for each in json.loads(text)["runs"]] == [one, other]
-    code, text = run(f"runs compare {short(one, ids)} run:{short(other, ids)}")
+    code, text = run(f"runs compare {one} run:{other}")
     assert code == 0 and text.split()[:2] == [one[:8], other[:8]]
-    code, text = run(f"runs evaluate {short(one, ids)} --atol 1 --rtol 1 --json")
+    code, text = run(f"runs evaluate {one} --atol 1 --rtol 1 --json")
     assert code == 0 and json.loads(text)[0]["id"] == one
-    children = json.loads(run(f"runs list --parent {short(campaign, ids)} --json")[1])
+    children = json.loads(run(f"runs list --parent {campaign} --json")[1])
     assert len(children) >= 2 and {child["parent"] for child in children} == {campaign}
-    calibrated = run(f"inspect calibration run:{short(ids['calibrate'][0], ids)}")
+    calibrated = run(f"inspect calibration run:{ids['calibrate'][0]}")
     assert calibrated[0] == 0 and "tensors by" in calibrated[1]
 
 
-def test_unknown_run_ids_get_a_hint(run, ids, caplog):
-    for given, said in (("8d6", "at least its first 4"), ("8d6e3f...", "32 hexadecimal digits")):
+def test_unknown_run_ids_get_a_hint(run, caplog):
+    for given, said in (("8d6", "32 hexadecimal digits"), ("0" * 32, "has no run with the id")):
         assert run(f"runs show {given}")[0] == 3
         assert said in caplog.text
-    unknown = next(
-        text for text in (f"{n:04x}" for n in range(4096)) if not any(text == i[:4] for k in ids.values() for i in k)
-    )
-    assert run(f"debug build --resume {unknown}")[0] == 3
-    assert f"has no run whose id begins with '{unknown}'" in caplog.text
 
 
 def test_two_runs_are_compared(run, ids):
@@ -196,7 +185,7 @@ def test_parts_of_a_recorded_build_are_written(home, run, caplog):
 def test_a_run_is_compared_with_a_model(run, ids):
     build = ids["build"][-1]
 
-    code, text = run(f"compare run:{short(build, ids)} conv_net.onnx --atol 1e-3 --rtol 1e-3 --experiment e --json")
+    code, text = run(f"compare run:{build} conv_net.onnx --atol 1e-3 --rtol 1e-3 --experiment e --json")
     assert code == 0
     shown = json.loads(run(f"runs show {json.loads(text)['run_id']} --json")[1])
     assert shown["params"]["actual"] == f"run:{build}" and build in shown["name"]
@@ -209,7 +198,7 @@ def test_options_outside_the_spec_are_rejected(run, capsys):
 
 def test_a_finished_campaign_is_shown_again(run, ids):
     campaign = ids["debug_build"][-1]
-    code, text = run(f"debug build --resume {short(campaign, ids)}")
+    code, text = run(f"debug build --resume {campaign}")
 
     assert code == 0 and "2 good, 0 bad, 0 crashed or hung." in text and f"MLflow run `{campaign}`" in text
 
@@ -221,7 +210,7 @@ def test_store_reap(run, home, monkeypatch):
 
 def test_tactics_of_a_campaign_are_compared(run, ids):
     campaign = ids["debug_build"][-1]
-    code, text = run(f"inspect diff-tactics --runs {short(campaign, ids)} --experiment e --json")
+    code, text = run(f"inspect diff-tactics --runs {campaign} --experiment e --json")
 
     assert code == 0 and json.loads(text)["builds"] == 2
     shown = json.loads(run(f"runs show {json.loads(text)['run_id']} --json")[1])
@@ -238,7 +227,7 @@ def test_a_runs_tactic_record_is_shown(run, ids, home):
 def test_noise_of_a_campaign(run, ids):
     campaign = ids["debug_build"][-1]
 
-    code, text = run(f"debug noise {short(campaign, ids)} --builds 2 --runs 2 --json")
+    code, text = run(f"debug noise {campaign} --builds 2 --runs 2 --json")
     assert code == 0 and json.loads(text)["statistic"] == "max_abs"
     assert json.loads(text)["run_id"] in run(f"runs list --parent {campaign} --kind noise")[1]
     assert "`l2`" in run(f"debug noise run:{campaign} --builds 2 --runs 2 --statistic l2")[1]
@@ -250,16 +239,16 @@ def test_a_suspect_is_proved_denied_and_pardoned(run, ids):
     assert run(f"{line} --atol 1e-4 --rtol 1e-4")[0] == 1
     campaign = json.loads(run("runs list --experiment culprit --kind debug_build --json")[1])[0]["id"]
 
-    code, text = run(f"debug prove {campaign[:12]} --repeats 1 --no-deny --json")
+    code, text = run(f"debug prove {campaign} --repeats 1 --no-deny --json")
     proof = json.loads(text)
     assert code == 0 and proof["outcome"] == "confirmed" and proof["deny_run"] is None
     assert "taken out" in run(f"debug prove {campaign} --repeats 1 --suspect 0 --no-deny")[1]
     mended = next(trial["run_id"] for trial in proof["trials"] if trial["swap"] == "out")
-    assert run(f"runs promote {mended[:12]}")[0] == 0  # it is evaluated as the campaign evaluated
-    entry = json.loads(run(f"runs deny {proof['run_id'][:12]} --json")[1])["run_id"]
+    assert run(f"runs promote {mended}")[0] == 0  # it is evaluated as the campaign evaluated
+    entry = json.loads(run(f"runs deny {proof['run_id']} --json")[1])["run_id"]
     assert entry in run("runs list --kind deny")[1]
     assert run(f"runs pardon {entry}")[0] == 2  # without a reason
-    assert "Removed from the deny-list" in run(f"runs pardon {entry[:12]} --why mended")[1]
+    assert "Removed from the deny-list" in run(f"runs pardon {entry} --why mended")[1]
     for kind, tag, whole in (
         ("proof", "mlflow.parentRunId", campaign),
         ("promote", "trtops.evidence", mended),

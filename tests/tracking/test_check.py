@@ -176,15 +176,14 @@ def test_spooled_damaged_and_abandoned_runs(tracker: OfflineTracker, monkeypatch
         run.finish()
     waits, damaged = tracker.spool.runs()
     (damaged.folder / "run.json").write_text("{}")
-    os.utime(damaged.folder, (LONG_AGO, LONG_AGO))
-    draft = tracker.spool.folder / ".writing-x"
+    dead = f"4194305-1-{processes.mark().rpartition('-')[2]}"
+    draft = tracker.spool.folder / f".writing.{dead}.x"
     draft.mkdir()
-    (draft / "owner.json").write_text(DEAD.to_json())
 
     texts = found(tracker)
 
     assert "in the spool" in texts[f"run {waits.id}"] and "damaged" in texts[damaged.folder.name]
-    assert ".writing-x" in texts and remove_leftovers(tracker) == [str(draft)] and not draft.exists()
+    assert draft.name in texts and remove_leftovers(tracker) == [str(draft)] and not draft.exists()
 
 
 def test_server_files_are_checked_if_their_folder_is_given(

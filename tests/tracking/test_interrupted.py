@@ -21,7 +21,9 @@ from trtops.record import sha256
 from trtops.tracking import store
 from trtops.tracking.base import tracked
 from trtops.tracking.mlflow import MlflowTracker
+from trtops.tracking.offline import OfflineTracker
 from trtops.tracking.schema import Tag
+from trtops.tracking.spool import Spool, upload
 
 fork = multiprocessing.get_context("fork")
 
@@ -184,3 +186,25 @@ def test_file_size_limit_leaves_no_artifact(new_store, tmp_path: Path):
     assert info.status == "failed"
     assert "File too large" in info.tags[Tag.ERROR]
     assert not [file for file in (tmp_path / "mlruns" / "artifacts").rglob("*") if file.is_file()]
+
+
+def test_run_is_spooled_if_the_disk_fills_up(small_disk: Path, new_store, tmp_path: Path) -> None:
+    tracker = MlflowTracker(new_store(small_disk / "mlruns"))
+    offline = OfflineTracker(tracker, Spool(tmp_path / "spool"))
+    run = offline.start("m", "r", kind="build")
+    run.log_bytes(b"early", "early.bin")
+    other = small_disk / "other"
+    with open(other, "wb", buffering=0) as file, pytest.raises(OSError):
+        while True:
+            file.write(bytes(1 << 12))
+
+    run.log_bytes(os.urandom(2 << 20), "engine/engine.ort")
+    run.log_metrics({("build", "seconds"): 1.0})
+    run.finish("good")
+
+    assert len(offline.spool.runs()) == 1
+    assert offline.load(run.id).info.verdict == "good"
+    other.unlink()
+    assert [each.run_id for each in upload(tracker, offline.spool)] == [run.id]
+    stored = tracker.load(run.id)
+    assert (len(stored.read_bytes("engine/engine.ort")), stored.read_bytes("early.bin")) == (2 << 20, b"early")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import multiprocessing
 import os
@@ -30,13 +29,6 @@ def embedded(new_store, tmp_path: Path) -> MlflowTracker:
     return MlflowTracker(new_store(tmp_path / "mlruns"))
 
 
-def give_id(root: Path, run_id: str, new_id: str) -> None:
-    with sqlite3.connect(root / "mlflow.db", timeout=20) as database:
-        for table in ("runs", "tags"):
-            database.execute(f"UPDATE {table} SET run_uuid = ? WHERE run_uuid = ?", (new_id, run_id))
-    database.close()
-
-
 class TestMlflowTrackerOverAnEmbeddedStore(TrackerContract):
     @pytest.fixture
     def tracker(self, embedded):
@@ -53,10 +45,6 @@ class TestMlflowTrackerOverAnEmbeddedStore(TrackerContract):
                 file.write_bytes(data)
 
         return change
-
-    @pytest.fixture
-    def set_id(self, embedded):
-        return functools.partial(give_id, embedded.store.root)
 
 
 class TestMlflowTrackerOverAServer(TrackerContract):
@@ -82,10 +70,6 @@ class TestMlflowTrackerOverAServer(TrackerContract):
 
         return change
 
-    @pytest.fixture
-    def set_id(self, server_root: Path):
-        return functools.partial(give_id, server_root)
-
     def test_server_without_artifact_proxy_is_refused(self, tracker: MlflowTracker, tmp_path: Path):
         tracker._client.create_experiment("direct", artifact_location=str(tmp_path / "there"))
 
@@ -104,19 +88,6 @@ class TestMlflowTrackerOverAServer(TrackerContract):
             run.url
             == f"{server}/#/experiments/{tracker._known_experiment('m')[0]}/runs/{run.id}?workflowType=machine_learning"
         )
-
-
-@pytest.mark.parametrize("place", ["embedded", "server"])
-def test_deleted_run_has_no_short_id(place: str, request: pytest.FixtureRequest):
-    found = request.getfixturevalue(place)
-    tracker = MlflowTracker(found) if isinstance(found, str) else found
-    run = tracker.start("deleting", "r", kind="build")
-    assert tracker.whole_id(run.id[:12]) == run.id
-
-    tracker._client.delete_run(run.id)
-
-    with pytest.raises(errors.RunNotFoundError, match="has no run whose id begins with"):
-        tracker.whole_id(run.id[:12])
 
 
 def test_server_shows_directly_logged_runs(server: str, server_root: Path):

@@ -34,16 +34,18 @@ def test_parts_are_decoded(part: str):
 def test_metric_keys_are_valid_and_decoded(name: tuple[str, ...]):
     from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_metric_name
 
-    key = schema.metric_key(name)
+    short = schema.fitting(name)
+    key = schema.metric_key(short)
 
     _validate_metric_name(key)
     assert len(key) <= MAX_ENTITY_KEY_LENGTH
-    assert schema.metric_name(key, schema.long_texts(schema.name_overflow(name))) == name
+    assert schema.metric_name(key) == short == schema.fitting(short)
+    assert schema.metric_name(schema.metric_key(name)) == name
 
 
 @given(names, names)
 def test_metric_keys_differ(a: tuple[str, ...], b: tuple[str, ...]):
-    assert (schema.metric_key(a) == schema.metric_key(b)) == (a == b)
+    assert (schema.metric_key(schema.fitting(a)) == schema.metric_key(schema.fitting(b))) == (a == b)
 
 
 @given(st.lists(anything, min_size=1, max_size=3), st.lists(anything, min_size=1, max_size=3))
@@ -51,62 +53,26 @@ def test_division_of_names_matters(a: list[str], b: list[str]):
     assert schema.metric_key((*a, *b)) != schema.metric_key(("".join([*a, *b]),))
 
 
-@given(parts)
-def test_tag_keys_are_valid_and_decoded(name: str):
-    from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_param_name, _validate_tag_name
-
-    key = schema.key(name)
-
-    _validate_param_name(key)
-    _validate_tag_name(key)
-    assert len(key) <= MAX_ENTITY_KEY_LENGTH
-    assert schema.name(key, schema.long_texts(schema.key_overflow(name))) == name
-
-
-@given(parts, parts)
-def test_tag_keys_differ(a: str, b: str):
-    assert (schema.key(a) == schema.key(b)) == (a == b)
-
-
-@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=300), st.integers(60, 100))
-def test_long_values_are_restored(text: str, limit: int):
-    shown = schema.shortened(text, limit)
-
-    assert len(shown) <= limit
-    assert schema.restored(shown, schema.long_texts(schema.overflow_tags(text, limit))) == text
-
-
 def test_ordinary_names_stay_readable():
     assert schema.metric_key(("error", "logits", "max_abs")) == "error/logits/max_abs"
     assert schema.metric_key(("error", "gpu_0/softmax:1", "max_abs")) == "error/gpu_0-2f-softmax:1/max_abs"
     assert schema.metric_key(("error", "日本", "max_abs")) == "error/日本/max_abs"
     assert schema.metric_key(("error", "out-1[0]", "")) == "error/out--1-5b-0-5d-/-empty-"
-    assert schema.key("options.builder_level") == "options.builder_level"
-    assert schema.key("mlflow.note.content") == "mlflow.note.content"
-    assert schema.key("my-team/x y") == "my-team/x y"
+    for name in ("options.builder_level", "mlflow.note.content", "my-team/x y"):
+        schema.check_text("Tag", name, "")
 
 
 def test_long_names_keep_their_ends():
-    key = schema.metric_key(("error", "encoder." * 100, "max_abs"))
+    error, output, statistic = schema.fitting(("error", "encoder." * 100 + "last", "max_abs"))
 
-    assert key.startswith("error/encoder.encoder.")
-    assert key.endswith("/max_abs")
-    assert len(key) == 250
+    assert (error, statistic) == ("error", "max_abs")
+    assert output.startswith("encoder.encoder.") and output.endswith("encoder.last")
 
 
 @pytest.mark.parametrize("text", ["", "-", "a-b", "-zz-", "-5b", "-110000-", "-ffffffffffffffffffff-"])
 def test_malformed_parts_are_refused(text: str):
     with pytest.raises(errors.FormatError, match="encoded name part"):
         schema.decode(text)
-
-
-def test_changed_overflow_is_not_restored():
-    tags = schema.overflow_tags("x" * 20_000, 100)
-    assert list(schema.long_texts(tags).values()) == ["x" * 20_000]
-
-    for tag in tags:
-        assert schema.long_texts({**tags, tag: "y"}) == {}
-        assert schema.long_texts({k: v for k, v in tags.items() if k != tag}) == {}
 
 
 def test_empty_name_is_refused():

@@ -29,6 +29,7 @@ from trtops.ops.campaign.noise import noise as noise_op
 from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.campaign.prove import prove as prove_op
 from trtops.tracking.base import Tracker
+from trtops.tracking.ids import run_id_of
 
 T = TypeVar("T")
 
@@ -156,7 +157,7 @@ def _on_campaign_gpu(tracker: Tracker, config: Any, given: Mapping[str, Any]) ->
 
 @contextmanager
 def _on_gpu_of_run(tracker: Tracker, config: Any, given: Mapping[str, Any]) -> Iterator[Any]:
-    place: Place = promotions.promotion_place(tracker.info(tracker.whole_id(given["run_id"])), config)
+    place: Place = promotions.promotion_place(tracker.info(run_id_of(given["run_id"])), config)
     with place_slot(place) as devices:
         yield replace(config, devices=devices)
 

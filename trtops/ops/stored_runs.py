@@ -16,6 +16,7 @@ from trtops.system.files import open_atomically
 from trtops.tables import size
 from trtops.tracking import schema
 from trtops.tracking.base import RunStatus, Tracker, Verdict
+from trtops.tracking.ids import run_id_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,7 @@ def list_runs(
     """Runs that match all filters, newest first. ``parent`` is an id or its beginning."""
     wanted = dict(tags or {})
     wanted |= {tag: value for tag, value in ((schema.Tag.KIND, kind), (schema.Tag.VERDICT, verdict)) if value}
-    parent = None if parent is None else tracker.whole_id(parent)
+    parent = None if parent is None else run_id_of(parent)
     return [
         Row(
             id=info.id,
@@ -68,7 +69,7 @@ def inspect_run(run_id: str, tracker: Tracker) -> Inspection:
     Raises:
         RunNotFoundError: If there is no such run.
     """
-    run_id = tracker.whole_id(run_id)
+    run_id = run_id_of(run_id)
     info = tracker.info(run_id)
     files: list[tuple[str, int, str]] = []
     whole = True
@@ -129,7 +130,7 @@ def side_by_side(run_ids: Sequence[str], tracker: Tracker) -> list[Line]:
     Raises:
         RunNotFoundError: If one does not exist.
     """
-    infos = [tracker.info(tracker.whole_id(run_id)) for run_id in run_ids]
+    infos = [tracker.info(run_id_of(run_id)) for run_id in run_ids]
     metrics = [{"/".join(name): f"{value:.6g}" for name, value in info.metrics.items()} for info in infos]
     lines = []
     for kind, tables in (("param", [dict(info.params) for info in infos]), ("metric", metrics)):
@@ -165,7 +166,7 @@ def reevaluate(run_ids: Iterable[str], tolerances: Tolerances, tracker: Tracker)
     """
     evaluated = []
     for run_id in run_ids:
-        stored = tracker.load(tracker.whole_id(run_id))
+        stored = tracker.load(run_id_of(run_id))
         report = Evaluation.from_json(stored.read_bytes(schema.Artifact.ACCURACY)).report.evaluate(tolerances)
         info = stored.info
         before = info.verdict or ""
@@ -197,7 +198,7 @@ def report(run: str, other: str | None = None, *, tracker: Tracker, output: str 
         IncompleteRunError: If a file of a run does not match its manifest.
         ConfigError: If the file cannot be written.
     """
-    runs = tuple(tracker.whole_id(each) for each in (run, other) if each is not None)
+    runs = tuple(run_id_of(each) for each in (run, other) if each is not None)
     page = report_page(tracker, runs[0]) if len(runs) == 1 else difference_page(tracker, runs[0], runs[1])
     path = Path(output) if output is not None else Path(f"report-{'-'.join(each[:8] for each in runs)}.html")
     try:

@@ -26,7 +26,7 @@ def present(run: Run, tracker: Tracker, document: Document) -> None:
     """Write the description and the report of a run that is about to end. Problems are only logged."""
     try:
         info = tracker.info(run.id)
-        paths = [entry.path for entry in run.logged()[0] if entry.path.endswith(_PICTURES)]
+        paths = [entry.path for entry in run.logged() if entry.path.endswith(_PICTURES)]
 
         def read(path: str) -> bytes | None:
             with contextlib.suppress(errors.TrackingUnavailableError):

@@ -59,17 +59,6 @@ class Tracker(Protocol):
         """
         ...
 
-    def whole_id(self, run: str) -> str:
-        """The full id of a run given by a user: its id or at least the first four digits, also after ``run:``.
-
-        No other method accepts a part of an id. A full id is returned without a search.
-
-        Raises:
-            RunNotFoundError: If it cannot be an id, or no run's id begins with it; deleted runs do not count.
-            ConfigError: If several runs' ids begin with it; the message lists them.
-        """
-        ...
-
     def info(self, run_id: str) -> RunInfo:
         """A run's tags, params and metrics, whether it is complete or not."""
         ...

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 from collections.abc import Sequence
@@ -13,34 +12,21 @@ from typing import Any
 
 from trtops import errors
 from trtops.backend.base import Build, Engine, TimingCacheUse
-from trtops.backend.onnx.model import Model
 from trtops.record import digest
 from trtops.spec import BuildSpec, Environment, Layer
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import schema
 from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker, incomplete
-from trtops.tracking.pyfunc import mlmodel
 from trtops.tracking.schema import Artifact, Metric, Tag
 
 log = logging.getLogger(__name__)
 
-_OTHER_BYTES = 1 << 20
 ENGINE_STEM = f"{Artifact.ENGINE}engine"
 
 
 def build_key(spec: BuildSpec, environment: Environment) -> str:
     """The SHA-256 of interchangeable builds: those with the same spec and build environment."""
     return digest([spec.digest, environment.build_digest()])
-
-
-def expected_bytes(model: Model, *, keep_model: bool = False) -> int:
-    """An estimate of the bytes of a build's artifacts: an engine is about as large as its model, and logs are small."""
-    return (2 if keep_model else 1) * _bytes_of(model) + _OTHER_BYTES
-
-
-@functools.lru_cache(maxsize=8)
-def _bytes_of(model: Model) -> int:
-    return sum(file.stat().st_size for file in model.files())
 
 
 def log_spec(run: Run, spec: BuildSpec, environment: Environment, key: str | None = None) -> None:
@@ -69,7 +55,6 @@ def log_build(run: Run, build: Build, engine_suffix: str) -> None:
         run.set_tags({Tag.SKIPPED: json.dumps(build.skipped)})
     run.log_bytes(engine.plan, f"{ENGINE_STEM}{engine_suffix}")
     run.log_json(dict(engine.options), Artifact.ENGINE_OPTIONS)
-    run.log_json(mlmodel(engine, f"engine{engine_suffix}"), Artifact.ENGINE_MLMODEL)
     run.log_json(build.tactics, Artifact.TACTICS)
     run.log_json([layer.to_dict() for layer in build.layers], Artifact.LAYERS)
     if build.timing_cache is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from trtops import errors
 from trtops.calibration.cache import CalibrationCache
 from trtops.tracking.base import Tracker
-from trtops.tracking.ids import RUN_PREFIX
+from trtops.tracking.ids import RUN_PREFIX, run_id_of
 from trtops.tracking.schema import Artifact
 
 
@@ -22,7 +22,7 @@ def load_cache(source: str, tracker: Tracker | None = None) -> CalibrationCache:
     if source.startswith(RUN_PREFIX):
         if tracker is None:
             raise errors.ConfigError(f"{source!r} names a run, but there is no store to read it from.")
-        run = tracker.load(tracker.whole_id(source))
+        run = tracker.load(run_id_of(source))
         ours, theirs = Artifact.CALIBRATION_JSON, Artifact.CALIBRATION_CACHE
         return CalibrationCache.from_bytes(run.read_bytes(ours if ours in run.manifest else theirs))
     try:

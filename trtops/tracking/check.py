@@ -16,6 +16,7 @@ from trtops.record import Record
 from trtops.system import processes
 from trtops.tracking import owner
 from trtops.tracking.base import RunInfo, Tracker
+from trtops.tracking.ids import run_id_of
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.mlflow.artifacts import local_folder
 from trtops.tracking.offline import OfflineTracker
@@ -70,7 +71,7 @@ class StoreCheck(Record):
 def reap(tracker: Tracker) -> list[RunInfo]:
     """Close the runs whose processes ended without doing so: killed, crashed, or lost in a power failure.
 
-    Processes of this machine are looked up; those of others count as dead without a heartbeat.
+    Only processes of this machine are seen.
 
     Returns:
         The closed runs.
@@ -96,7 +97,7 @@ def close(tracker: Tracker, run: str, *, why: str = "", force: bool = False) -> 
 
     Args:
         tracker: The tracking store.
-        run: The run's id, or its first digits.
+        run: The run's id.
         why: The reason, which becomes the run's error.
         force: Whether to close a run whose process may still be writing it.
 
@@ -104,13 +105,14 @@ def close(tracker: Tracker, run: str, *, why: str = "", force: bool = False) -> 
         The closed runs.
 
     Raises:
-        ConfigError: If it has ended, or its process may still be writing it.
+        ConfigError: If it has ended.
+        LogError: If its process may still be writing it.
     """
-    info = tracker.info(tracker.whole_id(run))
+    info = tracker.info(run_id_of(run))
     if info.status != "running":
         raise errors.ConfigError(f"Run {info.id} has ended: it is {info.status}.")
-    if not force and not owner.is_abandoned(info):
-        raise errors.ConfigError(f"{owner.describe_owner(info)} Wait for its end, or use --force.")
+    if not force:
+        owner.check_abandoned(info)
     below = [child for child in tracker.find(parent=info.id, status="running") if force or owner.is_abandoned(child)]
     return [tracker.close(each.id, why or _DEAD) for each in (*below, info)]
 
@@ -154,7 +156,7 @@ def _runs_and_leftovers(tracker: OfflineTracker) -> Iterator[Finding]:
     for run in tracker.spool.runs():
         text = f"it is in the spool {run.folder}"
         yield Finding(subject=f"run {run.id}", text=text, remedy="Run: trtops store upload")
-    for path, why in tracker.spool.damaged():
+    for path, why in tracker.spool.damaged().items():
         yield Finding(subject=str(path), text=f"a spooled run is damaged: {why}")
     for process in processes.left_processes():
         text = f"the process that started it is gone ({processes.command_line(process)[:200]})"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trtops import errors
 from trtops.record import sha256
-from trtops.tracking import owner
+from trtops.tracking import owner, schema
 from trtops.tracking.base import (
     ArtifactEntry,
     Manifest,
@@ -22,7 +22,7 @@ from trtops.tracking.base import (
     RunStatus,
     StoredRun,
 )
-from trtops.tracking.ids import is_local, whole_id
+from trtops.tracking.ids import is_local
 from trtops.tracking.records import Tags
 from trtops.tracking.registry import check_registration
 from trtops.tracking.run import (
@@ -86,35 +86,17 @@ class MemoryTracker:
         began: float | None = None,
         known: bool = False,
     ) -> MemoryRun:
-        """Make a run with exactly these tags."""
+        """Make a run with exactly these tags; ``known`` says that it may exist, with any status."""
+        for tag, value in tags.items():
+            schema.check_text("Tag", tag, value)
         with self._lock:
             if known and (earlier := self._with_local_id(tags[Tag.LOCAL_ID])) is not None:
-                return self.rewrite(earlier)
+                return self._rewrite(earlier)
             run_id = uuid.uuid4().hex
             data = self._runs[run_id] = _Data(experiment, name, parent, time.time() if began is None else began)
         run = MemoryRun(run_id, data, self._lock)
         run.set_tags(tags)
         return run
-
-    def rewrite(self, run_id: str) -> MemoryRun:
-        """Write to a run whatever its status."""
-        with self._lock:
-            run_id = self._stored_id(run_id)
-            data = self._runs[run_id]
-            data.status, data.end_time = "running", None
-            for tag in (Tag.ERROR, Tag.VERDICT):
-                data.tags.pop(tag, None)
-            return MemoryRun(run_id, data, self._lock)
-
-    def whole_id(self, run: str) -> str:
-        """The full id of a run given by a user."""
-
-        def beginning_with(digits: str, limit: int) -> list[RunInfo]:
-            runs = self.find()
-            found = [info for info in runs if info.id.startswith(digits)]
-            return (found or [info for info in runs if info.tags.get(Tag.LOCAL_ID, "").startswith(digits)])[:limit]
-
-        return whole_id(run, beginning_with, self.shown)
 
     def info(self, run_id: str) -> RunInfo:
         """A run's tags, params and metrics."""
@@ -174,11 +156,21 @@ class MemoryTracker:
         with self._lock:
             data = self._data(run_id)
             check_reopening(self.info(run_id), whole=Artifact.MANIFEST in data.artifacts)
-            run = self.rewrite(run_id)
+            run = self._rewrite(self._stored_id(run_id))
             data.tags[Tag.OWNER] = owner.current().to_json()
-            entries = [ArtifactEntry(path=path, size=len(d), sha256=sha256(d)) for path, d in data.artifacts.items()]
-            run.continue_from(entries, data.metrics)
+            run.continue_from(
+                ArtifactEntry(path=path, size=len(found), sha256=sha256(found))
+                for path, found in data.artifacts.items()
+            )
         return run
+
+    def _rewrite(self, run_id: str) -> MemoryRun:
+        """Write to a run whatever its status."""
+        data = self._runs[run_id]
+        data.status, data.end_time = "running", None
+        for tag in (Tag.ERROR, Tag.VERDICT):
+            data.tags.pop(tag, None)
+        return MemoryRun(run_id, data, self._lock)
 
     def peek(self, run_id: str, path: str) -> bytes | None:
         """An artifact of a run that need not be complete."""

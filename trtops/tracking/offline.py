@@ -1,48 +1,33 @@
 """A tracker that works while its store is away: runs that the store cannot take go to the spool.
 
-:class:`OfflineTracker` wraps another tracker. When the store stays away longer than
-:func:`trtops.tracking.location.wait_seconds`, or its disk is full, the rest of a run goes to the spool
-(:mod:`trtops.tracking.spool`). A run that the store did not even make goes there under a local id, which stays valid
-after the upload. Reading through this tracker finds spooled runs as if they had been uploaded. The store is tried
-again with each new run, and the spool is uploaded when a run ends and the store answers.
+When the store stays away longer than :func:`trtops.tracking.location.wait_seconds`, or its disk is full, the rest of a
+run goes to the spool (:mod:`trtops.tracking.spool`), with everything that was logged to it before. A run that the store
+did not even make goes there under a local id, which stays valid after the upload. The store is tried again with each
+new run, and the spool is uploaded when a run ends and the store answers.
 
-Searches and complete runs that this process has read before are answered from memory while the store is away, so that a
-campaign keeps its deny-list. Other questions raise.
+Spooled runs can be read by their ids. Searches only find what is in the store. While it is away, they and complete runs
+that this process has read before are answered from memory, so that a campaign keeps its deny-list.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from trtops import errors
-from trtops.record import sha256
-from trtops.tracking.base import (
-    ArtifactEntry,
-    Manifest,
-    MetricName,
-    RunInfo,
-    RunStatus,
-    StoredRun,
-    incomplete,
-)
-from trtops.tracking.ids import RUN_PREFIX, is_local
-from trtops.tracking.records import Tags
-from trtops.tracking.run import Run, Scratch, checked_names, read_manifest, starting_tags
-from trtops.tracking.schema import Artifact, Kind, Tag
-from trtops.tracking.spool import AWAY, Draft, Spool, SpooledRun, SpoolTarget, upload
+from trtops.tracking.ids import is_local
+from trtops.tracking.records import ArtifactEntry, RunInfo, RunStatus, Tags, incomplete
+from trtops.tracking.run import Run, StoredRun, checked_names, read_manifest, starting_tags, write_artifact
+from trtops.tracking.schema import Artifact, Kind, MetricName
+from trtops.tracking.spool import AWAY, Spool, SpooledRun, SpoolTarget, upload
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-_MAX_ANSWERS = 256
 
 
 class OfflineTracker:
@@ -59,13 +44,12 @@ class OfflineTracker:
         self.shown = inner.shown
         self.store = inner.store
         self.lock_folder = inner.lock_folder
-        # The registry needs the store: an engine is accepted only once its run is there.
+        # These need the store: an engine is accepted only once its run is there.
+        self.close, self.drop = inner.close, inner.drop
         self.register, self.registered = inner.register, inner.registered
         self.aliases, self.accepted = inner.aliases, inner.accepted
-        self._answers: OrderedDict[Hashable, object] = OrderedDict()
+        self._answers: dict[Hashable, object] = {}
         self._runs: weakref.WeakValueDictionary[str, OfflineRun] = weakref.WeakValueDictionary()
-        self._lock = threading.Lock()
-        self._scratch = Scratch()
         self._warned = False
 
     def __repr__(self) -> str:
@@ -81,7 +65,8 @@ class OfflineTracker:
         experiment, name = checked_names(experiment, name)
         first = {**self.inner.context, **starting_tags(kind, tags)}
         record = SpooledRun(self.shown, None, experiment, name, parent, time.time(), tags=first)
-        inner, why = None, f"Its parent {parent} is in the spool."
+        inner: Run | None = None
+        why = f"Its parent {parent} is in the spool."
         if parent is None or not is_local(parent) or (parent := self._stored_id(parent)) is not None:
             try:
                 inner = self.inner.create(experiment, name, tags=first, parent=parent)
@@ -94,34 +79,43 @@ class OfflineTracker:
         self._runs[run.id] = run
         return run
 
-    def whole_id(self, run: str) -> str:
-        """The full id of a run given by a user."""
-        digits = run.removeprefix(RUN_PREFIX).lower()
-        spooled = [each.id for each in self._spooled() if each.id.startswith(digits)] if len(digits) >= 4 else []
-        try:
-            return self.inner.whole_id(run)
-        except (errors.RunNotFoundError, errors.TrackingUnavailableError):
-            if len(spooled) != 1:
-                raise
-            return spooled[0]
+    def reopen(self, run_id: str) -> OfflineRun:
+        """Resume a run that was interrupted; one in the spool is uploaded first."""
+        if self.spool.get(run_id) is not None:
+            self.upload_spool()
+        if (spooled := self.spool.get(run_id)) is not None:
+            raise errors.LogError(
+                f"Run {run_id} is in the spool {spooled.folder}, since {self.shown} could not take it. "
+                "Upload it first: trtops store upload"
+            )
+        inner = self.inner.reopen(run_id)
+        info = self.inner.info(run_id)
+        record = SpooledRun(
+            self.shown, info.id, info.experiment, info.name, info.parent, info.start_time, dict(info.tags),
+            params=dict(info.params), metrics=dict(info.metrics), artifacts={e.path: e for e in inner.logged()},
+        )  # fmt: skip
+        run = self._runs[inner.id] = OfflineRun(self, record, inner)
+        run.continue_from(inner.logged())
+        return run
 
     def info(self, run_id: str) -> RunInfo:
         """A run's tags, params and metrics."""
-        if (spooled := self._spooled_run(run_id)) is not None:
+        if (spooled := self._spooled(run_id)) is not None:
             return spooled.info()
         try:
             return self.inner.info(run_id)
         except errors.TrackingUnavailableError:
+            # The report of a run that this process is writing needs its tags, params and metrics.
             if (run := self._runs.get(run_id)) is None:
                 raise
             return run.record.info()
 
     def load(self, run_id: str) -> StoredRun:
         """A complete run."""
-        if (spooled := self._spooled_run(run_id)) is not None:
+        if (spooled := self._spooled(run_id)) is not None:
             if spooled.status == "running":
                 raise incomplete(run_id, "it is still being written")
-            return _SpooledStoredRun(spooled, self.inner, self._scratch)
+            return _SpooledStoredRun(spooled)
         # A complete run does not change.
         return self._answer(("load", run_id), lambda: self.inner.load(run_id))
 
@@ -134,69 +128,22 @@ class OfflineTracker:
         status: RunStatus | None = None,
         limit: int | None = None,
     ) -> list[RunInfo]:
-        """Runs that have all these tags, newest first."""
-        wanted = (tags or {}).items()
-        # By local id, since the store may have made a run although its answer was lost.
-        spooled = {run.local_id: run for run in self._spooled()}
-        question = ("find", experiment, tuple(sorted(wanted)), parent, status, limit)
-        more = None if limit is None else limit + len(spooled)
-        stored = self._answer(
-            question, lambda: self.inner.find(experiment, tags=tags, parent=parent, status=status, limit=more)
+        """Runs in the store that have all these tags, newest first."""
+        question = ("find", experiment, tuple(sorted((tags or {}).items())), parent, status, limit)
+        return self._answer(
+            question, lambda: self.inner.find(experiment, tags=tags, parent=parent, status=status, limit=limit)
         )
-        parents: set[str | None] = {parent}
-        if parent is not None and (above := self.spool.get(parent)) is not None:
-            parents = {above.run_id, above.local_id} - {None}
-        own = [
-            run.info()
-            for run in spooled.values()
-            if experiment in (None, run.experiment)
-            and (parent is None or run.parent in parents)
-            and status in (None, run.status)
-            and wanted <= run.tags.items()
-        ]
-        found = [*own, *(info for info in stored if info.tags.get(Tag.LOCAL_ID) not in spooled)]
-        if own:
-            found.sort(key=lambda info: info.start_time, reverse=True)
-        return found[:limit]
-
-    def close(self, run_id: str, why: str) -> RunInfo:
-        """End a run whose process can no longer do it; a spooled run has ended."""
-        spooled = self._spooled_run(run_id)
-        return self.inner.close(run_id, why) if spooled is None else spooled.info()
-
-    def reopen(self, run_id: str) -> OfflineRun:
-        """Resume a run that was interrupted; a spooled one is uploaded first."""
-        self._upload_first(run_id)
-        inner = self.inner.reopen(run_id)
-        info = self.inner.info(run_id)
-        artifacts, names = inner.logged()
-        record = SpooledRun(
-            self.shown, info.id, info.experiment, info.name, info.parent, info.start_time,
-            tags={name: value for name, value in info.tags.items() if name not in (Tag.ERROR, Tag.VERDICT)},
-            params=dict(info.params), metrics=dict(info.metrics), artifacts={entry.path: entry for entry in artifacts},
-        )  # fmt: skip
-        run = self._runs[inner.id] = OfflineRun(self, record, inner)
-        run.continue_from(artifacts, names)
-        return run
 
     def peek(self, run_id: str, path: str) -> bytes | None:
         """An artifact of a run that need not be complete."""
-        if (run := self.spool.get(run_id)) is not None:
-            return self.inner.peek(run_id, path) if path in run.only_in_store else run.read(path)
-        writing = self._runs.get(run_id)
-        if writing is not None and ((data := writing.peek(path)) is not None or writing.record.run_id is None):
-            return data
+        if (spooled := self._spooled(run_id)) is not None:
+            return spooled.read(path)
         return self.inner.peek(run_id, path)
-
-    def drop(self, run_id: str, paths: Collection[str], why: str) -> Manifest:
-        """Remove artifacts of a complete run; a spooled one is uploaded first."""
-        self._upload_first(run_id)
-        return self.inner.drop(run_id, paths, why)
 
     def upload_spool(self) -> None:
         """Upload the spool if the store can take it now."""
         try:
-            uploaded = [each for each in upload(self.inner, self.spool) if each.outcome == "uploaded"]
+            uploaded = [each for each in upload(self.inner, self.spool) if not each.why]
         except AWAY:
             return
         if uploaded:
@@ -208,17 +155,8 @@ class OfflineTracker:
         log.log(logging.INFO if self._warned else logging.WARNING, "%s", text)
         self._warned = True
 
-    def _upload_first(self, run_id: str) -> None:
-        if self.spool.get(run_id) is not None:
-            self.upload_spool()
-        if (run := self.spool.get(run_id)) is not None:
-            raise errors.LogError(
-                f"Run {run_id} is in the spool {run.folder}, since {self.shown} could not take it. "
-                "Upload it first: trtops store upload"
-            )
-
     def _stored_id(self, local_id: str) -> str | None:
-        """The store's id of a run; None if it does not have it, or does not answer."""
+        """The store's id of a run; None if this process is spooling it, or the store does not have it or answer."""
         if (run := self._runs.get(local_id)) is not None and run.is_spooling:
             return None
         try:
@@ -226,27 +164,21 @@ class OfflineTracker:
         except (errors.RunNotFoundError, errors.TrackingUnavailableError):
             return None
 
-    def _spooled(self) -> list[SpooledRun]:
-        running = [run.record for run in list(self._runs.values()) if run.is_spooling]
-        return [*running, *self.spool.runs()]
-
-    def _spooled_run(self, run_id: str) -> SpooledRun | None:
-        return next((run for run in self._spooled() if run_id in (run.run_id, run.local_id)), None)
+    def _spooled(self, run_id: str) -> SpooledRun | None:
+        if (run := self._runs.get(run_id)) is not None and run.is_spooling:
+            return run.record
+        return self.spool.get(run_id)
 
     def _answer(self, question: Hashable, ask: Callable[[], T]) -> T:
         """The store's answer; while it is away, its last answer to the same question."""
         try:
-            answer = ask()
+            answer = self._answers[question] = ask()
         except errors.TrackingUnavailableError:
-            with self._lock:
-                if question not in self._answers:
-                    raise
-                return self._answers[question]  # type: ignore[return-value]
-        with self._lock:
-            self._answers[question] = answer
-            self._answers.move_to_end(question)
-            while len(self._answers) > _MAX_ANSWERS:
-                self._answers.popitem(last=False)
+            if question not in self._answers:
+                raise
+            return self._answers[question]  # type: ignore[return-value]
+        while len(self._answers) > 256:
+            self._answers.pop(next(iter(self._answers)), None)
         return answer
 
 
@@ -258,7 +190,7 @@ class OfflineRun(Run):
         self.record = record
         self._tracker = tracker
         self._inner = inner
-        self._draft: Draft | None = None
+        # What was logged to a server, which may be lost; the artifacts of a local store are on this machine.
         self._sources: dict[str, Path | bytes] = {}
         self._no_space = False
 
@@ -267,41 +199,22 @@ class OfflineRun(Run):
         """True while the run is written to the spool."""
         return self._inner is None and self._ended is None
 
-    def peek(self, path: str) -> bytes | None:
-        """An artifact as it was logged, if this process still has it."""
-        with self._lock:
-            if self._draft is not None and (file := self._draft.artifacts / path).is_file():
-                return file.read_bytes()
-            source = self._sources.get(path)
-            return source if isinstance(source, bytes) else None
-
     def go_offline(self, why: str) -> None:
         """Write to the spool from now on, with everything that was logged so far.
 
         Raises:
             NoRoomError: If the spool cannot be written either.
         """
-        draft = self._tracker.spool.begin(self.record.local_id)
-        try:
-            for path, source in self._sources.items():
-                if isinstance(source, bytes) or source.is_file():
-                    # The source file may have changed since; then only the store has the artifact.
-                    entry = draft.put(source, path)
-                    if entry != self.record.artifacts[path]:
-                        (draft.artifacts / path).unlink()
-        except errors.LogError:
-            draft.remove()
-            raise
-        self._draft, self._inner = draft, None
+        folder = self._tracker.spool.begin(self.record.local_id)
+        for path, source in self._sources.items():
+            if isinstance(source, bytes) or source.is_file():
+                file = folder / "artifacts" / path
+                # The source file may have changed since; then only the store has the artifact.
+                if write_artifact(source, file, path) != self.record.artifacts[path]:
+                    file.unlink()
+        self.record.folder, self._inner = folder, None
         self._sources.clear()
-        self._tracker.warn(
-            f"Run {self.id} goes to the spool {draft.folder.parent}: {why} Upload it by: trtops store upload"
-        )
-
-    def _folders(self) -> list[Path]:
-        if self._draft is not None:
-            return [self._draft.folder]
-        return [] if self._inner is None else self._inner._folders()
+        self._tracker.warn(f"Run {self.id} goes to the spool {folder.parent}: {why} Upload it by: trtops store upload")
 
     def _sync(self, paths: Iterable[str]) -> None:
         if self._inner is not None:
@@ -331,35 +244,29 @@ class OfflineRun(Run):
         inner = self._inner
         if inner is not None:
             try:
+                # Without the lock, so that threads can log large files at the same time.
                 entry = inner._put_artifact(source, path)
             except AWAY as exc:
                 self._leave(inner, exc)
             else:
                 with self._lock:
                     self.record.artifacts[path] = entry
-                    if self._tracker.store is None:  # the artifacts of a local store are on this machine anyway
+                    if self._tracker.store is None:
                         self._sources[path] = source
                 return entry
         with self._lock:
-            assert self._draft is not None
-            entry = self.record.artifacts[path] = self._draft.put(source, path)
+            file = self.record.folder / "artifacts" / path
+            entry = self.record.artifacts[path] = write_artifact(source, file, path)
         return entry
 
     def _end(self, status: RunStatus, at: float | None = None) -> None:
         with self._lock:
             if self._put(lambda run: run._end(status, at)):
                 return
-            run, draft = self.record, self._draft
-            assert draft is not None
+            run = self.record
             run.status, run.end_time = status, time.time() if at is None else at
-            run.artifacts = dict(sorted(run.artifacts.items()))
-            run.only_in_store = tuple(path for path in run.artifacts if not (draft.artifacts / path).is_file())
-            try:
-                draft.finish(run)
-            except OSError as exc:
-                raise errors.NoRoomError(
-                    f"Run {self.id} could not be spooled to {draft.folder.parent}: {exc}."
-                ) from exc
+            run.only_in_store = tuple(path for path in run.artifacts if run.file(path) is None)
+            self._tracker.spool.finish(run)
         if not self._no_space:
             self._tracker.upload_spool()
 
@@ -376,34 +283,24 @@ class OfflineRun(Run):
 
     def _leave(self, inner: Run, why: errors.TrackingError) -> None:
         with self._lock:
-            if self._inner is not inner:  # another thread was first
-                return
-            self._no_space = isinstance(why, errors.NoRoomError)
-            try:
-                self.go_offline(str(why))
-            except errors.LogError as exc:
-                raise type(why)(f"{why} {exc}") from why
+            # Another thread may have been first.
+            if self._inner is inner:
+                self._no_space = isinstance(why, errors.NoRoomError)
+                try:
+                    self.go_offline(str(why))
+                except errors.LogError as exc:
+                    raise type(why)(f"{why} {exc}") from why
 
 
 class _SpooledStoredRun(StoredRun):
     """A complete run in the spool."""
 
-    def __init__(self, run: SpooledRun, inner: SpoolTarget, scratch: Scratch) -> None:
-        manifest = run.read(Artifact.MANIFEST)
-        if manifest is None and Artifact.MANIFEST in run.only_in_store:
-            manifest = inner.peek(run.id, Artifact.MANIFEST)
-        super().__init__(run.info(), read_manifest(run.id, manifest))
-        self._run, self._inner, self._scratch = run, inner, scratch
+    def __init__(self, run: SpooledRun) -> None:
+        super().__init__(run.info(), read_manifest(run.id, run.read(Artifact.MANIFEST)))
+        self._run = run
 
     def unlisted(self, path: str) -> bytes | None:
-        return self._inner.peek(self.info.id, path) if path in self._run.only_in_store else self._run.read(path)
+        return self._run.read(path)
 
     def _fetch(self, entry: ArtifactEntry) -> Path | None:
-        if (file := self._run.file(entry.path)) is not None:
-            return file
-        if (data := self._inner.peek(self.info.id, entry.path)) is None:
-            return None
-        file = self._scratch.folder() / sha256(data) / Path(entry.path).name
-        file.parent.mkdir(exist_ok=True)
-        file.write_bytes(data)
-        return file
+        return self._run.file(entry.path)

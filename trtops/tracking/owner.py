@@ -2,15 +2,14 @@
 
 A process that is killed cannot close its run, so every run names its owner. A process is identified by its id and its
 start time, since ids are reused; both within one boot of one machine and one namespace of process ids, since
-containers have their own. A process on another machine or in another container is judged by its heartbeat
-(:mod:`trtops.tracking.heartbeat`).
+containers have their own. Whether a process on another machine or in another container is gone cannot be seen; its
+runs are closed by ``trtops runs close --force``.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +19,6 @@ from trtops.record import Record
 from trtops.system.processes import is_alive, pid_namespace, started_at
 from trtops.tracking.records import RunInfo
 from trtops.tracking.schema import Tag
-
-SILENT_SECONDS = 300.0
-"""A process without a heartbeat for this long counts as dead, if it cannot be seen from here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,24 +41,15 @@ class Owner(Record):
     pid: int
     started: int | None
 
-    @property
-    def place(self) -> tuple[str, str, str, str]:
-        """Everything but the process: processes of the same place see each other."""
-        return self.host, self.machine, self.boot, self.namespace
-
 
 def current() -> Owner:
     """The calling process."""
-    return of(os.getpid())
-
-
-def of(pid: int) -> Owner:
-    """A live process of this machine."""
     texts = {"machine": "/etc/machine-id", "boot": "/proc/sys/kernel/random/boot_id"}
     found = dict.fromkeys(texts, "")
     for name, path in texts.items():
         with suppress(OSError):
             found[name] = Path(path).read_text(encoding="utf-8", errors="replace").strip()
+    pid = os.getpid()
     return Owner(host=platform.node(), namespace=pid_namespace(), pid=pid, started=started_at(pid), **found)
 
 
@@ -76,48 +63,30 @@ def is_gone(owner: Owner) -> bool:
     return owner.namespace == here.namespace and not is_alive(owner.pid, owner.started)
 
 
-def tags_of_owner() -> dict[str, str]:
-    """The tags of a run that the calling process owns, with a heartbeat of now."""
-    return {Tag.OWNER: current().to_json(indent=None), Tag.HEARTBEAT: str(int(time.time()))}
+def is_abandoned(info: RunInfo) -> bool:
+    """True if the process of a running run has certainly ended; False for a run that trtops did not start."""
+    own = _owner_of(info)
+    return own is not None and is_gone(own)
 
 
-def owner_of(info: RunInfo) -> Owner | None:
-    """The owner of a run; None if trtops did not start it."""
+def check_abandoned(info: RunInfo) -> None:
+    """Refuse to write a running run whose process may still be writing it.
+
+    Raises:
+        LogError: If it may, or trtops did not start the run.
+    """
+    if info.status != "running" or is_abandoned(info):
+        return
+    own = _owner_of(info)
+    whose = "was not started by trtops" if own is None else f"belongs to process {own.pid} on {own.host}"
+    raise errors.LogError(
+        f"Run {info.id} {whose}, which may still be writing it. Wait for its end. If that process is gone, "
+        f"close the run: trtops runs close {info.id} --force"
+    )
+
+
+def _owner_of(info: RunInfo) -> Owner | None:
     try:
         return Owner.from_json(info.tags.get(Tag.OWNER, ""))
     except errors.FormatError:
         return None
-
-
-def is_abandoned(info: RunInfo) -> bool:
-    """True if the process of a running run has ended: certainly if it can be seen, otherwise by its missing heartbeat.
-
-    False for a run that trtops did not start.
-    """
-    own = owner_of(info)
-    if own is None:
-        return False
-    silent = _silent_seconds(info)
-    return is_gone(own) or (own.place != current().place and silent is not None and silent > SILENT_SECONDS)
-
-
-def _silent_seconds(info: RunInfo) -> float | None:
-    """Seconds since the last heartbeat; None if there was none."""
-    heard = info.tags.get(Tag.HEARTBEAT, "")
-    return time.time() - int(heard) if heard.isdecimal() else None
-
-
-def describe_owner(info: RunInfo) -> str:
-    """A sentence that names the owner of a running run.
-
-    Raises:
-        LogError: If trtops did not start the run.
-    """
-    own = owner_of(info)
-    if own is None:
-        raise errors.LogError(f"Run {info.id} was not started by trtops, so its process is unknown.")
-    text = f"Run {info.id} belongs to process {own.pid} on {own.host}, which may still be writing it."
-    silent = _silent_seconds(info)
-    if silent is not None and own.place != current().place:
-        text += f" Its last heartbeat was {max(0, silent):.0f} s ago; it counts as dead after {SILENT_SECONDS:.0f} s."
-    return text

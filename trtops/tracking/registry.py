@@ -11,21 +11,13 @@ import re
 from trtops import errors
 from trtops.tracking.base import Tracker
 
-ACCEPTED = "accepted"
-"""The alias of the newest version, for MLflow's own loading: ``models:/<name>@accepted``.
-:meth:`~trtops.tracking.base.Tracker.aliases` leaves it out."""
-
 
 def check_registration(tracker: Tracker, name: str, run_id: str, path: str, alias: str) -> None:
     """Raise the errors of :meth:`trtops.tracking.base.Tracker.register`."""
-    if (
-        not re.fullmatch(r"[\w\-]{1,255}", alias)
-        or alias.lower() in ("latest", ACCEPTED)
-        or re.fullmatch(r"[vV]\d+", alias)
-    ):
+    if not re.fullmatch(r"[\w\-]{1,255}", alias) or alias.lower() == "latest" or re.fullmatch(r"[vV]\d+", alias):
         raise errors.ConfigError(
-            f"Alias {alias!r}: expected 1 to 255 letters, digits, '_' or '-', and neither 'latest', {ACCEPTED!r} nor a "
-            "version's number."
+            f"Alias {alias!r}: expected 1 to 255 letters, digits, '_' or '-', and neither 'latest' nor a version's "
+            "number."
         )
     if not name.strip() or len(name) > 250 or set("/:") & set(name):
         raise errors.ConfigError(f"Registered model {name[:60]!r}: expected 1 to 250 characters without '/' and ':'.")
@@ -33,21 +25,15 @@ def check_registration(tracker: Tracker, name: str, run_id: str, path: str, alia
 
 
 def source_of(run_id: str, path: str) -> str:
-    """The source of a version in MLflow: the artifact's folder, which MLflow loads as a model."""
-    return f"runs:/{run_id}/{path.rpartition('/')[0] or path}"
+    """The source of a version in MLflow."""
+    return f"runs:/{run_id}/{path}"
 
 
-def artifact_of(name: str, version: str, source: str, path: str | None) -> tuple[str, str]:
+def artifact_of(name: str, version: str, source: str) -> tuple[str, str]:
     """The run and the artifact of a version.
 
-    Args:
-        name: The registered model.
-        version: Its version.
-        source: The version's source: the artifact itself, or its folder.
-        path: The artifact's path, if the source is a folder.
-
     Raises:
-        StoreError: If that is not an artifact of a run: trtops did not register it, or it was changed.
+        StoreError: If its source is not an artifact of a run: trtops did not register it, or it was changed.
     """
     match = re.fullmatch(r"runs:/(\w+)/(.+)", source)
     if match is None or ".." in match[2].split("/"):
@@ -55,9 +41,4 @@ def artifact_of(name: str, version: str, source: str, path: str | None) -> tuple
             f"Version {version} of {name!r} points to {source!r}, which is not an artifact of a run, so its content "
             "cannot be checked. Promote a run instead."
         )
-    run_id, found = match[1], match[2]
-    if path is None or path == found:
-        return run_id, found
-    if not path.startswith(f"{found}/") or {"", ".", ".."} & set(path.split("/")):
-        raise errors.StoreError(f"Version {version} of {name!r} points to {source!r}; {path!r} is not in it.")
-    return run_id, path
+    return match[1], match[2]

@@ -27,7 +27,6 @@ from trtops.system import signing
 from trtops.system.masking import masked, masked_values
 from trtops.system.processes import temporary_prefix
 from trtops.tracking import owner, schema
-from trtops.tracking.disk_space import check_space
 from trtops.tracking.ids import new_local_id
 from trtops.tracking.records import ArtifactEntry, Dropped, Manifest, RunInfo, RunStatus, incomplete
 from trtops.tracking.schema import Artifact, Kind, MetricName, Tag
@@ -36,7 +35,6 @@ from trtops.verdict import Verdict
 log = logging.getLogger(__name__)
 
 _SIGNED = (Artifact.SPEC, Artifact.ENVIRONMENT, Artifact.MATERIALS)
-_REWRITTEN = (Artifact.NAMES, Artifact.SIGNATURE)
 
 TEMPORARY = ".artifact.uploading."
 """Prefix of files that are being written; MLflow uses the same and leaves them out of its listings."""
@@ -55,54 +53,45 @@ class Run(ABC):
         self.url = url
         self._lock = threading.RLock()
         self._artifacts: dict[str, ArtifactEntry] = {}
-        self._names: set[MetricName] = set()
         self._signed_files: dict[str, bytes] = {}
         self._sealed = False
         self._whole = False
         self._ended: RunStatus | None = None
 
-    def reserve(self, size: int) -> None:
-        """Check, before artifacts are made, that ``size`` bytes of them can be written, as far as that can be known.
-
-        Raises:
-            NoRoomError: If they cannot.
-        """
-        for folder in self._folders():
-            check_space(folder, size)
-
     def log_params(self, params: Mapping[str, object]) -> None:
         """Log options; values are stored as text, nested ones as JSON.
 
         Raises:
-            LogError: If a param has another value already.
+            LogError: If a param has another value already, or a name that MLflow refuses.
         """
         self._must_be_open()
         texts = masked_values({name: schema.text(value) for name, value in params.items()})
         for name, value in texts.items():
-            schema.check_value(f"Param {name!r}", value)
+            schema.check_text("Param", name, value)
         self._put_params(texts)
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
-        """Set or replace tags."""
+        """Set or replace tags.
+
+        Raises:
+            LogError: If a name or value is one that MLflow refuses.
+        """
         self._must_be_open()
         texts = masked_values(tags)
         for name, value in texts.items():
-            schema.check_value(f"Tag {name!r}", value)
+            schema.check_text("Tag", name, value)
         self._put_tags(texts)
 
     def log_metrics(self, metrics: Mapping[MetricName, float]) -> None:
-        """Log numbers, in one batch; NaN and infinities are kept.
+        """Log numbers, in one batch; NaN and infinities are kept, and long names are shortened.
 
         Raises:
             LogError: If a value is not a number, or a name has no parts.
         """
         self._must_be_open()
-        numbers = {tuple(name): schema.number(name, value) for name, value in metrics.items()}
-        for name in numbers:
-            schema.metric_key(name)
+        numbers = {schema.fitting(tuple(name)): schema.number(name, value) for name, value in metrics.items()}
         with self._lock:
             self._put_metrics(numbers)
-            self._names.update(numbers)
 
     def log_file(self, source: str | Path, path: str) -> None:
         """Copy a file into the run as artifact ``path``, replacing an earlier one.
@@ -132,10 +121,10 @@ class Run(ABC):
         else:
             self.log_text(json.dumps(to_jsonable(value), indent=2, ensure_ascii=False, allow_nan=False), path)
 
-    def logged(self) -> tuple[tuple[ArtifactEntry, ...], frozenset[MetricName]]:
-        """The artifacts and the names of the metrics that were logged so far."""
+    def logged(self) -> tuple[ArtifactEntry, ...]:
+        """The artifacts that were logged so far."""
         with self._lock:
-            return tuple(self._artifacts.values()), frozenset(self._names)
+            return tuple(self._artifacts.values())
 
     def finish(self, verdict: Verdict | None = None) -> None:
         """Write the verdict as a tag and then the manifest, and end the run as finished.
@@ -145,14 +134,12 @@ class Run(ABC):
         with self._lock:
             if self._ended:
                 return
-            if names := schema.metric_names(sorted(self._names)):
-                self.log_json(names, Artifact.NAMES)  # type: ignore[arg-type]
             entries = tuple(entry for _, entry in sorted(self._artifacts.items()))
             manifest = Manifest(artifacts=entries).to_json().encode("utf-8")
             tags = {} if verdict is None else {Tag.VERDICT: str(verdict)}
             tags[Tag.MANIFEST_SHA256] = sha256(manifest)
             digests = canonical_json({entry.path: entry.sha256 for entry in entries})
-            if len(digests) <= schema.MAX_TEXT:
+            if len(digests) <= schema.MAX_TAG:
                 tags[Tag.DIGESTS] = digests
             self._sealed = True
             self._put_tags(tags)
@@ -160,10 +147,12 @@ class Run(ABC):
             if signing.signs_here():
                 self._put_artifact(self._signature(manifest, entries, verdict), Artifact.SIGNATURE)
                 last.append(Artifact.SIGNATURE)
-            self._sync([entry.path for entry in entries])  # the manifest must not reach the disk before the files
+            # The manifest must not reach the disk before the files that it lists.
+            self._sync([entry.path for entry in entries])
             self._put_artifact(manifest, Artifact.MANIFEST)
             self._sync(last)
-            self._whole = True  # only the status is missing now, and fail() must not undo the rest
+            # Only the status is missing now, and fail() must not undo the rest.
+            self._whole = True
             self._end("finished")
             self._ended = "finished"
 
@@ -180,20 +169,19 @@ class Run(ABC):
                 if not self._whole:
                     text = error_text(error)
                     tags = {Tag.ERROR: text, Tag.VERDICT: "error", Tag.NOTE: failure_note(self.id, text)}
-                    if (
-                        self._sealed
-                    ):  # a digest of a manifest that could not be written would make the run look finished
+                    if self._sealed:
+                        # The digest of a manifest that could not be written would make the run look finished.
                         tags[Tag.MANIFEST_SHA256] = ""
                     self._put_tags(tags)
                 self._end(self._ended)
-            except Exception as exc:  # the error that made the run fail is more important
+            except Exception as exc:
+                # The error that made the run fail is more important than this one.
                 log.warning("Run %s could not be marked as %s: %s", self.id, self._ended, exc)
 
-    def continue_from(self, artifacts: Iterable[ArtifactEntry], names: Iterable[MetricName]) -> None:
-        """Start with the artifacts and metric names that an earlier process logged to this run."""
+    def continue_from(self, artifacts: Iterable[ArtifactEntry]) -> None:
+        """Start with the artifacts that an earlier process logged to this run."""
         with self._lock:
-            self._artifacts = {entry.path: entry for entry in artifacts if entry.path not in _REWRITTEN}
-            self._names = set(names)
+            self._artifacts = {entry.path: entry for entry in artifacts if entry.path != Artifact.SIGNATURE}
 
     def restore(self, info: RunInfo, artifacts: Mapping[str, Path]) -> None:
         """Write all of a run from the spool, and end it with its own status and time.
@@ -261,10 +249,6 @@ class Run(ABC):
     def _sync(self, paths: Iterable[str]) -> None:  # noqa: B027 - only a local store has a disk
         """Wait until the disk holds these artifacts, if they are on a disk of this machine."""
 
-    def _folders(self) -> list[Path]:
-        """Folders of this machine that artifacts are written to."""
-        return []
-
     @abstractmethod
     def _put_params(self, params: Mapping[str, str]) -> None:
         """Store params; all or none. Raises LogError if one has another value already."""
@@ -292,7 +276,7 @@ class _NoRun:
     id = url = ""
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *args, **kwargs: ((), frozenset()) if name == "logged" else None
+        return lambda *args, **kwargs: () if name == "logged" else None
 
 
 NO_RUN = cast("Run", _NoRun())
@@ -324,7 +308,7 @@ class StoredRun(ABC):
     def local_path(self, path: str) -> Path:
         """A local file with the artifact's content, for reading only. Raises as :meth:`read_bytes`."""
         entry, file = self._find(path)
-        # Hashed once per state of the file: engines are large and read repeatedly.
+        # Each state of the file is hashed once: engines are large and read repeatedly.
         stat = file.stat()
         state = (file, stat.st_size, stat.st_mtime_ns)
         if self._checked.get(path) != state:
@@ -422,7 +406,7 @@ def starting_tags(kind: Kind, tags: Mapping[str, str] | None) -> dict[str, str]:
         Tag.KIND: kind,
         Tag.SCHEMA: str(schema.SCHEMA_VERSION),
         Tag.HOST: owner.current().host,
-        **owner.tags_of_owner(),
+        Tag.OWNER: owner.current().to_json(indent=None),
         Tag.LOCAL_ID: new_local_id(),
         **masked_values(tags or {}),
     }
@@ -432,14 +416,11 @@ def check_reopening(info: RunInfo, *, whole: bool) -> None:
     """Refuse to resume a run that is complete, or that its process may still be writing.
 
     Raises:
-        LogError: If it is one of these.
+        LogError: If it is one of these, or trtops did not start it.
     """
     if whole or info.status == "finished":
         raise errors.LogError(f"Run {info.id} is complete; nothing can be logged to it. Start another.")
-    if info.status == "running" and not owner.is_abandoned(info):
-        raise errors.LogError(
-            f"{owner.describe_owner(info)} Wait for its end, or close the run: trtops runs close {info.id} --force"
-        )
+    owner.check_abandoned(info)
 
 
 def checked_names(experiment: str, name: str) -> tuple[str, str]:

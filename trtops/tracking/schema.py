@@ -8,8 +8,8 @@ encodes a name as such a key, and :func:`metric_name` decodes it:
 * Letters and digits of every script, ``_``, ``.`` and ``:`` are kept. ``--`` stands for a hyphen, ``-5b-`` for the
   character U+005B, ``-empty-`` for an empty part.
 
-Keys and values that are too long are cut in the middle by :func:`shortened`. Further tags keep their whole text
-(:func:`overflow_tags`), so that reading restores it.
+Longer names are logged as :func:`fitting` shortens them. Tags and params are named by the code, so they need no
+encoding; MLflow's rules for them are checked (:func:`check_text`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import math
 import numbers
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal, TypeAlias, get_args
 
 from trtops import errors
@@ -41,8 +41,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 MAX_KEY = 250
 MAX_PARAM = 6000
 MAX_TAG = 8000
-MAX_TEXT = 1 << 16
-"""Longest param or tag value in characters; longer texts belong in artifacts."""
+"""MLflow's limits in characters."""
 
 
 class Tag:
@@ -53,7 +52,6 @@ class Tag:
     SCHEMA = "trtops.schema"
     ERROR = "trtops.error"
     OWNER = "trtops.owner"
-    HEARTBEAT = "trtops.heartbeat"  # time of the owner's last heartbeat, in seconds since the epoch
     HOST = "trtops.host"
     LOCAL_ID = "trtops.local_id"  # id made by the run's own process (trtops.tracking.ids)
     MODEL_SHA256 = "trtops.model.sha256"
@@ -84,7 +82,6 @@ class Tag:
     WORST_OUTPUT = "trtops.worst_output"  # the output with the largest error relative to its scale
     ATTRIBUTION = "trtops.attribution"  # the cause of an engine's error (trtops.ops.evaluation.attribution)
     HEADLINE = "trtops.headline"  # the outcome in a few words, for tables of runs
-    REGISTERED_PATH = "trtops.path"  # path of a registered version's artifact
     TRIAL = "trtops.trial"  # swap of a proof: in (suspect into a good build) or out (of a bad one)
     PROOF = "trtops.proof"  # confirmed, refuted or not isolable
     EVIDENCE = "trtops.evidence"  # id of the run that is the reason for a denied tactic or a promotion
@@ -132,7 +129,6 @@ class Artifact:
 
     ENGINE = "engine/"  # engine/engine<suffix>, with the back end's suffix
     ENGINE_OPTIONS = "engine/options.json"
-    ENGINE_MLMODEL = "engine/MLmodel"  # makes the folder an MLflow model (trtops.tracking.pyfunc)
     MODEL = "model/"  # the ONNX file and its external data
     TACTICS = "tactics/replay.json"
     LAYERS = "tactics/layers.json"
@@ -185,17 +181,13 @@ class Artifact:
     BUILD_LOG = "build.log"
     REPORT = "report/report.html"  # the run as a page (trtops.reports)
     REPORT_DATA = "report/report.json"  # its content, to draw it again
-    NAMES = "outputs.json"  # metric keys and their name parts, where they differ
     MANIFEST = "manifest.json"
     SIGNATURE = "manifest.dsse.json"  # the signed manifest (trtops.system.signing), which does not name it
 
 
 _PLAIN = re.compile(r"[\w.:]")
 _TOKEN = re.compile(r"-(-|[0-9a-f]+-|empty-)")
-_LEGAL = re.compile(r"[/\w.\- :]+")
-_CUT = re.compile(r"-cut-([0-9a-f]{16})-")  # no encoded text contains this: 16 digits are more than any character has
-_OVERFLOW = "trtops.long."
-_TAIL = 60
+_LEGAL_KEY = re.compile(r"[/\w.\- :]+")
 
 
 def encode(part: str) -> str:
@@ -231,136 +223,70 @@ def decode(text: str) -> str:
 
 
 def metric_key(name: MetricName) -> str:
-    """A metric's name as an MLflow key: legal, at most 250 characters, different for different names.
+    """A metric's name as an MLflow key, different for different names; too long unless the name is :func:`fitting`.
 
     Raises:
         LogError: If the name has no parts.
     """
-    return shortened(_encoded_name(name), MAX_KEY)
-
-
-def metric_name(key: str, long: Mapping[str, str] | None = None) -> MetricName:
-    """The name that :func:`metric_key` encoded.
-
-    Args:
-        key: The key.
-        long: Whole texts of shortened ones, by digest (:func:`long_texts`).
-
-    Raises:
-        FormatError: If :func:`metric_key` makes no such key, or its whole text is missing.
-    """
-    return tuple(map(decode, restored(key, long or {}).split("/")))
-
-
-def _encoded_name(name: MetricName) -> str:
     if not name:
         raise errors.LogError("A metric's name has no parts; expected one or more, such as ('build', 'seconds').")
     return "/".join(map(encode, name))
 
 
-def key(text: str) -> str:
-    """A tag's or param's name as an MLflow key: the name itself if MLflow accepts it."""
-    return text if _is_legal(text) else "-" + shortened(encode(text), MAX_KEY - 1)
-
-
-def name(stored: str, long: Mapping[str, str] | None = None) -> str:
-    """The name that :func:`key` encoded; ``long`` as in :func:`metric_name`.
+def metric_name(key: str) -> MetricName:
+    """The name that :func:`metric_key` encoded.
 
     Raises:
-        FormatError: If :func:`key` makes no such key.
+        FormatError: If :func:`metric_key` makes no such key.
     """
-    if not stored.startswith("-"):
-        return stored
-    found = decode(restored(stored[1:], long or {}))
-    if key(found) != stored:
-        raise errors.FormatError(f"{stored!r} is not an encoded name: {found!r} needs no encoding.")
-    return found
+    return tuple(map(decode, key.split("/")))
 
 
-def _is_legal(text: str) -> bool:
-    """True if MLflow accepts a key as it is (mlflow.utils.validation), and it does not look like an encoded one."""
-    return (
-        _LEGAL.fullmatch(text) is not None
-        and len(text) <= MAX_KEY
-        and posixpath.normpath(text) == text
-        and text != "."
-        and not text.startswith(("..", "/", "-"))
-    )
-
-
-def shortened(text: str, limit: int) -> str:
-    """A text of at most ``limit`` characters: of a longer one, the middle is replaced by its digest."""
-    if len(text) <= limit:
-        return text
-    mark = f"-cut-{_short_digest(text)}-"
-    tail = text[-min(_TAIL, limit - len(mark)) :]
-    return text[: limit - len(mark) - len(tail)] + mark + tail
-
-
-def overflow_tags(text: str, limit: int) -> dict[str, str]:
-    """Tags that keep the whole of a text that :func:`shortened` cuts; none if it fits."""
-    if len(text) <= limit:
-        return {}
-    starts = range(0, len(text), MAX_TAG)
-    return {f"{_OVERFLOW}{_short_digest(text)}.{i}": text[at : at + MAX_TAG] for i, at in enumerate(starts)}
-
-
-def name_overflow(name: MetricName) -> dict[str, str]:
-    """The :func:`overflow_tags` of a metric's name."""
-    return overflow_tags(_encoded_name(name), MAX_KEY)
-
-
-def key_overflow(text: str) -> dict[str, str]:
-    """The :func:`overflow_tags` of a tag's or param's name."""
-    return {} if _is_legal(text) else overflow_tags(encode(text), MAX_KEY - 1)
-
-
-def long_texts(tags: Mapping[str, str]) -> dict[str, str]:
-    """The texts of all :func:`overflow_tags`, by digest; texts with a missing or changed piece are left out."""
-    found: dict[str, dict[int, str]] = {}
-    for tag, value in tags.items():
-        if tag.startswith(_OVERFLOW):
-            digest, _, index = tag[len(_OVERFLOW) :].partition(".")
-            if index.isdecimal() and len(index) < 10:
-                found.setdefault(digest, {})[int(index)] = value
-    texts = {digest: "".join(text for _, text in sorted(parts.items())) for digest, parts in found.items()}
-    return {digest: text for digest, text in texts.items() if _short_digest(text) == digest}
-
-
-def restored(shown: str, long: Mapping[str, str]) -> str:
-    """The text that :func:`shortened` was given; the same text if it was not cut or its whole is missing."""
-    cut = _CUT.search(shown)
-    whole = long.get(cut[1]) if cut else None
-    return whole if whole is not None and shortened(whole, len(shown)) == shown else shown
-
-
-def is_overflow(tag: str) -> bool:
-    """True for a tag that keeps a part of a long text."""
-    return tag.startswith(_OVERFLOW)
-
-
-def check_value(what: str, text: str) -> None:
-    """Refuse a param's or tag's value that is longer than :data:`MAX_TEXT`, or cannot be written as UTF-8.
-
-    Raises:
-        LogError: If it is one of these.
-    """
-    if len(text) > MAX_TEXT:
-        raise errors.LogError(
-            f"{what} has a value of {len(text)} characters; expected at most {MAX_TEXT}. Log it as an artifact."
+def fitting(name: MetricName) -> MetricName:
+    """A name whose key has at most 250 characters: long parts become their ends with a digest between them."""
+    found = name
+    # One character may take eight in a key, so short names may need cuts as well.
+    for end in (100, 40, 8):
+        if len(metric_key(found)) <= MAX_KEY:
+            return found
+        found = tuple(
+            part if len(part) <= 2 * end + 18 else f"{part[:end]}~{_short_digest(part)}~{part[-end:]}" for part in name
         )
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as exc:
-        raise errors.LogError(f"{what} has a value that is not Unicode text ({exc.reason} at {exc.start}).") from None
+    return found if len(metric_key(found)) <= MAX_KEY else (_short_digest("/".join(map(encode, name))),)
 
 
 def _short_digest(text: str) -> str:
     return sha256(text.encode("utf-8", "surrogatepass"))[:16]
 
 
+def check_text(what: str, key: str, value: str) -> None:
+    """Refuse a param or tag that MLflow or a database would refuse or change.
+
+    Raises:
+        LogError: If the key is not legal, or the value is too long or cannot be written as UTF-8.
+    """
+    if _LEGAL_KEY.fullmatch(key) is None or len(key) > MAX_KEY or posixpath.normpath(key) != key or key[0] in "./":
+        raise errors.LogError(
+            f"{what} {key[:300]!r} has a name that MLflow refuses: expected at most {MAX_KEY} letters, digits and "
+            "'_-.: /', as a relative path."
+        )
+    if len(value) > MAX_TAG:
+        raise errors.LogError(
+            f"{what} {key!r} has a value of {len(value)} characters; expected at most {MAX_TAG}. Log it as an artifact."
+        )
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as exc:
+        raise errors.LogError(
+            f"{what} {key!r} has a value that is not Unicode text ({exc.reason} at {exc.start})."
+        ) from None
+
+
 def text(value: object) -> str:
     """A param's value as text: strings unchanged, numbers in full, everything else as JSON.
+
+    What is longer than MLflow's limit is cut, with its length and digest at the end: specs and configs are artifacts,
+    and params are only for comparing runs.
 
     Raises:
         LogError: If the value has no JSON form.
@@ -371,7 +297,10 @@ def text(value: object) -> str:
         plain = to_jsonable(value)
     except TypeError as exc:
         raise errors.LogError(f"A param's value cannot be stored: {exc}. Expected a number, a text or JSON.") from None
-    return plain if isinstance(plain, str) else canonical_json(plain)
+    found = plain if isinstance(plain, str) else canonical_json(plain)
+    if len(found) <= MAX_PARAM:
+        return found
+    return f"{found[: MAX_PARAM - 100]}... ({len(found)} characters, digest {_short_digest(found)})"
 
 
 def flat_params(value: Record | Mapping[str, object]) -> dict[str, str]:
@@ -411,11 +340,6 @@ def log10_twins(metrics: Mapping[MetricName, float]) -> dict[MetricName, float]:
         for name, value in metrics.items()
         if name[0] == Metric.ERROR and 0 < value < math.inf
     }
-
-
-def metric_names(names: Iterable[MetricName]) -> dict[str, list[str]]:
-    """The content of :data:`Artifact.NAMES`: keys to parts, for each key that is not just the parts joined."""
-    return {key: list(name) for name in names if (key := metric_key(name)) != "/".join(name)}
 
 
 MAX_FLOAT = 1.7976931348623157e308

@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.verb == "upload":
             tracker = open_tracker(given.root)
             results = upload(tracker.inner, tracker.spool, moved=given.moved)
-            left = [each for each in results if each.outcome == "left"]
+            left = [each for each in results if each.why]
             print(f"{len(results) - len(left)} runs uploaded, {len(left)} left.")
             for each in results:
                 print(f"Left in {each.folder}: {each.why}" if each in left else f"{each.run_id} {each.name}")

@@ -55,7 +55,7 @@ def left(tmp_path: Path) -> tuple[MlflowTracker, str]:
     assert child.exitcode == -signal.SIGKILL
     [campaign] = tracker.find("identity", tags={Tag.KIND: "debug_build"})
     assert (campaign.status, campaign.tags[Tag.HOST]) == ("running", "container-1")
-    with pytest.raises(errors.LogError, match=r"on container-1.*heartbeat was \d+ s ago.*trtops runs close"):
+    with pytest.raises(errors.LogError, match=r"on container-1.*trtops runs close"):
         debug_build(resume=campaign.id, tracker=tracker)
     return tracker, campaign.id
 
@@ -70,14 +70,6 @@ def resumed(tracker: MlflowTracker, campaign: str) -> None:
     assert sorted(info.tags[Tag.ITERATION] for info in whole) == [str(number) for number in range(BUILDS)]
     assert [(info.status, info.tags[Tag.ITERATION]) for info in runs if info not in whole] == [("killed", "1")]
     assert tracker.info(campaign).status == "finished" and tracker.find(status="running") == []
-
-
-def test_silent_campaign_is_resumed(left: tuple[MlflowTracker, str]) -> None:
-    tracker, campaign = left
-    for info in tracker.find("identity", status="running"):
-        tracker._client.set_tag(info.id, Tag.HEARTBEAT, str(int(info.tags[Tag.HEARTBEAT]) - 3600))
-
-    resumed(tracker, campaign)
 
 
 def test_closed_campaign_is_resumed_at_once(left: tuple[MlflowTracker, str]) -> None:

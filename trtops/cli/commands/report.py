@@ -13,7 +13,7 @@ from trtops.cli.logs import say
 @command(
     Group(
         "report",
-        flag("run", "the run's id or its first characters: a build, a campaign, a proof, a gate, an audit"),
+        flag("run", "the run's id: a build, a campaign, a proof, a gate, an audit"),
         flag("other?", "another run to compare with the first"),
         flag("-o --output FILE", "the file to write (default: report-<run>.html)", to="output"),
     ),

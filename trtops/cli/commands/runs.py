@@ -14,6 +14,7 @@ from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, json_of, no_verdict, op_job, tracker
 from trtops.cli.logs import say, say_ending, say_json, say_table
 from trtops.errors import near
+from trtops.tracking.ids import run_id_of
 from trtops.tracking.schema import KINDS
 
 
@@ -75,7 +76,7 @@ show = replace(inspect.run, examples=("trtops runs show 8d6e3f",))
 
 
 @command(
-    Group("runs", flag("runs+", "ids of runs, or their first characters"), flag("--all", "also show what is equal")),
+    Group("runs", flag("runs+", "ids of runs"), flag("--all", "also show what is equal")),
     *_READ,
     examples=("trtops runs compare 8d6e3f 1a2b3c",),
 )
@@ -85,7 +86,7 @@ def compare(args: Options) -> Job:
 
     def run() -> int:
         store = tracker("reads", place)
-        ids = [store.whole_id(run) for run in runs]
+        ids = [run_id_of(run) for run in runs]
         lines = [line for line in ops.side_by_side(ids, store) if show_all or not line.same]
         if as_json:
             say_json(json_of(lines))
@@ -100,7 +101,7 @@ def compare(args: Options) -> Job:
 
 
 @command(
-    Group("runs", flag("runs+", "ids of runs with a comparison, or their first characters")),
+    Group("runs", flag("runs+", "ids of runs with a comparison")),
     groups.STATISTICS,
     *_READ,
     examples=("trtops runs evaluate 8d6e3f --check-error-stat max --atol 1e-3 --rtol 1e-2",),
@@ -131,7 +132,7 @@ def evaluate(args: Options) -> Job:
 
 
 @command(
-    Group("runs", flag("runs*", "ids of runs, or their first characters"), _FILTERS),
+    Group("runs", flag("runs*", "ids of runs"), _FILTERS),
     Group("rebuilding", flag("--by {replay,timing-cache,plain}+", "how runs are rebuilt (default: every way)")),
     configs.config_flags("rebuilding", "AuditConfig", {"keys": "--key"}, skip="runs experiment kind verdict tags ways"),
     *_READ,

@@ -59,7 +59,7 @@ class Facts:
 
     def metrics(self, expected: Mapping[MetricName, float], place: str, further: Callable[[MetricName], bool]) -> None:
         """Compare metrics that follow from a file, and look for further ones that do not."""
-        stored = self._info.metrics
+        stored, expected = self._info.metrics, {schema.fitting(name): value for name, value in expected.items()}
         for name in sorted({*expected, *filter(further, stored)}):
             one, other = expected.get(name), stored.get(name)
             # A database may store fewer digits than a float has.

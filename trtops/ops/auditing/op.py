@@ -19,6 +19,7 @@ from trtops.ops.result import OnProgress, finish_with, op_run
 from trtops.system import signing
 from trtops.tracking import builds, schema
 from trtops.tracking.base import StoredRun, Tracker
+from trtops.tracking.ids import run_id_of
 
 
 def audit(
@@ -85,7 +86,7 @@ def choose_runs(config: AuditConfig, tracker: Tracker) -> tuple[str, ...]:
     pairs = ((schema.Tag.KIND, config.kind), (schema.Tag.VERDICT, config.verdict))
     wanted |= {tag: value for tag, value in pairs if value}
     if config.runs:
-        found = [tracker.whole_id(run) for run in config.runs]
+        found = [run_id_of(run) for run in config.runs]
     elif config.accepted:
         infos = [tracker.info(version.run_id) for _, version in tracker.accepted()]
         found = [

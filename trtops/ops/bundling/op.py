@@ -38,6 +38,7 @@ from trtops.system.processes import temporary_prefix
 from trtops.tables import size
 from trtops.tracking import schema
 from trtops.tracking.base import RunInfo, Tracker
+from trtops.tracking.ids import run_id_of
 from trtops.tracking.materials import read_materials
 from trtops.verdict import Verdict
 
@@ -121,7 +122,7 @@ def bundle(run: str, config: BundleConfig | None = None, *, tracker: Tracker) ->
         OSError: If the zip cannot be written.
     """
     config = BundleConfig() if config is None else config
-    info = tracker.info(tracker.whole_id(run))
+    info = tracker.info(run_id_of(run))
     config = replace(config, output=config.output or f"{info.experiment}-{info.id[:8]}.zip".replace("/", "-"))
     folder = MaterialFolder(config.materials)
     missing: tuple[str, ...]

@@ -45,6 +45,7 @@ from trtops.tactics.model import Bools, Clauses
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import campaigns, schema
 from trtops.tracking.base import Run, RunInfo, Tracker, Verdict, ended_if_whole, tracked
+from trtops.tracking.ids import run_id_of
 from trtops.tracking.schema import Kind
 from trtops.verdict import VERDICTS
 
@@ -70,7 +71,7 @@ def bisect(
     A bisection can be killed at any moment and resumed: no mixture whose run is complete is built again.
 
     Args:
-        run: A campaign's run, or the beginning of its id: its most similar good and bad builds are mixed. Or the run of
+        run: A campaign's run: its most similar good and bad builds are mixed. Or the run of
             a good build, with ``bad``. Or that of a bisection, which is resumed, with its own config but for
             ``allow_scripts``; one that has ended gives its result.
         bad: The run of a bad build of the same campaign, or of a bad mixture.
@@ -88,7 +89,7 @@ def bisect(
         LogError: If the process of a bisection to resume may still be alive.
         TrtopsError: For errors that prevent all builds.
     """
-    info = ended_if_whole(tracker, tracker.info(tracker.whole_id(run)))
+    info = ended_if_whole(tracker, tracker.info(run_id_of(run)))
     if bad is None and info.kind == _KIND and info.status == "finished":
         return BisectResult.from_json(tracker.load(info.id).read_bytes(schema.Artifact.BISECTION))
     resumed: list[RunInfo] = []
@@ -129,10 +130,10 @@ def _title_of(plan: BisectPlan) -> str:
 
 def campaign_of(tracker: Tracker, run: str, bad: str | None = None, *, allow_scripts: bool = False) -> Campaign:
     """The campaign that a bisection belongs to; arguments as :func:`bisect` and its config take them."""
-    run_id = tracker.whole_id(run)
+    run_id = run_id_of(run)
     if bad is not None:
         parents = []
-        for info in (tracker.info(run_id), tracker.info(tracker.whole_id(bad))):
+        for info in (tracker.info(run_id), tracker.info(run_id_of(bad))):
             parent = None if info.parent is None else tracker.info(info.parent)
             # A mixture belongs to a bisection, and that to the campaign.
             parents.append(parent.parent if parent is not None and parent.kind == _KIND else info.parent)
@@ -164,7 +165,7 @@ def _plan_pair(
                 )
         pair = most_alike(table, table.named("good"), table.named("bad"))
     else:
-        pair = tracker.whole_id(run), tracker.whole_id(bad)
+        pair = run_id_of(run), run_id_of(bad)
     stored = [tracker.load(name) for name in pair]
     for build, wanted in zip(stored, ("good", "bad")):
         if build.info.verdict != wanted:

@@ -43,6 +43,7 @@ from trtops.tactics.findings import TacticDiff
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import builds, campaigns, schema
 from trtops.tracking.base import Run, RunInfo, Tracker, Verdict, ended_if_whole
+from trtops.tracking.ids import run_id_of
 from trtops.tracking.materials import log_materials
 
 _ALWAYS_DIFFED = 100  # builds up to which the diff is updated after each; later in steps of 2 %
@@ -173,7 +174,7 @@ def debug_build(
         model: The ONNX file; not needed to resume a campaign.
         config: The campaign; by default FP32 on ONNX Runtime, compared with the model itself, until it is decided.
         tracker: The tracking store.
-        resume: The run of a campaign to resume, or the beginning of its id. Its own config holds unless another is
+        resume: The run of a campaign to resume. Its own config holds unless another is
             given, which may differ in when to stop and in what runs in parallel, but not in what decides a build or its
             verdict.
         experiment: Experiment to log to; the model file's name without its ending unless given.
@@ -196,7 +197,7 @@ def debug_build(
         config.check_limit()
     with contextlib.ExitStack() as stack:
         if resume is not None:
-            resume = tracker.whole_id(resume)
+            resume = run_id_of(resume)
             if (ended := _result_if_ended(tracker, resume)) is not None:
                 return ended
             stack.enter_context(_locked_campaign(resume, tracker))

@@ -18,6 +18,7 @@ from trtops.tactics.report import markdown
 from trtops.tactics.table import CampaignTable, merge
 from trtops.tracking import campaigns, schema
 from trtops.tracking.base import Run, RunInfo, Tracker, Verdict
+from trtops.tracking.ids import run_id_of
 
 _CAMPAIGN, _BUILDS = "debug_build", ("build", "iteration")
 _SHOWN = 10  # skipped runs and files on a page
@@ -124,7 +125,7 @@ def diff_tactics(
         ConfigError: If there is no such source, or it holds no evaluated build.
         RunNotFoundError: If a run does not exist.
     """
-    config = replace(config, runs=tuple(tracker.whole_id(run) for run in config.runs))
+    config = replace(config, runs=tuple(run_id_of(run) for run in config.runs))
     infos = [tracker.info(run_id) for run_id in config.runs]
     if config.experiment is not None:
         builds = tracker.find(config.experiment, tags=config.tags, status="finished")

@@ -118,7 +118,6 @@ def build_and_evaluate(
             f"{campaign.model} is not the model that the campaign began with: it has digest {model.info.sha256[:12]}, "
             f"expected {campaign.model_sha256[:12]}. Restore it, or begin another campaign."
         )
-    run.reserve(builds.expected_bytes(model))
     place = campaign.config.place
     with warm_backend(place.backend, place.devices, place.timeout_seconds) as backend:
         try:

@@ -105,7 +105,7 @@ def noise(
     """Run a campaign's engines repeatedly, and split their error into the parts of runs, builds and the precision.
 
     Args:
-        campaign_run: The campaign's run, or the beginning of its id.
+        campaign_run: The campaign's run.
         config: How much is measured.
         tracker: The tracking store.
         tags: Further tags of the run.

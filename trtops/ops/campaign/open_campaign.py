@@ -10,13 +10,14 @@ from trtops.ops.evaluation.feeds import scripts_of
 from trtops.system.allowed import ask_for
 from trtops.tracking import campaigns, schema
 from trtops.tracking.base import RunInfo, Tracker
+from trtops.tracking.ids import run_id_of
 
 
 def open_campaign(
     tracker: Tracker, run_id: str, *, model: str | Path | None = None, allow_scripts: bool = False
 ) -> Campaign:
     """Read a campaign from its parent run, finished or not."""
-    run_id = tracker.whole_id(run_id)
+    run_id = run_id_of(run_id)
     info = tracker.info(run_id)
     campaigns.require_campaign(info)
     data = campaigns.read_config(tracker, info)

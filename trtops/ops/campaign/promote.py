@@ -29,6 +29,7 @@ from trtops.system.allowed import ask_for
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, campaigns, schema
 from trtops.tracking.base import RegisteredVersion, Run, RunInfo, StoredRun, Tracker, Verdict, incomplete
+from trtops.tracking.ids import run_id_of
 from trtops.tracking.materials import log_materials
 from trtops.tracking.signatures import require_signed
 
@@ -153,7 +154,7 @@ def promote(
     A promotion of the same run on this kind of device that was killed just before it was registered is registered now.
 
     Args:
-        run_id: A good build's run, or a good iteration's, or the beginning of its id.
+        run_id: A good build's run, or a good iteration's.
         config: How to verify.
         tracker: The tracking store, and its registry.
         tags: Further tags of the run.
@@ -165,7 +166,7 @@ def promote(
         IncompleteRunError: If the run is not complete.
     """
     config = PromoteConfig() if config is None else config
-    run_id = tracker.whole_id(run_id)
+    run_id = run_id_of(run_id)
     stored = tracker.load(run_id)
     if stored.info.verdict != "good":
         raise errors.ConfigError(

@@ -168,7 +168,7 @@ def prove(
     """Swap a suspect into a good build and out of a bad one of its campaign.
 
     Args:
-        campaign_run: The campaign's run, or the beginning of its id.
+        campaign_run: The campaign's run.
         config: The suspect, and the number of builds.
         tracker: The tracking store.
         tags: Further tags of all runs.

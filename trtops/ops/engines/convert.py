@@ -254,7 +254,6 @@ def _build_and_evaluate(
     tracker: Tracker,
     built: Callable[[Build], object] | None,
 ) -> ConvertResult:
-    run.reserve(builds.expected_bytes(model, keep_model=config.keep_model))
     check, environment = config.check, backend.environment()
     feeds = check.open_for(model)
     caches = replace(read_caches(config), timing=read_timing_cache(config.timing_cache, tracker, environment))

@@ -12,6 +12,7 @@ from trtops.spec import Environment
 from trtops.tactics.denied import DeniedTactic, DenyList
 from trtops.tracking import schema
 from trtops.tracking.base import Tracker, Verdict
+from trtops.tracking.ids import run_id_of
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ def deny(proof_run: str, *, tracker: Tracker, tags: Mapping[str, str] | None = N
     Raises:
         ConfigError: If the run is not a proof, or it confirmed nothing.
     """
-    proof_run = tracker.whole_id(proof_run)
+    proof_run = run_id_of(proof_run)
     stored = tracker.load(proof_run)
     outcome = stored.info.tags.get(schema.Tag.PROOF)
     if outcome != "confirmed":
@@ -86,7 +87,7 @@ def pardon(deny_run: str, *, tracker: Tracker, why: str) -> DenyResult:
     Raises:
         ConfigError: If the run is not an entry of the deny-list.
     """
-    deny_run = tracker.whole_id(deny_run)
+    deny_run = run_id_of(deny_run)
     info = tracker.info(deny_run)
     if info.kind != "deny" or schema.Tag.PARDONED in info.tags:
         raise errors.ConfigError(f"Run {deny_run} is not an entry of the deny-list.")

@@ -17,6 +17,7 @@ from trtops.ops.evaluation.feeds import Feeds, open_feeds
 from trtops.spec import BuildConfig, BuildSpec, Environment
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Tracker
+from trtops.tracking.ids import run_id_of
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def read_timing_cache(asked: str | None, tracker: Tracker, environment: Environm
     """
     if asked is None or not asked.startswith("run:"):
         return read_cache_file(asked, "timing_cache")
-    run_id = tracker.whole_id(asked.removeprefix("run:"))
+    run_id = run_id_of(asked.removeprefix("run:"))
     stored = tracker.load(run_id)
     there = Environment.from_json(stored.read_bytes(schema.Artifact.ENVIRONMENT))
     if there.device_key != environment.device_key:

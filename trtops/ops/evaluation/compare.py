@@ -29,7 +29,7 @@ from trtops.reports.document import Section
 from trtops.spec import Precision
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Tracker, Verdict
-from trtops.tracking.ids import RUN_PREFIX
+from trtops.tracking.ids import RUN_PREFIX, run_id_of
 
 _LOWEST_FIRST: tuple[Precision, ...] = ("int8", "fp8", "bf16", "fp16")
 
@@ -94,10 +94,10 @@ def compare(
         TrtopsError: If a side cannot be loaded or run. Outputs that differ are a result.
     """
     config = CompareConfig() if config is None else config
-    actual, golden = _with_whole_id(actual, tracker), _with_whole_id(golden, tracker)
+    actual, golden = str(actual), str(golden)
     if experiment is None:
         is_run = actual.startswith(RUN_PREFIX)
-        experiment = tracker.info(actual.removeprefix(RUN_PREFIX)).experiment if is_run else Path(actual).stem
+        experiment = tracker.info(run_id_of(actual)).experiment if is_run else Path(actual).stem
     name = f"{_short_name(actual)} vs {_short_name(golden)}"
     with op_run(tracker, experiment, name, kind="compare", tags=tags, parent=parent) as run:
         run.log_params({"actual": actual, "golden": golden, **schema.flat_params({"check": config.check.to_dict()})})
@@ -117,7 +117,7 @@ def _evaluate_sides(actual: str, golden: str, check: CheckConfig, tracker: Track
         if path.is_file() and path.suffix not in (".json", ".npz") and backend_of_suffix(path.suffix) is None
     )
     model = next(map(Model.load, models), None)
-    runs = [tracker.info(side.removeprefix(RUN_PREFIX)) for side in (actual, golden) if side.startswith(RUN_PREFIX)]
+    runs = [tracker.info(run_id_of(side)) for side in (actual, golden) if side.startswith(RUN_PREFIX)]
     precisions = {info.params.get("precision") for info in runs}
     precision: Precision = next((each for each in _LOWEST_FIRST if each in precisions), "fp32")
     tolerances = tolerances_for(precision, check.tolerances, model)
@@ -147,7 +147,7 @@ def open_side(side: str, tracker: Tracker) -> BaseRunner | RunResults:
         ConfigError: If the text names nothing that can be compared.
     """
     if side.startswith(RUN_PREFIX):
-        info = tracker.info(tracker.whole_id(side))
+        info = tracker.info(run_id_of(side))
         engine = builds.load_engine(builds.holder_of_engine(tracker, info))
         return engine_backend(engine.backend).runner(engine)
     path = Path(side)
@@ -163,11 +163,6 @@ def open_side(side: str, tracker: Tracker) -> BaseRunner | RunResults:
     backend = engine_backend(backend_name)
     engine = Engine(backend=backend_name, plan=path.read_bytes(), environment=backend.environment())
     return backend.runner(engine)
-
-
-def _with_whole_id(side: str | Path, tracker: Tracker) -> str:
-    text = str(side)
-    return f"{RUN_PREFIX}{tracker.whole_id(text)}" if text.startswith(RUN_PREFIX) else text
 
 
 def _short_name(side: str) -> str:

@@ -32,6 +32,7 @@ from trtops.spec import Environment
 from trtops.system.processes import temporary_prefix
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Run, RunInfo, Tracker
+from trtops.tracking.ids import run_id_of
 from trtops.tracking.materials import log_materials
 from trtops.tracking.schema import Tag
 
@@ -137,7 +138,7 @@ class Measurement:
         """The candidate, loaded from its run or built and logged, and the run of the accepted engine."""
         config, run, model = self._config, self._run, self._model
         if config.candidate is not None:
-            stored = self._tracker.load(self._tracker.whole_id(config.candidate))
+            stored = self._tracker.load(run_id_of(config.candidate))
             holder = builds.holder_of_engine(self._tracker, stored.info)
             build = builds.load_build(holder)
             if build.spec.model_sha256 != model.info.sha256:
@@ -186,7 +187,7 @@ class Measurement:
         """
         config, tracker = self._config, self._tracker
         if config.accepted is not None:
-            return tracker.info(tracker.whole_id(config.accepted))
+            return tracker.info(run_id_of(config.accepted))
         name = registered_model(config.name or self._model.name)
         found: list[tuple[tuple[bool, bool, int], RunInfo]] = []
         for alias in tracker.aliases(name):

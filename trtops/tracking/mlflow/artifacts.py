@@ -165,7 +165,6 @@ class _RemoteFiles:
         self._connection = connection
         self._run_id = run_id
         self._uri = uri
-        self.folder = Path(tempfile.gettempdir())
 
     def put(self, source: Path | bytes, path: str) -> ArtifactEntry:
         # The client names an artifact after the file, so the file needs the artifact's name.
@@ -251,16 +250,20 @@ class _RemoteFiles:
 
     def _fetch(self, path: str, target: Path, limit: int) -> None:
         """Fetch an artifact of at most ``limit`` bytes into a new file."""
-        repository = self._repository()
-        if not hasattr(repository, "_host_creds"):  # a cloud storage with its own client
-            client = self._connection.client
-            os.replace(client.download_artifacts(self._run_id, path, str(target.parent)), target)
-            return
+        from mlflow.store.artifact.http_artifact_repo import HttpArtifactRepository
+        from mlflow.utils.credentials import get_default_host_creds
         from mlflow.utils.request_utils import augmented_raise_for_status
         from mlflow.utils.rest_utils import http_request
 
+        repository = self._repository()
+        if not isinstance(repository, HttpArtifactRepository):
+            # A cloud storage has its own client.
+            client = self._connection.client
+            os.replace(client.download_artifacts(self._run_id, path, str(target.parent)), target)
+            return
         # MLflow's own download has no limit, and fetches a whole folder if the server calls the artifact one.
-        answer = http_request(repository._host_creds, f"/{path}", "GET", stream=True)  # type: ignore[no-untyped-call]
+        credentials = get_default_host_creds(repository.artifact_uri)  # type: ignore[no-untyped-call]
+        answer = http_request(credentials, f"/{path}", "GET", stream=True)  # type: ignore[no-untyped-call]
         with answer, open(target, "wb") as file:
             augmented_raise_for_status(answer)  # type: ignore[no-untyped-call]
             for block in answer.iter_content(1 << 20):

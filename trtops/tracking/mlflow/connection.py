@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import http.client
 import logging
 import os
-import socket
-import threading
 import time
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -33,7 +28,6 @@ log = logging.getLogger(__name__)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 """Seconds between attempts; each pause is twice the one before."""
 
-_PROBE_SECONDS = 5.0
 _BATCH_ITEMS = 100
 _BATCH_BYTES = 600_000
 """MLflow's server accepts 100 params or tags and 1 MB of JSON at a time."""
@@ -64,7 +58,7 @@ class Connection:
         self.location = self.store.uri if self.store else str(where)
         self.shown = masked(self.location)
         self.downloads = Scratch()
-        self._away = threading.Event()
+        self._is_away = False
         use_credentials_file()
         if self.store is not None:
             drop_connections_after_fork()
@@ -99,7 +93,8 @@ class Connection:
         """Call MLflow. Failures that may pass are retried, and other errors are translated.
 
         A store that does not answer is waited for (:func:`trtops.tracking.location.wait_seconds`). After that, calls
-        do not wait until one succeeds.
+        do not wait until one succeeds. MLflow's own retries are off: they would make a run twice if the first answer
+        was lost.
 
         Raises:
             TrackingUnavailableError: If the store was locked, or the server away, every time.
@@ -109,55 +104,34 @@ class Connection:
         from google.protobuf.json_format import ParseError  # type: ignore[import-untyped]
         from mlflow.exceptions import MlflowException
 
-        self._raise_if_still_away()
         begin, pause = time.monotonic(), _FIRST_PAUSE
         while True:
             try:
                 answer = function(*args, **kwargs)
             except (MlflowException, requests.RequestException) as exc:
                 error = translated(exc, self.shown)
-                if not error.transient:
-                    # SQLite in WAL mode must write even to read, and reports a read-only folder like this.
-                    if self.store and "unable to open" in str(error) and not os.access(self.store.root, os.W_OK):
-                        error = errors.NoRoomError(read_only_text(self.store))
-                    raise error from None  # MLflow's own message contains the address with its password
-                left = begin + wait_seconds() - time.monotonic()
-                if self._away.is_set() or left <= 0:
-                    self._away.set()
+                # SQLite in WAL mode must write even to read, and reports a read-only folder like this.
+                if self.store and "unable to open" in str(error) and not os.access(self.store.root, os.W_OK):
+                    error = errors.NoRoomError(read_only_text(self.store))
+                left = 0.0 if self._is_away else begin + wait_seconds() - time.monotonic()
+                if not error.transient or left <= 0:
+                    self._is_away = error.transient
+                    # MLflow's own message contains the address with its password.
                     raise error from None
             except errors.TrtopsError:
                 raise
             except (ParseError, ValueError, LookupError, TypeError, AttributeError) as exc:
                 raise errors.StoreError(
                     f"{self.shown} answered something that MLflow cannot read ({type(exc).__name__}: "
-                    f"{masked(str(exc)):.300}). "
-                    "Is it an MLflow server?"
+                    f"{masked(str(exc)):.300}). Is it an MLflow server?"
                 ) from exc
             else:
-                self._away.clear()
+                self._is_away = False
                 return answer
             if pause == _FIRST_PAUSE:
                 log.warning("%s does not answer; waiting up to %.0f s (TRTOPS_TRACKING_WAIT).", self.shown, left)
             time.sleep(min(pause, left))
             pause = min(2 * pause, _LONGEST_PAUSE)
-
-    def _raise_if_still_away(self) -> None:
-        """Probe an absent server quickly: a call to a server that never answers takes minutes."""
-        address = urllib.parse.urlsplit(self.location)
-        host = address.hostname or ""
-        proxied = urllib.request.getproxies() and not urllib.request.proxy_bypass(host)
-        if not self._away.is_set() or self.store or proxied:
-            return
-        try:
-            if address.scheme == "https":
-                socket.create_connection((host, address.port or 443), timeout=_PROBE_SECONDS).close()
-                return
-            probe = http.client.HTTPConnection(host, address.port, timeout=_PROBE_SECONDS)
-            probe.request("GET", f"{address.path}/health")
-            probe.getresponse().close()  # any answer will do
-            probe.close()
-        except (OSError, http.client.HTTPException) as exc:
-            raise errors.TrackingUnavailableError(f"{self.shown} is still away: {exc}.") from None
 
     def require_writable(self) -> None:
         """Refuse to write to a store that is read-only for this user.
@@ -179,7 +153,6 @@ class Connection:
         """Log encoded names and values; metrics as value and timestamp in milliseconds."""
         from mlflow.entities import Metric, Param, RunTag
 
-        # Tags first: they keep the whole texts of shortened params and metrics, which readers need.
         for tag_batch in _batches(tags or {}):
             self.call(self.client.log_batch, run_id, tags=[RunTag(k, v) for k, v in tag_batch])
         for param_batch in _batches(params or {}):

@@ -9,25 +9,22 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import humanize
-
 from trtops import errors
 from trtops.system.masking import masked, masked_values
 from trtops.tracking import owner, schema
 from trtops.tracking.base import Manifest, RegisteredVersion, RunInfo, RunStatus, StoredRun
-from trtops.tracking.heartbeat import start_heartbeat, stop_heartbeat
-from trtops.tracking.ids import is_local, whole_id
+from trtops.tracking.ids import is_local
 from trtops.tracking.location import Store
 from trtops.tracking.mlflow.artifacts import Files, check_id, files_of
 from trtops.tracking.mlflow.connection import Connection
 from trtops.tracking.mlflow.installed import library
-from trtops.tracking.mlflow.run import MlflowRun, MlflowStoredRun, read_status, shown_status, stored_tags
-from trtops.tracking.mlflow.views import experiment_tags
+from trtops.tracking.mlflow.run import MlflowRun, MlflowStoredRun, read_status, shown_status
 from trtops.tracking.records import Tags
-from trtops.tracking.registry import ACCEPTED, artifact_of, check_registration, source_of
+from trtops.tracking.registry import artifact_of, check_registration, source_of
 from trtops.tracking.run import (
     check_reopening,
     checked_names,
+    error_text,
     failure_note,
     read_manifest,
     starting_tags,
@@ -68,7 +65,6 @@ class MlflowTracker:
         self.shown = self._connection.shown
         self.context: Mapping[str, str] = masked_values(library().tracking.context.registry.resolve_tags())
         self._experiments: dict[str, str] = {}
-        self._with_view: set[str] = set()
 
     def __repr__(self) -> str:
         return f"MlflowTracker({self.shown!r})"
@@ -93,11 +89,12 @@ class MlflowTracker:
         began: float | None = None,
         known: bool = False,
     ) -> MlflowRun:
-        """Make a run with exactly these tags."""
+        """Make a run with exactly these tags; ``known`` says that it may exist, with any status."""
         self._connection.require_writable()
-        stored = stored_tags(tags) | ({} if parent is None else {_PARENT: parent})
+        for tag, value in tags.items():
+            schema.check_text("Tag", tag, value)
+        stored = {**tags} if parent is None else {**tags, _PARENT: parent}
         experiment_id, start = self._experiment_id(experiment), None if began is None else round(1000 * began)
-        self._add_view(experiment_id)
         may_exist = known
 
         def make() -> MlflowRunEntity:
@@ -110,26 +107,12 @@ class MlflowTracker:
 
         entity = self._call(make)
         try:
-            run = MlflowRun(self._connection, entity, self._files(entity))
-        except errors.StoreError:  # its artifacts would be on the disk of a server
+            files = self._files(entity)
+        except errors.StoreError:
+            # Its artifacts would be on the disk of a server.
             self._connection.end(entity.info.run_id, "FAILED")
             raise
-        if not known:  # otherwise the run belongs to another process
-            start_heartbeat(run)
-        return run
-
-    def whole_id(self, run: str) -> str:
-        """The full id of a run given by a user."""
-
-        def beginning_with(digits: str, limit: int) -> list[RunInfo]:
-            experiments = self._all_experiments()
-            for column in ("attributes.run_id", f"tags.`{Tag.LOCAL_ID}`"):
-                found = self._search(experiments, f"{column} LIKE '{digits}%'", limit)
-                if runs := list(itertools.islice(found, limit)):
-                    return runs
-            return []
-
-        return whole_id(run, beginning_with, self.shown)
+        return self._rewrite(entity) if known else MlflowRun(self._connection, entity, files)
 
     def info(self, run_id: str) -> RunInfo:
         """A run's tags, params and metrics."""
@@ -182,13 +165,12 @@ class MlflowTracker:
         self._connection.require_writable()
         entity = self._entity(run_id)
         run_id = entity.info.run_id
-        stop_heartbeat(run_id)
         if read_status(entity.info.status, entity.data.tags) == "running":
             files = self._files(entity)
             whole = files.peek(Artifact.MANIFEST) is not None
             if not whole:
-                note = failure_note(run_id, why)
-                self._connection.log_batch(run_id, tags=stored_tags({Tag.ERROR: why, Tag.NOTE: note}))
+                tags = {Tag.ERROR: error_text(why), Tag.NOTE: failure_note(run_id, why)}
+                self._connection.log_batch(run_id, tags=tags)
             verdict = entity.data.tags.get(Tag.VERDICT)
             self._connection.end(run_id, shown_status("finished", verdict) if whole else "KILLED")
             files.sweep()
@@ -200,17 +182,13 @@ class MlflowTracker:
         entity = self._entity(run_id)
         files, info = self._files(entity), self._info(entity)
         check_reopening(info, whole=files.peek(Artifact.MANIFEST) is not None)
-        stop_heartbeat(info.id)
-        self._connection.log_batch(info.id, tags=stored_tags(owner.tags_of_owner()))
-        run = self.rewrite(info.id)
-        run.continue_from(files.entries(), info.metrics)
-        start_heartbeat(run)
+        self._connection.log_batch(info.id, tags={Tag.OWNER: owner.current().to_json(indent=None)})
+        run = self._rewrite(entity)
+        run.continue_from(files.entries())
         return run
 
-    def rewrite(self, run_id: str) -> MlflowRun:
+    def _rewrite(self, entity: MlflowRunEntity) -> MlflowRun:
         """Write to a run whatever its status."""
-        self._connection.require_writable()
-        entity = self._entity(run_id)
         run_id, files = entity.info.run_id, self._files(entity)
         for tag in {Tag.ERROR, Tag.VERDICT, Tag.MANIFEST_SHA256} & entity.data.tags.keys():
             self._call(self._client.delete_tag, run_id, tag)
@@ -243,21 +221,15 @@ class MlflowTracker:
                     raise
         info = self.info(run_id)
         place = ", ".join(value for tag in (Tag.BACKEND, Tag.DEVICE) if (value := info.tags.get(tag)))
-        size = info.metrics.get(schema.Metric.ENGINE_BYTES)
         version = self._call(
             self._client.create_model_version,
             name,
             source_of(run_id, path),
             run_id,
-            tags=stored_tags({**(tags or {}), Tag.REGISTERED_PATH: path}),
-            description=(
-                f"{info.params.get('precision', '').upper()} engine for {place}"
-                f"{'' if size is None else f', {humanize.naturalsize(size, binary=True)}'}. "
-                f'Run it: `mlflow.pyfunc.load_model("models:/<name>@{ACCEPTED}")`.'
-            ),
+            tags=dict(tags or {}),
+            description=f"{info.params.get('precision', '').upper()} engine for {place}",
         )
-        for each in (alias, ACCEPTED):
-            self._call(self._client.set_registered_model_alias, name, each, version.version)
+        self._call(self._client.set_registered_model_alias, name, alias, version.version)
         return self._version(name, str(version.version))
 
     def registered(self, name: str, alias: str) -> RegisteredVersion | None:
@@ -269,7 +241,7 @@ class MlflowTracker:
         """A registered model's aliases, as names to version numbers."""
         model = self._registered_model(name)
         aliases = {} if model is None else model.aliases
-        return {alias: str(version) for alias, version in aliases.items() if alias != ACCEPTED}
+        return {alias: str(version) for alias, version in aliases.items()}
 
     def accepted(self) -> list[tuple[str, RegisteredVersion]]:
         """Every alias of every registered model with its version."""
@@ -288,9 +260,8 @@ class MlflowTracker:
 
     def _version(self, name: str, number: str) -> RegisteredVersion:
         version = self._call(self._client.get_model_version, name, number)
-        tags = _read_texts(version.tags, schema.long_texts(version.tags))
-        run_id, path = artifact_of(name, number, str(version.source), tags.pop(Tag.REGISTERED_PATH, None))
-        return RegisteredVersion(name=name, version=number, run_id=run_id, path=path, tags=tags)
+        run_id, path = artifact_of(name, number, str(version.source))
+        return RegisteredVersion(name=name, version=number, run_id=run_id, path=path, tags=dict(version.tags))
 
     def _entity(self, run_id: str) -> MlflowRunEntity:
         missing = errors.RunNotFoundError(
@@ -323,17 +294,6 @@ class MlflowTracker:
             if not self._known_experiment(name):
                 raise
         return self._known_experiment(name)[0]
-
-    def _add_view(self, experiment_id: str) -> None:
-        """Give an experiment its saved view and its description, unless it has them."""
-        if experiment_id in self._with_view:
-            return
-        with contextlib.suppress(errors.TrackingError):  # a run needs neither
-            existing = self._call(self._client.get_experiment, experiment_id).tags
-            for tag, value in experiment_tags(experiment_id).items():
-                if tag not in existing:
-                    self._call(self._client.set_experiment_tag, experiment_id, tag, value)
-            self._with_view.add(experiment_id)
 
     def _known_experiment(self, name: str) -> list[str]:
         experiment = self._call(self._client.get_experiment_by_name, name)
@@ -394,7 +354,6 @@ class MlflowTracker:
         info, stored = entity.info, entity.data.tags
         check_id(info.run_id, self.shown)
         try:
-            long = schema.long_texts(stored)
             return RunInfo(
                 id=info.run_id,
                 experiment=self._experiment_name(info.experiment_id),
@@ -403,9 +362,9 @@ class MlflowTracker:
                 status=read_status(info.status, stored),
                 start_time=info.start_time / 1000,
                 end_time=None if info.end_time is None or info.status == "RUNNING" else info.end_time / 1000,
-                tags=_read_texts(stored, long),
-                params=_read_texts(entity.data.params, long),
-                metrics={_read_metric(k, long): schema.read_number(v) for k, v in entity.data.metrics.items()},
+                tags=dict(stored),
+                params=dict(entity.data.params),
+                metrics={_read_metric(k): schema.read_number(v) for k, v in entity.data.metrics.items()},
                 url=self._connection.url(info.experiment_id, info.run_id),
             )
         except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as exc:
@@ -420,13 +379,13 @@ class MlflowTracker:
 
 def _search_filter(tags: Mapping[str, str], parent: str | None, status: RunStatus | None) -> str:
     """A query that finds at least the wanted runs: MLflow's language cannot quote every key and value."""
-    wanted = {schema.key(name): value for name, value in tags.items()}
+    wanted = dict(tags)
     if parent is not None:
         wanted[_PARENT] = parent
     conditions = [
         f"tags.`{key}` = '{value}'"
         for key, value in wanted.items()
-        if value and len(value) < schema.MAX_TAG and value.isprintable() and not set("'\"`\\") & set(value)
+        if value and value.isprintable() and not set("'\"`\\") & {*key, *value}
     ]
     if status == "finished":  # bad runs are shown as failed (mlflow.run.shown_status)
         conditions += ["attributes.status != 'RUNNING'", "attributes.status != 'KILLED'"]
@@ -435,20 +394,9 @@ def _search_filter(tags: Mapping[str, str], parent: str | None, status: RunStatu
     return " and ".join(conditions)
 
 
-def _read_texts(stored: Mapping[str, str], long: Mapping[str, str]) -> dict[str, str]:
-    """Decoded tags or params, without those of the encoding itself."""
-    found = {}
-    for key, value in stored.items():
-        if not schema.is_overflow(key):
-            name = key
-            with contextlib.suppress(errors.FormatError):  # another program logged it
-                name = schema.name(key, long)
-            found[name] = schema.restored(value, long)
-    return found
-
-
-def _read_metric(key: str, long: Mapping[str, str]) -> tuple[str, ...]:
+def _read_metric(key: str) -> tuple[str, ...]:
     try:
-        return schema.metric_name(key, long)
-    except errors.FormatError:  # another program logged it
+        return schema.metric_name(key)
+    except errors.FormatError:
+        # Another program logged it.
         return tuple(key.split("/"))

@@ -106,7 +106,7 @@ def data(args: Options) -> Job:
 
 
 @command(
-    Group("run", flag("run", "the run's id or its first characters, with or without run: before it")),
+    Group("run", flag("run", "the run's id, with or without run: before it")),
     groups.JSON,
     groups.STORE,
     examples=("trtops inspect run 8d6e3f", "trtops inspect run run:8d6e3f --json"),

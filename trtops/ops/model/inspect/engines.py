@@ -21,6 +21,7 @@ from trtops.record import Record
 from trtops.tables import markdown_table, size
 from trtops.tracking import builds
 from trtops.tracking.base import Tracker, Verdict
+from trtops.tracking.ids import run_id_of
 
 _NODES_SHOWN = 3
 
@@ -242,7 +243,7 @@ def _read_engine(source: str, profile: bool, tracker: Tracker | None) -> tuple[E
             f"{source!r} is neither an engine nor a JSON file of the engine inspector, and there is no tracking store "
             "with such a run."
         )
-    build = builds.load_build(builds.holder_of_engine(tracker, tracker.info(tracker.whole_id(source))))
+    build = builds.load_build(builds.holder_of_engine(tracker, tracker.info(run_id_of(source))))
     if build.engine.backend == "tensorrt" and build.engine.plan:
         try:
             return _described(trt.engine_from_bytes(build.engine.plan), profile)
