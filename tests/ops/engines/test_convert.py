@@ -98,7 +98,7 @@ def convert_with(cache: str, model: Path, tracker: MemoryTracker) -> StoredRun:
 def test_run_cache_avoids_timing(tracker: MemoryTracker, conv_net: Path) -> None:
     first = convert(conv_net, ConvertConfig(check=QUICK), tracker=tracker).run_id
 
-    again = convert_with(f"run:{first[:8]}", conv_net, tracker)
+    again = convert_with(f"run:{first}", conv_net, tracker)
 
     assert again.info.metrics[schema.Metric.TIMING_CACHE_HITS] > 0
     assert again.info.metrics[schema.Metric.TIMING_CACHE_MISSES] == 0

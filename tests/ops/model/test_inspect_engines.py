@@ -64,7 +64,7 @@ def test_engines_of_runs_are_compared(tmp_path: Path) -> None:
         for precision in ("fp32", "fp16")
     ]
 
-    result = ops.inspect_engines(ops.InspectEnginesConfig(a=runs[0], b=runs[1][:12]), tracker=tracker, experiment="e")
+    result = ops.inspect_engines(ops.InspectEnginesConfig(a=runs[0], b=runs[1]), tracker=tracker, experiment="e")
 
     assert result.a.layers and result.b.layers and result.a.ms is None
     info = tracker.info(result.run_id)
