@@ -1,7 +1,7 @@
 """Crafted models, damaged files and damaged stores through all commands: ``python -m tests.attacks.fuzz --cases 5000``.
 
 Each case is a file that follows from its number and some commands on it, run through the command line's ``main`` in a
-child that is forked for a batch, so that a crash costs one case. Failures are: a dead process, a foreign exception,
+forked child, so that a crash costs one case. Failures are: a dead process, a foreign exception,
 a command that reports a mistake of its own, more than 60 s of CPU time, and more than 2 GB of memory.
 """
 
@@ -16,19 +16,16 @@ import importlib
 import io
 import json
 import logging
-import multiprocessing
 import os
+import resource
 import shutil
 import signal
 import sqlite3
 import sys
 import tempfile
-import time
 import traceback
-from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 
@@ -38,10 +35,9 @@ from tests.stores import set_root
 from trtops.cli import registry
 from trtops.cli.main import load, main
 
-CPU_SECONDS = 60.0
-WALL_SECONDS = 600.0
+CPU_SECONDS = 60  # of one command
+WALL_SECONDS = 900  # of one case
 MEMORY_KIB = 2 << 20
-BATCH = 20
 
 ON_MODELS = (
     "check lint m.onnx",
@@ -263,8 +259,8 @@ def failure_of(line: str) -> str | None:
     return None if code in (0, 1, 2, 3) else f"exit code {code}"
 
 
-def try_case(kind: str, seed: int, bases: Path, runs: list[str], count: int, pipe: Connection) -> None:
-    """Run one case in this process, which is a child."""
+def try_case(kind: str, seed: int, bases: Path, runs: list[str], count: int, notes: Path) -> None:
+    """Run one case in this process, which is a child; each command, and what went wrong, becomes a line of notes."""
 
     def link(source: str, target: str) -> None:
         if kind == "store" or source.endswith(".onnx") or "/mlruns/" in source:
@@ -272,7 +268,7 @@ def try_case(kind: str, seed: int, bases: Path, runs: list[str], count: int, pip
         else:
             os.link(source, target)
 
-    with tempfile.TemporaryDirectory(prefix="fuzz-", dir=bases.parent) as name:
+    with tempfile.TemporaryDirectory(prefix="fuzz-", dir=bases.parent) as name, notes.open("a") as file:
         folder = Path(name, "here")
         shutil.copytree(bases, folder, symlinks=True, copy_function=link)
         os.chdir(folder)
@@ -280,86 +276,44 @@ def try_case(kind: str, seed: int, bases: Path, runs: list[str], count: int, pip
         tempfile.tempdir = name
         set_root(folder / "mlruns")
         for line in commands_of(kind, seed, folder, runs, count):
-            pipe.send(("at", seed, line))
-            Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-            if (wrong := failure_of(line)) is not None:
-                pipe.send(("wrong", seed, line, wrong))
-            peak = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM"))
-            pipe.send(("peak", seed, line, int(peak.split()[1])))
+            print(json.dumps([line, "died"]), file=file, flush=True)
+            print(json.dumps([line, failure_of(line)]), file=file, flush=True)
         os.chdir("/")
 
 
-def serve_batch(kind: str, seeds: range, bases: Path, runs: list[str], count: int, pipe: Connection) -> None:
-    """Run cases in a forked child, one after the other."""
-    os.setsid()
-    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-    log = os.open(bases.parent / f"child-{os.getpid()}.log", os.O_CREAT | os.O_RDWR)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    faulthandler.enable()
-    for seed in seeds:
-        try_case(kind, seed, bases, runs, count, pipe)
-    os._exit(0)
-
-
-class Batch:
-    """A forked child at work, watched."""
-
-    def __init__(self, kind: str, seeds: range, bases: Path, runs: list[str], count: int) -> None:
-        self.seeds = seeds
-        self.wrong: list[tuple[int, str, str]] = []
-        self.lines, self.peak = 0, 0
-        fork = multiprocessing.get_context("fork")
-        self._pipe, theirs = fork.Pipe(duplex=False)
-        self._child = fork.Process(target=serve_batch, args=(kind, seeds, bases, runs, count, theirs))
-        self._child.start()
-        theirs.close()
-        self._log = bases.parent / f"child-{self._child.pid}.log"
-        self._at: tuple[int, str] = (seeds.start, "setup")
-        self._since, self._cpu = time.monotonic(), 0.0
-
-    def watch(self) -> range:
-        """Watch until it ends; returns the seeds that are left."""
-        hangs = False
-        while not hangs:
-            if self._pipe.poll(1.0):
-                try:
-                    self._note(*self._pipe.recv())
-                except EOFError:
-                    break
-            spent, waited = cpu_seconds(self._child.pid) - self._cpu, time.monotonic() - self._since
-            hangs = spent > CPU_SECONDS or waited > WALL_SECONDS
-            if hangs:
-                self.wrong.append((*self._at, f"hang: {spent:.0f} s of CPU, {waited:.0f} s"))
-        self._child.join(0 if hangs else 30)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._child.pid, signal.SIGKILL)
-        self._child.join()
-        finished = self._child.exitcode == 0
-        if not finished and not hangs:
-            output = self._log.read_text(errors="replace")[-2500:]
-            self.wrong.append((*self._at, f"died: exit code {self._child.exitcode}\n{output}"))
-        self._log.unlink(missing_ok=True)
-        return range(self.seeds.stop if finished else self._at[0] + 1, self.seeds.stop)
-
-    def _note(self, kind: str, seed: int, line: str, found: Any = None) -> None:
-        if kind == "at":
-            self._at, self._since, self._cpu = (seed, line), time.monotonic(), cpu_seconds(self._child.pid)
-            self.lines += 1
-        elif kind == "wrong":
-            self.wrong.append((seed, line, found))
-        else:
-            self.peak = max(self.peak, found)
-            if found > MEMORY_KIB:
-                self.wrong.append((seed, line, f"memory: {found / (1 << 20):.2f} GiB"))
-
-
-def cpu_seconds(pid: int | None) -> float:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def watch_case(kind: str, seed: int, bases: Path, runs: list[str], count: int) -> tuple[dict[str, str | None], int]:
+    """Run one case in a forked child; returns what went wrong by command line, and the peak of memory in KiB."""
+    notes, log = bases.parent / "notes", bases.parent / "log"
+    notes.write_text(json.dumps(["setup", None]) + "\n")
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+        for stream in (1, 2):
+            os.dup2(os.open(log, os.O_CREAT | os.O_RDWR | os.O_TRUNC), stream)
+        faulthandler.enable()
+        resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS * count, CPU_SECONDS * count + 5))
+        signal.alarm(WALL_SECONDS)
+        code = 1
+        try:
+            try_case(kind, seed, bases, runs, count, notes)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    _, status, used = os.wait4(pid, 0)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    found: dict[str, str | None] = dict(map(json.loads, notes.read_text().splitlines()))
+    if status:  # the last command is to blame
+        code = os.waitstatus_to_exitcode(status)
+        hangs = -code in (signal.SIGXCPU, signal.SIGALRM)
+        last = list(found)[-1]
+        found[last] = "hang" if hangs else f"died: exit code {code}\n{log.read_text(errors='replace')[-2500:]}"
+    if used.ru_maxrss > MEMORY_KIB:
+        found["memory"] = f"memory: {used.ru_maxrss / (1 << 20):.2f} GiB"
+    return found, used.ru_maxrss
 
 
 def run_all(kinds: list[str], numbers: range, count: int, work: Path) -> int:
@@ -374,16 +328,17 @@ def run_all(kinds: list[str], numbers: range, count: int, work: Path) -> int:
         importlib.import_module(name)
     causes: collections.Counter[str] = collections.Counter()
     for kind in kinds:
-        left, lines, wrong, peak = numbers, 0, 0, 0
-        while left:
-            batch = Batch(kind, range(left.start, min(left.start + BATCH, left.stop)), bases, runs, count)
-            left = range((batch.watch() or range(batch.seeds.stop, 0)).start, numbers.stop)
-            lines, wrong, peak = lines + batch.lines, wrong + len(batch.wrong), max(peak, batch.peak)
-            for seed, line, what in batch.wrong:
-                cause = what[:60] if "hang" in what or "died" in what else what.strip().splitlines()[-1][:160]
-                causes[cause] += 1
-                if causes[cause] <= 2:
-                    print(f"--- {kind} {seed}: {line}\n{what}", flush=True)
+        lines, wrong, peak = 0, 0, 0
+        for seed in numbers:
+            found, used = watch_case(kind, seed, bases, runs, count)
+            lines, peak = lines + len(found) - 1, max(peak, used)
+            for line, what in found.items():
+                if what is not None:
+                    wrong += 1
+                    cause = what[:60] if what.startswith(("hang", "died")) else what.strip().splitlines()[-1][:160]
+                    causes[cause] += 1
+                    if causes[cause] <= 2:
+                        print(f"--- {kind} {seed}: {line}\n{what}", flush=True)
         print(f"{kind}: {len(numbers)} cases, {lines} commands, {wrong} wrong, {peak / (1 << 20):.2f} GiB", flush=True)
     for cause, times in causes.most_common(40):
         print(f"{times:6} {cause}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import importlib
 import multiprocessing
 import os
 import shutil
@@ -25,15 +26,19 @@ from random import Random
 from typing import Any
 
 import onnx
+import psutil
 
 from tests import campaigns, models
 from tests.servers import MlflowServer
 from tests.stores import set_root
+from trtops import errors
 from trtops.cli.main import main
+from trtops.ops.campaign.debug_build import debug_build
+from trtops.tracking.check import reap, remove_leftovers
 from trtops.tracking.schema import Tag
+from trtops.tracking.store import default_tracker
 
 COMMANDS = (
-    "convert m.onnx --convert-to ort -o out.ort --experiment m",
     "convert m.onnx --convert-to ort --fp16 -o out.ort --experiment m",
     "build-list list.yaml",
     "calibrate m.onnx --load-inputs inputs.json -o out.cache --experiment m",
@@ -42,23 +47,16 @@ COMMANDS = (
     "report RUN -o out.html",
     "gate m.onnx",
     "sensitivity m.onnx --calibration-cache int8.cache --load-inputs inputs.json --experiment m",
-    "run m.onnx --onnxrt --save-outputs out.json",
     "run m.onnx --onnxrt --experiment m",
     "check lint m.onnx -o out.json",
     "surgeon sanitize m.onnx --fold-constants -o out.onnx",
-    "surgeon extract m.onnx --outputs n0:auto -o out.onnx",
-    "surgeon insert m.onnx --op Relu --inputs scores --outputs scores -o out.onnx",
-    "surgeon prune m.onnx -o out.onnx",
-    "surgeon weight-strip m.onnx -o out.onnx",
     "debug build m.onnx --onnxrt --until 3 --random-tactics --experiment m",
     "debug bisect CAMPAIGN --max-builds 8",
     "debug prove CAMPAIGN --force --repeats 1",
     "debug noise CAMPAIGN --builds 2 --runs 2",
     "debug reduce m.onnx -o out.onnx --onnxrt --atol 1e-9 --experiment m",
     "debug precision m.onnx --fp16 -o out.onnx --experiment m",
-    "debug accuracy m.onnx --emulate fp16 --experiment m",
     "data concat inputs.json inputs.json -o out.json",
-    "template data-loader m.onnx -o out.py",
     "runs evaluate RUN --atol 1e-3",
     "runs audit RUN",
     "runs bundle RUN -o out.zip",
@@ -102,7 +100,7 @@ def run_line(line: str, place: Path) -> int:
     if not line.startswith("flows."):
         sys.argv = ["trtops", *line.split()]
         return main()
-    from trtops import errors, flows
+    from trtops import flows
 
     try:
         result = eval(line, {"flows": flows})
@@ -199,9 +197,6 @@ def make_base(place: Path, *, served: bool) -> dict[str, str]:
 
 def make_campaign(place: Path) -> str:
     """Run a campaign with good and bad builds, of a model of its own."""
-    from trtops.ops.campaign.debug_build import debug_build
-    from trtops.tracking.store import default_tracker
-
     model, data = campaigns.two_blocks(place / "work")
     config = campaigns.config(data, until=8, bisect=False)
     result = debug_build(model, config, tracker=default_tracker(), experiment="campaign")
@@ -210,15 +205,10 @@ def make_campaign(place: Path) -> str:
 
 
 def finished_runs(place: Path) -> list[str]:
-    from trtops.tracking.store import default_tracker
-
     return [info.id for info in default_tracker().find(status="finished")]
 
 
 def clear_up(place: Path) -> None:
-    from trtops.tracking.check import reap, remove_leftovers
-    from trtops.tracking.store import default_tracker
-
     tracker = default_tracker()
     reap(tracker)
     remove_leftovers(tracker)
@@ -227,9 +217,6 @@ def clear_up(place: Path) -> None:
 
 def check_store(place: Path, before: list[str]) -> Failures:
     """Runs that are lost, doubled or still open."""
-    from trtops import errors
-    from trtops.tracking.store import default_tracker
-
     tracker = default_tracker()
     infos = tracker.find()
     lost = [f"run {run} is gone" for run in set(before) - {info.id for info in infos}]
@@ -259,13 +246,12 @@ def left_processes(place: Path, session: int, server: int | None) -> list[str]:
     deadline = time.monotonic() + 40
     while True:
         found = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                mine = int(fields[3]) == session or str(place).encode() in (entry / "environ").read_bytes()
-                if mine and int(fields[3]) != server and fields[0] != "Z" and int(entry.name) != os.getpid():
-                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                    found.append(f"process {command[:120] or entry.name}")
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                group = os.getsid(process.pid)
+                mine = group == session or any(str(place) in text for text in process.environ().values())
+                if mine and group != server and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(f"process {' '.join(process.cmdline())[:120] or process.pid}")
         if not found or time.monotonic() > deadline:
             return found
         time.sleep(0.2)
@@ -336,9 +322,8 @@ def try_case(number: int, line: str, base: Path, seconds: float, known: set[str]
 
 def run_all(numbers: range, lines: list[str], servers: float, work: Path) -> int:
     """Kill lines in turn; prints a table by line, and returns the number of failures."""
-    import mlflow.store.tracking.sqlalchemy_store  # noqa: F401 - so that children need not import it
-    import onnxruntime  # noqa: F401
-
+    for name in ("mlflow.store.tracking.sqlalchemy_store", "onnxruntime"):  # so that children need not import them
+        importlib.import_module(name)
     bases = {served: work / ("served" if served else "plain") for served in (False, True)}
     runs = {served: make_base(base, served=served) for served, base in bases.items()}
     known = {path.name for path in (bases[False] / "work").iterdir()}

@@ -8,7 +8,6 @@ it.
 
 from __future__ import annotations
 
-import functools
 import sys
 import time
 import traceback
@@ -25,7 +24,6 @@ VISION = (
     *("inception_v3", "shufflenet_v2_x0_5", "mobilenet_v2", "mobilenet_v3_small", "mnasnet0_5", "efficientnet_b0"),
     *("regnet_y_400mf", "convnext_tiny", "swin_t", "maxvit_t", "vit_b_16"),
 )
-SEGMENTING = ("lraspp_mobilenet_v3_large", "deeplabv3_mobilenet_v3_large")
 TRANSFORMERS = {
     "bert": ("BertConfig", "BertModel"),
     "distilbert": ("DistilBertConfig", "DistilBertModel"),
@@ -74,55 +72,17 @@ def seeded():  # type: ignore[no-untyped-def]
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    _spare_torchvision_its_kernels(torch)
     return torch
-
-
-@functools.cache
-def _spare_torchvision_its_kernels(torch) -> None:  # type: ignore[no-untyped-def]
-    """Let torchvision be imported without its own kernels, as with a CUDA build and a CPU torch."""
-    register = torch.library.register_fake
-
-    def lenient(op, *arguments, **keywords):  # type: ignore[no-untyped-def]
-        decorate = register(op, *arguments, **keywords)
-
-        def decorated(function):  # type: ignore[no-untyped-def]
-            try:
-                return decorate(function)
-            except RuntimeError:
-                if not str(op).startswith("torchvision::"):
-                    raise
-                return function
-
-        return decorated
-
-    torch.library.register_fake = lenient
 
 
 def vision(name: str, path: Path, *, dynamo: bool = False) -> None:
     torch = seeded()
     import torchvision
 
-    size = {"inception_v3": (299, 299), **dict.fromkeys(SEGMENTING, (128, 160))}.get(name, (224, 224))
-    shape = (1, 3, *size)
-    where = torchvision.models.segmentation if name in SEGMENTING else torchvision.models
+    size = (299, 299) if name == "inception_v3" else (224, 224)
     extra = {"aux_logits": False, "init_weights": False} if name in ("googlenet", "inception_v3") else {}
-    if name in SEGMENTING:
-        extra = {"weights_backbone": None, "num_classes": 6}
-    net = getattr(where, name)(weights=None, **extra)
-    if name in SEGMENTING:
-
-        class Mask(torch.nn.Module):
-            def __init__(self):  # type: ignore[no-untyped-def]
-                super().__init__()
-                self.net = net
-
-            def forward(self, image):  # type: ignore[no-untyped-def]
-                return self.net(image)["out"]
-
-        from_torch(Mask(), (torch.rand(shape),), path, ["image"])
-    else:
-        from_torch(net, (torch.rand(shape),), path, ["image"], dynamo=dynamo)
+    net = getattr(torchvision.models, name)(weights=None, **extra)
+    from_torch(net, (torch.rand(1, 3, *size),), path, ["image"], dynamo=dynamo)
 
 
 def language(name: str, path: Path) -> None:
@@ -183,18 +143,6 @@ def learner(name: str, path: Path) -> None:
     save_feed(path, {"X": x[:5]})
 
 
-def xgboosted(path: Path) -> None:
-    import xgboost
-    from onnxmltools import convert_xgboost
-    from onnxmltools.convert.common.data_types import FloatTensorType
-
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((200, 8)).astype(np.float32)
-    fitted = xgboost.XGBRegressor(n_estimators=20, max_depth=4, random_state=0).fit(x, x[:, 0] * x[:, 1])
-    onnx.save(convert_xgboost(fitted, initial_types=[("X", FloatTensorType([None, 8]))]), path)
-    save_feed(path, {"X": x[:5]})
-
-
 def perceptron(path: Path, width: int = 10_000, layers: int = 6) -> None:
     """A perceptron with 2.4 GB of external weights: more than protobuf's limit."""
     from onnx import TensorProto, helper
@@ -225,10 +173,9 @@ def zoo() -> dict[str, Callable[[Path], None]]:
     made: dict[str, Callable[[Path], None]] = {
         f"sklearn_{n}": lambda p, n=n: learner(n, p) for n in ("forest", "boosting", "logistic", "svc", "kmeans", "mlp")
     }
-    made["xgboost"] = xgboosted
     made |= {n: lambda p, n=n: recurrent(n, p) for n in ("lstm", "gru")}
     made |= {n: lambda p, n=n: language(n, p) for n in TRANSFORMERS}
-    made |= {n: lambda p, n=n: vision(n, p) for n in sorted((*VISION, *SEGMENTING), key=lambda n: "vit" in n)}
+    made |= {n: lambda p, n=n: vision(n, p) for n in sorted(VISION, key=lambda n: "vit" in n)}
     made |= {f"{n}_dynamo": lambda p, n=n: vision(n, p, dynamo=True) for n in ("resnet18", "mobilenet_v2")}
     made["perceptron_2400mb"] = perceptron
     return made

@@ -12,26 +12,9 @@ import tempfile
 import time
 import venv
 import zipfile
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
-import onnx
-
-from tests.triage.planted import (
-    CHECK,
-    FAULTS,
-    FP16,
-    FP32,
-    Planted,
-    convolutional,
-    dense,
-    embedded,
-    feed_of,
-    normed,
-    saved,
-    transformer,
-)  # fmt: skip
+from tests.triage.planted import FAULTS, Planted
 from trtops.errors import ReproductionError
 from trtops.ops.bundling.op import BundleConfig, bundle
 from trtops.ops.engines.convert import ConvertConfig, convert
@@ -64,73 +47,42 @@ def show_triage(folder: Path) -> bool:
     return right >= 18
 
 
-def _bundled_cases(folder: Path) -> Iterator[tuple[str, Path, ConvertConfig]]:
-    """Twenty builds that are evaluated against the model itself: planted faults, and sound ones."""
-    for number, fault in enumerate(FAULTS):
-        path, asked = fault.write(folder / str(number))
-        if asked.golden_model is None and fault.kinds != ("not repeatable",):  # a random verdict cannot be reproduced
-            yield (
-                fault.name,
-                path,
-                ConvertConfig(build=asked.build, check=asked.check, calibration_cache=asked.calibration_cache),
-            )
-    more = {
-        "dense, FP32": (dense(), FP32),
-        "convolutional, FP32": (convolutional(), FP32),
-        "dense, FP16": (dense(), FP16),
-        "convolutional, FP16": (convolutional(), FP16),
-        "transformer, FP32": (transformer(), FP32),
-        "embedded, FP32": (embedded(), FP32),
-        "normed, FP32": (normed(), FP32),
-        "normed, FP16": (normed(), FP16),
-    }
-    for name, (proto, build) in more.items():
-        place = folder / name
-        place.mkdir(parents=True)
-        onnx.save(proto, place / "model.onnx")
-        yield (
-            name,
-            place / "model.onnx",
-            ConvertConfig(build=build, check=replace(CHECK, data=saved(place, feed_of(proto)))),
-        )
-
-
 def show_bundles(folder: Path) -> bool:
-    """Twenty bundles, reproduced in an environment that only has numpy and ONNX Runtime."""
+    """Bundles of planted faults, reproduced in an environment that only has numpy and ONNX Runtime."""
     tracker = MemoryTracker()
     python = folder / "bare" / "bin" / "python"
     reproduced = count = 0
-    for name, path, config in _bundled_cases(folder):
+    for number, fault in enumerate(FAULTS):
+        place = folder / str(number)
+        path, asked = fault.write(place)
+        if asked.golden_model is not None or fault.kinds == ("not repeatable",):
+            continue  # a verdict against another model or a random one cannot be reproduced
+        config = ConvertConfig(build=asked.build, check=asked.check, calibration_cache=asked.calibration_cache)
         run = convert(path, config, tracker=tracker)
         count += 1
-        place = path.parent / "bundle"
         try:
             made = bundle(run.run_id, BundleConfig(output=f"{place}.zip"), tracker=tracker)
         except ReproductionError as exc:
-            print(f"{name:32} {run.verdict:5} refused: {exc}"[:200], flush=True)
+            print(f"{fault.name:32} {run.verdict:5} refused: {exc}"[:200], flush=True)
             continue
         with zipfile.ZipFile(made.path) as archive:
-            archive.extractall(place)
+            archive.extractall(place / "bundle")
         if not python.exists():
             venv.create(folder / "bare", with_pip=True)
-            command = [str(python), "-m", "pip", "install", "--quiet", "-r", str(place / "constraints.txt")]
+            command = [str(python), "-m", "pip", "install", "--quiet", "-r", str(place / "bundle" / "constraints.txt")]
             subprocess.run(command, check=True, env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"})
             bare = subprocess.run([str(python), "-c", "import trtops"], capture_output=True, cwd=folder)
             assert bare.returncode != 0, "the bare environment has trtops"
-        again = subprocess.run([str(python), "reproduce.py"], cwd=place, capture_output=True, text=True)
+        again = subprocess.run([str(python), "reproduce.py"], cwd=place / "bundle", capture_output=True, text=True)
         good = again.returncode == 0 and f"verdict: {run.verdict}" in again.stdout
         reproduced += good
-        print(
-            f"{name:32} {run.verdict:5} {'reproduced' if good else again.stdout[-80:] + again.stderr[-80:]}", flush=True
-        )
+        shown = "reproduced" if good else again.stdout[-80:] + again.stderr[-80:]
+        print(f"{fault.name:32} {run.verdict:5} {shown}", flush=True)
     print(f"bundles: {reproduced} of {count} reproduced (goal all)")
     return reproduced == count
 
 
-PARTS = {
-    "triage": show_triage,
-    "bundles": show_bundles,
-}
+PARTS = {"triage": show_triage, "bundles": show_bundles}
 
 
 def main(parts: list[str]) -> int:
