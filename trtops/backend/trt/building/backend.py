@@ -39,17 +39,11 @@ NO_CACHES = Caches()
 
 @dataclass(frozen=True)
 class TensorRTBackend:
-    """Builds and runs TensorRT or TensorRT-RTX engines.
+    """Builds and runs TensorRT or TensorRT-RTX engines."""
 
-    Attributes:
-        name: Name of the back end.
-        engine_suffix: Suffix of engine files.
-        calibration_algorithm: One of :data:`trtops.backend.trt.building.calibrator.ALGORITHMS`.
-    """
-
-    name: str = "tensorrt"
-    engine_suffix: str = ".engine"
-    calibration_algorithm: str = "entropy2"
+    name: str = "tensorrt"  # name of the back end
+    engine_suffix: str = ".engine"  # suffix of engine files
+    calibration_algorithm: str = "entropy2"  # one of :data:`trtops.backend.trt.building.calibrator.ALGORITHMS`
 
     def environment(self) -> Environment:
         """The environment of builds in this process.

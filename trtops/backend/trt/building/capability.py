@@ -10,19 +10,14 @@ from trtops.backend.trt.building.network import create_network, readable
 
 @dataclass(frozen=True, kw_only=True)
 class ParserAnswer:
-    """The parser's answer.
+    """The parser's answer."""
 
-    Attributes:
-        supported: Whether it supports the whole model.
-        subgraphs: Connected groups of nodes that it can parse, by their positions in the model's graph, and whether
-            this is certain. It rarely is if the whole model is not supported: then ask about the group as a model.
-            Nodes in no group are not supported.
-        messages: Messages about single nodes, by position.
-    """
-
-    supported: bool
+    supported: bool  # whether it supports the whole model
+    # Connected groups of nodes that it can parse, by their positions in the model's graph, and whether this is
+    # certain. It rarely is if the whole model is not supported: then ask about the group as a model. Nodes in no
+    # group are not supported.
     subgraphs: tuple[tuple[frozenset[int], bool], ...]
-    messages: dict[int, str]
+    messages: dict[int, str]  # messages about single nodes, by position
 
 
 def ask_parser(model: bytes) -> ParserAnswer:

@@ -21,68 +21,45 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class _CommonConfig:
-    """Options of :class:`CreateConfig` and :class:`CreateConfigRTX`. None keeps TensorRT's default.
+    """Options of :class:`CreateConfig` and :class:`CreateConfigRTX`. None keeps TensorRT's default."""
 
-    Attributes:
-        profiles: Optimization profiles, in the order of their numbers in the engine; inputs that they lack are filled
-            in. Without any there is one with the network's own shapes, 1 where they are dynamic.
-        precision_constraints: How binding per-layer precisions are: ``none``, ``prefer`` or ``obey``.
-        load_timing_cache: A timing cache: path, file or bytes. A file that does not exist counts as empty; one of
-            another device or release is refused.
-        algorithm_selector: Chooses tactics, such as :func:`TacticRecorder` or :func:`TacticReplayer`. Without
-            ``load_timing_cache`` it switches the timing cache off.
-        sparse_weights: Whether kernels for 2:4 sparse weights may be used.
-        tactic_sources: Libraries (``trt.TacticSource``) that tactics may come from.
-        restricted: Build for the safety-certified scope.
-        profiling_verbosity: How much of the engine its inspector shows; everything by default.
-        memory_pool_limits: Bytes by ``trt.MemoryPoolType``.
-        refittable: Whether weights can be exchanged later.
-        strip_plan: Leave refittable weights out of the plan.
-        preview_features: Features (``trt.PreviewFeature``) to switch on; others are switched off if this is given.
-        engine_capability: Scope of the engine (``trt.EngineCapability``).
-        direct_io: Forbid reformatting at inputs and outputs.
-        builder_optimization_level: 0 to 5.
-        hardware_compatibility_level: Devices that the engine should run on (``trt.HardwareCompatibilityLevel``).
-        max_aux_streams: Additional streams that the engine may use.
-        version_compatible: Whether later releases may load the engine.
-        exclude_lean_runtime: Leave the lean runtime out of a version compatible engine.
-        quantization_flags: Flags (``trt.QuantizationFlag``) to set; others are cleared if this is given.
-        error_on_timing_cache_miss: Fail instead of timing a tactic.
-        disable_compilation_cache: Store no compiled code in the timing cache.
-        progress_monitor: A ``trt.IProgressMonitor``.
-        weight_streaming: Let weights stay in host memory until needed; for strongly typed networks.
-        runtime_platform: Platform (``trt.RuntimePlatform``) to build for.
-        tiling_optimization_level: Effort to find tilings (``trt.TilingOptimizationLevel``).
-        edit_timing_cache: Keep one entry per layer in the timing cache, for recording and replaying tactics.
-    """
-
+    # Optimization profiles, in the order of their numbers in the engine; inputs that they lack are filled in.
+    # Without any there is one with the network's own shapes, 1 where they are dynamic.
     profiles: Sequence[Profile] | None = None
+    # How binding per-layer precisions are: ``none``, ``prefer`` or ``obey``.
     precision_constraints: Literal["none", "prefer", "obey"] | None = None
+    # A timing cache: path, file or bytes. A file that does not exist counts as empty; one of another device or
+    # release is refused.
     load_timing_cache: str | os.PathLike[str] | IO[bytes] | bytes | None = None
+    # Chooses tactics, such as :func:`TacticRecorder` or :func:`TacticReplayer`. Without ``load_timing_cache`` it
+    # switches the timing cache off.
     algorithm_selector: Any = None
-    sparse_weights: bool = False
-    tactic_sources: Sequence[Any] | None = None
-    restricted: bool = False
-    profiling_verbosity: Any = None
-    memory_pool_limits: Mapping[Any, int] | None = None
-    refittable: bool = False
-    strip_plan: bool = False
+    sparse_weights: bool = False  # whether kernels for 2:4 sparse weights may be used
+    tactic_sources: Sequence[Any] | None = None  # libraries (``trt.TacticSource``) that tactics may come from
+    restricted: bool = False  # build for the safety-certified scope
+    profiling_verbosity: Any = None  # how much of the engine its inspector shows; everything by default
+    memory_pool_limits: Mapping[Any, int] | None = None  # bytes by ``trt.MemoryPoolType``
+    refittable: bool = False  # whether weights can be exchanged later
+    strip_plan: bool = False  # leave refittable weights out of the plan
+    # Features (``trt.PreviewFeature``) to switch on; others are switched off if this is given.
     preview_features: Sequence[Any] | None = None
-    engine_capability: Any = None
-    direct_io: bool = False
-    builder_optimization_level: int | None = None
+    engine_capability: Any = None  # scope of the engine (``trt.EngineCapability``)
+    direct_io: bool = False  # forbid reformatting at inputs and outputs
+    builder_optimization_level: int | None = None  # 0 to 5
+    # Devices that the engine should run on (``trt.HardwareCompatibilityLevel``).
     hardware_compatibility_level: Any = None
-    max_aux_streams: int | None = None
-    version_compatible: bool = False
-    exclude_lean_runtime: bool = False
+    max_aux_streams: int | None = None  # additional streams that the engine may use
+    version_compatible: bool = False  # whether later releases may load the engine
+    exclude_lean_runtime: bool = False  # leave the lean runtime out of a version compatible engine
+    # Flags (``trt.QuantizationFlag``) to set; others are cleared if this is given.
     quantization_flags: Sequence[Any] | None = None
-    error_on_timing_cache_miss: bool = False
-    disable_compilation_cache: bool = False
-    progress_monitor: Any = None
-    weight_streaming: bool = False
-    runtime_platform: Any = None
-    tiling_optimization_level: Any = None
-    edit_timing_cache: bool = False
+    error_on_timing_cache_miss: bool = False  # fail instead of timing a tactic
+    disable_compilation_cache: bool = False  # store no compiled code in the timing cache
+    progress_monitor: Any = None  # a ``trt.IProgressMonitor``
+    weight_streaming: bool = False  # let weights stay in host memory until needed; for strongly typed networks
+    runtime_platform: Any = None  # platform (``trt.RuntimePlatform``) to build for
+    tiling_optimization_level: Any = None  # effort to find tilings (``trt.TilingOptimizationLevel``)
+    edit_timing_cache: bool = False  # keep one entry per layer in the timing cache, for recording and replaying tactics
 
     def __post_init__(self) -> None:
         if self.exclude_lean_runtime and not self.version_compatible:
@@ -203,27 +180,19 @@ class _CommonConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CreateConfig(_CommonConfig):
-    """Creates a TensorRT builder config; more attributes are listed at ``_CommonConfig``.
+    """Creates a TensorRT builder config; more attributes are listed at ``_CommonConfig``."""
 
-    Attributes:
-        tf32: Whether FP32 layers may round their inputs to TF32. Off by default; TensorRT's own default is on.
-        fp16: Whether layers may compute in FP16. On releases without the flag it is written into the ONNX model.
-        int8: Whether layers may compute in INT8, with Q/DQ nodes or, up to 10.16, a calibrator.
-        fp8: Whether layers may compute in FP8.
-        bf16: Whether layers may compute in BF16.
-        calibrator: An INT8 calibrator, such as :func:`Calibrator`. Calibrates at the last profile's ``opt`` shapes.
-        use_dla: Run on DLA core 0.
-        allow_gpu_fallback: Run layers on the GPU that DLA cannot run.
-    """
-
+    # Whether FP32 layers may round their inputs to TF32. Off by default; TensorRT's own default is on.
     tf32: bool = False
+    # Whether layers may compute in FP16. On releases without the flag it is written into the ONNX model.
     fp16: bool = False
-    int8: bool = False
-    fp8: bool = False
-    bf16: bool = False
+    int8: bool = False  # whether layers may compute in INT8, with Q/DQ nodes or, up to 10.16, a calibrator
+    fp8: bool = False  # whether layers may compute in FP8
+    bf16: bool = False  # whether layers may compute in BF16
+    # An INT8 calibrator, such as :func:`Calibrator`. Calibrates at the last profile's ``opt`` shapes.
     calibrator: Any = field(default=None, repr=False)
-    use_dla: bool = False
-    allow_gpu_fallback: bool = False
+    use_dla: bool = False  # run on DLA core 0
+    allow_gpu_fallback: bool = False  # run layers on the GPU that DLA cannot run
 
     @property
     def precisions(self) -> tuple[str, ...]:
@@ -281,14 +250,11 @@ def create_config(builder: Any, network: Any, **options: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class CreateConfigRTX(_CommonConfig):
-    """Creates a TensorRT-RTX builder config; more attributes are listed at ``_CommonConfig``.
+    """Creates a TensorRT-RTX builder config; more attributes are listed at ``_CommonConfig``."""
 
-    Attributes:
-        use_gpu: Build for the GPU of this machine; False builds for ``compute_capabilities`` without a GPU.
-        compute_capabilities: Target compute capabilities (``trt.ComputeCapability`` or names such as ``SM89``).
-    """
-
+    # Build for the GPU of this machine; False builds for ``compute_capabilities`` without a GPU.
     use_gpu: bool | None = None
+    # Target compute capabilities (``trt.ComputeCapability`` or names such as ``SM89``).
     compute_capabilities: Sequence[Any] | None = None
 
     def _configure(self, builder: Any, network: Any, config: Any) -> None:
@@ -306,15 +272,10 @@ def create_config_rtx(builder: Any, network: Any, **options: Any) -> Any:
 
 @dataclass(frozen=True)
 class PostprocessConfig:
-    """Calls a function on a builder config.
+    """Calls a function on a builder config."""
 
-    Attributes:
-        config: A builder config, or a callable that creates one from a builder and a network.
-        func: Called as ``func(builder, network, config)``; changes the config in place.
-    """
-
-    config: Any
-    func: Callable[[Any, Any, Any], None]
+    config: Any  # a builder config, or a callable that creates one from a builder and a network
+    func: Callable[[Any, Any, Any], None]  # called as ``func(builder, network, config)``; changes the config in place
 
     def __post_init__(self) -> None:
         if not callable(self.func):

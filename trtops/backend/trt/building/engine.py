@@ -35,16 +35,12 @@ log = logging.getLogger(__name__)
 class LoadPlugins:
     """Loads plugin libraries and TensorRT's own plugins, then returns ``obj`` or calls it.
 
-    Attributes:
-        plugins: Paths of shared libraries.
-        obj: A value, or a callable that makes it.
-
     Raises BackendUnavailableError if a library cannot be loaded; ConfigError if loading it is not allowed
     (:mod:`trtops.system.allowed`).
     """
 
-    plugins: Sequence[str | os.PathLike[str]] | None = None
-    obj: Any = None
+    plugins: Sequence[str | os.PathLike[str]] | None = None  # paths of shared libraries
+    obj: Any = None  # a value, or a callable that makes it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         trt = library.load()
@@ -86,19 +82,16 @@ load_runtime = immediately(LoadRuntime)
 class EngineBytesFromNetwork:
     """Builds an engine and returns its plan as ``trt.IHostMemory``, a buffer in host memory.
 
-    Attributes:
-        network: A network's parts, or a callable that makes them.
-        config: A builder config, or a callable that makes one from builder and network; ``CreateConfig()`` by default.
-        save_timing_cache: Path or open file for the timing cache, as TensorRT's own bytes, merged with the file's
-            content. If saving fails, a warning gives the reason, the file is not changed, and the engine is returned.
-
     Raises ConfigError if there is no builder and network. Raises EngineBuildError if TensorRT builds no engine; the
     message has TensorRT's last errors. Raises CalibrationError if INT8 calibration fails. Raises TacticMismatchError if
     a replay was not followed. Raises TimingCacheError if the timing cache to load is of another device or release.
     """
 
-    network: ValueOrCallable[NetworkParts]
+    network: ValueOrCallable[NetworkParts]  # a network's parts, or a callable that makes them
+    # A builder config, or a callable that makes one from builder and network; ``CreateConfig()`` by default.
     config: Any = None
+    # Path or open file for the timing cache, as TensorRT's own bytes, merged with the file's content. If saving
+    # fails, a warning gives the reason, the file is not changed, and the engine is returned.
     save_timing_cache: str | os.PathLike[str] | IO[bytes] | None = None
 
     @property
@@ -167,19 +160,13 @@ engine_bytes_from_network = immediately(EngineBytesFromNetwork)
 
 @dataclass(frozen=True)
 class EngineFromNetwork:
-    """Builds an engine and loads it; raises the errors of :class:`EngineBytesFromNetwork` and :class:`EngineFromBytes`.
+    """Builds an engine and loads it; raises what :class:`EngineBytesFromNetwork` and :class:`EngineFromBytes` raise."""
 
-    Attributes:
-        network: A network's parts, or a callable that makes them.
-        config: A builder config, or a callable that makes one from builder and network; ``CreateConfig()`` by default.
-        save_timing_cache: As for :class:`EngineBytesFromNetwork`.
-        runtime: As for :class:`EngineFromBytes`, like ``dla_workspace_allocation_strategy``.
-    """
-
-    network: ValueOrCallable[NetworkParts]
+    network: ValueOrCallable[NetworkParts]  # a network's parts, or a callable that makes them
+    # A builder config, or a callable that makes one from builder and network; ``CreateConfig()`` by default.
     config: Any = None
-    save_timing_cache: str | os.PathLike[str] | IO[bytes] | None = None
-    runtime: Any = None
+    save_timing_cache: str | os.PathLike[str] | IO[bytes] | None = None  # as for :class:`EngineBytesFromNetwork`
+    runtime: Any = None  # as for :class:`EngineFromBytes`, like ``dla_workspace_allocation_strategy``
     dla_workspace_allocation_strategy: Any = None
 
     @property
@@ -201,19 +188,15 @@ class EngineFromBytes:
 
     A version compatible plan contains a runtime, which is code for the host. It only runs if that is allowed.
 
-    Attributes:
-        serialized_engine: The plan: bytes or any buffer, or a callable that makes it.
-        runtime: A runtime to load it with, or a callable that makes one.
-        dla_workspace_allocation_strategy: How engines of that runtime share DLA workspaces.
-        allow_host_code: Whether host code in the plan may run; by default only if ``TRTOPS_ALLOW_HOST_CODE=1`` is set.
-
     Raises EngineLoadError if the bytes are damaged, or were built for another release or device;
     BackendUnavailableError if TensorRT or the GPU cannot be used here.
     """
 
+    # The plan: bytes or any buffer, or a callable that makes it.
     serialized_engine: ValueOrCallable[Any] = field(repr=False)
-    runtime: Any = None
-    dla_workspace_allocation_strategy: Any = None
+    runtime: Any = None  # a runtime to load it with, or a callable that makes one
+    dla_workspace_allocation_strategy: Any = None  # how engines of that runtime share DLA workspaces
+    # Whether host code in the plan may run; by default only if ``TRTOPS_ALLOW_HOST_CODE=1`` is set.
     allow_host_code: bool | None = None
 
     def __call__(self) -> Any:

@@ -36,17 +36,14 @@ _IN_THE_ROOT = "/model.onnx"
 class CreateNetwork:
     """Makes an empty network, to be filled with ``func.extend``.
 
-    Attributes:
-        explicit_batch: Ignored: every network has an explicit batch.
-        strongly_typed: Take every precision from the tensors. On TensorRT 11 and RTX all networks do.
-        mark_unfused_tensors_as_debug_tensors: Report every tensor that is not fused away to a debug listener.
-
     Raises BackendUnavailableError if TensorRT or the GPU cannot be used here; UnsupportedFeatureError if this release
     lacks a requested option.
     """
 
-    explicit_batch: bool | None = None
+    explicit_batch: bool | None = None  # ignored: every network has an explicit batch
+    # Take every precision from the tensors. On TensorRT 11 and RTX all networks do.
     strongly_typed: bool = False
+    # Report every tensor that is not fused away to a debug listener.
     mark_unfused_tensors_as_debug_tensors: bool = False
 
     def __call__(self) -> tuple[Any, Any]:
@@ -67,27 +64,22 @@ create_network = immediately(CreateNetwork)
 class ParserOptions:
     """Options of the loaders from ONNX.
 
-    Attributes:
-        flags: Flags of the ONNX parser (``trt.OnnxParserFlag``).
-        plugin_instancenorm: Use the InstanceNormalization plugin instead of TensorRT's own layer.
-        strongly_typed: Take every precision from the model. On TensorRT 11 and RTX all networks do.
-        mark_unfused_tensors_as_debug_tensors: Report every tensor that is not fused away to a debug listener.
-        enable_uint8_asymmetric_quantization_dla: Allow UINT8 and asymmetric quantization on DLA.
-        config: The builder config for this network. On releases without precision flags, its precisions are written
-            into the model before it is parsed. ``EngineFromNetwork`` sets it.
-        layer_precisions: Precisions by node name, for the same purpose; :class:`SetLayerPrecisions` sets it.
-
     Raises InvalidModelError if the model cannot be read. Raises EngineBuildError if TensorRT cannot parse it; the
     message has the parser's errors. Raises BackendUnavailableError if TensorRT or the GPU cannot be used here. Raises
     UnsupportedFeatureError if this release lacks a requested option.
     """
 
-    flags: Sequence[Any] | None = None
-    plugin_instancenorm: bool = False
+    flags: Sequence[Any] | None = None  # flags of the ONNX parser (``trt.OnnxParserFlag``)
+    plugin_instancenorm: bool = False  # use the InstanceNormalization plugin instead of TensorRT's own layer
+    # Take every precision from the model. On TensorRT 11 and RTX all networks do.
     strongly_typed: bool = False
+    # Report every tensor that is not fused away to a debug listener.
     mark_unfused_tensors_as_debug_tensors: bool = False
-    enable_uint8_asymmetric_quantization_dla: bool = False
+    enable_uint8_asymmetric_quantization_dla: bool = False  # allow UINT8 and asymmetric quantization on DLA
+    # The builder config for this network. On releases without precision flags, its precisions are written into
+    # the model before it is parsed. ``EngineFromNetwork`` sets it.
     config: Any = None
+    # Precisions by node name, for the same purpose; :class:`SetLayerPrecisions` sets it.
     layer_precisions: Mapping[str, object] | None = field(default=None, kw_only=True)
 
     def _model_precision(self, line: ReleaseLine) -> precision.ModelPrecision:
@@ -167,12 +159,9 @@ network_from_onnx_path = immediately(NetworkFromOnnxPath)
 
 @dataclass(frozen=True)
 class NetworkFromModel(ParserOptions):
-    """Parses a model in memory, whose weights may be in files (:meth:`trtops.backend.onnx.model.Model.proto`, lean).
+    """Parses a model in memory, whose weights may be in files (:meth:`trtops.backend.onnx.model.Model.proto`, lean)."""
 
-    Attributes:
-        model: The model; not changed. The other attributes are those of :class:`ParserOptions`.
-    """
-
+    # The model; not changed. The other attributes are those of :class:`ParserOptions`.
     model: onnx.ModelProto = field(kw_only=True, repr=False)
 
     def __call__(self) -> tuple[Any, Any, Any]:
@@ -189,7 +178,8 @@ class NetworkFromOnnxBytes(ParserOptions, _OnnxBytes):
     """Parses a serialized ONNX model that contains its weights.
 
     Attributes:
-        model_bytes: The bytes, or a callable that makes them. The other attributes are those of :class:`ParserOptions`.
+        model_bytes: The bytes, or a callable that makes them. The other attributes are those of
+            :class:`ParserOptions`.
     """
 
     def __call__(self) -> tuple[Any, Any, Any]:

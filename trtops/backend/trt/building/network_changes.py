@@ -41,13 +41,9 @@ def network_parts(made: Any) -> NetworkParts:
 
 @dataclass(frozen=True)
 class _Postprocess:
-    """A loader that changes the network of another loader. A network that was given directly is changed in place.
+    """A loader that changes the network of another loader. A network that was given directly is changed in place."""
 
-    Attributes:
-        network: The network's parts, or a callable that makes them.
-    """
-
-    network: ValueOrCallable[NetworkParts]
+    network: ValueOrCallable[NetworkParts]  # the network's parts, or a callable that makes them
 
     def __call__(self) -> NetworkParts:
         parts = network_parts(value_of(self.network))
@@ -61,15 +57,10 @@ class _Postprocess:
 
 @dataclass(frozen=True)
 class PostprocessNetwork(_Postprocess):
-    """Calls a function on a network.
+    """Calls a function on a network."""
 
-    Attributes:
-        func: Called as ``func(network=network)``; changes it in place.
-        name: The function's name in the log.
-    """
-
-    func: Callable[..., None]
-    name: str | None = None
+    func: Callable[..., None]  # called as ``func(network=network)``; changes it in place
+    name: str | None = None  # the function's name in the log
 
     def __post_init__(self) -> None:
         if not callable(self.func):
@@ -87,17 +78,14 @@ postprocess_network = immediately(PostprocessNetwork)
 class ModifyNetworkOutputs(_Postprocess):
     """Replaces a network's outputs.
 
-    Attributes:
-        outputs: Names or patterns (``conv*``) of the tensors that replace the outputs, or :data:`MARK_ALL`. None keeps
-            the outputs.
-        exclude_outputs: Names or patterns of outputs to remove.
-        mark_layer_types: Types of layers (``CONVOLUTION``) whose outputs become the network's.
-
     Raises ConfigError if the network has no tensor or layer type of a name, or no output is left.
     """
 
+    # Names or patterns (``conv*``) of the tensors that replace the outputs, or :data:`MARK_ALL`. None keeps the
+    # outputs.
     outputs: Sequence[str] | str | None = None
-    exclude_outputs: Sequence[str] | None = None
+    exclude_outputs: Sequence[str] | None = None  # names or patterns of outputs to remove
+    # Types of layers (``CONVOLUTION``) whose outputs become the network's.
     mark_layer_types: Sequence[str] | None = None
 
     def change(self, network: Any) -> None:
@@ -141,12 +129,10 @@ class SetLayerPrecisions(_Postprocess):
 
     On releases without per-layer precisions the ONNX model is changed before it is parsed.
 
-    Attributes:
-        layer_precisions: Data types by layer name or pattern: ``trt.DataType``, numpy dtypes or names.
-
     Raises ConfigError if the network has no layer of a name.
     """
 
+    # Data types by layer name or pattern: ``trt.DataType``, numpy dtypes or names.
     layer_precisions: Mapping[str, object] = field(default_factory=dict)
 
     def __call__(self) -> NetworkParts:
@@ -172,12 +158,10 @@ set_layer_precisions = immediately(SetLayerPrecisions)
 class SetTensorDatatypes(_Postprocess):
     """Sets the data types of a network's inputs and outputs.
 
-    Attributes:
-        tensor_datatypes: Data types by tensor name or pattern, or one for all floating-point inputs and outputs.
-
     Raises ConfigError if a name is no input or output.
     """
 
+    # Data types by tensor name or pattern, or one for all floating-point inputs and outputs.
     tensor_datatypes: Mapping[str, object] | object = field(default_factory=dict)
 
     def change(self, network: Any) -> None:
@@ -198,12 +182,10 @@ set_tensor_datatypes = immediately(SetTensorDatatypes)
 class SetTensorFormats(_Postprocess):
     """Sets the allowed memory formats of a network's inputs and outputs.
 
-    Attributes:
-        tensor_formats: Formats (``trt.TensorFormat`` or their names) by tensor name or pattern, or one list for all.
-
     Raises ConfigError if a name is no input or output, or a format does not exist.
     """
 
+    # Formats (``trt.TensorFormat`` or their names) by tensor name or pattern, or one list for all.
     tensor_formats: Mapping[str, Sequence[Any]] | Sequence[Any] = field(default_factory=dict)
 
     def change(self, network: Any) -> None:
@@ -243,13 +225,10 @@ set_decomposable_attentions = immediately(SetDecomposableAttentions)
 class MarkDebug(_Postprocess):
     """Marks tensors for a debug listener; unlike outputs, they hardly prevent fusion.
 
-    Attributes:
-        mark_debug: Names or patterns of tensors.
-
     Raises ConfigError if the network has no tensor of a name.
     """
 
-    mark_debug: Sequence[str] = ()
+    mark_debug: Sequence[str] = ()  # names or patterns of tensors
 
     def change(self, network: Any) -> None:
         tensors = tensors_of(network)

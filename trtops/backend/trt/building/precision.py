@@ -19,14 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPrecision:
-    """Precisions to write into an ONNX model.
+    """Precisions to write into an ONNX model."""
 
-    Attributes:
-        precisions: Precisions below FP32 that the whole model may use.
-        layers: Data types by node name or pattern, for nodes whose type differs from the rest.
-    """
-
-    precisions: tuple[str, ...] = ()
+    precisions: tuple[str, ...] = ()  # precisions below FP32 that the whole model may use
+    # Data types by node name or pattern, for nodes whose type differs from the rest.
     layers: tuple[tuple[str, DataType], ...] = ()
 
     @classmethod

@@ -20,17 +20,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ShapeTuple:
-    """Shapes of one input in one profile, or values of a shape tensor.
+    """Shapes of one input in one profile, or values of a shape tensor."""
 
-    Attributes:
-        min: Smallest sizes.
-        opt: Sizes to optimize for.
-        max: Largest sizes.
-    """
-
-    min: tuple[int, ...]
-    opt: tuple[int, ...]
-    max: tuple[int, ...]
+    min: tuple[int, ...]  # smallest sizes
+    opt: tuple[int, ...]  # sizes to optimize for
+    max: tuple[int, ...]  # largest sizes
 
     def __iter__(self) -> Iterator[tuple[int, ...]]:
         yield from (self.min, self.opt, self.max)

@@ -16,34 +16,21 @@ from trtops.record import Record
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate(Record):
-    """One tactic that was timed for an op.
+    """One tactic that was timed for an op."""
 
-    Attributes:
-        tactic_hash: Its number in the timing cache, 64 bits, unsigned.
-        kernel: The kernel's name.
-        milliseconds: Its time.
-    """
-
-    tactic_hash: int
-    kernel: str
-    milliseconds: float
+    tactic_hash: int  # its number in the timing cache, 64 bits, unsigned
+    kernel: str  # the kernel's name
+    milliseconds: float  # its time
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimedOp(Record):
-    """An op that was timed.
+    """An op that was timed."""
 
-    Attributes:
-        op: Its name: a layer of the network, or a combination of several.
-        key: Its key in the timing cache, ``0x`` and 32 hexadecimal digits.
-        onnx_nodes: Its ONNX nodes, if the release logs them.
-        candidates: Every tactic that was timed, fastest first.
-    """
-
-    op: str
-    key: str
-    onnx_nodes: tuple[str, ...] = ()
-    candidates: tuple[Candidate, ...] = ()
+    op: str  # its name: a layer of the network, or a combination of several
+    key: str  # its key in the timing cache, ``0x`` and 32 hexadecimal digits
+    onnx_nodes: tuple[str, ...] = ()  # its ONNX nodes, if the release logs them
+    candidates: tuple[Candidate, ...] = ()  # every tactic that was timed, fastest first
 
     def kernel_of(self, tactic_hash: int) -> str:
         """The kernel of a tactic; empty if it was not timed."""

@@ -36,21 +36,13 @@ _MOST_REPLACEMENTS = 8
 
 @dataclass
 class Editing:
-    """Builds whose tactics are chosen by editing the timing cache; only the first build times tactics.
+    """Builds whose tactics are chosen by editing the timing cache; only the first build times tactics."""
 
-    Attributes:
-        config: The builder config, in editable mode and with a timing cache; used by every build.
-        build_once: Builds, and returns the plan.
-        record_of: Returns the tactic record of a plan (:func:`to_record`).
-        ops: The known ops of the cache's keys; builds add those that they time.
-        notes: What was replaced, a sentence each; filled by the builds.
-    """
-
-    config: Any
-    build_once: Callable[[], bytes]
-    record_of: Callable[[bytes], TacticRecord]
-    ops: dict[str, TimedOp]
-    notes: list[str] = field(default_factory=list)
+    config: Any  # the builder config, in editable mode and with a timing cache; used by every build
+    build_once: Callable[[], bytes]  # builds, and returns the plan
+    record_of: Callable[[bytes], TacticRecord]  # returns the tactic record of a plan (:func:`to_record`)
+    ops: dict[str, TimedOp]  # the known ops of the cache's keys; builds add those that they time
+    notes: list[str] = field(default_factory=list)  # what was replaced, a sentence each; filled by the builds
 
     def replay(self, record: TacticRecord) -> bytes:
         """Build with a record's tactics, and check that they were used.

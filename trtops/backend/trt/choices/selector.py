@@ -40,19 +40,12 @@ class TypeName(str):
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Memory layout that a tactic needs for one tensor.
+    """Memory layout that a tactic needs for one tensor."""
 
-    Attributes:
-        dtype: TensorRT's data type, spelled ``DataType.FLOAT`` (:class:`TypeName`).
-        strides: Strides in elements.
-        vectorized_dim: The dimension that is split into vectors, or -1 or None.
-        components_per_element: Length of those vectors.
-    """
-
-    dtype: str
-    strides: tuple[int, ...]
-    vectorized_dim: int | None = None
-    components_per_element: int | None = None
+    dtype: str  # TensorRT's data type, spelled ``DataType.FLOAT`` (:class:`TypeName`)
+    strides: tuple[int, ...]  # strides in elements
+    vectorized_dim: int | None = None  # the dimension that is split into vectors, or -1 or None
+    components_per_element: int | None = None  # length of those vectors
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", TypeName(self.dtype))
@@ -72,19 +65,12 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One tactic: a kernel and the formats of its inputs and outputs.
+    """One tactic: a kernel and the formats of its inputs and outputs."""
 
-    Attributes:
-        implementation: TensorRT's number of the implementation.
-        tactic: TensorRT's number of the tactic in it; 64 bits, may be negative.
-        inputs: Formats of the inputs.
-        outputs: Formats of the outputs.
-    """
-
-    implementation: int
-    tactic: int
-    inputs: tuple[TensorInfo, ...]
-    outputs: tuple[TensorInfo, ...]
+    implementation: int  # TensorRT's number of the implementation
+    tactic: int  # TensorRT's number of the tactic in it; 64 bits, may be negative
+    inputs: tuple[TensorInfo, ...]  # formats of the inputs
+    outputs: tuple[TensorInfo, ...]  # formats of the outputs
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "inputs", tuple(self.inputs))
@@ -172,17 +158,11 @@ def _decode_replay(content: dict[str, Any]) -> TacticReplayData:
 
 @dataclass
 class Restriction:
-    """Algorithms that a :class:`TacticRecorder` hides from TensorRT.
+    """Algorithms that a :class:`TacticRecorder` hides from TensorRT."""
 
-    Attributes:
-        denied: Pairs of a layer and an algorithm that it must not get.
-        seed: Offer a random half of a layer's algorithms; None offers all.
-        notes: A sentence per restricted layer; filled during the build.
-    """
-
-    denied: frozenset[tuple[str, Algorithm]] = frozenset()
-    seed: int | None = None
-    notes: list[str] = field(default_factory=list)
+    denied: frozenset[tuple[str, Algorithm]] = frozenset()  # pairs of a layer and an algorithm that it must not get
+    seed: int | None = None  # offer a random half of a layer's algorithms; None offers all
+    notes: list[str] = field(default_factory=list)  # a sentence per restricted layer; filled during the build
 
     def __call__(self, layer: str, offered: list[Algorithm]) -> list[int]:
         """Positions of the algorithms that a layer may get; all of them if all are denied."""

@@ -38,20 +38,14 @@ _REFUSALS = (
 
 @dataclass(frozen=True, kw_only=True)
 class TimingCache:
-    """A timing cache.
+    """A timing cache."""
 
-    Attributes:
-        data: TensorRT's own bytes.
-        key: The device and release it is for (:attr:`trtops.spec.Environment.device_key`); None if not known.
-        entries: Timings in it; None if not known.
-        seconds: Build time spent on these entries, as far as known.
-        ops: For an editable cache, the ops that were timed, with all their tactics.
-    """
-
-    data: bytes = field(repr=False)
+    data: bytes = field(repr=False)  # TensorRT's own bytes
+    # The device and release it is for (:attr:`trtops.spec.Environment.device_key`); None if not known.
     key: str | None = None
-    entries: int | None = None
-    seconds: float = 0.0
+    entries: int | None = None  # timings in it; None if not known
+    seconds: float = 0.0  # build time spent on these entries, as far as known
+    # For an editable cache, the ops that were timed, with all their tactics.
     ops: tuple[autotuning.TimedOp, ...] = field(default=(), repr=False)
 
     def to_bytes(self) -> bytes:

@@ -28,15 +28,10 @@ _FOREIGN = re.compile(r"^\{ForeignNode\[(.*)\]\}$")
 
 @dataclass(frozen=True)
 class EngineLayers:
-    """An engine's layers and times.
+    """An engine's layers and times."""
 
-    Attributes:
-        layers: Its layers, in order of execution.
-        times: Milliseconds by layer name; empty without a profile.
-    """
-
-    layers: tuple[LayerDescription, ...]
-    times: Mapping[str, float] = field(default_factory=dict)
+    layers: tuple[LayerDescription, ...]  # its layers, in order of execution
+    times: Mapping[str, float] = field(default_factory=dict)  # milliseconds by layer name; empty without a profile
 
     def time_of(self, layers: Iterable[LayerDescription]) -> float | None:
         """Total milliseconds of some layers; None if no layer was timed."""
@@ -46,40 +41,24 @@ class EngineLayers:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSide(Record):
-    """The layers of one engine in a row.
+    """The layers of one engine in a row."""
 
-    Attributes:
-        layers: Names of its layers.
-        ops: Their types.
-        tactics: Their kernels with numbers.
-        precisions: Their compute precisions.
-        reads: Data type and format of the first layer's first input.
-        writes: Data type and format of the last layer's first output.
-        ms: Their time in milliseconds; None without a profile.
-    """
-
-    layers: tuple[str, ...] = ()
-    ops: tuple[str, ...] = ()
-    tactics: tuple[str, ...] = ()
-    precisions: tuple[str, ...] = ()
-    reads: str = ""
-    writes: str = ""
-    ms: float | None = None
+    layers: tuple[str, ...] = ()  # names of its layers
+    ops: tuple[str, ...] = ()  # their types
+    tactics: tuple[str, ...] = ()  # their kernels with numbers
+    precisions: tuple[str, ...] = ()  # their compute precisions
+    reads: str = ""  # data type and format of the first layer's first input
+    writes: str = ""  # data type and format of the last layer's first output
+    ms: float | None = None  # their time in milliseconds; None without a profile
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row(Record):
-    """Layers of both engines with the same ONNX nodes.
+    """Layers of both engines with the same ONNX nodes."""
 
-    Attributes:
-        nodes: The nodes, in order of execution.
-        a: In the first engine; without layers if it has none of these nodes.
-        b: In the second engine.
-    """
-
-    nodes: tuple[str, ...]
-    a: LayerSide
-    b: LayerSide
+    nodes: tuple[str, ...]  # the nodes, in order of execution
+    a: LayerSide  # in the first engine; without layers if it has none of these nodes
+    b: LayerSide  # in the second engine
 
     @property
     def aligned(self) -> bool:
@@ -96,36 +75,22 @@ class Row(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Inserted(Record):
-    """Inserted layers of one engine at a boundary.
+    """Inserted layers of one engine at a boundary."""
 
-    Attributes:
-        layers: Names of the layers without an ONNX node.
-        conversions: Their conversions: ``fp32 Row major linear -> fp16 Channel major``.
-        ms: Their time in milliseconds; None without a profile.
-        bytes: Bytes that they read and write, if shapes and data types are known.
-    """
-
-    layers: tuple[str, ...] = ()
-    conversions: tuple[str, ...] = ()
-    ms: float | None = None
-    bytes: int = 0
+    layers: tuple[str, ...] = ()  # names of the layers without an ONNX node
+    conversions: tuple[str, ...] = ()  # their conversions: ``fp32 Row major linear -> fp16 Channel major``
+    ms: float | None = None  # their time in milliseconds; None without a profile
+    bytes: int = 0  # bytes that they read and write, if shapes and data types are known
 
 
 @dataclass(frozen=True, kw_only=True)
 class Boundary(Record):
-    """A place between two rows where an engine has inserted layers.
+    """A place between two rows where an engine has inserted layers."""
 
-    Attributes:
-        before: Nodes of the row before; empty at an input of the engine.
-        after: Nodes of the row after; empty at an output.
-        a: Layers of the first engine.
-        b: Layers of the second engine.
-    """
-
-    before: tuple[str, ...]
-    after: tuple[str, ...]
-    a: Inserted
-    b: Inserted
+    before: tuple[str, ...]  # nodes of the row before; empty at an input of the engine
+    after: tuple[str, ...]  # nodes of the row after; empty at an output
+    a: Inserted  # layers of the first engine
+    b: Inserted  # layers of the second engine
 
     @property
     def weight(self) -> tuple[float, int, float, int]:
@@ -136,15 +101,11 @@ class Boundary(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Alignment(Record):
-    """Two engines compared.
+    """Two engines compared."""
 
-    Attributes:
-        rows: Their layers; the largest time difference first if both were profiled, else in order of execution.
-        boundaries: Inserted layers; the largest difference first.
-    """
-
+    # Their layers; the largest time difference first if both were profiled, else in order of execution.
     rows: tuple[Row, ...]
-    boundaries: tuple[Boundary, ...]
+    boundaries: tuple[Boundary, ...]  # inserted layers; the largest difference first
 
     def share(self, side: str) -> float:
         """The share of one engine's layers that are aligned: of its time if it was profiled, else of their number.

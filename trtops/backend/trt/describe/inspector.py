@@ -23,19 +23,12 @@ from trtops.spec import Layer, ShapeRange
 
 @dataclass(frozen=True, kw_only=True)
 class TensorDescription(Record):
-    """One tensor of an engine's layer.
-
-    Attributes:
-        name: Its name.
-        dtype: Its data type, such as ``fp16``; empty if unknown.
-        format: Its memory format, in TensorRT's words.
-        shape: Its dimensions; -1 where dynamic.
-    """
+    """One tensor of an engine's layer."""
 
     name: str
-    dtype: str = ""
-    format: str = ""
-    shape: tuple[int, ...] = ()
+    dtype: str = ""  # its data type, such as ``fp16``; empty if unknown
+    format: str = ""  # its memory format, in TensorRT's words
+    shape: tuple[int, ...] = ()  # its dimensions; -1 where dynamic
 
     def __str__(self) -> str:
         parts = [f"dtype={_LONG_NAMES.get(self.dtype, self.dtype)}"] if self.dtype else []
@@ -46,31 +39,18 @@ class TensorDescription(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerDescription(Record):
-    """One layer of an engine.
-
-    Attributes:
-        name: Its name.
-        op: Its type, such as ``CaskConvolution``.
-        tactic: The kernel's name.
-        tactic_value: The kernel's number, as hexadecimal text.
-        precision: Its compute precision, inferred from its inputs and weights; empty if unknown.
-        inputs: Its inputs.
-        outputs: Its outputs.
-        weights: Data types and counts of its weights.
-        onnx_nodes: Names of its ONNX nodes.
-        origin: Why the builder made it, such as ``REFORMAT``; empty if unknown.
-    """
+    """One layer of an engine."""
 
     name: str
-    op: str = ""
-    tactic: str = ""
-    tactic_value: str = ""
-    precision: str = ""
+    op: str = ""  # its type, such as ``CaskConvolution``
+    tactic: str = ""  # the kernel's name
+    tactic_value: str = ""  # the kernel's number, as hexadecimal text
+    precision: str = ""  # its compute precision, inferred from its inputs and weights; empty if unknown
     inputs: tuple[TensorDescription, ...] = ()
     outputs: tuple[TensorDescription, ...] = ()
-    weights: tuple[tuple[str, int], ...] = ()
-    onnx_nodes: tuple[str, ...] = ()
-    origin: str = ""
+    weights: tuple[tuple[str, int], ...] = ()  # data types and counts of its weights
+    onnx_nodes: tuple[str, ...] = ()  # names of its ONNX nodes
+    origin: str = ""  # why the builder made it, such as ``REFORMAT``; empty if unknown
 
     def to_layer(self) -> Layer:
         """The layer in the form common to all back ends; its tactic ends with the kernel's number."""
@@ -89,29 +69,18 @@ class LayerDescription(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineDescription(Record):
-    """Description of an engine.
+    """Description of an engine."""
 
-    Attributes:
-        name: The network's name.
-        inputs: Inputs; -1 where a dimension is dynamic.
-        outputs: Outputs.
-        profiles: Shape ranges of the inputs, per optimization profile; values for shape tensors.
-        device_memory_bytes: Device memory of one execution context.
-        weights_bytes: Bytes of the weights that the layers list.
-        refittable: Whether weights can be replaced.
-        layers: Layers in order of execution; before TensorRT 10, for each profile.
-        repeated: Number of profiles that the layers are listed for.
-    """
-
-    name: str
-    inputs: tuple[TensorSpec, ...]
+    name: str  # the network's name
+    inputs: tuple[TensorSpec, ...]  # inputs; -1 where a dimension is dynamic
     outputs: tuple[TensorSpec, ...]
+    # Shape ranges of the inputs, per optimization profile; values for shape tensors.
     profiles: tuple[tuple[ShapeRange, ...], ...]
-    device_memory_bytes: int
-    weights_bytes: int
-    refittable: bool
-    layers: tuple[LayerDescription, ...]
-    repeated: int = 1
+    device_memory_bytes: int  # device memory of one execution context
+    weights_bytes: int  # bytes of the weights that the layers list
+    refittable: bool  # whether weights can be replaced
+    layers: tuple[LayerDescription, ...]  # layers in order of execution; before TensorRT 10, for each profile
+    repeated: int = 1  # number of profiles that the layers are listed for
 
     def text(self, show: Sequence[str] = ()) -> str:
         """The description as text; ``show`` may contain ``layers``, ``attrs`` and ``weights``."""

@@ -18,25 +18,15 @@ from trtops.record import Record
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkLayer(Record):
-    """One layer of a network.
-
-    Attributes:
-        name: Its name.
-        op: Its type.
-        inputs: Its inputs.
-        outputs: Its outputs.
-        attrs: Its own attributes, by name, as text.
-        weights: Summaries of its weights, by attribute name.
-        values: Its weights as numpy prints them, by attribute name.
-    """
+    """One layer of a network."""
 
     name: str
-    op: str
+    op: str  # its type
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    attrs: tuple[tuple[str, str], ...] = ()
-    weights: tuple[tuple[str, str], ...] = ()
-    values: tuple[tuple[str, str], ...] = ()
+    attrs: tuple[tuple[str, str], ...] = ()  # its own attributes, by name, as text
+    weights: tuple[tuple[str, str], ...] = ()  # summaries of its weights, by attribute name
+    values: tuple[tuple[str, str], ...] = ()  # its weights as numpy prints them, by attribute name
 
     def lines(self, index: int, show: Sequence[str]) -> list[str]:
         """The layer as lines of text; the title has the layer's kind, such as ``ActivationType.RELU``."""
@@ -55,21 +45,13 @@ class NetworkLayer(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkDescription(Record):
-    """Description of a network.
-
-    Attributes:
-        name: Its name.
-        strongly_typed: Whether it takes every precision from its tensors.
-        inputs: Inputs.
-        outputs: Outputs.
-        layers: Layers, in order.
-    """
+    """Description of a network."""
 
     name: str
-    strongly_typed: bool
+    strongly_typed: bool  # whether it takes every precision from its tensors
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    layers: tuple[NetworkLayer, ...]
+    layers: tuple[NetworkLayer, ...]  # layers, in order
 
     def text(self, show: Sequence[str] = ()) -> str:
         """The description as text; ``show`` may contain ``layers``, ``attrs`` and ``weights``."""

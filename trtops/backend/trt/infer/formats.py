@@ -12,21 +12,13 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Layout:
-    """Memory layout of a tensor.
+    """Memory layout of a tensor."""
 
-    Attributes:
-        shape: Its dimensions.
-        dtype: Data type of its elements.
-        strides: Strides in vectors.
-        vectorized_dim: The dimension that is split into vectors, or -1.
-        components: Elements per vector.
-    """
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    strides: tuple[int, ...]
-    vectorized_dim: int = -1
-    components: int = 1
+    shape: tuple[int, ...]  # its dimensions
+    dtype: np.dtype[Any]  # data type of its elements
+    strides: tuple[int, ...]  # strides in vectors
+    vectorized_dim: int = -1  # the dimension that is split into vectors, or -1
+    components: int = 1  # elements per vector
 
     @property
     def nbytes(self) -> int:

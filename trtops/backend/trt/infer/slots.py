@@ -19,21 +19,13 @@ from trtops.torch_tensors import from_torch, is_torch
 
 @dataclass(frozen=True, eq=False)
 class Execution:
-    """An engine that is ready to run; the runner owns its parts.
+    """An engine that is ready to run; the runner owns its parts."""
 
-    Attributes:
-        name: The runner's name, for messages.
-        engine: The engine.
-        context: The execution context.
-        stream: The stream of copies and inferences.
-        stager: Copies large inputs to the device.
-    """
-
-    name: str
+    name: str  # the runner's name, for messages
     engine: Any
     context: Any
-    stream: memory.Stream
-    stager: staging.Stager
+    stream: memory.Stream  # the stream of copies and inferences
+    stager: staging.Stager  # copies large inputs to the device
 
 
 class Slot:

@@ -20,33 +20,20 @@ REWRITERS = ("onnx", "onnx-graphsurgeon", "onnxruntime", "numpy", "ml_dtypes")
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu(Record):
-    """A GPU and its current state.
+    """A GPU and its current state."""
 
-    Attributes:
-        index: CUDA's device number.
-        name: Its name.
-        compute_capability: Such as ``9.0``.
-        multiprocessors: Number of its multiprocessors; tactics depend on it and on the compute capability.
-        memory_bytes: Size of its memory.
-        uuid_sha256: First 16 digits of the SHA-256 of its UUID, which is not published.
-        driver: Driver release; None if unknown.
-        cuda: Newest CUDA release that the driver supports.
-        sm_clock_mhz: Clock of its multiprocessors; None if unknown.
-        memory_clock_mhz: Clock of its memory.
-        other_processes: Number of other compute processes on it; None if unknown. Timings of builds that shared the
-            GPU are unreliable.
-    """
-
-    index: int
+    index: int  # CUDA's device number
     name: str
-    compute_capability: str
-    multiprocessors: int
-    memory_bytes: int
-    uuid_sha256: str
-    driver: str | None = None
-    cuda: str | None = None
-    sm_clock_mhz: int | None = None
-    memory_clock_mhz: int | None = None
+    compute_capability: str  # such as ``9.0``
+    multiprocessors: int  # number of its multiprocessors; tactics depend on it and on the compute capability
+    memory_bytes: int  # size of its memory
+    uuid_sha256: str  # first 16 digits of the SHA-256 of its UUID, which is not published
+    driver: str | None = None  # driver release; None if unknown
+    cuda: str | None = None  # newest CUDA release that the driver supports
+    sm_clock_mhz: int | None = None  # clock of its multiprocessors; None if unknown
+    memory_clock_mhz: int | None = None  # clock of its memory
+    # Number of other compute processes on it; None if unknown. Timings of builds that shared the GPU are
+    # unreliable.
     other_processes: int | None = None
 
 
