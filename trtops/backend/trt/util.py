@@ -115,14 +115,7 @@ def str_from_engine(
 ) -> str:
     """An engine's description as text; see :func:`~trtops.backend.trt.describe.inspector.describe_engine`.
 
-    Args:
-        engine: The engine.
-        context: Ignored.
-        show_layers: Whether to show layers.
-        show_attrs: Whether to show their tactics and precisions.
-        combine_tensor_info: Not supported here; use ``trtops inspect model --combine-tensor-info``.
-
-    Raises ConfigError if ``combine_tensor_info`` is given.
+    ``context`` is ignored. Raises ConfigError if ``combine_tensor_info`` is given.
     """
     if combine_tensor_info is not None:
         raise errors.ConfigError(

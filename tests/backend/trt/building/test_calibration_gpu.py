@@ -18,7 +18,7 @@ from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
 from trtops.backend.onnxrt.calibration import collect
 from trtops.backend.trt import TensorRTBackend, engine_from_bytes
 from trtops.backend.trt.describe.inspector import read_layers
-from trtops.calibration import CalibrationCache, diff
+from trtops.calibration import CalibrationCache
 from trtops.metadata import TensorMetadata
 from trtops.ops.engines.calibrate import CalibrateConfig, calibrate
 from trtops.ops.evaluation.check import CheckConfig
@@ -117,11 +117,10 @@ def test_tensorrt_cache_round_trips(calibrated_by_tensorrt) -> None:
 
 def test_both_calibrations_find_similar_ranges(demo: Demo, calibrated_by_tensorrt) -> None:
     theirs = CalibrationCache.from_bytes(calibrated_by_tensorrt.calibration_cache)
-    difference = diff(theirs, made_on_the_cpu(demo), ratio=2.0)
-    print(difference.text())
+    ours = made_on_the_cpu(demo)
 
-    assert {"image", "relu_0", "features"} <= set(theirs.by_name())
-    assert not {"image", "relu_0", "features"} & {change.name for change in difference.apart}
+    for name in ("image", "relu_0", "features"):
+        assert 0.5 < theirs.by_name()[name].scale / ours.by_name()[name].scale < 2, name
 
 
 def test_tensorrt_cache_becomes_quantized_model(demo: Demo, calibrated_by_tensorrt) -> None:

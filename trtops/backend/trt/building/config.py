@@ -78,11 +78,7 @@ class _CommonConfig:
         return self.load_timing_cache
 
     def __call__(self, builder: Any, network: Any) -> Any:
-        """Create the config.
-
-        Args:
-            builder: The builder that the engine will be built with.
-            network: The network to build; without it, profiles and calibration are left out.
+        """Create the config; without a network, profiles and calibration are left out.
 
         Raises UnsupportedFeatureError if this release lacks an option; ConfigError if a profile does not fit the
         network; TimingCacheError if the timing cache is damaged, or of another device or release.

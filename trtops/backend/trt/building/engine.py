@@ -126,16 +126,7 @@ class EngineBytesFromNetwork:
 
 
 def build_plan(builder: Any, network: Any, config: Any, *, selector: Any = None) -> Any:
-    """Build a network, and raise the errors of callbacks, which cannot raise through C++.
-
-    Args:
-        builder: The builder.
-        network: The network.
-        config: The builder config.
-        selector: The algorithm selector of the config, or None.
-
-    Returns:
-        The plan, as ``trt.IHostMemory``.
+    """Build a network, and return the plan as ``trt.IHostMemory``; ``selector`` is the config's algorithm selector.
 
     Raises EngineBuildError if TensorRT builds no engine; the message has TensorRT's last errors. Raises
     CalibrationError if INT8 calibration fails. Raises TacticMismatchError if a replay was not followed.

@@ -41,14 +41,7 @@ def tensorrt_text(data: bytes, model: Model, config: BuildConfig, *, release: st
     """A calibration cache of either format as the text that one release's calibrator reads.
 
     The header is rewritten: a calibrator refuses caches of others and of other releases, although the scales mean the
-    same.
-
-    Args:
-        data: The cache.
-        model: The model to build. Our own caches are checked for its tensors; TensorRT's caches use other names.
-        config: Says what to do about missing tensors.
-        release: TensorRT's release, such as ``8.6.0``.
-        algorithm: A key of :data:`trtops.backend.trt.building.calibrator.ALGORITHMS`.
+    same. Our own caches are checked for the model's tensors; TensorRT's caches use other names.
 
     Raises CalibrationError if the cache cannot be read or does not fit the model.
     """
@@ -68,11 +61,7 @@ def tensorrt_text(data: bytes, model: Model, config: BuildConfig, *, release: st
 def quantize(model: Model, config: BuildConfig, cache: bytes | None, data: Iterable[Feed] | None) -> Quantized:
     """Write Q/DQ nodes into a model, with ranges from a cache or from calibration in ONNX Runtime on the CPU.
 
-    Args:
-        model: The model.
-        config: Which layers to keep, and what to do about missing ranges.
-        cache: A calibration cache of either format.
-        data: Calibration data, used without a cache.
+    The cache may have either format; data are used without one.
 
     Raises CalibrationError if there is neither cache nor data, or they do not fit the model; BackendUnavailableError if
     calibration needs ONNX Runtime, and it is not installed.

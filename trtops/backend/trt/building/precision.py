@@ -42,13 +42,8 @@ class ModelPrecision:
 def write_into_model(model: onnx.ModelProto, wanted: ModelPrecision, weights: Path | None = None) -> onnx.ModelProto:
     """Write precisions into an ONNX model with Cast nodes; inputs and outputs keep their types.
 
-    Args:
-        model: The model, with its weights inside, or lean (:meth:`trtops.backend.onnx.model.Model.proto`); not changed.
-        wanted: What to write.
-        weights: A folder for a lean model's weights in FP16; it must exist as long as the result is used.
-
-    Returns:
-        The model to parse as a strongly typed network.
+    The model, with its weights inside or lean (:meth:`trtops.backend.onnx.model.Model.proto`), is not changed.
+    ``weights`` is a folder for a lean model's weights in FP16; it must exist as long as the result is used.
 
     Raises UnsupportedFeatureError for BF16 and FP8; for INT8 unless the model is quantized. Raises ConfigError if the
     model has no layer of a name.

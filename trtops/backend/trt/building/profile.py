@@ -59,15 +59,7 @@ class Profile(dict[str, ShapeTuple]):
         return next((shapes for pattern, shapes in self.items() if fnmatch.fnmatch(name, pattern)), None)
 
     def fill_defaults(self, network: Any, default_shape_value: int | None = None) -> Self:
-        """Add missing inputs, with a fixed size for each dynamic dimension.
-
-        Args:
-            network: The network.
-            default_shape_value: This size; 1 by default.
-
-        Returns:
-            The profile itself.
-        """
+        """Add missing inputs, with size 1 or the given one for each dynamic dimension; return the profile itself."""
         size = DEFAULT_SHAPE_VALUE if default_shape_value is None else default_shape_value
         for index in range(network.num_inputs):
             tensor = network.get_input(index)
@@ -90,10 +82,6 @@ class Profile(dict[str, ShapeTuple]):
 
     def to_trt(self, builder: Any, network: Any) -> Any:
         """The profile as ``trt.IOptimizationProfile``.
-
-        Args:
-            builder: The builder that the engine will be built with.
-            network: The network.
 
         Raises ConfigError if an input is missing, a name is no input, or TensorRT refuses the shapes.
         """

@@ -46,12 +46,8 @@ _SELECTED = re.compile(r"The selected tactic is \(tactic hash, cost\(in ms\)\):\
 def read_log(messages: Iterable[str]) -> tuple[TimedOp, ...]:
     """The ops that a build timed, in the log's order.
 
-    Args:
-        messages: The build's messages, verbose ones too, oldest first, of one thread; each may hold several lines.
-
-    Returns:
-        One entry for each key; of an op that was timed again the last table counts. A table without a selection, from a
-        build that ended in the middle, is left out.
+    The messages are those of one thread, verbose ones too; each may hold several lines. Of an op that was timed again
+    the last table counts. A table without a selection, from a build that ended in the middle, is left out.
     """
     found: dict[str, TimedOp] = {}
     op: re.Match[str] | None = None

@@ -86,11 +86,7 @@ def prepare_replay(config: Any, record: TacticRecord) -> None:
 
     Other entries are removed, so that an op that the record does not contain cannot use them.
 
-    Args:
-        config: A builder config in editable mode, with the timing cache of the recorded build: TensorRT updates entries
-            but adds none.
-        record: A record made by :func:`to_record`.
-
+    The config is in editable mode, with the timing cache of the recorded build: TensorRT updates entries but adds none.
     Raises FormatError if the record was not made through the editable timing cache; TacticMismatchError if the cache
     lacks some of its keys.
     """
@@ -133,14 +129,7 @@ def check_replay(config: Any, record: TacticRecord) -> None:
 def replace_denied(config: Any, record: TacticRecord, ops: Mapping[str, TimedOp], denied: DenyList) -> list[str]:
     """Replace each denied tactic in the timing cache by the fastest allowed one, after a build; the next build uses it.
 
-    Args:
-        config: The builder config of the build, in editable mode.
-        record: The tactics of the build.
-        ops: Timed ops by key, of this build or of those that made its cache.
-        denied: Tactics that must not be chosen, all of this device and release.
-
-    Returns:
-        A sentence for each replacement; empty if no denied tactic was chosen, or no other one is known.
+    Returns a sentence for each replacement; none if no denied tactic was chosen, or no other one is known.
     """
     refused = {choice.identity for entry in denied.entries for choice in entry.choices}
     written: dict[str, tuple[int, float]] = {}
@@ -188,12 +177,8 @@ def to_record(
 ) -> TacticRecord:
     """The tactic record of a build: its layers with their cache entries; other entries become settings.
 
-    Args:
-        entries: Tactic hash and milliseconds by key, after the build.
-        backend_version: TensorRT's release.
-        device_sha256: The kind of device.
-        layers: The engine's layers.
-        ops: The ops that were timed, by this build or by those that made its cache.
+    ``entries`` are tactic hash and milliseconds by key, after the build; ``ops`` were timed by this build or by those
+    that made its cache.
     """
     free = {op.key: op for op in ops if op.key in entries}
     choices = []

@@ -193,11 +193,7 @@ def restriction(denied: DenyList, seed: int | None) -> Restriction:
 def TacticRecorder(
     record: str | os.PathLike[str] | IO[Any] | TacticReplayData, restriction: Restriction | None = None
 ) -> Any:
-    """Create an algorithm selector that records the tactics that TensorRT chooses.
-
-    Args:
-        record: A path, an open file, or a :class:`TacticReplayData` to fill.
-        restriction: Algorithms that TensorRT may not choose.
+    """Create an algorithm selector that records TensorRT's tactics in a file or a :class:`TacticReplayData`.
 
     Raises UnsupportedFeatureError if this release has no algorithm selectors.
     """
@@ -233,9 +229,6 @@ def TacticReplayer(replay: str | os.PathLike[str] | IO[Any] | TacticReplayData) 
     TensorRT chooses freely for layers that are not in the replay, and for the reformat layers that it inserts
     ("Reformatting CopyNode"), for which it asks no selector. Layers where the replay could not be followed are in the
     selector's ``mismatches``; :func:`check_replay` raises them after the build, since an exception cannot pass C++.
-
-    Args:
-        replay: A path or open file of a replay, or a :class:`TacticReplayData`.
 
     Raises UnsupportedFeatureError if this release has no algorithm selectors; FormatError if the file is not a replay.
     """
@@ -312,14 +305,7 @@ def _formats_text(algorithm: Algorithm) -> str:
 def to_record(
     replay: TacticReplayData, *, backend_version: str, device_sha256: str, layers: tuple[Layer, ...] = ()
 ) -> TacticRecord:
-    """The record of a replay, with the layers for which the builder did not ask the selector.
-
-    Args:
-        replay: Recorded by a selector.
-        backend_version: TensorRT's release.
-        device_sha256: The kind of device.
-        layers: The engine's layers; those missing in the replay become not replayable.
-    """
+    """The record of a replay, with the layers for which the builder did not ask the selector, as not replayable."""
     by_name = {found.name: found for found in layers}
     choices = [
         TacticChoice(

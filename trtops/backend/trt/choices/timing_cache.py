@@ -183,14 +183,9 @@ def collect(
     seconds: float,
     ops: tuple[autotuning.TimedOp, ...] = (),
 ) -> TimingCache | None:
-    """The timing cache after a build.
+    """The timing cache after a build of ``seconds``; without an environment it has no key.
 
-    Args:
-        config: The builder config of the build.
-        environment: The build's environment; None for a cache without a key.
-        before: The cache before the build; None if TensorRT read nothing of it.
-        seconds: Wall time of the build.
-        ops: The known ops of the cache's keys.
+    ``before`` is the cache before the build, None if TensorRT read nothing of it.
     """
     data, entries = _serialize_and_count(config)
     if data is None:
@@ -220,12 +215,7 @@ def use(
     TensorRT does not report which entries it used, so all that it read count as hits. This is exact if the build added
     none and the cache was made with the same model; otherwise it is an upper bound. The saved time is the time that the
     entries took, minus this build's.
-
-    Args:
-        before: The cache given to the build.
-        after: The cache after the build.
-        seconds: Wall time of the build.
-        read: Number of entries that TensorRT read (:func:`held` before the build); all of them by default.
+    ``read`` is the number of entries that TensorRT read (:func:`held` before the build), by default all.
     """
     if before is None or not before.data or after is None:
         return TimingCacheUse(misses=(after.entries or 0) if after is not None else 0)
@@ -240,13 +230,8 @@ def merge(config: Any, cache: TimingCache, other: TimingCache) -> TimingCache:
     TensorRT 8.6 may be unable to add a cache with compiled code (:func:`apply`). Then the larger cache is returned,
     and a warning in the log says that the other one is lost.
 
-    Args:
-        config: A builder config of that device and release.
-        cache: The config's timing cache.
-        other: The cache to add; if both have an entry, that of ``cache`` is kept.
-
-    Returns:
-        Both caches merged; ``seconds`` is the larger of the two, since they may have the same entries.
+    ``cache`` is the config's own; if both have an entry, its entry is kept. ``seconds`` of the result is the larger of
+    the two, since they may have the same entries.
 
     Raises TimingCacheError if their keys differ, or TensorRT refuses the other one for another reason.
     """
@@ -283,16 +268,9 @@ def merge(config: Any, cache: TimingCache, other: TimingCache) -> TimingCache:
 
 
 def save(config: Any, cache: TimingCache, path: str | os.PathLike[str], *, raw: bool) -> TimingCache:
-    """Write a timing cache, merged with the file's content, under a lock.
+    """Write the timing cache of a build, merged with the file's content, under a lock; return what was written.
 
-    Args:
-        config: The builder config of the build.
-        cache: Its timing cache (:func:`collect`).
-        path: The file.
-        raw: Whether to write only TensorRT's bytes, for other tools, without trtops' first line.
-
-    Returns:
-        The written cache; see :func:`merge` for what may be missing.
+    ``raw`` leaves out trtops' first line, for other tools. :func:`merge` says which entries may be missing.
 
     Raises TimingCacheError if the file's cache is damaged, or of another device or release; the file is not changed.
     Raises OSError if the file cannot be written.

@@ -17,12 +17,6 @@ def layer_times(engine: Any, feed: Feed, *, runs: int = 20, warm_up: int = 5) ->
 
     TensorRT synchronizes after each layer while profiling, so the sum is longer than an inference.
 
-    Args:
-        engine: A TensorRT engine, or a callable that makes one.
-        feed: Arrays by input name.
-        runs: Number of measured inferences.
-        warm_up: Number of inferences before.
-
     Raises InferenceError if TensorRT reports no layer.
     """
     trt = library.load()

@@ -40,7 +40,7 @@ class Stager:
         """Copy an array to the device.
 
         Args:
-            array: What to copy, contiguous, in any host memory.
+            array: Contiguous, in any host memory.
             pinned: Contiguous pinned host memory of the same size. The device still reads it after this returns: do not
                 change it before the stream has finished the copies.
             device: Address in device memory.

@@ -13,12 +13,7 @@ from trtops.backend.trt import library
 def FileReader(filepath: str | os.PathLike[str], BaseClass: type | None = None) -> Any:
     """Create a reader from which TensorRT deserializes an engine, block by block.
 
-    Args:
-        filepath: The engine's file.
-        BaseClass: TensorRT's reader class; the newest of this release by default.
-
-    Returns:
-        The open reader; use it in a ``with`` block or close it with ``free()``.
+    Use it in a ``with`` block or close it with ``free()``. ``BaseClass`` is TensorRT's newest reader class by default.
 
     Raises EngineLoadError if there is no such file; UnsupportedFeatureError if this release reads engines only from
     memory.

@@ -39,8 +39,7 @@ def load_for_device() -> Any:
     The first call starts a thread that creates the CUDA context, which may not be ready when this returns; the first
     CUDA call waits for it. On an H200 this takes a quarter of a second, enough to import TensorRT and read a plan.
 
-    Raises:
-        BackendUnavailableError: As for :func:`load`. A missing GPU is reported by :func:`require_device`.
+    A missing GPU is reported by :func:`require_device`.
     """
     if not _import_and_check.cache_info().currsize:
         threading.Thread(target=_make_cuda_context, name="trtops-cuda").start()
