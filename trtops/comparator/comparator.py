@@ -16,7 +16,7 @@ from trtops.comparator.arrays import to_numpy
 from trtops.comparator.data_loader import DataLoader, DataLoaderCache
 from trtops.comparator.report_lines import START, log_lines, log_statistics, statistics_text, verdict_level
 from trtops.comparator.results import IterationResult, PostprocessFunction, RunResults
-from trtops.comparator.running import Feeds, Writers, check_distinct, run_in_child, run_to_end, stream
+from trtops.comparator.running import Feeds, Writers, run_in_child, run_to_end, stream
 from trtops.comparator.streams import PathLike
 
 if TYPE_CHECKING:
@@ -79,7 +79,6 @@ class Comparator:
             ConfigError: If the places to save at are the same or not empty, streaming is combined with child processes,
                 or a runner cannot be sent to a child process.
         """
-        check_distinct(save_inputs_path, save_outputs_path, save_input_blob_path)
         loader: Feeds = DataLoader() if data_loader is None else data_loader
         places = (save_inputs_path, save_outputs_path, save_input_blob_path)
         if streaming:
@@ -214,34 +213,48 @@ class Comparator:
         """
         nan, inf = check_nan is None or check_nan, bool(check_inf)
         if isinstance(run_results, RunResults):
-            return _validate_run(run_results, nan, inf, bool(fail_fast))
+            log_lines(START, f"Output Validation | Runners: {list(run_results.keys())}")
+            valid = True
+            for runner, index, output, array, faults in _validated(run_results, nan, inf):
+                checks = f"(check_inf={inf}, check_nan={nan})"
+                log_lines(START, f"{runner:35} | Iteration {index} | Validating output: {output} {checks}", indent=1)
+                if _log.isEnabledFor(logging.INFO):
+                    log_lines(logging.INFO, statistics_text(array), indent=2)
+                for fault in faults:
+                    log_lines(logging.ERROR, fault, indent=2)
+                line = f"PASSED | Output: {output} is valid"
+                if faults:
+                    line = f"FAILED | Errors detected in output: {output}"
+                log_lines(verdict_level(not faults), line, indent=2)
+                valid = valid and not faults
+                if faults and fail_fast:
+                    break
+            log_lines(verdict_level(valid), f"{'PASSED' if valid else 'FAILED'} | Output Validation", indent=1)
+            return valid
         if isinstance(run_results, (list, tuple)):
             return [Comparator.validate(run, check_inf, check_nan, fail_fast) for run in run_results]
 
         def checked(run: RunResults) -> RunResults:
-            for name, index, output, array in _all_outputs(run):
-                for fault in _faults_of(array, nan, inf):
-                    raise errors.ComparisonError(f"{name}: output {output!r} of iteration {index}: {fault}.")
+            for runner, index, output, _, faults in _validated(run, nan, inf):
+                if faults:
+                    raise errors.ComparisonError(f"{runner}: output {output!r} of iteration {index}: {faults[0]}.")
             return run
 
         return _map_stream(cast("Iterable[RunResults]", run_results), checked)
 
 
-@contextlib.contextmanager
-def _closed_after_use(stream: Iterable[RunResults]) -> Iterator[None]:
-    """Close an iterator after its use, so that files it saves are written."""
-    try:
-        yield
-    finally:
-        close = getattr(stream, "close", None)
-        if callable(close):
-            close()
+def _close(stream: Iterable[RunResults]) -> None:
+    """Close an iterator that can be closed, so that files it saves are written."""
+    close = getattr(stream, "close", None)
+    if callable(close):
+        close()
 
 
 def _map_stream(stream: Iterable[RunResults], change: Any) -> Iterator[RunResults]:
-    with _closed_after_use(stream):
-        for run in stream:
-            yield change(run)
+    try:
+        yield from map(change, stream)
+    finally:
+        _close(stream)
 
 
 def _zip_iterations(runs: Runs | Sequence[Runs]) -> Generator[RunResults, None, None]:
@@ -253,7 +266,7 @@ def _zip_iterations(runs: Runs | Sequence[Runs]) -> Generator[RunResults, None, 
     end = object()
     with contextlib.ExitStack() as stack:
         for stream in streams:
-            stack.enter_context(_closed_after_use(stream))
+            stack.callback(_close, stream)
         for index, group in enumerate(itertools.zip_longest(*streams, fillvalue=end)):
             if any(run is end for run in group):
                 short = [place for place, run in enumerate(group) if run is end]
@@ -297,17 +310,18 @@ def log_summary(accuracy: AccuracyResults, pairs: Sequence[RunnerPair]) -> None:
     An iteration, or an output's average, passes if all compare functions pass it.
     """
     for pair in pairs:
-        average = any(result.aggregation == "average" for result in accuracy)
         try:
-            rounds = [[result.average_results(pair)] if average else result[pair] for result in accuracy]
+            found = [result.matches_by_output(pair) for result in accuracy]
         except errors.ComparisonError:  # the verdict raises the same error
             continue
-        if average:
-            names = dict.fromkeys(name for (matches,) in rounds for name in matches)
-            passed = [all(bool(matches.get(name, True)) for (matches,) in rounds) for name in names]
+        if any(result.aggregation == "average" for result in accuracy):
+            names = dict.fromkeys(name for matches in found for name in matches)
+            passed = [all(bool(m) for matches in found for m in matches.get(name, ())) for name in names]
             text = f"Passed: {sum(passed)}/{len(passed)} outputs"
         else:
-            passed = [all(all(map(bool, matches.values())) for matches in each) for each in zip(*rounds)]
+            passed = [
+                all(bool(m) for matches in each for m in matches.values()) for each in zip(*(r[pair] for r in accuracy))
+            ]
             rate = 100 * sum(passed) / len(passed) if passed else 100.0
             text = f"Passed: {sum(passed)}/{len(passed)} iterations | Pass Rate: {rate:.2f}%"
         log_lines(verdict_level(all(passed)), f"Accuracy Summary | {pair[0]} vs. {pair[1]} | {text}")
@@ -327,49 +341,20 @@ def _log_compared(pair: RunnerPair, one: IterationResult, other: IterationResult
         log_statistics(f"{pair[1]}: {name1}", b, failed=failed, indent=1, among=a)
 
 
-def _all_outputs(run: RunResults) -> Iterator[tuple[str, int, str, Any]]:
-    """Every output of a run: runner, iteration, name and array."""
-    for name, iterations in run:
+def _validated(run: RunResults, nan: bool, inf: bool) -> Iterator[tuple[str, int, str, Any, list[str]]]:
+    """Every output of a run: runner, iteration, name, array, and the faults of its values."""
+    for runner, iterations in run:
         for index, iteration in enumerate(iterations):
             for output, value in iteration.items():
-                yield name, index, output, to_numpy(value, f"Output {output!r}")
-
-
-def _faults_of(array: Any, nan: bool, inf: bool) -> list[str]:
-    """The faults of an output's values, one line each."""
-    if array.dtype.kind in "biuSUO":
-        return []
-    array = array if array.dtype.kind == "f" else array.astype(np.float32)
-    nans, infs = int(np.count_nonzero(np.isnan(array))), 0
-    if inf:
-        infs = array.size - nans - int(np.count_nonzero(np.isfinite(array)))
-    found = []
-    if nans and (nan or inf):
-        found.append(f"NaN Detected | {nans} of {array.size} elements of this output are NaN")
-    if infs:
-        found.append(f"Inf Detected | {infs} of {array.size} elements of this output are infinite")
-    return found
-
-
-def _validate_run(run: RunResults, nan: bool, inf: bool, fail_fast: bool) -> bool:
-    """Whether no output has a fault; each fault is logged."""
-    log_lines(START, f"Output Validation | Runners: {list(run.keys())}")
-    valid = True
-    for name, index, output, array in _all_outputs(run):
-        log_lines(
-            START,
-            f"{name:35} | Iteration {index} | Validating output: {output} (check_inf={inf}, check_nan={nan})",
-            indent=1,
-        )
-        if _log.isEnabledFor(logging.INFO):
-            log_lines(logging.INFO, statistics_text(array), indent=2)
-        faults = _faults_of(array, nan, inf)
-        for fault in faults:
-            log_lines(logging.ERROR, fault, indent=2)
-        line = f"FAILED | Errors detected in output: {output}" if faults else f"PASSED | Output: {output} is valid"
-        log_lines(verdict_level(not faults), line, indent=2)
-        valid = valid and not faults
-        if faults and fail_fast:
-            break
-    log_lines(verdict_level(valid), f"{'PASSED' if valid else 'FAILED'} | Output Validation", indent=1)
-    return valid
+                array, faults = to_numpy(value, f"Output {output!r}"), []
+                if array.dtype.kind not in "biuSUO":
+                    numbers = array if array.dtype.kind == "f" else array.astype(np.float32)
+                    for name, asked, count in (
+                        ("NaN", nan or inf, int(np.count_nonzero(np.isnan(numbers)))),
+                        ("Inf", inf, int(np.count_nonzero(np.isinf(numbers)))),
+                    ):
+                        if asked and count:
+                            faults.append(
+                                f"{name} Detected | {count} of {array.size} elements of this output are {name}"
+                            )
+                yield runner, index, output, array, faults

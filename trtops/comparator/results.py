@@ -279,7 +279,7 @@ class RunResults(SavedResults, UserList[tuple[str, list[IterationResult]]]):
         Raises:
             ConfigError: If the directory is not empty, or its name has a suffix.
         """
-        if (writer := IterationWriter[RunResults](directory, description="inference results")).single_file:
+        if (writer := IterationWriter[RunResults](directory, "inference results")).single_file:
             raise errors.ConfigError(f"{directory} has a suffix, which means a single file. Use save() for that.")
         for run in self.split():
             writer.append(run)

@@ -70,7 +70,7 @@ def run_in_child(
         cache.data_loader = list(cache.data_loader)
     worker = Worker(script=_needs_script(runner, cache), name=runner.name)
     try:
-        results, feeds = worker.run(_run_here, runner, cache, warm_up, timeout=timeout)
+        results, feeds = worker.run(_run_in_this_process, runner, cache, warm_up, timeout=timeout)
     finally:
         worker.kill()
     cache.cache, cache._loaded = feeds, True
@@ -87,15 +87,14 @@ def _needs_script(*sent: object) -> bool:
         return True
 
 
-def _run_here(
+def _run_in_this_process(
     runner: BaseRunner, cache: DataLoaderCache, warm_up: int
 ) -> tuple[list[IterationResult], list[Mapping[str, Any]]]:
-    """Runs in the child process."""
     try:
         return run_to_end(runner, cache, warm_up), cache.cache
     except errors.TrtopsError:
         raise
-    except Exception as exc:
+    except Exception as exc:  # an exception of the runner's own class could not be unpickled in the parent
         raise errors.WorkerError(f"{runner.name} failed in its child process: {type(exc).__name__}: {exc}") from None
 
 
@@ -140,32 +139,30 @@ class Writers:
         blobs: PathLike | None = None,
         keep_copies: bool = False,
     ) -> None:
-        self.inputs: IterationWriter[dict[str, Any]] | None = None
-        self.outputs: IterationWriter[RunResults] | None = None
-        if inputs is not None:
-            self.inputs = IterationWriter(inputs, keep_copies=keep_copies, description="inference inputs")
-        if outputs is not None:
-            self.outputs = IterationWriter(
-                outputs, RunResults.concat, keep_copies=keep_copies, description="inference results"
+        real = [os.path.realpath(path) for path in (inputs, outputs, blobs) if path is not None]
+        if len(set(real)) < len(real):
+            raise errors.ConfigError(
+                f"Inputs, outputs and raw inputs must be saved at different places; found {', '.join(real)}."
             )
+        self.inputs = IterationWriter[Any](inputs, "inference inputs", keep_copies=keep_copies)
+        self.outputs = IterationWriter(outputs, "inference results", RunResults.concat, keep_copies=keep_copies)
         self.blobs = None if blobs is None else Path(blobs)
         self.count = 0
 
     def append(self, feed: Mapping[str, Any] | None, run: RunResults | None) -> None:
         """Save one iteration's inputs and results."""
-        if self.inputs is not None and feed is not None:
+        if feed is not None:
             self.inputs.append(dict(feed))
-        if self.outputs is not None and run is not None:
+            if self.blobs is not None:
+                _save_blobs(self.blobs / f"{self.count:010d}", feed)
+        if run is not None:
             self.outputs.append(run)
-        if self.blobs is not None and feed is not None:
-            _save_blobs(self.blobs / f"{self.count:010d}", feed)
         self.count += 1
 
     def close(self) -> None:
         """Write the single files."""
-        for writer in (self.inputs, self.outputs):
-            if writer is not None:
-                writer.close()
+        self.inputs.close()
+        self.outputs.close()
 
 
 def _save_blobs(directory: Path, feed: Mapping[str, Any]) -> None:
@@ -176,12 +173,3 @@ def _save_blobs(directory: Path, feed: Mapping[str, Any]) -> None:
             raise errors.ConfigError(f"Input {name!r} cannot be saved as raw bytes: its name leads out of {directory}.")
         path.parent.mkdir(parents=True, exist_ok=True)
         np.ascontiguousarray(to_numpy(array, f"Input {name!r}")).tofile(path)
-
-
-def check_distinct(*paths: PathLike | None) -> None:
-    """Raise ConfigError if two of the places to save at are the same."""
-    real = [os.path.realpath(path) for path in paths if path is not None]
-    if len(set(real)) < len(real):
-        raise errors.ConfigError(
-            f"Inputs, outputs and raw inputs must be saved at different places; found {', '.join(real)}."
-        )

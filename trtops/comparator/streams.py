@@ -20,16 +20,6 @@ T = TypeVar("T")
 PathLike: TypeAlias = "str | os.PathLike[str]"
 
 
-def is_single_file(path: PathLike) -> bool:
-    """Whether a path means one file, and not a directory of iterations."""
-    return Path(path).suffix != ""
-
-
-def iteration_files(directory: PathLike) -> list[Path]:
-    """The files of a directory of iterations, in order."""
-    return sorted(p for p in Path(directory).iterdir() if p.suffix in {".json", ".npz"} and not p.name.startswith("."))
-
-
 def iterate_files(
     paths: PathLike | Sequence[PathLike], load: Callable[[Path], Iterable[T]], allow_dirs: bool
 ) -> Iterator[T]:
@@ -44,7 +34,7 @@ def iterate_files(
             continue
         if not allow_dirs:
             raise errors.FormatError(f"{path} is a directory; expected a file.")
-        files = iteration_files(path)
+        files = sorted(p for p in Path(path).iterdir() if p.suffix in {".json", ".npz"} and not p.name.startswith("."))
         if not files:
             raise errors.FormatError(f"{path} holds no iterations (files such as 0000000000.json).")
         for file in files:
@@ -52,35 +42,33 @@ def iterate_files(
 
 
 class IterationWriter(Generic[T]):
-    """Saves iterations: to a directory at once, to a single file when it is closed."""
+    """Saves iterations: to a directory at once, to a single file when it is closed; nothing without a path."""
 
     def __init__(
         self,
-        path: PathLike,
+        path: PathLike | None,
+        description: str,
         combine: Callable[[list[T]], Any] = list,
         *,
         keep_copies: bool = False,
-        description: str | None = None,
     ) -> None:
         """Prepare to write.
 
         Args:
-            path: A file, or a directory that is empty or does not exist; see :func:`is_single_file`.
+            path: A file, or without a suffix a directory that is empty or does not exist.
+            description: A name for the log and errors.
             combine: Makes the content of a single file from all iterations.
             keep_copies: Whether to copy iterations that are kept, because their arrays will be overwritten.
-            description: A name for the log and errors.
 
         Raises:
             ConfigError: If the directory is not empty, or is a file.
         """
-        self.path = Path(path)
-        self.combine = combine
-        self.keep_copies = keep_copies
-        self.description = description
+        self.path = None if path is None else Path(path)
+        self.description, self.combine, self.keep_copies = description, combine, keep_copies
         self.kept: list[T] = []
         self.count = 0
-        self.single_file = is_single_file(path)
-        if not self.single_file:
+        self.single_file = self.path is not None and self.path.suffix != ""
+        if self.path is not None and not self.single_file:
             if self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir())):
                 raise errors.ConfigError(
                     f"{path} exists and is not an empty directory. Give a new directory, or a path with a suffix for a "
@@ -92,20 +80,14 @@ class IterationWriter(Generic[T]):
         """Add one iteration."""
         if self.single_file:
             self.kept.append(copy.deepcopy(item) if self.keep_copies else item)
-        else:
+        elif self.path is not None:
             save_json(item, self.path / f"{self.count:010d}.json", self.description)
         self.count += 1
 
     def close(self) -> None:
         """Write the single file."""
-        if self.single_file:
+        if self.single_file and self.path is not None:
             save_json(self.combine(self.kept), self.path, self.description)
-
-    def __enter__(self) -> IterationWriter[T]:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
 
 # Archives import five modules of the standard library, which most runs do not need.

@@ -166,22 +166,10 @@ class OutputStatistics(Record):
 def statistics(
     actual: object,
     reference: object,
-    *,
-    quantiles: Sequence[float] = QUANTILES,
-    atol: float = 1e-5,
-    rtol: float = 1e-5,
-    infinities_equal: bool = False,
-    nans_equal: bool = False,
+    **options: Any,
 ) -> OutputStatistics:
     """All statistics of one output against its reference, of the same shape; see :func:`statistics_of_iterations`."""
-    return statistics_of_iterations(
-        [(actual, reference)],
-        quantiles=quantiles,
-        atol=atol,
-        rtol=rtol,
-        infinities_equal=infinities_equal,
-        nans_equal=nans_equal,
-    )
+    return statistics_of_iterations([(actual, reference)], **options)
 
 
 def statistics_of_iterations(
