@@ -42,12 +42,7 @@ class DataLoader:
     For the same seed, shapes, dtypes and ranges the arrays are bit for bit those of Polygraphy: iteration *i* draws
     from ``numpy.random.RandomState(seed + i)``, input by input in the model's order.
 
-    Attributes:
-        input_metadata: The inputs to make; set from the runner before a model is run.
-        user_input_metadata: Shapes and dtypes to use instead, by name; ``*`` in a name stands for any text.
-        val_range: The range of values, or ranges by input.
-        seed: The first iteration's seed.
-        iterations: The number of iterations.
+    ``input_metadata`` holds the inputs to make, and is set from the runner before a model is run.
     """
 
     def __init__(
@@ -66,8 +61,8 @@ class DataLoader:
         Args:
             seed: The first iteration's seed; each next one counts up.
             iterations: The number of iterations.
-            input_metadata: Shapes and dtypes to use, by input. For an input whose value is a shape, the "shape" is its
-                value.
+            input_metadata: Shapes and dtypes to use, by input; ``*`` in a name stands for any text. For an input whose
+                value is a shape, the "shape" is its value.
             val_range: Smallest and largest value, both included; or these by input, with ``""`` for the others.
             data_loader_backend_module: What arrays to make: ``numpy`` or ``torch``.
             int_range: Like ``val_range``, for integers and booleans only.
@@ -75,7 +70,7 @@ class DataLoader:
             words: Values to draw for inputs of strings, by name.
 
         Raises:
-            ConfigError: If the module is neither of the two.
+            ConfigError: If the backend module is not known.
         """
         self.seed = DEFAULT_SEED if seed is None else seed
         self.iterations = 1 if iterations is None else iterations
@@ -114,7 +109,12 @@ class DataLoader:
         if not wanted:
             _log.warning("The data loader has no input metadata, and makes no inputs")
         random = np.random.RandomState(self.seed + index)
-        self._warn_of_unused(wanted)
+        ranges = self.val_range if isinstance(self.val_range, Mapping) else {}
+        for what, names in [("input_metadata", self.user_input_metadata), ("val_range", ranges)]:
+            for name in names:
+                if name and not any(name == known or fnmatchcase(known, name) for known in wanted):
+                    hint = errors.near(name, wanted)
+                    _log.warning("%s names %r, which is not an input of the model. %s", what, name, hint)
         made = {name: self._make_input(name, spec, random) for name, spec in wanted.items()}
         if self.module == "torch":
             try:
@@ -134,9 +134,15 @@ class DataLoader:
             user = matching[-1]
             dtype = user.dtype or dtype
             if user.shape is not None:
-                if _is_shape_tensor(spec, user.shape, dtype):
+                static = not any(map(is_dynamic, user.shape))
+                # A vector of integers with as many elements as the user's shape has dimensions: its value is a shape.
+                if static and (dtype is None or dtype.is_integral) and tuple(shape) == (len(user.shape),):
                     return np.array(user.shape, None if dtype is None else dtype.numpy())
-                shape = _shape_to_make(name, shape, user.shape)
+                if static and shape_accepts(shape, [int(d) for d in user.shape if isinstance(d, int)]):
+                    shape = user.shape
+                else:
+                    text = "Input %r: the requested shape %s is dynamic or does not fit the model's %s; it is not used"
+                    _log.warning(text, name, tuple(user.shape), tuple(shape))
         fixed = _static_shape(name, shape)
         # Numbers are drawn in double precision, and scaling them takes as much memory again.
         check_memory(f"Random data for input {name!r} of shape {fixed}", 16 * math.prod(fixed))
@@ -167,14 +173,6 @@ class DataLoader:
             raise errors.ConfigError(f"The range of input {name!r} is ({low}, {high}); its start exceeds its end.")
         return low, high
 
-    def _warn_of_unused(self, wanted: Mapping[str, TensorSpec]) -> None:
-        ranges = self.val_range if isinstance(self.val_range, Mapping) else {}
-        for what, names in [("input_metadata", self.user_input_metadata), ("val_range", ranges)]:
-            for name in names:
-                if name and name not in wanted and not any(fnmatchcase(known, name) for known in wanted):
-                    hint = errors.near(name, wanted)
-                    _log.warning("%s names %r, which is not an input of the model. %s", what, name, hint)
-
 
 def _integers(
     random: np.random.RandomState, shape: tuple[int, ...], dtype: np.dtype[Any], low: int, high: int
@@ -185,26 +183,6 @@ def _integers(
         return np.array(random.randint(low, high + 1, shape, dtype))
     except ValueError as exc:
         raise errors.ConfigError(f"The range ({low}, {high}) does not fit {dtype}: {exc}.") from None
-
-
-def _is_shape_tensor(spec: TensorSpec, user_shape: Shape, dtype: DataType | None) -> bool:
-    """Whether an input's value is a shape: a vector of integers with as many elements as the user's shape."""
-    if dtype is not None and not dtype.is_integral:
-        return False
-    shape = spec.shape or ()
-    return len(shape) == 1 and shape[0] == len(user_shape) and not any(map(is_dynamic, user_shape))
-
-
-def _shape_to_make(name: str, shape: Shape, user_shape: Shape) -> Shape:
-    if any(map(is_dynamic, user_shape)):
-        _log.warning("Input %r: the requested shape %s is dynamic; it is not used", name, tuple(user_shape))
-        return shape
-    if not shape_accepts(shape, [int(d) for d in user_shape if isinstance(d, int)]):
-        _log.warning(
-            "Input %r: the requested shape %s does not fit the model's %s", name, tuple(user_shape), tuple(shape)
-        )
-        return shape
-    return user_shape
 
 
 def _static_shape(name: str, shape: Shape) -> tuple[int, ...]:
@@ -309,10 +287,7 @@ def cast_feed(feed: Mapping[str, Any], inputs: Mapping[str, TensorSpec]) -> Mapp
 def fit_feed(feed: Mapping[str, Any], inputs: Mapping[str, TensorSpec], make: Any = None) -> dict[str, Any]:
     """Inputs that fit a runner: its inputs, cast and reshaped where that is needed and possible.
 
-    Args:
-        feed: Arrays by name.
-        inputs: The runner's inputs.
-        make: Called with the name of an input for which nothing fits; returns an array, or None.
+    ``make`` is called with the name of an input for which nothing fits, and returns an array or None.
 
     Raises:
         MissingInputError: If an input is missing.

@@ -35,16 +35,12 @@ def lpips_distance(pairs: Sequence[tuple[Array, Array]]) -> float | None:
         images = [_as_images(array, scale) for array in (a, b)]
         if images[0] is None or images[1] is None:
             return None
-        distances.append(_run_model(images))
+        model = _load_model()
+        import torch  # installed, since the model was loaded
+
+        with torch.no_grad():
+            distances.append(float(model(*map(torch.from_numpy, images)).mean()))
     return sum(distances) / len(distances)
-
-
-def _run_model(images: Sequence[Any]) -> float:
-    model = _load_model()
-    import torch  # installed, since the model was loaded
-
-    with torch.no_grad():
-        return float(model(*map(torch.from_numpy, images)).mean())
 
 
 @functools.cache

@@ -160,12 +160,7 @@ class ComparisonReport(Record):
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why it is bad, one sentence each, naming the output; empty if it is good."""
-        return tuple(
-            f"{output.name}: {reason}"
-            for output in self.outputs
-            if output.verdict == "bad"
-            for reason in output.reasons
-        )
+        return tuple(f"{o.name}: {reason}" for o in self.outputs if o.verdict == "bad" for reason in o.reasons)
 
     def table(self) -> tuple[tuple[str, ...], tuple[tuple[str | float | None, ...], ...]]:
         """Columns and rows: each output with its verdict and the metrics that have a column."""
@@ -179,12 +174,11 @@ class ComparisonReport(Record):
         Raises:
             ComparisonError: If no output has that name.
         """
-        for output in self.outputs:
-            if output.name == name:
-                return output
-        raise errors.ComparisonError(
-            f"No output {name!r} was compared. {errors.near(name, (o.name for o in self.outputs))}"
-        )
+        found = next((output for output in self.outputs if output.name == name), None)
+        if found is None:
+            hint = errors.near(name, (o.name for o in self.outputs))
+            raise errors.ComparisonError(f"No output {name!r} was compared. {hint}")
+        return found
 
     def evaluate(self, tolerances: Tolerances) -> ComparisonReport:
         """The report under other tolerances, from the recorded statistics.

@@ -22,10 +22,7 @@ _FEW_ELEMENTS = 100  # arrays up to this size are shown whole, as Polygraphy doe
 def log_lines(level: int, text: str, indent: int = 0) -> None:
     """Log lines that are part of a command's result: the handler of trtops writes them to standard output.
 
-    Args:
-        level: The severity.
-        text: One line or several.
-        indent: Number of steps of four spaces to put before each.
+    ``indent`` is the number of steps of four spaces to put before each.
     """
     if _log.isEnabledFor(level):
         margin = "    " * indent
@@ -40,12 +37,7 @@ def verdict_level(passed: bool) -> int:
 def log_statistics(label: str, array: Any, *, failed: bool, indent: int, among: Any = None) -> None:
     """Log an array's statistics, and its histogram and a small array's values if something failed or at level DEBUG.
 
-    Args:
-        label: Text before the statistics.
-        array: Numbers or booleans in host memory.
-        failed: Whether histogram and values are logged at level INFO already.
-        indent: Number of steps of four spaces to put before each line.
-        among: Another array whose range the histogram covers as well.
+    The histogram covers the range of ``among`` as well.
     """
     if not _log.isEnabledFor(logging.INFO):
         return

@@ -297,14 +297,10 @@ class RunResults(SavedResults, UserList[tuple[str, list[IterationResult]]]):
 
     @staticmethod
     def load_streaming(path: PathLike | Sequence[PathLike], allow_dirs: bool = True) -> Iterator[RunResults]:
-        """Load results one iteration at a time.
-
-        Args:
-            path: A directory of iterations, loaded one by one; a file, loaded whole; or several of these.
-            allow_dirs: Whether directories are accepted.
+        """Load results one iteration at a time, from a directory of iterations, a file, or several of these.
 
         Raises:
-            FormatError: If a file is damaged, or of another kind.
+            FormatError: If a file is damaged or of another kind, or a directory is not accepted (``allow_dirs``).
         """
         return iterate_files(path, lambda file: RunResults.load(file).split(), allow_dirs)
 
