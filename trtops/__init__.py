@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from trtops.ops.engines.sensitivity import SensitivityResult as SensitivityResult
     from trtops.ops.engines.sensitivity import sensitivity as sensitivity
     from trtops.ops.evaluation.check import CheckConfig as CheckConfig
-    from trtops.ops.evaluation.compare import CompareConfig as CompareConfig
     from trtops.ops.evaluation.compare import CompareResult as CompareResult
     from trtops.ops.evaluation.compare import compare as compare
 

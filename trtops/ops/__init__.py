@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from trtops.ops.evaluation.check import default_tolerances as default_tolerances
     from trtops.ops.evaluation.check import tolerances_for as tolerances_for
     from trtops.ops.evaluation.command import CommandCheck as CommandCheck
-    from trtops.ops.evaluation.compare import CompareConfig as CompareConfig
     from trtops.ops.evaluation.compare import CompareResult as CompareResult
     from trtops.ops.evaluation.compare import compare as compare
     from trtops.ops.evaluation.feeds import DataConfig as DataConfig

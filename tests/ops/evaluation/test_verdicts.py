@@ -18,7 +18,7 @@ from trtops.backend.onnxrt.reference import reference_outputs
 from trtops.comparator import Tolerances, compare_outputs
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig, default_tolerances, tolerances_for
-from trtops.ops.evaluation.compare import CompareConfig, compare
+from trtops.ops.evaluation.compare import compare
 from trtops.spec import BuildConfig, Precision
 from trtops.tracking.memory import MemoryTracker
 
@@ -180,11 +180,11 @@ def test_runs_are_compared_by_their_precision(precision: Precision, tmp_path: Pa
     built = convert(path, config, tracker=tracker)
     assert built.verdict == "good"
 
-    forward = compare(f"run:{built.run_id}", path, CompareConfig(check=CHECK), tracker=tracker)
-    backward = compare(path, f"run:{built.run_id}", CompareConfig(check=CHECK), tracker=tracker)
+    forward = compare(f"run:{built.run_id}", path, CHECK, tracker=tracker)
+    backward = compare(path, f"run:{built.run_id}", CHECK, tracker=tracker)
     strict = replace(CHECK, tolerances=Tolerances(atol=1e-9, rtol=1e-9))
     # An engine of FP32 may give the reference's very bits, but not those of a model whose weights are a little larger.
-    stricter = compare(f"run:{built.run_id}", larger, CompareConfig(check=strict), tracker=tracker)
+    stricter = compare(f"run:{built.run_id}", larger, strict, tracker=tracker)
 
     assert (forward.verdict, backward.verdict) == ("good", "good"), forward.reasons
     assert forward.evaluation.report.tolerances.atol_of_scale == built.evaluation.report.tolerances.atol_of_scale

@@ -19,7 +19,7 @@ from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, diff_tactics
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.command import CommandCheck
-from trtops.ops.evaluation.compare import CompareConfig, compare
+from trtops.ops.evaluation.compare import compare
 from trtops.ops.evaluation.submodel import ComparisonCheck, EngineRunner
 from trtops.ops.model.capability import capability
 from trtops.ops.model.inspect.models import inspect_model
@@ -229,7 +229,7 @@ def test_an_engine_file_is_compared_with_its_model(conv_engine: tuple[Path, Path
     tracker = MemoryTracker()
 
     usual, strict = (
-        compare(engine, path, CompareConfig(check=dataclasses.replace(check, tolerances=t)), tracker=tracker)
+        compare(engine, path, dataclasses.replace(check, tolerances=t), tracker=tracker)
         for t in (Tolerances(atol=1e-4, rtol=1e-4), Tolerances(min_snr=500))
     )
 

@@ -35,7 +35,7 @@ def compare(args: Options) -> Job:
         args,
         "compare",
         *sides,
-        configs.make(args, "CompareConfig", configs.check_values(args)),
+        configs.make(args, "CheckConfig", configs.check_values(args, prefix="")),
         store="reads" if stored else "temporary",
         experiment=args.experiment,
     )

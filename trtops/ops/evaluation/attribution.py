@@ -102,9 +102,7 @@ class Attribution(Record):
     """The parts of an engine's error.
 
     Attributes:
-        precision: The requested precision.
-        unit: Its rounding unit.
-        outputs: The errors of every output of numbers.
+        unit: The rounding unit of the requested precision.
         engine: The verdict on the engine.
         emulated: The verdict on the emulated model, overflows included.
         computed: Whether the engine computes in the precision.
@@ -174,19 +172,10 @@ def attribute(
     computed: PrecisionCheck,
     golden_given: bool,
 ) -> Attribution:
-    """Measure the parts of an engine's error.
+    """Measure the parts of an engine's error on the inputs that its outputs and the golden ones are for.
 
-    Args:
-        model: The model that the engine was built from.
-        build: The engine, and how it was built.
-        runner: Its runner; active.
-        outputs: The engine's outputs.
-        golden: The golden outputs.
-        feeds: The inputs that both are for.
-        tolerances: When outputs are good enough.
-        engine: The verdict on the engine.
-        computed: The precisions that its kernels compute in.
-        golden_given: Whether the golden outputs were given, and are not the model's own.
+    The runner is active. ``engine`` is the verdict on the engine, and ``golden_given`` says that the golden outputs are
+    not the model's own.
     """
     precision = build.spec.config.precision
     found = Attribution(precision=precision, unit=UNITS[precision], engine=engine, computed=computed.lowered)
@@ -219,9 +208,7 @@ def _emulated(
 ) -> tuple[RunResults, tuple[str, ...]]:
     """The model's outputs in the requested precision, every result rounded and nothing fused, and what overflows.
 
-    Raises:
-        UnsupportedFeatureError: If the precision cannot be emulated.
-        CalibrationError: If an INT8 build left no ranges.
+    Raises UnsupportedFeatureError if the precision cannot be emulated.
     """
     from trtops.backend.onnx.quantize import OP_TYPES, insert_qdq, is_quantized
     from trtops.calibration.cache import read_cache

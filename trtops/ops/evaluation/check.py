@@ -92,15 +92,12 @@ class Accuracy(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(Record):
-    """The evaluation of one engine or runner.
+    """The evaluation of one engine or runner, with the parts that were measured.
 
     Attributes:
         report: The comparison with the golden outputs.
-        latency: The measured latency; None if none was measured.
-        accuracy: Accuracy against labels; None without labels.
         computed: The precisions that the engine's kernels compute in; None without a build.
         emulated: The model in 16 bit as a GPU rounds it; None if it was not needed.
-        attribution: The parts of the error; None unless requested.
     """
 
     report: ComparisonReport

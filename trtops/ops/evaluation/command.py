@@ -18,7 +18,7 @@ from trtops.backend.onnx.save import save_model
 from trtops.backend.onnx.submodel import SubModel
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.json import save_json
-from trtops.ops.evaluation.submodel import CheckOutcome
+from trtops.ops.evaluation.submodel import CheckOutcome, CheckVerdict
 from trtops.record import JSONValue, Record
 from trtops.system.allowed import check_command
 from trtops.system.processes import STARTED_BY, mark, temporary_prefix
@@ -84,11 +84,7 @@ class CommandCheck(Record):
         return self.artifact is not None
 
     def __call__(self, part: SubModel) -> CheckOutcome:
-        """Write the sub-model, and run the command on it.
-
-        Raises:
-            ConfigError: If the program does not exist or cannot be run.
-        """
+        """Write the sub-model, and run the command on it; raises ConfigError if the program cannot be run."""
         with tempfile.TemporaryDirectory(prefix=temporary_prefix("check")) as folder:
             model = Path(folder, "model.onnx") if self.artifact is None else Path(self.artifact)
             paths = {"{model}": model, "{inputs}": Path(folder, "inputs.json"), "{golden}": Path(folder, "golden.json")}
@@ -110,10 +106,7 @@ class CommandCheck(Record):
         return any(placeholder in argument for argument in self.command)
 
     def run(self, paths: Mapping[str, Path]) -> CheckOutcome:
-        """Run the command once, and evaluate its exit code and output.
-
-        Args:
-            paths: Files by placeholder.
+        """Run the command once with files by placeholder, and evaluate its exit code and output.
 
         Raises:
             ConfigError: If the program does not exist or cannot be run.
@@ -134,29 +127,23 @@ class CommandCheck(Record):
         if code is None:
             detail = f"no answer within {self.timeout_seconds:g} s\n{tail}"
             return CheckOutcome(verdict="fail" if self.timeout_fails else "error", detail=detail)
-        failed = self._is_meant(code, printed)
-        other = not failed and code != 0 and code not in self.ignore_fail_codes
-        verdict = "fail" if failed else "error" if other else "pass"
+        if code in self.ignore_fail_codes or (self.fail_codes and code not in self.fail_codes):
+            failed = False
+        elif self.fail_regex:
+            failed = any(re.search(expression, printed) for expression in self.fail_regex)
+        else:
+            failed = bool(self.fail_codes) or code != 0
+        verdict: CheckVerdict = "pass" if code in (0, *self.ignore_fail_codes) else "error"
+        if failed:
+            verdict = "fail"
         keeps_output = verdict != "pass" or self.tell_passing
-        return CheckOutcome(verdict=verdict, detail=f"exit code {code}\n{tail}" if keeps_output else "")  # type: ignore[arg-type]
-
-    def _is_meant(self, code: int, printed: str) -> bool:
-        if code in self.ignore_fail_codes:
-            return False
-        if self.fail_codes and code not in self.fail_codes:
-            return False
-        if self.fail_regex:
-            return any(re.search(expression, printed) for expression in self.fail_regex)
-        return bool(self.fail_codes) or code != 0
+        return CheckOutcome(verdict=verdict, detail=f"exit code {code}\n{tail}" if keeps_output else "")
 
 
 def run_group(arguments: list[str], output: IO[bytes], timeout_seconds: float | None) -> int | None:
     """Run a program in a process group of its own, and kill the group when the program ends.
 
-    Args:
-        arguments: The program and its arguments.
-        output: Receives standard output and standard error.
-        timeout_seconds: Time limit; None sets no limit.
+    ``output`` receives standard output and standard error.
 
     Returns:
         The exit code, negative for a signal; None if the time ran out.

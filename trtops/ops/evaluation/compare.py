@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from trtops import errors
@@ -24,7 +24,6 @@ from trtops.ops.evaluation.check import (
 )
 from trtops.ops.evaluation.outputs import collect
 from trtops.ops.result import OpResult, finish_with, op_run
-from trtops.record import Record
 from trtops.reports.document import Section
 from trtops.spec import Precision
 from trtops.tracking import builds, schema
@@ -32,19 +31,6 @@ from trtops.tracking.base import Tracker, Verdict
 from trtops.tracking.ids import RUN_PREFIX, run_id_of
 
 _LOWEST_FIRST: tuple[Precision, ...] = ("int8", "fp8", "bf16", "fp16")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompareConfig(Record):
-    """How two sides are compared.
-
-    Attributes:
-        check: Data, tolerances and what else to measure; ``golden`` is not used, because the second side is golden. The
-            default tolerances are those of the lowest precision that one of the sides was built for, if they are runs,
-            and else those of FP32.
-    """
-
-    check: CheckConfig = field(default_factory=CheckConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +54,7 @@ class CompareResult(OpResult):
 def compare(
     actual: str | Path,
     golden: str | Path,
-    config: CompareConfig | None = None,
+    config: CheckConfig | None = None,
     *,
     tracker: Tracker,
     experiment: str | None = None,
@@ -83,7 +69,8 @@ def compare(
     Args:
         actual: The side under test.
         golden: The reference side.
-        config: Data, tolerances and measurements.
+        config: Data, tolerances and measurements; ``golden`` is not used. Default tolerances are those of the lowest
+            precision that one of the sides was built for, if they are runs, and else those of FP32.
         tracker: The tracking store; ``run:`` sides are read from it.
         experiment: Experiment to log to; named after the side under test by default.
         tags: Further tags of the run.
@@ -93,15 +80,15 @@ def compare(
         ConfigError: If a side is something else.
         TrtopsError: If a side cannot be loaded or run. Outputs that differ are a result.
     """
-    config = CompareConfig() if config is None else config
+    config = CheckConfig() if config is None else config
     actual, golden = str(actual), str(golden)
     if experiment is None:
         is_run = actual.startswith(RUN_PREFIX)
         experiment = tracker.info(run_id_of(actual)).experiment if is_run else Path(actual).stem
-    name = f"{_short_name(actual)} vs {_short_name(golden)}"
+    name = " vs ".join(side if side.startswith(RUN_PREFIX) else Path(side).name for side in (actual, golden))
     with op_run(tracker, experiment, name, kind="compare", tags=tags, parent=parent) as run:
-        run.log_params({"actual": actual, "golden": golden, **schema.flat_params({"check": config.check.to_dict()})})
-        evaluation = _evaluate_sides(actual, golden, config.check, tracker)
+        run.log_params({"actual": actual, "golden": golden, **schema.flat_params({"check": config.to_dict()})})
+        evaluation = _evaluate_sides(actual, golden, config, tracker)
         log_evaluation(run, evaluation)
         report = evaluation.report
         result = CompareResult(verdict=report.verdict, reasons=report.reasons, evaluation=evaluation)
@@ -163,7 +150,3 @@ def open_side(side: str, tracker: Tracker) -> BaseRunner | RunResults:
     backend = engine_backend(backend_name)
     engine = Engine(backend=backend_name, plan=path.read_bytes(), environment=backend.environment())
     return backend.runner(engine)
-
-
-def _short_name(side: str) -> str:
-    return side if side.startswith(RUN_PREFIX) else Path(side).name

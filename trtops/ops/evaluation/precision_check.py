@@ -41,11 +41,9 @@ class PrecisionCheck(Record):
     """The precisions that an engine's kernels compute in, compared with the requested one.
 
     Attributes:
-        asked: The requested precision.
         kernels: Number of kernels by precision. If some multiply matrices, convolve or recur, only these are counted.
         unknown: Kernels whose precision the back end does not report.
         limit: The share of kernels that must compute in the requested precision; 0 requires one kernel.
-        backend: The back end.
     """
 
     asked: Precision
@@ -74,10 +72,8 @@ class PrecisionCheck(Record):
 
     @property
     def emulation_counts(self) -> bool:
-        """Whether emulating the model replaces kernels in the requested precision.
-
-        It does for 16 bit on ONNX Runtime, which computes 16 bit in FP32 on most processors, unless a limit is given.
-        """
+        """Whether emulating the model replaces kernels in the requested precision, unless a limit is given."""
+        # ONNX Runtime computes 16 bit in FP32 on most processors.
         return self.backend == "onnxruntime" and self.asked in ("fp16", "bf16") and not self.limit
 
     @property

@@ -30,25 +30,15 @@ Failure: TypeAlias = Literal["accuracy", "build", "inference"]
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOutcome(Record):
-    """The outcome of a check.
-
-    Attributes:
-        verdict: ``fail`` is the failure that is searched for, ``error`` any other.
-        detail: Why, for people.
-        excess: Largest error as a multiple of the tolerances, if it was measured.
-    """
+    """The outcome of a check: ``fail`` is the failure that is searched for, ``error`` any other; and why."""
 
     verdict: CheckVerdict
     detail: str = ""
-    excess: float | None = None
+    excess: float | None = None  # the largest error as a multiple of the tolerances, if it was measured
 
     @classmethod
     def of(cls, answer: object) -> CheckOutcome:
-        """The outcome for a check's return value.
-
-        Raises:
-            ConfigError: If it is not a valid return value.
-        """
+        """The outcome for a check's return value; raises ConfigError if it is not a valid one."""
         if isinstance(answer, CheckOutcome):
             return answer
         if isinstance(answer, (bool, np.bool_)):
@@ -70,8 +60,7 @@ class ComparisonCheck:
     Attributes:
         runner: Makes an inactive runner of a sub-model, which it must not change.
         tolerances: When outputs are good enough.
-        failures: The failures that are searched for: outputs that differ, engines that cannot be built, inferences that
-            fail.
+        failures: The failures that are searched for.
         name: The back end and its settings, which distinguish cached answers; the name of ``runner`` by default.
     """
 
@@ -120,11 +109,7 @@ def onnxruntime_runner(model: onnx.ModelProto) -> BaseRunner:
 
 @dataclass(frozen=True)
 class EngineRunner:
-    """Makes runners of sub-models by building engines; for :attr:`ComparisonCheck.runner`.
-
-    Attributes:
-        config: How to build; its options choose the back end.
-    """
+    """Makes runners of sub-models by building engines; for :attr:`ComparisonCheck.runner`."""
 
     config: BuildConfig
 

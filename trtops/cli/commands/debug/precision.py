@@ -190,7 +190,7 @@ def _candidate_writer(args: Options, artifact: str, engines: bool) -> Late:
 def _gives_golden_outputs(model: str, config: PrecisionConfig, golden: str) -> bool:
     """Whether the model gives these outputs on this data, in FP32."""
     check = ops.CheckConfig(tolerances=config.tolerances, latency_runs=0, **_data_of(config))
-    result = ops.compare(model, golden, ops.CompareConfig(check=check), tracker=tracker("temporary", None))
+    result = ops.compare(model, golden, check, tracker=tracker("temporary", None))
     if result.verdict != "good":
         say(f"The model in FP32 does not give the golden outputs on this data: {'; '.join(result.reasons)}")
     return result.verdict == "good"
