@@ -141,13 +141,13 @@ def test_limit_covers_nested_blocks_and_threads(monkeypatch) -> None:
     with limits.limited_memory():
         with limits.limited_memory(1 << 40), pytest.raises(MemoryError):
             bytearray(1 << 30)
-        thread = threading.Thread(target=lambda: limits.limited_memory().__enter__())
+        held = limits.limited_memory()
+        thread = threading.Thread(target=held.__enter__)
         thread.start()
         thread.join()
         with pytest.raises(MemoryError):
             bytearray(1 << 30)
-    limits._users = 0
-    limits._unset_limit()
+    held.__exit__(None, None, None)
     with limits.limited_memory(1 << 30):
         bytearray(1 << 29)
 

@@ -1,48 +1,45 @@
-"""Progress bars: on terminals only, and below the lines of the log."""
+"""Progress bars and pages: on terminals, and in files."""
 
 from __future__ import annotations
 
 import io
-import logging
 import re
 import sys
 
 import pytest
 
-from trtops.terminal import progress
+from trtops.terminal import print_page, print_table, progress
+
+PAGE = "# title\n\n\n\n| a | layer |\n|---|---|\n| 1 | x\\|y |\n| 22 | z |\n\nend\n"
 
 
-def test_progress_is_shown_on_terminals_only() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
+
+def test_progress_is_shown_on_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal, file = Terminal(), io.StringIO()
+    monkeypatch.setattr(sys, "stderr", terminal)
     for target in (terminal, file):
-        with progress("Measuring", "layers", file=target) as bar:
-            bar.update(2, 4)
-            bar.update(4, 4)
+        with progress("Measuring", "layers", file=target) as update:
+            update(2, 4)
+            print("a line of the log", file=sys.stderr)
+            update(4, 4)
 
-    last = re.sub(r"\x1b\[[0-9;?]*[a-z]", "", terminal.getvalue(), flags=re.IGNORECASE).rstrip().splitlines()[-1]
-    assert re.search(r"Measuring ━+ 4/4 0:00:00 layers", last)
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-z]", "", terminal.getvalue(), flags=re.IGNORECASE)
+    assert re.search(r"Measuring ━+ 4/4 0:00:00 layers", plain)
+    assert re.search(r"(^|\n|\x1b\[2K)a line of the log\n", terminal.getvalue())
     assert file.getvalue() == ""
 
 
-def test_log_lines_appear_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+def test_pages_are_aligned_in_files_and_rendered_on_terminals() -> None:
+    terminal, file = Terminal(), io.StringIO()
+    for target in (terminal, file):
+        print_page(PAGE, target)
+        print_table(["a", "n"], [["x", "1"]], target)
 
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    handler = logging.StreamHandler(terminal)
-    logging.getLogger("trtops.test").addHandler(handler)
-    try:
-        with progress("Measuring", "layers") as bar:
-            bar.update(2, 4)
-            logging.getLogger("trtops.test").warning("a line of the log")
-    finally:
-        logging.getLogger("trtops.test").removeHandler(handler)
-
-    assert handler.stream is terminal
-    assert re.search(r"(^|\n|\x1b\[2K)a line of the log\n", terminal.getvalue())
+    assert file.getvalue() == (
+        "# title\n\n| a  | layer |\n| -- | ----- |\n| 1  | x\\|y  |\n| 22 | z     |\n\nend\na  n\n-  -\nx  1\n"
+    )
+    assert "title" in terminal.getvalue() and "x|y" in terminal.getvalue()

@@ -12,11 +12,7 @@ from trtops.system.masking import masked
 
 
 class TrtopsError(Exception):
-    """Base of all errors of trtops.
-
-    Attributes:
-        transient: Whether the same call can succeed later.
-    """
+    """Base of all errors of trtops. If ``transient``, the same call can succeed later."""
 
     transient: bool = False
 
@@ -108,9 +104,8 @@ class InferenceError(BackendError):
 class CalibrationError(BackendError):
     """INT8 calibration failed: no data, bad data, or a cache that does not fit the model.
 
-    Attributes:
-        partial: The incomplete ``trtops.calibration.CalibrationCache`` at the time of the failure; None if empty.
-        missing: Names of the tensors that a cache lacks.
+    ``partial`` is the incomplete ``trtops.calibration.CalibrationCache``, or None; ``missing`` are the names of the
+    tensors that a cache lacks.
     """
 
     def __init__(self, message: str, *, partial: object = None, missing: Iterable[str] = ()) -> None:
@@ -127,11 +122,7 @@ class TimingCacheError(BackendError):
 
 
 class TacticMismatchError(BackendError):
-    """A tactic replay was not followed.
-
-    Attributes:
-        layers: Layers that got another tactic than the record has, in the record's order.
-    """
+    """A tactic replay was not followed by ``layers``, which are in the record's order."""
 
     def __init__(self, message: str, layers: Iterable[str] = ()) -> None:
         super().__init__(message)
@@ -142,11 +133,7 @@ class TacticMismatchError(BackendError):
 
 
 class WorkerError(BackendError):
-    """A child process crashed, hung or ran out of memory; the message has its exit signal and last log lines.
-
-    Attributes:
-        timed_out: Whether it was killed because its time was up.
-    """
+    """A child process crashed, hung (``timed_out``) or ran out of memory; the message has its last log lines."""
 
     timed_out = False
 
@@ -199,12 +186,10 @@ class TrackingUnavailableError(TrackingError):
 
 def near(name: str, known: Iterable[str]) -> str:
     """A hint for a message about an unknown name: ``"Did you mean 'x'?"``, or else the known names."""
-    names = list(dict.fromkeys(known))
     import difflib  # needed for messages only
 
+    names = list(dict.fromkeys(known))
     if close := difflib.get_close_matches(name, names, n=1):
         return f"Did you mean {close[0]!r}?"
-    if not names:
-        return ""
-    shown = ", ".join(repr(n) for n in names[:12])
-    return f"Known: {shown}{f' and {len(names) - 12} more' if len(names) > 12 else ''}."
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return f"Known: {', '.join(map(repr, names[:12]))}{more}." if names else ""

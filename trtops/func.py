@@ -49,14 +49,12 @@ def extend(extend_func: Callable[P, Any]) -> Callable[[Callable[..., Any]], Call
         @functools.wraps(function)
         def extended(*args: P.args, **kwargs: P.kwargs) -> Any:
             returned = extend_func(*args, **kwargs)
-            values = make_iterable(returned)
+            values = () if returned is None and not parameters else make_iterable(returned)
             if takes(len(values)):
                 result = function(*values)
             elif takes(len(args) + len(kwargs) + len(values)):
                 free = [p.name for p in parameters[len(args) :] if p.name not in kwargs]
                 result = function(*args, **kwargs, **dict(zip(free, values)))
-            elif returned is None and not parameters:
-                result = function()
             else:
                 types = ", ".join(type(value).__name__ for value in values)
                 raise errors.ConfigError(

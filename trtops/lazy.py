@@ -26,8 +26,12 @@ def exports(package: str, table: str = "") -> tuple[Callable[[str], Any], Callab
 
     @functools.cache
     def homes() -> dict[str, str]:
+        spec = sys.modules[package].__spec__
+        source = spec.loader.get_source(package) if spec is not None else None  # type: ignore[union-attr]
+        if source is None:
+            raise ImportError(f"{package} was installed without its source, which lists its names.")
         more = importlib.import_module(table).MORE_EXPORTS if table else {}
-        return {**_listed_names(package), **more}
+        return {**{name: module for module, name in _LINE.findall(source)}, **more}
 
     def get(name: str) -> Any:
         if name == "__all__":
@@ -36,10 +40,7 @@ def exports(package: str, table: str = "") -> tuple[Callable[[str], Any], Callab
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(importlib.import_module(homes()[name]), name)
 
-    def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *homes()})
-
-    return get, names
+    return get, lambda: sorted({*vars(sys.modules[package]), *homes()})
 
 
 def known_as(module: str, *names: str) -> None:
@@ -55,22 +56,4 @@ def known_as(module: str, *names: str) -> None:
 def function(path: str) -> Callable[..., Any]:
     """Return a function that imports and calls another, given as ``package.module.name``."""
     module, _, name = path.rpartition(".")
-
-    @functools.cache
-    def imported() -> Callable[..., Any]:
-        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-        return found
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return imported()(*args, **kwargs)
-
-    return call
-
-
-def _listed_names(package: str) -> dict[str, str]:
-    """Return the names that a package lists for type checkers, with their modules."""
-    spec = sys.modules[package].__spec__
-    source = spec.loader.get_source(package) if spec is not None else None  # type: ignore[union-attr]
-    if source is None:
-        raise ImportError(f"{package} was installed without its source, which lists its names.")
-    return {name: module for module, name in _LINE.findall(source)}
+    return lambda *args, **kwargs: getattr(importlib.import_module(module), name)(*args, **kwargs)

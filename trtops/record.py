@@ -35,25 +35,21 @@ def sha256(data: bytes | bytearray | memoryview) -> str:
 
 
 def sha256_file(path: str | Path) -> str:
-    """The SHA-256 of a file's content, as 64 hexadecimal digits, read into one buffer."""
+    """The SHA-256 of a file's content, as 64 hexadecimal digits."""
     import hashlib
 
-    digest = hashlib.sha256()
-    block = memoryview(bytearray(1 << 18))
+    found = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(block):
-            digest.update(block[:count])
-    return digest.hexdigest()
+        while block := file.read(1 << 18):
+            found.update(block)
+    return found.hexdigest()
 
 
 def to_jsonable(value: object) -> JSONValue:
     """Reduce a value to what JSON holds.
 
-    Records and dataclasses become objects, enums their value, sets sorted lists, tuples lists and paths strings. NaN
-    and infinities become the strings ``"nan"``, ``"inf"`` and ``"-inf"``, since strict JSON has no spelling for them.
-
-    Raises:
-        TypeError: If the value, or something inside it, has no JSON form.
+    Dataclasses become objects, enums their value, sets sorted lists, tuples lists and paths strings. NaN and infinities
+    become ``"nan"``, ``"inf"`` and ``"-inf"``, which strict JSON cannot spell. TypeError if a value has no JSON form.
     """
     if isinstance(value, Enum):
         return to_jsonable(value.value)
@@ -95,20 +91,6 @@ class Record:
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic, which wants a plain dict
 
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> Any:
-        """The record's JSON schema, with what the docstring says of the record and of each field.
-
-        Forms are made of it.
-        """
-        schema = handler(core_schema)
-        target = handler.resolve_ref_schema(schema)
-        target["description"] = _plain_text((cls.__doc__ or "").strip().partition("\n")[0])
-        for name, text in attribute_texts(cls).items():
-            if name in target.get("properties", {}):
-                target["properties"][name]["description"] = text
-        return schema
-
     def to_dict(self) -> dict[str, JSONValue]:
         """The record as JSON values, in the order of its fields."""
         result = to_jsonable(self)
@@ -129,7 +111,7 @@ class Record:
         import pydantic  # 30 ms, and only needed for reading
 
         try:
-            record: Self = _adapter_of(cls).validate_python(dict(data))
+            record: Self = _adapter_of(cls).validate_python(dict(data))  # type: ignore[arg-type]
         except pydantic.ValidationError as exc:
             raise errors.FormatError(_describe_problems(cls, exc)) from None
         # pydantic would take "64" for 64 and "yes" for true; its strict mode would refuse the lists of JSON.
@@ -173,8 +155,7 @@ class OptionField:
         type: Its type, with forward references resolved.
         default: Its default; ``dataclasses.MISSING`` if it is required.
         help: Its sentence in the docstring's ``Attributes:`` section, on one line.
-        metadata: The field's metadata. ``names`` lists further spellings on the command line:
-            ``field(default=None, metadata={"names": ("--load-inputs",)})``.
+        metadata: The field's metadata; ``names`` lists further spellings on the command line.
     """
 
     path: tuple[str, ...]
@@ -194,11 +175,8 @@ def option_fields(cls: type[Record], base: Record | None = None) -> Iterator[Opt
 
     Fields whose type is a record are replaced by that record's own options. Unions of records, such as a build's back
     end options, stay one option. Command line flags, flow parameters and help texts are derived from these options,
-    so that an option is written once: as a field with its sentence. :func:`with_options` is the way back.
-
-    Args:
-        cls: The config class.
-        base: A config whose values are the defaults, in place of the class's own.
+    so that an option is written once: as a field with its sentence. :func:`with_options` is the way back. The values of
+    ``base`` are the defaults, if it is given.
     """
     hints, texts = typing.get_type_hints(cls), attribute_texts(cls)
     for each in fields(cls):  # type: ignore[arg-type]
@@ -214,12 +192,10 @@ def option_fields(cls: type[Record], base: Record | None = None) -> Iterator[Opt
 
 
 def with_options(base: R | type[R], values: Mapping[tuple[str, ...], Any]) -> R:
-    """Return a config with some options set.
+    """Return a config, or the default one of a class, with some options set.
 
-    Args:
-        base: The config to change, or a config class, whose defaults are used.
-        values: Values by the path of the option (:attr:`OptionField.path`). A path may also name a whole nested record,
-            whose own options are then applied to it.
+    ``values`` are by :attr:`OptionField.path`. A path may also name a whole nested record, whose own options are then
+    applied to it.
     """
     direct = {path[0]: value for path, value in values.items() if len(path) == 1}
     nested: dict[str, dict[tuple[str, ...], Any]] = {}
@@ -244,51 +220,34 @@ def attribute_texts(cls: type) -> dict[str, str]:
     """Return the sentence on each attribute from the docstrings of a class and its bases."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        found |= _attribute_texts(base.__doc__ or "")
+        section = re.search(r"^( *)Attributes:\n((?:\1 +.*\n|\n)*)", f"{base.__doc__ or ''}\n", re.MULTILINE)
+        if section is not None:
+            entries = re.split(rf"^{section[1]}    (\w+):", section[2], flags=re.MULTILINE)[1:]
+            for name, text in zip(entries[::2], entries[1::2]):
+                # In one line, with names instead of references to them (:class:`x.Name`).
+                plain = re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"\1", " ".join(text.split()))
+                found[name] = plain.replace("``", "'")
     return found
-
-
-def _attribute_texts(docstring: str) -> dict[str, str]:
-    """Return the sentence on each name in a docstring's ``Attributes:`` section."""
-    section = re.search(r"^( *)Attributes:\n((?:\1 +.*\n|\n)*)", f"{docstring}\n", re.MULTILINE)
-    if section is None:
-        return {}
-    entries = re.split(rf"^{section[1]}    (\w+):", section[2], flags=re.MULTILINE)[1:]
-    return {name: _plain_text(text) for name, text in zip(entries[::2], entries[1::2])}
-
-
-def _plain_text(text: str) -> str:
-    """Text in one line, with names instead of references to them (:class:`x.Name`)."""
-    return re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"\1", " ".join(text.split())).replace("``", "'")
 
 
 def _first_change(given: JSONValue, read: JSONValue, where: str = "") -> tuple[str, JSONValue, JSONValue] | None:
     """The first value that reading turned into one of another kind: its place, what was given, what became of it."""
     if isinstance(given, dict) and isinstance(read, dict):
-        pairs = ((f"{where}.{key}", value, read.get(key)) for key, value in given.items())
+        pairs = [(f"{where}.{key}", value, read.get(key)) for key, value in given.items()]
     elif isinstance(given, list) and isinstance(read, list):
-        pairs = ((f"{where}.{i}", g, r) for i, (g, r) in enumerate(zip(given, read)))
-    elif _value_kind(given) is _value_kind(read):
+        pairs = [(f"{where}.{i}", g, r) for i, (g, r) in enumerate(zip(given, read))]
+    elif type(given) is type(read) or {type(given), type(read)} == {int, float}:
         return None
     else:
         return where.removeprefix("."), given, read
     return next(filter(None, (_first_change(g, r, place) for place, g, r in pairs)), None)
 
 
-def _value_kind(value: JSONValue) -> type:
-    return float if type(value) is int else type(value)
-
-
-_adapters: dict[type, Any] = {}
-
-
+@functools.cache
 def _adapter_of(cls: type) -> Any:
-    adapter = _adapters.get(cls)
-    if adapter is None:
-        import pydantic
+    import pydantic
 
-        adapter = _adapters[cls] = pydantic.TypeAdapter(cls)
-    return adapter
+    return pydantic.TypeAdapter(cls)
 
 
 def _describe_problems(cls: type, exc: Any) -> str:

@@ -23,14 +23,7 @@ CAMPAIGN_SEEDS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeRange(Record):
-    """The shapes that one input may take in one optimization profile.
-
-    Attributes:
-        name: The input's name.
-        min: Smallest size of each dimension.
-        opt: The sizes to optimize for.
-        max: Largest size of each dimension.
-    """
+    """The shapes that one input may take in one optimization profile; ``opt`` is what to optimize for."""
 
     name: str
     min: tuple[int, ...]
@@ -48,11 +41,7 @@ class ShapeRange(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizationProfile(Record):
-    """The shapes that an engine is built for.
-
-    Attributes:
-        shapes: One range per input, in any order.
-    """
+    """The shapes that an engine is built for: one range per input, in any order."""
 
     shapes: tuple[ShapeRange, ...]
 
@@ -256,18 +245,12 @@ class Environment(Record):
     """Where something was built or run.
 
     Attributes:
-        backend: Back end's name.
-        backend_version: Its release.
-        device: The device's name: a GPU's, or the processor's.
+        device: The name of the GPU, or of the processor.
         device_sha256: Digest of the kind of device: the compute capability, or the processor's model and instruction
             sets.
         compute_capability: Of a GPU, such as ``9.0``.
-        driver: GPU driver release.
-        cuda: CUDA runtime release.
         os: Operating system and machine architecture.
-        python: Python release.
-        host: Host name; not part of :meth:`build_digest`.
-        git_commit: Commit of the working folder, with ``-dirty`` if it was changed; not part of :meth:`build_digest`.
+        git_commit: Commit of the working folder, with ``-dirty`` if it was changed.
         packages: Releases of the libraries that rewrite models.
     """
 
@@ -298,15 +281,11 @@ class Environment(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Layer(Record):
-    """One layer of a built engine, as the back end reports it.
+    """One layer of a built engine, as the back end reports it; what is not known is empty.
 
     Attributes:
-        name: The layer's name in the engine.
-        op: Its type.
-        tactic: Its kernel or tactic, as the back end names it; empty if not known.
-        precision: Data type it computes in; empty if not known.
-        inputs: Names of its input tensors.
-        outputs: Names of its output tensors.
+        tactic: Its kernel or tactic, as the back end names it.
+        precision: Data type it computes in.
         onnx_nodes: Names of the ONNX nodes it was made from, as far as known.
     """
 
@@ -324,10 +303,8 @@ class ModelInfo(Record):
     """A short description of an ONNX model, logged to runs.
 
     Attributes:
-        name: The file's name without its suffix.
         sha256: Digest of the content, external data included; independent of the path and of how weights are stored.
         inputs: Its inputs, in order, without initializers.
-        outputs: Its outputs, in order.
         opset: Version of the default operator set.
         nodes: Number of nodes in the main graph.
     """

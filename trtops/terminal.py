@@ -6,44 +6,32 @@ must be fast.
 
 from __future__ import annotations
 
-import itertools
-import logging
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from trtops.tables import column_widths, markdown_table, table, text_columns
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.progress import Progress
+    from rich.console import Console
 
-_WIDEST = 120  # characters of an aligned table in a file
-
-
-class Bar:
-    """A progress bar; shows nothing without a terminal."""
-
-    def __init__(self, shown: Progress | None, label: str, unit: str, total: int | None) -> None:
-        """Make a bar; ``shown`` is None without a terminal."""
-        self._shown, self._unit = shown, unit
-        self._task = shown.add_task(label, total=total, note=unit) if shown is not None else None
-
-    def update(self, done: int, total: int | None = None, note: str = "") -> None:
-        """Show how much is done, of how much if that is known by now, and a note."""
-        if self._shown is not None and self._task is not None:
-            known = {} if total is None else {"total": total}
-            self._shown.update(self._task, completed=done, note=f"{self._unit}{note}", **known)  # type: ignore[arg-type]
+_TABLE = re.compile(r"(?m)(?:^\|.*\n?)+")
 
 
 @contextmanager
-def progress(label: str, unit: str, total: int | None = None, file: TextIO | None = None) -> Iterator[Bar]:
-    """Show a bar during a block, on standard error unless a file is given. Log lines and prints appear above it."""
+def progress(
+    label: str, unit: str, total: int | None = None, file: TextIO | None = None
+) -> Iterator[Callable[..., None]]:
+    """Show a bar during a block, on standard error unless a file is given. Lines on standard error appear above it.
+
+    Yields:
+        A function to call with how much is done, of how much if that is known by now, and a note.
+    """
     file = sys.stderr if file is None else file
     if not file.isatty():
-        yield Bar(None, label, unit, total)
+        yield lambda done, total=None, note="": None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -54,109 +42,57 @@ def progress(label: str, unit: str, total: int | None = None, file: TextIO | Non
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}", markup=False),
     )
-    with Progress(*columns, console=_console(file)) as shown, _logs_above():
-        yield Bar(shown, label, unit, total)
+    with Progress(*columns, console=_console(file)) as shown:
+        task = shown.add_task(label, total=total, note=unit)
 
+        def update(done: int, total: int | None = None, note: str = "") -> None:
+            known: dict[str, Any] = {} if total is None else {"total": total}
+            shown.update(task, completed=done, note=f"{unit}{note}", **known)
 
-@contextmanager
-def _logs_above() -> Iterator[None]:
-    """Redirect log handlers to the ``sys.stderr`` of rich, which prints their lines above the bar."""
-    real = {sys.__stderr__, sys.__stdout__, getattr(sys.stderr, "rich_proxied_file", None)}
-    real |= {getattr(sys.stdout, "rich_proxied_file", None)}
-    changed: list[tuple[Any, str, Any]] = []
-    loggers = [logging.getLogger(), *logging.root.manager.loggerDict.values()]
-    for handler in {handler for logger in loggers for handler in getattr(logger, "handlers", ())}:
-        for holder, name in ((handler, "stream"), (getattr(handler, "console", None), "file")):
-            held = getattr(holder, name, None)
-            if held is not None and held in real:
-                changed.append((holder, name, held))
-                setattr(holder, name, sys.stderr)
-    try:
-        yield
-    finally:
-        for holder, name, held in changed:
-            setattr(holder, name, held)
-
-
-def page_text(page: str) -> str:
-    """Return a page of Markdown for a file or a pipe, with aligned columns unless a table is too wide."""
-    lines: list[str] = []
-    for is_table, block in _blocks(page):
-        lines += _aligned(block) if is_table else block
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
-
-
-def _aligned(block: list[str]) -> list[str]:
-    head, *body = _cells(block)
-    if any(len(row) != len(head) for row in body):
-        return block
-    if sum(widths := column_widths([head, *body])) + 3 * len(widths) > _WIDEST:
-        return block
-    return markdown_table(head, body, aligned=True).splitlines()
+        yield update
 
 
 def print_page(page: str, file: TextIO | None = None) -> None:
-    """Print a page of Markdown: on a terminal with tables that fit it, elsewhere as :func:`page_text`."""
+    """Print a page of Markdown: on a terminal by rich, elsewhere with aligned columns unless a table is too wide."""
     file = sys.stdout if file is None else file
-    if not file.isatty():
-        print(page_text(page), file=file, flush=True)
-        return
-    shown: list[RenderableType] = []
-    for is_table, block in _blocks(page):
-        cells = _cells(block) if is_table else []
-        if is_table and all(len(row) == len(cells[0]) for row in cells):
-            shown.append(_rich_table(cells[0], cells[1:]))
-        else:
-            shown += _rich_lines(block)
-    console = _console(file)
-    for part in shown:
-        console.print(part, soft_wrap=False)
+    if file.isatty():
+        from rich.markdown import Markdown
+
+        _console(file).print(Markdown(page))
+    else:
+        text = _TABLE.sub(lambda found: _aligned(found[0]), page)
+        print(re.sub(r"\n{3,}", "\n\n", text).rstrip(), file=file, flush=True)
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], file: TextIO | None = None) -> None:
     """Print a table: on a terminal to fit it, elsewhere in columns of plain text."""
     file = sys.stdout if file is None else file
     listed = list(rows)
-    if file.isatty():
-        _console(file).print(_rich_table(header, listed))
-    else:
+    if not file.isatty():
         print(table(header, listed), file=file, flush=True)
+        return
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, is_text in zip(header, text_columns(header, listed)):
+        made.add_column(Text(name), justify="left" if is_text else "right", overflow="fold")
+    for row in listed:
+        made.add_row(*map(Text, row))
+    _console(file).print(made)
+
+
+def _aligned(block: str) -> str:
+    """Align a table in Markdown, unless it is wider than 120 characters."""
+    lines = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in block.splitlines()]
+    head, *body = [[cell.replace("\\|", "|") for cell in line] for line in (lines[0], *lines[2:])]
+    if any(len(row) != len(head) for row in body) or sum(column_widths([head, *body])) + 3 * len(head) > 120:
+        return block
+    return markdown_table(head, body, aligned=True) + "\n"
 
 
 def _console(file: TextIO) -> Console:
     from rich.console import Console
 
     return Console(file=file, highlight=False, markup=False, emoji=False)
-
-
-def _rich_lines(lines: list[str]) -> Iterator[RenderableType]:
-    from rich.text import Text
-
-    text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
-    for line in text.splitlines():
-        yield Text(line.lstrip("# "), style="bold") if line.startswith("#") else Text(line)
-
-
-def _rich_table(header: Sequence[str], rows: list[list[str]] | list[Sequence[str]]) -> RenderableType:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, is_text in zip(header, text_columns(header, rows)):
-        made.add_column(Text(name), justify="left" if is_text else "right", overflow="fold")
-    for row in rows:
-        made.add_row(*(Text(cell.strip("`")) for cell in row))
-    return made
-
-
-def _blocks(page: str) -> Iterator[tuple[bool, list[str]]]:
-    """Yield the lines of a page in blocks, each table as one block."""
-    for is_table, group in itertools.groupby(page.rstrip().splitlines(), lambda line: line.startswith("|")):
-        yield is_table, list(group)
-
-
-def _cells(block: list[str]) -> list[list[str]]:
-    """Return the cells of a table in Markdown, without the line below its head."""
-    lines = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in block]
-    return [[cell.replace("\\|", "|") for cell in line] for line in (lines[0], *lines[2:])]

@@ -72,8 +72,8 @@ def op_job(
         if store != "none":
             kwargs["tracker"] = tracker(store, place, kwargs.get("experiment"))
         if isinstance(progress, tuple):
-            with terminal.progress(*progress) as bar:
-                result = getattr(ops, op)(*resolve(inputs), **kwargs, progress=bar.update)
+            with terminal.progress(*progress) as update:
+                result = getattr(ops, op)(*resolve(inputs), **kwargs, progress=update)
         else:
             reported: dict[str, Any] = {} if progress is None else {"progress": progress}
             result = getattr(ops, op)(*resolve(inputs), **kwargs, **reported)

@@ -21,26 +21,14 @@ _INTERPRETER = re.compile(r"(python|pypy)[\d.]*|bash|sh|dash|zsh|perl|ruby|node"
 
 
 def check_file(path: str | os.PathLike[str], what: str = "script") -> None:
-    """Raise if a file with code is not in an allowed folder; links are resolved.
-
-    Args:
-        path: The file.
-        what: The kind of file, for the message.
-
-    Raises:
-        ConfigError: If it may not run.
-    """
+    """Raise ConfigError if a file with code is not in an allowed folder; links are resolved. ``what`` is its kind."""
     folders = _allowed_folders()
     if folders is not None and not _is_in(Path(path), folders):
         raise errors.ConfigError(_refusal_text(f"{what} {os.fspath(path)}", folders))
 
 
 def check_command(command: Sequence[str]) -> None:
-    """Raise if neither the program of a command nor the script for its interpreter is in an allowed folder.
-
-    Raises:
-        ConfigError: If it may not run.
-    """
+    """Raise ConfigError if neither the program of a command nor its interpreter's script is in an allowed folder."""
     folders = _allowed_folders()
     if folders is None:
         return
@@ -57,23 +45,12 @@ def check_command(command: Sequence[str]) -> None:
 
 
 def ask_for(run_id: str, scripts: Sequence[str], commands: Sequence[Sequence[str]], *, allowed: bool) -> None:
-    """Raise before running scripts or commands that come from a stored run, unless the caller allowed them.
+    """Raise ConfigError if scripts or commands of a stored run may not run, since neither caller nor folder allows it.
 
     Anyone who can write to a store can put any script or command into a run.
-
-    Args:
-        run_id: The run.
-        scripts: Paths of scripts in it.
-        commands: Commands in it.
-        allowed: Whether the caller allowed them explicitly.
-
-    Raises:
-        ConfigError: If there are any, they were not allowed, and they are not in an allowed folder; the message lists
-            them.
     """
-    found = [f"the script {script}" for script in scripts] + [
-        f"the command {shlex.join(command)}" for command in commands
-    ]
+    found = [f"the script {script}" for script in scripts]
+    found += [f"the command {shlex.join(command)}" for command in commands]
     if not found or allowed:
         return
     if _allowed_folders() is not None:

@@ -10,12 +10,7 @@ from typing import IO, Any
 
 
 def write_open_file(file: Any, data: Any) -> None:
-    """Write bytes to an open file, as text if it is a text file.
-
-    Args:
-        file: Any object with ``write``; stays open.
-        data: Any object with the buffer protocol.
-    """
+    """Write bytes to any object with ``write``, as text if it is a text file; it stays open."""
     try:
         file.write(data)
     except TypeError:  # a text file, or a wrapper around one, which its class does not show
@@ -91,11 +86,7 @@ def _unnamed_file(part: Path) -> Iterator[tuple[IO[bytes], Callable[[], None]]]:
 
 
 def sync_to_disk(path: str | os.PathLike[str]) -> None:
-    """Flush a file, or the names in a folder, to disk, so that they survive a power failure.
-
-    Raises:
-        OSError: If the path does not exist, or the disk fails.
-    """
+    """Flush a file, or the names in a folder, to disk, so that they survive a power failure."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(file)
@@ -125,13 +116,7 @@ def replaced_together(main: str | os.PathLike[str]) -> Iterator[FilesTogether]:
     """Write a file and the files it refers to; all appear when the block ends without an error, or none.
 
     A process killed meanwhile leaves no main file, or one with matching files: the old main file is removed before any
-    of the others is replaced, and the new one appears last.
-
-    Args:
-        main: The file that refers to the others.
-
-    Raises:
-        OSError: If one cannot be written.
+    of the others is replaced, and the new one appears last. ``main`` is the file that refers to the others.
     """
     files = FilesTogether()
     main = Path(os.path.realpath(main))

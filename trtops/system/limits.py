@@ -23,15 +23,11 @@ NODES = "TRTOPS_NODE_LIMIT"
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _lock = threading.Lock()
 _users = 0
-_before = (-1, -1)
+_before: tuple[int, int] | None = None
 
 
 def memory_limit() -> int:
-    """Bytes that reading a file may take beyond the file's own size: ``TRTOPS_MEMORY_LIMIT``, by default 1.75 GiB.
-
-    Raises:
-        ConfigError: If the variable is not a number of bytes.
-    """
+    """Bytes that reading a file may take beyond the file's own size: ``TRTOPS_MEMORY_LIMIT``, by default 1.75 GiB."""
     text = os.environ.get(MEMORY) or "1792M"  # with the process' own memory, this stays below 2 GiB
     found = re.fullmatch(r"(\d{1,15})\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if found is None or not int(found[1]):
@@ -40,11 +36,7 @@ def memory_limit() -> int:
 
 
 def node_limit() -> int:
-    """Maximum number of nodes after function inlining: ``TRTOPS_NODE_LIMIT``, by default 200,000.
-
-    Raises:
-        ConfigError: If the variable is not a whole number.
-    """
+    """Maximum number of nodes after function inlining: ``TRTOPS_NODE_LIMIT``, by default 200,000."""
     text = os.environ.get(NODES) or "200000"
     if not text.isdecimal() or len(text) > 15:
         raise errors.ConfigError(f"{NODES} is {text!r}; expected a whole number.")
@@ -52,16 +44,7 @@ def node_limit() -> int:
 
 
 def check_memory(what: str, size: int, own: int = 0) -> None:
-    """Raise if an allocation would exceed the limit.
-
-    Args:
-        what: What needs it, for the message.
-        size: Bytes.
-        own: Bytes permitted beyond the limit, such as the size of the file itself.
-
-    Raises:
-        InputError: If ``size`` exceeds the limit.
-    """
+    """Raise InputError if ``size`` bytes exceed the limit plus ``own``, such as the size of the file itself."""
     limit = memory_limit()
     if size > limit + own:
         raise errors.InputError(
@@ -86,23 +69,24 @@ def limited_memory(own: int = 0) -> Iterator[None]:
     """Limit how much memory this process may add during a block.
 
     Beyond the limit, native code fails with ``bad_alloc`` and Python with ``MemoryError``. Blocks may be nested and
-    may run in several threads; the outermost one sets the limit. No effect where the system has no such limit.
-
-    Args:
-        own: Bytes permitted beyond the limit, such as weights that must be loaded.
+    may run in several threads; the outermost one sets the limit. No effect where the system has no such limit. ``own``
+    bytes are permitted beyond the limit, such as weights that must be loaded.
     """
-    global _users
+    global _users, _before
     with _lock:
         if not _users:
-            _set_limit(memory_limit() + own)
+            _before = _set_limit(memory_limit() + own)
         _users += 1
     try:
         yield
     finally:
         with _lock:
             _users -= 1
-            if not _users:
-                _unset_limit()
+            if not _users and _before is not None:
+                import resource
+
+                with contextlib.suppress(ValueError, OSError):
+                    resource.setrlimit(resource.RLIMIT_DATA, _before)
 
 
 def bytes_of_files(path: str | os.PathLike[str]) -> int:
@@ -112,24 +96,18 @@ def bytes_of_files(path: str | os.PathLike[str]) -> int:
     return 0
 
 
-def _set_limit(more: int) -> None:
-    global _before
+def _set_limit(more: int) -> tuple[int, int] | None:
+    """Let this process add some bytes at most; returns the limits before, or None where that is not possible."""
     try:
         import resource
 
         with open("/proc/self/status", encoding="ascii", errors="replace") as status:
             used = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData:"))
     except (ImportError, OSError):  # not Linux
-        return
-    _before = resource.getrlimit(resource.RLIMIT_DATA)
+        return None
     # RLIMIT_DATA does not count reserved but unused memory, such as that of CUDA and thread stacks.
-    if _before[0] == resource.RLIM_INFINITY or used + more < _before[0]:
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    if before[0] == resource.RLIM_INFINITY or used + more < before[0]:
         with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_DATA, (used + more, _before[1]))
-
-
-def _unset_limit() -> None:
-    with contextlib.suppress(ImportError, ValueError, OSError):
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_DATA, _before)
+            resource.setrlimit(resource.RLIMIT_DATA, (used + more, before[1]))
+    return before

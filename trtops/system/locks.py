@@ -37,14 +37,11 @@ def machine_folder() -> Path:
 
 @contextlib.contextmanager
 def held(name: str, folder: Path | None = None) -> Iterator[bool]:
-    """Try to hold a lock for the duration of a block.
+    """Try to hold a lock for the duration of a block; yields False if another thread or process holds it.
 
     Args:
         name: Name of the lock; any text.
         folder: Folder of the lock file, created if missing; :func:`machine_folder` by default.
-
-    Yields:
-        True if the lock is held; False if another thread or process holds it.
 
     Raises:
         ConfigError: If the lock file cannot be created, or is a link.
@@ -70,10 +67,7 @@ def held(name: str, folder: Path | None = None) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def locked(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Hold a lock for the duration of a block; waits until it is free.
-
-    Args:
-        path: The lock file; created with its folder if missing, never truncated.
+    """Hold a lock for the duration of a block; waits until it is free. The file is created with its folder.
 
     Raises:
         OSError: If the file cannot be created, or is a link.

@@ -12,7 +12,6 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Mapping
 from typing import Any
 
 MASK = "***"
@@ -22,8 +21,6 @@ _SECRET_NAME = (
     r"|ENCRYPTION_KEY"
 )
 _PUBLIC_NAME = r"(?i)_(FILE|PATH|DIR|URL|URI|ID|USERNAME|USER|COUNT|LIMIT|PARALLELISM)$"
-_SHORTEST = 6
-_LONG = 16
 
 # Patterns are compiled on first use: most texts need none, and every process imports this module.
 # The second alternative is a password with a slash, which should have been encoded; text after a port is a path.
@@ -62,13 +59,17 @@ _TOKENS: tuple[tuple[tuple[str, ...], str, str], ...] = (
 
 def masked(text: str) -> str:
     """Text without recognized secrets: tokens and values become ``***``; users and passwords in URLs are removed."""
-    return _without_secrets(text, _secret_values())
-
-
-def masked_values(texts: Mapping[str, str]) -> dict[str, str]:
-    """Apply :func:`masked` to the values of a mapping."""
-    secrets = _secret_values()
-    return {name: _without_secrets(text, secrets) for name, text in texts.items()}
+    if "://" in text:
+        text = re.sub(_USERINFO, "", text)
+    for hints, form, instead in _TOKENS:
+        if any(hint in text for hint in hints):
+            text = re.sub(form, instead, text)
+    for value in _secrets_in(tuple(os.environ.items())):
+        if value in text:
+            whole = re.escape(value)
+            # A short value may occur in a longer word by chance.
+            text = re.sub(whole if len(value) >= 16 else rf"(?<!\w){whole}(?!\w)", MASK, text)
+    return text
 
 
 def masked_json(value: Any) -> Any:
@@ -88,9 +89,8 @@ def mask_log_records() -> None:
 
     def masking(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = make(*args, **kwargs)
-        with contextlib.suppress(
-            TypeError, ValueError, KeyError
-        ):  # a message that does not match its arguments is kept
+        # A message that does not match its arguments is kept.
+        with contextlib.suppress(TypeError, ValueError, KeyError):
             record.msg, record.args = masked(record.getMessage()), ()
         if record.exc_info:
             record.exc_text = masked(logging.Formatter().formatException(record.exc_info))
@@ -100,32 +100,14 @@ def mask_log_records() -> None:
     logging.setLogRecordFactory(masking)
 
 
-def _without_secrets(text: str, secrets: tuple[str, ...]) -> str:
-    if "://" in text:
-        text = re.sub(_USERINFO, "", text)
-    for hints, form, instead in _TOKENS:
-        if any(hint in text for hint in hints):
-            text = re.sub(form, instead, text)
-    for value in secrets:
-        if value in text:
-            whole = re.escape(value)
-            # A short value may occur in a longer word by chance.
-            text = re.sub(whole if len(value) >= _LONG else rf"(?<!\w){whole}(?!\w)", MASK, text)
-    return text
-
-
-def _secret_values() -> tuple[str, ...]:
-    """Secret values in the environment of this process, long ones first."""
-    return _secrets_in(tuple(os.environ.items()))
-
-
 @functools.lru_cache(maxsize=4)
 def _secrets_in(environment: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    """Secret values in an environment, long ones first."""
     found: set[str] = set()
     for name, value in environment:
         if re.search(_SECRET_NAME, name) and not re.search(_PUBLIC_NAME, name) and not os.path.exists(value):
             found |= {value, value.partition(":")[2]} if "AUTH_STRING" in name.upper() else {value}
         if "://" in value and (user := re.search(_USERINFO, value)) is not None:
             found.add(user[0][:-1].partition(":")[2])
-    secret = (value for value in found if len(value) >= _SHORTEST and not value.isdecimal())
+    secret = (value for value in found if len(value) >= 6 and not value.isdecimal())
     return tuple(sorted(secret, key=len, reverse=True))

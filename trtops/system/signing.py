@@ -31,12 +31,7 @@ PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
 
 @dataclass(frozen=True)
 class Verified:
-    """A statement with a valid signature.
-
-    Attributes:
-        key_id: The key that signed it.
-        statement: The in-toto statement.
-    """
+    """An in-toto statement with a valid signature, and the key that signed it."""
 
     key_id: str
     statement: Mapping[str, Any]
@@ -59,22 +54,13 @@ def signs_here() -> bool:
 
 
 def check_key() -> None:
-    """Check early that the signing key can be read, if one is set.
-
-    Raises:
-        ConfigError: If it cannot be read.
-    """
+    """Raise ConfigError if a signing key is set and cannot be read."""
     if signs_here():
         _private_key()
 
 
 def statement(subjects: Mapping[str, str], predicate: Mapping[str, Any]) -> dict[str, Any]:
-    """An in-toto statement.
-
-    Args:
-        subjects: The signed files: name to SHA-256.
-        predicate: Content in the form of SLSA provenance.
-    """
+    """An in-toto statement about files (name to SHA-256), with content in the form of SLSA provenance."""
     return {
         "_type": STATEMENT_TYPE,
         "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in subjects.items()],
@@ -145,11 +131,7 @@ def peek(envelope: bytes) -> Mapping[str, Any] | None:
 
 
 def key_id(public: str | Path) -> str:
-    """The id of a public key, as it appears in signatures.
-
-    Raises:
-        ConfigError: If it cannot be read.
-    """
+    """The id of a public key, as it appears in signatures; ConfigError if it cannot be read."""
     return str(_public_key(public).keyid)
 
 

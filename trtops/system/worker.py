@@ -40,11 +40,6 @@ T = TypeVar("T")
 # Python searches the working folder for modules first. A downloaded model may lie next to an `onnxruntime.py`, so the
 # child uses the parent's search path only. (Option -P does not exist in Python 3.10.)
 _PROGRAM = "import sys; sys.path[:] = filter(None, sys.path); from trtops.system.worker import serve; serve({fd})"
-_LAST_LINES, _LAST_BYTES = 20, 1 << 16
-_POLL_SECONDS = 1.0
-_CLOSE_SECONDS = 5.0
-_EXIT_SECONDS = 60.0  # after a crash, the kernel may spend a long time writing a core dump
-_ORPHAN_SECONDS = 1.0
 
 # True in a child while it imports the calling script, which must not start another child.
 _importing_script = False
@@ -59,10 +54,7 @@ class Worker:
     """Runs functions in a child process, one at a time.
 
     Functions, arguments and results must be picklable: module functions and methods of frozen dataclasses are, lambdas
-    are not.
-
-    Attributes:
-        starts: Number of children started.
+    are not. ``starts`` is the number of children started.
     """
 
     def __init__(
@@ -114,16 +106,22 @@ class Worker:
             timeout: Seconds until the child is killed; None waits without limit.
             kwargs: Its keyword arguments.
 
-        Returns:
-            The result of the function.
-
         Raises:
             WorkerError: If the child crashed, was killed, or did not finish in time.
             ConfigError: If the call cannot be pickled, or the main part of the calling script is not guarded.
             Exception: Any exception of the function.
         """
+        try:
+            pickled = ForkingPickler.dumps((function, args, kwargs))
+        except errors.TrtopsError:
+            raise
+        except Exception as exc:  # `__reduce__` may raise anything
+            raise errors.ConfigError(
+                f"{self._name or 'The call'} cannot be sent to a child process: {exc}. Functions and classes must be "
+                "importable by name, and runners made from loaders rather than from loaded objects."
+            ) from None
         # Release the view: a traceback that holds it makes Python 3.12 free the buffer too early.
-        with self._pickled_call(function, args, kwargs) as call, self._lock:
+        with pickled as call, self._lock:
             try:
                 answer = self._answer_to(call, timeout)
             except BaseException:  # after Ctrl-C, the child would answer the next call with this result
@@ -134,30 +132,15 @@ class Worker:
         result: T = answer
         return result
 
-    def close(self) -> None:
-        """End the child and give it five seconds to clean up."""
+    def close(self, seconds: float = 5.0) -> None:
+        """End the child, and kill it if it has not ended after some seconds."""
         child, self._child = self._child, None
         if child is not None:
-            child.close(_CLOSE_SECONDS)
+            child.close(seconds)
 
     def kill(self) -> None:
         """Kill the child."""
-        child, self._child = self._child, None
-        if child is not None:
-            child.close(0)
-
-    def _pickled_call(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> memoryview:
-        try:
-            return ForkingPickler.dumps((function, args, kwargs))
-        except errors.TrtopsError:
-            raise
-        except Exception as exc:  # `__reduce__` may raise anything
-            raise errors.ConfigError(
-                f"{self._name or 'The call'} cannot be sent to a child process: {exc}. Functions and classes must be "
-                "importable by name, and runners made from loaders rather than from loaded objects."
-            ) from None
+        self.close(0)
 
     def _answer_to(self, call: memoryview, timeout: float | None) -> Any:
         """Send a call to the child, which is started if necessary, and wait for the answer."""
@@ -179,10 +162,9 @@ class Worker:
             expired.set()
             child.process.kill()
 
-        timer = None if timeout is None else threading.Timer(timeout, end)
-        if timer is not None:
-            timer.daemon = True
-            timer.start()
+        timer = threading.Timer(threading.TIMEOUT_MAX if timeout is None else timeout, end)
+        timer.daemon = True
+        timer.start()
         try:
             if not begun:
                 self._prepare(child)
@@ -190,24 +172,24 @@ class Worker:
         except (EOFError, ConnectionError):
             how = f"did not finish within {timeout:g} s and was killed" if expired.is_set() else child.how_it_ended()
         finally:
-            if timer is not None:
-                timer.cancel()
-                timer.join()
-                if expired.is_set():
-                    child.process.wait()
+            timer.cancel()
+            timer.join()
+            if expired.is_set():
+                child.process.wait()
         who = f"{self._name}'s child process" if self._name else "The child process"
         error = errors.WorkerError(f"{who} {how}. Its last output:{child.last_output()}")
         error.timed_out = expired.is_set()
         raise error
 
     def _prepare(self, child: _Child) -> None:
+        """Set up logging in the child, or let it import the calling script."""
         preparation = None
         if self._script:
             from multiprocessing import spawn
 
             about = spawn.get_preparation_data("trtops")
             preparation = {**about, "authkey": bytes(about["authkey"])}  # an AuthenticationString cannot be pickled
-        with self._pickled_call(_prepare_child, (preparation,), {}) as call:
+        with ForkingPickler.dumps((_prepare_child, (preparation,), {})) as call:
             answer = child.ask(call)
         if isinstance(answer, _Raised):
             if isinstance(answer.error, errors.TrtopsError):
@@ -220,12 +202,12 @@ class Worker:
 class _Child:
     """A child process, the pipe to it and the file with its output."""
 
-    def __init__(self, environment: Mapping[str, str], own_output: bool, python: str | None = None) -> None:
+    def __init__(self, environment: Mapping[str, str], own_output: bool, python: str | None) -> None:
         self.pipe, theirs = Pipe()
         self.output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
         shared_secret()  # sets the variable that the child inherits
         path = os.pathsep.join(place or os.getcwd() for place in sys.path) if python is None else _own_code().name
-        try:
+        with theirs:
             self.process = subprocess.Popen(
                 [python or sys.executable, "-c", _PROGRAM.format(fd=theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
@@ -234,12 +216,6 @@ class _Child:
                 stderr=self.output,
                 env={**BRIEF_SPIN, **os.environ, "PYTHONPATH": path, STARTED_BY: mark(), **environment},
             )
-        except BaseException:
-            self.pipe.close()
-            self.output.close()
-            raise
-        finally:
-            theirs.close()
 
     @property
     def alive(self) -> bool:
@@ -249,7 +225,7 @@ class _Child:
         """Send a call and wait for the result; EOFError or ConnectionError if the child died."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the child died; poll() notices below
             self.pipe.send_bytes(call)
-        while not self.pipe.poll(_POLL_SECONDS):
+        while not self.pipe.poll(1.0):
             if not self.alive and not self.pipe.poll():  # a grandchild may still hold the pipe open
                 raise EOFError
         return self.pipe.recv()
@@ -257,23 +233,20 @@ class _Child:
     def how_it_ended(self) -> str:
         """Describe the exit of a child that closed its pipe."""
         try:
-            code = self.process.wait(_EXIT_SECONDS)
+            code = self.process.wait(60)  # after a crash, the kernel may spend a long time writing a core dump
         except subprocess.TimeoutExpired:
             return "closed its pipe without a result"
         if code >= 0:
             return f"ended with exit code {code}"
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = f"signal {-code}"
         if -code == signal.SIGKILL:
-            return f"was killed by {name}, as the kernel does when memory runs out"
-        return f"died of {name}"
+            return "was killed by SIGKILL, as the kernel does when memory runs out"
+        known = {int(number): number.name for number in signal.Signals}
+        return f"died of {known.get(-code, f'signal {-code}')}"
 
     def last_output(self) -> str:
         size = os.fstat(self.output.fileno()).st_size
-        text = os.pread(self.output.fileno(), _LAST_BYTES, max(0, size - _LAST_BYTES)).decode(errors="replace")
-        return "".join(f"\n  {line}" for line in text.splitlines()[-_LAST_LINES:]) or " nothing"
+        text = os.pread(self.output.fileno(), 1 << 16, max(0, size - (1 << 16))).decode(errors="replace")
+        return "".join(f"\n  {line}" for line in text.splitlines()[-20:]) or " nothing"
 
     def close(self, seconds: float) -> None:
         """Close the pipe, which ends the child; kill it if it has not ended after ``seconds``."""
@@ -295,7 +268,7 @@ def _own_code() -> tempfile.TemporaryDirectory[str]:
 
 
 def _prepare_child(script: Mapping[str, Any] | None) -> None:
-    """First call in a child: set up logging, or import the calling script."""
+    """First call in a child."""
     if script is None:
         import logging
 
@@ -315,7 +288,18 @@ def serve(fd: int) -> None:
     """Main loop of the child: answer calls until the parent closes the pipe."""
     os.set_inheritable(fd, False)
     signal.signal(signal.SIGINT, lambda *_: None)
-    threading.Thread(target=_end_with_parent, args=(fd,), daemon=True).start()
+
+    def end_with_parent() -> None:
+        """End this process when its parent is gone, even during a call."""
+        import select
+
+        poller = select.poll()
+        poller.register(fd, 0)  # POLLHUP is always reported
+        poller.poll()
+        time.sleep(1.0)  # an idle child exits normally within this time
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
     pipe: Connection[Any, Any] = Connection(fd)
     while True:
         try:
@@ -335,14 +319,3 @@ def serve(fd: int) -> None:
             return
         except Exception as exc:  # the result cannot be pickled
             pipe.send(_Raised(errors.WorkerError(f"The child's result cannot be sent back: {exc!r} ({answer!r:.200})")))
-
-
-def _end_with_parent(fd: int) -> None:
-    """End this process when its parent is gone, even during a call."""
-    import select
-
-    poller = select.poll()
-    poller.register(fd, 0)  # POLLHUP is always reported
-    poller.poll()
-    time.sleep(_ORPHAN_SECONDS)  # an idle child exits normally within this time
-    os._exit(1)

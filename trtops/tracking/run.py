@@ -24,7 +24,7 @@ from typing import Any, cast
 from trtops import errors
 from trtops.record import JSONValue, Record, canonical_json, sha256, sha256_file, to_jsonable
 from trtops.system import signing
-from trtops.system.masking import masked, masked_values
+from trtops.system.masking import masked, masked_json
 from trtops.system.processes import temporary_prefix
 from trtops.tracking import owner, schema
 from trtops.tracking.ids import new_local_id
@@ -65,7 +65,7 @@ class Run(ABC):
             LogError: If a param has another value already, or a name that MLflow refuses.
         """
         self._must_be_open()
-        texts = masked_values({name: schema.text(value) for name, value in params.items()})
+        texts = masked_json({name: schema.text(value) for name, value in params.items()})
         for name, value in texts.items():
             schema.check_text("Param", name, value)
         self._put_params(texts)
@@ -77,7 +77,7 @@ class Run(ABC):
             LogError: If a name or value is one that MLflow refuses.
         """
         self._must_be_open()
-        texts = masked_values(tags)
+        texts = masked_json(tags)
         for name, value in texts.items():
             schema.check_text("Tag", name, value)
         self._put_tags(texts)
@@ -408,7 +408,7 @@ def starting_tags(kind: Kind, tags: Mapping[str, str] | None) -> dict[str, str]:
         Tag.HOST: owner.current().host,
         Tag.OWNER: owner.current().to_json(indent=None),
         Tag.LOCAL_ID: new_local_id(),
-        **masked_values(tags or {}),
+        **masked_json(tags or {}),
     }
 
 

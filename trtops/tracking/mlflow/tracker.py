@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtops import errors
-from trtops.system.masking import masked, masked_values
+from trtops.system.masking import masked, masked_json
 from trtops.tracking import owner, schema
 from trtops.tracking.base import Manifest, RegisteredVersion, RunInfo, RunStatus, StoredRun
 from trtops.tracking.ids import is_local
@@ -63,7 +63,7 @@ class MlflowTracker:
         self.store = self._connection.store
         self.lock_folder = self.store.locks if self.store else None
         self.shown = self._connection.shown
-        self.context: Mapping[str, str] = masked_values(library().tracking.context.registry.resolve_tags())
+        self.context: Mapping[str, str] = masked_json(library().tracking.context.registry.resolve_tags())
         self._experiments: dict[str, str] = {}
 
     def __repr__(self) -> str:
