@@ -126,14 +126,9 @@ def _cell_text(cell: str | float | None) -> str:
 def finish_with(
     run: Run, result: OpResult, tracker: Tracker | None, *, title: str = "", evaluated: bool = True
 ) -> None:
-    """End a run: log the report, the verdict and the manifest.
+    """End a run: log the report, the verdict and the manifest. ``title`` is the report's, if it is not the result's.
 
-    Args:
-        run: The run.
-        result: The op's result.
-        tracker: The tracking store; None without one.
-        title: The report's title; the result's by default.
-        evaluated: Whether the verdict becomes the run's own.
+    The verdict becomes the run's own if the op has ``evaluated`` something.
     """
     if tracker is not None and run.id:
         from trtops.reports.present import present  # imports templates and Markdown
@@ -155,16 +150,9 @@ def op_run(
     tags: Mapping[str, str] | None = None,
     parent: str | None = None,
 ) -> Iterator[Run]:
-    """The run of one call of an op, ended as :func:`trtops.tracking.base.tracked` ends it.
+    """The run of one call of an op, ended as :func:`trtops.tracking.base.tracked` ends it; no run without a tracker.
 
-    Args:
-        tracker: The tracking store; None logs nothing.
-        experiment: The experiment's name.
-        name: The run's name; shortened if it is too long.
-        kind: The kind of run (:data:`trtops.tracking.schema.KINDS`).
-        model: The model file, whose absolute path becomes a tag.
-        tags: Further tags.
-        parent: Id of a parent run.
+    The absolute path of the model file becomes a tag. A name that is too long is shortened.
     """
     from trtops.tracking import schema
     from trtops.tracking.base import NO_RUN, tracked
@@ -179,11 +167,7 @@ def op_run(
 
 
 def model_file(path: str | Path) -> Path:
-    """The path of a model. Checked before a run starts, so that a mistyped name leaves no run.
-
-    Raises:
-        InvalidModelError: If there is no such file.
-    """
+    """The path of a model. Checked before a run starts, so that a mistyped name leaves no run."""
     path = Path(path)
     if not path.exists():
         raise InvalidModelError(f"{path.absolute()} does not exist; expected an ONNX file.")

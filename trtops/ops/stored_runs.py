@@ -64,11 +64,7 @@ def list_runs(
 
 
 def inspect_run(run_id: str, tracker: Tracker) -> Inspection:
-    """Tags, params, metrics and artifacts of a run.
-
-    Raises:
-        RunNotFoundError: If there is no such run.
-    """
+    """Tags, params, metrics and artifacts of a run."""
     run_id = run_id_of(run_id)
     info = tracker.info(run_id)
     files: list[tuple[str, int, str]] = []
@@ -110,13 +106,7 @@ def inspect_run(run_id: str, tracker: Tracker) -> Inspection:
 
 @dataclass(frozen=True, kw_only=True)
 class Line(Record):
-    """One param or metric of several runs.
-
-    Attributes:
-        name: Its name; parts of a metric are joined by ``/``.
-        kind: ``param`` or ``metric``.
-        values: The value in each run; empty if it has none.
-    """
+    """One param or metric of several runs, with its value in each; empty if a run has none."""
 
     name: str
     kind: str
@@ -125,11 +115,7 @@ class Line(Record):
 
 
 def side_by_side(run_ids: Sequence[str], tracker: Tracker) -> list[Line]:
-    """Params, then metrics, of several runs.
-
-    Raises:
-        RunNotFoundError: If one does not exist.
-    """
+    """Params, then metrics, of several runs."""
     infos = [tracker.info(run_id_of(run_id)) for run_id in run_ids]
     metrics = [{"/".join(name): f"{value:.6g}" for name, value in info.metrics.items()} for info in infos]
     lines = []
@@ -142,13 +128,7 @@ def side_by_side(run_ids: Sequence[str], tracker: Tracker) -> list[Line]:
 
 @dataclass(frozen=True, kw_only=True)
 class Reevaluated(Record):
-    """A stored comparison, evaluated with other tolerances.
-
-    Attributes:
-        before: Its logged verdict.
-        verdict: Its new verdict.
-        reasons: Why it is bad.
-    """
+    """A stored comparison, evaluated with other tolerances; ``before`` is its logged verdict."""
 
     id: str
     name: str
@@ -158,12 +138,7 @@ class Reevaluated(Record):
 
 
 def reevaluate(run_ids: Iterable[str], tolerances: Tolerances, tracker: Tracker) -> list[Reevaluated]:
-    """Evaluate stored comparisons with other tolerances. Nothing runs, and the store does not change.
-
-    Raises:
-        RunNotFoundError: If a run does not exist.
-        IncompleteRunError: If it is incomplete, or contains no comparison.
-    """
+    """Evaluate stored comparisons with other tolerances. Nothing runs, and the store does not change."""
     evaluated = []
     for run_id in run_ids:
         stored = tracker.load(run_id_of(run_id))
@@ -185,19 +160,7 @@ class Report(Record):
 
 
 def report(run: str, other: str | None = None, *, tracker: Tracker, output: str | Path | None = None) -> Report:
-    """Write the HTML report of a run, or of two runs side by side.
-
-    Args:
-        run: A run.
-        other: Another run to compare with.
-        tracker: The tracking store.
-        output: The file; ``report-<run>.html`` in the working folder by default.
-
-    Raises:
-        RunNotFoundError: If there is no such run.
-        IncompleteRunError: If a file of a run does not match its manifest.
-        ConfigError: If the file cannot be written.
-    """
+    """Write the HTML report of a run, or of two runs side by side; by default to ``report-<run>.html``."""
     runs = tuple(run_id_of(each) for each in (run, other) if each is not None)
     page = report_page(tracker, runs[0]) if len(runs) == 1 else difference_page(tracker, runs[0], runs[1])
     path = Path(output) if output is not None else Path(f"report-{'-'.join(each[:8] for each in runs)}.html")

@@ -151,7 +151,6 @@ def build_list(
 
     Raises:
         FormatError: If the list cannot be read.
-        TrackingError: If the tracking store cannot be used.
     """
     config = BuildListConfig() if config is None else config
     listed = models if isinstance(models, ModelList) else read_model_list(models)

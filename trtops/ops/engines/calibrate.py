@@ -19,7 +19,7 @@ from trtops.calibration.data import FeedDigest, batches, samples_in
 from trtops.calibration.histogram import DEFAULT_PERCENTILE, Algorithm, Histogram, check_algorithm
 from trtops.json import save_json
 from trtops.metadata import TensorMetadata
-from trtops.ops.engines.convert import ROW_HEADER, ConvertConfig, ConvertResult, convert
+from trtops.ops.engines.convert import ConvertConfig, ConvertResult, builds_table, convert
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.feeds import open_feeds
 from trtops.ops.result import OnProgress, OpResult, finish_with, op_run
@@ -128,7 +128,7 @@ class CalibrateResult(OpResult):
         if self.excluded:
             names = ", ".join(f"`{name}`" for name in self.excluded)
             yield from ("", f"Without a range, since NaN or infinity occurred: {names}.")
-        yield from ("", markdown_table(ROW_HEADER, (engine.row() for engine in self.engines)))
+        yield from ("", builds_table(self.engines, markdown_table))
 
 
 def calibrate(

@@ -142,46 +142,34 @@ class ConvertResult(OpResult):
         found = self.evaluation.computed
         return self.precision.upper() if found is None else found.name
 
-    def row(self) -> tuple[str, ...]:
-        """The engine in one line of a table that has :data:`ROW_HEADER`."""
+    def row(self) -> dict[str, str]:
+        """The engine in one line of a table, by column."""
         evaluation = self.evaluation
-        report = evaluation.report
-        statistics = [output.statistics for output in report.outputs if output.statistics is not None]
-        top1 = (output.value(_TOP1) for output in report.outputs)
-        agreements = [share for share in top1 if share is not None]
+        outputs = evaluation.report.outputs
+        errors_of_outputs = [output.statistics.max_abs for output in outputs if output.statistics is not None]
+        agreements = [share for output in outputs if (share := output.value(_TOP1)) is not None]
         found = evaluation.computed
-        return (
-            self.called,
-            "-" if found is None or found.share is None else f"{found.share:.0%}",
-            self.verdict,
-            f"{max((s.max_abs for s in statistics), default=float('nan')):.3g}",
-            f"{min(agreements):.2%}" if agreements else "-",
-            f"{evaluation.accuracy.actual:.2%}" if evaluation.accuracy else "-",
-            f"{evaluation.latency.p50_ms:.3f} ms" if evaluation.latency else "-",
-            size(self.engine_bytes),
-            "reused" if self.reused_from else f"{self.build_seconds:.2f} s",
-            self.run_id[:8],
-        )
+        return {
+            "build": self.called,
+            "kernels in it": "-" if found is None or found.share is None else f"{found.share:.0%}",
+            "verdict": self.verdict,
+            "largest error": f"{max(errors_of_outputs, default=float('nan')):.3g}",
+            "top-1 agreement": f"{min(agreements):.2%}" if agreements else "-",
+            "accuracy": f"{evaluation.accuracy.actual:.2%}" if evaluation.accuracy else "-",
+            "p50": f"{evaluation.latency.p50_ms:.3f} ms" if evaluation.latency else "-",
+            "engine": size(self.engine_bytes),
+            "build time": "reused" if self.reused_from else f"{self.build_seconds:.2f} s",
+            "run": self.run_id[:8],
+        }
 
 
 _TOP1 = next(metric for metric in RECORDED if metric.name == "top1_agreement")
-ROW_HEADER = (
-    "build",
-    "kernels in it",
-    "verdict",
-    "largest error",
-    "top-1 agreement",
-    "accuracy",
-    "p50",
-    "engine",
-    "build time",
-    "run",
-)
 
 
-def builds_table(results: Iterable[ConvertResult]) -> str:
-    """One line per engine, in plain text."""
-    return table(ROW_HEADER, (result.row() for result in results))
+def builds_table(results: Iterable[ConvertResult], write: Callable[..., str] = table) -> str:
+    """One line per engine, in plain text unless another function writes the table."""
+    rows = [result.row() for result in results]
+    return write(list(rows[0]), [list(row.values()) for row in rows])
 
 
 def convert(
@@ -256,7 +244,12 @@ def _build_and_evaluate(
 ) -> ConvertResult:
     check, environment = config.check, backend.environment()
     feeds = check.open_for(model)
-    caches = replace(read_caches(config), timing=read_timing_cache(config.timing_cache, tracker, environment))
+    replay = read_cache_file(config.replay, "replay")
+    caches = Caches(
+        calibration=read_cache_file(config.calibration_cache, "calibration_cache"),
+        timing=read_timing_cache(config.timing_cache, tracker, environment),
+        replay=None if replay is None else TacticRecord.from_json(replay),
+    )
     if config.use_deny_list:
         caches = replace(caches, denied=deny_list(tracker, environment))
     job = BuildJob.prepare(
@@ -338,20 +331,6 @@ def _build(
 def _log_model(run: Run, model: Model, config: ConvertConfig) -> None:
     for file in model.files() if config.keep_model else ():
         run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")
-
-
-def read_caches(config: ConvertConfig) -> Caches:
-    """Read the calibration cache and the tactic record that a config names.
-
-    Raises:
-        ConfigError: If a file does not exist.
-        FormatError: If the tactic record cannot be read.
-    """
-    replay = read_cache_file(config.replay, "replay")
-    return Caches(
-        calibration=read_cache_file(config.calibration_cache, "calibration_cache"),
-        replay=None if replay is None else TacticRecord.from_json(replay),
-    )
 
 
 def _evaluate(

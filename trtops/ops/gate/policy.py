@@ -63,6 +63,7 @@ class GrowthLimit(Record):
     """A candidate is refused if a cost exceeds that of the accepted engine by both the ratio and the slack.
 
     Attributes:
+        ratio: Largest cost as a multiple of the accepted engine's.
         slack: Growth that is always allowed, in bytes or seconds.
     """
 

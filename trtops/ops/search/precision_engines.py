@@ -19,11 +19,10 @@ from trtops.ops.search.precision import Candidate, MakeRunner, emulated_runner
 from trtops.system.processes import temporary_prefix
 
 Side: TypeAlias = Literal["emulated", "tensorrt"]
-"""What runs candidates: 16 bit emulated on the CPU, rounded as a GPU rounds it; or TensorRT engines."""
 
 
 def candidate_runner(side: Side) -> MakeRunner:
-    """What makes the runners of a side."""
+    """What runs candidates: 16 bit emulated on the CPU, rounded as a GPU rounds it; or TensorRT engines."""
     return EngineWriter().runner if side == "tensorrt" else emulated_runner
 
 
