@@ -109,10 +109,6 @@ def test_server_drops_artifacts(tmp_path: Path) -> None:
 
 
 def test_invalid_rule_is_refused() -> None:
-    with pytest.raises(errors.ConfigError, match="Did you mean 'bad'"):
-        PruneConfig(verdicts=("bed",))  # type: ignore[arg-type]
-    with pytest.raises(errors.ConfigError, match="kinds"):
-        PruneConfig(kinds=("builds",))
     with pytest.raises(errors.ConfigError, match="0 or more"):
         PruneConfig(older_than_days=-1)
 

@@ -9,11 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from trtops import errors
-from trtops.ops.auditing.config import GRADES, AuditConfig, reaches
+from trtops.ops.auditing.config import GRADES, AuditConfig
 from trtops.ops.auditing.integrity import BUILDS, SharedReads, check_integrity
 from trtops.ops.auditing.rebuilding import MaterialFolder, environment_differences, gather, rebuild
 from trtops.ops.auditing.result import AuditResult, Contradiction, RunAudit
-from trtops.ops.campaign.config import Place
 from trtops.ops.campaign.workers import close_workers, warm_backend
 from trtops.ops.result import OnProgress, finish_with, op_run
 from trtops.system import signing
@@ -150,10 +149,9 @@ def _rebuild_run(
     except errors.TrackingUnavailableError:
         raise
     except errors.TrtopsError as exc:
-        return replace(audited, grade="cannot be rebuilt", explanation=f"It cannot be rebuilt: {exc}")
-    place = Place(backend=logged.build.spec.config.backend, timeout_seconds=config.timeout_seconds)
+        return replace(audited, grade="cannot be rebuilt", explanation=str(exc))
     try:
-        with warm_backend(place.backend, place.devices, place.timeout_seconds) as backend:
+        with warm_backend(logged.build.spec.config.backend, timeout=config.timeout_seconds) as backend:
             then, here = logged.build.engine.environment, backend.environment()
             differences = environment_differences(then, here, logged.state, backend.device_state())
             made = tuple(rebuild(way, logged, backend) for way in config.ways)
@@ -161,18 +159,4 @@ def _rebuild_run(
         why = f"{type(exc).__name__}: {exc}"
         return replace(audited, grade="cannot be rebuilt", explanation=why, missing=logged.missing)
     grade = min((each.grade for each in made), key=GRADES.index)
-    worse = [each.way for each in made if not reaches(each.grade, "tactics") and each.grade != "cannot be rebuilt"]
-    explanation = ""
-    if worse and reaches(grade, "tactics"):
-        best = " and ".join(each.way for each in made if each.grade == grade)
-        explanation = f"With {best} the engine is {grade}; with {', '.join(worse)}, the builder chose other tactics."
-    elif not reaches(grade, "tactics") and not differences:
-        explanation = "The environment is the same. The cause was not logged, or differs from build to build."
-    return replace(
-        audited,
-        grade=grade,
-        rebuilds=made,
-        differences=differences,
-        explanation=explanation,
-        missing=logged.missing,
-    )
+    return replace(audited, grade=grade, rebuilds=made, differences=differences, missing=logged.missing)

@@ -72,7 +72,7 @@ class RunAudit(Record):
         dropped: Paths of artifacts that were dropped to save space.
         grade: The best grade of its rebuilds; None if it was not rebuilt, or is not a build.
         differences: Differences between the environments.
-        explanation: Why the rebuilt engine differs, as far as known.
+        explanation: Why it cannot be rebuilt.
         missing: Files that were not logged, and what was used instead.
     """
 

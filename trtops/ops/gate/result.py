@@ -18,7 +18,7 @@ from trtops.tracking.base import MetricName, Verdict
 
 _SHOWN = {"refuse": "**refused**", "error": "**error**", "open": "**open**", "note": "note", "pass": "passes"}
 _MAX_OUTPUTS = 50
-_ENGINE_COLUMNS = ("engine", "release", "driver", "precision", "latency", "size", "build", "run")
+_ENGINE_COLUMNS = ("engine", "release", "precision", "size", "build", "run")
 _OUTPUT_COLUMNS = ("output", "noise width", "error", "distance from the accepted output", "distance in widths")
 DECIDED: dict[Decision, str] = {
     "accept": "accepted", "refuse": "refused", "measure more": "more measurement is needed", "error": "error",
@@ -91,25 +91,12 @@ class GateResult(OpResult):
             points = tuple(Point(label=f"round {n}: {r:.4f}", x=float(n), y=r) for n, r in enumerate(ratios, start=1))
             title = "Latency of the candidate relative to the accepted engine"
             chart = Chart(title=title, form="points", x="round", y="ratio", points=points)
-        latencies = (None, None) if rounds is None else (rounds.candidate_ms, rounds.accepted_ms)
         rows = []
-        for name, facts, latency in zip(
-            ("candidate", "accepted"), (self.measured.candidate, self.measured.accepted), latencies
-        ):
+        for name, facts in (("candidate", self.measured.candidate), ("accepted", self.measured.accepted)):
             if facts is not None:
-                environment = facts.environment
-                rows.append(
-                    (
-                        name,
-                        f"{environment.backend} {environment.backend_version}",
-                        environment.driver,
-                        facts.precision,
-                        None if latency is None else f"{latency:.4g} ms",
-                        size(facts.engine_bytes),
-                        f"{facts.build_seconds:.2f} s",
-                        facts.run_id[:8],
-                    )
-                )
+                release = f"{facts.environment.backend} {facts.environment.backend_version}"
+                seconds = f"{facts.build_seconds:.2f} s"
+                rows.append((name, release, facts.precision, size(facts.engine_bytes), seconds, facts.run_id[:8]))
         yield Section(title="Side by side", table=Table(columns=_ENGINE_COLUMNS, rows=tuple(rows)), chart=chart)
         if self.measured.widths:
             outputs = sorted(self.measured.widths, key=lambda each: -each.distance_widths)[:_MAX_OUTPUTS]

@@ -102,7 +102,7 @@ def pinned_side(subject: Subject, parent: str) -> Pinned:
     record = bad_build(subject, parent).tactics
     replay = replace(record, choices=()) if record.settings else None  # settings alone fit any model
     config = replace(subject.config.build, options=replace(subject.config.build.options, tactic_seed=None))
-    return Pinned(config, Caches(replay=replay, calibration=subject.caches.calibration))
+    return Pinned(config, Caches(replay=replay, calibration=subject.calibration))
 
 
 def _low_precision(subject: Subject) -> LowPrecision:
@@ -247,9 +247,9 @@ def ask_keep(subject: Subject, parent: str) -> Answer:
 
 def ask_ranges(subject: Subject, parent: str) -> Answer:
     """Whether a calibrated range cuts off values, and whether the observed range corrects the engine."""
-    if subject.caches.calibration is None:
+    if subject.calibration is None:
         return Answer("calibrated here", ("The ranges come from this data.",))
-    cache = CalibrationCache.from_bytes(subject.caches.calibration)
+    cache = CalibrationCache.from_bytes(subject.calibration)
     inputs = TensorMetadata.of(subject.model.info.inputs)
     observed = collect(subject.model.proto(), subject.feeds, inputs=inputs, min_samples=1, counted=False).cache.ranges
     seen = {r.name: r for r in observed}
@@ -350,7 +350,7 @@ def ask_minimal(subject: Subject, parent: str) -> Answer:
 
 def _fails_to_build(subject: Subject) -> Check:
     """A check that fails for parts that the builder refuses, or, if it builds the whole, for parts that do not run."""
-    side = Pinned(subject.config.build, Caches(calibration=subject.caches.calibration))
+    side = Pinned(subject.config.build, Caches(calibration=subject.calibration))
     try:
         side.build(subject.model.proto())
         refused = False
@@ -394,7 +394,7 @@ def ask_bundle(subject: Subject, parent: str) -> Answer:
         if shows == "rounded":
             case = emulated_case(case, _low_precision(subject))
         elif shows == "failing":
-            case = engine_case(case, subject.config.build, (), subject.caches.calibration)
+            case = engine_case(case, subject.config.build, (), subject.calibration)
         else:
             side = pinned_side(subject, parent)
             build = side.build(proto)

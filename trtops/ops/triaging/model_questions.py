@@ -18,6 +18,7 @@ from trtops.backend.onnx.submodel import Cutter
 from trtops.backend.onnx.walk import node_name
 from trtops.backend.onnxrt.reference import reference_outputs
 from trtops.comparator.report import Tolerances, compare_outputs
+from trtops.comparator.results import RunResults
 from trtops.ops.evaluation.check import tolerances_for
 from trtops.ops.model.lint import lint
 from trtops.ops.search.accuracy import AccuracyConfig, accuracy, reference
@@ -25,7 +26,6 @@ from trtops.ops.triaging.result import Answer
 from trtops.ops.triaging.subject import Subject, with_outputs
 
 _FAILING_NODE = re.compile(r"running (\S+) node\. Name:'([^']*)'")  # in errors of ONNX Runtime
-_WINDOW = 64  # tensors held in memory at the same time
 _TO_THE_BIT = Tolerances(atol=0.0, rtol=0.0, nans_equal=True, infinities_equal=True)
 
 
@@ -85,49 +85,46 @@ def ask_shapes(subject: Subject, parent: str) -> Answer:
 
 def ask_repeats(subject: Subject, parent: str) -> Answer:
     """Whether the model itself, not optimized, gives the same outputs twice in one session, without NaN."""
-    count = len(subject.feeds)
-    twice = reference_outputs(subject.model.proto(), [*subject.feeds, *subject.feeds])
-    for outputs in twice:
-        for name, array in outputs.items():
-            if np.asarray(array).dtype.kind == "f" and np.isnan(array).any():
-                return _nan_of_model(subject, parent, name)
+    count, proto = len(subject.feeds), subject.model.proto()
+    twice = reference_outputs(proto, [*subject.feeds, *subject.feeds])
+    for name in twice[0]:
+        if any(np.asarray(each[name]).dtype.kind == "f" and np.isnan(each[name]).any() for each in twice):
+            config = AccuracyConfig()
+            found = accuracy(str(subject.path), reference, config, feeds=subject.feeds, **subject.below(parent))
+            said = f"The model itself gives NaN in {name!r}"
+            if found.reference_nan is None:
+                return Answer("NaN", (f"{said}.",), kind="nan", places=(name,))
+            place = found.tensor(found.reference_nan)
+            said += f", first in {place.name!r}, made by {place.op} {place.node!r}."
+            remedy = f"guard {place.op} {place.node!r} against its inputs"
+            return Answer("NaN", (said,), kind="nan", places=(place.node, place.name), remedy=remedy)
     report = compare_outputs(twice[count:], twice[:count], _TO_THE_BIT)
     if report:
         same = "Run twice without optimizations, the model gives outputs that are equal to the bit, without NaN."
         return Answer("yes", (same,))
-    evidence = [f"Two runs on the same data differ: {'; '.join(report.reasons)[:300]}"]
+    evidence: tuple[str, ...] = (f"Two runs on the same data differ: {'; '.join(report.reasons)[:300]}",)
     places: tuple[str, ...] = ()
-    proto = subject.model.proto()
     cutter = Cutter(proto)
     names = [name for index in cutter.order for name in cutter.visible(index)]
-    for start in range(0, len(names), _WINDOW):
-        watched = names[start : start + _WINDOW]
-        twice = reference_outputs(with_outputs(proto, watched), [*subject.feeds, *subject.feeds])
-        first = _first_bad(watched, twice[count:], twice[:count], _TO_THE_BIT)
-        if first is not None:
-            node = walk.makers(proto.graph.node)[first]
-            places = (node_name(node), first)
-            evidence.append(f"The first tensor that changes is {first!r}, made by {node.op_type} {node_name(node)!r}.")
-            break
+    twice = reference_outputs(with_outputs(proto, names), [*subject.feeds, *subject.feeds])
+    first = _first_bad(names, twice[count:], twice[:count], _TO_THE_BIT)
+    if first is not None:
+        node = walk.makers(proto.graph.node)[first]
+        places = (node_name(node), first)
+        evidence += (f"The first tensor that changes is {first!r}, made by {_named(node)}.",)
     remedy = "give random nodes a seed, or remove them; otherwise compare under tolerances that allow for it"
-    return Answer("no", tuple(evidence), kind="not repeatable", places=places, remedy=remedy)
-
-
-def _nan_of_model(subject: Subject, parent: str, output: str) -> Answer:
-    found = accuracy(str(subject.path), reference, AccuracyConfig(), feeds=subject.feeds, **subject.below(parent))
-    said = f"The model itself gives NaN in {output!r}"
-    if found.reference_nan is None:
-        return Answer("NaN", (f"{said}.",), kind="nan", places=(output,))
-    place = found.tensor(found.reference_nan)
-    evidence = (f"{said}, first in {place.name!r}, made by {place.op} {place.node!r}.",)
-    remedy = f"guard {place.op} {place.node!r} against its inputs"
-    return Answer("NaN", evidence, kind="nan", places=(place.node, place.name), remedy=remedy)
+    return Answer("no", evidence, kind="not repeatable", places=places, remedy=remedy)
 
 
 def ask_golden(subject: Subject, parent: str) -> Answer:
     """Whether the model itself agrees with the golden outputs."""
-    golden = subject.golden
-    if golden is None:
+    twin = None if subject.config.golden_model is None else Model.load(subject.config.golden_model).proto()
+    golden: list[Mapping[str, Any]]
+    if twin is not None:
+        golden = list(reference_outputs(twin, subject.feeds))
+    elif subject.config.check.golden is not None:
+        golden = list(RunResults.load(subject.config.check.golden)[0][1])
+    else:
         return Answer(
             "none given", ("There are no golden outputs and no golden model: the model is taken to be right.",)
         )
@@ -135,14 +132,10 @@ def ask_golden(subject: Subject, parent: str) -> Answer:
     names = [name for name in golden[0] if name in subject.outputs[0]]
     report = compare_outputs(_only(names, subject.outputs), _only(names, golden), exact)
     if report:
-        said = "In FP32, without optimizations, the model agrees with the golden outputs."
-        return Answer("agrees", (said,))
-    evidence: tuple[str, ...] = (
-        f"In FP32, without optimizations, the model is wrong: {'; '.join(report.reasons)[:300]}",
-    )
+        return Answer("agrees", ("In FP32, without optimizations, the model agrees with the golden outputs.",))
+    said = f"In FP32, without optimizations, the model is wrong: {'; '.join(report.reasons)[:300]}"
     # The first tensor that differs from the golden one of its name.
     mine = subject.model.proto()
-    twin = None if subject.config.golden_model is None else Model.load(subject.config.golden_model).proto()
     there = {name for node in twin.graph.node for name in node.output} if twin is not None else set(golden[0])
     cutter = Cutter(mine)
     common = [name for index in cutter.order for name in cutter.visible(index) if name in there]
@@ -150,16 +143,19 @@ def ask_golden(subject: Subject, parent: str) -> Answer:
     expected = golden if twin is None else reference_outputs(with_outputs(twin, common), subject.feeds)
     first = _first_bad(common, actual, _only(common, expected), replace(exact, nans_equal=True, infinities_equal=True))
     if first is None:
-        return Answer("differs", evidence, kind="model", remedy="export the model again")
+        return Answer("differs", (said,), kind="model", remedy="export the model again")
     node = walk.makers(mine.graph.node)[first]
-    name = node_name(node)
-    evidence += (f"The first of {len(common)} tensors that differs is {first!r}, made by {node.op_type} {name!r}.",)
+    evidence: tuple[str, ...] = (
+        said,
+        f"The first of {len(common)} tensors that differs is {first!r}, made by {_named(node)}.",
+    )
+    places = (node_name(node), first)
     if _is_constant([o[first] for o in actual]) and not _is_constant([o[first] for o in expected]):
-        evidence += ("It has one value for all inputs; the golden one does not.",)
-        remedy = "see why nothing gets through there"
-        return Answer("differs", evidence, kind="dead branch", places=(name, first), remedy=remedy)
+        evidence = (*evidence, "It has one value for all inputs; the golden one does not.")
+        remedy = "find out why nothing gets through there"
+        return Answer("differs", evidence, kind="dead branch", places=places, remedy=remedy)
     if twin is None:
-        return Answer("differs", evidence, kind="model", places=(name, first), remedy=f"see what feeds {name!r}")
+        return Answer("differs", evidence, kind="model", places=places, remedy=f"see what feeds {places[0]!r}")
     return _difference_of_nodes(mine, twin, node, first, evidence)
 
 
@@ -174,26 +170,28 @@ def _difference_of_nodes(
         {name: onnx.numpy_helper.to_array(t) for name, t in constant_tensors(m.graph).items()} for m in (mine, twin)
     )
     for name, golden_name in zip(node.input, other.input):
-        if name not in weights or golden_name not in golden_weights:
+        one, two = weights.get(name), golden_weights.get(golden_name)
+        if one is None or two is None or (one.dtype == two.dtype and one.tobytes() == two.tobytes()):
             continue
-        one, two = weights[name], golden_weights[golden_name]
-        same = one.dtype == two.dtype and np.array_equal(one, two, equal_nan=one.dtype.kind == "f")
-        if not same:
-            said = f"Its constant {name!r} differs from the golden model's: {_shown(one)} instead of {_shown(two)}."
-            remedy = f"replace {name!r} by the golden model's {golden_name!r}"
-            return Answer("differs", (*evidence, said), kind="wrong constant", places=(name, *places), remedy=remedy)
+        said = f"Its constant {name!r} differs from the golden model's {golden_name!r}."
+        remedy = f"replace {name!r} by the golden model's {golden_name!r}"
+        return Answer("differs", (*evidence, said), kind="wrong constant", places=(name, *places), remedy=remedy)
     # Nodes of the golden model just above, whose results this model does not have.
     made = {name for each in mine.graph.node for name in each.output}
     lost = [makers[name] for name in other.input if name in makers and name not in made]
     if other.op_type != node.op_type:
         lost.insert(0, other)
     if lost:
-        named = ", ".join(f"{each.op_type} {node_name(each)!r}" for each in lost)
+        named = ", ".join(map(_named, lost))
         evidence += (f"The golden model has {named} there; this one does not.",)
         places = (*map(node_name, lost), *places)
         return Answer("differs", evidence, kind="lost node", places=places, remedy=f"put {named} back")
-    evidence += (f"The golden model has {other.op_type} {node_name(other)!r} there, with other inputs or attributes.",)
+    evidence += (f"The golden model has {_named(other)} there, with other inputs or attributes.",)
     return Answer("differs", evidence, kind="model", places=places, remedy="export the model again")
+
+
+def _named(node: onnx.NodeProto) -> str:
+    return f"{node.op_type} {node_name(node)!r}"
 
 
 def _only(names: Sequence[str], outputs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -215,13 +213,6 @@ def _first_bad(
 def _is_constant(arrays: Sequence[Any]) -> bool:
     flat = np.concatenate([np.ravel(np.asarray(array)) for array in arrays])
     return flat.dtype.kind in "fiub" and flat.size > 1 and bool((flat == flat[0]).all())
-
-
-def _shown(array: Any) -> str:
-    if array.size == 1:
-        return str(array.item())
-    ends = f" from {np.nanmin(array):.4g} to {np.nanmax(array):.4g}" if array.size and array.dtype.kind in "fiu" else ""
-    return f"{array.dtype}{list(array.shape)}{ends}"
 
 
 def first_lines(texts: Sequence[str]) -> Iterator[str]:

@@ -141,13 +141,19 @@ def triage(
                 else:
                     log.info("%s %s", question.asks, answer)
                 name = question.then.get(answer, question.then.get(_ANY, ""))
-            for file in sorted(subject.files.iterdir()):
-                run.log_file(file, f"{schema.Artifact.TRIAGE_FILES}{file.name}")
+            place = schema.Artifact.TRIAGE_FILES
+            saved = sorted(subject.files.iterdir())
+            for file in saved:
+                run.log_file(file, f"{place}{file.name}")
+            if config.output is not None:
+                place = f"{config.output}/"
+                shutil.copytree(subject.files, config.output, dirs_exist_ok=True)
+            found = {file.name: f"{place}{file.name}" for file in saved}
             result = replace(
                 result,
                 steps=tuple(steps),
-                minimal=_saved_file(subject, engine.MINIMAL),
-                bundle=_saved_file(subject, engine.BUNDLE),
+                minimal=found.get(engine.MINIMAL, ""),
+                bundle=found.get(engine.BUNDLE, ""),
             ).kept_in(run, experiment)
             if result.kind != "none" or subject.answers.get("build", "good") != "good":
                 result = replace(result, verdict="bad")
@@ -176,17 +182,3 @@ def _ask(subject: Subject, run: Run, name: str, question: Question) -> Step:
         child.log_metrics({("triage", "builds"): float(answer.builds), ("triage", "seconds"): seconds})
         child.finish("good" if answer.kind is None else "bad")
     return Step(**asdict(answer), question=name, asks=question.asks, seconds=seconds, run_id=child.id)
-
-
-def _saved_file(subject: Subject, name: str) -> str:
-    """Where a file of the smallest case is: in the requested folder, or in the run; empty if missing."""
-    file = subject.files / name
-    if not file.is_file():
-        return ""
-    if subject.config.output is None:
-        return f"{schema.Artifact.TRIAGE_FILES}{name}"
-    folder = Path(subject.config.output)
-    folder.mkdir(parents=True, exist_ok=True)
-    for each in subject.files.glob(f"{file.stem}*"):
-        shutil.copy(each, folder / each.name)
-    return str(folder / name)

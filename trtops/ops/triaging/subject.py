@@ -12,17 +12,14 @@ from typing import Any
 import numpy as np
 import onnx
 
-from trtops.backend.base import Caches
 from trtops.backend.onnx.edit import set_outputs
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.reference import reference_outputs
 from trtops.comparator.report import Tolerances
-from trtops.comparator.results import RunResults
 from trtops.ops.engines.job import read_cache_file
 from trtops.ops.evaluation.check import tolerances_for
 from trtops.ops.triaging.result import TriageConfig
 from trtops.system.processes import temporary_prefix
-from trtops.tactics.record import TacticRecord
 from trtops.tracking.base import Tracker
 
 
@@ -59,27 +56,14 @@ class Subject:
         return [dict(outputs) for outputs in reference_outputs(self.model.proto(), self.feeds)]
 
     @cached_property
-    def golden(self) -> list[Mapping[str, Any]] | None:
-        """Golden outputs from elsewhere; None if the model itself is taken to be right."""
-        if self.config.golden_model is not None:
-            return [dict(o) for o in reference_outputs(Model.load(self.config.golden_model).proto(), self.feeds)]
-        if self.config.check.golden is not None:
-            return list(RunResults.load(self.config.check.golden)[0][1])
-        return None
-
-    @cached_property
     def tolerances(self) -> Tolerances:
         """The tolerances that the engine has to meet."""
         return tolerances_for(self.config.build.precision, self.config.check.tolerances, self.model)
 
     @cached_property
-    def caches(self) -> Caches:
-        """Calibration cache and replay for the builder."""
-        replay = read_cache_file(self.config.replay, "replay")
-        return Caches(
-            calibration=read_cache_file(self.config.calibration_cache, "calibration_cache"),
-            replay=None if replay is None else TacticRecord.from_json(replay),
-        )
+    def calibration(self) -> bytes | None:
+        """The calibration cache that the builder gets."""
+        return read_cache_file(self.config.calibration_cache, "calibration_cache")
 
 
 def with_outputs(proto: onnx.ModelProto, names: list[str]) -> onnx.ModelProto:
