@@ -58,7 +58,7 @@ bench: $(VENV)/.test ## measure against Polygraphy on this machine; about ten mi
 	if [ -n "$$missed" ]; then echo "Missed goals:$$missed"; exit 1; fi; echo "All goals are met."
 
 ui: $(VENV)/.demo ## serve the MLflow UI of the local store at http://127.0.0.1:5000
-	$(PY) -m trtops.tracking.store ui
+	$(VENV)/bin/trtops store ui
 
 up: $(VENV)/.team ## start Prefect, MLflow and a worker on this machine; PREFECT_PORT and MLFLOW_PORT choose other ports
 	@$(VENV)/bin/trtops team up $(if $(PREFECT_PORT),--prefect-port $(PREFECT_PORT)) $(if $(MLFLOW_PORT),--mlflow-port $(MLFLOW_PORT))

@@ -57,7 +57,7 @@ class MlflowServer:
         The store is made here, where MLflow is imported already, unless the command is to do that.
         """
         log = self.root.parent / "log.txt"
-        words = ["-m", "trtops.tracking.store", "ui", "--root", str(self.root), "--port", str(self.port)]
+        words = ["-m", "trtops.cli", "store", "ui", "--root", str(self.root), "--port", str(self.port)]
         command, environment = [sys.executable, *words], dict(os.environ)
         if not self._by_command:
             MlflowTracker(self.root)

@@ -51,7 +51,6 @@ def test_planted_module_works_without_protection(tmp_path: Path, monkeypatch) ->
     [
         ("-m", "trtops.cli", "check", "lint", "conv_net.onnx"),
         ("-mtrtops.cli", "run", "conv_net.onnx", "--onnxrt", "--use-subprocess"),
-        ("-m", "trtops.tracking.store", "--help"),
     ],
 )
 def test_commands_ignore_planted_modules(place: Path, words: tuple[str, ...]) -> None:

@@ -14,7 +14,7 @@ from tests.stores import copy_store
 from trtops.cli.main import main
 from trtops.comparator import RunResults
 from trtops.json import save_json
-from trtops.tracking import store
+from trtops.tracking import check
 from trtops.tracking.base import tracked
 from trtops.tracking.schema import Artifact, Tag
 from trtops.tracking.store import open_tracker
@@ -204,7 +204,7 @@ def test_a_finished_campaign_is_shown_again(run, ids):
 
 
 def test_store_reap(run, home, monkeypatch):
-    monkeypatch.setattr(store, "remove_leftovers", lambda tracker: [])  # of others, on this machine
+    monkeypatch.setattr(check, "remove_leftovers", lambda tracker: [])  # of others, on this machine
     assert run(f"store reap --root {home / 'mlruns'}") == (0, "0 runs closed.\n")
 
 

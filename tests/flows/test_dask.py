@@ -27,10 +27,11 @@ from trtops.ops.campaign.iteration import IterationResult, iterate_once
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking import owner
+from trtops.tracking.check import reap
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.owner import Owner
 from trtops.tracking.schema import Tag
-from trtops.tracking.store import default_tracker, reap
+from trtops.tracking.store import default_tracker
 
 pytest.importorskip("prefect_dask")
 import dask

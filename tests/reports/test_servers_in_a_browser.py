@@ -80,7 +80,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }
     prefect = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(ports[1])]
-    mlflow = [sys.executable, "-m", "trtops.tracking.store", "ui", "--port", str(ports[0])]
+    mlflow = [sys.executable, "-m", "trtops.cli", "store", "ui", "--port", str(ports[0])]
     started: list[subprocess.Popen[bytes]] = []
 
     def start(command: list[str]) -> None:

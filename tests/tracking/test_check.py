@@ -12,19 +12,17 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.waiting import is_gone, until
-from trtops import errors
+from trtops.cli.main import main
 from trtops.system import locks, processes
-from trtops.tracking import owner, store
+from trtops.tracking import owner
 from trtops.tracking.base import tracked
-from trtops.tracking.check import check_store, reap, remove_leftovers
+from trtops.tracking.check import check_store, remove_leftovers
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.offline import OfflineTracker
-from trtops.tracking.schema import Tag
 from trtops.tracking.spool import Spool
 
 LONG_AGO = 1_000_000_000
@@ -65,9 +63,9 @@ def log_one(tracker: OfflineTracker, name: str) -> tuple[str, Path]:
     return run.id, tracker.store.artifacts / "m" / run.id
 
 
-def found(tracker: OfflineTracker, **options: Any) -> dict[str, str]:
+def found(tracker: OfflineTracker) -> dict[str, str]:
     """Texts of the findings by the last parts of their subjects."""
-    return {Path(f.subject).name: f.text for f in check_store(tracker, **options).findings}
+    return {Path(subject).name: text for subject, text in check_store(tracker)}
 
 
 def test_sound_store_has_no_findings(tracker: OfflineTracker) -> None:
@@ -78,7 +76,7 @@ def test_sound_store_has_no_findings(tracker: OfflineTracker) -> None:
     deleted, _ = log_one(tracker, "deleted")
     tracker.inner._client.delete_run(deleted)
 
-    assert check_store(tracker).findings == ()
+    assert check_store(tracker) == []
 
 
 def test_files_without_runs_and_runs_without_files(tracker: OfflineTracker, root: Path) -> None:
@@ -94,9 +92,9 @@ def test_files_without_runs_and_runs_without_files(tracker: OfflineTracker, root
     (root / "artifacts" / "m" / "models" / "m-1").mkdir(parents=True)  # MLflow's own
 
     assert found(tracker) == {
-        lost: "its files belong to no run",
-        f"run {without}": f"'without files' has no folder {folder}/artifacts",
-        f"run {lacking}": "'without manifest' has no manifest.json, so it is incomplete",
+        lost: "its files belong to no run. Remove it, or restore a backup.",
+        f"run {without}": f"'without files' is incomplete: there is no manifest.json in {folder}/artifacts",
+        f"run {lacking}": f"'without manifest' is incomplete: there is no manifest.json in {other}/artifacts",
     }
 
 
@@ -105,12 +103,12 @@ def test_half_written_files_are_found_when_old(tracker: OfflineTracker, root: Pa
     names = (folder / "artifacts" / ".artifact.uploading.1.2.abc", root / ".mlflow.db.123")
     for file in names:
         file.write_bytes(b"half")
-    assert found(tracker) == {} and store.main(["check", "--root", str(root)]) == 0
+    assert found(tracker) == {} and main(["store", "check", "--root", str(root)]) == 0
     for file in names:
         os.utime(file, (LONG_AGO, LONG_AGO))
 
     assert found(tracker).keys() == {file.name for file in names}
-    assert store.main(["check", "--root", str(root)]) == 1
+    assert main(["store", "check", "--root", str(root)]) == 1
     assert "2 problems." in capsys.readouterr().out
 
 
@@ -146,7 +144,7 @@ def test_leftovers_of_killed_processes_are_found_and_reaped(tracker: OfflineTrac
     assert found(tracker).keys() == {f"run {info.id}", f"process {killed}", folder.name}
     assert not is_gone(killed) and folder.exists()
 
-    assert store.main(["reap", "--root", str(tracker.store.root)]) == 0
+    assert main(["store", "reap", "--root", str(tracker.store.root)]) == 0
 
     output = capsys.readouterr().out
     assert output.startswith("1 runs closed.") and f"process {killed}" in output and str(folder) in output
@@ -184,43 +182,3 @@ def test_spooled_damaged_and_abandoned_runs(tracker: OfflineTracker, monkeypatch
 
     assert "in the spool" in texts[f"run {waits.id}"] and "damaged" in texts[damaged.folder.name]
     assert draft.name in texts and remove_leftovers(tracker) == [str(draft)] and not draft.exists()
-
-
-def test_server_files_are_checked_if_their_folder_is_given(
-    server: str, server_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tracker = OfflineTracker(MlflowTracker(server), Spool(tmp_path / "spool"))
-    files = server_root / "artifacts"
-    with tracked(tracker, "checked", "kept", kind="build") as run:
-        run.log_bytes(b"plan", "engine/x.plan")
-    with tracked(tracker, "checked", "without files", kind="build") as bare:
-        bare.log_bytes(b"plan", "engine/x.plan")
-    shutil.rmtree(next(files.rglob(bare.id)))
-    orphan = files / "checked" / ("f" * 32)
-    (orphan / "artifacts").mkdir(parents=True)
-
-    texts = found(tracker, artifacts=files)
-
-    assert "has no folder" in texts[f"run {bare.id}"] and texts["f" * 32] == "its files belong to no run"
-    assert not [subject for subject in texts if run.id in subject]
-    tracker.inner._client.delete_run(bare.id)
-    other = tmp_path / "another server's"
-    shutil.move(orphan, other / "checked" / orphan.name)
-    with pytest.raises(errors.ConfigError, match="has none of the 1 runs whose files are in"):
-        check_store(tracker, artifacts=other)
-    with pytest.raises(errors.ConfigError, match="expected the server's"):
-        check_store(tracker, artifacts=tmp_path / "none")
-    # Read-only commands must not make a store there.
-    assert store.main(["check", "--root", str(other)]) == 3
-    assert "There is no store" in capsys.readouterr().err and not (other / "mlflow.db").exists()
-
-
-def test_unchecked_server_files_are_mentioned(server: str, tmp_path: Path) -> None:
-    tracker = OfflineTracker(MlflowTracker(server), Spool(tmp_path / "spool"))
-    run = tracker.start("housekeeping", "dead", kind="build", tags={Tag.OWNER: DEAD.to_json()})
-
-    checked = check_store(tracker)
-
-    assert f"run {run.id}" in [finding.subject for finding in checked.findings]
-    assert "were not checked" in checked.text()
-    assert run.id in [info.id for info in reap(tracker)]

@@ -18,8 +18,8 @@ from tests.dying import calls_of, run_until_killed
 from tests.forking import ForkedProcess
 from trtops import errors
 from trtops.record import sha256
-from trtops.tracking import store
 from trtops.tracking.base import tracked
+from trtops.tracking.check import reap
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.offline import OfflineTracker
 from trtops.tracking.schema import Tag
@@ -70,7 +70,7 @@ def test_killed_process_leaves_complete_or_incomplete_run(new_store, tmp_path: P
     assert set(outcomes) == {"whole", "incomplete"}
     assert {file.stat().st_size for file in (tmp_path / "mlruns").rglob("*.plan")} == {len(PLAN)}
 
-    store.reap(tracker)
+    reap(tracker)
     assert tracker.find(status="running") == []
     assert len(tracker.find(status="finished")) == outcomes.count("whole")
     assert len(tracker.find(status="killed")) == outcomes.count("incomplete")

@@ -33,8 +33,9 @@ from trtops.record import OptionField, Record, option_fields, with_options
 from trtops.spec import BackendName
 from trtops.system.masking import mask_log_records, masked, masked_json
 from trtops.tracking import schema
+from trtops.tracking.check import reap
 from trtops.tracking.offline import OfflineTracker
-from trtops.tracking.store import default_tracker, existing_tracker, reap
+from trtops.tracking.store import default_tracker, existing_tracker
 
 mask_log_records()  # Prefect sends them to its server
 

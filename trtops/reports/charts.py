@@ -25,16 +25,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class ChartView:
-    """A chart with places for its marks.
-
-    Attributes:
-        marks: The marks.
-        x_range: The ends of the horizontal axis.
-        y_range: The ends of the vertical axis; of bars, of their lengths.
-        logarithmic: Whether the values are on a logarithmic scale.
-        legend: Tones with their meanings.
-        hidden: Number of points that are not drawn.
-    """
+    """A chart with places for its marks, the ends of its axes, and the number of points that are not drawn."""
 
     marks: tuple[Mark, ...]
     x_range: tuple[str, str]

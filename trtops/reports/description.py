@@ -17,12 +17,7 @@ _ROWS = 40
 def description(document: Document, info: RunInfo, further: Iterable[Section] = ()) -> str:
     """The verdict, the reasons, the deciding numbers, size and speed, machine, next steps, links and digests.
 
-    Cut at whole lines to the size of a tag.
-
-    Args:
-        document: The op's document.
-        info: The run.
-        further: Sections from the store (:func:`trtops.reports.run_view.stored_sections`); folded ones are left out.
+    Folded sections are left out, and the text is cut at whole lines to the size of a tag.
     """
     facts = facts_of(info, document.verdict)
     repeated = not document.verdict or document.headline in ("", document.verdict)

@@ -13,12 +13,7 @@ Tone: TypeAlias = Literal["good", "bad", "error", "plain"]
 
 @dataclass(frozen=True, kw_only=True)
 class Table(Record):
-    """A table.
-
-    Attributes:
-        columns: Headings.
-        rows: One cell per column; None is shown as a dash.
-    """
+    """A table with one cell per column; None is shown as a dash."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
@@ -26,14 +21,7 @@ class Table(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Point(Record):
-    """One point of a chart.
-
-    Attributes:
-        label: Its full name.
-        x: Its place on the horizontal axis; not used for bars.
-        y: Its value.
-        tone: The meaning of its colour.
-    """
+    """One point or bar of a chart. The tone is the meaning of its colour; bars have no ``x``."""
 
     label: str
     x: float = 0.0
@@ -43,14 +31,9 @@ class Point(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Chart(Record):
-    """A chart.
+    """A chart: ``points`` in a plane, or ``bars``, one below the other, each with its label.
 
-    Attributes:
-        title: Its caption.
-        form: ``points`` in a plane, or ``bars``, one below the other, each with its label.
-        x: The horizontal axis with its unit; for bars, the meaning of their lengths.
-        y: The vertical axis with its unit.
-        points: The points or bars.
+    ``x`` and ``y`` name the axes with their units. For bars, ``x`` is the meaning of their lengths.
     """
 
     title: str
@@ -62,15 +45,7 @@ class Chart(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Section(Record):
-    """One part of a report.
-
-    Attributes:
-        title: Its heading; empty for none.
-        text: Markdown; HTML and pictures in it are shown as text.
-        chart: A chart below the text.
-        table: A table below that.
-        folded: Whether it is hidden until it is opened.
-    """
+    """One part of a report: Markdown, a chart and a table. A folded one is hidden until it is opened."""
 
     title: str = ""
     text: str = ""
@@ -81,15 +56,7 @@ class Section(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Document(Record):
-    """The content of a report that only the op knows.
-
-    Attributes:
-        title: The work and its subject.
-        verdict: ``good``, ``bad`` or ``error``; empty for none.
-        headline: The outcome in a few words.
-        why: The reasons if it is not good, one sentence each.
-        sections: The deciding numbers, in order.
-    """
+    """The content of a report that only the op knows: the outcome, the reasons for it, and the deciding numbers."""
 
     title: str
     verdict: str = ""

@@ -19,15 +19,7 @@ Facts = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class RunFacts:
-    """A run in groups of facts.
-
-    Attributes:
-        size_and_speed: Size and speed of its engine.
-        machine: The machine that made it.
-        following: Commands for the next steps, each with a comment.
-        links: Ids of related runs.
-        digests: Digests of its inputs and its engine.
-    """
+    """A run in groups of facts. ``following`` are commands for the next steps, each with a comment."""
 
     size_and_speed: Facts
     machine: Facts
@@ -37,12 +29,7 @@ class RunFacts:
 
 
 def facts_of(info: RunInfo, verdict: str) -> RunFacts:
-    """A run's facts.
-
-    Args:
-        info: The run.
-        verdict: Its verdict, which need not be logged yet.
-    """
+    """A run's facts; its verdict need not be logged yet."""
     return RunFacts(
         size_and_speed=tuple(_size_and_speed(info)),
         machine=_tagged(info, _MACHINE),

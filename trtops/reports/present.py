@@ -55,10 +55,6 @@ def report_page(tracker: Tracker, run_id: str) -> str:
 
     Complete runs are read through their manifest. Of an incomplete run, only tags, params and metrics are shown.
 
-    Args:
-        tracker: The tracking store.
-        run_id: The full id of the run.
-
     Raises:
         RunNotFoundError: If there is no such run.
         IncompleteRunError: If a file does not match the manifest.

@@ -18,14 +18,7 @@ _CHILDREN = 2000
 
 @dataclass(frozen=True)
 class RunView:
-    """A run for a report.
-
-    Attributes:
-        info: The run.
-        read: Reads an artifact by its path; None for a missing one.
-        pictures: Paths of its pictures.
-        children: Finds its child runs; the argument is the maximum number.
-    """
+    """A run for a report, with functions that read an artifact (or None) and find a number of child runs."""
 
     info: RunInfo
     read: Callable[[str], bytes | None]

@@ -39,12 +39,9 @@ class Tracker(Protocol):
 
     A registered model has numbered versions; a version is one artifact of one run. An alias points to one version and
     can be moved to another. Methods that take a run's id raise ``RunNotFoundError`` if there is no such run.
-
-    Attributes:
-        lock_folder: Folder of the locks on its runs, shared by all processes that reach them on this machine; None if
-            the store has no folder here.
     """
 
+    # Locks on its runs, shared by all processes that reach them on this machine; None if the store has no folder here.
     lock_folder: Path | None
 
     def start(
@@ -64,11 +61,7 @@ class Tracker(Protocol):
         ...
 
     def load(self, run_id: str) -> StoredRun:
-        """A complete run.
-
-        Raises:
-            IncompleteRunError: If it has no manifest.
-        """
+        """A complete run. Raises ``IncompleteRunError`` if it has no manifest."""
         ...
 
     def find(
@@ -103,11 +96,7 @@ class Tracker(Protocol):
         ...
 
     def drop(self, run_id: str, paths: Collection[str], why: str) -> Manifest:
-        """Remove artifacts of a complete run for a reason. The manifest that lists them as dropped is written first.
-
-        Raises:
-            IncompleteRunError: If the run has no manifest.
-        """
+        """Remove artifacts of a complete run for a reason. The manifest that lists them as dropped is written first."""
         ...
 
     def peek(self, run_id: str, path: str) -> bytes | None:
@@ -124,11 +113,7 @@ class Tracker(Protocol):
         ...
 
     def registered(self, name: str, alias: str) -> RegisteredVersion | None:
-        """The version that an alias points to, or None if there is no such model or alias.
-
-        Raises:
-            StoreError: If the version does not point into a run.
-        """
+        """The version that an alias points to, or None; raises ``StoreError`` if it does not point into a run."""
         ...
 
     def aliases(self, name: str) -> dict[str, str]:

@@ -42,12 +42,7 @@ class Material(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Materials(Record):
-    """The inputs of a build.
-
-    Attributes:
-        check: The config of its evaluation, as JSON.
-        given: Caches, data and golden outputs.
-    """
+    """The inputs of a build: the config of its evaluation as JSON; and caches, data and golden outputs."""
 
     check: Mapping[str, Any]
     given: tuple[Material, ...] = field(default=())
@@ -62,13 +57,8 @@ def log_materials(
 ) -> None:
     """Log the inputs of a build.
 
-    Args:
-        run: Its run.
-        caches: The builder's caches.
-        check: The config of the evaluation.
-        feeds: The data for the evaluation; read once.
-        data: The source of that data; None if it is random and need not be kept.
-        golden: A file of golden outputs, if they are not computed.
+    ``feeds`` are the data for the evaluation, read once; ``data`` is their source, None if they are random and need not
+    be kept. ``golden`` is a file of golden outputs, if they are not computed.
     """
     given = [*_log_caches(run, caches), _log_data(run, feeds, keep=data is not None)]
     if golden is not None:
@@ -81,20 +71,16 @@ def log_materials(
 
 
 def _log_caches(run: Run, caches: Caches) -> Iterable[Material]:
-    files = {"timing_cache": caches.timing, "calibration_cache": caches.calibration}
-    for name, data in files.items():
+    for name, data in (("timing_cache", caches.timing), ("calibration_cache", caches.calibration)):
         if data is not None:
             path = f"{schema.Artifact.MATERIALS_FOLDER}{name.replace('_', '.')}"
             run.log_bytes(data, path)
             yield Material(name=name, sha256=sha256(data), path=path)
-    if caches.replay is not None:
-        path = f"{schema.Artifact.MATERIALS_FOLDER}replay.json"
-        run.log_json(caches.replay, path)
-        yield Material(name="replay", sha256=caches.replay.digest, path=path)
-    if caches.denied.entries:
-        path = f"{schema.Artifact.MATERIALS_FOLDER}denied.json"
-        run.log_json(caches.denied, path)
-        yield Material(name="denied", sha256=caches.denied.digest, path=path)
+    for name, record in (("replay", caches.replay), ("denied", caches.denied if caches.denied.entries else None)):
+        if record is not None:
+            path = f"{schema.Artifact.MATERIALS_FOLDER}{name}.json"
+            run.log_json(record, path)
+            yield Material(name=name, sha256=record.digest, path=path)
 
 
 def _log_data(run: Run, feeds: Iterable[Feed], *, keep: bool) -> Material:

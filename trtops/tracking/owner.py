@@ -23,16 +23,7 @@ from trtops.tracking.schema import Tag
 
 @dataclass(frozen=True, kw_only=True)
 class Owner(Record):
-    """A process, on any machine.
-
-    Attributes:
-        host: Host name.
-        machine: The machine's id, which survives reboots; empty if unknown.
-        boot: Id of the machine's present boot; empty if unknown.
-        namespace: The namespace that ``pid`` counts in; empty if unknown.
-        pid: Process id.
-        started: When the process started, in seconds since the epoch; None if that is not known.
-    """
+    """A process, on any machine. What is not known is empty; ``started`` is in seconds since the epoch."""
 
     host: str
     machine: str

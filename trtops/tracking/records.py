@@ -17,13 +17,7 @@ Tags: TypeAlias = Mapping[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class ArtifactEntry(Record):
-    """One artifact in a manifest.
-
-    Attributes:
-        path: Its path inside the run, with ``/`` between parts.
-        size: Bytes.
-        sha256: SHA-256 of its content.
-    """
+    """One artifact in a manifest: its path inside the run, its bytes, and the SHA-256 of its content."""
 
     path: str
     size: int
@@ -32,13 +26,7 @@ class ArtifactEntry(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Dropped(Record):
-    """An artifact that was removed after its run had finished, to free space.
-
-    Attributes:
-        artifact: The artifact.
-        at: When it was removed, in seconds since the epoch.
-        why: The rule that removed it.
-    """
+    """An artifact that a rule (``why``) removed after its run had finished, to free space; ``at`` is a Unix time."""
 
     artifact: ArtifactEntry
     at: float
@@ -47,12 +35,7 @@ class Dropped(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest(Record):
-    """Every artifact of a finished run.
-
-    Attributes:
-        artifacts: Ordered by path, without the manifest itself.
-        dropped: Artifacts that were removed later, ordered likewise.
-    """
+    """Every artifact of a finished run but the manifest itself, and those removed later; both ordered by path."""
 
     artifacts: tuple[ArtifactEntry, ...]
     dropped: tuple[Dropped, ...] = ()
@@ -76,21 +59,7 @@ class Manifest(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """A run without its artifacts, as searches return it.
-
-    Attributes:
-        id: The run's id.
-        experiment: Name of its experiment.
-        name: Its own name.
-        parent: Id of its parent run, or None.
-        status: How it ended, or ``running``.
-        start_time: Seconds since the epoch.
-        end_time: Likewise; None while it runs.
-        tags: Its tags.
-        params: Its params, as text.
-        metrics: Its metrics, by decoded names.
-        url: Address of its page, or an empty string.
-    """
+    """A run without its artifacts, as searches return it. Times are in seconds since the epoch."""
 
     id: str
     experiment: str
@@ -117,15 +86,7 @@ class RunInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class RegisteredVersion(Record):
-    """One version of a registered model.
-
-    Attributes:
-        name: The registered model.
-        version: Its number, as text.
-        run_id: The run that holds the artifact.
-        path: The artifact's path in it.
-        tags: The version's own tags.
-    """
+    """One version of a registered model: an artifact of a run, with tags of its own."""
 
     name: str
     version: str

@@ -1,46 +1,56 @@
-"""The commands of ``trtops store``. :mod:`trtops.tracking.store` runs them."""
+"""The commands of ``trtops store``. MLflow is imported when they run, since help does not need it."""
 
 from __future__ import annotations
 
 from trtops.cli import groups
 from trtops.cli.flags import Group, Options, flag
 from trtops.cli.jobs import Job, command
+from trtops.cli.logs import say
 
 
-def _job(command: str, *switches: str, **options: object) -> Job:
-    """Return the job of a command of :func:`trtops.tracking.store.main`; options that are None are left out."""
-    given = {f"--{name}": str(value) for name, value in options.items() if value is not None}
-    words = [command, *(word for pair in given.items() for word in pair), *switches]
-
-    def run() -> int:
-        from trtops.tracking.store import main  # imports MLflow, which help does not need
-
-        return main(words)
-
-    return run
-
-
-@command(
-    Group("store", groups.ROOT, flag("--artifacts FOLDER", "for a server: the folder of its files")),
-    examples=(
-        "trtops store check --root mlruns",
-        "trtops store check --root http://127.0.0.1:5000 --artifacts mlruns/team/mlflow/artifacts",
-    ),
-)
+@command(Group("store", groups.ROOT), examples=("trtops store check --root mlruns",))
 def check(args: Options) -> Job:
     """Find problems of a store. Nothing is changed.
 
-    Reported are runs whose processes are gone, runs without files or without a manifest, files without runs,
-    half-written files, runs in the spool, and leftovers of dead processes on this machine. The exit code is 1 if there
-    is a problem.
+    Reported are runs whose processes are gone, runs without a manifest, files without runs, half-written files, runs in
+    the spool, and leftovers of dead processes on this machine. The files of a server are not checked. The exit code is
+    1 if there is a problem.
     """
-    return _job("check", root=args.root, artifacts=args.artifacts)
+    root = args.root
+
+    def run() -> int:
+        from trtops.tracking.check import check_store
+        from trtops.tracking.store import existing_tracker
+
+        tracker = existing_tracker(root)
+        found = check_store(tracker)
+        say(f"{tracker.shown}: {len(found)} problem{'' if len(found) == 1 else 's'}.")
+        for subject, text in found:
+            say(f"{subject}: {text}")
+        return int(bool(found))
+
+    return run
 
 
 @command(Group("store", groups.ROOT), examples=("trtops store reap --root mlruns",))
 def reap(args: Options) -> Job:
     """Close the runs of dead processes, and remove their child processes and temporary folders on this machine."""
-    return _job("reap", root=args.root)
+    root = args.root
+
+    def run() -> int:
+        from trtops.tracking import check
+        from trtops.tracking.store import existing_tracker
+
+        tracker = existing_tracker(root)
+        closed = check.reap(tracker)
+        say(f"{len(closed)} runs closed.")
+        for info in closed:
+            say(f"{info.id} {info.status} {info.name}")
+        for removed in check.remove_leftovers(tracker):
+            say(f"Removed: {removed}")
+        return 0
+
+    return run
 
 
 @command(
@@ -49,7 +59,14 @@ def reap(args: Options) -> Job:
 )
 def ui(args: Options) -> Job:
     """Show the store in MLflow's UI, until Ctrl-C."""
-    return _job("ui", root=args.root, port=args.port)
+    root, port = args.root, args.port
+
+    def run() -> int:
+        from trtops.tracking.mlflow.embedded import serve
+
+        serve(root, port=port)
+
+    return run
 
 
 @command(
@@ -61,4 +78,18 @@ def upload(args: Options) -> Job:
 
     Runs that cannot be uploaded stay in the spool, and the exit code is 1.
     """
-    return _job("upload", *(["--moved"] if args.moved else []), root=args.root)
+    root, moved = args.root, bool(args.moved)
+
+    def run() -> int:
+        from trtops.tracking import spool
+        from trtops.tracking.store import open_tracker
+
+        tracker = open_tracker(root)
+        results = spool.upload(tracker.inner, tracker.spool, moved=moved)
+        left = sum(bool(each.why) for each in results)
+        say(f"{len(results) - left} runs uploaded, {left} left.")
+        for each in results:
+            say(f"Left in {each.folder}: {each.why}" if each.why else f"{each.run_id} {each.name}")
+        return int(left > 0)
+
+    return run

@@ -36,15 +36,8 @@ _BATCH_BYTES = 600_000
 class Connection:
     """MLflow's client over a location. Safe to use from any thread, and from children made by ``fork``.
 
-    Args:
-        location: As :class:`trtops.tracking.mlflow.MlflowTracker` takes it.
-
-    Attributes:
-        store: The embedded store; None for a server.
-        location: Its address in MLflow.
-        shown: The same without a password, for messages.
-        client: MLflow's client; call it through :meth:`call`.
-        downloads: A folder for files fetched from a server.
+    ``shown`` is its address without a password, for messages, and ``store`` is None for a server. Call the client
+    through :meth:`call`.
 
     Raises:
         StoreError: If the store cannot be used as it is.

@@ -16,6 +16,7 @@ import tempfile
 import threading
 from contextlib import closing
 from pathlib import Path
+from typing import NoReturn
 
 from trtops import errors
 from trtops.system.locks import locked
@@ -127,7 +128,7 @@ def _copy_database(files: tuple[tuple[Path, int, int], ...]) -> Path:
     return folder / files[0][0].name
 
 
-def serve(location: str | Path | None = None, *, port: int = 5000) -> None:
+def serve(location: str | Path | None = None, *, port: int = 5000) -> NoReturn:
     """Show an embedded store in MLflow's UI, and serve it to this machine, replacing the calling process.
 
     Raises:
