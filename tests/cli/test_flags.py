@@ -134,10 +134,8 @@ LINES = {
 
 WITHOUT_CHANGE = {
     *(f"{command} --fp32" for command in ("run", "convert", "debug build")),  # the default, tested below
-    "convert --config",  # reads the file
     "debug precision --model-type",  # only onnx is accepted
     *(f"plugin {each} --model-type" for each in ("list", "match", "replace")),
-    "inspect engines --layer-times",  # takes two files
 }
 
 SAMPLES: dict[Any, list[str]] = {
@@ -145,7 +143,7 @@ SAMPLES: dict[Any, list[str]] = {
         "N": "7", "X": "0.5", "SIZE": "2K", "SIZE|PERCENT%": "1G", "POOL:SIZE": "workspace:1M",
         "NAME:[DIMS]": "x:[2,3]", "[LO,HI]": "[-1,2]", "[OUTPUT:]X": "0.25", "[OUTPUT:]N": "3",
         "[OUTPUT:]STAT": "max", "[OUTPUT:]top-K": "top-3", "LAYER:TYPE": "conv:fp16",
-        "TENSOR:FORMAT": "conv:[linear]",
+        "TENSOR:FORMAT": "conv:[linear]", "OPTIMIZATION": "basic",
     }.items()},
     attribute: ["axis=2"],
     tag: ["release=007"],

@@ -339,15 +339,6 @@ def script_run(line: str, folder: Path, **environment: str) -> subprocess.Comple
     return subprocess.run(words, cwd=folder, env=env, capture_output=True, check=False)
 
 
-def test_names_outside_the_locale_are_rejected(tmp_path):
-    models.identity().write(tmp_path, "identität")
-
-    odd = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    refused = script_run("inspect model identität.onnx", tmp_path, **odd)
-    assert refused.returncode == 2 and b"not text in this locale. Set PYTHONUTF8=1" in refused.stderr
-    assert script_run("inspect model identität.onnx", tmp_path, LC_ALL="C", PYTHONUTF8="1").returncode == 0
-
-
 def test_unprintable_letters_are_escaped(tmp_path):
     proto = models.model("(float[2] x) => (float[2] y) { y = Relu(x) }")
     proto.graph.name = "größe"
@@ -355,16 +346,6 @@ def test_unprintable_letters_are_escaped(tmp_path):
 
     shown = script_run("inspect model m.onnx", tmp_path, PYTHONIOENCODING="ascii")
     assert shown.returncode == 0 and rb"Name: gr\xf6\xdfe" in shown.stdout
-
-
-def test_missing_working_folder_is_wrong_usage(tmp_path, monkeypatch, capsys):
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
-
-    assert main(["doctor"]) == 2
-    assert "no longer exists" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -400,16 +381,6 @@ def test_missing_file_is_named(tmp_path, monkeypatch, caplog):
 
     assert main(["check", "accuracy", "none.json"]) == 3
     assert caplog.messages == ["none.json: No such file or directory"]
-
-
-def test_variables_without_effect_warn(tmp_path, monkeypatch, caplog, capsys):
-    monkeypatch.chdir(tmp_path)
-    models.identity().write(tmp_path)
-    monkeypatch.setenv("TRTOPS_AUTOINSTALL_DEPS", "1")
-    monkeypatch.setenv("TRTOPS_INSTALL_CMD", "0")
-
-    assert main(shlex.split("inspect model identity.onnx")) == 0
-    assert [m.split()[0] for m in caplog.messages if "has no effect" in m] == ["TRTOPS_AUTOINSTALL_DEPS"]
 
 
 def test_help_lists_environment_variables(tmp_path, capsys):

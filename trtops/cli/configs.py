@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
@@ -25,10 +25,7 @@ BACKEND = Group(
     flag("--onnxrt", "ONNX Runtime, on the CPU", to="backend", value="onnxruntime"),
     flag("--trt", "TensorRT", to="backend", value="tensorrt"),
     flag("--allow-approximation", "ONNX Runtime: allow tactics that are less exact"),
-    flag(
-        "--timing-seconds SECONDS",
-        "ONNX Runtime: how long settings may be tried (default: as long as five starts and 60 inferences take)",
-    ),
+    flag("--timing-seconds SECONDS", "ONNX Runtime: how long settings may be tried (default: by the model's speed)"),
 )
 
 
@@ -43,15 +40,16 @@ def config_flags(title: str, config: str, names: Mapping[str, str] | None = None
         names: Spellings of options that are not called like their field, by the field.
         skip: Fields without an option, separated by spaces; of a nested record, all its fields.
     """
-    skipped, found = skip.split(), []
-    for option in option_fields(getattr(ops, config)):
-        if skipped and (option.path[0] in skipped or option.name in skipped):
-            continue
-        spelled = (
-            (names or {}).get(option.name) or " ".join(option.metadata.get("names", ())) or _SPELLED.get(option.name)
-        )
-        found += list(_flags_of_field(option, spelled or f"--{option.name.replace('_', '-')}", config))
-    return Group(title, *(found))
+    skipped = skip.split()
+
+    def flags() -> Iterator[Flag]:
+        for option in option_fields(getattr(ops, config)):
+            if option.path[0] not in skipped and option.name not in skipped:
+                spelled = (names or {}).get(option.name) or " ".join(option.metadata.get("names", ()))
+                spelled = spelled or _SPELLED.get(option.name) or f"--{option.name.replace('_', '-')}"
+                yield from _flags_of_field(option, spelled, config)
+
+    return Group(title, flags)  # importing the config's module takes longer than most commands
 
 
 _SPELLED = {"timeout_seconds": "--build-timeout", "use_deny_list": "--deny-list"}
@@ -62,44 +60,35 @@ def _flags_of_field(option: OptionField, names: str, config: str) -> Iterator[Fl
     """Yield the option of a field; two for a yes or no that may stay open, none for a type that a line cannot give."""
     kinds = [kind for kind in _members(option.type) if kind is not NoneType]
     more: dict[str, Any] = {"to": f"{config}.{'.'.join(option.path)}", "derived": True}
-    text = _phrase(option.help)
+    text, default, suffix = _phrase(option.help), option.default, ""
     if kinds == [bool]:
-        if option.default is not True:
+        if default is not True:
             yield flag(names, text, **more)
-        if option.default is not False:
+        if default is not False:
             negative = " ".join(f"--no-{name.removeprefix('--')}" for name in names.split())
             yield flag(negative, f"do not: {text}", value=False, **more)
         return
-    suffix = ""
     if len(kinds) == 1 and get_origin(kinds[0]) is tuple and get_args(kinds[0])[1:] == (...,):
         suffix, kinds = "*", [get_args(kinds[0])[0]]
-    readers = [_READERS[kind] for kind in kinds if kind in _READERS]
-    choices = tuple(word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind))
-    if len(readers) + sum(get_origin(kind) is Literal for kind in kinds) != len(kinds) or not kinds:
+    readers = [kind for kind in kinds if kind in (str, int, float)]
+    literals = [kind for kind in kinds if get_origin(kind) is Literal]
+    if not kinds or len(readers) + len(literals) != len(kinds):
         return
-    default = option.default
-    if default is not None and default != () and default is not dataclasses.MISSING and "default" not in text:
+    words = tuple(word for kind in literals for word in get_args(kind))
+    if default not in (None, (), dataclasses.MISSING) and "default" not in text:
         more["usual"] = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
     elif default is None and readers != [str] and not re.search("default|unless", text):
         if re.search("default|unless", option.help):
             text = "; ".join(map(_phrase, re.split(r"(?<=\.) ", option.help)))
         else:
             more["usual"] = "none"
-    word = "CHOICE" if not readers else {int: "N", float: "X"}.get(kinds[0], option.name.upper())
-    if choices and readers:
-        read, words = readers[0], choices
-        more |= {
-            "convert": lambda text: text if text in words else read(text),
-            "shown": f"N|{'|'.join(map(str, choices))}",
-        }
-    elif choices:
-        more |= {"choices": choices}
+    if words and readers:
+        read = readers[0]
+        more |= {"convert": lambda text: text if text in words else read(text), "shown": f"N|{'|'.join(words)}"}
     else:
-        more |= {"convert": readers[0]}
+        more |= {"choices": words, "shown": None} if words else {"convert": readers[0]}
+    word = {int: "N", float: "X"}.get(kinds[0], option.name.upper())
     yield flag(f"{names} {word}{suffix}", text, **more)
-
-
-_READERS: dict[Any, Callable[[str], Any]] = {str: str, int: int, float: float}
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
@@ -152,27 +141,35 @@ def build_config(args: Options, backend: str) -> BuildConfig:
         if each.dest not in recorded and args.peek(each.dest) not in (None, each.default):
             raise UsageError(f"{each.names[0]} cannot be recorded; leave it out, or --experiment")
     asked = [name for name in ("int8", "fp8", "bf16", "fp16") if getattr(args, name, None)]
-    options: Any = OnnxRuntimeOptions(
-        allow_approximation=bool(getattr(args, "allow_approximation", False)),
-        timing_seconds=getattr(args, "timing_seconds", None),
-    )
+    options: Any
     if backend == "tensorrt":
         mode, layers = loading.constraints(args)
-        layers = dict(getattr(args, "layer_precisions", None) or ()) | layers
+        limits = dict(args.pool_limit or ()) | ({"workspace": args.workspace} if args.workspace is not None else {})
+        workspace = limits.pop("workspace", None)
+        if limits:
+            raise UsageError(f"--pool-limit {next(iter(limits))} cannot be recorded, only workspace")
         same = ("sparse_weights", "refittable", "version_compatible", "use_dla", "allow_gpu_fallback", "tf32")
         options = TensorRTOptions(
             also=tuple(asked[1:]),  # type: ignore[arg-type]
             strongly_typed=bool(args.strongly_typed),
             precision_constraints=mode or "none",  # type: ignore[arg-type]
-            workspace_bytes=_workspace_bytes(args),
+            workspace_bytes=workspace,
             optimization_level=args.builder_optimization_level,
             tactic_sources=None if args.tactic_sources is None else tuple(args.tactic_sources),
-            layer_precisions=tuple(layers.items()),
+            layer_precisions=tuple((dict(getattr(args, "layer_precisions", None) or ()) | layers).items()),
             **{name: bool(getattr(args, name)) for name in same},  # type: ignore[arg-type]
         )
-    precision: Any = asked[0] if asked else "fp32"
+    else:
+        options = OnnxRuntimeOptions(
+            allow_approximation=bool(getattr(args, "allow_approximation", False)),
+            timing_seconds=getattr(args, "timing_seconds", None),
+        )
     profiles = (loading.profiles(args) if hasattr(args, "trt_opt_shapes") else None) or ()
-    return BuildConfig(precision=precision, profiles=tuple(map(_profile, profiles)), options=options)
+    return BuildConfig(
+        precision=asked[0] if asked else "fp32",  # type: ignore[arg-type]
+        profiles=tuple(map(_profile, profiles)),
+        options=options,
+    )
 
 
 def _profile(shapes: Mapping[str, Any]) -> OptimizationProfile:
@@ -192,14 +189,6 @@ def refuse(args: Options, group: Group, why: str) -> None:
     for each in group.flags:
         if getattr(args, each.dest, None) not in (None, ()):
             raise UsageError(f"{each.names[0]} {why}")
-
-
-def _workspace_bytes(args: Options) -> int | None:
-    limits = dict(args.pool_limit or ()) | ({"workspace": args.workspace} if args.workspace is not None else {})
-    others = [pool for pool in limits if pool != "workspace"]
-    if others:
-        raise UsageError(f"--pool-limit {others[0]} cannot be recorded, only workspace; leave out --experiment")
-    return limits.get("workspace")
 
 
 def check_values(args: Options, prefix: str = "check.") -> dict[str, Any]:
@@ -238,11 +227,11 @@ def data_source(args: Options) -> str | None:
         raise UsageError("--load-inputs and --data-loader-script exclude each other")
     if args.load_inputs and len(args.load_inputs) > 1:
         raise UsageError("only one --load-inputs file is accepted here; join several with `trtops data concat`")
-    if args.load_inputs:
-        return str(args.load_inputs[0])
     if args.data_loader_script:
         path, function = args.data_loader_script
         return f"{path}:{function or args.data_loader_func_name or 'load_data'}"
+    if args.load_inputs:
+        return str(args.load_inputs[0])
     for name in _RANDOM_DATA:
         if getattr(args, name, None) is not None:
             raise UsageError(f"--{name.replace('_', '-')} is not supported here; use --load-inputs or a script")

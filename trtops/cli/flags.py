@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -71,10 +73,10 @@ def flag(usage: str, help: str, *, to: str = "", **more: Any) -> Flag:
     Args:
         usage: Its spellings and what follows them, such as ``-n --limit N``, ``--plugins FILE+`` or ``model_file?``:
             ``+`` is one or more, ``*`` any number, ``?`` at most one. The word decides how values are read
-            (``values.READERS``); ``{trt,onnx}`` lists the words that it accepts. Nothing after the spellings makes a
-            switch.
+            (``values.READERS``); ``{trt,onnx}`` lists the words that it accepts, ``FILE[:load_data]`` is a script and
+            its function. Nothing after the spellings makes a switch.
         help: What it does, as a phrase.
-        to: The attribute that it sets; its first spelling by default.
+        to: The attribute that it sets; its first long spelling by default.
         more: Further fields of :class:`Flag`.
     """
     words = usage.split()
@@ -87,35 +89,45 @@ def flag(usage: str, help: str, *, to: str = "", **more: Any) -> Flag:
     elif shown is not None and shown[-1] in _TAKES:
         more.setdefault("takes", _TAKES[shown[-1]])
         shown = shown[:-1]
+    if shown is not None and (script := re.fullmatch(r"FILE\[:(\w*)\]", shown)):
+        more["convert"], shown = values.script(script[1]), "FILE[:FUNCTION]"
     if shown is not None and shown.startswith("{"):
         more["choices"] = tuple(shown[1:-1].split(","))
     elif names[0].startswith("-"):
         more.setdefault("shown", shown)
     more.setdefault("convert", values.READERS.get(str(shown), str))
-    return Flag(names=tuple(names), help=help, dest=to or names[0].lstrip("-").replace("-", "_"), **more)
+    first = next((name for name in names if not re.fullmatch("-[a-z]", name)), names[0])
+    return Flag(names=tuple(names), help=help, dest=to or first.lstrip("-").replace("-", "_"), **more)
 
 
 class Group:
     """Options that belong together, with a title for help."""
 
-    def __init__(self, title: str, *members: Flag | Group) -> None:
-        """Take options; of a group, all its options."""
+    def __init__(self, title: str, *members: Flag | Group | Callable[[], Iterable[Flag]]) -> None:
+        """Take options; of a group, all its options; and functions that make options when they are needed first."""
         self.title = title
-        self.flags: tuple[Flag, ...] = tuple(
-            f for each in members for f in (each.flags if isinstance(each, Group) else (each,))
-        )
+        self._members = members
+
+    @functools.cached_property
+    def flags(self) -> tuple[Flag, ...]:
+        """The options."""
+        found: list[Flag] = []
+        for each in self._members:
+            found += (each,) if isinstance(each, Flag) else each.flags if isinstance(each, Group) else each()
+        return tuple(found)
 
     def without(self, *names: str) -> Group:
         """Return the group without the options of these spellings."""
-        return Group(self.title, *(f for f in self.flags if not set(names) & set(f.names)))
-
-    def idle(self, why: str) -> Group:
-        """Return the group with options that have no effect, for this reason."""
-        return Group(self.title, *(replace(f, idle=why, convert=str, choices=None, usual="") for f in self.flags))
+        return Group(self.title, lambda: (f for f in self.flags if not set(names) & set(f.names)))
 
     def only(self, *dests: str) -> Group:
         """Return the group with only the options that set these attributes."""
-        return Group(self.title, *(f for f in self.flags if f.dest in dests))
+        return Group(self.title, lambda: (f for f in self.flags if f.dest in dests))
+
+    def idle(self, why: str) -> Group:
+        """Return the group with options that have no effect, for this reason."""
+        without: dict[str, Any] = {"idle": why, "convert": str, "choices": None, "usual": ""}
+        return Group(self.title, lambda: (replace(f, **without) for f in self.flags))
 
 
 class Options(argparse.Namespace):

@@ -6,10 +6,10 @@ from trtops.cli import values
 from trtops.cli.flags import Group, flag
 from trtops.comparator.table import COMPARISONS, METRICS
 
-MODEL_TYPES = ("onnx", "engine", "trt-network-script", "keras", "frozen", "ckpt", "uff", "caffe")
-
 INPUT_SHAPES = flag("--input-shapes --inputs NAME:[DIMS]+", "shapes of inputs, for data and engines: x:[1,3,224,224]")
-MODEL_TYPE = flag("--model-type CHOICE", "what the model is; by its file name unless given", choices=MODEL_TYPES)
+MODEL_TYPE = flag(
+    "--model-type {onnx,engine,trt-network-script,keras,frozen,ckpt,uff,caffe}", "what it is (default: by its name)"
+)
 MODEL = Group(
     "model",
     flag("model_file?", "the model: .onnx, .engine, .plan, a network script .py, ..."),
@@ -42,11 +42,7 @@ ONNX = (ONNX_LOAD, ONNX_OUTPUTS, ONNX_SHAPE)
 
 SAVE_AS = Group(
     "ONNX saving",
-    flag(
-        "--save-external-data --external-data-path FILE?",
-        "save weights in a separate file; <model>.data unless named",
-        value="",
-    ),
+    flag("--save-external-data --external-data-path FILE?", "save weights in <model>.data or this file", value=""),
     flag("--external-data-size-threshold BYTES", "smaller weights stay in the model file"),
     flag("--no-save-all-tensors-to-one-file", "one file for each weight"),
 )
@@ -66,18 +62,9 @@ DATA = Group(
     flag("--float-min X", "smallest random float", usual="0"),
     flag("--float-max X", "largest random float", usual="1"),
     flag("--iterations --iters N", "number of random feeds", usual="1"),
-    flag(
-        "--data-loader-backend-module CHOICE",
-        "library that makes random arrays",
-        usual="numpy",
-        choices=("numpy", "torch"),
-    ),
+    flag("--data-loader-backend-module {numpy,torch}", "library that makes random arrays", usual="numpy"),
     flag("--load-inputs --load-input-data FILE+", "saved inputs to use instead of random data"),
-    flag(
-        "--data-loader-script FILE[:FUNCTION]",
-        "a script whose function yields feeds; load_data unless named",
-        convert=values.script(""),
-    ),
+    flag("--data-loader-script FILE[:]", "a script whose function yields feeds; load_data unless named"),
     flag("--data-loader-func-name NAME", "the name of that function, for older command lines"),
 )
 
@@ -103,15 +90,9 @@ PRECISIONS = Group(
     flag("--fp8", "allow FP8"),
     flag("--int8", "allow INT8"),
     flag("--fp32", "allow no lower precision, which is the default"),
-    flag(
-        "--precision-constraints prefer|obey|none|LAYER:TYPE+",
-        "how binding layer precisions are; or precisions of layers, which are then binding",
-        convert=values.constraint,
-    ),
+    flag("--precision-constraints MODE|LAYER:TYPE+", "prefer, obey or none; or binding precisions of layers"),
     flag("--calibration-cache FILE", "INT8 calibration cache, read if it exists, otherwise written"),
-    flag(
-        "--calib-base-cls --calibration-base-class CLASS", "TensorRT's calibrator class, such as IInt8MinMaxCalibrator"
-    ),
+    flag("--calib-base-cls --calibration-base-class CLASS", "TensorRT's calibrator class: IInt8MinMaxCalibrator"),
     flag("--quantile X", "quantile for IInt8LegacyCalibrator", usual="0.5"),
     flag("--regression-cutoff X", "regression cutoff for IInt8LegacyCalibrator", usual="0.5"),
 )
@@ -131,16 +112,8 @@ TRT_TACTICS = Group(
 
 TRT_CONFIG = Group(
     "TensorRT builder config",
-    flag(
-        "--trt-config-script FILE[:FUNCTION]",
-        "a script that makes the builder config, instead of these options",
-        convert=values.script("load_config"),
-    ),
-    flag(
-        "--trt-config-postprocess-script --trt-cpps FILE[:FUNCTION]",
-        "a script that changes the builder config",
-        convert=values.script("postprocess_config"),
-    ),
+    flag("--trt-config-script FILE[:load_config]", "a script that makes the builder config, instead of these options"),
+    flag("--trt-config-postprocess-script --trt-cpps FILE[:postprocess_config]", "a script that changes that config"),
     flag("--trt-safety-restricted", "stay within the safety-certified scope"),
     flag("--sparse-weights", "allow kernels for 2:4 sparse weights"),
     flag("--version-compatible", "let later releases load the engine"),
@@ -162,12 +135,7 @@ TRT_CONFIG = Group(
     flag("--direct-io", "forbid reformatting at inputs and outputs"),
     flag("--tiling-optimization-level LEVEL", "how hard to search for tilings"),
     flag("--engine-capability SCOPE", "scope of the engine"),
-    flag(
-        "--pooled-outputs",
-        "keep output memory from one inference to the next",
-        idle="runners always do so. Limit memory by --pool-limit workspace:SIZE, or by --allocation-strategy of "
-        "`trtops run`",
-    ),
+    flag("--pooled-outputs", "keep output memory from one inference to the next", idle="runners always do so"),
 )
 
 TRT_NETWORK = Group(
@@ -178,11 +146,7 @@ TRT_NETWORK = Group(
     flag("--all-tensor-dtypes --all-tensor-datatypes TYPE", "one type for all floating-point inputs and outputs"),
     flag("--tensor-formats TENSOR:FORMAT+", "formats of inputs and outputs: x:[linear,chw4]"),
     flag("--all-tensor-formats FORMAT+", "formats for all inputs and outputs"),
-    flag(
-        "--trt-network-postprocess-script --trt-npps FILE[:FUNCTION]+",
-        "scripts that change the network, in this order",
-        convert=values.script("postprocess"),
-    ),
+    flag("--trt-network-postprocess-script --trt-npps FILE[:postprocess]+", "scripts that change the network"),
     flag("--trt-network-func --trt-network-func-name NAME", "the function of a network script"),
     flag("--strongly-typed", "take every precision from the model"),
     flag("--mark-debug TENSOR+", "debug tensors, by name or pattern"),
@@ -224,10 +188,7 @@ THRESHOLDS = Group(
     flag("--save-accuracy-results FILE", "where to write all numbers, for `trtops check accuracy`"),
     flag("--rtol --rel-tol [OUTPUT:]X+", "relative tolerance"),
     flag("--atol --abs-tol [OUTPUT:]X+", "absolute tolerance"),
-    flag(
-        "--check-error-stat [OUTPUT:]STAT+",
-        "which error is checked: elemwise, max, mean, median, quantile; several are checked one by one",
-    ),
+    flag("--check-error-stat [OUTPUT:]STAT+", "errors to check: elemwise, max, mean, median, quantile"),
     flag("--error-quantile [OUTPUT:]Q+", "the level for quantile"),
     flag("--index-tolerance [OUTPUT:]N+", "how many positions an index may be off"),
     *(
@@ -253,11 +214,7 @@ STATISTICS = Group(
 
 COMPARING = Group(
     "comparing",
-    flag(
-        "--compare-func-script FILE[:FUNCTION]",
-        "a script with its own compare function",
-        convert=values.script("compare_outputs"),
-    ),
+    flag("--compare-func-script FILE[:compare_outputs]", "a script with its own compare function"),
     flag("--fail-fast", "stop at the first iteration that does not match"),
     flag("--no-shape-check", "compare outputs of different shapes that have as many elements"),
     flag("--infinities-compare-equal", "let infinities of equal sign match"),
@@ -277,7 +234,7 @@ CHECK = Group(
     flag("--check-timeout SECONDS", "how long one check may take", usual="no limit"),
     flag(
         "--check --check-inference COMMAND",
-        "the command that checks; the rest of the line belongs to it",
+        "the command that checks: the rest of the line",
         takes="rest",
         shown="COMMAND ...",
     ),
@@ -294,9 +251,7 @@ ITERATING = Group(
     flag("--iter-artifact --intermediate-artifact FILE", "the file that each check reads"),
     flag("--no-remove-intermediate", "keep that file at the end"),
     flag("--iter-info --iteration-info FILE", "where to write the iteration's number, for the check to read"),
-    flag(
-        "--exit-on-bad", "exit with 1 if the verdict is bad; without it, and without --experiment, the exit code is 0"
-    ),
+    flag("--exit-on-bad", "exit with 1 if the verdict is bad; otherwise only with --experiment"),
 )
 
 UNTIL = Group(
@@ -313,13 +268,7 @@ REPLAY = Group(
 PROVIDERS = Group(
     "ONNX Runtime",
     flag("--providers --execution-providers PROVIDER+", "execution providers in order of preference: cuda cpu"),
-    flag(
-        "--graph-optimization-level CHOICE",
-        "how far ONNX Runtime optimizes; its own names, such as ORT_ENABLE_BASIC, are accepted too",
-        usual="all",
-        convert=values.optimization_level,
-        choices=("disable", "basic", "extended", "all"),
-    ),
+    flag("--graph-optimization-level OPTIMIZATION", "how far ONNX Runtime optimizes", usual="all"),
 )
 
 _NO_SESSION = "TensorFlow sessions are not run: models are converted to ONNX (tf2onnx)"

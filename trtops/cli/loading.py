@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trtops import ops
 from trtops.backend import common, onnx, trt
 from trtops.cli.flags import Options, UsageError
-from trtops.cli.script import Late, Name, given, late, loaded
+from trtops.cli.script import Late, Name, given, late
 from trtops.cli.values import per_name
 from trtops.comparator.table import COMPARISONS
 from trtops.errors import ConfigError
@@ -46,7 +46,7 @@ def model_type(args: Options) -> str:
         found = "ckpt"
     if found is None:
         raise UsageError(
-            f"{args.model_file}: its suffix does not say what it is; use --model-type, such as --model-type onnx"
+            f"{args.model_file}: its suffix does not say what it is; use --model-type onnx, or another type"
         )
     if found in ("uff", "caffe"):
         raise UsageError(f"{args.model_file}: TensorRT no longer reads {found} models; export the model to ONNX")
@@ -101,12 +101,8 @@ def changed_model(args: Options) -> Any:
         model = onnx_model(args.but(model_type="onnx"))
     if not getattr(args, "force_fallback_shape_inference", None):
         return model
-    return late("trtops.cli.loading.observed", model, data_loader(args.but(iterations=None)))
-
-
-def observed(source: Any, data: Any) -> Any:
-    """Return a model with the shapes seen when it ran."""
-    return ops.with_observed_shapes(loaded(source), data)
+    source = late("trtops.cli.script.loaded", model)
+    return late("trtops.ops.with_observed_shapes", source, data_loader(args.but(iterations=None)))
 
 
 def save_config(args: Options) -> SaveConfig:
@@ -159,10 +155,13 @@ def data_loader(args: Options) -> Late | None:
     # Without other shapes, data has those that the first profile is optimized for.
     if not shapes and (rounds := getattr(args, "trt_opt_shapes", None) or getattr(args, "trt_max_shapes", None)):
         shapes = dict(rounds[0])
+    metadata = TensorMetadata()
+    for name, shape in (shapes or {}).items():
+        metadata.add(name, dtype=None, shape=shape)
     options = {
         "seed": args.seed,
         "iterations": args.iterations,
-        "input_metadata": _input_metadata(shapes) if shapes else None,
+        "input_metadata": metadata if shapes else None,
         "val_range": per_name(args.val_range),
         "data_loader_backend_module": args.data_loader_backend_module,
     }
@@ -175,18 +174,8 @@ def data_loader(args: Options) -> Late | None:
 
 
 def input_shapes(args: Options) -> dict[str, tuple[int | str, ...]] | None:
-    """Return the shapes of inputs that were given; of several for one input the last, with a warning."""
-    shapes = getattr(args, "input_shapes", None)
-    if shapes and len(dict(shapes)) < len(shapes):
-        log.warning("--input-shapes has several shapes for one input; the last is used. Run the command once for each.")
-    return dict(shapes) if shapes else None
-
-
-def _input_metadata(shapes: dict[str, Any]) -> TensorMetadata:
-    made = TensorMetadata()
-    for name, shape in shapes.items():
-        made.add(name, dtype=None, shape=shape)
-    return made
+    """Return the shapes of inputs that were given; of several for one input the last."""
+    return dict(getattr(args, "input_shapes", None) or ()) or None
 
 
 # --- TensorRT -------------------------------------------------------------------------------------------------------
@@ -295,12 +284,11 @@ def constraints(args: Options) -> tuple[str | None, dict[str, str]]:
 
 
 def _tactic_selector(args: Options) -> Late | None:
-    asked = [n for n in ("load_tactics", "save_tactics", "exclude_tactics") if getattr(args, n)]
-    if "load_tactics" in asked:
-        if len(asked) > 1:
+    if args.load_tactics:
+        if args.save_tactics or args.exclude_tactics:
             raise UsageError("--load-tactics leaves nothing to save or to exclude; give it alone")
         return late("trtops.backend.trt.TacticReplayer", args.load_tactics)
-    if not asked:
+    if not (args.save_tactics or args.exclude_tactics):
         return None
     record: Any = args.save_tactics or late("trtops.backend.trt.TacticReplayData")
     if args.exclude_tactics is None:
@@ -313,9 +301,6 @@ def _tactic_selector(args: Options) -> Late | None:
 def _int8_calibrator(args: Options) -> Late | None:
     """Return a calibrator if INT8 is allowed."""
     if not args.int8:
-        for name in ("calibration_cache", "calib_base_cls", "quantile", "regression_cutoff"):
-            if getattr(args, name) is not None:
-                raise UsageError(f"--{name.replace('_', '-')} is for INT8; add --int8")
         return None
     return late(
         "trtops.backend.trt.Calibrator",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trtops import terminal
@@ -20,17 +20,9 @@ _MORE = (G_LOGGER.INFO, G_LOGGER.VERBOSE, G_LOGGER.EXTRA_VERBOSE, G_LOGGER.SUPER
 _LESS = (G_LOGGER.INFO, G_LOGGER.START, G_LOGGER.FINISH, G_LOGGER.WARNING, G_LOGGER.ERROR, G_LOGGER.CRITICAL)
 _OFF = logging.CRITICAL + 1
 LEVELS = (
-    "ULTRA_VERBOSE",
-    "SUPER_VERBOSE",
-    "EXTRA_VERBOSE",
-    "VERBOSE",
-    "INFO",
-    "START",
-    "FINISH",
-    "WARNING",
-    "ERROR",
+    "ULTRA_VERBOSE", "SUPER_VERBOSE", "EXTRA_VERBOSE", "VERBOSE", "INFO", "START", "FINISH", "WARNING", "ERROR",
     "CRITICAL",
-)
+)  # fmt: skip
 
 
 def _log_level(text: str) -> tuple[str, str]:
@@ -43,62 +35,53 @@ def _log_level(text: str) -> tuple[str, str]:
 LOGGING = Group(
     "help and log",
     flag("-h --help", "show this and exit"),
-    flag("-v --verbose", "log more; repeat for even more", to="verbose", takes="count"),
+    flag("-v --verbose", "log more; repeat for even more", takes="count"),
     flag("--extra-verbose", "as -v -v", takes="count"),
-    flag("-q --quiet", "log less; repeat for even less", to="quiet", takes="count"),
+    flag("-q --quiet", "log less; repeat for even less", takes="count"),
     flag(
         "--verbosity LEVEL|PATH:LEVEL+",
         "how much to log, for all or for modules: INFO backend/trt:VERBOSE",
         convert=_log_level,
     ),
     flag("--silent", "log and print nothing; only the exit code reports the outcome"),
-    flag("--log-format CHOICE+", "what log lines contain", choices=("timestamp", "line-info", "no-colors")),
+    flag("--log-format {timestamp,line-info,no-colors}+", "what log lines contain"),
     flag("--log-file FILE", "a file to log to as well"),
 )
 
 _silent = False
 
 
-def severity(args: Options) -> Mapping[str, int]:
-    """Return severities by path."""
-    more = (args.verbose or 0) + 2 * (args.extra_verbose or 0) - (args.quiet or 0)
-    level = _OFF if args.silent else _LESS[min(-more, 5)] if more < 0 else _MORE[min(more, 4)]
-    return {"": level, **{path: getattr(G_LOGGER, name) for path, name in args.verbosity or ()}}
-
-
 @contextlib.contextmanager
 def logging_as(args: Options) -> Iterator[logging.Logger]:
     """Log as the options say during the block."""
     global _silent
+    more = (args.verbose or 0) + 2 * (args.extra_verbose or 0) - (args.quiet or 0)
+    level = _OFF if args.silent else _LESS[min(-more, 5)] if more < 0 else _MORE[min(more, 4)]
+    severities = {"": level, **{path: getattr(G_LOGGER, name) for path, name in args.verbosity or ()}}
     before = G_LOGGER.module_severity, G_LOGGER.timestamp, G_LOGGER.line_info, G_LOGGER.colors, _silent
     G_LOGGER.timestamp = "timestamp" in (args.log_format or ())
     G_LOGGER.line_info = "line-info" in (args.log_format or ())
     G_LOGGER.colors = "no-colors" not in (args.log_format or ())
-    data_log, once = logging.getLogger("trtops.comparator.data_loader"), _Once()
+    data_log = logging.getLogger("trtops.comparator.data_loader")
+    logged: set[str] = set()
+
+    def once(record: logging.LogRecord) -> bool:
+        """Let each message pass once: iterations log the same about their data."""
+        text = record.getMessage()
+        new = text not in logged
+        logged.add(text)
+        return new
+
     data_log.addFilter(once)
     try:
         G_LOGGER.log_file = args.log_file
         _silent = args.silent or False
-        with G_LOGGER.verbosity(severity(args)):
+        with G_LOGGER.verbosity(severities):
             yield logging.getLogger("trtops.cli")
     finally:
         data_log.removeFilter(once)
         G_LOGGER.log_file = None
         G_LOGGER.module_severity, G_LOGGER.timestamp, G_LOGGER.line_info, G_LOGGER.colors, _silent = before
-
-
-class _Once(logging.Filter):
-    """Lets each message pass once: iterations log the same about their data."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen: set[str] = set()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        text = record.getMessage()
-        new = text not in self._seen
-        self._seen.add(text)
-        return new
 
 
 def say(text: str) -> None:

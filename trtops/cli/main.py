@@ -29,6 +29,9 @@ from trtops.errors import ConfigError, TrtopsError, near
 from trtops.logger import G_LOGGER, module_line
 from trtops.system.blas import BRIEF_SPIN
 
+_MODULES = ("run", "convert", "doctor", "completion")
+"""Commands of one word that are modules of their own."""
+
 INTERRUPTED = 130
 UNREAD = 141  # the shell's code for a command ended by SIGPIPE
 
@@ -49,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter must not make it fail
     code = None
     try:
-        code = _refuse_surroundings(words) or _run_words(words)
+        code = _run_words(words)
         sys.stdout.flush()  # otherwise Python does it, and exits with 120 if stdout is closed
         return code
     except SystemExit as exc:  # from argparse, after help or wrong usage
@@ -62,27 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not isinstance(exc, BrokenPipeError):
             print(f"trtops: the output cannot be written: {_error_text(exc)}", file=sys.stderr)
             return 3
-        if code is None:  # closed early: fine for a viewer, but not a verdict
-            code = 0 if find_command(words)[0] in registry.READERS else UNREAD
-        return code
+        return UNREAD if code is None else code
     finally:
         if arguments is None:
             gc.freeze()  # skips a last garbage collection
-
-
-def _refuse_surroundings(words: list[str]) -> int:
-    """Return 2 if the working folder is gone, or names cannot be read in this locale; otherwise 0."""
-    try:
-        here = os.getcwd()
-    except FileNotFoundError:
-        print("trtops: the working folder no longer exists; change to another one", file=sys.stderr)
-        return 2
-    for text in (*words, here):
-        if any("\ud800" <= character <= "\udfff" for character in text):
-            shown = ascii(os.fsencode(text))[2:-1]
-            print(f"trtops: {shown} is not text in this locale. Set PYTHONUTF8=1, or LC_ALL=C.UTF-8", file=sys.stderr)
-            return 2
-    return 0
 
 
 def _run_words(words: list[str]) -> int:
@@ -92,7 +78,9 @@ def _run_words(words: list[str]) -> int:
         return _help_on_words(path, rest)
     command = load(path)
     parser = parser_of(path, command)
-    if ("-h" in rest or "--help" in rest) and not _after_check(path, rest):
+    # What follows belongs to the command that checks, or is a line to complete.
+    own = list(itertools.takewhile(lambda word: word not in ("--check", "--check-inference", "words"), rest))
+    if "-h" in own or "--help" in own:
         parser.print_help()
         return 0
     from trtops.system.signals import interrupted_by_signals
@@ -132,22 +120,15 @@ def _words_of_log_option(words: list[str], commands: Container[str]) -> int:
     return 0
 
 
-def _after_check(path: registry.Path, rest: list[str]) -> bool:
-    """Whether ``-h`` belongs to a command after ``--check``, or to a line to complete, not to this command."""
-    asked = min(rest.index(word) for word in ("-h", "--help") if word in rest)
-    return (path == ("completion",) and rest[0] == "words") or any(
-        word in rest[:asked] for word in ("--check", "--check-inference")
-    )
-
-
 def load(path: registry.Path) -> Command:
-    """Import a command: from the module of its first words, or a module of its own there."""
-    *first, last = registry.OTHER_WORDS.get(path, path)
-    home = importlib.import_module(".".join(("trtops.cli.commands", *first)))
-    name = last.replace("-", "_")
-    found = getattr(home, f"{name}_" if name == "list" else name, None)
-    if not isinstance(found, Command):
-        found = getattr(importlib.import_module(f"{home.__name__}.{name}"), name)
+    """Import a command."""
+    *folder, word = registry.OTHER_WORDS.get(path, path)
+    name = "list_" if word == "list" else word.replace("-", "_")
+    home = ".".join(folder) if folder else name if name in _MODULES else "op_commands"
+    module = importlib.import_module(f"trtops.cli.commands.{home}")
+    found = getattr(module, name, None)
+    if not isinstance(found, Command):  # precision and reduce, which are modules below `debug`
+        found = getattr(importlib.import_module(f"{module.__name__}.{name}"), name)
         assert isinstance(found, Command)
     return found
 
@@ -175,9 +156,6 @@ def _run_command(path: registry.Path, command: Command, parser: Parser, rest: li
             return 3
         for sentence in without_effect(command.groups, args, rest):
             log.warning("%s", sentence)
-        for name, why in registry.IDLE_VARIABLES.items():
-            if os.environ.get(name, "0") != "0":
-                log.warning("%s has no effect here: %s", name, why)
         if path not in registry.REPORTED or args.peek("json") or args.peek("gen_script"):
             return _execute(job, log, words)
         line = " ".join(args.words)

@@ -100,44 +100,20 @@ OTHER_WORDS: dict[Path, Path] = {
 }
 """Other names of commands, most of them Polygraphy's."""
 
-READERS: frozenset[Path] = frozenset(
-    {
-        *(("inspect", what) for what in ("model", "data", "tactics", "engines", "sparsity", "calibration", "run")),
-        ("runs", "list"),
-        ("runs", "show"),
-        ("plugin", "list"),
-        ("completion",),
-    }
-)
-"""Commands without a verdict: closing their output early is not an error."""
-
-REPORTED: frozenset[Path] = frozenset(
-    {
-        ("run",),
-        ("check", "lint"),
-        ("check", "accuracy"),
-        ("inspect", "sparsity"),
-        ("debug", "build"),
-        ("debug", "precision"),
-        ("debug", "reduce"),
-        ("debug", "repeat"),
-        ("surgeon", "extract"),
-        ("surgeon", "sanitize"),
-        ("surgeon", "prune"),
-        ("surgeon", "weight-strip"),
-        ("surgeon", "weight-reconstruct"),
-    }
-)
+REPORTED = frozenset(
+    tuple(words.split())
+    for words in (
+        "run", "check lint", "check accuracy", "inspect sparsity", "debug build", "debug precision", "debug reduce",
+        "debug repeat", "surgeon extract", "surgeon sanitize", "surgeon prune", "surgeon weight-strip",
+        "surgeon weight-reconstruct",
+    )
+)  # fmt: skip
 """Commands that log their start and end as Polygraphy does: ``PASSED`` or ``FAILED``, the time, and the line."""
 
 _ONE_GPU = "trtops does not build engines for several GPUs"
 
 NOT_SUPPORTED: dict[Path, str] = {
-    (
-        "plugin",
-        "autotune",
-    ): "Write the places with `trtops plugin match`, edit the file, and compare the engines of what "
-    "`trtops plugin replace` makes with `trtops convert --experiment NAME` and `trtops runs compare`",
+    ("plugin", "autotune"): "Compare engines of models that `trtops plugin replace` makes, with `trtops runs compare`",
     ("template", "shard-hints"): f"{_ONE_GPU}. Write the hints by hand, or with Polygraphy",
     ("multi-device", "shard"): f"{_ONE_GPU}. Split the model with `trtops surgeon extract`, and build the parts",
 }
@@ -159,16 +135,6 @@ VARIABLES = {
     "NO_COLOR": "any value: no colors",
 }
 """Environment variables, with what they do."""
-
-_NOTHING_INSTALLED = "trtops installs nothing itself; messages name the package to install"
-
-IDLE_VARIABLES = {
-    "TRTOPS_AUTOINSTALL_DEPS": _NOTHING_INSTALLED,
-    "TRTOPS_ASK_BEFORE_INSTALL": _NOTHING_INSTALLED,
-    "TRTOPS_INSTALL_CMD": _NOTHING_INSTALLED,
-    "TRTOPS_INTERNAL_CORRECTNESS_CHECKS": "they are part of the tests",
-}
-"""Polygraphy's environment variables that have no effect, with the reason."""
 
 
 def below(folder: Path) -> dict[str, str]:

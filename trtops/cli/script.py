@@ -26,13 +26,7 @@ _ADDED = {"Profile": ("min", "opt", "max"), "TensorMetadata": ("dtype", "shape")
 
 @dataclass(frozen=True)
 class Late:
-    """A call that is made when the work starts.
-
-    Attributes:
-        function: What is called, such as ``trtops.backend.trt.Calibrator``.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-    """
+    """A call that is made when the work starts, of a function such as ``trtops.backend.trt.Calibrator``."""
 
     function: str
     args: tuple[Any, ...] = ()
@@ -43,9 +37,7 @@ class Late:
 class Name:
     """An attribute of a module, looked up when the work starts: ``Name("trt", "TacticSource.CUBLAS")``.
 
-    Attributes:
-        module: The module; ``trt`` is TensorRT, or TensorRT-RTX where that is used.
-        path: The attribute, with dots.
+    The module ``trt`` is TensorRT, or TensorRT-RTX where that is used.
     """
 
     module: str
@@ -211,34 +203,28 @@ class Source:
     def _added(self, value: Mapping[str, Any]) -> str:
         name = type(value).__name__
         module = "trtops.common" if name == "TensorMetadata" else "trtops.backend.trt"
-        adds = (
-            f".add({self._arguments([key], {each: _plain(getattr(item, each)) for each in _ADDED[name]})})"
-            for key, item in value.items()
-        )
-        return f"{self.use(module, name)}(){''.join(adds)}"
+        text = f"{self.use(module, name)}()"
+        for key, item in value.items():
+            values = {each: getattr(item, each) for each in _ADDED[name]}
+            plain = {each: tuple(v) if isinstance(v, (list, tuple)) else v for each, v in values.items()}
+            text += f".add({self._arguments([key], plain)})"
+        return text
 
     def _arguments(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
         named = (f"{name}={self.expression(value)}" for name, value in kwargs.items())
         return ", ".join([*map(self.expression, args), *named])
 
-    def _import(self, module: str) -> str:
-        names = ", ".join(sorted(self.imports[module]))
-        return f"from {module} import {names}" if names else f"import {module}"
-
     def text(self, about: str) -> str:
         """Return the whole script."""
         if self.uses_trt:
             self.use("trtops.mod.trt_importer", "lazy_import_trt")
-        others = [module for module in sorted(self.imports) if not module.startswith("trtops")]
-        ours = [module for module in sorted(self.imports) if module.startswith("trtops")]
+        blocks: dict[bool, list[str]] = {False: [], True: []}
+        for module, names in sorted(self.imports.items()):
+            imported = f"from {module} import {', '.join(sorted(names))}" if names else f"import {module}"
+            blocks[module.startswith("trtops")].append(imported)
         head = ["#!/usr/bin/env python3", f'"""{about}"""', ""]
-        head += [*map(self._import, others), *([""] if others else []), *map(self._import, ours)]
-        head += ["", *(["trt = lazy_import_trt()", ""] if self.uses_trt else [])]
-        return "\n".join([*head, *self.lines]) + "\n"
-
-
-def _plain(value: Any) -> Any:
-    return tuple(value) if isinstance(value, (list, tuple)) else value
+        head += [*blocks[False], *([""] if blocks[False] else []), *blocks[True], ""]
+        return "\n".join([*head, *(["trt = lazy_import_trt()", ""] if self.uses_trt else []), *self.lines]) + "\n"
 
 
 def quoted(text: str) -> str:

@@ -93,9 +93,7 @@ def value_range(text: str) -> tuple[str, tuple[float, float]]:
 
 def pool_limit(text: str) -> tuple[str, int]:
     """Read ``workspace:1G``."""
-    name, value = named(text)
-    if not name:
-        raise ValueError(f"{text!r}: expected a pool and a size, such as workspace:1G")
+    name, value = split_named(text, "")
     return name, size(value)
 
 
@@ -166,21 +164,19 @@ def per_name(pairs: Iterable[tuple[str, object]] | None) -> object:
 
 def optimization_level(text: str) -> str:
     """Read an optimization level: ``basic``, or ``ORT_ENABLE_BASIC``."""
-    name = text.lower().removeprefix("ort_").removeprefix("enable_")
-    return "disable" if name == "disable_all" else name
+    name = text.lower().removeprefix("ort_").removeprefix("enable_").removesuffix("_all")
+    if name not in ("disable", "basic", "extended", "all"):
+        raise ValueError(f"{text!r}: expected disable, basic, extended or all")
+    return name
 
 
 def until(text: str) -> int | str:
     """Read ``good``, ``bad``, or a number of iterations."""
     if text in ("good", "bad", "decided"):
         return text
-    try:
-        count = int(text)
-    except ValueError:
-        count = 0
-    if count < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"{text!r}: expected good, bad or a number of iterations")
-    return count
+    return int(text)
 
 
 _TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "float16", "float": "float32"}
@@ -188,9 +184,7 @@ _TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "flo
 
 def layer_type(text: str) -> tuple[str, str]:
     """Read a layer's or tensor's data type: ``conv1:float16``, or ``conv1:fp16``."""
-    name, value = named(text)
-    if not name:
-        raise ValueError(f"{text!r}: expected a name and a type, such as conv1:float16")
+    name, value = split_named(text, "")
     return name, _TYPES.get(value.lower(), value)
 
 
@@ -204,6 +198,8 @@ def constraint(text: str) -> tuple[str, str]:
 
 READERS: dict[str, Callable[[str], Any]] = {
     "N": int,
+    "OPTIMIZATION": optimization_level,
+    "MODE|LAYER:TYPE": constraint,
     "CODE": int,
     "PORT": int,
     "X": float,

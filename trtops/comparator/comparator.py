@@ -157,7 +157,7 @@ class Comparator:
         given = compare_func if isinstance(compare_func, Sequence) else [compare_func]
         functions = [SimpleCompareFunc() if function is None else function for function in given]
         if check_average:
-            _check_averageable(functions, fail_fast)
+            check_averageable(functions, fail_fast)
         results = [AccuracyResult(aggregation="average" if check_average else "per_sample") for _ in functions]
         pairs: list[RunnerPair] = []
         with contextlib.closing(_zip_iterations(run_results)) as iterations:
@@ -281,7 +281,7 @@ def _iterations_of(name: str, iterations: list[IterationResult]) -> Iterator[Run
     return (RunResults([(name, [iteration])]) for iteration in iterations)
 
 
-def _check_averageable(functions: Sequence[CompareFunction], fail_fast: bool) -> None:
+def check_averageable(functions: Sequence[CompareFunction], fail_fast: bool) -> None:
     from trtops.comparator.metric_results import SimpleThreshold
 
     if fail_fast:

@@ -74,7 +74,7 @@ def test_engines_of_runs_are_compared(tmp_path: Path) -> None:
 
 def test_the_command_prints_the_page_or_json(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     times = [path.replace(".json", "_times.json") for path in files]
-    assert main(["inspect", "engines", *files, "--layer-times", *times, "--show", "1"]) == 0
+    assert main(["inspect", "engines", *files, "--times-a", times[0], "--times-b", times[1], "--show", "1"]) == 0
     said = capsys.readouterr().out
     assert "conv1 + relu1 → conv2" in said and "And 3 more." in said
 

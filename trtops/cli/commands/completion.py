@@ -27,11 +27,7 @@ _SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
         flag("shell {bash,zsh,fish,words}", "the shell; words prints the words that can follow a line"),
         flag("line", "the words of that line", takes="rest", shown="LINE ..."),
     ),
-    examples=(
-        "source <(trtops completion bash)",
-        "trtops completion zsh > ~/.zfunc/_trtops",
-        "trtops completion fish > ~/.config/fish/completions/trtops.fish",
-    ),
+    examples=("source <(trtops completion bash)", "trtops completion zsh > ~/.zfunc/_trtops"),
 )
 def completion(args: Options) -> Job:
     """Print a completion script for bash, zsh or fish.

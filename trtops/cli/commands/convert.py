@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtops import errors, ops
+from trtops import errors
 from trtops.backend import trt
 from trtops.backend.common import SaveBytes, save_bytes
 from trtops.cli import configs, groups, loading
@@ -29,7 +29,6 @@ TARGET = Group(
         to="output",
     ),
     flag("--convert-to {trt,onnx,onnx-like-trt-network,ort}", "what to make; by the output's suffix unless given"),
-    flag("--config FILE", "a ConvertConfig as a JSON file, instead of options"),
 )
 EVALUATION = configs.config_flags(
     "evaluation, with --experiment or for ONNX Runtime", "ConvertConfig", skip="build replay"
@@ -54,10 +53,6 @@ _SUFFIXES = {".onnx": "onnx", ".ort": "ort", ".engine": "trt", ".plan": "trt", "
     examples=(
         "trtops convert model.onnx --fp16 -o model.engine",
         "trtops convert model.onnx --int8 --data-loader-script loader.py --calibration-cache int8.cache",
-        "trtops convert model.onnx --trt-min-shapes x:[1,3,8] --trt-opt-shapes x:[4,3,8] --trt-max-shapes x:[32,3,8]",
-        "trtops convert --fp-to-fp16 -o fp16.onnx model.onnx",
-        "trtops convert model.onnx --fp16 --experiment resnet50 -o model.engine",
-        "trtops convert model.onnx --fp16 --experiment resnet50 --attribute-error --min-precision-share 0.5",
     ),
 )
 def convert(args: Options) -> Job:
@@ -66,21 +61,15 @@ def convert(args: Options) -> Job:
     Engines for ONNX Runtime, and all that are recorded with --experiment, are compared with the model itself: exit code
     1 means that they are not good enough.
     """
-    if args.config is not None:
-        return _of_config_file(args)
     kind = loading.model_type(args)
     target = args.convert_to or _SUFFIXES.get(Path(args.output or "x.engine").suffix.lower())
     if target is None:
-        raise UsageError(
-            f"{args.output}: its suffix does not say what to make; use --convert-to, such as --convert-to trt"
-        )
+        raise UsageError(f"{args.output}: its suffix does not say what to make; use --convert-to trt, or another kind")
     suffix = {"trt": ".engine", "ort": ".ort"}.get(target, ".converted.onnx")
     output = args.output or f"{Path(args.model_file).stem}{suffix}"
     if target == "ort" or args.experiment is not None:
         if kind != "onnx" or target not in ("ort", "trt") or loading.wants_onnx_changes(args):
-            raise UsageError(
-                "only engines of unchanged ONNX files are evaluated; convert the model first, or leave out --experiment"
-            )
+            raise UsageError("only engines of unchanged ONNX files are recorded; convert the model first")
         return _evaluated(args, target, output if args.output or args.experiment is None else None)
     recorded = Group("", groups.THRESHOLDS.only("rtol", "atol"), groups.STORE, EVALUATION)
     configs.refuse(args, recorded, "is for evaluated engines; add --experiment NAME")
@@ -119,23 +108,6 @@ def _evaluated(args: Options, target: str, output: str | None) -> Job:
         "calibration_cache": None if calibrated else cache,
     }
     return _convert(args, config, output, parts)
-
-
-def _of_config_file(args: Options) -> Job:
-    """Return the job of a config in a file, which leaves only the outputs to the options.
-
-    Raises:
-        UsageError: If a precision is given as well, or the file cannot be read.
-    """
-    precisions = groups.PRECISIONS.only("int8", "fp8", "bf16", "fp16")
-    configs.refuse(args, precisions, "is set by the file of --config; leave one out")
-    try:
-        config = ops.ConvertConfig.from_json(Path(args.config).read_bytes())
-    except OSError as exc:
-        raise UsageError(f"--config {args.config} cannot be read: {exc.strerror}") from None
-    suffix = ".engine" if config.build.backend == "tensorrt" else ".ort"
-    output = args.output or (f"{Path(args.model_file).stem}{suffix}" if args.experiment is None else None)
-    return _convert(args, configs.make(args, "ConvertConfig", base=config), output, {})
 
 
 def _convert(args: Options, config: ConvertConfig, output: str | None, parts: dict[str, str | None]) -> Job:

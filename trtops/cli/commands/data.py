@@ -10,7 +10,7 @@ from trtops.cli.logs import say
 _FILES = Group(
     "data",
     flag("paths+", "files of saved inputs or outputs"),
-    flag("-o --output FILE", "where to write the inputs", to="output", required=True),
+    flag("-o --output FILE", "where to write the inputs", required=True),
 )
 
 

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 from trtops import __version__
-from trtops.backend import trt
 from trtops.backend.engines import BACKENDS, engine_backend
 from trtops.cli import groups
-from trtops.cli.flags import Group, Options, flag
+from trtops.cli.flags import Options
 from trtops.cli.jobs import Job, command, json_of
 from trtops.cli.logs import say, say_json
 from trtops.errors import TrtopsError
@@ -19,24 +18,16 @@ from trtops.tracking.health import HealthFinding, store_findings
 _PACKAGES = ("onnx", "onnxruntime", "onnx-graphsurgeon", "mlflow", "prefect", "numpy", "tensorrt", "torch", "tf2onnx")
 
 
-@command(
-    Group("report", flag("--support", "what each TensorRT release can do")),
-    groups.STORE,
-    groups.JSON,
-    examples=("trtops doctor", "trtops doctor --support", "trtops doctor --store /data/mlruns --json"),
-)
+@command(groups.STORE, groups.JSON, examples=("trtops doctor", "trtops doctor --store /data/mlruns --json"))
 def doctor(args: Options) -> Job:
     """Report what is installed, whether it works, and how to fix what does not.
 
     Exits with 1 if there is a problem. Checks packages, back ends and GPU, the store, servers and workers. Nothing is
     started, made or changed.
     """
-    support, store, as_json = bool(args.support), args.store, bool(args.json)
+    store, as_json = args.store, bool(args.json)
 
     def run() -> int:
-        if support:
-            say(trt.support_table().rstrip())
-            return 0
         from trtops.team.health import team_findings  # brings what starts servers
 
         found = [*_backend_findings(), *store_findings(store), *team_findings()]

@@ -66,9 +66,7 @@ def list_(args: Options) -> Job:
 @command(
     *_MODEL,
     _FINDING,
-    Group(
-        "plugins", flag("-o --output FILE", "file for the places (default: config.yaml next to the model)", to="output")
-    ),
+    Group("plugins", flag("-o --output FILE", "file for the places (default: config.yaml next to the model)")),
     examples=_EXAMPLES,
 )
 def match(args: Options) -> Job:
@@ -82,7 +80,7 @@ def match(args: Options) -> Job:
         "plugins",
         _FOLDER,
         flag("--config FILE", "the places (default: config.yaml next to the model)"),
-        flag("-o --output FILE", "the new model (default: replaced.onnx next to the model)", to="output"),
+        flag("-o --output FILE", "the new model (default: replaced.onnx next to the model)"),
     ),
     groups.SAVE_AS,
     examples=_EXAMPLES,

@@ -42,11 +42,7 @@ RUNNING = Group(
     "running",
     flag("--warm-up --warm-up-runs N", "inferences before the timed ones", usual="0"),
     flag("--use-subprocess", "run each runner in its own child process"),
-    flag(
-        "--sequential-runners",
-        "one runner at a time",
-        idle="runners never share memory here: each is released before the next starts",
-    ),
+    flag("--sequential-runners", "one runner at a time", idle="runners never share memory"),
     flag("--save-inputs --save-input-data PATH", "where to save the inputs"),
     flag("--save-input-blob FOLDER", "where to save the inputs as raw bytes"),
     flag("--save-outputs --save-results PATH", "where to save the outputs"),
@@ -55,13 +51,9 @@ RUNNING = Group(
     flag("--optimization-profile N", "profile to run with", usual="0"),
     flag(
         "--allocation-strategy {static,profile,runtime}",
-        "device memory for all profiles, for one, or for the actual shapes",
-        usual="static",
+        "device memory: for all profiles (default), one, or the actual shapes",
     ),
-    flag(
-        "--weight-streaming-budget SIZE|PERCENT%",
-        "device memory for streamable weights, or the part of them that is streamed",
-    ),
+    flag("--weight-streaming-budget SIZE|PERCENT%", "device memory for streamable weights, or the streamed part"),
 )
 
 EVALUATION = Group(
@@ -70,24 +62,10 @@ EVALUATION = Group(
     flag("--load-outputs --load-results PATH+", "saved outputs to compare with; alone, with one another"),
     flag("--postprocess --postprocess-func [OUTPUT:]top-K+", "compare the positions of the largest elements instead"),
     flag(
-        "--postprocess-func-script FILE[:FUNCTION]",
-        "a script with a function that changes outputs before they are compared",
-        convert=values.script("postprocess_outputs"),
+        "--postprocess-func-script FILE[:postprocess_outputs]", "a script that changes outputs before they are compared"
     ),
-    flag(
-        "--gen --gen-script FILE",
-        "write a Python script that does the same, and run nothing; - prints it",
-        to="gen_script",
-    ),
+    flag("--gen-script --gen FILE", "write a Python script that does the same, and run nothing; - prints it"),
 )
-
-
-_LEVELS = {
-    "disable": "ORT_DISABLE_ALL",
-    "basic": "ORT_ENABLE_BASIC",
-    "extended": "ORT_ENABLE_EXTENDED",
-    "all": "ORT_ENABLE_ALL",
-}
 
 
 @command(
@@ -108,8 +86,6 @@ _LEVELS = {
     examples=(
         "trtops run model.onnx --onnxrt --trt --fp16 --rtol 1e-3 --atol 1e-3",
         "trtops run model.onnx --onnxrt --save-inputs inputs.json --save-outputs golden.json",
-        "trtops run model.engine --trt --load-inputs inputs.json --load-outputs golden.json",
-        "trtops run model.onnx --onnxrt --trt --gen-script compare.py",
     ),
 )
 def run(args: Options) -> Job:
@@ -121,16 +97,11 @@ def run(args: Options) -> Job:
         args.onnx_outputs = args.onnx_outputs or ("mark", "all")
         args.save_outputs = args.save_outputs or args.save_layer_outputs
     if {"tf", "onnxrt"} <= {kind for kind, _ in args.runners or ()}:
-        raise UsageError(
-            "--tf runs the model that tf2onnx makes in ONNX Runtime, so --onnxrt would compare it with itself. Save "
-            "TensorFlow's outputs as JSON, and use --load-outputs"
-        )
+        raise UsageError("--tf runs tf2onnx's model in ONNX Runtime, so --onnxrt would compare it with itself")
     runners = [_runner(args, kind, word) for kind, word in args.runners or ()]
     if args.gen_script and args.experiment:
         raise UsageError("--gen-script writes what is run, not what is recorded; leave out --experiment")
     compared = len(runners) > 1 or bool(args.load_outputs)
-    if compared and args.check_average:
-        _check_averageable(args)
     config = ops.RunConfig(
         warm_up=args.warm_up or 0,
         use_subprocess=bool(args.use_subprocess),
@@ -143,11 +114,23 @@ def run(args: Options) -> Job:
         check_average=bool(compared and args.check_average),
         save_accuracy=args.save_accuracy_results if compared else None,
     )
-    loaders = {
+    postprocess: list[Any] = []
+    if args.postprocess:
+        from trtops.comparator import TopKPostprocessFunc
+
+        postprocess.append(TopKPostprocessFunc(values.per_name(args.postprocess)))  # type: ignore[arg-type]
+    if args.postprocess_func_script:
+        postprocess.append(common.InvokeFromScript(*args.postprocess_func_script))
+    compare = loading.compare_functions(args) if compared else []
+    if config.check_average:
+        from trtops.comparator.comparator import check_averageable
+
+        check_averageable(compare, config.fail_fast)  # before anything is run
+    loaders: dict[str, Any] = {
         "runners": runners,
         "data_loader": loading.data_loader(args),
-        "compare": loading.compare_functions(args) if compared else [],
-        "postprocess": _postprocess_functions(args),
+        "compare": compare,
+        "postprocess": postprocess,
         "onnx_loader": loading.onnx_model(args) if args.save_onnx and not runners else None,
     }
     line = shlex.join(args.words)
@@ -203,18 +186,6 @@ def run(args: Options) -> Job:
     return run
 
 
-def _check_averageable(args: Options) -> None:
-    """Reject averages of comparisons that have none, before anything is run."""
-    if args.peek("fail_fast"):
-        raise UsageError("--check-average and --fail-fast exclude each other: means need all iterations")
-    stats = {word for _, word in args.peek("check_error_stat") or (("", "elemwise"),)}
-    simple = "simple" in (args.peek("compare") or ["simple"]) and not args.peek("compare_func_script")
-    if simple and "elemwise" in stats:
-        raise UsageError(
-            "--check-average needs one number per iteration; add --check-error-stat max, mean, median or quantile"
-        )
-
-
 def _runner(args: Options, kind: str, word: str | None) -> Late:
     if kind in ("trt", "trt-engine"):
         unit, budget = args.weight_streaming_budget or (None, None)
@@ -237,25 +208,15 @@ def _runner(args: Options, kind: str, word: str | None) -> Late:
     from trtops.backend.onnxrt import SessionFromOnnx
 
     level = args.graph_optimization_level
+    level = level and ("ORT_DISABLE_ALL" if level == "disable" else f"ORT_ENABLE_{level.upper()}")
     source: Any = args.model_file
     if found != "onnx" or loading.wants_onnx_changes(args):
         source = onnx.BytesFromOnnx(loading.onnx_model(args))
     session = given(
         providers=list(args.providers) if args.providers else None,
-        graph_optimization_level=Name("onnxruntime", f"GraphOptimizationLevel.{_LEVELS[level]}") if level else None,
+        graph_optimization_level=Name("onnxruntime", f"GraphOptimizationLevel.{level}") if level else None,
     )
     return late("trtops.backend.onnxrt.OnnxrtRunner", SessionFromOnnx(source, **session))
-
-
-def _postprocess_functions(args: Options) -> list[Any]:
-    made: list[Any] = []
-    if args.postprocess:
-        from trtops.comparator import TopKPostprocessFunc
-
-        made.append(TopKPostprocessFunc(values.per_name(args.postprocess)))  # type: ignore[arg-type]
-    if args.postprocess_func_script:
-        made.append(common.InvokeFromScript(*args.postprocess_func_script))
-    return made
 
 
 # --- --gen-script ---------------------------------------------------------------------------------------------------

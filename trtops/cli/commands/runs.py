@@ -49,7 +49,7 @@ _READ = (groups.STORE, groups.JSON)
         _FILTERS,
         flag("--status {running,finished,failed,killed}", "only with this status", usual="any"),
         flag("--parent RUN", "only below this run"),
-        flag("-n --limit N", "maximum number of runs", to="limit", default=50),
+        flag("-n --limit N", "maximum number of runs", default=50),
     ),
     *_READ,
     examples=("trtops runs list --experiment resnet50 --verdict bad", "trtops runs list --kind debug_build --json"),
@@ -76,18 +76,18 @@ show = replace(inspect.run, examples=("trtops runs show 8d6e3f",))
 
 
 @command(
-    Group("runs", flag("runs+", "ids of runs"), flag("--all", "also show what is equal")),
+    Group("runs", flag("runs+", "ids of runs")),
     *_READ,
     examples=("trtops runs compare 8d6e3f 1a2b3c",),
 )
 def compare(args: Options) -> Job:
-    """Show params and numbers of runs side by side; by default those that differ."""
-    runs, show_all, place, as_json = tuple(args.runs), bool(args.all), args.store, bool(args.json)
+    """Show params and numbers of runs side by side, where they differ."""
+    runs, place, as_json = tuple(args.runs), args.store, bool(args.json)
 
     def run() -> int:
         store = tracker("reads", place)
         ids = [run_id_of(run) for run in runs]
-        lines = [line for line in ops.side_by_side(ids, store) if show_all or not line.same]
+        lines = [line for line in ops.side_by_side(ids, store) if not line.same]
         if as_json:
             say_json(json_of(lines))
         elif lines:
@@ -136,11 +136,7 @@ def evaluate(args: Options) -> Job:
     Group("rebuilding", flag("--by {replay,timing-cache,plain}+", "how runs are rebuilt (default: every way)")),
     configs.config_flags("rebuilding", "AuditConfig", {"keys": "--key"}, skip="runs experiment kind verdict tags ways"),
     *_READ,
-    examples=(
-        "trtops runs audit 8d6e3f",
-        "trtops runs audit --experiment resnet50 --no-rebuild",
-        "trtops runs audit --accepted --sample 10 --at-least tactics",
-    ),
+    examples=("trtops runs audit 8d6e3f", "trtops runs audit --experiment resnet50 --no-rebuild"),
 )
 def audit(args: Options) -> Job:
     """Check runs for consistency, rebuild them from the store alone, and grade each.
@@ -219,8 +215,7 @@ def bundle(args: Options) -> Job:
 )
 def promote(args: Options) -> Job:
     """Accept a good run's engine for all users: rebuilt from its tactics on this machine, verified, and registered."""
-    config = configs.make(args, "PromoteConfig")
-    promoting = op_job(args, "promote", args.run, config, store="reads", show=_show_promoted, code=no_verdict)
+    promoting = op_job(args, "promote", args.run, configs.make(args, "PromoteConfig"), store="reads")
 
     def run() -> int:
         try:
@@ -231,18 +226,13 @@ def promote(args: Options) -> Job:
     return run
 
 
-def _show_promoted(result: Any, store: str | None) -> None:
-    say(f"Version {result.version} of {result.name!r} is accepted as {result.alias}, from run {result.run_id}")
-    say_ending(result, store)
-
-
 @command(
     Group(
         "engine",
         flag("model_file", "the ONNX model"),
         flag("--name NAME", "the registered model (default: the model file's name)"),
         flag("--key FILE+", "public keys that the engine must be signed with"),
-        flag("-o --output FILE", "where to write the engine", to="output"),
+        flag("-o --output FILE", "where to write the engine"),
     ),
     Group("back end (default: ONNX Runtime)", configs.BACKEND.only("backend")),
     *_READ,
@@ -276,12 +266,7 @@ def resolve(args: Options) -> Job:
 )
 def deny(args: Options) -> Job:
     """Put a confirmed culprit on the deny-list, which later builds on the same device and release respect."""
-
-    def show(result: Any, store: str | None) -> None:
-        say(f"Added to the deny-list. Remove it with: trtops runs pardon {result.run_id} --why ...")
-        say_ending(result, store)
-
-    return op_job(args, "deny", args.run, store="reads", show=show, code=no_verdict)
+    return op_job(args, "deny", args.run, store="reads")
 
 
 @command(
@@ -295,11 +280,7 @@ def deny(args: Options) -> Job:
 )
 def pardon(args: Options) -> Job:
     """Remove an entry from the deny-list. The entry stays in the store, with the reason."""
-
-    def show(result: Any, store: str | None) -> None:
-        say(f"Removed from the deny-list by run {result.run_id}")
-
-    return op_job(args, "pardon", args.run, why=args.why, store="reads", show=show, code=no_verdict)
+    return op_job(args, "pardon", args.run, why=args.why, store="reads")
 
 
 @command(

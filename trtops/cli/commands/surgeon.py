@@ -15,10 +15,7 @@ from trtops.metadata import DataType, TensorSpec
 
 OBSERVING = Group(
     "shapes from running the model",
-    flag(
-        "--force-fallback-shape-inference",
-        "take all shapes from running the model once, on the input data; dynamic shapes become static",
-    ),
+    flag("--force-fallback-shape-inference", "take all shapes from running the model; none stays dynamic"),
     groups.DATA.without("--iterations"),
     groups.ONE_FEED,
 )
@@ -51,12 +48,8 @@ def names_in(path: str) -> tuple[str, ...]:
         "the part",
         flag("--inputs NAME[:SHAPE[:TYPE]]*", "its inputs: x:[1,3,224,224]:float32, or x:auto:auto", to="part_inputs"),
         flag("--outputs NAME[:TYPE]+", "its outputs: y:float32, or y:auto", to="part_outputs"),
-        flag(
-            "--model-inputs --model-input-shapes NAME:[DIMS]+",
-            "shapes of the whole model's inputs, to infer shapes from",
-            to="input_shapes",
-        ),
-        flag("-o --output FILE", "where to write it (default: <model>.part.onnx)", to="output"),
+        flag("--model-inputs --model-input-shapes NAME:[DIMS]+", "shapes of the model's inputs", to="input_shapes"),
+        flag("-o --output FILE", "where to write it (default: <model>.part.onnx)"),
     ),
     groups.SAVE_AS,
     OBSERVING,
@@ -83,11 +76,7 @@ def extract(args: Options) -> Job:
         "cleaning",
         flag("--fold-constants", "compute what does not depend on inputs"),
         flag("--num-passes --num-const-fold-passes N", "most passes (default: until nothing folds)"),
-        flag(
-            "--partitioning {basic,recursive}",
-            "how to treat nodes that cannot be folded",
-            idle="a node that cannot be folded never prevents others from being folded",
-        ),
+        flag("--partitioning {basic,recursive}", "how to fold", idle="every node that can be folded is folded"),
         flag("--no-fold-shapes", "do not fold shapes"),
         flag("--no-per-pass-shape-inference", "do not infer shapes between passes"),
         flag("--fold-size-threshold BYTES", "larger tensors are not folded"),
@@ -165,7 +154,7 @@ def insert(args: Options) -> Job:
     Group(
         "pruning",
         flag("--remove-node-types OP+", "types of nodes to remove, instead of sparsity"),
-        flag("-o --output FILE", "where to write it (default: <model>.pruned.onnx)", to="output"),
+        flag("-o --output FILE", "where to write it (default: <model>.pruned.onnx)"),
     ),
     groups.SAVE_AS,
     groups.ONNX_LOAD,

@@ -19,9 +19,7 @@ _ROOT = Group("servers", groups.ROOT)
         flag("--prefect-port N", f"port of Prefect; 0: a free one {_DEFAULT % 4200}"),
         flag("--mlflow-port N", f"port of MLflow; 0: a free one {_DEFAULT % 5000}"),
         flag(
-            "--database URL",
-            "address of a PostgreSQL server with the databases prefect, mlflow and mlflow_auth (default: SQLite files "
-            "in the store's folder; cannot change later)",
+            "--database URL", "a PostgreSQL server with the databases prefect, mlflow and mlflow_auth (default: SQLite)"
         ),
         flag("--limit N", f"number of flow runs at a time on a worker {_DEFAULT % 2}"),
         flag("--gpu {yes,no}", "start a worker for GPUs (default: if there is one)"),

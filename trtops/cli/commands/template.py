@@ -13,7 +13,7 @@ from trtops.cli.jobs import Job, command
 from trtops.cli.logs import say
 from trtops.cli.script import Source, given, quoted
 
-_OUTPUT = Group("script", flag("-o --output FILE", "where to write it", to="output", required=True))
+_OUTPUT = Group("script", flag("-o --output FILE", "where to write it", required=True))
 _SHAPES = "the script gets the unchanged model; change shapes with `trtops surgeon sanitize --override-input-shapes`"
 
 

@@ -1,14 +1,27 @@
-"""The shorter commands of ``trtops debug``; the others are modules of their own."""
+"""The commands of ``trtops debug``; ``precision`` and ``reduce`` are modules of their own."""
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from trtops import ops
-from trtops.cli import configs, groups
-from trtops.cli.flags import Group, Options, flag
+from trtops.backend.common import SaveBytes
+from trtops.cli import configs, groups, loading
+from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, no_verdict, op_job
-from trtops.cli.logs import say, say_ending
+from trtops.cli.logs import log_line, say, say_ending
+from trtops.cli.script import Unresolved
+from trtops.logger import G_LOGGER
+
+if TYPE_CHECKING:
+    from trtops.ops.campaign.debug_build import Progress
+    from trtops.ops.evaluation.command import CommandCheck
+    from trtops.ops.search.repeat import RepeatConfig, RepeatStep
 
 
 def _show(result: Any, store: str | None) -> None:
@@ -20,11 +33,7 @@ def _show(result: Any, store: str | None) -> None:
     groups.ONNX_MODEL,
     Group(
         "comparison",
-        flag(
-            "--emulate {fp16,bf16}",
-            "instead of an engine: 16 bit, rounded on the CPU as a GPU rounds",
-            usual="an engine",
-        ),
+        flag("--emulate {fp16,bf16}", "instead of an engine: 16 bit, rounded as a GPU rounds", usual="an engine"),
     ),
     configs.config_flags("comparison", "AccuracyConfig", {"window_bytes": "--window"}),
     groups.JSON,
@@ -36,7 +45,6 @@ def _show(result: Any, store: str | None) -> None:
     examples=(
         "trtops debug accuracy model.onnx --trt --fp16 --load-inputs inputs.json",
         "trtops debug accuracy model.onnx --emulate fp16",
-        "trtops debug accuracy model.onnx --onnxrt --allow-approximation",
     ),
 )
 def accuracy(args: Options) -> Job:
@@ -111,3 +119,229 @@ def prove(args: Options) -> Job:
     """
     config = configs.make(args, "ProveConfig")
     return op_job(args, "prove", args.run, config, store="reads", progress=("Proving", "builds"))
+
+
+@command(
+    groups.UNTIL,
+    groups.SORTING,
+    groups.ITERATING,
+    groups.REPLAY,
+    groups.CHECK,
+    examples=(
+        "trtops debug repeat --until 5 --artifacts outputs.json --check trtops run model.onnx --trt --save-outputs "
+        "outputs.json",
+    ),
+)
+def repeat(args: Options) -> Job:
+    """Run a command repeatedly, and sort the files that it leaves into good/ and bad/."""
+    check, config = check_of(args, "-"), repeat_config(args, args.iter_artifact)
+    return repeat_job(check, config, exit_on_bad=bool(args.exit_on_bad))
+
+
+def check_of(args: Options, artifact: str) -> CommandCheck | None:
+    """Return the command that checks, if there is one; it reads the artifact."""
+    if not args.check:
+        return None
+    check = configs.command_check(args, artifact, "{engine}")
+    words = tuple(word.replace("{engine}", artifact).replace("{model}", artifact) for word in check.command)
+    return replace(check, command=words, artifact=artifact)
+
+
+def repeat_config(args: Options, intermediate: str | None) -> RepeatConfig:
+    """Return when to stop, and what to keep."""
+    if args.until is None:
+        raise UsageError("say when to stop: --until good, --until bad, or --until N")
+    return ops.RepeatConfig(
+        until=args.until,
+        artifacts=tuple(args.artifacts or ()),
+        folder=args.art_dir,
+        intermediate=intermediate,
+        keep_intermediate=bool(args.no_remove_intermediate),
+        info=args.iter_info,
+        load_replay=args.load_debug_replay,
+        save_replay=args.save_debug_replay,
+        show="all" if args.show_output else "none" if args.hide_fail_output else "failing",
+    )
+
+
+def repeat_job(
+    check: CommandCheck | None, config: RepeatConfig, make: Callable[[int], None] | None = None, *, exit_on_bad: bool
+) -> Job:
+    """Return the job that repeats, and prints each step.
+
+    Args:
+        check: The command that checks; None asks at the terminal.
+        config: The op's config.
+        make: Makes what is checked in each iteration, given its number.
+        exit_on_bad: Whether a bad verdict is exit code 1.
+    """
+
+    def run() -> int:
+        asked = (lambda number: ask("Did this iteration")) if check is None and sys.stdin.isatty() else None
+        if check is None and asked is None and make is not None:
+            say("Nothing checks the engines, so each that can be built is good. Check them with --check COMMAND.")
+            asked = lambda number: True  # noqa: E731
+        iterations = Iterations()
+
+        def say_step(step: RepeatStep) -> None:
+            if step.output:
+                say(step.output.rstrip())
+            say(f"iteration {step.number}: {step.verdict}{f' ({step.detail})' if step.detail else ''}")
+            iterations.ended(step.verdict == "good")
+
+        result = ops.repeat(make or (lambda number: None), check, config, ask=asked, progress=say_step)
+        iterations.log_summary()
+        say(result.text())
+        return 1 if exit_on_bad and result.verdict != "good" else 0
+
+    return run
+
+
+class Iterations:
+    """Reports iterations as Polygraphy does: the verdict and time of each, and a summary."""
+
+    def __init__(self) -> None:
+        """Start the clock of the first iteration."""
+        self._verdicts: list[bool] = []
+        self._start = time.perf_counter()
+
+    def ended(self, passed: bool) -> None:
+        """Log the outcome of an iteration; the next starts."""
+        self._verdicts.append(passed)
+        now = time.perf_counter()
+        verdict, severity = ("PASSED", G_LOGGER.FINISH) if passed else ("FAILED", G_LOGGER.ERROR)
+        log_line(f"{verdict} | Iteration {len(self._verdicts)} | Duration {now - self._start:.3f}s", severity)
+        self._start = now
+
+    def log_summary(self) -> None:
+        """Log how many iterations there were, and how many passed; nothing if there were none."""
+        total, passed = len(self._verdicts), sum(self._verdicts)
+        if total:
+            rate = float(passed) * 100 / float(total)
+            log_line(f"Finished {total} iteration(s) | Passed: {passed}/{total} | Pass Rate: {rate}%", G_LOGGER.FINISH)
+
+
+def ask(question: str) -> bool:
+    """Ask the person at the terminal whether it passed or failed."""
+    prompt = f">>> {question} [p]ass or [f]ail? "
+    while True:
+        answer = input(prompt).strip().lower()
+        if answer[:1] in ("p", "f"):
+            return answer[0] == "p"
+        prompt = ">>> Please choose either: 'p' or 'f': "
+
+
+CAMPAIGN = Group(
+    "campaign",
+    flag("--random-tactics --vary-tactics", "choose tactics at random, not by their time"),
+    flag("--resume RUN", "a campaign to resume"),
+    groups.RECORDED_CODE,
+)
+OPTIONS = configs.config_flags(
+    "campaign",
+    "DebugBuildConfig",
+    {"max_iterations": "--max-builds"},
+    skip="build command until vary optimization_levels tactic_sources precisions",
+)
+ARTIFACT = "trtops_debug.engine"
+
+
+@command(
+    groups.MODEL,
+    groups.UNTIL,
+    groups.SORTING,
+    groups.ITERATING,
+    groups.TRACKING,
+    configs.BACKEND,
+    CAMPAIGN,
+    OPTIONS,
+    *groups.TRT_BUILD,
+    Group("evaluation, in a campaign", groups.STATISTICS),
+    groups.DATA,
+    *groups.ONNX,
+    groups.TENSORFLOW,
+    groups.CHECK,
+    examples=(
+        "trtops debug build model.onnx --fp16 --save-tactics replay.json --artifacts-dir replays --artifacts "
+        "replay.json \\\n"
+        "    --until=10 --check trtops run trtops_debug.engine --trt --load-outputs golden.json",
+        "trtops debug build model.onnx --fp16 --until decided --experiment resnet50",
+        "trtops debug build model.onnx --onnxrt --allow-approximation --random-tactics --until 20 --experiment bert",
+    ),
+)
+def build(args: Options) -> Job:
+    """Build an engine repeatedly, and check each.
+
+    With --check a command checks, and files are sorted into good/ and bad/. With --experiment (or for ONNX Runtime) it
+    is a campaign: each build runs in a child process and is compared with the model, all are recorded, until the
+    culprit is known.
+    """
+    if args.experiment is not None or args.resume or args.backend == "onnxruntime":
+        return _campaign(args)
+    artifact = args.iter_artifact or ARTIFACT
+    if args.until == "decided" or (args.until is None and not args.resume):
+        raise UsageError("say when to stop: --until good, bad or N; or --experiment NAME, until it is decided")
+    onnxruntime = configs.BACKEND.only("allow_approximation", "timing_seconds")
+    recorded = Group("", groups.STATISTICS, CAMPAIGN, OPTIONS, groups.STORE, onnxruntime)
+    configs.refuse(args, recorded, "is for a campaign; add --experiment NAME")
+    # The child resolves the loader, since TensorRT's own objects cannot be sent to it.
+    loader = Unresolved(SaveBytes(loading.engine_bytes(args), artifact))
+    check = check_of(args, artifact)
+    if not args.artifacts and args.save_tactics:
+        args.artifacts = [args.save_tactics]  # each build writes it again
+    config = repeat_config(args.but(load_debug_replay=None, save_debug_replay=None), artifact)
+    exit_on_bad = bool(args.exit_on_bad)
+
+    def run() -> int:
+        # These import TensorRT and multiprocessing, which help does not need.
+        from trtops.backend.trt import library
+        from trtops.backend.worker import Worker
+
+        library.load()
+        # A warm child process builds, so that a crash is a verdict.
+        with contextlib.closing(Worker()) as worker:
+            return repeat_job(check, config, lambda number: worker.run(_build_once, loader), exit_on_bad=exit_on_bad)()
+
+    return run
+
+
+def _campaign(args: Options) -> Job:
+    """Return the job of a campaign, new or resumed."""
+    options = {"resume": args.resume, "allow_scripts": bool(args.allow_scripts), "progress": _say_progress}
+    if args.resume and args.model_file is None:
+        return op_job(args, "debug_build", None, None, store="reads", experiment=args.experiment, **options)
+    if loading.wants_onnx_changes(args) or loading.model_type(args) != "onnx":
+        raise UsageError("a campaign builds an unchanged ONNX file; change it first with `trtops surgeon`")
+    for name in ("artifacts", "iter_info", "save_tactics"):
+        if getattr(args, name):
+            raise UsageError(f"--{name.replace('_', '-')}: a campaign records everything; see `trtops runs`")
+    config = configs.make(
+        args,
+        "DebugBuildConfig",
+        configs.check_values(args),
+        build=configs.build_config(args, args.backend or "tensorrt"),
+        command=configs.command_check(args, ARTIFACT, "{engine}") if args.check else None,
+        calibration_cache=args.calibration_cache,
+        vary=ops.Vary(random_tactics=bool(args.random_tactics)),
+        until=args.until,
+    )
+    return op_job(
+        args,
+        "debug_build",
+        args.model_file,
+        config,
+        store="reads" if args.resume else "temporary",
+        experiment=args.experiment,
+        **options,
+    )
+
+
+def _say_progress(progress: Progress) -> None:
+    if progress.last is not None:
+        say(f"iteration {progress.last.number}: {progress.last.verdict} ({progress.done} of at most {progress.limit})")
+    elif progress.mixtures:
+        say(f"mixture {progress.mixtures} of a good and a bad build")
+
+
+def _build_once(loader: Unresolved) -> None:
+    loader()  # what it returns stays in the child

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 from trtops import ops
 from trtops.backend.common import save_bytes
 from trtops.cli import configs, groups, loading
-from trtops.cli.commands.debug import repeat
+from trtops.cli.commands import debug
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, tracker
 from trtops.cli.logs import say, say_ending
 from trtops.cli.script import Late, late, loaded, resolve
 
 if TYPE_CHECKING:
-    from trtops.ops.evaluation.command import CommandCheck
     from trtops.ops.search.delta import Step
     from trtops.ops.search.precision import PrecisionConfig
     from trtops.ops.search.repeat import RepeatStep
@@ -28,13 +27,8 @@ MODEL_ARTIFACT = "trtops_debug.onnx"
     Group("model", groups.ONNX_MODEL, groups.MODEL_TYPE),
     Group(
         "search",
-        flag("-o --output FILE", "where to write the model in mixed precision", to="output"),
-        flag(
-            "-p --precision {float32,float16}",
-            "what kept layers of engines compute in: float32, or float16 with --int8 and --fp8",
-            usual="float32",
-            to="precision",
-        ),
+        flag("-o --output FILE", "where to write the model in mixed precision"),
+        flag("-p --precision {float32,float16}", "what kept layers of engines compute in", usual="float32"),
         flag("--trt", "compare TensorRT engines (up to 10.x)"),
         flag("--golden-outputs FILE", "outputs that the model in FP32 must give, checked first"),
         flag("--save-layer-outputs FILE", "where to write the error of every tensor, as JSON"),
@@ -65,7 +59,6 @@ MODEL_ARTIFACT = "trtops_debug.onnx"
     examples=(
         "trtops debug precision model.onnx --fp16 --load-inputs inputs.json -o mixed.onnx",
         "trtops debug precision model.onnx --bf16 --atol 1e-2 --rtol 1e-2 --save-layer-outputs layers.json",
-        "trtops debug precision m.onnx --fp16 --check trtops run trtops_debug.engine --trt --load-outputs golden.json",
     ),
 )
 def precision(args: Options) -> Job:
@@ -77,24 +70,24 @@ def precision(args: Options) -> Job:
     """
     if args.model_type not in (None, "onnx"):
         raise UsageError(f"--model-type {args.model_type}: only ONNX models are searched; convert the model first")
-    check, artifact = _command_and_artifact(args)
+    reads_model = any("{model}" in word for word in args.check or ())
+    artifact = ARTIFACT
+    if args.check:
+        artifact = args.iter_artifact or (MODEL_ARTIFACT if reads_model else ARTIFACT)
+    check = debug.check_of(args, artifact)
     engines = artifact.endswith(".engine") if check else bool(args.trt)
     if not engines and (args.int8 or args.fp8 or (args.fp16 and args.bf16) or args.precision == "float16"):
         raise UsageError(
-            "a model in mixed precision has FP32 and one of FP16 and BF16; other precisions need engines: add --trt, "
-            "or let the check read one"
+            "other precisions than one of FP16 and BF16 need engines: add --trt, or let the check read one"
         )
     feeds = None if check else configs.random_data(args)
     source, name, experiment = loading.changed_model(args), args.model_file, args.experiment
     golden, layers = args.golden_outputs, args.save_layer_outputs
     if golden and (check is not None or feeds is not None or not isinstance(source, str)):
-        raise UsageError(
-            "--golden-outputs needs an unchanged model file, data of --load-inputs or --seed, and no --check; check "
-            "them first with `trtops run MODEL --onnxrt --load-outputs FILE`"
-        )
+        raise UsageError("--golden-outputs needs an unchanged model, data of --load-inputs or --seed, and no --check")
     sorting = None
     if check:
-        sorting = repeat.repeat_config(args.but(until=1, load_debug_replay=None, save_debug_replay=None), artifact)
+        sorting = debug.repeat_config(args.but(until=1, load_debug_replay=None, save_debug_replay=None), artifact)
     writer = _candidate_writer(args, artifact, engines) if check or engines else None
     place = args.store if experiment else None
     exit_on_bad = bool(args.exit_on_bad or experiment or check is None)
@@ -114,7 +107,7 @@ def precision(args: Options) -> Job:
     def run() -> int:
         if engines:
             ops.require_layer_precisions()  # before anything is run
-        iterations, model, made, inputs = repeat.Iterations(), loaded(source), resolve(writer), resolve(feeds)
+        iterations, model, made, inputs = debug.Iterations(), loaded(source), resolve(writer), resolve(feeds)
         if golden is not None and not _gives_golden_outputs(model, config, golden):
             return 1
 
@@ -154,17 +147,6 @@ def precision(args: Options) -> Job:
         return 1 if exit_on_bad and result.verdict != "good" else 0
 
     return run
-
-
-def _command_and_artifact(args: Options) -> tuple[CommandCheck | None, str]:
-    """Return the command, and the file that it reads."""
-    if not args.check:
-        return None, ARTIFACT
-    reads_model = any("{model}" in word for word in args.check)
-    artifact = args.iter_artifact or (MODEL_ARTIFACT if reads_model else ARTIFACT)
-    if not artifact.endswith((".engine", ".onnx")):
-        raise UsageError(f"--iter-artifact {artifact}: expected a name that ends in .engine or .onnx")
-    return repeat.check_of(args, artifact), artifact
 
 
 def _candidate_writer(args: Options, artifact: str, engines: bool) -> Late:

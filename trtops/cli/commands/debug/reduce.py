@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtops import ops
 from trtops.cli import configs, groups, loading
-from trtops.cli.commands.debug import repeat
+from trtops.cli.commands import debug
 from trtops.cli.flags import Group, Options, flag
 from trtops.cli.jobs import Job, command, tracker
 from trtops.cli.logs import say, say_ending
@@ -32,9 +32,7 @@ ARTIFACT = "trtops_debug.onnx"
     groups.ONNX_MODEL,
     Group(
         "reducing",
-        flag(
-            "-o --output FILE", "where to save the smallest failing model (default: trtops_reduced.onnx)", to="output"
-        ),
+        flag("-o --output FILE", "where to save the smallest failing model (default: trtops_reduced.onnx)"),
         flag("--model-input-shapes --model-inputs NAME:[DIMS]+", "shapes of the model's inputs", to="input_shapes"),
     ),
     configs.config_flags(
@@ -63,7 +61,6 @@ ARTIFACT = "trtops_debug.onnx"
     examples=(
         "trtops debug reduce model.onnx -o small.onnx --check trtops run trtops_debug.onnx --onnxrt --trt",
         "trtops debug reduce model.onnx -o small.onnx --trt --fp16 --atol 1e-2 --rtol 1e-2",
-        "trtops debug reduce m.onnx --fail-regex 'Unsupported op' --check trtops convert {model} -o /dev/null.engine",
     ),
 )
 def reduce(args: Options) -> Job:
@@ -103,7 +100,7 @@ def reduce(args: Options) -> Job:
     model = loading.changed_model(args.but(shape_inference=None, force_fallback_shape_inference=None))
 
     def run() -> int:
-        iterations = repeat.Iterations()
+        iterations = debug.Iterations()
 
         def write_iteration(number: int) -> None:
             """Write the number of the next iteration, for the check to read."""
@@ -154,7 +151,7 @@ def _ask_about(part: SubModel) -> CheckOutcome:
 
     save_model(part.proto, ARTIFACT)
     try:
-        passed = repeat.ask(f"Did '{ARTIFACT}'")
+        passed = debug.ask(f"Did '{ARTIFACT}'")
     finally:
         Path(ARTIFACT).unlink(missing_ok=True)
     return CheckOutcome(verdict="pass" if passed else "fail")

@@ -1,0 +1,308 @@
+"""The commands of ``trtops inspect``."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from trtops import ops
+from trtops.backend import trt
+from trtops.backend.common import save_bytes
+from trtops.cli import configs, groups, loading
+from trtops.cli.flags import Group, Options, UsageError, flag
+from trtops.cli.jobs import Job, command, no_verdict, op_job
+from trtops.cli.logs import say, say_json, say_result
+from trtops.cli.script import given, late, loaded
+from trtops.errors import ConfigError
+from trtops.tracking.ids import RUN_PREFIX
+
+
+@command(
+    Group("cache", flag("cache", "a file of either format, or run:<id>")),
+    groups.JSON,
+    groups.STORE,
+    examples=("trtops inspect calibration int8.cache",),
+)
+def calibration(args: Options) -> Job:
+    """Show a calibration cache: the range of each tensor."""
+    return op_job(
+        args, "inspect_calibration", args.cache, store="reads" if args.cache.startswith(RUN_PREFIX) else "none"
+    )
+
+
+@command(
+    groups.ONNX_MODEL,
+    Group(
+        "capability",
+        flag("-o --output --output-dir FOLDER", "for report and parts", default="trtops_capability_dumps"),
+        flag("--with-partitioning", "write the parts as models"),
+        flag("--onnxrt", "check ONNX Runtime, not TensorRT", to="backend", value="onnxruntime"),
+        flag("--input-shapes NAME:[DIMS]+", "shapes of inputs"),
+        flag("--exit-on-bad", "exit with 1 if some nodes are not supported"),
+    ),
+    groups.JSON,
+    Group(
+        "saving parts",
+        flag(
+            "--save-external-data --external-data-path FILE?",
+            "keep weights next to each part, in <part>.data",
+            usual="in the model file",
+            value="",
+            choices=("",),
+            shown="",
+        ),
+        groups.SAVE_AS.without("--save-external-data"),
+    ),
+    *groups.ONNX,
+    examples=(
+        "trtops inspect capability model.onnx --with-partitioning",
+        "trtops inspect capability model.onnx --onnxrt",
+    ),
+)
+def capability(args: Options) -> Job:
+    """Report which nodes of a model a back end supports, and why not the others.
+
+    With partitioning the model is cut into supported and unsupported parts. The exit code is 0, as in Polygraphy;
+    --exit-on-bad makes it 1 if some nodes are not supported.
+    """
+    partition, path, exit_on_bad = bool(args.with_partitioning), f"{args.output}/results.txt", bool(args.exit_on_bad)
+
+    def code(report: Any) -> int:
+        save_bytes(f"{report.text()}\n".encode(), path)
+        return int(exit_on_bad and not report.supported)
+
+    return op_job(
+        args,
+        "capability",
+        late("trtops.cli.script.loaded", loading.changed_model(args)),
+        args.backend or "tensorrt",
+        input_shapes=loading.input_shapes(args) or {},
+        partition=partition,
+        output_dir=args.output if partition else None,
+        save_as=loading.save_config(args) if partition else None,
+        code=code,
+    )
+
+
+@command(
+    Group(
+        "data",
+        flag("path", "a .json file of saved inputs or outputs, an .npz or an .npy"),
+        flag("-a --all", "show every iteration, not only the first"),
+        flag("-s --show-values", "show values"),
+        flag("--histogram", "show the distribution of values"),
+        flag("--statistics", "show statistics", idle="they are always shown"),
+        flag("-n --num-items N", "values at the ends of each axis", usual="3", to="num_items"),
+        flag("--line-width N", "longest line of values; -1 for no limit", usual="75"),
+    ),
+    groups.JSON,
+    examples=("trtops inspect data outputs.json --show-values", "trtops inspect data inputs.json --histogram --all"),
+)
+def data(args: Options) -> Job:
+    """Show saved inputs or outputs: types, shapes, statistics, and values with --show-values."""
+    names = {"show_values": "show_values", "histogram": "histogram", "all_iterations": "all", "items": "num_items"}
+    shown = {name: getattr(args, dest) for name, dest in names.items()} | {"line_width": args.line_width}
+    return op_job(args, "inspect_data", args.path, **given(**shown))
+
+
+@command(
+    Group("run", flag("run", "the run's id, with or without run: before it")),
+    groups.JSON,
+    groups.STORE,
+    examples=("trtops inspect run 8d6e3f", "trtops inspect run run:8d6e3f --json"),
+)
+def run(args: Options) -> Job:
+    """Show what the store holds of a run: params, numbers, tags and files. Exits with 1 if the run is incomplete."""
+    return op_job(args, "inspect_run", args.run, store="reads", code=lambda found: int(not found.to_json()["whole"]))
+
+
+@command(
+    groups.ONNX_MODEL,
+    groups.JSON,
+    groups.ONNX_LOAD.without("--ignore-external-data"),
+    Group(
+        groups.ONNX_LOAD.title,
+        flag("--ignore-external-data", "", refuse="a model's sparsity is that of its weights; leave it out"),
+    ),
+    examples=("trtops inspect sparsity model.onnx",),
+)
+def sparsity(args: Options) -> Job:
+    """Report which weights of an ONNX model sparse kernels could use, and which are already 2:4 sparse."""
+    model = args.model_file
+    if args.external_data_dir or args.fp_to_fp16:
+        model = late("trtops.backend.onnx.onnx_from_path", model, external_data_dir=args.external_data_dir)
+        model = late("trtops.backend.onnx.convert_to_fp16", model) if args.fp_to_fp16 else model
+    return op_job(args, "inspect_sparsity", model)
+
+
+@command(
+    Group("record", flag("tactic_replay", "the file")), groups.JSON, examples=("trtops inspect tactics replay.json",)
+)
+def tactics(args: Options) -> Job:
+    """Show a tactic record: the tactic of each layer. Reads records of trtops, and Polygraphy's replay files."""
+    return op_job(args, "inspect_tactics", args.tactic_replay)
+
+
+@command(
+    Group(
+        "builds",
+        flag("records*", "a good record and a bad one, as --good and --bad"),
+        flag("--dir FOLDER", "a folder with good/ and bad/ in it"),
+        flag("--of-experiment NAME", "all evaluated builds of an experiment in the store"),
+    ),
+    configs.config_flags("builds", "DiffTacticsConfig", skip="experiment folder also"),
+    groups.TRACKING,
+    groups.JSON,
+    examples=("trtops inspect diff-tactics --dir replays", "trtops debug diff-tactics good.json bad.json"),
+)
+def diff_tactics(args: Options) -> Job:
+    """Find the tactic that makes builds bad.
+
+    From folders or files of good and bad tactic records, or from runs of the store.
+    """
+    given: dict[str, str | None] = {"experiment": args.of_experiment, "folder": args.dir}
+    if args.records:
+        if len(args.records) != 2 or args.peek("DiffTacticsConfig.good") or args.peek("DiffTacticsConfig.bad"):
+            raise UsageError("two records are compared: the good one, then the bad one")
+        given |= dict(zip(("good", "bad"), args.records))
+    config = configs.make(args, "DiffTacticsConfig", given)
+    return op_job(
+        args,
+        "diff_tactics",
+        config,
+        store="reads" if config.runs or config.experiment is not None else "temporary",
+        experiment=args.experiment,
+        show=_show_difference,
+        code=no_verdict,
+    )
+
+
+def _show_difference(result: Any, store: str | None) -> None:
+    for line in result.difference_lines():
+        say(line)
+    say_result(result, store)
+
+
+@command(
+    Group("engines", flag("a", "an engine, the inspector's JSON about one, or a run"), flag("b", "the other one")),
+    configs.config_flags("engines", "InspectEnginesConfig", {"shown": "--show"}, skip="a b"),
+    groups.TRACKING,
+    groups.JSON,
+    examples=(
+        "trtops inspect engines fp16.engine int8.engine --profile",
+        "trtops inspect engines before.json after.json --times-a before_times.json --times-b after_times.json",
+    ),
+)
+def engines(args: Options) -> Job:
+    """Compare two TensorRT engines: layers by their ONNX nodes, and reformats between them, largest differences first.
+
+    Reads engine files, the engine inspector's JSON (trtexec's --exportLayerInfo), and runs of the store.
+    """
+    config = configs.make(args, "InspectEnginesConfig", a=args.a, b=args.b)
+    stored = not all(Path(source).suffix for source in (args.a, args.b))
+    return op_job(
+        args,
+        "inspect_engines",
+        config,
+        store="reads" if stored else "optional",
+        experiment=args.experiment,
+        code=no_verdict,
+    )
+
+
+_MODES = {"none": (), "basic": ("layers",), "attrs": ("layers", "attrs"), "full": ("layers", "attrs", "weights")}
+
+SHOWING = Group(
+    "showing",
+    flag("--display-as --convert-to {trt}", "show the TensorRT network of an ONNX model", usual="none"),
+    flag("--show {layers,attrs,weights}+", "what to show of the model", usual="none"),
+    flag("--mode {none,basic,attrs,full}", "as --show with nothing, layers, layers attrs, or all three", usual="none"),
+    flag("--show-weights", "as --show layers weights", to="show_weights"),
+    flag("--list-unbounded-dds", "list tensors whose size is unbounded and known only at run time"),
+    flag("--combine-tensor-info FILE", "outputs of a run (--save-outputs), whose statistics are shown with the layers"),
+    flag("--visual", "show it as a picture, in a browser of this machine, until Ctrl-C"),
+    flag("--visual-port PORT", "port of --visual; 0 for any", default=8000),
+    flag("--save-visual FILE", "where to write the picture as an HTML page"),
+)
+
+
+@command(
+    groups.MODEL.without("--input-shapes"),
+    SHOWING,
+    groups.JSON,
+    *groups.ONNX,
+    groups.TRT_NETWORK,
+    groups.TRT_PARSE,
+    groups.TRT_LOAD,
+    groups.TENSORFLOW,
+    Group("TensorRT timing", flag("--save-timing-cache FILE", "timing cache to write", idle="nothing is built")),
+    examples=(
+        "trtops inspect model model.onnx --show layers attrs",
+        "trtops inspect model model.onnx --display-as trt",
+    ),
+)
+def model(args: Options) -> Job:
+    """Show an ONNX model, a TensorRT network or an engine.
+
+    A network comes from a script, or from ONNX with --display-as trt.
+    """
+    kind = loading.model_type(args) if not str(args.model_file).endswith(".ort") else "ort"
+    drawn = bool(args.visual or args.save_visual)
+    weights = ("layers", "weights") if args.show_weights else ()
+    show = tuple(dict.fromkeys((*(args.show or ()), *_MODES[args.mode or "none"], *weights)))
+    source, describe = args.model_file, ""
+    if kind == "engine":
+        if args.display_as:
+            raise UsageError(f"{args.model_file} is an engine and is shown as one; leave out --display-as")
+        source, describe = loading.engine(args), "describe_engine"
+    elif kind == "trt-network-script" or args.display_as == "trt":
+        source, describe = loading.network(args, outputs=False), "describe_network"
+    elif kind in loading.TENSORFLOW or loading.wants_onnx_changes(args) or args.list_unbounded_dds:
+        source = loading.onnx_model(args)
+    if drawn and kind == "ort":
+        raise UsageError(f"{args.model_file}: pictures of ONNX Runtime engines are not supported; draw the model")
+    if args.combine_tensor_info and (kind != "engine" or drawn or args.json):
+        raise UsageError("--combine-tensor-info goes with the layers of a TensorRT engine, as text: --show layers")
+    infer = bool(args.shape_inference)
+    path, infer, as_json, unbounded = args.model_file, bool(args.shape_inference), bool(args.json), False
+    page_file, port = args.save_visual, args.visual_port if args.visual else None
+    tensors = args.combine_tensor_info
+    if not describe and not drawn:
+        unbounded = bool(args.list_unbounded_dds)
+
+    def run() -> int:
+        made = loaded(source)
+        if describe == "describe_network" and (not isinstance(made, tuple) or len(made) < 2):
+            raise ConfigError(f"{path} returned a {type(made).__name__}; expected a builder and a network")
+        described: Any = None
+        if describe:
+            described = trt.describe_engine(made) if describe == "describe_engine" else trt.describe_network(made[1])
+        if drawn:
+            described = described or ops.inspect_model(made, infer_shapes=infer).describe()
+            page = ops.model_page(described, Path(path).name)
+            if page_file is not None:
+                save_bytes(page.encode(), page_file)
+                say(f"Wrote {page_file}")
+            if port is not None:
+                with contextlib.suppress(KeyboardInterrupt):  # the intended way to end it
+                    ops.serve_page(page, port, lambda address: say(f"{address} (Ctrl-C ends it)"))
+        elif describe:
+            if as_json:
+                say_json(described.to_dict())
+            else:
+                say(described.text(show))
+            if tensors is not None:
+                say(ops.tensors_text(described, tensors))
+        else:
+            found = ops.inspect_model(made, show=show, infer_shapes=infer)
+            names = list(ops.unbounded_tensors(made)) if unbounded else []
+            if as_json:
+                say_json({"model": found.to_json(), "unbounded": names} if unbounded else found.to_json())
+            elif unbounded:
+                say(f"{found.text().rstrip()}\nFound tensors with unbounded DDS: {names}")
+            else:
+                say(found.text())
+        return 0
+
+    return run

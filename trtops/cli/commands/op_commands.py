@@ -1,0 +1,292 @@
+"""The commands of one word that call one op."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from trtops import ops
+from trtops.cli import configs, groups
+from trtops.cli.flags import Group, Options, UsageError, flag
+from trtops.cli.jobs import Job, command, op_job
+from trtops.cli.logs import say, say_ending, say_page
+from trtops.cli.script import late
+from trtops.tracking.ids import RUN_PREFIX
+
+if TYPE_CHECKING:
+    from trtops.ops.gate.op import GateConfig
+    from trtops.ops.triaging.result import Step, TriageResult
+
+
+@command(
+    Group("list", flag("models", "the list, such as models.yaml", shown="LIST")),
+    Group("checking", flag("--check", "build nothing; report what is wrong with the list")),
+    configs.config_flags("building", "BuildListConfig", {"backends": "--backend"}),
+    groups.TRACKING,
+    groups.JSON,
+    examples=("trtops build-list models.yaml", "trtops build-list models.yaml --check"),
+)
+def build_list(args: Options) -> Job:
+    """Build every model of a list (YAML) and report the outcome of each.
+
+    A failure does not stop the other builds. Exits with 1 if one failed.
+    """
+    models = args.models
+    if not args.check:
+        config = configs.make(args, "BuildListConfig")
+        return op_job(args, "build_list", models, config, store="writes", experiment=args.experiment)
+
+    def check() -> int:
+        listed = ops.read_model_list(models)
+        problems = listed.problems()
+        good = f"{models}: entries: {len(listed.models)}, builds: {len(listed.builds())}, nothing missing."
+        say("\n".join(problems) or good)
+        return 1 if problems else 0
+
+    return check
+
+
+@command(
+    groups.ONNX_MODEL,
+    configs.config_flags("calibration", "CalibrateConfig", {"output": "-o --output"}, skip="check build data"),
+    Group("building", flag("--keep LAYER+", "layers that stay in higher precision: names, patterns or types")),
+    groups.TRACKING,
+    configs.BACKEND,
+    Group(
+        "evaluation",
+        flag("--check-data PATH", "data to evaluate engines with, best held-out data (default: the calibration data)"),
+        groups.STATISTICS,
+    ),
+    configs.config_flags("evaluation", "CalibrateConfig", skip="build data output samples batch min_samples pictures"),
+    groups.SOURCE,
+    groups.SPEC.without("--int8"),
+    examples=("trtops calibrate model.onnx --load-inputs images.json -o int8.cache --experiment resnet50",),
+)
+def calibrate(args: Options) -> Job:
+    """Find INT8 ranges from real data, and compare INT8 with other precisions.
+
+    The calibration cache that it writes fits any build. Exits with 1 if the INT8 engine is not good enough.
+    """
+    data = configs.data_source(args)
+    if data is None:
+        raise UsageError("calibration needs real data: use --load-inputs or --data-loader-script")
+    args.int8 = True
+    build = replace(configs.build_config(args, args.backend or "onnxruntime"), keep=tuple(args.keep or ()))
+    check = configs.check_values(args) | {"check.data": args.check_data}
+    config = configs.make(args, "CalibrateConfig", check, data=data, build=build)
+    return op_job(
+        args,
+        "calibrate",
+        args.model_file,
+        config,
+        store="temporary",
+        experiment=args.experiment,
+        progress=("Calibrating", "samples"),
+    )
+
+
+@command(
+    Group(
+        "sides",
+        flag("actual", "the side under test: run:<id>, .onnx, .engine, .plan, .ort, .json or .npz"),
+        flag("golden", "the reference"),
+    ),
+    Group(groups.STATISTICS.title, groups.STATISTICS, groups.COMPARING.only("infinities_compare_equal")),
+    groups.SOURCE,
+    groups.TRACKING,
+    groups.JSON,
+    examples=(
+        "trtops compare run:8d6e3f model.onnx --experiment resnet50",
+        "trtops inspect diff actual.json expected.json --rtol 1e-3",
+    ),
+)
+def compare(args: Options) -> Job:
+    """Compare two sides, output by output.
+
+    A side is a run of the store (run:<id>), an ONNX file, an engine file, or a file of saved outputs. The second side
+    is the reference. Exits with 1 if they differ.
+    """
+    sides = (args.actual, args.golden)
+    stored = any(side.startswith(RUN_PREFIX) for side in sides)
+    return op_job(
+        args,
+        "compare",
+        *sides,
+        configs.make(args, "CheckConfig", configs.check_values(args, prefix="")),
+        store="reads" if stored else "temporary",
+        experiment=args.experiment,
+    )
+
+
+@command(
+    Group(
+        "candidates",
+        flag("models+", "ONNX models", shown="MODEL"),
+        flag("--release NAME=PATH+", "releases: constraints files of pip (.txt), or environments (default: this one)"),
+        flag(
+            "--precisions {fp32,fp16,bf16,fp8,int8}+", "precisions to build, instead of --fp16", usual="the one given"
+        ),
+    ),
+    Group(
+        "evaluation",
+        flag("--policy FILE", "what passes (YAML): limits by statistic, output and precision"),
+        flag("--accepted-release NAME=PATH+", "releases that accepted engines may need, as in --release"),
+        flag("--no-register", "give no alias to an accepted candidate"),
+    ),
+    configs.config_flags("evaluation", "GateConfig", skip="build policy release register"),
+    configs.BACKEND,
+    groups.SPEC,
+    groups.SOURCE,
+    groups.TRACKING,
+    groups.JSON,
+    examples=(
+        "trtops gate model.onnx --fp16 --trt --policy gate.yaml",
+        "trtops gate resnet50.onnx bert.onnx --precisions fp32 int8 --release old=ort-1.30.txt new=ort-1.31.txt",
+    ),
+)
+def gate(args: Options) -> Job:
+    """Build a candidate and compare it with the accepted engine: accuracy, latency, size, build time, layers.
+
+    Several models, precisions or releases make a matrix. A candidate that passes is accepted and gets the
+    alias. Exits with 1 if one is not accepted.
+    """
+    config = configs.make(
+        args,
+        "GateConfig",
+        configs.data_values(args, "check."),
+        build=configs.build_config(args, args.backend or "onnxruntime"),
+        others=tuple(map(ops.Release.parse, args.accepted_release or ())),
+        register=not args.no_register,
+    )
+    if args.policy is not None:
+        config = late("trtops.cli.commands.op_commands.with_policy", config, args.policy)
+    return op_job(
+        args,
+        "gate_all",
+        tuple(args.models),
+        config,
+        store="writes",
+        releases=tuple(map(ops.Release.parse, args.release or ())),
+        precisions=tuple(args.precisions or ()),
+        experiment=args.experiment,
+        progress=("Gating", "candidates"),
+    )
+
+
+def with_policy(config: GateConfig, path: str) -> GateConfig:
+    """Return the config with the policy of a file."""
+    return replace(config, policy=ops.read_policy(path))
+
+
+@command(
+    Group(
+        "report",
+        flag("run", "the run's id: a build, a campaign, a proof, a gate, an audit"),
+        flag("other?", "another run to compare with the first"),
+        flag("-o --output FILE", "the file to write (default: report-<run>.html)"),
+    ),
+    groups.STORE,
+    groups.JSON,
+    examples=("trtops report 8d6e3f", "trtops report 8d6e3f 1a2b3c -o difference.html"),
+)
+def report(args: Options) -> Job:
+    """Write a report of a run, or of two runs side by side, as one self-contained HTML file."""
+
+    def show(written: Any, store: str | None) -> None:
+        say(written.path)
+
+    return op_job(args, "report", args.run, args.other, output=args.output, store="writes", show=show)
+
+
+@command(
+    groups.ONNX_MODEL,
+    Group(
+        "measuring",
+        flag("--calibration-cache FILE", "the ranges: a cache of either format, or run:<id>", required=True),
+    ),
+    configs.config_flags("measuring", "SensitivityConfig", skip="data"),
+    groups.TRACKING,
+    groups.SOURCE.without("--seed", "--iterations"),
+    examples=("trtops sensitivity model.onnx --calibration-cache int8.cache --load-inputs images.json --budget 0.01",),
+)
+def sensitivity(args: Options) -> Job:
+    """Measure what each layer costs in INT8, and propose layers to keep in higher precision.
+
+    Exits with 1 if the error budget cannot be met.
+    """
+    return op_job(
+        args,
+        "sensitivity",
+        args.model_file,
+        args.calibration_cache,
+        configs.make(args, "SensitivityConfig", data=configs.data_source(args)),
+        store="reads" if args.calibration_cache.startswith(RUN_PREFIX) else "temporary",
+        experiment=args.experiment,
+        progress=("Measuring", "layers"),
+    )
+
+
+@command(
+    Group("model", flag("model_file", "the ONNX model")),
+    Group(
+        "triage",
+        flag("--golden --load-outputs FILE", "saved outputs to use as the reference"),
+        flag("-o --output FOLDER", "where to write the smallest case and its bundle", to="folder"),
+    ),
+    configs.config_flags("triage", "TriageConfig", {"campaign_builds": "--max-builds"}, skip="build check replay"),
+    groups.JSON,
+    groups.TRACKING,
+    configs.BACKEND,
+    groups.STATISTICS,
+    groups.SOURCE,
+    groups.SPEC,
+    Group("building", groups.PRECISIONS.only("calibration_cache"), groups.TRT_TACTICS.only("load_tactics")),
+    examples=(
+        "trtops triage model.onnx --fp16 --load-inputs inputs.json",
+        "trtops triage model.onnx --trt --fp16 --minutes 30 --experiment resnet50",
+    ),
+)
+def triage(args: Options) -> Job:
+    """Find out why an engine is bad: one question after the other, down to the smallest case that shows the fault.
+
+    Is the data real, is the model sound, is the engine bad every time, is it the precision or the builder, where, which
+    tactic, which nodes to keep. Each answer is stored with its evidence and its cost. Exits with 1 if a fault was
+    found, and with 3 if it was stopped before.
+    """
+    backend = args.backend or ("tensorrt" if args.peek("strongly_typed") else "onnxruntime")
+    check = {"check.golden": args.golden, "check.plots": "never", "check.latency_runs": 0}
+    config = configs.make(
+        args,
+        "TriageConfig",
+        configs.check_values(args) | check,
+        build=configs.build_config(args, backend),
+        calibration_cache=args.calibration_cache,
+        replay=args.load_tactics,
+        output=args.folder,
+    )
+    return op_job(
+        args,
+        "triage",
+        args.model_file,
+        config,
+        store="optional",
+        experiment=args.experiment,
+        code=lambda result: {"good": 0, "bad": 1, "error": 3}[result.verdict],
+        show=_show,
+        progress=None if args.peek("json") else _say_step,
+    )
+
+
+def _say_step(step: Step) -> None:
+    if not step.answer:
+        say(step.asks)
+        return
+    say(f"  {step.answer} ({step.builds} builds, {step.seconds:.1f} s)")
+    for line in step.evidence:
+        say(f"  - {line}")
+
+
+def _show(result: TriageResult, store: str | None) -> None:
+    say("")
+    say_page("\n".join(result.summary()))
+    say_ending(result, store)
