@@ -32,7 +32,7 @@ def no_device(monkeypatch):
 
 
 def handed_out(feeds):
-    batches = calibrator._Batches(feeds, None)
+    batches = calibrator.CalibrationBatches(feeds, None)
     while batches.next_batch(["a", "b"]) is not None:
         pass
     assert batches.error is None

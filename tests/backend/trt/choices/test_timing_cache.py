@@ -49,18 +49,6 @@ def test_foreign_cache_names_both_devices(part):
     assert HERE.device_key in str(caught.value) and elsewhere.device_key in str(caught.value)
 
 
-def test_file_name_holds_the_key(tmp_path):
-    path = timing_cache.path_for(tmp_path, HERE)
-    path.write_bytes(CACHE.data)
-
-    assert path.name == "nvidia-h200_abababab_tensorrt_8.6.0.timing.cache"
-    assert timing_cache.read(path).key == HERE.device_key
-
-    path.write_bytes(replace(CACHE, key="nvidia-a2_12345678_tensorrt_8.6.0").to_bytes())
-    with pytest.raises(errors.TimingCacheError, match="nvidia-a2"):
-        timing_cache.read(path)
-
-
 def test_caches_are_read_from_any_source(tmp_path):
     path = tmp_path / "any.cache"
     path.write_bytes(CACHE.to_bytes())

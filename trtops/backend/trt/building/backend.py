@@ -15,7 +15,7 @@ from trtops.backend.base import BaseRunner, Build, Caches, Engine, Feed
 from trtops.backend.onnx.quantize import is_quantized
 from trtops.backend.trt import library
 from trtops.backend.trt.building import int8
-from trtops.backend.trt.building.calibrator import ALGORITHMS, Calibrator, TrtopsCalibrator
+from trtops.backend.trt.building.calibrator import ALGORITHMS, CalibrationBatches, Calibrator
 from trtops.backend.trt.building.config import CreateConfig
 from trtops.backend.trt.building.engine import build_plan, engine_from_bytes
 from trtops.backend.trt.building.network import NetworkFromModel, NetworkFromOnnxPath
@@ -113,16 +113,6 @@ def _load_checked(built: Engine) -> Any:
     return engine_from_bytes(built.plan, allow_host_code=True if built.options.get("version_compatible") else None)
 
 
-@dataclass(frozen=True)
-class _Made:
-    """A plan, its builder config and build time, and whether an algorithm selector recorded its tactics."""
-
-    plan: bytes
-    config: Any
-    seconds: float
-    watched: bool
-
-
 class _Building:
     """One build: the request, and the results of its steps."""
 
@@ -152,7 +142,7 @@ class _Building:
         self.recorded = selector.TacticReplayData()
         self.denied = caches.denied.here(self.environment)
         self.restriction = selector.restriction(self.denied, self.options.tactic_seed)
-        self.calibrator: TrtopsCalibrator | None = None
+        self.calibrator: CalibrationBatches | None = None
         self.quantized: int8.Quantized | None = None
         wanted = {build_config.precision, *self.options.also} - {"fp32"}
         self.precisions = tuple(name for name in ("fp16", "bf16", "fp8", "int8") if name in wanted)
@@ -177,25 +167,25 @@ class _Building:
         self._check_request()
         with library.collect_log() as log, tempfile.TemporaryDirectory(prefix=temporary_prefix("build")) as folder:
             self._quantize()
-            made = self._make(folder)
-            cache = self._collect_cache(made)
-            layers = self._layers(made.plan)
-            record = self._record(made.config, layers, watched=made.watched)
+            plan, builder_config, seconds = self._make(folder)
+            cache = self._collect_cache(builder_config, seconds)
+            layers = self._layers(plan)
+            record = self._record(builder_config, layers)
             self._check_denied(record)
         return Build(
             spec=self._spec(),
-            engine=self._engine(made.plan),
+            engine=self._engine(plan),
             tactics=record,
             layers=layers,
             timing_cache=None if cache is None else cache.to_bytes(),
-            timing_cache_use=timing_cache.use(self.timing, cache, made.seconds, self.timings_read),
+            timing_cache_use=timing_cache.use(self.timing, cache, seconds, self.timings_read),
             calibration_cache=self._calibration_cache(),
-            seconds=made.seconds,
+            seconds=seconds,
             log=log.text + "".join(f"\n[trtops] {note}" for note in dict.fromkeys(self.restriction.notes)),
         )
 
-    def _make(self, folder: str) -> _Made:
-        """Build the plan; a replay that fails with a timing cache is repeated without it."""
+    def _make(self, folder: str) -> tuple[bytes, Any, float]:
+        """The plan, its builder config and build time; a replay that fails with a timing cache is repeated without."""
         try:
             return self._make_once(folder)
         except errors.TacticMismatchError as exc:
@@ -207,7 +197,7 @@ class _Building:
             self.timing = None
             return self._make_once(folder)
 
-    def _make_once(self, folder: str) -> _Made:
+    def _make_once(self, folder: str) -> tuple[bytes, Any, float]:
         algorithm_selector: Any = None
         if self.replays_by_selector and self.caches.replay is not None:
             algorithm_selector = selector.TacticReplayer(selector.from_record(self.caches.replay))
@@ -225,8 +215,7 @@ class _Building:
         finally:
             if self.calibrator is not None:
                 self.calibrator.free()
-        seconds = time.perf_counter() - begin
-        return _Made(plan, builder_config, seconds, watched=algorithm_selector is not None)
+        return plan, builder_config, time.perf_counter() - begin
 
     def _build_plan(self, builder: Any, network: Any, builder_config: Any, algorithm_selector: Any) -> bytes:
         def build_once() -> bytes:
@@ -240,7 +229,7 @@ class _Building:
         editing = editable.Editing(
             config=builder_config,
             build_once=build_once,
-            record_of=lambda plan: self._record(builder_config, self._layers(plan), watched=False),
+            record_of=lambda plan: self._record(builder_config, self._layers(plan)),
             ops=self.ops,
         )
         if self.caches.replay is not None:
@@ -276,33 +265,22 @@ class _Building:
 
     def _config_loader(self, algorithm_selector: Any, folder: str) -> CreateConfig:
         options = self.options
-        trt = library.load()
-        pools = None if options.workspace_bytes is None else {trt.MemoryPoolType.WORKSPACE: options.workspace_bytes}
-        wanted = self.precisions
+        precisions: dict[str, Any] = dict.fromkeys(self.precisions, True)
+        shared = ("tf32", "sparse_weights", "refittable", "version_compatible", "use_dla", "allow_gpu_fallback")
+        workspace = library.load().MemoryPoolType.WORKSPACE
+        constraints = "obey" if self.kept else options.precision_constraints
         return CreateConfig(
-            tf32=options.tf32,
             calibrator=self._make_calibrator(folder),
             profiles=[Profile.of(profile) for profile in self.build_config.profiles] or None,
             load_timing_cache=self._timing_data(),
             algorithm_selector=algorithm_selector,
-            sparse_weights=options.sparse_weights,
             tactic_sources=self._tactic_sources(),
-            memory_pool_limits=pools,
-            refittable=options.refittable,
-            version_compatible=options.version_compatible,
+            memory_pool_limits=None if options.workspace_bytes is None else {workspace: options.workspace_bytes},
             builder_optimization_level=options.optimization_level,
             edit_timing_cache=self.edits,
-            fp16="fp16" in wanted,
-            bf16="bf16" in wanted,
-            fp8="fp8" in wanted,
-            int8="int8" in wanted,
-            use_dla=options.use_dla,
-            allow_gpu_fallback=options.allow_gpu_fallback,
-            precision_constraints="obey"
-            if self.kept
-            else None
-            if options.precision_constraints == "none"
-            else options.precision_constraints,
+            precision_constraints=None if constraints == "none" else constraints,
+            **{name: getattr(options, name) for name in shared},
+            **precisions,
         )
 
     def _timing_data(self) -> bytes | None:
@@ -378,13 +356,13 @@ class _Building:
         parts: tuple[Any, Any, Any] = network()
         return parts
 
-    def _collect_cache(self, made: _Made) -> timing_cache.TimingCache | None:
+    def _collect_cache(self, builder_config: Any, seconds: float) -> timing_cache.TimingCache | None:
         if not self.line.supports(Feature.TIMING_CACHE):
             return None
         if self.replays_by_selector:
             return None  # a replay offers one tactic per layer, so its timings are useless for other builds
         before = None if self.timings_read == 0 else self.timing
-        return timing_cache.collect(made.config, self.environment, before, made.seconds, tuple(self.ops.values()))
+        return timing_cache.collect(builder_config, self.environment, before, seconds, tuple(self.ops.values()))
 
     def _layers(self, plan: bytes) -> tuple[Layer, ...]:
         """The layers of the engine, which must be loaded; empty without a GPU."""
@@ -392,14 +370,14 @@ class _Building:
             return ()
         return tuple(found.to_layer() for found in inspector.read_layers(engine_from_bytes(plan, allow_host_code=True)))
 
-    def _record(self, builder_config: Any, layers: tuple[Layer, ...], *, watched: bool) -> TacticRecord:
+    def _record(self, builder_config: Any, layers: tuple[Layer, ...]) -> TacticRecord:
         version, sha = self.line.version, self.environment.device_sha256
         if self.edits:
             entries = self.line.timing_entries(builder_config)
             return editable.to_record(
                 entries, backend_version=version, device_sha256=sha, layers=layers, ops=self.ops.values()
             )
-        if watched:
+        if self.records or self.replays_by_selector:
             return selector.to_record(self.recorded, backend_version=version, device_sha256=sha, layers=layers)
         choices = tuple(selector.unreplayable(layer) for layer in layers)
         return TacticRecord(mechanism="inspector", backend_version=version, device_sha256=sha, choices=choices)

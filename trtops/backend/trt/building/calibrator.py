@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,36 +28,6 @@ log = logging.getLogger(__name__)
 
 ALGORITHMS = {"entropy2": "IInt8EntropyCalibrator2", "minmax": "IInt8MinMaxCalibrator"}
 """TensorRT's calibrator classes by trtops' names."""
-
-
-class TrtopsCalibrator(Protocol):
-    """Members of calibrators made by :func:`Calibrator`, in addition to TensorRT's.
-
-    Attributes:
-        is_trtops_calibrator: True; ``is_polygraphy_calibrator`` is True as well, for scripts that read it.
-        num_batches: Batches given to TensorRT since the last :meth:`reset`.
-        error: The error of the calibration; it cannot be raised through C++.
-    """
-
-    is_trtops_calibrator: bool
-    num_batches: int
-    error: Exception | None
-
-    def set_input_metadata(self, input_metadata: TensorMetadata) -> None:
-        """Set names, dtypes and shapes of the inputs, here and in the data loader if it has an ``input_metadata``."""
-
-    def reset(self) -> None:
-        """Start from the beginning, for another network."""
-
-    def free(self) -> None:
-        """Free device memory."""
-
-    def data_digest(self) -> str | None:
-        """Digest of the batches (:class:`trtops.calibration.data.FeedDigest`); None if some were on the device."""
-
-    @property
-    def cache_contents(self) -> bytes | None:
-        """The calibration cache; None before it was read or written."""
 
 
 def Calibrator(
@@ -83,16 +53,14 @@ def Calibrator(
         regression_cutoff: For ``IInt8LegacyCalibrator``; 0.5 by default.
         algo: For ``IInt8Calibrator``: the algorithm; entropy 2 by default.
 
-    Returns:
-        An instance of ``BaseClass`` with the members of :class:`TrtopsCalibrator`.
-
+    Returns an instance of ``BaseClass`` and of :class:`CalibrationBatches`.
     Raises UnsupportedFeatureError if this release has no calibrators.
     """
     library.line().require(Feature.CALIBRATOR)
     trt = library.load()
     base: Any = trt.IInt8EntropyCalibrator2 if BaseClass is None else BaseClass
 
-    class TensorRTCalibrator(_Batches, base):  # type: ignore[misc]
+    class TensorRTCalibrator(CalibrationBatches, base):  # type: ignore[misc]
         """Called from C++ during calibration: exceptions are stored, not raised."""
 
         is_trtops_calibrator = True
@@ -102,7 +70,7 @@ def Calibrator(
         def __init__(self) -> None:
             # Not super(): without this call on the class itself the bindings crash when TensorRT calls back.
             base.__init__(self)
-            _Batches.__init__(self, data_loader, cache)
+            CalibrationBatches.__init__(self, data_loader, cache)
             self.batch_size = batch_size or 1
 
         def get_batch_size(self) -> int:
@@ -139,8 +107,12 @@ def Calibrator(
     return TensorRTCalibrator()
 
 
-class _Batches:
-    """Gives batches to TensorRT and stores the cache; independent of TensorRT's classes."""
+class CalibrationBatches:
+    """Gives batches to TensorRT and stores the cache; independent of TensorRT's classes.
+
+    ``num_batches`` counts batches since the last :meth:`reset`; ``error`` is the error of the calibration, which cannot
+    be raised through C++.
+    """
 
     def __init__(self, data_loader: Iterable[Mapping[str, Any]], cache: Any) -> None:
         self.data_loader = data_loader
@@ -150,6 +122,7 @@ class _Batches:
         self.reset()
 
     def reset(self) -> None:
+        """Start from the beginning, for another network."""
         self._iterator: Iterator[Mapping[str, Any]] | None = None
         self._contents: bytes | None = None
         self._digest: FeedDigest | None = FeedDigest()
@@ -157,18 +130,22 @@ class _Batches:
         self.error: Exception | None = None
 
     def set_input_metadata(self, input_metadata: TensorMetadata) -> None:
+        """Set names, dtypes and shapes of the inputs, here and in the data loader if it has an ``input_metadata``."""
         self.input_metadata = input_metadata
         if hasattr(self.data_loader, "input_metadata"):
             self.data_loader.input_metadata = input_metadata
 
     def data_digest(self) -> str | None:
+        """Digest of the batches (:class:`trtops.calibration.data.FeedDigest`); None if some were on the device."""
         return None if self._digest is None else self._digest.hexdigest()
 
     @property
     def cache_contents(self) -> bytes | None:
+        """The calibration cache; None before it was read or written."""
         return self._contents
 
     def free(self) -> None:
+        """Free device memory."""
         for buffer in self._buffers.values():
             buffer.free()
         self._buffers.clear()

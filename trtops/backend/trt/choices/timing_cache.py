@@ -22,7 +22,6 @@ from trtops.spec import Environment
 from trtops.system.files import open_atomically
 from trtops.system.locks import locked
 
-SUFFIX = ".timing.cache"
 _MAGIC = b"trtops timing cache 1 "
 _NOT_USED = "The timing cache will not be used"
 _COMPILER = "myelinCache"
@@ -88,32 +87,17 @@ class TimingCache:
             )
 
 
-def path_for(folder: str | Path, environment: Environment) -> Path:
-    """The file of this device and release in a folder of timing caches."""
-    return Path(folder) / f"{environment.device_key}{SUFFIX}"
-
-
 def read(source: str | os.PathLike[str] | IO[bytes] | bytes) -> TimingCache:
     """Read a timing cache from a path, an open file, or bytes; a missing file counts as an empty cache.
 
-    If the content has no key, the key in the file's name (:func:`path_for`) is used.
-
-    Raises TimingCacheError if it is damaged, or its name and content have different keys.
+    Raises TimingCacheError if it is damaged.
     """
     if isinstance(source, bytes):
         return TimingCache.from_bytes(source)
     if not isinstance(source, (str, os.PathLike)):
         return TimingCache.from_bytes(source.read())
     path = Path(source)
-    if not path.exists():
-        return TimingCache(data=b"", entries=0)
-    cache = TimingCache.from_bytes(path.read_bytes())
-    named = path.name.removesuffix(SUFFIX) if path.name.endswith(SUFFIX) and "_tensorrt" in path.name else None
-    if named is not None and cache.key not in (None, named):
-        raise errors.TimingCacheError(
-            f"{path} is named for {named}, but holds timings of {cache.key}. Give the file its own name back."
-        )
-    return cache if named is None else replace(cache, key=named)
+    return TimingCache.from_bytes(path.read_bytes()) if path.exists() else TimingCache(data=b"", entries=0)
 
 
 def apply(config: Any, cache: TimingCache) -> None:

@@ -44,6 +44,21 @@ def attribute_names(layer: Any) -> list[str]:
     return [name for name in names if name not in ignored]
 
 
+def attributes_of(layer: Any) -> dict[str, Any]:
+    """A layer's own attributes that are readable in its state, by name; weights as numpy arrays."""
+    trt = library.load()
+    found: dict[str, Any] = {}
+    for name in attribute_names(layer):
+        try:
+            value = getattr(layer, name)
+            str(value)
+        except (RuntimeError, ValueError, TypeError):
+            continue
+        if value is not None and not callable(value):
+            found[name] = value.numpy() if isinstance(value, trt.Weights) else value
+    return found
+
+
 def layer_lines(title: str, inputs: Sequence[str], outputs: Sequence[str]) -> list[str]:
     """Lines for a layer: inputs, an arrow and outputs; on one line if inputs or outputs are missing."""
     read, made = ",\n     ".join(inputs), ",\n         ".join(outputs)

@@ -10,7 +10,7 @@ import numpy as np
 
 from trtops.backend.trt import library
 from trtops.backend.trt.describe.inspector import section, under
-from trtops.backend.trt.describe.layers import attribute_names, layer_lines, layers_of, specialize
+from trtops.backend.trt.describe.layers import attributes_of, layer_lines, layers_of
 from trtops.backend.trt.library import dtypes
 from trtops.metadata import BoundedShape, TensorMetadata, TensorSpec
 from trtops.record import Record
@@ -91,7 +91,12 @@ def _network_layer(layer: Any) -> NetworkLayer:
     kind = layer.type.name
     inputs = [layer.get_input(i) for i in range(layer.num_inputs)]
     outputs = [layer.get_output(i) for i in range(layer.num_outputs)]
-    attrs, arrays = layer_attributes(layer)
+    found = attributes_of(layer)
+    arrays = {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
+    attrs = {name: str(value) for name, value in found.items() if name not in arrays}
+    # Some layers have a type of their own, such as an activation's, which hides the layer's.
+    if not str(layer.type).startswith("LayerType."):
+        attrs["type"] = str(layer.type)
     return NetworkLayer(
         name=layer.name,
         op=kind,
@@ -109,25 +114,3 @@ def _network_layer(layer: Any) -> NetworkLayer:
         ),
         values=tuple((name, str(array)) for name, array in sorted(arrays.items())),
     )
-
-
-def layer_attributes(layer: Any) -> tuple[dict[str, str], dict[str, np.ndarray[Any, Any]]]:
-    """A layer's own attributes, as text, and its weights; its kind is the attribute ``type``."""
-    trt = library.load()
-    attrs: dict[str, str] = {}
-    weights: dict[str, np.ndarray[Any, Any]] = {}
-    specialize(layer)
-    kind = str(layer.type)
-    if not kind.startswith("LayerType."):
-        attrs["type"] = kind
-    for name in attribute_names(layer):
-        try:
-            value = getattr(layer, name)
-            text = str(value)
-        except (RuntimeError, ValueError, TypeError):  # not readable in this state of the layer
-            continue
-        if isinstance(value, (trt.Weights, np.ndarray)):
-            weights[name] = np.asarray(value.numpy() if isinstance(value, trt.Weights) else value)
-        elif value is not None and not callable(value):
-            attrs[name] = text
-    return attrs, weights

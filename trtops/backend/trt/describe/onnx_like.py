@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from trtops.backend.trt.describe.layers import attribute_names, layers_of
+from trtops.backend.trt.describe.layers import attributes_of, layers_of
 from trtops.backend.trt.library import dtypes
 
 
@@ -22,7 +23,7 @@ def draw(network: Any) -> onnx.ModelProto:
 
 
 def _onnx_node(layer: Any, index: int) -> onnx.NodeProto:
-    # Read first: `attribute_names` changes the layer's class, and with it `type`, for example to the activation's type.
+    # Read first: `attributes_of` changes the layer's class, and with it `type`, for example to the activation's type.
     kind = layer.type.name
     # A missing optional input is an empty name, as in ONNX.
     inputs = [layer.get_input(i) for i in range(layer.num_inputs)]
@@ -40,20 +41,16 @@ def _onnx_node(layer: Any, index: int) -> onnx.NodeProto:
 def _plain_attributes(layer: Any) -> dict[str, Any]:
     """The attributes of a layer that ONNX can represent: numbers, text, tuples of numbers, arrays; enums by name."""
     found: dict[str, Any] = {}
-    for name in attribute_names(layer):
-        try:
-            value = getattr(layer, name)
-            items = list(value) if hasattr(value, "__len__") and not isinstance(value, str) else None
-        except (RuntimeError, ValueError, TypeError):  # not readable in this state of the layer
-            continue
+    for name, value in attributes_of(layer).items():
         if isinstance(value, np.ndarray):
             found[name] = numpy_helper.from_array(value, name)
         elif isinstance(value, (bool, int, float, str)):
             found[name] = value
         elif hasattr(value, "name"):
             found[name] = value.name
-        elif items:
-            found[name] = items
+        elif hasattr(value, "__len__"):
+            with contextlib.suppress(ValueError):  # dimensions that are not set have a negative length
+                found.update({name: list(value)} if list(value) else {})
     return found
 
 
