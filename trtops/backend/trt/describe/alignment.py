@@ -108,12 +108,9 @@ class Alignment(Record):
     boundaries: tuple[Boundary, ...]  # inserted layers; the largest difference first
 
     def share(self, side: str) -> float:
-        """The share of one engine's layers that are aligned: of its time if it was profiled, else of their number.
+        """The share of the layers of engine ``a`` or ``b`` that are aligned, by time if it was profiled.
 
         Layers inserted between two aligned rows count as aligned.
-
-        Args:
-            side: ``a`` or ``b``.
         """
         unpaired = {row.nodes for row in self.rows if not row.aligned}
         pieces = [(getattr(row, side), row.aligned) for row in self.rows]

@@ -199,10 +199,15 @@ def read_layers(engine: Any) -> tuple[LayerDescription, ...]:
         return parse_layers(text)
     except errors.FormatError:
         pass  # one damaged layer makes the whole text unreadable, so read layers one by one
-    texts = (
-        inspector.get_layer_information(index, trt.LayerInformationFormat.JSON) for index in range(engine.num_layers)
-    )
-    return tuple(_parse_single(text, index) for index, text in enumerate(texts))
+    layers = []
+    for index in range(engine.num_layers):
+        text = inspector.get_layer_information(index, trt.LayerInformationFormat.JSON)
+        try:
+            layers.append(_read_layer(json.loads(text, strict=False)))
+        except ValueError:
+            match = re.search(r'"Name"\s*:\s*"((?:[^"\\]|\\.)*)', text) or re.search(r'^"?([^"\n]+)', text)
+            layers.append(LayerDescription(name=match[1] if match else f"layer {index}"))
+    return tuple(layers)
 
 
 def parse_layers(text: str) -> tuple[LayerDescription, ...]:
@@ -216,14 +221,6 @@ def parse_layers(text: str) -> tuple[LayerDescription, ...]:
         raise errors.FormatError(f"The engine inspector's answer cannot be read: {exc}.") from None
     layers = content.get("Layers", []) if isinstance(content, dict) else content
     return tuple(_read_layer(layer) for layer in layers)
-
-
-def _parse_single(text: str, index: int) -> LayerDescription:
-    try:
-        return _read_layer(json.loads(text, strict=False))
-    except ValueError:
-        match = re.search(r'"Name"\s*:\s*"((?:[^"\\]|\\.)*)', text) or re.search(r'^"?([^"\n]+)', text)
-        return LayerDescription(name=match[1] if match else f"layer {index}")
 
 
 def _read_layer(value: Any) -> LayerDescription:

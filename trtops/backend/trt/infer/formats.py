@@ -72,13 +72,7 @@ class Layout:
 
 
 class FormattedArray:
-    """An array in a memory format that numpy does not have: raw bytes with their shape and layout.
-
-    Attributes:
-        array: The raw bytes.
-        shape: Dimensions of the tensor.
-        layout: Its memory layout; None if unknown.
-    """
+    """An array in a memory format that numpy does not have: raw bytes with their shape and layout, if it is known."""
 
     def __init__(self, array: Any, shape: Sequence[int], layout: Layout | None = None) -> None:
         self.array = array

@@ -34,13 +34,7 @@ class TrtRunner(BaseRunner):
     :meth:`TensorRTBackend.runner <trtops.backend.trt.building.backend.TensorRTBackend.runner>` returns them in the
     model's order. For other engines ``output_order`` sets the order; the default is the engine's.
 
-    Attributes:
-        engine: The engine, while active.
-        context: The execution context, while active.
-        stream: The CUDA stream, while active.
-        optimization_profile: The profile that each activation selects; None keeps the context's own.
-        output_order: Names of outputs in the order to return them, from the next activation on.
-        stager: Copies large inputs to the device.
+    ``engine``, ``context`` and ``stream`` are there while the runner is active.
     """
 
     def __init__(
@@ -60,7 +54,7 @@ class TrtRunner(BaseRunner):
             engine: An engine or an execution context, which stays the caller's, or a callable that makes one. A
                 context keeps its profile from one activation to the next.
             name: The runner's name in results.
-            optimization_profile: Profile to select at each activation.
+            optimization_profile: Profile to select at each activation; None keeps the context's own.
             allocation_strategy: Device memory of the context: ``static``, enough for every profile; ``profile``, for
                 the current one; ``runtime``, for the current shapes. For engines, not for contexts.
             weight_streaming_budget: Bytes of device memory for streamable weights; -1 lets TensorRT choose, -2 switches

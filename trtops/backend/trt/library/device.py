@@ -60,16 +60,13 @@ def current_gpu() -> Gpu:
     )
 
 
-def environment(gpu: Gpu | None = None) -> Environment:
+def environment() -> Environment:
     """TensorRT's release and the kind of GPU; without a GPU for TensorRT-RTX on a machine that has none.
-
-    Args:
-        gpu: The GPU; the current one by default.
 
     Raises BackendUnavailableError if TensorRT or the GPU cannot be used here.
     """
     line = library.line()
-    if gpu is None and library.uses_rtx() and memory.device_count() == 0:
+    if library.uses_rtx() and memory.device_count() == 0:
         return environments.environment(
             backend="tensorrt-rtx",
             backend_version=line.version,
@@ -77,7 +74,7 @@ def environment(gpu: Gpu | None = None) -> Environment:
             device_sha256=digest("none"),
             packages=REWRITERS,
         )
-    gpu = current_gpu() if gpu is None else gpu
+    gpu = current_gpu()
     return environments.environment(
         backend="tensorrt-rtx" if library.uses_rtx() else "tensorrt",
         backend_version=line.version,

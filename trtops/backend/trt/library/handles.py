@@ -35,13 +35,7 @@ def make_runtime() -> Any:
 
 
 def require_device(building: bool = True) -> None:
-    """Raise if there is no GPU.
-
-    Args:
-        building: Whether the GPU is needed to build; TensorRT-RTX builds without one.
-
-    Raises BackendUnavailableError if there is no GPU, or its driver does not respond.
-    """
+    """Raise BackendUnavailableError if there is no GPU, or its driver does not respond; TensorRT-RTX builds without."""
     if building and uses_rtx():
         return
     if memory.device_count() == 0:

@@ -62,12 +62,7 @@ _collectors: list[LogLines] = []
 
 @contextmanager
 def collect_log(verbose: bool = False, *, here: bool = False) -> Iterator[LogLines]:
-    """Collect TensorRT's messages inside the block; they are also sent to ``logging``.
-
-    Args:
-        verbose: Whether to collect verbose messages too.
-        here: Whether to collect only messages of the calling thread.
-    """
+    """Collect TensorRT's messages, on request only those of the calling thread; they are also sent to ``logging``."""
     lines = LogLines(verbose, threading.get_ident() if here else None)
     _collectors.append(lines)
     try:

@@ -78,11 +78,7 @@ def device_count() -> int:
 
 
 class Stream:
-    """A CUDA stream that does not wait for the default stream; free it or use it in a ``with`` block.
-
-    Attributes:
-        ptr: Its handle as an integer.
-    """
+    """A CUDA stream that does not wait for the default stream; free it or use it in a ``with`` block."""
 
     def __init__(self) -> None:
         self._handle = call("cudaStreamCreateWithFlags", cudart().cudaStreamNonBlocking)
@@ -134,11 +130,6 @@ class DeviceView:
     """A view of device memory as an array, without ownership.
 
     Other libraries read it through ``__cuda_array_interface__``: ``torch.as_tensor(view, device="cuda")``.
-
-    Attributes:
-        ptr: Address of the first element.
-        shape: Dimensions.
-        dtype: Element type.
     """
 
     def __init__(self, ptr: int, shape: Sequence[int], dtype: object) -> None:
@@ -185,11 +176,7 @@ class DeviceView:
 
 
 class DeviceArray(DeviceView):
-    """Device memory as an array, owned by this object; freed by ``with``, :meth:`free` or garbage collection.
-
-    Attributes:
-        allocated_nbytes: Allocated bytes, at least those of the elements.
-    """
+    """Device memory as an array, owned by this object; freed by ``with``, :meth:`free` or garbage collection."""
 
     def __init__(self, shape: Sequence[int] | None = None, dtype: object = None) -> None:
         super().__init__(0, () if shape is None else shape, "float32" if dtype is None else dtype)
@@ -250,10 +237,6 @@ class PinnedArray:
 
     It is freed when this object has released it and no array made by :meth:`view` is left, so outputs may
     outlive their runner.
-
-    Attributes:
-        nbytes: Bytes held.
-        ptr: Address in host memory.
     """
 
     def __init__(self, nbytes: int = 0) -> None:
@@ -272,7 +255,7 @@ class PinnedArray:
         block = (ctypes.c_uint8 * nbytes).from_address(self.ptr)
         # Every view references the block, so it is freed after the last view. Not at exit: CUDA may be shut
         # down then.
-        weakref.finalize(block, _free_host, self.ptr).atexit = False
+        weakref.finalize(block, call, "cudaFreeHost", self.ptr).atexit = False
         self._bytes = np.ctypeslib.as_array(block)
 
     def view(self, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -284,10 +267,6 @@ class PinnedArray:
         """Release it; it is freed when no view of it is left."""
         self.ptr = self.nbytes = 0
         self._bytes = np.empty(0, np.uint8)
-
-
-def _free_host(pointer: int) -> None:
-    call("cudaFreeHost", pointer)
 
 
 def copy(destination: int, source: int, nbytes: int, kind: str, stream: Stream | None = None) -> None:

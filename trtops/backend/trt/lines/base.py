@@ -19,13 +19,7 @@ _PRECISION_FEATURES = {"bf16": Feature.BF16_FLAG, "fp8": Feature.FP8_FLAG}
 
 
 class ReleaseLine:
-    """One release of TensorRT: its features and its API.
-
-    Attributes:
-        trt: The imported module.
-        version: Its release.
-        features: The features that it has, found by probing.
-    """
+    """One release of TensorRT: its features, found by probing, and its API."""
 
     title: ClassVar[str] = "TensorRT"
     lacks: ClassVar[frozenset[Feature]] = frozenset()

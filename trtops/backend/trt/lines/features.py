@@ -10,16 +10,11 @@ from typing import Any
 
 
 class Feature(Enum):
-    """Something that only some releases of TensorRT have.
+    """Something that only some releases of TensorRT have."""
 
-    Attributes:
-        probe: Dotted name in the ``tensorrt`` module that exists where the feature does.
-        title: What it is, in words.
-        since: First release that has it; empty if only TensorRT-RTX does.
-        last: Last release that has it, or None.
-        rtx: Whether TensorRT-RTX has it.
-        instead: What to do on a release without it.
-    """
+    # A dotted name in the ``tensorrt`` module that exists where the feature does; the feature in words; the first
+    # release that has it, empty if only TensorRT-RTX does, and the last one, or None; whether TensorRT-RTX has it; and
+    # what to do on a release without it.
 
     # fmt: off
     PRECISION_FLAGS = (

@@ -18,21 +18,13 @@ RELEASES: tuple[tuple[str, tuple[int, int], bool], ...] = (
 
 
 class Capability(NamedTuple):
-    """One row of the support table.
+    """One row of the support table."""
 
-    Attributes:
-        title: What can be done.
-        feature: The feature that a release must have for it; None if all have it.
-        gpu: Whether it needs a GPU; TensorRT-RTX was not run on one.
-        shown_on_8: Name of the test that shows it on TensorRT 8.6 and a GPU, or None.
-        shown_on_rtx: Name of the test that shows it on TensorRT-RTX without a GPU, or None.
-    """
-
-    title: str
-    feature: Feature | None = None
-    gpu: bool = False
-    shown_on_8: str | None = None
-    shown_on_rtx: str | None = None
+    title: str  # what can be done
+    feature: Feature | None = None  # the feature that a release must have for it; None if all have it
+    gpu: bool = False  # whether it needs a GPU; TensorRT-RTX was not run on one
+    shown_on_8: str | None = None  # name of the test that shows it on TensorRT 8.6 and a GPU
+    shown_on_rtx: str | None = None  # name of the test that shows it on TensorRT-RTX without a GPU
 
     def cell(self, release: tuple[str, tuple[int, int], bool]) -> str:
         """The table's text for a release: ``shown``, ``written``, or ``-`` if the release does not have it."""
