@@ -116,7 +116,7 @@ def test_thresholds_become_tolerances_of_the_report(metric):
     results.add([{"x": ACTUAL}], runner_name="a")
     results.add([{"x": GOLDEN}], runner_name="b")
     accuracy = Comparator.compare_accuracy(results, compare_func=getattr(CompareFunc, metric.function)(0.5))
-    assert getattr(report_of(accuracy, results).tolerances.of("x"), metric.tolerance) == 0.5
+    assert getattr(report_of(accuracy, results).tolerances, metric.tolerance) == 0.5
 
 
 @pytest.mark.parametrize("comparison", COMPARISONS, ids=lambda comparison: comparison.name)

@@ -176,6 +176,8 @@ def report_of(accuracy: AccuracyResults, results: RunResults) -> ComparisonRepor
                 infinities_equal = infinities_equal or match.statistics.infinities_equal
         per_output[name] = OutputTolerances(**limits)
     tolerances = Tolerances(atol=math.inf, rtol=math.inf, infinities_equal=infinities_equal, per_output=per_output)
+    if len(set(per_output.values())) == 1:
+        tolerances = tolerances.of(next(iter(per_output)))
     report = compare_outputs(results[0][1], results[1][1], tolerances)
     outputs = []
     for output in report.outputs:
