@@ -19,7 +19,7 @@ from tests import models
 from trtops import errors, ops
 from trtops.backend.onnx import load_without_weights
 from trtops.backend.onnx.emulate import emulate_low_precision
-from trtops.backend.onnx.loader import onnx_from_path
+from trtops.backend.onnx.loader import infer_shapes, onnx_from_path
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.parsing import read_proto
 from trtops.backend.onnx.precision import convert_to_fp16
@@ -204,7 +204,7 @@ def _extracted(path: Path, random: Random) -> None:
 def _shown(path: Path) -> None:
     proto = onnx_from_path(path, ignore_external_data=True)
     summary(proto, ("layers", "attrs", "weights"))
-    describe(proto, infer_shapes=True)
+    describe(infer_shapes(proto))
 
 
 def _linted(path: Path) -> None:

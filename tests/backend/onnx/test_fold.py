@@ -217,15 +217,3 @@ def test_bfloat16_weights_are_folded() -> None:
 
     assert ops(folded) == ["Cast", "Add"]
     assert numpy_helper.to_array(folded.graph.initializer[0]).tolist() == [1, 2, 3, 4]
-
-
-def test_growth_by_folding_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    proto = models.model(
-        "(float[10,65536] x) => (float[10,65536] y) { t = Expand(w, s)\n y = Add(x, t) }",
-        {"w": np.ones((1, 65536), np.float32), "s": np.array([10, 65536])},
-    )
-
-    fold_constants(proto, size_threshold=1000)
-    assert "The model grew" not in caplog.text
-    fold_constants(proto)
-    assert "The model grew from 0.3 MB to 2.6 MB" in caplog.text

@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 from tests import models
+from trtops.backend.onnx.loader import infer_shapes
 from trtops.backend.onnx.model import Model, model_digest
 from trtops.backend.onnx.summary import ModelSummary, describe, summary
 from trtops.metadata import DataType
@@ -52,7 +53,7 @@ def test_unknown_types_are_inferred_on_request() -> None:
     before = model_digest(proto)
 
     assert " -> {c0}" in summary(proto, ["layers"])
-    assert " -> {c0 [dtype=float32, shape=('batch', 8, 8, 8)]}" in summary(proto, ["layers"], infer_shapes=True)
+    assert " -> {c0 [dtype=float32, shape=('batch', 8, 8, 8)]}" in summary(infer_shapes(proto), ["layers"])
     assert model_digest(proto) == before
 
 

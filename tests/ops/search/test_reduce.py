@@ -418,7 +418,7 @@ def test_unrunnable_models_are_reduced_without_data():
         }""",
         {"s": np.array([2, 2])},
     )
-    with pytest.raises(errors.ConfigError, match="no values for sub-models"):
+    with pytest.raises(errors.ConfigError, match="Sub-models have no values"):
         reduce(model, lambda part: bool(part.feeds), ReduceConfig(inputs="declared"))
     model.graph.value_info.append(helper.make_tensor_value_info("u", onnx.TensorProto.FLOAT, [4]))
 

@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 _MOVING = frozenset(
     {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
 )
-_VOCABULARIES = {
-    "CategoryMapper": "cats_strings",
-    "LabelEncoder": "keys_strings",
-    "OneHotEncoder": "cats_strings",
-    "TfIdfVectorizer": "pool_strings",
-}
+_VOCABULARIES = {"CategoryMapper": "cats_strings", "LabelEncoder": "keys_strings", "OneHotEncoder": "cats_strings"}
 _MASK_TYPES = (TensorProto.INT32, TensorProto.INT64, TensorProto.BOOL)
 _SOME_WORDS = ("one", "two", "three")
 

@@ -111,17 +111,11 @@ def extract(
     remove_unused(graph)
     known = {value.name for value in graph.input} | walk.initializer_names(graph)
     known.update(name for node in graph.node for name in node.output)
-    missing: dict[str, str] = {}
-    for node in graph.node:
-        for name in walk.uses(node):
-            if name not in known:
-                missing.setdefault(name, walk.label(node))
-    missing.update((value.name, "the outputs") for value in graph.output if value.name not in known)
+    read = {name: walk.label(node) for node in graph.node for name in walk.uses(node)}
+    read.update((value.name, "the outputs") for value in graph.output)
+    missing = [f"{name!r} (for {where})" for name, where in read.items() if name not in known]
     if missing:
-        lines = ", ".join(f"{name!r} (for {where})" for name, where in missing.items())
-        raise errors.ConfigError(
-            f"The part also needs {lines}. Add {'it' if len(missing) == 1 else 'them'} to its inputs."
-        )
+        raise errors.ConfigError(f"The part also needs {', '.join(missing)}. Add them to its inputs.")
 
 
 def element_type(dtype: DataType) -> int:

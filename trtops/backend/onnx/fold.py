@@ -34,7 +34,6 @@ _RANDOM = frozenset(
 _QUANTIZE = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 _MAX_VERSION = (1 << 31) - 1  # of an operator set in onnx.defs; damaged models import larger ones
 _FED_BYTES = 1024  # larger constants are fed to the session, which does not copy them
-_SMALL_MODEL = 1 << 20  # bytes below which growth needs no warning
 
 
 def fold_constants(
@@ -59,14 +58,11 @@ def fold_constants(
         symbolic: See :func:`trtops.backend.onnx.shapes.infer_shapes`.
         size_threshold: Bytes above which a tensor is not folded. The default is twice the model's size, and at least a
             sixteenth of ``TRTOPS_MEMORY_LIMIT``.
-        error_ok: Whether nodes that cannot be evaluated stay as they are.
-
-    Raises:
-        InferenceError: If a node cannot be evaluated, unless ``error_ok``.
+        error_ok: Whether nodes that cannot be evaluated stay as they are; otherwise they raise InferenceError.
     """
-    nodes, bytes_before = sum(1 for _ in walk.nodes(model)), model_bytes(model)
+    nodes = sum(1 for _ in walk.nodes(model))
     if size_threshold is None:
-        size_threshold = max(2 * bytes_before, memory_limit() // 16)
+        size_threshold = max(2 * model_bytes(model), memory_limit() // 16)
     folding = _Folding(model, fold_shapes, size_threshold, error_ok)
     after, done = nodes, 0
     while passes is None or done < passes:
@@ -86,14 +82,6 @@ def fold_constants(
         log.log(Logger.FINISH, "    %s", folded, extra=ON_STDOUT)
         if not changed:
             break
-    bytes_after = model_bytes(model)
-    if bytes_after > max(2 * bytes_before, _SMALL_MODEL):
-        log.warning(
-            "The model grew from %.1f MB to %.1f MB, since folded constants are larger than the values that they are "
-            "computed from. Limit that by --fold-size-threshold (size_threshold).",
-            bytes_before / 1e6,
-            bytes_after / 1e6,
-        )
     return nodes - after
 
 

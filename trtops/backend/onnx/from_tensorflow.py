@@ -47,30 +47,18 @@ print(json.dumps({"inputs": inputs, "outputs": outputs}))
 
 @dataclass(frozen=True)
 class OnnxFromTensorFlow:
-    """Converts a TensorFlow or Keras model.
-
-    Attributes:
-        path: A Keras file, a frozen graph, or a folder with a saved model or a checkpoint.
-        kind: Its kind.
-        checkpoint: The checkpoint's name without its extension, in the folder; without it the folder is a saved model.
-        outputs: Output tensors, such as ``scores:0``. Frozen graphs and checkpoints have none; their default is the
-            tensors that nothing reads, and their inputs are their placeholders.
-        opset: ONNX operator set; tf2onnx's default unless given.
-    """
+    """Converts a Keras file, a frozen graph, or a folder with a saved model or a checkpoint."""
 
     path: str | Path
     kind: Literal["keras", "frozen", "ckpt"]
-    checkpoint: str | None = None
+    checkpoint: str | None = None  # its name without extension, in the folder; without it the folder is a saved model
+    # Such as ``scores:0``. Frozen graphs and checkpoints have none; their default is the tensors that nothing reads,
+    # and their inputs are their placeholders.
     outputs: Sequence[str] | None = None
     opset: int | None = None
 
     def __call__(self) -> onnx.ModelProto:
-        """Convert the model.
-
-        Raises:
-            BackendUnavailableError: If TensorFlow or tf2onnx is not installed.
-            InvalidModelError: If the file does not exist, or tf2onnx cannot convert it.
-        """
+        """Convert the model; InvalidModelError if it does not exist, or tf2onnx cannot convert it."""
         missing = [name for name in ("tensorflow", "tf2onnx") if importlib.util.find_spec(name) is None]
         if missing:
             raise errors.BackendUnavailableError(

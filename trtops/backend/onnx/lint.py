@@ -57,22 +57,14 @@ _KNOWN_DOMAINS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class LintEntry(Record):
-    """One finding.
+    """One finding."""
 
-    Attributes:
-        level: ``error`` for problems of the model and nodes that do not load, ``exception`` for nodes that fail while
-            running, ``warning`` for what may be intended.
-        source: What found it.
-        message: The finding.
-        nodes: Names of the nodes concerned; empty if it concerns the model.
-        op: The node's type, if it concerns one node.
-    """
-
+    # Errors are problems of the model and nodes that do not load; exceptions are nodes that fail while running.
     level: Level
     source: Source
     message: str
-    nodes: tuple[str, ...] = ()
-    op: str = ""
+    nodes: tuple[str, ...] = ()  # empty if it concerns the model
+    op: str = ""  # the node's type, if it concerns one node
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,27 +98,20 @@ class LintReport(Record):
         return f"{table(('level', 'found by', 'nodes', 'finding'), rows)}\n\n{counts}"
 
     def to_lint_json(self) -> dict[str, JSONValue]:
-        """The report in Polygraphy's layout, with further fields: ``unchecked``, and ``kind`` and ``op`` of each entry.
+        """The report in Polygraphy's layout, which has no level ``error``; both levels are ``exception``.
 
-        Polygraphy has no level ``error``; both levels are ``exception``, and ``kind`` distinguishes them. A node of an
-        operator that ONNX Runtime does not know is a warning, and counts as passing.
+        A node of an operator that ONNX Runtime does not know is a warning, and counts as passing.
         """
         custom = {name for entry in self.entries if entry.level == "warning" and entry.op for name in entry.nodes}
-        passing = dict.fromkeys([*self.passing, *(name for name in self.unchecked if name in custom)])
+        passing: list[JSONValue] = [*self.passing, *(name for name in self.unchecked if name in custom)]
         return {
-            "summary": {
-                "passing": list(passing),
-                "failing": list(self.failing),
-                "unchecked": list(self.unchecked),
-            },
+            "summary": {"passing": passing, "failing": list(self.failing), "unchecked": list(self.unchecked)},
             "lint_entries": [
                 {
                     "level": "warning" if entry.level == "warning" else "exception",
                     "source": entry.source,
                     "message": entry.message,
                     **({"nodes": list(entry.nodes)} if entry.nodes else {}),
-                    "kind": entry.level,
-                    **({"op": entry.op} if entry.op else {}),
                 }
                 for entry in self.entries
             ],
@@ -273,10 +258,7 @@ def _unused_entries(graph: onnx.GraphProto, names: list[str], ir_version: int) -
     for name in sorted(constants - needed):
         yield _graph_entry("warning", f"Weight: '{name}' does not affect outputs, can be removed.")
         if ir_version < _WEIGHTS_NEED_NO_INPUTS and name not in known:
-            message = (
-                f"Weight '{name}' is neither used nor an input; ONNX Runtime refuses such models of IR version "
-                f"{ir_version}."
-            )
+            message = f"Weight '{name}' is neither used nor an input; ONNX Runtime refuses that before IR version 4."
             yield LintEntry(level="error", source="onnxruntime", message=message)
     for name, node in zip(names, graph.node):
         if needed.isdisjoint(filter(None, node.output)):

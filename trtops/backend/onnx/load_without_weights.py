@@ -28,9 +28,8 @@ SMALL_FILE = 8 << 20
 LARGE = 16 << 10
 """Weights with more bytes than this are left out."""
 
-_WEIGHT_TYPES = frozenset(  # wider integers may be shapes or indices
-    (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.INT8, TensorProto.UINT8)
-)
+# Integers may be shapes or indices, and divisions by zero fail.
+_WEIGHT_TYPES = frozenset((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE))
 _PLAIN_FIELDS = frozenset(("dims", "data_type", "name", "doc_string", "raw_data", "external_data", "data_location"))
 _GRAPH = ModelProto.DESCRIPTOR.fields_by_name["graph"].number
 _INITIALIZER = GraphProto.DESCRIPTOR.fields_by_name["initializer"].number

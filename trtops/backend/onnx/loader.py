@@ -50,17 +50,11 @@ def _model_to_change(source: OnnxModel, copy: bool | None) -> onnx.ModelProto:
 
 @dataclass(frozen=True)
 class OnnxFromPath:
-    """Loads a model file with its external data.
-
-    Attributes:
-        path: The model file.
-        external_data_dir: The folder of its data files; the model's unless given. Files outside of it are refused.
-        ignore_external_data: Whether to skip external data. Such a model has structure but no weights.
-    """
+    """Loads a model file with its external data."""
 
     path: str | Path
-    external_data_dir: str | Path | None = None
-    ignore_external_data: bool = False
+    external_data_dir: str | Path | None = None  # the model's folder unless given; files outside of it are refused
+    ignore_external_data: bool = False  # such a model has structure but no weights
 
     def __call__(self) -> onnx.ModelProto:
         """Load the model."""
@@ -97,17 +91,11 @@ class GsFromOnnx:
 
 @dataclass(frozen=True)
 class OnnxFromTfGraph:
-    """Converts a TensorFlow graph with tf2onnx.
-
-    Attributes:
-        graph: A TensorFlow graph and the names of its outputs, or a callable that returns both.
-        opset: The ONNX operator set.
-        optimize: Whether tf2onnx optimizes the graph before and after.
-    """
+    """Converts a TensorFlow graph, given with the names of its outputs, with tf2onnx."""
 
     graph: ValueOrCallable[tuple[Any, Sequence[str]]] = field(repr=False)
     opset: int = 11
-    optimize: bool = True
+    optimize: bool = True  # before and after the conversion
 
     def __call__(self) -> onnx.ModelProto:
         """Convert the graph."""
@@ -139,20 +127,16 @@ class OnnxFromTfGraph:
 
 @dataclass(frozen=True)
 class ModifyOutputs:
-    """Changes a model's outputs; types and shapes are inferred.
+    """Changes a model's outputs, by names or shell patterns (``conv_*``); types and shapes are inferred.
 
-    Attributes:
-        outputs: Names or shell patterns (``conv_*``) of the new outputs; ``"mark-all"`` for everything that nodes
-            produce, except constants. None keeps the outputs.
-        exclude_outputs: Names or patterns of outputs to remove afterwards.
-        mark_types: Types of nodes, ignoring case, whose outputs become the model's outputs; replaces ``outputs``.
+    ``"mark-all"`` selects everything that nodes produce, except constants.
     """
 
     model: OnnxModel = field(repr=False)
-    outputs: Sequence[str] | None = None
-    exclude_outputs: Sequence[str] | None = None
+    outputs: Sequence[str] | None = None  # None keeps the outputs
+    exclude_outputs: Sequence[str] | None = None  # removed afterwards
     copy: bool | None = None
-    mark_types: Sequence[str] | None = None
+    mark_types: Sequence[str] | None = None  # types of nodes whose outputs are selected, instead of names
 
     def __call__(self) -> onnx.ModelProto:
         """Change the outputs."""
@@ -185,26 +169,16 @@ class ConvertToFp16:
 
 @dataclass(frozen=True)
 class FoldConstants:
-    """Folds constants; see :func:`trtops.backend.onnx.fold.fold_constants`.
-
-    Attributes:
-        num_passes: Maximum number of passes; None repeats until a pass folds nothing.
-        do_shape_inference: Whether shapes are inferred, which folding Shape nodes needs.
-        partitioning: No effect. A node that cannot be evaluated never prevents others from being folded, which is what
-            ``"recursive"`` requests.
-        fold_shapes: Whether Shape nodes of static shapes, and everything computed from them, are folded.
-        error_ok: Whether nodes that cannot be evaluated stay as they are; otherwise they are errors.
-        size_threshold: Tensors with more bytes are not folded.
-        allow_onnxruntime_shape_inference: Whether ONNX Runtime's symbolic inference may be used.
-    """
+    """Folds constants; see :func:`trtops.backend.onnx.fold.fold_constants`."""
 
     model: OnnxModel = field(repr=False)
     num_passes: int | None = None
     do_shape_inference: bool = True
+    # No effect: a node that cannot be evaluated never prevents others from being folded, as "recursive" requests.
     partitioning: Partitioning = None
     fold_shapes: bool = True
     copy: bool | None = None
-    error_ok: bool = True
+    error_ok: bool = True  # otherwise nodes that cannot be evaluated are errors
     size_threshold: int | None = None
     allow_onnxruntime_shape_inference: bool = True
 
@@ -227,14 +201,11 @@ class FoldConstants:
 class SetUpperBound:
     """Bounds sizes that a model computes at run time, with Min nodes, so that TensorRT can plan memory for them.
 
-    Attributes:
-        model: The model, with constants folded and shapes inferred.
-        upper_bounds: One bound for all unbounded tensors that determine a size, or bounds by tensor name, with ``""``
-            for those not named.
+    Constants must be folded and shapes inferred.
     """
 
     model: OnnxModel = field(repr=False)
-    upper_bounds: int | Mapping[str, int]
+    upper_bounds: int | Mapping[str, int]  # by tensor name, with "" for those not named; or one bound for all
     copy: bool | None = None
 
     def __call__(self) -> onnx.ModelProto:
@@ -247,21 +218,13 @@ class SetUpperBound:
 
 @dataclass(frozen=True)
 class InferShapes:
-    """Infers types and shapes of a model of any size.
-
-    Attributes:
-        model: The model, or the path of a model file; a value is copied first.
-        error_ok: Whether contradicting types and shapes are accepted, with those that could be inferred.
-        external_data_dir: The folder of data files, for a model given by path.
-        save_to_disk_threshold_bytes: No effect, since weights are never copied.
-        allow_onnxruntime: Whether ONNX Runtime's symbolic inference may be used where ONNX's own leaves ranks unknown.
-    """
+    """Infers types and shapes of a model of any size, or of a model file."""
 
     model: OnnxModel | str | Path = field(repr=False)
-    error_ok: bool = True
+    error_ok: bool = True  # whether contradicting types and shapes are accepted
     external_data_dir: str | Path | None = None
-    save_to_disk_threshold_bytes: int | None = None
-    allow_onnxruntime: bool = True
+    save_to_disk_threshold_bytes: int | None = None  # no effect, since weights are never copied
+    allow_onnxruntime: bool = True  # symbolic inference, where ONNX's own leaves ranks unknown
 
     def __call__(self) -> onnx.ModelProto:
         """Infer types and shapes."""
@@ -281,14 +244,9 @@ class InferShapes:
 
 @dataclass(frozen=True)
 class ExtractSubgraph:
-    """Extracts a part of a model.
+    """Extracts the part of a model, or of an ONNX-GraphSurgeon graph, between some tensors.
 
-    Attributes:
-        model: The model, or an ONNX-GraphSurgeon graph, or a callable that returns either.
-        input_metadata: Names of the part's inputs, with dtypes and shapes where they are not to be inferred. None keeps
-            the model's inputs.
-        output_metadata: The part's outputs, likewise.
-        check_meta: Whether to warn about inputs and outputs with unknown dtype or shape.
+    Dtypes and shapes that the metadata leaves out are inferred. ``check_meta`` warns about unknown ones.
     """
 
     model: OnnxModel | gs.Graph = field(repr=False)
@@ -301,15 +259,10 @@ class ExtractSubgraph:
         made = value_of(self.model)
         if isinstance(made, (onnx.ModelProto, Model)):
             model = _model_to_change(made, None if made is self.model else False)
-            self._extract(model)
-            return model
-        import onnx_graphsurgeon as gs
+        else:
+            import onnx_graphsurgeon as gs
 
-        model = gs.export_onnx(made, do_type_check=False)
-        self._extract(model)
-        return gs.import_onnx(model)
-
-    def _extract(self, model: onnx.ModelProto) -> None:
+            model = gs.export_onnx(made, do_type_check=False)
         edit.extract(model, self.input_metadata, self.output_metadata)
         if self.check_meta:
             for value in (*model.graph.input, *model.graph.output):
@@ -318,19 +271,12 @@ class ExtractSubgraph:
             for value in model.graph.input:
                 if not value.type.tensor_type.HasField("shape"):
                     log.warning("The shape of input %r is not known; give it in the metadata.", value.name)
+        return model if isinstance(made, (onnx.ModelProto, Model)) else gs.import_onnx(model)
 
 
 @dataclass(frozen=True)
 class SaveOnnx:
-    """Writes a model file, and returns the model, which is not changed.
-
-    Attributes:
-        path: The file; missing folders are created, and an existing file is replaced.
-        external_data_path: A file for the weights, relative to the model's folder; ``""`` takes the model file's name
-            with ``.data`` appended. None keeps them in the model file if it stays below 2 GiB.
-        size_threshold: Tensors with fewer bytes stay in the model file.
-        all_tensors_to_one_file: Whether all weights share one data file.
-    """
+    """Writes a model file, and returns the model; see :func:`trtops.backend.onnx.save.save_model`."""
 
     model: OnnxModel = field(repr=False)
     path: str | Path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,14 +30,10 @@ class Model:
 
     The weights of a model on disk are not kept in memory. They are read, and checked against the digest, whenever
     :meth:`proto` is called.
-
-    Attributes:
-        info: Name, digest, inputs, outputs, opset and number of nodes.
-        path: The model file, absolute; None for a model in memory.
     """
 
     info: ModelInfo
-    path: Path | None = None
+    path: Path | None = None  # absolute; None for a model in memory
     _content: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
 
     @classmethod
@@ -62,13 +58,9 @@ class Model:
     def proto(self, *, lean: bool = False) -> onnx.ModelProto:
         """The model as a new message with all its weights inside, which callers may change.
 
-        Args:
-            lean: Whether the external weights of a model near or above 2 GiB stay in their files
-                (:func:`trtops.backend.onnx.external.anchor`). :func:`raw_bytes` and :func:`tensor_array` read them one
-                at a time, and only :mod:`trtops.backend.onnx.save` can serialize the message.
-
-        Raises:
-            InvalidModelError: If the file's content has changed since it was loaded.
+        With ``lean``, external weights of a model near or above 2 GiB stay in their files
+        (:func:`trtops.backend.onnx.external.anchor`): :func:`tensor_array` reads them one at a time, and only
+        :mod:`trtops.backend.onnx.save` can serialize the message. InvalidModelError if the file has changed.
         """
         if self.path is None:
             assert self._content is not None
@@ -81,8 +73,7 @@ class Model:
         found = model_digest(fresh)
         if found != self.info.sha256:
             raise errors.InvalidModelError(
-                f"{self.path} changed since it was loaded: its content has digest {found[:12]}, expected "
-                f"{self.info.sha256[:12]}. Load it again to use the present content."
+                f"{self.path} changed since it was loaded: its digest is {found[:12]}, expected {self.info.sha256[:12]}"
             )
         return fresh
 
@@ -275,8 +266,10 @@ def check_structure(model: onnx.ModelProto) -> None:
 
 def _check_graph(graph: onnx.GraphProto, outer: frozenset[str]) -> None:
     defined = {value.name for value in graph.input} | walk.initializer_names(graph)
-    _check_unique("input", [value.name for value in graph.input])
-    _check_unique("initializer", [tensor.name for tensor in graph.initializer])
+    for kind, names in (("input", graph.input), ("initializer", graph.initializer)):
+        [(name, count)] = Counter(each.name for each in names).most_common(1) or [("", 0)]
+        if count > 1:
+            raise errors.InvalidModelError(f"The graph has two {kind}s named {name!r}.")
     for node in graph.node:
         if not node.op_type:
             raise errors.InvalidModelError(f"{walk.label(node)}: a node without an operator type.")
@@ -295,9 +288,3 @@ def _check_graph(graph: onnx.GraphProto, outer: frozenset[str]) -> None:
         if value.name not in known:
             raise errors.InvalidModelError(f"No node produces output {value.name!r}.")
     walk.execution_order(graph.node)
-
-
-def _check_unique(kind: str, names: Sequence[str]) -> None:
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise errors.InvalidModelError(f"The graph has two {kind}s named {twice!r}.")

@@ -65,15 +65,10 @@ class Quantization(Record):
         """Raise CalibrationError if no layer was quantized."""
         if self.layers:
             return
-        if self.kept:
-            why = f"all of them are kept ({', '.join(self.kept)})"
-        elif self.in_bodies:
-            names = ", ".join(self.in_bodies)
-            why = f"all of them are in bodies of If, Loop or Scan ({names}), where calibration has no values"
-        else:
-            why = "none of them computes in FP32"
+        kept, in_bodies = (", ".join(names) or "none" for names in (self.kept, self.in_bodies))
         raise errors.CalibrationError(
-            f"INT8 was requested, but no layer of the model is quantized: of {', '.join(OP_TYPES)}, {why}. "
+            f"INT8 was requested, but no layer of the model is quantized. Of {', '.join(OP_TYPES)}, kept: {kept}; in "
+            f"bodies of If, Loop or Scan, where calibration has no values: {in_bodies}; others do not compute in FP32. "
             "Keep fewer, start from the model in FP32, or build another precision."
         )
 
@@ -160,11 +155,9 @@ def insert_qdq(
         model: The model, with all its weights inside.
         cache: Ranges by tensor name.
         style: The patterns to write; see this module.
-        keep: Layers that stay in FP32: names of nodes or their outputs, shell patterns of names (``block0/*``), or op
-            types.
+        keep: Layers that stay in FP32: names of nodes or their outputs, shell patterns of names, or op types.
         op_types: Types of layers to quantize, out of :data:`OP_TYPES`.
-        policy: What to do if the cache lacks ranges (:func:`trtops.calibration.fit`); with ``partial`` the layers that
-            need them stay in FP32.
+        policy: With ``partial``, layers stay in FP32 if the cache lacks their ranges (:func:`trtops.calibration.fit`).
 
     Raises:
         ConfigError: If a pattern of ``keep`` selects nothing, or an op type cannot be quantized.

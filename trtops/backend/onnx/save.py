@@ -91,7 +91,7 @@ def save_model(
 
     Args:
         model: The model, with all weights loaded or anchored.
-        path: Where to write; missing folders are created, and existing files are replaced.
+        path: Where to write; missing folders are created.
         external_data_path: A path inside the model's folder for the weights; ``""`` takes the model file's name with
             ``.data`` appended. With one file per tensor it is the folder of these files. None keeps the weights in the
             model file unless they are too large for protobuf.

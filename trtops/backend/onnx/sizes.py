@@ -123,13 +123,9 @@ class KnownTensors:
             values = self.sizes(node.input[place])
             return values[0] if isinstance(values, list) and len(values) == 1 else None
 
-        if len(node.input) == 1:  # before operator set 10 bounds were attributes, and there were no steps
-            starts, ends, step = walk.ints_attribute(node, "starts"), walk.ints_attribute(node, "ends"), 1
-            start, end = (starts[0] if starts else None), (ends[0] if ends else None)
-        else:
-            start, end, found_step = only_element(1, None), only_element(2, None), only_element(4, 1)
-            axis = only_element(3, 0)
-            step = found_step if found_step is not None and axis is not None else -1
+        # Before operator set 10 bounds were attributes; such a Slice is not followed.
+        start, end, found_step, axis = (only_element(*at) for at in ((1, None), (2, None), (4, 1), (3, 0)))
+        step = found_step if found_step is not None and axis is not None else -1
         # Negative steps are rare, and INT_MIN as an end would need special treatment.
         if not isinstance(sizes, list) or start is None or end is None or step < 0:
             return None

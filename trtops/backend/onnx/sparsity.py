@@ -125,9 +125,7 @@ def _trace_weight(
 
 def is_sparse(array: Array, axis: int) -> bool:
     """Whether at most two of every four neighbors along an axis are nonzero."""
-    groups = np.moveaxis(array, axis, -1).reshape(-1, 4)
-    starts = range(0, len(groups), _BLOCK_ROWS)
-    return all(bool((np.count_nonzero(groups[i : i + _BLOCK_ROWS], axis=1) <= 2).all()) for i in starts)
+    return bool((np.count_nonzero(np.moveaxis(array, axis, -1).reshape(-1, 4), axis=1) <= 2).all())
 
 
 def pruned(array: Array, axis: int) -> Array:

@@ -96,10 +96,7 @@ class Declared:
 
     def feeds(self, names: Sequence[str]) -> list[Arrays]:
         """Raise ConfigError: there are no values."""
-        raise errors.ConfigError(
-            "There are no values for sub-models, only declared types and shapes. Allow the model to be run, or use a "
-            "check that needs no data."
-        )
+        raise errors.ConfigError("Sub-models have no values, only declared types and shapes. Allow the model to run.")
 
     def golden(self, model: onnx.ModelProto, feeds: Sequence[Arrays], names: Sequence[str]) -> list[Arrays]:
         """Raise ConfigError, as :meth:`feeds`."""

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from trtops.backend.onnx import external, walk
-from trtops.backend.onnx.copying import copy_of
 from trtops.backend.onnx.messages import AttributeProto
-from trtops.backend.onnx.model import Model, data_type, input_specs, tensor_spec
+from trtops.backend.onnx.model import data_type, input_specs, tensor_spec
 from trtops.metadata import TensorSpec
 from trtops.record import Record
 
@@ -53,14 +52,8 @@ class ModelSummary(Record):
     graph: GraphSummary
 
 
-def describe(model: onnx.ModelProto | Model, *, infer_shapes: bool = False) -> ModelSummary:
-    """Describe a model, which is not changed. Weights are not read, and external data need not be loaded.
-
-    Args:
-        model: The model.
-        infer_shapes: Whether to infer dtypes and shapes that the model does not declare.
-    """
-    proto = _inferred_proto(model, infer_shapes)
+def describe(proto: onnx.ModelProto) -> ModelSummary:
+    """Describe a model. Weights are not read."""
     return ModelSummary(
         opsets=tuple((o.domain, o.version) for o in proto.opset_import),
         ir_version=proto.ir_version,
@@ -70,32 +63,17 @@ def describe(model: onnx.ModelProto | Model, *, infer_shapes: bool = False) -> M
     )
 
 
-def summary(model: onnx.ModelProto | Model, show: Collection[Show] = (), *, infer_shapes: bool = False) -> str:
+def summary(proto: onnx.ModelProto, show: Collection[Show] = ()) -> str:
     """A model as text, in Polygraphy's layout.
 
-    Args:
-        model: The model; not changed.
-        show: ``"layers"`` lists the nodes, ``"attrs"`` their attributes as well, ``"weights"`` the values of weights,
-            and with ``"attrs"`` of tensors among attributes.
-        infer_shapes: As for :func:`describe`.
+    ``"layers"`` shows the nodes, ``"attrs"`` their attributes as well, ``"weights"`` the values of weights, and with
+    ``"attrs"`` of tensors among attributes.
     """
-    proto = _inferred_proto(model, infer_shapes)
     own = next((str(o.version) for o in proto.opset_import if not o.domain), "Unknown")
     others = {o.domain: o.version for o in proto.opset_import if o.domain}
     opsets = f"{own} | Other Opsets: {others}" if others else own
     head = ["==== ONNX Model ====", f"    Name: {proto.graph.name} | ONNX Opset: {opsets}", ""]
     return "\n".join([*head, *_graph_lines(proto.graph, "Graph", {}, show, "    ")])
-
-
-def _inferred_proto(model: onnx.ModelProto | Model, infer_shapes: bool) -> onnx.ModelProto:
-    proto = model.proto() if isinstance(model, Model) else model
-    if not infer_shapes:
-        return proto
-    from trtops.backend.onnx import shapes  # imports all of onnx
-
-    copy = copy_of(proto)
-    shapes.infer_shapes(copy)
-    return copy
 
 
 class _Known(dict[str, TensorSpec]):

@@ -103,12 +103,10 @@ def reconstruct_weights(model: onnx.ModelProto, original: onnx.ModelProto | None
         if found is None:
             raise errors.InvalidModelError(f"The original model has no weight {name!r}. {errors.near(name, known)}")
         ours, theirs = ((tuple(each.dims), each.data_type) for each in (tensor, found))
-        if ours != theirs:
+        if ours != theirs or found.doc_string.startswith(_MARK):
             raise errors.InvalidModelError(
-                f"Weight {name!r} has shape and type {ours}; that of the original model has {theirs}."
+                f"Weight {name!r} has shape and type {ours}; the original model has {theirs}, or no values."
             )
-        if found.doc_string.startswith(_MARK):
-            raise errors.InvalidModelError(f"The original model has no values for {name!r}: it was stripped as well.")
         tensor.CopyFrom(found)
     model.doc_string = model.doc_string.removesuffix(_MARK).removesuffix("-")
     return tuple(restored)

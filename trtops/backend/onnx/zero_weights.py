@@ -33,21 +33,13 @@ _ANY_INPUT = frozenset(
 )  # fmt: skip
 _FIRST_INPUT = frozenset(
     (
-        "CumSum", "DequantizeLinear", "Dropout", "Expand", "Gather", "GatherElements", "GatherND", "QuantizeLinear",
+        "CumSum", "DequantizeLinear", "Dropout", "Expand", "Gather", "GatherElements", "GatherND",
         "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
         "ReduceSum", "ReduceSumSquare", "Reshape", "Resize", "Slice", "Split", "Squeeze", "Tile", "Trilu", "Unsqueeze",
         "Upsample",
     )
 )  # fmt: skip
-_SOME_INPUTS = {
-    "GRU": frozenset((0, 1, 2, 3, 5)),
-    "LSTM": frozenset((0, 1, 2, 3, 5, 6, 7)),
-    "Pad": frozenset((0, 2)),
-    "RNN": frozenset((0, 1, 2, 3, 5)),
-    "ScatterElements": frozenset((0, 2)),
-    "ScatterND": frozenset((0, 2)),
-    "Where": frozenset((1, 2)),
-}
+_SOME_INPUTS = {"LSTM": {0, 1, 2, 3, 5, 6, 7}, "Pad": {0, 2}, "ScatterND": {0, 2}, "Where": {1, 2}}
 _FLOATS = frozenset((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16))
 
 
@@ -60,26 +52,17 @@ def can_run_on_zero_weights(model: onnx.ModelProto, weights: Collection[str]) ->
     graph = model.graph
     if any(function.domain in ("", "ai.onnx") for function in model.functions):
         return False  # the model redefines operators of ONNX
-    tensors = {tensor.name: tensor for tensor in graph.initializer if tensor.name in weights}
-    for value in graph.input:
-        if value.name in tensors:
-            declared, tensor = value.type.tensor_type, tensors[value.name]
-            dims = [dim.dim_value for dim in declared.shape.dim]
-            if declared.elem_type != tensor.data_type or dims != list(tensor.dims):
-                return False
     dependent = set(weights)
-    integers = {name for name, tensor in tensors.items() if tensor.data_type not in _FLOATS}
+    if not dependent.isdisjoint(value.name for value in graph.input):
+        return False  # the model may declare another type or shape
     for i in walk.execution_order(graph.node):
         node = graph.node[i]
         if dependent.isdisjoint(walk.uses(node)):
             continue
-        of_integers = not integers.isdisjoint(node.input)
-        if not _only_computes(node, dependent) or (of_integers and node.op_type in ("Div", "Pow")):  # division by zero
+        if not _only_computes(node, dependent):
             return False
         if node.op_type not in ("Shape", "Size"):
             dependent.update(filter(None, node.output))
-        if node.op_type == "QuantizeLinear" or (of_integers and node.op_type not in ("Cast", "DequantizeLinear")):
-            integers.update(filter(None, node.output))
     return True
 
 
@@ -94,7 +77,7 @@ def _only_computes(node: onnx.NodeProto, dependent: Collection[str]) -> bool:
         return all(attribute.i in _FLOATS for attribute in node.attribute if attribute.name == "to")
     if node.op_type in _FIRST_INPUT:
         return read == {0}
-    return node.op_type in _ANY_INPUT or read <= _SOME_INPUTS.get(node.op_type, frozenset())
+    return node.op_type in _ANY_INPUT or read <= _SOME_INPUTS.get(node.op_type, set())
 
 
 def zeros(tensors: Collection[onnx.TensorProto]) -> Mapping[str, np.ndarray[Any, Any]]:

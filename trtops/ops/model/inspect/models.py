@@ -45,11 +45,8 @@ def inspect_model(
             described = trt.describe_engine(trt.EngineFromPath(str(path))())
             return Inspection(lambda: described, lambda: described.text(tuple(show)))
         model = onnx.onnx_from_path(path) if "weights" in show else read_proto(path)
-    proto = model
-    return Inspection(
-        lambda: summary.describe(proto, infer_shapes=infer_shapes),
-        lambda: summary.summary(proto, show, infer_shapes=infer_shapes),
-    )
+    proto = onnx.infer_shapes(model, allow_onnxruntime=False) if infer_shapes else model
+    return Inspection(lambda: summary.describe(proto), lambda: summary.summary(proto, show))
 
 
 def _inspect_ort_engine(path: Path, show: Collection[str]) -> Inspection:
