@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from tests.backend.trt import api
 from trtops import errors
-from trtops.backend.trt.describe.inspector import EngineDescription, _parse_single, parse_layers
+from trtops.backend.trt import library
+from trtops.backend.trt.describe.inspector import EngineDescription, parse_layers, read_layers
 from trtops.metadata import DataType, TensorSpec
 from trtops.spec import ShapeRange
 
@@ -72,12 +76,17 @@ def test_engines_built_without_details_tell_names_alone():
     ]
 
 
-def test_damaged_inspector_answers_are_handled():
+def test_damaged_inspector_answers_are_handled(monkeypatch):
     with pytest.raises(errors.FormatError):
         parse_layers(EIGHT[:300])
 
-    assert _parse_single(EIGHT[12:300], 0).name == "conv0 + relu0"
-    assert _parse_single("", 7).name == "layer 7"
+    monkeypatch.setattr(library, "load", lambda: api.stand_in("8.6.0"))
+    answers = [EIGHT[12:300], ""]
+    inspector = SimpleNamespace(
+        get_engine_information=lambda kind: EIGHT[:300], get_layer_information=lambda index, kind: answers[index]
+    )
+    engine = SimpleNamespace(create_engine_inspector=lambda: inspector, num_layers=2)
+    assert [layer.name for layer in read_layers(engine)] == ["conv0 + relu0", "layer 1"]
 
 
 def test_engine_text_lists_each_profile():
