@@ -257,6 +257,8 @@ def _build_and_evaluate(
     )
     key = builds.build_key(job.spec, environment)
     builds.log_spec(run, job.spec, environment, key)
+    own = {name: value for name, value in config.to_dict().items() if name not in ("build", "check")}
+    run.log_params(schema.flat_params(own))
     log_materials(run, caches=caches, check=check, feeds=feeds, data=check.data, golden=check.golden)
 
     found = None if config.rebuild else builds.find_build(tracker, key)
