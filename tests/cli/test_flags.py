@@ -354,9 +354,9 @@ def test_options_of_a_config_reach_it():
     config = config_of(
         "convert",
         "m.onnx --experiment e --min-precision-share 0.5 --no-keep-model --latency-runs 3 --isolated "
-        "--build-timeout 9 --plots never --data d.json",
+        "--build-timeout 9 --plots never --data d.json --max-engine-bytes 4096",
     )
 
     assert (config.check.min_precision_share, config.check.latency_runs, config.check.plots) == (0.5, 3, "never")
     assert (config.keep_model, config.isolated, config.timeout_seconds) == (False, True, 9.0)
-    assert config.check.data == "d.json"
+    assert (config.check.data, config.max_engine_bytes) == ("d.json", 4096)

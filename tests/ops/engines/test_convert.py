@@ -46,6 +46,18 @@ def test_builds_are_read_back_and_run(tracker: MemoryTracker, conv_net: Path) ->
     assert set(outputs) == {value.name for value in models.conv_net().proto.graph.output}
 
 
+def test_too_large_engines_are_bad(tracker: MemoryTracker, conv_net: Path) -> None:
+    size = convert(conv_net, ConvertConfig(check=QUICK), tracker=tracker).engine_bytes
+
+    fits = convert(conv_net, ConvertConfig(check=QUICK, max_engine_bytes=size), tracker=tracker)
+    large = convert(conv_net, ConvertConfig(check=QUICK, max_engine_bytes=size - 1), tracker=tracker)
+
+    assert (fits.verdict, large.verdict) == ("good", "bad")
+    assert f"{size} bytes; at most {size - 1}" in large.reasons[0]
+    run = tracker.load(large.run_id).info
+    assert run.params["max_engine_bytes"] == str(size - 1) and run.verdict == "bad"
+
+
 def test_run_holds_statistics_and_model(tracker: MemoryTracker, tmp_path: Path) -> None:
     path = models.multi_output().write(tmp_path, "two")
 

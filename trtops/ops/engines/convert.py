@@ -65,6 +65,7 @@ class ConvertConfig(Record):
             crashes the child, this build and later ones of the model continue without it; any other crash is an error.
             By default builds of ONNX Runtime below FP32 are isolated.
         timeout_seconds: Time limit of the child for each; None sets no limit. Only for isolated builds.
+        max_engine_bytes: Largest size of a good engine, such as that of a device's partition; None sets no limit.
     """
 
     build: BuildConfig = field(default_factory=BuildConfig)
@@ -79,6 +80,7 @@ class ConvertConfig(Record):
     keep_model: bool = True
     isolated: bool | None = None
     timeout_seconds: float | None = None
+    max_engine_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,9 +292,12 @@ def _build_and_evaluate(
 
         for path, figure in error_figures(outputs, golden):
             run.log_bytes(figure, f"{schema.Artifact.ACCURACY_PLOTS}{path}")
+    reasons, allowed = evaluation.reasons, config.max_engine_bytes
+    if allowed is not None and len(build.engine.plan) > allowed:
+        reasons += (f"The engine has {len(build.engine.plan)} bytes; at most {allowed} are allowed.",)
     return ConvertResult(
-        verdict=evaluation.verdict,
-        reasons=evaluation.reasons,
+        verdict="bad" if reasons else evaluation.verdict,
+        reasons=reasons,
         reused_from=reused_from,
         precision=config.build.precision,
         spec_sha256=job.spec.digest,
