@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from pathlib import Path
 
@@ -12,17 +11,13 @@ import onnx
 import pytest
 
 from tests import models
-from trtops.backend import trt
 from trtops.backend.onnx.model import Model
-from trtops.cli.main import main
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, diff_tactics
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.command import CommandCheck
 from trtops.ops.evaluation.compare import compare
 from trtops.ops.evaluation.submodel import ComparisonCheck, EngineRunner
-from trtops.ops.model.capability import capability
-from trtops.ops.model.inspect.models import inspect_model
 from trtops.ops.search.accuracy import AccuracyConfig, accuracy
 from trtops.ops.search.precision import PrecisionConfig, precision
 from trtops.ops.search.precision_engines import EngineWriter
@@ -122,58 +117,6 @@ def test_accuracy_of_an_fp32_engine_is_good(conv_engine: tuple[Path, Path]) -> N
     print(result.text())
     assert (result.verdict, result.first, result.first_nonfinite) == ("good", None, None)
     assert {tensor.name for tensor in result.tensors} >= {"c0", "r0", "scores"}
-
-
-# --- inspect --------------------------------------------------------------------------------------------------------
-
-
-def test_networks_and_engines_are_inspected(conv_engine: tuple[Path, Path], capsys) -> None:
-    path, engine = conv_engine
-
-    network = trt.describe_network(trt.NetworkFromOnnxPath(str(path))()[1])
-    built = inspect_model(engine, show=("layers", "attrs", "weights"))
-
-    assert "conv0.stride_nd = (1, 1)" in network.text(("layers", "attrs", "weights"))
-    assert "TensorRT Engine" in built.text() and "Tactic = " in built.text()
-    assert network.layers[0].name == "conv0"
-    assert built.to_json()["profiles"][0][0] == {
-        "name": "image",
-        **{key: [2, 3, 8, 8] for key in ("min", "opt", "max")},
-    }
-    assert main(["inspect", "model", str(engine), "--show", "layers", "attrs", "weights", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["layers"]
-    assert main(["inspect", "model", str(path), "--display-as", "trt", "--show", "layers"]) == 0
-    assert "LayerType.CONVOLUTION" in capsys.readouterr().out
-
-
-# --- capability -----------------------------------------------------------------------------------------------------
-
-
-def test_unknown_nodes_are_named_and_other_parts_build(tmp_path: Path) -> None:
-    from trtops.backend.trt import CreateConfig, engine_bytes_from_network, network_from_onnx_path
-
-    proto = models.model(
-        """(float[4] x) => (float[4] y) {
-            [a] a = Relu(x) [b] b = custom.Frobnicate(a) [c] c = Abs(b)
-            [d] d = Neg(x) [e] e = custom.Frobnicate(d) [f] f = Exp(e)
-            [g] y = Add(c, f)
-        }"""
-    )
-
-    report = capability(proto, output_dir=tmp_path)
-
-    print(report.text())
-    assert not report.supported
-    assert {name for refusal in report.refused for name in refusal.nodes} == {"b", "e"}
-    assert {refusal.op for refusal in report.refused} == {"custom.Frobnicate"}
-    assert [part.supported for part in report.parts] == [True, False, True]
-    for part in report.parts:
-        if part.supported and part.path is not None:
-            config = CreateConfig(builder_optimization_level=0)
-            assert len(bytes(engine_bytes_from_network(network_from_onnx_path(part.path), config))) > 0
-    assert sum(part.path is not None for part in report.parts if part.supported) >= 1
-    supported = capability(models.transformer().proto)
-    assert supported.supported and len(supported.parts) == 1
 
 
 # --- reduce ---------------------------------------------------------------------------------------------------------

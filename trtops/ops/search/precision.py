@@ -40,10 +40,8 @@ from trtops.ops.model.model_files import Source, Subject, open_model
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.ops.search.delta import Items, OutOfTestsError, Search, Step
 from trtops.ops.search.repeat import RepeatConfig, RepeatStep, iterate, remove_files
-from trtops.record import Record
 from trtops.reports.document import Chart, Point, Section
 from trtops.system.processes import temporary_prefix
-from trtops.tables import table
 from trtops.tracking import schema
 from trtops.tracking.base import NO_RUN, Tracker
 from trtops.verdict import Verdict
@@ -161,23 +159,6 @@ def checking_candidates(
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrecisionPoint(Record):
-    """One model of the result: at an end of the search, or what it found.
-
-    Attributes:
-        kept: Number of nodes in FP32.
-        excess: Largest error as a multiple of the tolerances: above 1 is too large.
-        latency_ms: Median latency of one inference; None if not measured.
-    """
-
-    label: str
-    kept: int
-    good: bool
-    excess: float
-    latency_ms: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class PrecisionResult(OpResult):
     """The result of a precision search.
 
@@ -187,8 +168,9 @@ class PrecisionResult(OpResult):
         keep: Names of the nodes to keep in FP32, in the model's order.
         minimal: Whether it was checked that no single node of ``keep`` can be lowered.
         nodes: Nodes that can be lowered.
-        points: Accuracy and latency of the result and of the models at both ends; empty if a command or function
-            checked candidates, so that errors are unknown.
+        steps: All checks; the first is that of the model with all nodes lowered.
+        excess: Largest error of the result as a multiple of the tolerances; None if a command or function checked it.
+        latencies: Median latencies in ms, if the fastest model was searched.
     """
 
     outcome: Literal["good", "mixed", "bad"]
@@ -199,7 +181,8 @@ class PrecisionResult(OpResult):
     checks: int
     seconds: float = 0.0
     steps: tuple[Step, ...]
-    points: tuple[PrecisionPoint, ...]
+    excess: float | None = None
+    latencies: Mapping[str, float] = field(default_factory=dict)
     path: str | None = None
 
     @property
@@ -221,9 +204,9 @@ class PrecisionResult(OpResult):
     def sections(self) -> Iterator[Section]:
         """The result, with a chart of accuracy against the number of nodes kept."""
         points = tuple(
-            Point(label=point.label, x=float(point.kept), y=point.excess, tone="good" if point.good else "bad")
-            for point in self.points
-            if math.isfinite(point.excess)
+            Point(label=f"check {n.number}", x=float(n.size), y=n.excess, tone="good" if n.verdict == "pass" else "bad")
+            for n in self.steps
+            if n.excess is not None and math.isfinite(n.excess)
         )
         title, x, y = f"{self.to.upper()} model", "nodes kept in FP32", "largest error / allowed error"
         chart = Chart(title=title, form="points", points=points, x=x, y=y)
@@ -232,23 +215,24 @@ class PrecisionResult(OpResult):
     def text(self) -> str:
         """The result for a terminal: what to keep, and a table of the models."""
         kept = f"{len(self.keep)} of {self.nodes} nodes"
-        if any(point.label == "fastest" for point in self.points):
+        if self.latencies:
             lines = [f"The fastest model that passes keeps {kept} in FP32: {', '.join(self.keep)}"]
         elif self.outcome == "good":
             lines = [f"All {self.nodes} nodes can be lowered."]
-            if not self.points:
+            if self.excess is None:
                 lines.append("The check has not failed once: make sure that it fails for wrong outputs.")
         elif self.outcome == "mixed":
             lines = [f"{kept} must stay in FP32: {', '.join(self.keep)}"]
         else:
             lines = ["Even with every node in FP32 the outputs are not accurate enough, or the check is broken."]
-        if self.points:
-            rows = (
-                (p.label, str(p.kept), f"{p.excess:.3g}", "yes" if p.good else "no",
-                 "-" if p.latency_ms is None else f"{p.latency_ms:.3f} ms")
-                for p in self.points
-            )  # fmt: skip
-            lines.append(table(("model", "kept", "error / allowed", "good", "p50"), rows))
+        if self.excess is not None:
+            lowered = self.steps[0].excess
+            lines.append(
+                f"Largest error: {self.excess:.3g} times what is allowed; with all nodes in {self.to.upper()} "
+                f"{'it does not run' if lowered is None else f'{lowered:.3g} times'}."
+            )
+        if self.latencies:
+            lines.append(f"Latency: {', '.join(f'{label} {ms:.3f} ms' for label, ms in self.latencies.items())}")
         if self.path is not None:
             lines.append(f"Wrote {self.path}")
         return "\n".join(lines)
@@ -309,7 +293,7 @@ def precision(
                     (metric, "kept"): len(result.keep),
                     (metric, "checks"): result.checks,
                     (metric, "seconds"): result.seconds,
-                    (metric, "excess"): next((p.excess for p in result.points if p.label in ("found", "fastest")), 0.0),
+                    (metric, "excess"): result.excess or 0.0,
                 }
             )
             run.log_json(result, schema.Artifact.PRECISION_RESULT)
@@ -354,23 +338,13 @@ class _PrecisionSearch:
     def run(self) -> tuple[PrecisionResult, Candidate]:
         """Search, and measure what was found; the result, and the candidate that it keeps."""
         keep, outcome, minimal = self.find()
-        labels = {frozenset[int](): f"all {self.config.to.upper()}", self.everything: "all FP32", keep: "found"}
+        latencies: dict[str, float] = {}
         if self.config.fastest and outcome != "bad":
-            labels[keep] = "fewest in FP32"
-            fastest = self.fastest(keep)
-            keep, minimal = fastest, minimal and fastest == keep
-            labels[keep] = "fastest"
-        points = [
-            PrecisionPoint(
-                label=label,
-                kept=len(items),
-                good=step.verdict == "pass",
-                excess=math.inf if step.excess is None else step.excess,
-                latency_ms=self.latency(items) if self.config.fastest else None,
-            )
-            for items, label in sorted(labels.items(), key=lambda labeled: len(labeled[0]))
-            if (step := self.search.answers.get(items)) is not None and self.evaluate is None
-        ]
+            fewest, keep = keep, self.fastest(keep)
+            minimal = minimal and keep == fewest
+            places = {"fastest": keep, "fewest in FP32": fewest, "all in FP32": self.everything}
+            latencies = {label: ms for label, items in places.items() if (ms := self.latency(items)) is not None}
+        step = self.search.answers.get(keep)
         candidate = self.candidate(keep)
         result = PrecisionResult(
             outcome=outcome,
@@ -380,7 +354,8 @@ class _PrecisionSearch:
             nodes=len(self.names),
             checks=len(self.search.steps),
             steps=tuple(self.search.steps),
-            points=tuple(points),
+            excess=None if step is None else step.excess,
+            latencies=latencies,
             path=self.config.output,
         )
         return result, candidate
