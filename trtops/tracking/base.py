@@ -14,7 +14,7 @@ either. Rules for all of them:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -93,10 +93,6 @@ class Tracker(Protocol):
         Raises:
             LogError: If it is complete, or its process may still be writing it.
         """
-        ...
-
-    def drop(self, run_id: str, paths: Collection[str], why: str) -> Manifest:
-        """Remove artifacts of a complete run for a reason. The manifest that lists them as dropped is written first."""
         ...
 
     def peek(self, run_id: str, path: str) -> bytes | None:

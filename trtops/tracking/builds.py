@@ -86,7 +86,7 @@ def load_build(run: StoredRun, *, engine: bool = True) -> Build:
 
     Args:
         run: The run.
-        engine: Whether to read the engine, which may have been dropped; its plan is empty otherwise.
+        engine: Whether to read the engine, which may be damaged; its plan is empty otherwise.
 
     Raises:
         IncompleteRunError: If the run has no build, or a file does not match the manifest.

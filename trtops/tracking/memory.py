@@ -6,7 +6,7 @@ import threading
 import time
 import types
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,7 +33,6 @@ from trtops.tracking.run import (
     failure_note,
     read_manifest,
     starting_tags,
-    without_dropped,
 )
 from trtops.tracking.schema import Artifact, Kind, Tag
 
@@ -176,16 +175,6 @@ class MemoryTracker:
         """An artifact of a run that need not be complete."""
         with self._lock:
             return self._data(run_id).artifacts.get(path)
-
-    def drop(self, run_id: str, paths: Collection[str], why: str) -> Manifest:
-        """Remove artifacts of a complete run."""
-        with self._lock:
-            data = self._data(run_id)
-            manifest = without_dropped(self.load(run_id).manifest, paths, why)
-            data.artifacts[Artifact.MANIFEST] = manifest.to_json().encode("utf-8")
-            for entry in manifest.dropped:
-                data.artifacts.pop(entry.artifact.path, None)
-        return manifest
 
     def register(self, name: str, run_id: str, path: str, *, alias: str, tags: Tags | None = None) -> RegisteredVersion:
         """Add a version and make an alias point to it."""

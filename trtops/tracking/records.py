@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from trtops import errors
-from trtops.record import JSONValue, Record
+from trtops.record import Record
 from trtops.tracking.schema import KINDS, Kind, MetricName, Tag
 from trtops.verdict import VERDICTS, Verdict
 
@@ -25,32 +25,10 @@ class ArtifactEntry(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dropped(Record):
-    """An artifact that a rule (``why``) removed after its run had finished, to free space; ``at`` is a Unix time."""
-
-    artifact: ArtifactEntry
-    at: float
-    why: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Manifest(Record):
-    """Every artifact of a finished run but the manifest itself, and those removed later; both ordered by path."""
+    """Every artifact of a finished run but the manifest itself, ordered by path."""
 
     artifacts: tuple[ArtifactEntry, ...]
-    dropped: tuple[Dropped, ...] = ()
-
-    def to_dict(self) -> dict[str, JSONValue]:
-        """The manifest as JSON values; without ``dropped`` while it is empty, since signatures cover the original."""
-        values = super().to_dict()
-        if not self.dropped:
-            del values["dropped"]
-        return values
-
-    def original(self) -> Manifest:
-        """The manifest as it was when the run finished."""
-        entries = (*self.artifacts, *(each.artifact for each in self.dropped))
-        return Manifest(artifacts=tuple(sorted(entries, key=lambda entry: entry.path)))
 
     def __contains__(self, path: object) -> bool:
         """True if there is an artifact with this path."""

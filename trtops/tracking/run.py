@@ -14,10 +14,9 @@ import re
 import shutil
 import tempfile
 import threading
-import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,7 +27,7 @@ from trtops.system.masking import masked, masked_json
 from trtops.system.processes import temporary_prefix
 from trtops.tracking import owner, schema
 from trtops.tracking.ids import new_local_id
-from trtops.tracking.records import ArtifactEntry, Dropped, Manifest, RunInfo, RunStatus, incomplete
+from trtops.tracking.records import ArtifactEntry, Manifest, RunInfo, RunStatus, incomplete
 from trtops.tracking.schema import Artifact, Kind, MetricName, Tag
 from trtops.verdict import Verdict
 
@@ -318,9 +317,6 @@ class StoredRun(ABC):
         return file
 
     def _find(self, path: str) -> tuple[ArtifactEntry, Path]:
-        for gone in self.manifest.dropped:
-            if gone.artifact.path == path:
-                raise incomplete(self.info.id, f"{path!r} was removed to free space ({gone.why})")
         if (entry := self._entries.get(path)) is None:
             near = errors.near(path, self._entries)
             raise incomplete(self.info.id, f"it has no artifact {path!r}. {near}".rstrip(". "))
@@ -382,15 +378,6 @@ def read_manifest(run_id: str, data: bytes | None) -> Manifest:
     except (errors.FormatError, errors.LogError) as exc:
         raise incomplete(run_id, f"its {Artifact.MANIFEST} is damaged ({exc})") from None
     return manifest
-
-
-def without_dropped(manifest: Manifest, paths: Collection[str], why: str) -> Manifest:
-    """The manifest after artifacts were dropped now, for this reason."""
-    gone = [Dropped(artifact=e, at=time.time(), why=masked(why)) for e in manifest.artifacts if e.path in paths]
-    return Manifest(
-        artifacts=tuple(entry for entry in manifest.artifacts if entry.path not in paths),
-        dropped=tuple(sorted((*manifest.dropped, *gone), key=lambda each: each.artifact.path)),
-    )
 
 
 def starting_tags(kind: Kind, tags: Mapping[str, str] | None) -> dict[str, str]:

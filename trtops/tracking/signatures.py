@@ -48,7 +48,7 @@ def check_signature(run: StoredRun, keys: tuple[str, ...], wrong: Callable[[str,
 
 def _compare_signed(run: StoredRun, verified: signing.Verified, wrong: Callable[[str, str], None]) -> None:
     """Compare manifest, files, run id, verdict, spec and environment with the signed ones."""
-    signed, manifest = verified.subjects, run.manifest.original()
+    signed, manifest = verified.subjects, run.manifest
     found = {Artifact.MANIFEST: sha256(manifest.to_json().encode("utf-8"))}
     found |= {entry.path: entry.sha256 for entry in manifest.artifacts}
     for path in sorted({*signed, *found}):

@@ -166,33 +166,6 @@ def _show_audit(result: Any, store: str | None) -> None:
 
 
 @command(
-    Group(
-        "rule",
-        flag("--kind KIND+", "only runs of these kinds", convert=_known_kind),
-        _EXPERIMENT,
-        flag("--larger-than SIZE", "only larger artifacts (default: 1M)"),
-    ),
-    configs.config_flags(
-        "rule",
-        "PruneConfig",
-        {"older_than_days": "--older-than", "verdicts": "--verdict"},
-        skip="larger_than_bytes kinds experiment",
-    ),
-    *_READ,
-    examples=("trtops runs prune --older-than 90", "trtops runs prune --older-than 90 --larger-than 10M --apply"),
-)
-def prune(args: Options) -> Job:
-    """Delete large artifacts of old bad runs; records, statistics and accepted engines stay.
-
-    Without --apply it only lists them.
-    """
-    kinds = tuple(args.kind) if args.kind else None
-    values = {"larger_than_bytes": args.larger_than, "kinds": kinds, "experiment": args.experiment}
-    config = configs.make(args, "PruneConfig", values)
-    return op_job(args, "prune_runs", config, store="reads", progress=("Pruning", "runs"))
-
-
-@command(
     Group("run", flag("run", "a build's run, or an iteration's")),
     configs.config_flags("bundle", "BundleConfig", {"output": "-o --output", "timeout_seconds": "--script-timeout"}),
     *_READ,

@@ -1,1 +1,1 @@
-"""Audit: compare what the store says of a run, rebuild its engine, and drop large artifacts of old runs."""
+"""Audit: compare what the store says of a run, and rebuild its engine."""

@@ -123,11 +123,10 @@ def _audit_run(
             files=files,
             contradictions=found,
             signature=signature,
-            dropped=tuple(each.artifact.path for each in run.manifest.dropped),
         )
         if info.kind == "gate":  # it only contains an engine if it built its candidate
             stem = f"{builds.ENGINE_STEM}."
-            holds_build = any(entry.path.startswith(stem) for entry in run.manifest.original().artifacts)
+            holds_build = any(entry.path.startswith(stem) for entry in run.manifest.artifacts)
         else:
             holds_build = info.kind in BUILDS and info.verdict != "error"
         if config.rebuild and holds_build:

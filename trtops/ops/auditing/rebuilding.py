@@ -38,7 +38,7 @@ class Logged:
     """A logged build, and everything needed to rebuild it.
 
     Attributes:
-        build: The build; without the engine's bytes if these were dropped or are damaged.
+        build: The build; without the engine's bytes if these are damaged.
         caches: Caches that the builder was given.
         check: The data it runs on, and how it is evaluated.
         recorded: The logged evaluation; None without one.
@@ -98,11 +98,11 @@ def gather(run: StoredRun, tracker: Tracker, folder: MaterialFolder) -> Logged:
     """
     missing: list[str] = []
     held = builds.holder_of_engine(tracker, run.info)
-    engine = next((e for e in held.manifest.original().artifacts if e.path.startswith(f"{builds.ENGINE_STEM}.")), None)
+    engine = next((e for e in held.manifest.artifacts if e.path.startswith(f"{builds.ENGINE_STEM}.")), None)
     if engine is None:
         raise incomplete(held.info.id, "it holds no engine")
     try:
-        build = builds.load_build(held, engine=engine.path in held.manifest)
+        build = builds.load_build(held)
     except errors.IncompleteRunError:  # the engine is damaged, but its digest is known
         build = builds.load_build(held, engine=False)
     if not build.engine.plan:

@@ -69,7 +69,6 @@ class RunAudit(Record):
         whole: True if it has a manifest that every file matches.
         files: Number of files that match.
         signature: Id of the key that signed it; empty if it was not verified.
-        dropped: Paths of artifacts that were dropped to save space.
         grade: The best grade of its rebuilds; None if it was not rebuilt, or is not a build.
         differences: Differences between the environments.
         explanation: Why it cannot be rebuilt.
@@ -84,7 +83,6 @@ class RunAudit(Record):
     files: int = 0
     contradictions: tuple[Contradiction, ...] = ()
     signature: str = ""
-    dropped: tuple[str, ...] = ()
     grade: Grade | None = None
     rebuilds: tuple[Rebuild, ...] = ()
     differences: tuple[Difference, ...] = ()
@@ -102,8 +100,6 @@ class RunAudit(Record):
         parts = [f"whole, {self.files} files"]
         if self.contradictions:
             parts = [f"{len(self.contradictions)} contradictions in {self.files} files"]
-        if self.dropped:
-            parts.append(f"{len(self.dropped)} dropped")
         if self.signature:
             parts.append(f"signed by {self.signature[:12]}")
         return ", ".join([*parts, *([self.grade] if self.grade else [])])
@@ -121,7 +117,6 @@ class RunAudit(Record):
         yield from (f"environment: {each.text()}" for each in self.differences)
         yield from filter(None, (self.explanation,))
         yield from (f"missing: {each}" for each in self.missing)
-        yield from (f"dropped: {each}" for each in self.dropped)
 
 
 @dataclass(frozen=True, kw_only=True)

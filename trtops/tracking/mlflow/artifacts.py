@@ -141,10 +141,6 @@ class _LocalFiles:
                 found.append(ArtifactEntry(path=path, size=file.stat().st_size, sha256=sha256_file(file)))
         return found
 
-    def remove(self, path: str) -> None:
-        """Remove an artifact, if it exists."""
-        self._inside(path).unlink(missing_ok=True)
-
     def sync(self, paths: Iterable[str]) -> None:
         """Wait until the disk holds artifacts."""
         files = [self.folder / path for path in paths]
@@ -204,11 +200,6 @@ class _RemoteFiles:
                     size = file.stat().st_size
                     entries.append(ArtifactEntry(path=item.path, size=size, sha256=sha256_file(file)))
         return entries
-
-    def remove(self, path: str) -> None:
-        check_path(path)
-        if any(item.path == path for item in self._list(path.rpartition("/")[0])):
-            self._connection.call(lambda: self._repository().delete_artifacts(path))
 
     def sync(self, paths: Iterable[str]) -> None:
         """The server's disk is its own."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtops import errors
 from trtops.system.masking import masked, masked_json
 from trtops.tracking import owner, schema
-from trtops.tracking.base import Manifest, RegisteredVersion, RunInfo, RunStatus, StoredRun
+from trtops.tracking.base import RegisteredVersion, RunInfo, RunStatus, StoredRun
 from trtops.tracking.ids import is_local
 from trtops.tracking.location import Store
 from trtops.tracking.mlflow.artifacts import Files, check_id, files_of
@@ -28,7 +28,6 @@ from trtops.tracking.run import (
     failure_note,
     read_manifest,
     starting_tags,
-    without_dropped,
 )
 from trtops.tracking.schema import Artifact, Kind, Tag
 
@@ -195,15 +194,6 @@ class MlflowTracker:
         self._call(self._client.update_run, run_id, status="RUNNING")
         files.sweep()
         return MlflowRun(self._connection, entity, files)
-
-    def drop(self, run_id: str, paths: Collection[str], why: str) -> Manifest:
-        """Remove artifacts of a complete run."""
-        files = self._files(self._entity(run_id))
-        manifest = without_dropped(read_manifest(run_id, files.peek(Artifact.MANIFEST)), paths, why)
-        files.put(manifest.to_json().encode("utf-8"), Artifact.MANIFEST)
-        for each in manifest.dropped:
-            files.remove(each.artifact.path)
-        return manifest
 
     def peek(self, run_id: str, path: str) -> bytes | None:
         """An artifact of a run that need not be complete."""
