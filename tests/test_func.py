@@ -18,55 +18,37 @@ def one(start: int = 0) -> list[int]:
     return [start]
 
 
-def test_returned_values_are_passed_on() -> None:
+def test_extended_loaders_pass_values_on() -> None:
+    calls: list[str] = []
+
     @func.extend(three)
-    def load(numbers: list[int], parser: str, nothing: None) -> None:
+    def keeps(numbers: list[int], parser: str, nothing: None) -> None:
+        """Mine."""
         assert (parser, nothing) == ("parser", None)
         numbers.append(2)
 
-    assert load() == ([1, 2], "parser", None)  # type: ignore[func-returns-value]
-
-
-def test_a_returned_value_replaces_the_input() -> None:
     @func.extend(one)
-    def load(numbers: list[int]) -> str:
+    def replaces(numbers: list[int]) -> str:
         return f"{numbers}"
 
-    assert load(5) == load(start=5) == "[5]"
-
-
-def test_a_list_is_one_value() -> None:
     @func.extend(lambda: [1, 2])
-    def load(numbers: list[int]) -> int:
+    def takes_list(numbers: list[int]) -> int:
         return len(numbers)
 
-    assert load() == 2
-
-
-def test_extra_parameters_get_the_arguments() -> None:
     @func.extend(one)
-    def load(start: int, numbers: list[int]) -> tuple[int, list[int]]:
+    def with_arguments(start: int, numbers: list[int]) -> tuple[int, list[int]]:
         return start, numbers
 
-    assert load(7) == load(start=7) == (7, [7])
-
-
-def test_no_parameters_for_a_loader_without_result() -> None:
-    calls = []
-
     @func.extend(lambda: calls.append("first"))
-    def load() -> str:
+    def without_parameters() -> str:
         return "done"
 
-    assert load() == "done" and calls == ["first"]
-
-
-def test_name_and_docstring_are_kept() -> None:
-    @func.extend(one)
-    def load(numbers: list[int]) -> None:
-        """Mine."""
-
-    assert (load.__name__, load.__doc__) == ("load", "Mine.")
+    assert keeps() == ([1, 2], "parser", None)  # type: ignore[func-returns-value]
+    assert replaces(5) == replaces(start=5) == "[5]"
+    assert takes_list() == 2
+    assert with_arguments(7) == with_arguments(start=7) == (7, [7])
+    assert without_parameters() == "done" and calls == ["first"]
+    assert (keeps.__name__, keeps.__doc__) == ("keeps", "Mine.")
 
 
 def test_wrong_parameter_count_names_types() -> None:
@@ -96,15 +78,6 @@ def test_constants_values_and_calls() -> None:
     assert func.invoke_if_callable("value") == ("value", False)
     assert func.value_of(one) == [0] and func.value_of(4) == 4
     assert func.make_iterable((1, 2)) == (1, 2) and func.make_iterable([1]) == ([1],)
-
-
-def test_constantmethod_returns_the_function() -> None:
-    class Thing:
-        @func.constantmethod
-        def get(self) -> int:
-            return 3
-
-    assert Thing().get() == 3
 
 
 @pytest.mark.parity

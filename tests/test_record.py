@@ -73,15 +73,12 @@ outers = st.builds(
 
 @given(outers)
 def test_records_round_trip(record: Outer) -> None:
-    copy = Outer.from_json(record.to_json())
+    text = record.to_json()
+    json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    copy = Outer.from_json(text)
 
     assert copy == record and copy.digest == record.digest
     assert Outer.from_dict(record.to_dict()) == record
-
-
-@given(outers)
-def test_written_json_is_strict(record: Outer) -> None:
-    json.loads(record.to_json(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
 def test_nan_and_infinities_round_trip() -> None:
@@ -99,22 +96,6 @@ def test_digest_ignores_the_order_of_keys() -> None:
     assert one.digest == other.digest
     assert digest({"b": [1, {"d": 2, "c": 3}], "a": None}) == digest({"a": None, "b": [1, {"c": 3, "d": 2}]})
     assert digest({3, 1, 2}) == digest({2, 3, 1})
-
-
-def test_the_digest_depends_on_every_value() -> None:
-    base = Outer(name="x")
-    others = [
-        Outer(name="y"),
-        Outer(name="x", count=2),
-        Outer(name="x", ratio=0.25),
-        Outer(name="x", flag=True),
-        Outer(name="x", maybe=0),
-        Outer(name="x", inner=Inner(sizes=(1,))),
-        Outer(name="x", many=(Inner(),)),
-        Outer(name="x", table={"a": 0.0}),
-    ]
-
-    assert len({record.digest for record in [base, *others]}) == len(others) + 1
 
 
 def test_the_digest_is_stable_across_processes(tmp_path: Path) -> None:
@@ -200,10 +181,6 @@ def test_json_that_is_not_an_object_is_rejected(text: str) -> None:
 def test_any_json_raises_only_format_errors(data: object) -> None:
     with contextlib.suppress(errors.FormatError):
         Outer.from_json(json.dumps(data))
-
-
-def test_a_path_may_be_written_in_any_way() -> None:
-    assert Outer.from_dict({"name": "x", "path": "./a/../b"}).path == Path("./a/../b")
 
 
 def test_files_and_bytes_have_one_sha256(tmp_path: Path) -> None:

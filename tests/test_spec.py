@@ -6,13 +6,10 @@ import dataclasses
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from trtops import errors
 from trtops.metadata import DataType, TensorSpec
 from trtops.spec import (
-    PRECISIONS,
     BuildConfig,
     BuildSpec,
     Environment,
@@ -137,56 +134,16 @@ def test_the_build_digest_changes_only_with_what_decides(name: str) -> None:
     assert (changed.build_digest() != ENVIRONMENT.build_digest()) == (name in BUILD_DECIDING)
 
 
-ranges = st.builds(
-    lambda name, dims: ShapeRange(
-        name=name, min=tuple(d[0] for d in dims), opt=tuple(d[1] for d in dims), max=tuple(d[2] for d in dims)
-    ),
-    st.text(min_size=1),
-    st.lists(st.lists(st.integers(0, 99), min_size=3, max_size=3).map(sorted), max_size=4),
-)
-options = st.builds(
-    OnnxRuntimeOptions,
-    providers=st.lists(st.text(), max_size=2).map(tuple),
-    tactics=st.none() | st.lists(st.text(), max_size=3).map(tuple),
-    allow_approximation=st.booleans(),
-    timing_iterations=st.integers(1, 99),
-) | st.builds(
-    TensorRTOptions,
-    tf32=st.booleans(),
-    also=st.lists(st.sampled_from(PRECISIONS), max_size=3).map(tuple),
-    precision_constraints=st.sampled_from(["none", "prefer", "obey"]),
-    workspace_bytes=st.none() | st.integers(0, 2**40),
-    tactic_sources=st.none() | st.lists(st.text(), max_size=2).map(tuple),
-)
-configs = st.builds(
-    BuildConfig,
-    precision=st.sampled_from(PRECISIONS),
-    profiles=st.lists(st.builds(OptimizationProfile, shapes=st.lists(ranges, max_size=2).map(tuple)), max_size=2).map(
-        tuple
-    ),
-    calibration_samples=st.integers(1, 10**6),
-    options=options,
-)
-specs = st.builds(BuildSpec, model_sha256=st.text(), config=configs, replay_sha256=st.none() | st.text())
-
-
-@given(specs)
-def test_specs_survive_json_with_their_digest(spec: BuildSpec) -> None:
-    copy = BuildSpec.from_json(spec.to_json())
-
-    assert copy == spec and hash(copy) == hash(spec)
-    assert copy.digest == spec.digest
-    assert type(copy.config.options) is type(spec.config.options)
-
-
-def test_environments_layers_and_models_survive_json() -> None:
+def test_records_survive_json_with_their_digest() -> None:
     tensors = (TensorSpec("x", DataType.BFLOAT16, (1, "n", None)), TensorSpec("y"))
     for record in (
         dataclasses.replace(ENVIRONMENT, packages=(("onnx", "1.0"),), git_commit="abc-dirty"),
         Layer(name="l", op="Conv", inputs=("x",), onnx_nodes=("a", "b")),
         ModelInfo(name="m", sha256="0" * 64, inputs=tensors, outputs=tensors[:1], opset=17, nodes=3),
+        *(spec_of(base) for base, _ in DECIDING.values()),
     ):
-        assert type(record).from_json(record.to_json()) == record
+        copy = type(record).from_json(record.to_json())
+        assert copy == record and hash(copy) == hash(record) and copy.digest == record.digest
 
 
 @pytest.mark.parametrize(
@@ -226,8 +183,3 @@ def test_invalid_configs_are_refused(make: Any, message: str) -> None:
 def test_damaged_configs_name_the_field(data: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.FormatError, match=message):
         BuildConfig.from_dict(data)
-
-
-def test_the_options_choose_the_back_end() -> None:
-    assert BuildConfig().backend == "onnxruntime"
-    assert BuildConfig(options=TensorRTOptions()).backend == "tensorrt"

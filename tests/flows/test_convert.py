@@ -24,9 +24,6 @@ from tests import models
 from tests.waiting import until
 from trtops import errors
 from trtops.flows.flow_of import close_runs
-from trtops.ops.engines.convert import ConvertConfig
-from trtops.ops.evaluation.check import CheckConfig
-from trtops.spec import BuildConfig
 from trtops.tracking import schema
 from trtops.tracking.store import default_tracker
 
@@ -65,15 +62,6 @@ def test_same_spec_is_built_once(store: Path, model: Path) -> None:
     assert again.reused_from == first.run_id and again.engine_sha256 == first.engine_sha256
     assert forced.reused_from is None
     assert changed.reused_from is None and changed.spec_sha256 != first.spec_sha256
-
-
-def test_engine_must_compute_in_its_precision(store: Path, model: Path) -> None:
-    result = convert(model, precision="fp16", min_precision_share=0.5, attribute_error=True)
-
-    info = default_tracker().info(result.run_id)
-    assert result.verdict == info.verdict == "bad"
-    assert result.reasons[-1].startswith("No FP16 engine: ") and "at least 50% are required" in result.reasons[-1]
-    assert info.tags[schema.Tag.ATTRIBUTION] == "not in its precision"
 
 
 def test_invalid_parameters_leave_no_run(store: Path, model: Path) -> None:
@@ -201,15 +189,3 @@ def test_compare_flow_reads_engine_of_run(store: Path, model: Path) -> None:
     assert same.verdict == "good"
     assert strict.verdict == "bad" and strict.reasons
     assert default_tracker().info(strict.run_id).tags[schema.Tag.KIND] == "compare"
-
-
-def test_bad_engine_has_reasons_and_pictures(store: Path, model: Path) -> None:
-    tolerances = {"atol": 0.0, "rtol": 0.0}
-    result = convert(model, ConvertConfig(build=BuildConfig(precision="fp16")), data=None)
-    strict = convert(model, {"build": {"precision": "fp16"}, "check": {"tolerances": tolerances}})
-
-    assert strict.verdict == "bad" and strict.reasons
-    pictures = [e.path for e in default_tracker().load(strict.run_id).manifest.artifacts if e.path.endswith(".svg")]
-    assert pictures
-    assert result.reused_from is None and strict.reused_from == result.run_id
-    assert CheckConfig().tolerances is None

@@ -28,7 +28,6 @@ from trtops.flows.slots import gpu_slot, limit_name, place_slot
 from trtops.ops.campaign import workers
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.promote import resolve
-from trtops.ops.campaign.prove import ProveResult, Trial
 from trtops.ops.campaign.workers import close_workers, devices_of, warm_backend
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tracking.schema import Tag
@@ -136,26 +135,6 @@ def test_missing_dask_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(errors.BackendUnavailableError, match=r"trtops\[dask\]"), spread(1, "tcp://nowhere:1"):
         pass
-
-
-def test_proof_has_page_and_verdict(tmp_path: Path) -> None:
-    proved = ProveResult(
-        run_id="r",
-        url="",
-        experiment="m",
-        outcome="refuted",
-        summary="Refuted: put into a good build, 0 of 1 bad.",
-        suspect="fc: gemm",
-        good_run="g",
-        bad_run="b",
-        trials=(Trial(swap="in", run_id="t", verdict="good", followed=True, also_changed=("conv",)),),
-    )
-
-    page = proved.page()
-
-    assert "# prove: refuted" in page and "| the good one, suspect put in | good | yes | `conv` | `t` |" in page
-    assert proved.verdict == "bad"
-    assert dataclasses.replace(proved, outcome="confirmed").verdict == "good"
 
 
 # One build per GPU
