@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from tests.team.conftest import eventually
 from trtops import errors
 from trtops.cli.main import main
 from trtops.team import access, servers
-from trtops.team.access import Passwords, Started, TeamState, read_state, write_state
+from trtops.team.access import Passwords, TeamState, write_state
 from trtops.team.servers import Service
 from trtops.tracking.mlflow.credentials import read_credentials
 
@@ -49,11 +48,10 @@ def stages(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[list[list[
     servers.down(folder)
 
 
-def started(folder: Path, name: str) -> Started:
-    state = read_state(folder)
-    found = None if state is None else state.started(name)
-    assert found is not None
-    return found
+def pid_of(folder: Path, name: str) -> int:
+    process = servers.main_process(folder, name)
+    assert process is not None
+    return process.pid
 
 
 def log_of(folder: Path, name: str) -> str:
@@ -71,7 +69,6 @@ def test_dying_service_is_reported_without_passwords(folder, stages):
     assert str(raised.value).startswith("second ended as soon as it was started. The end of")
     assert str(raised.value).endswith("no *** here")
     assert {each.state for each in servers.status(folder)} == {"down"}
-    assert read_state(folder).services == ()
 
 
 def test_silent_service_is_ended_and_others_stay(folder, stages):
@@ -89,21 +86,21 @@ def test_dead_service_is_restarted_and_its_children_ended(folder, stages):
     child = "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True)"
     stages += [[service("first", SLEEP), service("second", f"{child}; {SLEEP}")]]
     servers.up(folder, **CONFIG)
-    second = started(folder, "second")
+    second = pid_of(folder, "second")
     eventually(lambda: "up" in log_of(folder, "second"))
-    assert os.getsid(second.pid) == second.pid  # Ctrl-C in the terminal does not reach it
-    os.kill(second.pid, signal.SIGKILL)
-    eventually(lambda: not servers.is_alive(second))
+    assert os.getsid(second) == second  # Ctrl-C in the terminal does not reach it
+    os.kill(second, signal.SIGKILL)
+    eventually(lambda: servers.main_process(folder, "second") is None)
 
     dead = servers.status(folder)
     assert [each.state for each in dead] == ["up", "dead"] and dead[1].text.endswith("\nup")
-    assert len(servers.with_token(second.token)) == 1
+    [left] = servers.all_processes(folder, "second")
 
     lines: list[str] = []
     again = servers.up(folder, progress=lines.append)
     assert [each.state for each in again] == ["up", "up"]
     assert lines == ["first is up already.", "Starting second ..."]
-    assert servers.with_token(second.token) == []
+    assert left.pid not in [process.pid for process in servers.all_processes(folder, "second")]
 
 
 def test_deaf_service_and_its_children_are_killed(folder, stages):
@@ -112,12 +109,11 @@ def test_deaf_service_and_its_children_are_killed(folder, stages):
     servers._STOP_SECONDS = 0.3  # type: ignore[attr-defined] - the fixture restores it
     servers.up(folder, **CONFIG)
     eventually(lambda: "up" in log_of(folder, "first"))
-    token = started(folder, "first").token
-    assert len(servers.with_token(token)) == 2
+    assert len(servers.all_processes(folder, "first")) == 2
 
     servers.down(folder)
 
-    assert servers.with_token(token) == []
+    assert servers.all_processes(folder, "first") == []
 
 
 def test_flow_runs_end_before_their_worker(folder, stages):
@@ -148,14 +144,16 @@ time.sleep(600)
 def test_processes_of_others_are_never_ended(folder, stages):
     stages += [[service("first", SLEEP)]]
     servers.up(folder, **CONFIG)
-    ours = started(folder, "first")
+    file = folder / "logs" / "first.pid"
+    ours = file.read_text()
     with subprocess.Popen(["sleep", "600"]) as bystander:
-        reused = replace(ours, pid=bystander.pid)
-        assert not servers.is_alive(reused)
-        servers._stop(replace(reused, token="another"))
+        file.write_text(str(bystander.pid))
+        assert servers.main_process(folder, "first") is None
+        servers._stop(folder, "another")
         assert bystander.poll() is None
         bystander.kill()
-    assert servers.is_alive(ours)
+    file.write_text(ours)
+    assert pid_of(folder, "first") == int(ours)
 
 
 def test_taken_port_is_named(folder, stages):

@@ -33,25 +33,8 @@ _OTHER_SERVERS = ("PREFECT_API_", "PREFECT_PROFILE", "MLFLOW_", "TRTOPS_CREDENTI
 
 
 @dataclass(frozen=True, kw_only=True)
-class Started(Record):
-    """A process that was started.
-
-    Attributes:
-        name: ``prefect``, ``mlflow``, ``worker-cpu`` or ``worker-gpu``.
-        pid: Its process id.
-        since: When it was started, in seconds since the epoch.
-        token: A random text in the environment of the process and of all that it started.
-    """
-
-    name: str
-    pid: int
-    since: float
-    token: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class TeamState(Record):
-    """The configuration of the servers, and what was started.
+    """The configuration of the servers.
 
     Attributes:
         prefect_port: TCP port of Prefect's API and UI.
@@ -60,7 +43,6 @@ class TeamState(Record):
             mlflow_auth.
         limit: Number of flow runs that a worker runs at a time.
         gpu: Whether there is a worker for the GPU pool.
-        services: The processes that were started and not ended.
     """
 
     prefect_port: int = 4200
@@ -68,7 +50,6 @@ class TeamState(Record):
     database: str = "sqlite"
     limit: int = 2
     gpu: bool = field(default_factory=lambda: any(Path("/dev").glob("nvidia[0-9]*")))
-    services: tuple[Started, ...] = ()
 
     def __post_init__(self) -> None:
         for name, port in (("prefect_port", self.prefect_port), ("mlflow_port", self.mlflow_port)):
@@ -92,10 +73,6 @@ class TeamState(Record):
     def mlflow_url(self) -> str:
         """Address of MLflow."""
         return f"http://127.0.0.1:{self.mlflow_port}"
-
-    def started(self, name: str) -> Started | None:
-        """The process of this name, if it was started."""
-        return next((started for started in self.services if started.name == name), None)
 
 
 def team_folder(store: str | Path | None = None) -> Path:

@@ -1,7 +1,8 @@
 """Start, end and inspect the servers and workers of a team.
 
-A process is found again by its id and by a random token in its environment, which everything that it starts inherits:
-MLflow's server has worker processes, and a Prefect worker has one process for each flow run, in a session of its own.
+A process is found again by its id (``logs/<name>.pid``) and by a variable in its environment, which everything that it
+starts inherits: MLflow's server has worker processes, and a Prefect worker has one process for each flow run, in a
+session of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import contextlib
 import logging
 import os
 import platform
-import secrets
 import socket
 import subprocess
 import sys
@@ -32,7 +32,6 @@ from trtops.record import Record
 from trtops.team.access import (
     POOLS,
     Passwords,
-    Started,
     TeamState,
     client_environment,
     read_state,
@@ -43,8 +42,8 @@ from trtops.team.access import (
 
 log = logging.getLogger(__name__)
 
-TOKEN = "TRTOPS_TEAM_TOKEN"
-"""The environment variable with the token."""
+SERVICE = "TRTOPS_TEAM_SERVICE"
+"""The environment variable with the team's folder and the name of the service."""
 
 _ANSWER_SECONDS = 5.0
 _STOP_SECONDS = 30.0
@@ -71,7 +70,7 @@ class ServiceStatus(Record):
     """The status of a process.
 
     Attributes:
-        name: As in :class:`trtops.team.access.Started`.
+        name: ``prefect``, ``mlflow``, ``worker-cpu`` or ``worker-gpu``.
         state: ``up``, ``not answering``, ``dead`` (it ended by itself) or ``down`` (it was not started, or was ended).
         text: The same on a line, with address, start and process id; and the end of its log, if it does not answer.
     """
@@ -106,32 +105,28 @@ def up(
         passwords = Passwords.ensure(folder)
         before = read_state(folder) or TeamState()
         state = replace(before, **{name: value for name, value in changes.items() if value is not None})
-        if state != before and any(map(is_alive, before.services)):
+        if state != before and any(main_process(folder, name) for name in _started(folder)):
             raise errors.ConfigError("The servers are up with other settings. First: trtops team down")
         state = replace(
             state, prefect_port=state.prefect_port or _free_port(), mlflow_port=state.mlflow_port or _free_port()
         )
         write_state(folder, state)
         _write_mlflow_config(folder, state, passwords)
-        begun: list[Started] = []
+        begun: list[str] = []
         try:
             for stage in stages(folder, state, passwords):
                 for service in stage:
-                    known = state.started(service.name)
-                    if known is not None and is_alive(known):
+                    if main_process(folder, service.name) is not None:
                         progress(f"{service.name} is up already.")
                         continue
-                    if known is not None:
-                        _stop(known)  # the processes that a dead one left
+                    _stop(folder, service.name)  # the processes that a dead one left
                     progress(f"Starting {service.name} ...")
-                    begun.append(_start(service, folder))
-                    others = (each for each in state.services if each.name != service.name)
-                    state = replace(state, services=(*others, begun[-1]))
-                    write_state(folder, state)
+                    begun.append(service.name)
+                    _start(service, folder)
                 for service in stage:
-                    _wait_for(service, state.started(service.name), _log(folder, service.name), wait_seconds)
+                    _wait_for(service, folder, wait_seconds)
         except BaseException as exc:
-            _end(folder, state, begun, log.info)
+            _end(folder, begun, log.info)
             if isinstance(exc, errors.ConfigError):
                 raise errors.ConfigError(passwords.hide(str(exc))) from None
             raise
@@ -143,8 +138,7 @@ def down(folder: Path | None = None, *, progress: Callable[[str], None] = log.in
     folder = team_folder() if folder is None else folder
     if read_state(folder) is not None:
         with _locked(folder):
-            if (state := read_state(folder)) is not None:
-                _end(folder, state, state.services, progress)
+            _end(folder, _started(folder), progress)
     return status(folder)
 
 
@@ -157,14 +151,15 @@ def status(folder: Path | None = None) -> tuple[ServiceStatus, ...]:
     found = []
     passwords = Passwords.ensure(folder)
     for service in (service for stage in stages(folder, state, passwords) for service in stage):
-        started = state.started(service.name)
         name, text = "down", ""
-        if started is not None:
-            alive = is_alive(started)
-            name = "dead" if not alive else "up" if service.answers() else "not answering"
-            text = time.strftime(f" {service.address}  since %Y-%m-%d %H:%M:%S", time.localtime(started.since))
-            text += f", pid {started.pid}" if alive else ""
-            text += "" if name == "up" else f"\n{passwords.hide(_end_of(_log(folder, service.name)))}"
+        if service.name in _started(folder):
+            process = main_process(folder, service.name)
+            name = "dead" if process is None else "up" if service.answers() else "not answering"
+            since = time.localtime(_file(folder, service.name, "pid").stat().st_mtime)
+            text = time.strftime(f" {service.address}  since %Y-%m-%d %H:%M:%S", since)
+            text += f", pid {process.pid}" if process is not None else ""
+            if name != "up":
+                text += "\n" + passwords.hide(_end_of(_file(folder, service.name, "log")))
         found.append(ServiceStatus(name=service.name, state=name, text=f"{service.name:<11} {name:<14}{text}".rstrip()))
     return tuple(found)
 
@@ -220,26 +215,27 @@ def stages(folder: Path, state: TeamState, passwords: Passwords) -> tuple[tuple[
             # The worker gives its environment to the flow runs.
             environment=service_environment(folder, {"TRTOPS_HOME": str(folder.parent), **client_environment(folder)}),
             address=pool,
-            answers=lambda kind=kind: "' started!" in _log(folder, f"worker-{kind}").read_text(),  # type: ignore[misc]
+            answers=lambda kind=kind: "' started!" in _file(folder, f"worker-{kind}", "log").read_text(),  # type: ignore[misc]
         )
         for kind, pool in POOLS.items()
         if kind == "cpu" or state.gpu
     )
 
 
-def is_alive(started: Started) -> bool:
-    """Whether a process still runs: the same one, not a later one with its id."""
+def main_process(folder: Path, name: str) -> psutil.Process | None:
+    """The process of a service, if it runs: the same one, not a later one with its id."""
     try:
-        process = psutil.Process(started.pid)
-        return bool(process.status() != psutil.STATUS_ZOMBIE and process.environ().get(TOKEN) == started.token)
-    except psutil.Error:
-        return False
+        process = psutil.Process(int(_file(folder, name, "pid").read_text()))
+        ours = process.environ().get(SERVICE) == f"{folder}/{name}"
+        return process if ours and process.status() != psutil.STATUS_ZOMBIE else None
+    except (OSError, ValueError, psutil.Error):
+        return None
 
 
-def with_token(token: str) -> list[psutil.Process]:
-    """The running processes that have a token in their environment."""
+def all_processes(folder: Path, name: str) -> list[psutil.Process]:
+    """The running processes of a service, with all that they started."""
     running = psutil.process_iter(["environ"])
-    return [process for process in running if (process.info["environ"] or {}).get(TOKEN) == token]
+    return [process for process in running if (process.info["environ"] or {}).get(SERVICE) == f"{folder}/{name}"]
 
 
 @contextmanager
@@ -258,7 +254,7 @@ def _locked(folder: Path) -> Iterator[None]:
         raise errors.ConfigError(f"Another command is starting or ending the servers of {folder}.") from None
 
 
-def _start(service: Service, folder: Path) -> Started:
+def _start(service: Service, folder: Path) -> None:
     if service.port is not None:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -269,13 +265,13 @@ def _start(service: Service, folder: Path) -> Started:
                     f"Port {service.port} for {service.name} cannot be used: {exc.strerror}. Choose another: "
                     f"--{service.name}-port N ({service.name.upper()}_PORT=N make up); 0 takes a free one."
                 ) from exc
-    token, log_file = secrets.token_hex(16), _log(folder, service.name)
+    log_file = _file(folder, service.name, "log")
     if log_file.exists():
         log_file.replace(log_file.with_suffix(".log.1"))
     with open(os.open(log_file, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as output:
         process = subprocess.Popen(
             service.command,
-            env={**service.environment, TOKEN: token},
+            env={**service.environment, SERVICE: f"{folder}/{service.name}"},
             cwd=folder / "prefect",  # Python searches modules there: no scripts of users
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -283,48 +279,56 @@ def _start(service: Service, folder: Path) -> Started:
             start_new_session=True,  # Ctrl-C in the terminal does not reach it
         )
     _popens.append(process)
-    return Started(name=service.name, pid=process.pid, since=time.time(), token=token)
+    _file(folder, service.name, "pid").write_text(str(process.pid))
+    # The kernel shows the environment of a process a moment after its start.
+    while main_process(folder, service.name) is None and process.poll() is None:
+        time.sleep(0.01)
 
 
-def _wait_for(service: Service, started: Started | None, file: Path, seconds: float) -> None:
+def _wait_for(service: Service, folder: Path, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     problem = "ended as soon as it was started"
-    while started is not None and is_alive(started):
+    while main_process(folder, service.name) is not None:
         if service.answers():
             return
         if time.monotonic() > deadline:
             problem = f"did not answer within {seconds:.0f} s"
             break
         time.sleep(_POLL_SECONDS)
+    file = _file(folder, service.name, "log")
     raise errors.ConfigError(f"{service.name} {problem}. The end of {file}:\n{_end_of(file) or '(it wrote nothing)'}")
 
 
-def _end(folder: Path, state: TeamState, which: Sequence[Started], progress: Callable[[str], None]) -> None:
-    """End some of the processes, workers first: they need the servers to end well. Forget each once it is gone."""
-    for started in sorted(which, key=lambda started: not started.name.startswith("worker-")):
-        progress(f"Ending {started.name} ...")
-        _stop(started)
-        state = replace(state, services=tuple(each for each in state.services if each != started))
-        write_state(folder, state)
+def _end(folder: Path, names: Sequence[str], progress: Callable[[str], None]) -> None:
+    """End some of the services, workers first: they need the servers to end well."""
+    for name in sorted(names, key=lambda name: not name.startswith("worker-")):
+        progress(f"Ending {name} ...")
+        _stop(folder, name)
+        _file(folder, name, "pid").unlink(missing_ok=True)
 
 
-def _stop(started: Started) -> None:
+def _stop(folder: Path, name: str) -> None:
     """End a process and all that it started, and wait until they are gone."""
-    everything = with_token(started.token)
-    main = [process for process in everything if process.pid == started.pid]
+    everything, process = all_processes(folder, name), main_process(folder, name)
+    main = [] if process is None else [process]
     # Prefect's worker kills its flow runs when it ends, without a word to the server. If they are asked first, they
     # report that they crashed and close their runs.
-    runs = [child for worker in main for child in worker.children()] if started.name.startswith("worker-") else []
+    runs = [child for worker in main for child in worker.children()] if name.startswith("worker-") else []
     for processes, seconds in ((runs, _STOP_SECONDS), (main, _STOP_SECONDS), (everything, _KILL_SECONDS)):
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.terminate()
         psutil.wait_procs(processes, timeout=seconds)
-    while left := with_token(started.token):  # also those that were started meanwhile
+    while left := all_processes(folder, name):  # also those that were started meanwhile
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(left, timeout=_KILL_SECONDS)
+
+
+def _started(folder: Path) -> list[str]:
+    """The services that were started and not ended."""
+    return sorted(file.stem for file in (folder / "logs").glob("*.pid"))
 
 
 def _free_port() -> int:
@@ -333,8 +337,8 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def _log(folder: Path, name: str) -> Path:
-    return folder / "logs" / f"{name}.log"
+def _file(folder: Path, name: str, kind: str) -> Path:
+    return folder / "logs" / f"{name}.{kind}"
 
 
 def _end_of(file: Path) -> str:
