@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from trtops.flows.flow_of import flow_of, run_as_task
 from trtops.flows.slots import backend_slot
@@ -13,7 +13,7 @@ from trtops.ops.engines.build_list import BuildListConfig, BuildListResult, buil
 from trtops.ops.engines.calibrate import calibrate as calibrate_op
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult
 from trtops.ops.engines.convert import convert as convert_op
-from trtops.ops.engines.model_list import ListedModel, ModelList, Policy, folder_list
+from trtops.ops.engines.model_list import ListedModel, Policy, folder_list
 from trtops.ops.engines.sensitivity import sensitivity as sensitivity_op
 from trtops.ops.evaluation.compare import compare as compare_op
 from trtops.spec import BackendName, Precision
@@ -37,7 +37,15 @@ def _nightly(
         config: Everything that can be chosen.
         experiment: MLflow experiment of the summary (default: the list's name); builds go to those of their models.
     """
-    return _build_all(models, config, experiment, tracker, tags)
+
+    def convert_one(model: str, config: ConvertConfig, experiment: str, tags: Mapping[str, str]) -> ConvertResult:
+        def build() -> ConvertResult:
+            with backend_slot(config.build.backend, config):
+                return convert_op(model, config, tracker=tracker, experiment=experiment, tags=tags)
+
+        return run_as_task(f"build {Path(model).stem} {config.build.precision} {config.build.backend}", build)
+
+    return build_list(models, config, tracker=tracker, experiment=experiment, tags=tags, convert_one=convert_one)
 
 
 def _watch(
@@ -73,24 +81,7 @@ def _watch(
         log.info("No file in %s matches %s.", Path(folder).resolve(), pattern)
         return BuildListResult(title=f"build list {Path(folder).name}", builds=())
     config = BuildListConfig(only_new=True, attempts=attempts, settle_seconds=settle_seconds)
-    return _build_all(models, config, None, tracker, tags)
-
-
-def _build_all(
-    models: Path | ModelList,
-    config: BuildListConfig | None,
-    experiment: str | None,
-    tracker: Tracker,
-    tags: Mapping[str, str],
-) -> BuildListResult:
-    def convert_one(model: str, config: ConvertConfig, experiment: str, tags: Mapping[str, str]) -> ConvertResult:
-        def build() -> ConvertResult:
-            with backend_slot(config.build.backend, config):
-                return convert_op(model, config, tracker=tracker, experiment=experiment, tags=tags)
-
-        return run_as_task(f"build {Path(model).stem} {config.build.precision} {config.build.backend}", build)
-
-    return build_list(models, config, tracker=tracker, experiment=experiment, tags=tags, convert_one=convert_one)
+    return _nightly(cast(Path, models), config, tracker=tracker, tags=tags)
 
 
 convert = flow_of(convert_op, by_steps=True)
