@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.quantize import Style, insert_qdq, kept_names, quantizable_layers
-from trtops.calibration.cache import CalibrationCache, FitPolicy
+from trtops.calibration.cache import CalibrationCache
 from trtops.calibration.data import batches
 from trtops.metadata import TensorMetadata
 from trtops.ops.evaluation.feeds import open_feeds
@@ -48,7 +47,6 @@ class SensitivityConfig(Record):
         style: Which back end's way of quantizing is measured (:func:`trtops.backend.onnx.quantize.insert_qdq`). It is
             run by ONNX Runtime on the CPU.
         keep: Layers that always stay in FP32.
-        fit: How to treat ranges that the cache lacks.
     """
 
     data: str | None = None
@@ -57,7 +55,6 @@ class SensitivityConfig(Record):
     budget: float = 0.01
     style: Style = "onnxruntime"
     keep: tuple[str, ...] = ()
-    fit: FitPolicy = "refuse"
 
     def __post_init__(self) -> None:
         if not self.budget > 0:
@@ -145,7 +142,6 @@ def sensitivity(
 
     Raises:
         CalibrationError: If the cache does not fit, no layer can be quantized, or there is no data.
-        TrtopsError: For any other failure.
     """
     config = SensitivityConfig() if config is None else config
     path = model_file(model)
@@ -165,14 +161,14 @@ def sensitivity(
             ((each.layer, each.op, each.error, each.share, each.kept) for each in result.layers),
         )
         run.log_json(result, schema.Artifact.SENSITIVITY_RESULT)
-        numbers: dict[tuple[str, ...], float] = {
-            ("error",): result.error,
-            ("error_kept",): result.error_kept,
-            ("kept",): float(len(result.keep)),
-            ("layers",): float(len(result.layers)),
-            **{("layer", each.layer): each.error for each in islice(result.layers, 100)},
-        }
-        run.log_metrics({(schema.Metric.SENSITIVITY, *name): value for name, value in numbers.items()})
+        run.log_metrics(
+            {
+                (schema.Metric.SENSITIVITY, "error"): result.error,
+                (schema.Metric.SENSITIVITY, "error_kept"): result.error_kept,
+                (schema.Metric.SENSITIVITY, "kept"): float(len(result.keep)),
+                (schema.Metric.SENSITIVITY, "layers"): float(len(result.layers)),
+            }
+        )
         finish_with(run, result, tracker, evaluated=False)
         return result
 
@@ -197,22 +193,11 @@ def _measure(
     op_by_name = {n: node.op_type for node in folded.graph.node for n in (node.name, *node.output) if n}
     fixed = tuple(name for name in op_by_name if name in always_kept)
 
-    def quantized(keep: Iterable[str]) -> tuple[onnx.ModelProto, tuple[str, ...]]:
-        """The model with all layers quantized but those to keep, and the quantized layers."""
-        copy = type(folded)()
-        copy.CopyFrom(folded)
-        done = insert_qdq(
-            copy, cache, style=config.style, keep=(*fixed, *keep), op_types=INT8_OP_TYPES, policy=config.fit
-        )
-        return copy, done.layers
-
     def outputs(proto: onnx.ModelProto) -> list[Mapping[str, Any]]:
         with OnnxrtRunner(SessionFromOnnx(proto), "sensitivity") as runner:
             return [runner.infer(feed) for feed in feeds]
 
     layers = quantizable_layers(folded, keep=fixed, op_types=INT8_OP_TYPES)
-    if config.fit == "partial":
-        layers = quantized(())[1]
     if not layers:
         raise errors.CalibrationError(
             f"No layer of {model.name} can be quantized: it has no FP32 {', '.join(INT8_OP_TYPES)} to quantize."
@@ -226,7 +211,10 @@ def _measure(
         if len(set(keep)) == len(layers):
             return 0.0
         inferences += 1
-        return _relative_error(outputs(quantized(keep)[0]), golden)
+        quantized = type(folded)()
+        quantized.CopyFrom(folded)
+        insert_qdq(quantized, cache, style=config.style, keep=(*fixed, *keep), op_types=INT8_OP_TYPES)
+        return _relative_error(outputs(quantized), golden)
 
     whole = error(())
     measured: dict[str, float] = {}
