@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -162,61 +161,45 @@ def test_isolated_builds_report_crashes(tracker: MemoryTracker, conv_net: Path, 
     assert [run.status for run in tracker.find()] == ["failed", "finished"]
 
 
-def _not_onnx(folder: Path) -> Path:
-    path = folder / "model.onnx"
-    path.write_bytes(b"\x00\x01 nothing of the kind" * 9)
-    return path
-
-
-def _cut_short(folder: Path) -> Path:
-    path = models.conv_net().write(folder, "model")
-    path.write_bytes(path.read_bytes()[:-40])
-    return path
-
-
-def _data_missing(folder: Path) -> Path:
-    path = models.write_external(models.conv_net(), folder)
-    (folder / "weights.bin").unlink()
-    return path
-
-
-def _data_outside(folder: Path) -> Path:
-    inner = folder / "inner"
-    inner.mkdir()
-    path = models.write_external(models.conv_net(), inner)
-    (inner / "weights.bin").rename(folder / "weights.bin")
-    proto = onnx.load(path, load_external_data=False)
-    for tensor in proto.graph.initializer:
-        for entry in tensor.external_data:
-            if entry.key == "location":
+def broken_model(how: str, folder: Path) -> Path:
+    if how in ("data missing", "data outside"):
+        inner = folder / "inner"
+        inner.mkdir()
+        path = models.write_external(models.conv_net(), inner)
+        (inner / "weights.bin").rename(folder / "weights.bin")
+        if how == "data outside":
+            proto = onnx.load(path, load_external_data=False)
+            locations = (entry for tensor in proto.graph.initializer for entry in tensor.external_data)
+            for entry in (entry for entry in locations if entry.key == "location"):
                 entry.value = "../weights.bin"
-    onnx.save(proto, path)
+            onnx.save(proto, path)
+        return path
+    if how == "no kernel":
+        return models.no_kernel().write(folder, "odd")
+    path = models.conv_net().write(folder, "model")
+    if how == "absent":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-40] if how == "cut short" else b"\x00\x01 nothing of the kind" * 9)
     return path
 
 
 @pytest.mark.parametrize(
-    ("make", "kind", "text"),
+    ("how", "kind", "text"),
     [
-        (_not_onnx, errors.InvalidModelError, "model.onnx"),
-        (_cut_short, errors.InvalidModelError, "model.onnx"),
-        (lambda folder: folder / "absent.onnx", errors.InvalidModelError, "absent.onnx"),
-        (_data_missing, errors.ExternalDataError, "weights.bin"),
-        (_data_outside, errors.ExternalDataError, "weights.bin"),
-        (lambda folder: models.no_kernel().write(folder, "odd"), errors.EngineBuildError, ""),
+        ("not ONNX", errors.InvalidModelError, "model.onnx"),
+        ("cut short", errors.InvalidModelError, "model.onnx"),
+        ("absent", errors.InvalidModelError, "model.onnx"),
+        ("data missing", errors.ExternalDataError, "weights.bin"),
+        ("data outside", errors.ExternalDataError, "weights.bin"),
+        ("no kernel", errors.EngineBuildError, "Frobnicate"),
     ],
-    ids=["not-onnx", "cut-short", "absent", "data-missing", "data-outside", "no-kernel"],
 )
 def test_unreadable_models_leave_no_run(
-    tracker: MemoryTracker,
-    tmp_path: Path,
-    make: Callable[[Path], Path],
-    kind: type[errors.TrtopsError],
-    text: str,
+    tracker: MemoryTracker, tmp_path: Path, how: str, kind: type[errors.TrtopsError], text: str
 ) -> None:
-    path = make(tmp_path)
-
     with pytest.raises(kind, match=text) as caught:
-        convert(path, tracker=tracker)
+        convert(broken_model(how, tmp_path), tracker=tracker)
 
     failed = tracker.find()
     assert len(failed) == (kind is errors.EngineBuildError)
