@@ -52,7 +52,7 @@ class AuditConfig(Record):
         rebuild: Rebuild each engine and grade it; otherwise only check integrity.
         ways: How engines are rebuilt.
         at_least: The grade that every run must reach.
-        materials: Folder that is searched by digest for files that were not logged.
+        materials: Folder that is searched by digest for models that were not logged.
         keys: PEM files of public keys; every build must be signed with one of them.
         timeout_seconds: Time limit of a build and of its first inferences; None waits without limit.
     """

@@ -21,7 +21,7 @@ from trtops.ops.auditing.result import Difference, Rebuild
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.evaluation.check import CheckConfig, Evaluation, tolerances_for
 from trtops.ops.evaluation.outputs import collect, golden_outputs
-from trtops.record import sha256, sha256_file
+from trtops.record import sha256
 from trtops.spec import BuildConfig, Environment
 from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticRecord
@@ -29,7 +29,6 @@ from trtops.tracking import builds, schema
 from trtops.tracking.base import StoredRun, Tracker, incomplete
 from trtops.tracking.materials import Materials, read_materials
 
-_MAX_CACHE_BYTES = 1 << 30
 _NOISE_RUNS = 3  # of the logged engine
 
 
@@ -58,36 +57,20 @@ class Logged:
 
 
 class MaterialFolder:
-    """A folder with files that runs did not log, found by digest. Each file is read once."""
+    """A folder with models that runs did not log, found by the digest of their content. Each is read once."""
 
     def __init__(self, path: str | None) -> None:
         """Nothing is read before the first search."""
         self._path = path
 
     @functools.cached_property
-    def _files(self) -> list[Path]:
-        return [] if self._path is None else sorted(file for file in Path(self._path).rglob("*") if file.is_file())
-
-    @functools.cached_property
-    def _digests(self) -> dict[str, Path]:
-        return {sha256_file(file): file for file in self._files if file.stat().st_size <= _MAX_CACHE_BYTES}
-
-    @functools.cached_property
-    def _models(self) -> dict[str, Path]:
+    def models(self) -> dict[str, Path]:
+        """The ONNX files by digest."""
         found = {}
-        for file in self._files:
-            if file.suffix == ".onnx":
-                with contextlib.suppress(errors.ModelError):
-                    found[Model.load(file).info.sha256] = file
+        for file in sorted(Path(self._path).rglob("*.onnx")) if self._path is not None else ():
+            with contextlib.suppress(errors.ModelError):
+                found[Model.load(file).info.sha256] = file
         return found
-
-    def file(self, digest: str) -> Path | None:
-        """The file with this digest."""
-        return self._digests.get(digest)
-
-    def model(self, digest: str) -> Path | None:
-        """The ONNX file whose content has this digest."""
-        return self._models.get(digest)
 
 
 def gather(run: StoredRun, tracker: Tracker, folder: MaterialFolder) -> Logged:
@@ -117,15 +100,11 @@ def gather(run: StoredRun, tracker: Tracker, folder: MaterialFolder) -> Logged:
         return held.read_bytes(material.path) if material is not None and material.path in held.manifest else None
 
     def cache(what: str, name: str, digest: str | None) -> bytes | None:
-        """A cache with this digest, from the run or from the folder."""
-        if digest is None:
-            return None
-        data = given(name)
-        if data is None or sha256(data) != digest:
-            file = folder.file(digest)
-            data = None if file is None else file.read_bytes()
-        if data is None:
+        """The cache with this digest."""
+        data = None if digest is None else given(name)
+        if digest is not None and (data is None or sha256(data) != digest):
             missing.append(f"{what} with SHA-256 {digest}")
+            return None
         return data
 
     spec = build.spec
@@ -144,7 +123,7 @@ def gather(run: StoredRun, tracker: Tracker, folder: MaterialFolder) -> Logged:
             denied = DenyList.from_json(data)
         else:
             missing.append(f"the deny-list with digest {spec.denied_sha256}: no tactic is denied")
-    check = _check_config(run, parent, sources, folder, missing)
+    check = _check_config(run, parent, sources, missing)
     recorded = None
     if schema.Artifact.ACCURACY in run.manifest:
         recorded = Evaluation.from_json(run.read_bytes(schema.Artifact.ACCURACY))
@@ -190,7 +169,6 @@ def _check_config(
     run: StoredRun,
     parent: StoredRun | None,
     sources: Sequence[StoredRun],
-    folder: MaterialFolder,
     missing: list[str],
 ) -> CheckConfig:
     """How the engine was evaluated, with data and golden outputs as local files."""
@@ -210,9 +188,8 @@ def _check_config(
             material = (_materials_of(source) or Materials(check={})).of(name)
             if material is not None:
                 digest = f" (SHA-256 {material.sha256})"
-                kept = material.path in source.manifest
-                file = source.local_path(material.path) if kept else folder.file(material.sha256)
-                found[name] = None if file is None else str(file)
+                if material.path in source.manifest:
+                    found[name] = str(source.local_path(material.path))
                 break
         if found[name] is None:
             missing.append(f"{name} {given!r}{digest}: {instead} used")
@@ -231,7 +208,7 @@ def _find_model(wanted: str, sources: Iterable[StoredRun | None], folder: Materi
             if model.info.sha256 == wanted:
                 return model
             why = f"run {run.info.id} logged another one with digest {model.info.sha256}"
-    if (found := folder.model(wanted)) is not None:
+    if (found := folder.models.get(wanted)) is not None:
         missing.append(f"the model with digest {wanted}: {found.name} is used")
         return Model.load(found)
     raise errors.ConfigError(f"The model with digest {wanted} is missing: {why}. Give it in a folder of materials.")

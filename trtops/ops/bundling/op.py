@@ -54,7 +54,7 @@ class BundleConfig(Record):
 
     Attributes:
         output: The zip file; ``<experiment>-<run>.zip`` in the working folder by default.
-        materials: Folder that is searched by digest for files that the run did not log.
+        materials: Folder that is searched by digest for the model, if the run did not log it.
         allow_scripts: Allow data scripts that the run names.
         timeout_seconds: Time limit of the script when it is tried.
     """
@@ -230,7 +230,7 @@ def _failed_model(info: RunInfo, tracker: Tracker, folder: MaterialFolder, diges
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("bundle")) as place:
         file = Path(place, "model.onnx")
         file.write_bytes((path.name and tracker.peek(info.id, f"{schema.Artifact.MODEL}{path.name}")) or b"")
-        for candidate in filter(None, (file, path, folder.model(digest))):
+        for candidate in filter(None, (file, path, folder.models.get(digest))):
             # The run's file cannot be read if its external data was not logged.
             with contextlib.suppress(errors.ModelError):
                 model = Model.load(candidate)
