@@ -9,6 +9,8 @@ import ast
 import importlib
 import inspect
 import itertools
+import subprocess
+import sys
 import textwrap
 from collections.abc import Iterator
 from types import ModuleType
@@ -38,67 +40,54 @@ _LEVELS = "levels of Python's logging, whose numbers are positive"
 _RUNTIME = "calls of the CUDA runtime by address, which cuda-python has"
 _INTERNAL = "of Polygraphy's own works; its reference does not explain it"
 
+_INTERNAL_NAMES = (
+    "backend.onnx.loader.BaseLoadOnnxCopy", "backend.onnx.loader.ConvertToFp16.load",
+    "backend.onnx.loader.FoldConstants.load", "backend.onnx.loader.ModifyOutputs.load",
+    "backend.onnx.loader.SetUpperBound.load", "backend.trt.algorithm_selector.check_is_instance",
+    "backend.trt.algorithm_selector.get_base_selector_type", "backend.trt.loader.BaseNetworkFromOnnx",
+    "backend.trt.util.inherit_and_extend_docstring", "comparator.data_loader.check_feed_dict", "cuda.cuda.void_ptr",
+    "comparator.compare.run_comparison", "comparator.compare.default_find_output_func",
+    "comparator.compare.metric_fields_for_func", "comparator.data_loader.ArraySampler",
+    "comparator.data_loader.coerce_buffer", "comparator.data_loader.coerce_feed_dict", "json.serde.is_single_file",
+    "json.serde.legacy_str_from_type", "json.serde.str_from_type", "json.serde.try_register_common_json",
+    "logger.logger.has_colors", "logger.logger.Logger.module_path", "logger.logger.Logger.backtrace",
+    "logger.logger.Logger.internal_error", "logger.logger.Logger.log_exception", "logger.logger.Logger.module_info",
+    "datatype.datatype.register_dtype_exporter", "datatype.datatype.register_dtype_importer",
+)  # fmt: skip
+
 EXCEPTIONS: dict[str, str] = {
     "backend.tf.loader": _TENSORFLOW,
     "backend.tf.runner": _TENSORFLOW,
-    "backend.onnx.loader.BaseLoadOnnxCopy": _INTERNAL,
-    "backend.onnx.loader.ConvertToFp16.load": _INTERNAL,
-    "backend.onnx.loader.FoldConstants.load": _INTERNAL,
-    "backend.onnx.loader.ModifyOutputs.load": _INTERNAL,
-    "backend.onnx.loader.SetUpperBound.load": _INTERNAL,
-    "backend.trt.algorithm_selector.check_is_instance": _INTERNAL,
-    "backend.trt.algorithm_selector.get_base_selector_type": _INTERNAL,
-    "backend.trt.loader.BaseNetworkFromOnnx": _INTERNAL,
     "backend.trt.runner.TrtRunner.infer_impl(copy_outputs_to_host)": "infer() takes it",
     "backend.trt.runner.TrtRunner.infer_impl(return_raw_buffers)": "infer() takes it",
     "backend.trt.util.TensorInfo": "trtops inspect model --combine-tensor-info does what it is for",
     "backend.trt.util.convert_linear_to_vectorized_format": "runners pack plain arrays themselves",
     "backend.trt.util.convert_vectorized_to_linear_format": "runners unpack what is not asked for raw",
-    "backend.trt.util.inherit_and_extend_docstring": _INTERNAL,
     "common.struct.MetadataTuple": "entries are made by TensorMetadata.add; the class is trtops.metadata.TensorSpec",
     **{
         f"common.struct.BoundedShape.{method}": "a shape is a tuple; take another one to change it"
         for method in ("append", "clear", "copy", "extend", "insert", "pop", "remove", "reverse", "sort")
     },
-    "comparator.data_loader.check_feed_dict": _INTERNAL,
-    "cuda.cuda.void_ptr": _INTERNAL,
     "comparator.compare.OutputCompareResult(passed)": "a verdict follows from the numbers and the threshold",
-    "comparator.compare.run_comparison": _INTERNAL,
-    "comparator.compare.default_find_output_func": _INTERNAL,
-    "comparator.compare.metric_fields_for_func": _INTERNAL,
-    "comparator.data_loader.ArraySampler": _INTERNAL,
-    "comparator.data_loader.coerce_buffer": _INTERNAL,
-    "comparator.data_loader.coerce_feed_dict": _INTERNAL,
     "datatype.datatype.DataTypeEntry(name)": _ENUM,
     "datatype.datatype.DataTypeEntry(itemsize)": _ENUM,
     "json.serde.BaseCustomImpl": _STANDARD,
     "json.serde.Decoder": _STANDARD,
     "json.serde.Encoder": _STANDARD,
     "json.serde.IterationWriter": "RunResults.save_iterations and the comparator write iterations",
-    "json.serde.is_single_file": _INTERNAL,
     "json.serde.iterate_from_files": "StreamingDataLoader and RunResults.load_streaming read iterations",
     "json.serde.iterate_json_list": "StreamingDataLoader reads them",
-    "json.serde.legacy_str_from_type": _INTERNAL,
     "json.serde.list_iteration_files": "StreamingDataLoader and RunResults.load_streaming find them",
-    "json.serde.str_from_type": _INTERNAL,
-    "json.serde.try_register_common_json": _INTERNAL,
     "logger.logger.LoggerIndent": "what G_LOGGER.indent() returns",
     "logger.logger.LoggerVerbosity": "what G_LOGGER.verbosity() returns",
     "logger.logger.SeverityTrie": "G_LOGGER.module_severity answers the same question: get(path)",
-    "logger.logger.has_colors": _INTERNAL,
     "logger.logger.Logger.SEVERITY_COLOR_MAPPING": _LEVELS,
     "logger.logger.Logger.SEVERITY_LETTER_MAPPING": _LEVELS,
-    "logger.logger.Logger.module_path": _INTERNAL,
-    "logger.logger.Logger.backtrace": _INTERNAL,
-    "logger.logger.Logger.internal_error": _INTERNAL,
-    "logger.logger.Logger.log_exception": _INTERNAL,
-    "logger.logger.Logger.module_info": _INTERNAL,
     "cuda.cuda.Cuda": _RUNTIME,
     "cuda.cuda.MemcpyKind": _RUNTIME,
     "cuda.cuda.try_get_stream_handle": _RUNTIME,
     "cuda.cuda.wrapper": _RUNTIME,
-    "datatype.datatype.register_dtype_exporter": _INTERNAL,
-    "datatype.datatype.register_dtype_importer": _INTERNAL,
+    **dict.fromkeys(_INTERNAL_NAMES, _INTERNAL),
 }
 """What is not here, with a reason: modules, names, members and parameters."""
 
@@ -276,20 +265,11 @@ def test_versions_compare_like_polygraphys(text):
     assert mod.version(text) == theirs.version(text)
 
 
-def test_settings_read_both_variables():
-    import subprocess
-    import sys
+def test_settings_read_both_variables(monkeypatch):
+    monkeypatch.setenv("POLYGRAPHY_AUTOINSTALL_DEPS", "1")
+    monkeypatch.setenv("TRTOPS_INTERNAL_CORRECTNESS_CHECKS", "1")
+    monkeypatch.setenv("POLYGRAPHY_INSTALL_CMD", "uv pip")
+    code = "from trtops import config as c; print(c.AUTOINSTALL_DEPS, c.INTERNAL_CORRECTNESS_CHECKS, c.INSTALL_CMD)"
 
-    code = (
-        "from trtops import config; print(config.AUTOINSTALL_DEPS, config.INTERNAL_CORRECTNESS_CHECKS, "
-        "config.INSTALL_CMD)"
-    )
-    given = {
-        "POLYGRAPHY_AUTOINSTALL_DEPS": "1",
-        "TRTOPS_INTERNAL_CORRECTNESS_CHECKS": "1",
-        "POLYGRAPHY_INSTALL_CMD": "uv pip",
-    }
-    import os
-
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **given}, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "True True ['uv', 'pip']\n"

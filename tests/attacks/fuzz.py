@@ -42,7 +42,6 @@ MEMORY_KIB = 2 << 20
 ON_MODELS = (
     "check lint m.onnx",
     "check lint m.onnx -o report.json",
-    "check compatibility m.onnx --onnxrt",
     "inspect model m.onnx --show layers attrs weights",
     "inspect model m.onnx --shape-inference --show layers",
     "inspect model m.onnx --save-visual page.html",
@@ -69,7 +68,6 @@ ON_MODELS = (
     "debug build m.onnx --onnxrt --until 1",
     "compare m.onnx good.onnx",
     "template onnx-gs m.onnx -o out.py",
-    "template data-loader m.onnx -o out.py",
     "template trt-config m.onnx -o out.py",
     "plugin list m.onnx --plugin-dir plugins",
     "plugin match m.onnx --plugin-dir plugins -o out.yaml",

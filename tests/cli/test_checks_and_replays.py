@@ -59,14 +59,6 @@ def test_a_command_finds_the_fp32_node(folder, capsys):
     assert not Path("trtops_debug.onnx").exists()
 
 
-def test_the_checked_file_can_be_named_and_kept(folder):
-    line = "debug precision transformer.onnx --iter-artifact mine.onnx --no-remove-intermediate --iter-info i.json"
-    checked = COUNTED + "import json, onnx; json.load(open('i.json'))['iteration']; onnx.load('mine.onnx')"
-
-    assert run(line, *python(checked)) == 0
-    assert asked() == 1 and Path("mine.onnx").exists() and not Path("i.json").exists()
-
-
 def test_replayed_answers_are_not_repeated(folder):
     line = "debug precision transformer.onnx --mode bisect --artifacts asked.txt --art-dir sorted"
     assert run(line, *python(KEEPS_ERF), "{model}") == 0
@@ -101,21 +93,6 @@ def test_releases_without_layer_precisions_are_rejected(folder, caplog, rtx):
     built = f"import subprocess, sys; subprocess.run([sys.executable, *{words}], check=True)"
     assert run("debug precision conv_net.onnx --fp16", *python(built)) == 0
     assert Path("mixed.engine").stat().st_size > 1000
-
-
-def test_impossible_precisions_are_rejected(folder):
-    for line in ("--int8", "--fp8", "--fp16 --bf16", "--precision float16"):
-        assert run(f"debug precision conv_net.onnx {line}") == 2
-
-
-def test_engine_checks_need_tensorrt_first(folder, caplog, no_tensorrt):
-    assert run("debug precision conv_net.onnx --fp16", *python(COUNTED)) == 3
-    assert "pip install tensorrt" in caplog.text and asked() == 0
-
-
-def test_precision_uses_random_data_ranges(folder):
-    assert run("debug precision transformer.onnx --fp16 --val-range [0,1e-6] --atol 1e-3 --rtol 1e-3") in (0, 1)
-    assert run("debug precision transformer.onnx --fp16 --val-range [5,1]") == 3
 
 
 # --- debug reduce ---------------------------------------------------------------------------------------------------
@@ -161,15 +138,6 @@ def test_reduced_weights_go_to_the_named_file(folder):
 
 def _has(name: str) -> bool:
     return name in [node.name for node in onnx.load("transformer.onnx").graph.node]
-
-
-def test_reduce_can_convert_to_fp16_first(folder):
-    checked = (
-        "import onnx,sys; m=onnx.load('trtops_debug.onnx'); sys.exit(any(t.data_type == 10 for t in "
-        "m.graph.initializer))"
-    )
-
-    assert run("debug reduce conv_net.onnx -o small.onnx --fp-to-fp16 --exit-on-bad", *python(checked)) == 1
 
 
 def test_a_person_is_asked_about_each_part(folder, monkeypatch, capsys):
@@ -236,16 +204,6 @@ def test_shapes_come_from_running_the_model(sized_by_data):
     assert run(line) == 0
     assert shapes_of("static.onnx") == {"x": [5], "i": [1, 3], "j": [3, 1], "g": [3], "h": [3], "y": [3]}
     assert run("run static.onnx --onnxrt --load-inputs i.json") == 0
-
-
-def test_observed_shapes_respect_input_shapes(folder):
-    line = (
-        "surgeon extract conv_net.onnx --force-fallback-shape-inference --model-inputs image:[3,3,8,8] --seed 4 "
-        "--inputs r0 -o part.onnx"
-    )
-
-    assert run(line) == 0
-    assert all(dim > 0 for dim in shapes_of("part.onnx")["r0"]) and shapes_of("part.onnx")["r0"][0] == 3
 
 
 def test_extract_uses_observed_shapes(sized_by_data):

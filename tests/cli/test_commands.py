@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import shlex
 import subprocess
 import sys
@@ -200,86 +199,12 @@ def test_runners_run_in_order(folder):
     assert [name.split("-")[0] for name in second] == ["onnxrt", "onnx"]
 
 
-def test_random_inputs_equal_polygraphys(folder):
-    assert (
-        run(
-            "run conv_net.onnx --onnxrt --input-shapes image:[2,3,8,8] --seed 3 --val-range [-1,1] --save-inputs i.json"
-        )
-        == 0
-    )
-
-    expected = np.random.RandomState(3).random_sample((2, 3, 8, 8)) * 2 - 1
-    np.testing.assert_array_equal(load_json("i.json")[0]["image"], expected.astype(np.float32))
-
-
-def test_each_error_statistic_is_checked(folder, capsys):
-    assert run("run transformer.onnx --onnxrt --save-outputs a.json") == 0
-    results = RunResults.load("a.json")
-    worse = results[0][1][0]["y"].copy()
-    worse[0, 0, 0] += 1
-    results[0][1][0]["y"] = worse
-    results.save("worse.json")
-
-    assert (
-        run("run transformer.onnx --onnxrt --load-outputs worse.json --check-error-stat median --atol 1e-3 --rtol 1e-3")
-        == 0
-    )
-    assert (
-        run(
-            "run transformer.onnx --onnxrt --load-outputs worse.json --check-error-stat median max --atol 1e-3 "
-            "--rtol 1e-3"
-        )
-        == 1
-    )
-
-
-def test_top_k_replaces_scores(folder):
-    assert run("run conv_net.onnx --onnxrt --save-outputs a.json") == 0
-    results = RunResults.load("a.json")
-    results[0][1][0]["scores"] = results[0][1][0]["scores"] * np.float32(1.01)
-    results.save("scaled.json")
-
-    assert run("run conv_net.onnx --onnxrt --load-outputs scaled.json") == 1
-    assert run("run conv_net.onnx --onnxrt --load-outputs scaled.json --postprocess top-3 --compare indices") == 0
-
-
-def test_validation_rejects_nan_and_infinity(folder):
-    proto = models.model("(float[2] x) => (float[2] y) { y = Log(x) }")
-    models.Case(proto, {}, name="log").write(folder)
-    save_json([{"x": np.array([-1, 1], np.float32)}], "i.json")
-
-    assert run("run log.onnx --onnxrt --load-inputs i.json --validate") == 1
-    assert run("run identity.onnx --onnxrt --validate") == 0
-
-
 def test_tensorrt_options_reach_a_child_process(folder, caplog, rtx):
     proto = models.model("(float[1,3,224,224] x) => (float[1,3,224,224] y) { y = Relu(x) }")
     models.Case(proto, {}, name="large").write(folder)  # more data than a pipe holds
 
     assert run("run large.onnx --trt --use-subprocess --pool-limit workspace:64M") == 3
     assert "needs a GPU to load engines" in caplog.text
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "run conv_net.onnx --onnxrt --onnx --input-shapes image:[2,3,8,8] --seed 5 --val-range [-1,1] --atol 1e-4 "
-        "scores:1e-3",
-        "run transformer.onnx --onnxrt --load-outputs golden.json --compare l2 cosine_similarity --l2-threshold 1e-9",
-        "run transformer.onnx --onnxrt --onnx-outputs m1 --shape-inference --validate --warm-up 2 --save-outputs "
-        "out.json",
-        "run conv_net.onnx --onnxrt --providers cpu --graph-optimization-level basic --postprocess top-2 --onnx "
-        "--fail-fast",
-    ],
-)
-def test_generated_script_exits_like_the_command(line, folder):
-    assert run("run transformer.onnx --onnxrt --seed 2 --save-outputs golden.json") == 0
-    expected = run(line)
-
-    assert run(f"{line} --gen-script script.py") == 0
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path("script.py", run_name="__main__")
-    assert ended.value.code == expected
 
 
 def test_generated_script_is_short(folder):
@@ -292,46 +217,6 @@ def test_generated_script_is_short(folder):
     assert len(text.splitlines()) < 45
     assert "CreateConfig(" in text and "fp16=True" in text and '.add("image", min=(4, 3, 8, 8)' in text
     compile(text, "script.py", "exec")
-
-
-def test_generated_script_repeats_nothing(folder, capsys):
-    capsys.readouterr()
-    line = (
-        "run conv_net.onnx --trt --onnxrt --fp16 --int8 --calibration-cache c.cache --trt-min-shapes image:[1,3,8,8] "
-        "--trt-opt-shapes image:[4,3,8,8] --trt-max-shapes image:[8,3,8,8] --val-range image:[-1,1] --gen-script -"
-    )
-
-    assert run(line) == 0
-    text = capsys.readouterr().out
-    assert text.count("DataLoader(") == 1 and text.count("'") == text.count("'image:[") * 2
-    compile(text, "script.py", "exec")
-
-
-def test_generated_script_writes_the_same_files(folder):
-    assert run("run conv_net.onnx --onnxrt --save-outputs a.json --seed 1") == 0
-    assert run("run conv_net.onnx --onnxrt --load-outputs a.json --gen script.py") == 0
-    done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0 if "PASSED" in done.stdout else done.returncode == 1 and "FAILED" in done.stdout
-
-    assert run("run conv_net.onnx --save-onnx low.onnx --fp-to-fp16 --gen script.py") == 0
-    assert "import sys" not in Path("script.py").read_text() and not Path("low.onnx").exists()
-    subprocess.run([sys.executable, "script.py"], capture_output=True, check=True)
-    assert Path("low.onnx").exists()
-    assert run("run conv_net.onnx --onnxrt --experiment e --gen script.py") == 2
-
-
-def test_tensorrt_builds_with_several_profiles(folder, rtx):
-    shapes = [
-        f"--trt-{bound}-shapes image:[{n},3,8,8]"
-        for ns in ((1, 2, 4), (8, 8, 8))
-        for bound, n in zip(("min", "opt", "max"), ns)
-    ]
-
-    assert (
-        run(f"convert conv_net.onnx -o e.engine --workspace 64M --builder-optimization-level 1 {' '.join(shapes)}") == 0
-    )
-    assert Path("e.engine").stat().st_size > 0
-    assert run("inspect model conv_net.onnx --display-as trt --show layers") == 0
 
 
 def test_lint_writes_its_report(folder):
@@ -415,17 +300,6 @@ def test_repeat_sorts_files_by_verdict(folder, capsys):
     out = capsys.readouterr().out
     assert "2 of 3 iterations passed" in out
     assert "[I] Finished 3 iteration(s) | Passed: 2/3 | Pass Rate: 66.66666666666667%" in out
-
-
-def test_debug_build_sorts_engines(folder, rtx):
-    code = "import os,sys; sys.exit(not os.path.getsize('trtops_debug.engine') > 1000)"
-    words = shlex.split(
-        "debug build conv_net.onnx --until 2 --artifacts trtops_debug.engine --art-dir kept "
-        "--builder-optimization-level 1 --check"
-    )
-
-    assert main([*words, sys.executable, "-c", code]) == 0
-    assert len(list(Path("kept/good").iterdir())) == 2
 
 
 def test_installed_script_can_be_silent(folder):

@@ -61,7 +61,6 @@ LINES = {
     "inspect run": "abc",
     "check lint": "m.onnx; m.onnx --data-loader-script d.py",
     "check accuracy": "acc.json; acc.json --compare {compared}; acc.json --check-error-stat mean",
-    "check compatibility": "m.onnx; m.onnx --onnxrt",
     "surgeon extract": (
         "m.onnx -o o.onnx; m.onnx -o o.onnx --shape-inference; m.onnx -o o.onnx --force-fallback-shape-inference; "
         "m.onnx --force-fallback-shape-inference --data-loader-script d.py"

@@ -7,7 +7,6 @@ own.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import runpy
 import shlex
@@ -253,7 +252,6 @@ def check(options: str, expected: int, *, apart: bool = False) -> None:
             _write_scripts_for(runner)
             name = f"{writer}_run_by_{runner}.py"
             found[name] = verdict(renamed(text, runner), name, apart=apart)
-    note(options, found)
     assert found == dict.fromkeys(found, expected)
 
 
@@ -263,13 +261,6 @@ def _write_scripts_for(tool: str) -> None:
         if Path(name).exists():
             Path(name).write_text(text.replace("TOOL", tool))
             sys.modules.pop(Path(name).stem, None)
-
-
-def note(options: str, found: dict[str, int | str]) -> None:
-    """Add a line of the table to ``$OUT/generated_scripts.jsonl``, where ``OUT`` names a folder."""
-    if os.environ.get("OUT"):
-        with open(Path(os.environ["OUT"], "generated_scripts.jsonl"), "a", encoding="utf-8") as file:
-            file.write(json.dumps({"options": options, **found}) + "\n")
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -95,8 +95,8 @@ def run_all(place: Path, runs: list[str], store: str, caplog: pytest.LogCaptureF
         code = main(words)
         assert code in (0, 1, 2, 3), words
         check_unharmed(place, words)
-        mistakes = [r for r in caplog.records if r.exc_info and "mistake in trtops" in r.getMessage()]
-        assert not mistakes, (words, mistakes[0].exc_text or logging.Formatter().formatException(mistakes[0].exc_info))
+        bugs = [r for r in caplog.records if r.exc_info and "bug in trtops" in r.getMessage()]
+        assert not bugs, (words, bugs[0].exc_text or logging.Formatter().formatException(bugs[0].exc_info))
         caplog.clear()
     return len(lines)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +16,6 @@ import pytest
 from tests import models
 from tests.waiting import until
 from trtops.cli import registry
-from trtops.cli.logs import say_page
 from trtops.cli.main import main
 
 TRTOPS = [sys.executable, "-m", "trtops.cli"]
@@ -103,20 +101,6 @@ def test_untracked_run_imports_no_mlflow(tmp_path):
     assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True).returncode == 0
 
 
-def test_lint_imports_no_campaign(tmp_path):
-    path = models.conv_net().write(tmp_path)
-    code = (
-        "import os, sys\nfrom trtops.cli.main import main\n"
-        f"code = main(['check', 'lint', {str(path)!r}])\n"
-        "print(code, 'OPENBLAS_NUM_THREADS' in os.environ, 'trtops.ops.campaign.debug_build' in sys.modules)"
-    )
-    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
-
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-
-    assert done.stdout.splitlines()[-1] == "0 False False"
-
-
 def test_bash_completes_commands_and_options(tmp_path):
     script = subprocess.run([*TRTOPS, "completion", "bash"], capture_output=True, text=True).stdout
 
@@ -134,53 +118,6 @@ def test_bash_completes_commands_and_options(tmp_path):
     assert completed("trtops", "debug", "pr") == ["prove", "precision"]
     assert completed("trtops", "inspect", "model", "pr") == []  # bash then completes file names
     assert completed("trtops", "debug", "reduce", "m.onnx", "--mode", "") == ["bisect", "linear"]
-
-
-ZSH = """
-zmodload zsh/zpty
-zpty shell "zsh -f -i"
-zpty -w shell "unsetopt prompt_sp; PS1=; trtops() { print -r -- GOT=\\$*= }; $1"
-# One key for tab and return: a return that comes while zsh is still completing would be taken for typing ahead.
-zpty -w shell "complete-and-run() { zle expand-or-complete; zle accept-line }; zle -N complete-and-run"
-zpty -w shell "bindkey '^T' complete-and-run; print begun"
-while zpty -r shell out && [[ $out != *begun* || $out == *print*begun* ]]; do :; done
-for line in 'trtops insp' 'trtops inspect dat' 'trtops run m.onnx --load-o'; do
-    zpty -w -n shell "$line"$'\\x14'
-    while zpty -r shell out && [[ $out != *GOT=* ]]; do :; done
-    print -r -- "$out"
-done
-"""
-
-
-@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
-@pytest.mark.parametrize(
-    "setup",
-    [
-        "autoload -U compinit; compinit -u -D; source {folder}/_trtops",
-        "fpath=({folder} $fpath); autoload -U compinit; compinit -u -D",
-    ],
-    ids=["sourced", "in fpath"],
-)
-def test_zsh_completes_from_the_first_tab(setup, tmp_path, capsys):
-    assert main(["completion", "zsh"]) == 0
-    (tmp_path / "_trtops").write_text(capsys.readouterr().out)
-    (tmp_path / "test.zsh").write_text(ZSH)
-
-    done = subprocess.run(
-        ["zsh", "-f", str(tmp_path / "test.zsh"), setup.format(folder=tmp_path)],
-        capture_output=True, text=True, env={**WITH_TRTOPS, "TERM": "dumb"},
-    )  # fmt: skip
-    assert re.findall("GOT=(.*?) ?=", done.stdout) == ["inspect", "inspect data", "run m.onnx --load-outputs"]
-
-
-def test_colors_respect_no_color(monkeypatch):
-    from trtops.cli import flags
-
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert flags.bold("x") == "\x1b[1mx\x1b[0m"
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert flags.bold("x") == "x"
 
 
 def test_verbosity_is_restored(tmp_path, monkeypatch):
@@ -287,16 +224,6 @@ def test_interruption_leaves_nothing_behind(name, tmp_path, request):
     assert not left - {"trtops_debug_replay.json"}  # answers with which a search resumes
 
 
-def test_closed_stdout_of_a_viewer_is_fine(tmp_path):
-    models.conv_net().write(tmp_path)
-    command = " ".join([*TRTOPS, "inspect", "model", "conv_net.onnx", "--mode=full", "-q"])
-
-    done = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {command} | head -1"], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0 and "Traceback" not in done.stderr
-
-
 # Python's own buffer is what cannot be written at the end, unless it has none.
 @pytest.mark.parametrize(
     ("command", "unbuffered"),
@@ -391,38 +318,6 @@ def test_help_lists_environment_variables(tmp_path, capsys):
     models.identity().write(tmp_path)
     wrong = script_run("run identity.onnx --onnxrt", tmp_path, TRTOPS_ARRAY_SWAP_THRESHOLD_MB="many")
     assert wrong.returncode in (2, 3) and b"is 'many'; expected a whole number" in wrong.stderr
-
-
-def test_narrow_tables_are_aligned(capsys):
-    wide = "x" * 130
-    say_page(f"# t\n\n\n| a | longer |\n|---|---|\n| some words | 1 |\n\n| {wide} | b |\n| --- | --- |\n| c | d |\n")
-
-    assert capsys.readouterr().out.splitlines() == [
-        "# t", "", "| a          | longer |", "| ---------- | ------ |", "| some words | 1      |", "",
-        f"| {wide} | b |", "| --- | --- |", "| c | d |",
-    ]  # fmt: skip
-
-
-@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
-def test_fish_completes(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["completion", "fish"]) == 0
-    (tmp_path / "trtops.fish").write_text(capsys.readouterr().out)
-    lines = (
-        "trtops tri",
-        "trtops ",
-        "trtops triage --min",
-        "trtops debug ",
-    )
-    asked = "; echo =; ".join(f"complete -C '{line}'" for line in lines)
-    command = ["fish", "--no-config", "-c", f"source trtops.fish; {asked}"]
-    done = subprocess.run(command, capture_output=True, text=True, env=WITH_TRTOPS)
-
-    assert (done.returncode, done.stderr) == (0, "")
-    offers = [{offer.partition("\t")[0] for offer in part.splitlines()} - {""} for part in done.stdout.split("=\n")]
-    begun, first, option, below = offers
-    assert begun == {"triage"} and "triage" in first and "bundle" not in first and option == {"--minutes"}
-    assert {"build", "reduce"} <= below
 
 
 def test_doctor_says_what_to_do(tmp_path, monkeypatch, capsys):

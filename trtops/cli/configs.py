@@ -12,7 +12,7 @@ from trtops import ops
 from trtops.cli import groups, loading
 from trtops.cli.flags import Flag, Group, Options, UsageError, flag
 from trtops.comparator.table import LIMITED
-from trtops.record import OptionField, Record, option_fields, with_options
+from trtops.record import OptionField, option_fields, with_options
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, OptimizationProfile, ShapeRange, TensorRTOptions
 
 if TYPE_CHECKING:
@@ -30,15 +30,10 @@ BACKEND = Group(
 
 
 def config_flags(title: str, config: str, names: Mapping[str, str] | None = None, skip: str = "") -> Group:
-    """Return a group with an option for each field of a config, and of the records inside it.
+    """Return a group with an option for each field of a config in :mod:`trtops.ops`, and of the records inside it.
 
-    A field that a command's explicit options already cover, by the same name, gets no second option.
-
-    Args:
-        title: The group's title.
-        config: The name of the config class in :mod:`trtops.ops`.
-        names: Spellings of options that are not called like their field, by the field.
-        skip: Fields without an option, separated by spaces; of a nested record, all its fields.
+    A field that a command's explicit options already cover, by the same name, gets no second option. ``names`` has
+    spellings of options that are not called like their field; ``skip`` lists fields, or whole records, without one.
     """
     skipped = skip.split()
 
@@ -101,17 +96,10 @@ def _phrase(text: str) -> str:
     return first[:1].lower() + first[1:] if first[1:2].islower() or first[1:2] == " " else first
 
 
-def make(
-    args: Options, config: str, values: Mapping[str, Any] | None = None, base: Record | None = None, **more: Any
-) -> Any:
-    """Return a config from the options that :func:`config_flags` made, and further values. None stands for the default.
+def make(args: Options, config: str, values: Mapping[str, Any] | None = None, **more: Any) -> Any:
+    """Return a config from the options that :func:`config_flags` made, and further values.
 
-    Args:
-        args: The options.
-        config: The name of the config class in :mod:`trtops.ops`.
-        values: Values by field, with dots: ``{"check.seed": 3}``; these count before options.
-        base: A config whose values are the defaults.
-        more: Values by field.
+    Values by field (``{"check.seed": 3}``) count before options; None stands for the default.
     """
     prefix, found = f"{config}.", {}
     for name in [name for name in args.__dict__ if name.startswith(prefix)]:
@@ -120,7 +108,7 @@ def make(
             found[tuple(name.removeprefix(prefix).split("."))] = tuple(value) if isinstance(value, list) else value
     explicit = {**(values or {}), **more}
     found |= {tuple(name.split(".")): value for name, value in explicit.items() if value is not None}
-    return with_options(getattr(ops, config) if base is None else base, found)
+    return with_options(getattr(ops, config), found)
 
 
 _FILES = (
@@ -131,11 +119,7 @@ _FILES = (
 
 
 def build_config(args: Options, backend: str) -> BuildConfig:
-    """Return how to build, for ops.
-
-    Raises:
-        UsageError: If an option is given that a build's spec does not hold, so that the run could not be repeated.
-    """
+    """Return how to build, for ops; a UsageError if an option is given that a recorded build could not repeat."""
     recorded = {*(each.dest for each in groups.SPEC.flags), *_FILES}
     for each in Group("", *groups.TRT_BUILD, groups.TRT_LOAD).flags:
         if each.dest not in recorded and args.peek(each.dest) not in (None, each.default):
@@ -181,11 +165,7 @@ def _profile(shapes: Mapping[str, Any]) -> OptimizationProfile:
 
 
 def refuse(args: Options, group: Group, why: str) -> None:
-    """Reject options that would have no effect.
-
-    Raises:
-        UsageError: If one is given.
-    """
+    """Reject options that would have no effect, if one is given."""
     for each in group.flags:
         if getattr(args, each.dest, None) not in (None, ()):
             raise UsageError(f"{each.names[0]} {why}")
@@ -206,23 +186,13 @@ def random_data(args: Options) -> Late | None:
 
 
 def data_values(args: Options, prefix: str = "", *, random: bool = False) -> dict[str, Any]:
-    """Return the values of a ``DataConfig``'s fields.
-
-    Args:
-        args: The options.
-        prefix: What to put before the names of the fields.
-        random: Whether :func:`random_data` makes the inputs, in place of a source.
-    """
+    """Return the values of a ``DataConfig``'s fields; without a source if :func:`random_data` makes the inputs."""
     source = None if random else data_source(args)
     return {f"{prefix}data": source, f"{prefix}iterations": args.iterations, f"{prefix}seed": args.seed}
 
 
 def data_source(args: Options) -> str | None:
-    """Return where inputs come from, as ops take it.
-
-    Raises:
-        UsageError: If one path cannot describe it.
-    """
+    """Return where inputs come from, as ops take it; a UsageError if one path cannot describe it."""
     if args.load_inputs and args.data_loader_script:
         raise UsageError("--load-inputs and --data-loader-script exclude each other")
     if args.load_inputs and len(args.load_inputs) > 1:

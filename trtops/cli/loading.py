@@ -33,11 +33,7 @@ TENSORFLOW = ("keras", "frozen", "ckpt")
 
 
 def model_type(args: Options) -> str:
-    """Return what the model is: as the options say, or by its file name.
-
-    Raises:
-        UsageError: If there is no model, its type is unknown, or nothing reads models of that type any more.
-    """
+    """Return what the model is: as the options say, or by its file name."""
     if args.model_file is None:
         raise UsageError("no model is given. Options that take several words consume it as well: name it first")
     path = Path(re.sub(r"\.py:\w+$", ".py", args.model_file))  # a script, and what it calls the function
@@ -138,11 +134,7 @@ def list_or_none(words: Iterable[Any] | None) -> list[Any] | None:
 
 
 def data_loader(args: Options) -> Late | None:
-    """Return where inputs come from; None is random data of the model's own shapes.
-
-    Raises:
-        UsageError: If there are two sources.
-    """
+    """Return where inputs come from; None is random data of the model's own shapes."""
     if args.load_inputs and args.data_loader_script:
         raise UsageError("--load-inputs and --data-loader-script exclude each other")
     if args.load_inputs:

@@ -37,14 +37,7 @@ UNREAD = 141  # the shell's code for a command ended by SIGPIPE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line.
-
-    Args:
-        arguments: The words after ``trtops``; this process' own unless given.
-
-    Returns:
-        The exit code.
-    """
+    """Run one command line, this process' own unless given, and return the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     for name, value in BRIEF_SPIN.items():
         os.environ.setdefault(name, value)

@@ -42,7 +42,6 @@ COMMANDS: dict[Path, str] = {
     ("inspect", "run"): "show everything a run holds",
     ("check", "lint"): "find what is wrong with an ONNX model, node by node",
     ("check", "accuracy"): "evaluate saved comparisons with other tolerances",
-    ("check", "compatibility"): "report whether a back end supports a model",
     ("surgeon", "extract"): "cut a part out of a model",
     ("surgeon", "sanitize"): "fold constants, clean up, change shapes and outputs",
     ("surgeon", "insert"): "insert a node between tensors",

@@ -74,12 +74,7 @@ def given(**options: Any) -> dict[str, Any]:
 
 
 def resolve(value: Any) -> Any:
-    """Return a value with all its :class:`Late` and :class:`Name` parts replaced by what they stand for.
-
-    Raises:
-        ConfigError: If TensorRT does not have a name.
-        BackendUnavailableError: If TensorRT is needed, and missing.
-    """
+    """Return a value with all its :class:`Late` and :class:`Name` parts replaced by what they stand for."""
     if isinstance(value, Late):
         module, _, name = value.function.rpartition(".")
         return getattr(importlib.import_module(module), name)(*resolve(value.args), **resolve(value.kwargs))

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from trtops import comparator, ops
-from trtops.cli import configs, groups, loading
+from trtops.cli import groups, loading
 from trtops.cli.flags import Group, Options, UsageError, flag
-from trtops.cli.jobs import Job, command, op_job
+from trtops.cli.jobs import Job, command
 from trtops.cli.logs import log_line, say, say_json
 from trtops.cli.script import loaded, resolve
 from trtops.comparator.table import METRICS
@@ -18,21 +18,6 @@ from trtops.logger import G_LOGGER
 from trtops.metadata import TensorMetadata
 
 _RANDOM = ("seed", "val_range", "int_min", "int_max", "float_min", "float_max", "data_loader_backend_module")
-
-
-@command(
-    groups.ONNX_MODEL,
-    Group("back end (default: TensorRT)", configs.BACKEND.only("backend")),
-    groups.JSON,
-    examples=("trtops check compatibility model.onnx --onnxrt", "trtops check compatibility model.onnx --trt"),
-)
-def compatibility(args: Options) -> Job:
-    """Report whether a back end supports every node of a model, and which it does not.
-
-    Exits with 1 if some are not supported.
-    """
-    backend, code = args.backend or "tensorrt", lambda report: int(not report.supported)
-    return op_job(args, "capability", args.model_file, backend, partition=False, code=code)
 
 
 @command(
@@ -108,10 +93,7 @@ _OPTIONS = {
         *(flag(name, text, idle=_DECIDED) for name, text in _EARLIER.items()),
     ),
     groups.JSON,
-    examples=(
-        "trtops run model.onnx --onnxrt --trt --save-accuracy-results accuracy.json",
-        "trtops check accuracy accuracy.json --check-error-stat max --atol 1e-3 --rtol 1e-2",
-    ),
+    examples=("trtops check accuracy accuracy.json --check-error-stat max --atol 1e-3 --rtol 1e-2",),
 )
 def accuracy(args: Options) -> Job:
     """Evaluate a saved comparison (of --save-accuracy-results) with other tolerances, without running anything.

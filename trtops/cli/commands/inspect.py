@@ -55,10 +55,7 @@ def calibration(args: Options) -> Job:
         groups.SAVE_AS.without("--save-external-data"),
     ),
     *groups.ONNX,
-    examples=(
-        "trtops inspect capability model.onnx --with-partitioning",
-        "trtops inspect capability model.onnx --onnxrt",
-    ),
+    examples=("trtops inspect capability model.onnx --with-partitioning",),
 )
 def capability(args: Options) -> Job:
     """Report which nodes of a model a back end supports, and why not the others.
@@ -189,10 +186,7 @@ def _show_difference(result: Any, store: str | None) -> None:
     configs.config_flags("engines", "InspectEnginesConfig", {"shown": "--show"}, skip="a b"),
     groups.TRACKING,
     groups.JSON,
-    examples=(
-        "trtops inspect engines fp16.engine int8.engine --profile",
-        "trtops inspect engines before.json after.json --times-a before_times.json --times-b after_times.json",
-    ),
+    examples=("trtops inspect engines fp16.engine int8.engine --profile",),
 )
 def engines(args: Options) -> Job:
     """Compare two TensorRT engines: layers by their ONNX nodes, and reformats between them, largest differences first.
@@ -237,10 +231,7 @@ SHOWING = Group(
     groups.TRT_LOAD,
     groups.TENSORFLOW,
     Group("TensorRT timing", flag("--save-timing-cache FILE", "timing cache to write", idle="nothing is built")),
-    examples=(
-        "trtops inspect model model.onnx --show layers attrs",
-        "trtops inspect model model.onnx --display-as trt",
-    ),
+    examples=("trtops inspect model model.onnx --show layers attrs",),
 )
 def model(args: Options) -> Job:
     """Show an ONNX model, a TensorRT network or an engine.

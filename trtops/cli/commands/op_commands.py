@@ -95,10 +95,7 @@ def calibrate(args: Options) -> Job:
     groups.SOURCE,
     groups.TRACKING,
     groups.JSON,
-    examples=(
-        "trtops compare run:8d6e3f model.onnx --experiment resnet50",
-        "trtops inspect diff actual.json expected.json --rtol 1e-3",
-    ),
+    examples=("trtops compare run:8d6e3f model.onnx", "trtops inspect diff actual.json expected.json"),
 )
 def compare(args: Options) -> Job:
     """Compare two sides, output by output.
@@ -139,10 +136,7 @@ def compare(args: Options) -> Job:
     groups.SOURCE,
     groups.TRACKING,
     groups.JSON,
-    examples=(
-        "trtops gate model.onnx --fp16 --trt --policy gate.yaml",
-        "trtops gate resnet50.onnx bert.onnx --precisions fp32 int8 --release old=ort-1.30.txt new=ort-1.31.txt",
-    ),
+    examples=("trtops gate model.onnx --fp16 --trt --policy gate.yaml",),
 )
 def gate(args: Options) -> Job:
     """Build a candidate and compare it with the accepted engine: accuracy, latency, size, build time, layers.
@@ -241,10 +235,7 @@ def sensitivity(args: Options) -> Job:
     groups.SOURCE,
     groups.SPEC,
     Group("building", groups.PRECISIONS.only("calibration_cache"), groups.TRT_TACTICS.only("load_tactics")),
-    examples=(
-        "trtops triage model.onnx --fp16 --load-inputs inputs.json",
-        "trtops triage model.onnx --trt --fp16 --minutes 30 --experiment resnet50",
-    ),
+    examples=("trtops triage model.onnx --fp16 --load-inputs inputs.json",),
 )
 def triage(args: Options) -> Job:
     """Find out why an engine is bad: one question after the other, down to the smallest case that shows the fault.

@@ -93,10 +93,7 @@ def extract(args: Options) -> Job:
     OBSERVING,
     groups.ONNX_SAVE,
     groups.ONNX_LOAD,
-    examples=(
-        "trtops surgeon sanitize model.onnx --fold-constants --cleanup -o clean.onnx",
-        "trtops surgeon sanitize model.onnx --override-input-shapes x:[8,3,224,224] -o batch8.onnx",
-    ),
+    examples=("trtops surgeon sanitize model.onnx --fold-constants --cleanup -o clean.onnx",),
 )
 def sanitize(args: Options) -> Job:
     """Clean an ONNX model.
@@ -158,10 +155,7 @@ def insert(args: Options) -> Job:
     ),
     groups.SAVE_AS,
     groups.ONNX_LOAD,
-    examples=(
-        "trtops surgeon prune model.onnx -o sparse.onnx",
-        "trtops surgeon prune model.onnx --remove-node-types CustomOp -o plain.onnx",
-    ),
+    examples=("trtops surgeon prune model.onnx -o sparse.onnx",),
 )
 def prune(args: Options) -> Job:
     """Make weights 2:4 sparse, or remove nodes of some types from a model.

@@ -42,10 +42,7 @@ def _show(result: Any, store: str | None) -> None:
     groups.STATISTICS,
     groups.SOURCE,
     groups.SPEC,
-    examples=(
-        "trtops debug accuracy model.onnx --trt --fp16 --load-inputs inputs.json",
-        "trtops debug accuracy model.onnx --emulate fp16",
-    ),
+    examples=("trtops debug accuracy model.onnx --trt --fp16 --load-inputs inputs.json",),
 )
 def accuracy(args: Options) -> Job:
     """Find out where an engine goes wrong.
@@ -167,13 +164,9 @@ def repeat_config(args: Options, intermediate: str | None) -> RepeatConfig:
 def repeat_job(
     check: CommandCheck | None, config: RepeatConfig, make: Callable[[int], None] | None = None, *, exit_on_bad: bool
 ) -> Job:
-    """Return the job that repeats, and prints each step.
+    """Return the job that repeats, and prints each step. Without a command, a person at the terminal is asked.
 
-    Args:
-        check: The command that checks; None asks at the terminal.
-        config: The op's config.
-        make: Makes what is checked in each iteration, given its number.
-        exit_on_bad: Whether a bad verdict is exit code 1.
+    ``make`` makes what is checked in each iteration, given its number.
     """
 
     def run() -> int:

@@ -56,10 +56,7 @@ MODEL_ARTIFACT = "trtops_debug.onnx"
     groups.TRT_NETWORK.without("--trt-network-func"),
     groups.TRT_OUTPUTS,
     groups.TRT_PARSE,
-    examples=(
-        "trtops debug precision model.onnx --fp16 --load-inputs inputs.json -o mixed.onnx",
-        "trtops debug precision model.onnx --bf16 --atol 1e-2 --rtol 1e-2 --save-layer-outputs layers.json",
-    ),
+    examples=("trtops debug precision model.onnx --fp16 --load-inputs inputs.json -o mixed.onnx",),
 )
 def precision(args: Options) -> Job:
     """Find the nodes that must stay in FP32 so that a 16-bit model is accurate enough.

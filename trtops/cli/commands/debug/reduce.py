@@ -58,10 +58,7 @@ ARTIFACT = "trtops_debug.onnx"
         flag("--force-fallback-shape-inference", "find shapes by running the model", idle="this is always done"),
         replace(groups.NO_SYMBOLIC_SHAPES, idle=_OBSERVED),
     ),
-    examples=(
-        "trtops debug reduce model.onnx -o small.onnx --check trtops run trtops_debug.onnx --onnxrt --trt",
-        "trtops debug reduce model.onnx -o small.onnx --trt --fp16 --atol 1e-2 --rtol 1e-2",
-    ),
+    examples=("trtops debug reduce model.onnx -o small.onnx --check trtops run trtops_debug.onnx --onnxrt --trt",),
 )
 def reduce(args: Options) -> Job:
     """Find the smallest part of an ONNX model that still fails.
