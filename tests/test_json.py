@@ -5,8 +5,6 @@ import contextlib
 import io
 import json
 import pickle
-import subprocess
-import sys
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -56,14 +54,6 @@ def test_both_formats_keep_all_values(tmp_path_factory, value):
     assert same(value, from_json(to_json(value)))
 
 
-def test_long_strings_named_array_are_kept():
-    plain, escaped = "a" * 5000, 'a "quoted" \\ \u20ac\n' * 500
-    value = [{"array": plain}, {"array": escaped}, {"array": {"array": plain}}, np.arange(5000), plain, {plain: plain}]
-
-    assert same(value, from_json(to_json(value)))
-    assert same(value[:2], from_json(json.dumps(value[:2], ensure_ascii=False, indent=1)))
-
-
 @pytest.mark.parametrize("ending", ["json", "npz"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "int4"])
 def test_ml_dtypes_keep_their_bits(tmp_path, dtype, ending):
@@ -71,31 +61,6 @@ def test_ml_dtypes_keep_their_bits(tmp_path, dtype, ending):
     save_json({"x": array}, tmp_path / f"x.{ending}")
     back = load_json(tmp_path / f"x.{ending}")["x"]
     assert back.dtype == array.dtype and back.tobytes() == array.tobytes()
-
-
-def test_scalars_strings_and_memory_orders():
-    base = np.arange(24).reshape(2, 3, 4)
-    value = {
-        "s": np.float32(1.5),
-        "t": np.array(["a", "日本"], object),
-        "f": np.asfortranarray(base),
-        "v": base[::-1, :, ::2],
-    }
-
-    back = from_json(to_json(value))
-
-    assert back["s"] == 1.5
-    assert back["t"].tolist() == ["a", "日本"]
-    np.testing.assert_array_equal(back["f"], base)
-    np.testing.assert_array_equal(back["v"], base[::-1, :, ::2])
-
-
-def test_archives_are_recognized_by_content(tmp_path):
-    save_json([{"x": np.arange(3)}, {"x": np.ones(2)}], tmp_path / "feeds.npz")
-    with np.load(tmp_path / "feeds.npz", allow_pickle=False) as archive:
-        assert archive["000000"].tolist() == [0, 1, 2]
-    (tmp_path / "x.json").write_bytes((tmp_path / "feeds.npz").read_bytes())
-    assert load_json(tmp_path / "x.json")[0]["x"].tolist() == [0, 1, 2]
 
 
 def test_open_files():
@@ -287,21 +252,6 @@ def test_truncated_files_are_refused(tmp_path, ending):
             RunResults.load(tmp_path / "cut")
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.data())
-def test_flipped_bytes_raise_only_format_errors(tmp_path_factory, data):
-    run = RunResults()
-    run.add([{"x": np.arange(20.0)}], runner_name="r")
-    out = tmp_path_factory.getbasetemp() / f"flip.{data.draw(st.sampled_from(['json', 'npz']))}"
-    run.save(out)
-    content = bytearray(out.read_bytes())
-    for _ in range(data.draw(st.integers(1, 3))):
-        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    out.write_bytes(content)
-    with contextlib.suppress(errors.FormatError):
-        RunResults.load(out)
-
-
 def test_changed_header_bytes_raise_only_format_errors():
     file = io.BytesIO()
     np.save(file, np.ones(3, np.float32))
@@ -332,29 +282,6 @@ def test_failed_save_keeps_the_old_file(tmp_path, value, message):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x.json", "x.npz"]
 
 
-def test_cyclic_object_is_refused():
-    loop: list = []
-    loop.append(loop)
-    with pytest.raises(errors.FormatError, match="contains itself"):
-        to_json(loop)
-
-
-def test_kill_during_save_keeps_old_file(tmp_path):
-    save_json([1], tmp_path / "x.json")
-    code = f"""
-import os, numpy as np
-from trtops import json
-from trtops.json import formats
-def die(file, array):
-    file.write(bytes(1000))
-    os.kill(os.getpid(), 9)
-formats.write_npy = die
-json.save_json(np.zeros(10_000_000), {str(tmp_path / "x.json")!r})
-"""
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
-    assert load_json(tmp_path / "x.json") == [1]
-
-
 @pytest.mark.parametrize("ending", ["json", "npz"])
 def test_saving_and_loading_need_little_memory(tmp_path, ending):
     array = np.random.default_rng(0).standard_normal(2_500_000)
@@ -374,3 +301,10 @@ def test_saving_and_loading_need_little_memory(tmp_path, ending):
     assert saving < 60e6
     assert loading < (4 * array.nbytes if ending == "json" else array.nbytes + 12e6)
     np.testing.assert_array_equal(loaded["r"][0]["x"], array)
+
+
+def test_cyclic_object_is_refused():
+    loop: list = []
+    loop.append(loop)
+    with pytest.raises(errors.FormatError, match="contains itself"):
+        to_json(loop)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import stat
 import sys
 from pathlib import Path
@@ -16,7 +15,6 @@ from trtops.backend.common import (
     InvokeFromScript,
     SaveBytes,
     bytes_from_path,
-    import_from_script,
     invoke_from_script,
     save_bytes,
 )
@@ -38,14 +36,6 @@ def test_unreadable_file_is_named(tmp_path: Path) -> None:
         bytes_from_path(tmp_path / "none.bin")
     with pytest.raises(errors.FormatError, match="Is a directory"):
         bytes_from_path(tmp_path)
-
-
-def test_loaders_can_be_pickled(tmp_path: Path) -> None:
-    loader = SaveBytes(BytesFromPath(tmp_path / "in"), tmp_path / "out")
-    (tmp_path / "in").write_bytes(b"x")
-
-    assert pickle.loads(pickle.dumps(loader)) == loader
-    assert pickle.loads(pickle.dumps(loader))() == b"x"
 
 
 def test_saved_files_have_usual_permissions(tmp_path: Path) -> None:
@@ -99,12 +89,6 @@ def test_script_runs_at_every_call(script: Path) -> None:
     assert sys.path == before
 
 
-def test_script_objects_can_be_pickled(script: Path) -> None:
-    adder = import_from_script(script, "Adder")(by=1)
-
-    assert pickle.loads(pickle.dumps(adder)) == adder
-
-
 def test_undefined_script_names_are_refused(script: Path, tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError, match=r"does not define 'load_dat'\. Did you mean 'load_data'"):
         invoke_from_script(script, "load_dat")
@@ -120,20 +104,3 @@ def test_script_exceptions_pass_through(tmp_path: Path) -> None:
         invoke_from_script(tmp_path / "bad.py", "f")
 
     assert {name for name in sys.modules if name.startswith("trtops_script")} <= before
-
-
-@pytest.mark.parametrize("mode", ["w+", "w+b"])
-def test_text_and_binary_files(mode):
-    import tempfile
-
-    from trtops.backend.common import save_bytes
-    from trtops.json import load_json, save_json
-
-    with tempfile.NamedTemporaryFile(mode) as file:  # a wrapper, which is of no class of files
-        save_bytes(b"bytes", file)
-        file.seek(0)
-        assert file.read() in (b"bytes", "bytes")
-    with tempfile.NamedTemporaryFile(mode) as file:
-        save_json({"a": [1, 2]}, file)
-        file.seek(0)
-        assert load_json(file) == {"a": [1, 2]}

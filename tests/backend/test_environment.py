@@ -26,16 +26,6 @@ def test_processor_digest_ignores_the_clock(tmp_path, monkeypatch):
     assert found["c"].instruction_sets == ("avx2", "avx512f", "fpu", "sse")
 
 
-def test_processor_without_cpuinfo(tmp_path, monkeypatch):
-    monkeypatch.setattr(environment, "_CPUINFO", tmp_path / "none")
-    environment.processor.cache_clear()
-
-    found = environment.processor()
-    environment.processor.cache_clear()
-
-    assert found.name and len(found.sha256) == 64
-
-
 @pytest.fixture
 def repository(tmp_path):
     def git(*arguments: str) -> str:
@@ -64,7 +54,3 @@ def test_commit_is_marked_dirty(repository):
 
 def test_no_commit_outside_git(tmp_path):
     assert environment.git_commit(tmp_path) is None
-
-
-def test_missing_packages_are_left_out():
-    assert [name for name, _ in environment.package_versions(["onnx", "no-such-package", "numpy"])] == ["numpy", "onnx"]

@@ -119,18 +119,6 @@ def test_degenerate_tensors_keep_their_range(algorithm, data: np.ndarray) -> Non
     assert histogram(data).choose(algorithm) == pytest.approx(float(np.abs(data).max()))
 
 
-def test_non_finite_values_are_counted_separately() -> None:
-    result = histogram(np.array([1, np.nan, -np.inf, -2], np.float32), np.array([np.nan], np.float32))
-
-    assert (result.not_finite, result.size, result.low, result.high) == (3, 2, -2.0, 1.0)
-
-
-def test_float16_is_counted_like_float32() -> None:
-    data = heavy_tailed(1000).astype(np.float16)
-
-    assert np.array_equal(histogram(data).counts, histogram(data.astype(np.float32)).counts)
-
-
 def test_invalid_algorithm_or_percentile_is_refused() -> None:
     with pytest.raises(errors.ConfigError, match="entropy"):
         histogram(heavy_tailed(10)).choose("entrpy")  # type: ignore[arg-type]

@@ -34,13 +34,6 @@ def test_plain_numbers_become_tensors():
     assert not constants.spell_out(proto)
 
 
-def test_plain_numbers_are_found_in_bytes():
-    proto = models.model(BARE)
-    assert constants.may_be_bare(proto.SerializeToString())
-    constants.spell_out(proto)
-    assert not constants.may_be_bare(proto.SerializeToString())
-
-
 @pytest.mark.parametrize(
     ("written", "dtype", "value"),
     [
@@ -58,9 +51,3 @@ def test_constant_tensors_have_value_and_name(written, dtype, value):
     assert tensor.name == "c"
     assert array.dtype == dtype
     np.testing.assert_array_equal(array, value)
-
-
-def test_constants_with_a_wrong_type_are_ignored():
-    node = models.model("(float[1] x) => (float[1] y) { c = Constant<value_int = 3>()  y = Identity(x) }").graph.node[0]
-    node.attribute[0].type = 1  # FLOAT
-    assert constants.constant_tensor(node) is None

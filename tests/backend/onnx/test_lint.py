@@ -166,26 +166,6 @@ def test_unused_parts_are_warnings() -> None:
     assert lint(proto).ok and [e.message for e in lint(proto).entries] == ["ONNX model has no nodes"]
 
 
-def test_problems_of_the_whole_model_have_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    proto = models.identity().proto
-    proto.graph.input.append(proto.graph.input[0])
-
-    assert [(e.level, e.source, e.nodes) for e in lint(proto).entries] == [("error", "onnx_checker", ())]
-    monkeypatch.setattr(onnx.checker, "check_model", lambda *_: None)
-    [entry] = lint(proto).entries
-    assert (entry.level, entry.source, entry.nodes) == ("error", "onnxruntime", ()) and "uplicate" in entry.message
-
-
-def test_inputs_of_another_type_are_cast(caplog: pytest.LogCaptureFixture) -> None:
-    case = models.conv_net()
-    doubled = {name: array.astype(np.float64) for name, array in case.feed.items()}
-
-    assert lint(case.proto, doubled).ok
-    assert "cast from float64 to float32" in caplog.text
-    bfloat16 = "(bfloat16[4] x) => (float[4] y) { [a] b = Identity(x)\n [c] d = Cast<to = 1>(b)\n [e] y = Relu(d) }"
-    assert lint(models.model(bfloat16)).ok
-
-
 @pytest.mark.parity
 def test_failures_in_polygraphy_are_failures_here(tmp_path: Path) -> None:
     proto = models.transformer().proto

@@ -92,20 +92,6 @@ def test_damaged_files_are_read_as_by_any_reader(tmp_path: Path) -> None:
             assert found.model.SerializeToString(deterministic=True) == whole.SerializeToString(deterministic=True)
 
 
-def test_messages_in_parts_are_merged(tmp_path: Path) -> None:
-    first, second = models.conv_net().proto, onnx.ModelProto()
-    second.graph.initializer.extend(first.graph.initializer[1:])
-    del first.graph.initializer[1:]
-    data = first.SerializeToString() + second.SerializeToString()
-    (tmp_path / "model.onnx").write_bytes(data)
-
-    found = load(tmp_path / "model.onnx")
-
-    assert {"w0", "w1", "w2"} <= found.left_out
-    names = [tensor.name for tensor in onnx.ModelProto.FromString(data).graph.initializer]
-    assert [tensor.name for tensor in found.model.graph.initializer] == names
-
-
 def test_large_external_data_is_checked_but_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_without_weights, "LARGE", 1000)
     path = models.write_external(models.conv_net(), tmp_path, threshold=0)

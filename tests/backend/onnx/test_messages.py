@@ -6,21 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import onnx
 import pytest
 
 from tests import models
-from trtops.backend.onnx import messages
 
 
 def run(code: str, *arguments: str) -> str:
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def test_classes_are_those_of_the_package() -> None:
-    assert all(getattr(messages, name) is getattr(onnx, name) for name in messages.__all__)
 
 
 @pytest.mark.parametrize(

@@ -13,19 +13,6 @@ from trtops.backend.onnx import shapes
 from trtops.backend.onnx.hostile_models import can_propagate_values
 
 
-def test_readers_of_sparse_weights_have_shapes() -> None:
-    proto = models.model("(float[n,4] x) => (float[n,6] y) { a = MatMul(x, w) y = Relu(a) }")
-    values = numpy_helper.from_array(np.array([1, 2], np.float32), "w")
-    indices = numpy_helper.from_array(np.array([0, 5]), "w_indices")
-    proto.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [4, 6]))
-
-    shapes.infer_shapes(proto, strict=True)
-
-    [made] = [value for value in proto.graph.value_info if value.name == "a"]
-    assert [dim.dim_param or dim.dim_value for dim in made.type.tensor_type.shape.dim] == ["n", 6]
-    assert len(proto.graph.sparse_initializer) == 1 and not proto.graph.initializer
-
-
 def blocks(count: int) -> onnx.ModelProto:
     """Blocks as exporters write them: a bias, and a Reshape with a target computed from its input's shape."""
     lines = []

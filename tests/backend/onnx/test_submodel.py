@@ -8,13 +8,13 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 from tests import models
 from trtops import errors
 from trtops.backend.onnx.submodel import Cutter, SubModel
 from trtops.backend.onnxrt.observe import Observed, observe
-from trtops.backend.onnxrt.reference import SessionFromMemory, reference_outputs
+from trtops.backend.onnxrt.reference import reference_outputs
 
 
 def analyze(case: models.Case, **options: int) -> tuple[Cutter, Observed]:
@@ -84,16 +84,6 @@ def test_observed_shapes_become_weights_or_inputs():
     assert_equals_whole(part)
 
 
-def test_values_of_weights_alone_become_weights():
-    cutter, values = analyze(models.qdq_net())
-    matmul = next(i for i in cutter.order if cutter.model.graph.node[i].op_type == "MatMul")
-
-    part = cutter.cut([matmul], values)
-
-    assert part.inputs == ("x_d",)
-    assert "w_d" in {t.name for t in part.proto.graph.initializer}
-
-
 @pytest.mark.parametrize(
     ("outputs", "body", "cuts"),
     [
@@ -109,77 +99,6 @@ def test_outputs_allow_fusions(outputs: str, body: str, cuts: dict[tuple[int, ..
     cutter, values = analyze(models.Case(proto, {"x": models.random(4)}))
 
     assert {nodes: " ".join(cutter.cut(list(nodes), values).outputs) for nodes in cuts} == cuts
-
-
-def test_only_used_outputs_are_exposed():
-    proto = models.model(
-        """(float[8] x, float upper) => (float[3] y) {
-            t = Clip(x, , upper)
-            top, index = TopK(t, k)
-            y = Neg(top)
-        }""",
-        {"k": np.array([3])},
-    )
-    cutter, values = analyze(models.Case(proto, {"x": models.random(8), "upper": np.float32(0.5)}))
-
-    assert cutter.cut([1], values).outputs == ("top",)
-    for nodes in ([0], [1], [0, 1], [2]):
-        assert_equals_whole(cutter.cut(nodes, values))
-
-
-def test_all_kinds_of_constants_are_copied():
-    values = numpy_helper.from_array(np.array([2.0, 3.0], np.float32), "sparse")
-    indices = numpy_helper.from_array(np.array([0, 3]), "sparse_indices")
-    sparse = helper.make_sparse_tensor(values, indices, [4])
-    nodes = [
-        helper.make_node("Constant", [], ["c_sparse"], sparse_value=sparse),
-        helper.make_node("Constant", [], ["c_float"], value_float=2.0),
-        helper.make_node("Constant", [], ["c_floats"], value_floats=[1.0, 2.0, 3.0, 4.0]),
-        helper.make_node("Add", ["x", "c_sparse"], ["a"]),
-        helper.make_node("Mul", ["a", "c_float"], ["b"]),
-        helper.make_node("Sub", ["b", "c_floats"], ["c"]),
-        helper.make_node("Add", ["c", "sparse"], ["y"]),
-    ]
-    spec = helper.make_tensor_value_info
-    graph = helper.make_graph(nodes, "g", [spec("x", TensorProto.FLOAT, [4])], [spec("y", TensorProto.FLOAT, [4])])
-    graph.sparse_initializer.append(sparse)
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    cutter, observed = analyze(models.Case(proto, {"x": models.random(4)}))
-
-    assert len(cutter.order) == 4
-    for nodes_ in sets_to_try(cutter):
-        part = cutter.cut(nodes_, observed)
-        for outputs, golden in zip(reference_outputs(part.proto, part.feeds), part.golden):
-            for name in golden:
-                np.testing.assert_array_equal(outputs[name], golden[name])
-
-
-def test_weights_listed_as_inputs_become_constants():
-    proto = models.model(
-        "(float[4] x, float[4] w) => (float[4] y) { a = Add(x, w)\n y = Relu(a) }", opset=7, ir_version=3
-    )
-    proto.graph.initializer.append(numpy_helper.from_array(models.random(4), "w"))
-    cutter, values = analyze(models.Case(proto, {"x": models.random(4, seed=1)}))
-
-    part = cutter.cut([0], values)
-
-    assert part.inputs == ("x",)
-    assert_equals_whole(part)
-
-
-def test_functions_are_copied_with_their_calls():
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
-    function = helper.make_function(
-        "local", "Twice", ["v"], ["r"], [helper.make_node("Add", ["v", "v"], ["r"])], opsets[:1]
-    )
-    spec = helper.make_tensor_value_info
-    nodes = [helper.make_node("Twice", ["x"], ["t"], domain="local"), helper.make_node("Neg", ["t"], ["y"])]
-    graph = helper.make_graph(nodes, "g", [spec("x", TensorProto.FLOAT, [4])], [spec("y", TensorProto.FLOAT, [4])])
-    proto = helper.make_model(graph, opset_imports=opsets, functions=[function], ir_version=8)
-    cutter, values = analyze(models.Case(proto, {"x": models.random(4)}))
-
-    for nodes_ in ([0], [1], [0, 1]):
-        assert_equals_whole(cutter.cut(nodes_, values))
 
 
 def test_nodes_that_exchange_sequences_stay_together():
@@ -222,34 +141,6 @@ def test_values_above_the_memory_limit_use_files():
         assert left.dtype == right.dtype and left.tobytes() == right.tobytes()
     assert_equals_whole(cutter.cut([1, 2], in_files))
     in_files.close()
-
-
-def test_observation_in_pieces_equals_one_run():
-    proto = models.model(
-        "(float[4] x) => (float[4] t200) { t0 = Relu(x)\n"
-        + "\n".join(f"t{i} = {'Sigmoid' if i % 2 else 'Neg'}(t{i - 1})" for i in range(1, 201))
-        + "}"
-    )
-    case = models.Case(proto, {"x": models.random(4)})
-    _, values = analyze(case)  # the first piece has 64 nodes
-
-    [expected] = reference_outputs(proto, [case.feed])
-
-    np.testing.assert_array_equal(values.arrays("t200")[0], expected["t200"])
-    assert len(values.arrays("t100")) == 1
-
-
-def test_large_models_use_a_temporary_file(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    case = models.conv_net()
-    monkeypatch.setattr("trtops.backend.onnxrt.reference.is_large", lambda model: True)
-
-    session = SessionFromMemory(case.proto, optimized=False)()
-
-    [expected] = reference_outputs(case.proto, [case.feed])
-    np.testing.assert_array_equal(session.run(None, dict(case.feed))[0], expected["scores"])
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_impossible_cuts_are_refused():

@@ -71,13 +71,6 @@ def test_descriptions_are_complete_and_serializable(make: Callable[[], models.Ca
     assert summary(proto, ["layers", "attrs", "weights"]).startswith("==== ONNX Model ====")
 
 
-def test_operators_of_other_domains_carry_theirs() -> None:
-    described = describe(models.no_kernel().proto)
-
-    assert described.graph.nodes[1].op == "custom.Frobnicate"
-    assert ("custom", 1) in described.opsets
-
-
 def test_external_weights_need_not_be_there(tmp_path: Path) -> None:
     path = models.write_external(models.conv_net(), tmp_path)
     (tmp_path / "weights.bin").unlink()
@@ -88,13 +81,3 @@ def test_external_weights_need_not_be_there(tmp_path: Path) -> None:
     assert described.weight_bytes == describe(models.conv_net().proto).weight_bytes
     assert described.graph.initializers[0].dtype is DataType.FLOAT32
     assert "w0 [dtype=float32, shape=[8, 3, 3, 3]] | Values:\n        (in another file" in summary(bare, ["weights"])
-
-
-def test_tensors_among_attributes_are_shown_with_their_values() -> None:
-    text = summary(
-        models.model("(float[2] x) => (float[2] y) { k = Constant<value = float[2] {1.5, 2}>()\n y = Add(x, k) }"),
-        ["layers", "attrs", "weights"],
-    )
-
-    assert "    {} -> {k}\n" in text
-    assert "value = Tensor: [dtype=float32, shape=[2]] | Values:\n            [1.5 2. ]" in text

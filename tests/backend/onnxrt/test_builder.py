@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import replace
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 
-from tests import models, zoo
+from tests import models
 from tests.contracts.engine_backend import EngineBackendContract
 from trtops import errors
 from trtops.backend.base import Caches
@@ -89,14 +87,6 @@ def test_gelu_approximation_is_fast_and_inexact(backend, model, error):
     assert {c.layer: c.tactic for c in fast.tactics.choices}["e4"] == FAST_GELU
 
 
-def test_approximations_need_permission(backend, model, error):
-    build = backend.build(model, config(timing_iterations=1))
-
-    assert FAST_GELU not in {choice.tactic for choice in build.tactics.choices}
-    assert "GeluApproximation" not in dict(build.tactics.settings)
-    assert error(build) < 1e-5
-
-
 def test_fastest_candidate_of_timing_cache_is_built(backend, model, error):
     allowed = config(tactics=("GeluApproximation",), allow_approximation=True)
     timed = backend.build(model, allowed)
@@ -160,31 +150,6 @@ def test_timings_depend_on_shapes(backend, model):
     assert both.timing_cache_use.misses == 2 * other.timing_cache_use.misses
 
 
-def test_model_that_refuses_random_inputs_is_built(backend):
-    proto = models.model(
-        "(float[2,6] x, int64[2] shape) => (float[a,b] y) { m = MatMul(x, w)\n n = Add(m, c)\n y = Reshape(n, shape) }",
-        {"w": models.random(6, 6), "c": models.random(6)},
-    )
-    proto.graph.node.add(op_type="Gather", input=["y", "far"], output=["z"])
-    proto.graph.output[0].CopyFrom(models.model("() => (float[k, l] z) { z = Identity(z) }").graph.output[0])
-    proto.graph.initializer.append(models.numpy_helper.from_array(np.array([3]), "far"))
-
-    build = backend.build(Model.from_proto(proto), config())
-
-    assert "nothing was timed" in build.log
-    for default in (build, backend.build(Model.from_proto(proto), config(tactics=()))):
-        assert default.engine.options["built_with"]["disabled_optimizers"] == []
-        assert default.timing_cache_use.misses == 0
-
-
-def test_replay_of_settings_pins_them(backend, model):
-    build = backend.build(model, config(), caches=Caches(replay=pinned(backend, MatMulScaleFusion="off")))
-
-    assert dict(build.tactics.settings) == {"MatMulScaleFusion": "off"}
-    assert build.timing_cache_use.misses == 0
-    assert "s1" in {choice.layer for choice in build.tactics.choices}
-
-
 def test_replay_with_other_layers_names_them(backend, model):
     record = backend.build(model, config(tactics=())).tactics
     first, *rest = record.choices
@@ -211,16 +176,6 @@ def test_unsuitable_replays_are_refused(backend, model):
         backend.build(model, config(), caches=Caches(replay=pinned(backend, GeluApproximation="on")))
 
 
-def test_layers_do_not_depend_on_node_order(backend):
-    case = models.conv_net()
-    model = Model.from_proto(case.proto)
-
-    builds = [backend.build(model, config(tactics=())) for _ in range(8)]
-
-    assert len({build.tactics.digest for build in builds}) == 1
-    assert len({tuple(layer.name for layer in build.layers) for build in builds}) == 1
-
-
 def test_layers_are_named_after_tensors(backend):
     model = Model.from_proto(models.conv_net().proto)
 
@@ -232,12 +187,6 @@ def test_layers_are_named_after_tensors(backend):
     assert layers["r0"].onnx_nodes == ("conv0", "bn0", "relu0")
     assert layers["scores"].onnx_nodes == ("softmax",)
     assert layers["scores"].precision == "float"
-
-
-def test_control_flow_bodies_are_layers(backend):
-    build = backend.build(Model.from_proto(models.branch().proto), config(tactics=()))
-
-    assert {"b", "b/then_branch/p", "b/else_branch/q"} <= {layer.name for layer in build.layers}
 
 
 @pytest.mark.parametrize("make", [models.transformer, models.conv_net])
@@ -343,42 +292,11 @@ def test_engines_with_invalid_options_do_not_load(backend, model, change, messag
         backend.runner(replace(engine, options={**engine.options, **change})).activate()
 
 
-def test_missing_kernel_is_named(backend):
-    proto = models.model('(uint16[4] x) => (uint16[4] y) { y = BitShift<direction = "LEFT">(x, x) }')
-
-    with pytest.raises(errors.EngineBuildError, match=r"Op 'BitShift' of node 'y' has no kernel"):
-        backend.build(Model.from_proto(proto), config())
-
-
 def test_warnings_go_to_the_build_log(backend, model, capfd):
     build = backend.build(model, config())
 
     assert "[W] Serializing optimized model" in build.log
     assert "onnxruntime" not in capfd.readouterr().err
-
-
-def test_foreign_lines_reach_standard_error(backend, model, capfd, monkeypatch):
-    create = ort.InferenceSession
-
-    def talk(*args, **kwargs):
-        os.write(2, b"another line\n")
-        return create(*args, **kwargs)
-
-    monkeypatch.setattr(ort, "InferenceSession", talk)
-    build = backend.build(model, config(tactics=()))
-
-    assert "another line" in capfd.readouterr().err
-    assert "another line" not in build.log
-
-
-def test_loading_does_not_optimize_again(backend, model, case):
-    build = backend.build(model, config(), caches=Caches(replay=pinned(backend, GeluFusionL2="off")))
-
-    with backend.runner(build.engine) as runner:
-        options = runner._session.get_session_options()
-
-    assert options.graph_optimization_level == ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    assert "Erf" in {layer.op for layer in build.layers}
 
 
 def test_bare_engine_file_loads(backend, model, case):
@@ -398,13 +316,3 @@ def test_back_ends_by_name_and_suffix():
     assert found == ["onnxruntime", "tensorrt", "tensorrt", None]
     with pytest.raises(errors.ConfigError, match="Did you mean 'onnxruntime'"):
         engine_backend("onnxrt")
-
-
-def test_int8_keeps_integer_kernels() -> None:
-    case = zoo.boxes()
-    feed = dict(case.feed)
-    build = OnnxRuntimeBackend().build(
-        Model.from_proto(case.proto), BuildConfig(precision="int8"), calibration_data=[feed, feed]
-    )
-    assert all(name != "QDQSelectorActionTransformer" for name, _ in build.tactics.settings)
-    assert any("Integer" in layer.op or "QLinear" in layer.op for layer in build.layers)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import tracemalloc
-import weakref
 
 import numpy as np
 import onnx
@@ -15,7 +13,7 @@ from trtops import errors
 from trtops.backend.base import Caches
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
-from trtops.backend.onnxrt.calibration import Progress, collect
+from trtops.backend.onnxrt.calibration import collect
 from trtops.calibration import CalibrationCache
 from trtops.calibration.histogram import ALGORITHMS
 from trtops.metadata import TensorMetadata
@@ -73,15 +71,6 @@ def test_minmax_equals_onnx_runtimes_calibrator(tmp_path) -> None:
         assert (ours[name].low, ours[name].high) == (np.asarray(data.lowest).item(), np.asarray(data.highest).item())
 
 
-def test_minmax_needs_no_histograms() -> None:
-    counted = collect(CASE.proto, images(3), inputs=INPUTS)
-    quick = collect(CASE.proto, images(3), inputs=INPUTS, counted=False)
-    entropy = collect(CASE.proto, images(3), inputs=INPUTS, algorithm="entropy", counted=False)
-
-    assert quick.cache == counted.cache and not any(h.counts.any() for h in quick.histograms.values())
-    assert all(h.counts.any() for h in entropy.histograms.values())
-
-
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_ranges_do_not_depend_on_batching(algorithm) -> None:
     whole = {"image": np.concatenate([feed["image"] for feed in images(6)])}
@@ -93,24 +82,6 @@ def test_ranges_do_not_depend_on_batching(algorithm) -> None:
     assert cut.samples == together.samples == 24 and cut.data_sha256 != together.data_sha256
 
 
-def test_one_feed_is_in_memory() -> None:
-    living: list[weakref.ref[np.ndarray]] = []
-    alive: list[int] = []
-
-    def load():
-        for feed in images(6):
-            gc.collect()
-            alive.append(sum(reference() is not None for reference in living))
-            living.append(weakref.ref(feed["image"]))
-            yield feed
-            del feed
-
-    collect(CASE.proto, load(), inputs=INPUTS, algorithm="entropy")
-
-    # The generator's own next one, and the one just used.
-    assert max(alive) <= 2
-
-
 def test_memory_does_not_grow_with_feeds() -> None:
     def peak(count: int) -> int:
         tracemalloc.start()
@@ -120,21 +91,6 @@ def test_memory_does_not_grow_with_feeds() -> None:
         return size
 
     assert peak(40) < peak(3) * 1.1
-
-
-def test_large_models_are_calibrated_from_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = collect(CASE.proto, images(2), inputs=INPUTS).cache
-    monkeypatch.setattr("trtops.backend.onnxrt.reference.is_large", lambda model: True)
-
-    assert collect(CASE.proto, images(2), inputs=INPUTS).cache == expected
-
-
-def test_progress_is_reported_after_every_feed() -> None:
-    reported: list[Progress] = []
-    collect(CASE.proto, images(3), inputs=INPUTS, progress=reported.append)
-
-    assert [(p.feeds, p.samples) for p in reported] == [(1, 4), (2, 8), (3, 12)]
-    assert 0 < reported[0].seconds <= reported[1].seconds <= reported[2].seconds
 
 
 def spoilt(value: float) -> dict[str, np.ndarray]:
@@ -219,34 +175,6 @@ def test_overflowing_tensors_are_excluded_and_named() -> None:
         )
 
 
-@pytest.mark.parametrize("form", ["ours", "tensorrt"])
-def test_either_cache_format_builds_int8(form) -> None:
-    cache = collect(CASE.proto, images(4), inputs=INPUTS).cache
-    data = cache.to_bytes() if form == "ours" else cache.to_tensorrt()
-    backend = OnnxRuntimeBackend()
-
-    build = backend.build(
-        Model.from_proto(CASE.proto), BuildConfig(precision="int8", options=QUICK), caches=Caches(calibration=data)
-    )
-
-    assert build.calibration_cache == data
-    assert sum("QLinearConv" in layer.op or "QGemm" in layer.op for layer in build.layers) == 3
-    [golden] = [tensors_of(CASE.proto, dict(CASE.feed))["scores"]]
-    with backend.runner(build.engine) as runner:
-        assert np.abs(runner.infer(CASE.feed)["scores"] - golden).max() < 0.05
-
-
-def test_kept_layers_stay_in_fp32() -> None:
-    cache = collect(CASE.proto, images(4), inputs=INPUTS).cache.to_bytes()
-    config = BuildConfig(precision="int8", keep=("conv0", "fc"), options=QUICK)
-
-    build = OnnxRuntimeBackend().build(Model.from_proto(CASE.proto), config, caches=Caches(calibration=cache))
-
-    assert sum("QLinearConv" in layer.op for layer in build.layers) == 1
-    assert not any("QGemm" in layer.op for layer in build.layers)
-    assert "2 kept in FP32: conv0, fc" in build.log
-
-
 def test_partial_fit_uses_available_ranges() -> None:
     cache = models.without(collect(CASE.proto, images(4), inputs=INPUTS).cache, "r0").to_bytes()
     model, backend = Model.from_proto(CASE.proto), OnnxRuntimeBackend()
@@ -258,15 +186,6 @@ def test_partial_fit_uses_available_ranges() -> None:
 
     assert "no ranges for r0" in build.log
     assert sum("QLinearConv" in layer.op for layer in build.layers) == 1
-
-
-def test_quantized_model_needs_no_data() -> None:
-    case = models.qdq_net()
-    build = OnnxRuntimeBackend().build(Model.from_proto(case.proto), BuildConfig(precision="int8", options=QUICK))
-
-    with OnnxRuntimeBackend().runner(build.engine) as runner:
-        case.check(runner.infer)
-    assert build.calibration_cache is None
 
 
 @pytest.mark.parametrize("keep", [(), ("conv0", "conv1", "fc")])

@@ -1,17 +1,12 @@
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
-import onnx
 import onnxruntime as ort
 import pytest
-from google.protobuf.message import EncodeError
 
 from tests import models
 from trtops import errors
 from trtops.backend.onnxrt import SessionFromOnnx, session_from_onnx
-from trtops.backend.onnxrt.session import find_providers
 
 
 def outputs_of(session: ort.InferenceSession) -> np.ndarray:
@@ -35,16 +30,6 @@ def test_session_from_every_source(source):
         np.testing.assert_array_equal(outputs_of(session), models.identity().feed["x"])
 
 
-def test_loader_can_be_pickled_and_called_again():
-    loader = SessionFromOnnx(models.identity().proto.SerializeToString(), ["cpu"])
-
-    copy = pickle.loads(pickle.dumps(loader))
-
-    assert copy == loader
-    assert copy() is not copy()
-    np.testing.assert_array_equal(outputs_of(copy()), models.identity().feed["x"])
-
-
 def test_external_data_is_found(tmp_path):
     case = models.conv_net()
     path = models.write_external(case, tmp_path)
@@ -53,12 +38,6 @@ def test_external_data_is_found(tmp_path):
 
     expected = session_from_onnx(case.proto).run(None, dict(case.feed))[0]
     np.testing.assert_array_equal(session.run(None, dict(case.feed))[0], expected)
-
-
-@pytest.mark.parametrize("name", ["cpu", "CPU", "CPUExecutionProvider"])
-def test_providers_by_part_of_their_name(name):
-    assert find_providers([name, ("cpu", {"a": "1"})]) == ["CPUExecutionProvider", ("CPUExecutionProvider", {"a": "1"})]
-    assert session_from_onnx(models.identity().proto, [name]).get_providers() == ["CPUExecutionProvider"]
 
 
 def test_missing_providers_are_refused():
@@ -86,14 +65,3 @@ def test_unusable_models_are_refused(tmp_path):
             session_from_onnx(content)
     with pytest.raises(errors.UnsupportedFeatureError, match="Frobnicate"):
         session_from_onnx(models.no_kernel().proto)
-
-
-def test_protobuf_limit_is_explained():
-    class Huge:
-        graph, functions = onnx.GraphProto(), ()
-
-        def SerializeToString(self) -> bytes:
-            raise EncodeError("Failed to serialize proto")
-
-    with pytest.raises(errors.InvalidModelError, match=r"2 GiB.*external data"):
-        session_from_onnx(Huge())

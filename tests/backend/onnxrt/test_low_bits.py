@@ -8,9 +8,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests import models
-from trtops import errors, ops
+from trtops import errors
 from trtops.backend.onnx.model import Model
-from trtops.backend.onnx.precision import convert_to_fp16, lower_precision
+from trtops.backend.onnx.precision import convert_to_fp16
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
 from trtops.backend.onnxrt.reference import reference_outputs
 from trtops.spec import BuildConfig
@@ -77,9 +77,3 @@ def test_int8_of_fp16_model_is_refused() -> None:
         OnnxRuntimeBackend().build(
             model, BuildConfig(precision="int8"), calibration_data=[dict(case.feed), dict(case.feed)]
         )
-
-
-def test_lint_accepts_bfloat16(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    onnx.save(lower_precision(models.transformer().proto, "bf16").model, tmp_path / "model.onnx")
-    result = ops.lint(tmp_path / "model.onnx")
-    assert result.ok

@@ -59,13 +59,6 @@ def test_attributes_have_their_values():
     assert attributes["auto_pad"] == "NOTSET"
 
 
-def test_control_flow_bodies_have_scopes():
-    with Optimizer(models.branch().proto, ("CPUExecutionProvider",), 0, SessionLog()) as optimizer:
-        nodes, _ = read(optimizer(Candidate()).plan)
-
-    assert {node.scope for node in nodes} == {"", "b/then_branch/", "b/else_branch/"}
-
-
 def test_import_changes_no_global_state():
     code = (
         "import logging, sys; paths = list(sys.path); import trtops.backend.onnxrt.builder; "

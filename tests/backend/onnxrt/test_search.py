@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import json
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,7 @@ import pytest
 
 from tests import models
 from tests.backend.onnxrt.test_tactics import MODELS
-from trtops import BuildConfig, ConvertConfig, MemoryTracker, convert, errors
+from trtops import BuildConfig, errors
 from trtops.backend.base import Caches
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
@@ -21,10 +19,9 @@ from trtops.backend.onnxrt.measure import Budget, Lane, successive_halving
 from trtops.backend.onnxrt.optimize import Optimizer
 from trtops.backend.onnxrt.search import random_candidates
 from trtops.backend.onnxrt.tactics import TACTICS, Candidate
-from trtops.spec import CAMPAIGN_SEEDS, OnnxRuntimeOptions
+from trtops.spec import OnnxRuntimeOptions
 from trtops.tactics.denied import DeniedTactic, DenyList
 from trtops.tactics.record import TacticRecord
-from trtops.tracking.schema import Tag
 
 BACKEND = OnnxRuntimeBackend()
 FAST = "com.microsoft.FastGelu@CPUExecutionProvider"
@@ -120,22 +117,6 @@ def test_log_of_default_finds_effective_tactics(name: str) -> None:
     assert len(found) <= len(changing) + 1  # NCHWc kernels fuse activations themselves
 
 
-def test_ineffective_tactics_are_not_optimized(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    write = Optimizer._write_optimized
-    monkeypatch.setattr(
-        Optimizer,
-        "_write_optimized",
-        lambda self, candidate, path: (made.append(candidate.id), write(self, candidate, path)),
-    )
-
-    build = BACKEND.build(Model.from_proto(MODELS["GemmActivationFusion"]()), config())
-
-    assert made == ["default", "-GemmActivationFusion"]
-    assert [name for name, _ in build.tactics.settings] == ["GemmActivationFusion"]
-    assert not build.skipped
-
-
 def test_without_time_default_is_built(layers_net: Model) -> None:
     build = BACKEND.build(layers_net, config(timing_seconds=0.0))
     whole = BACKEND.build(layers_net, config(timing_seconds=60.0))
@@ -156,17 +137,6 @@ def test_cached_skips_are_repeated_unless_given_time(layers_net: Model) -> None:
     assert not given.skipped and given.timing_cache_use.misses > 3
 
 
-def test_skipped_settings_are_recorded(layers_net: Model, tmp_path) -> None:
-    path = tmp_path / "net.onnx"
-    path.write_bytes(layers_net.proto().SerializeToString())
-    tracker = MemoryTracker()
-
-    result = convert(path, ConvertConfig(build=config(timing_seconds=0.0)), tracker=tracker)
-
-    assert json.loads(tracker.info(result.run_id).tags[Tag.SKIPPED]) == list(result.skipped) and result.skipped
-    assert result.skipped[0] in result.page()
-
-
 def test_consecutive_seeds_draw_every_combination() -> None:
     names = ("GeluFusionL2", "BiasGeluFusion", "MatMulAddFusion")
     drawn = [next(random_candidates(names, seed)) for seed in range(-8, 16)]
@@ -174,15 +144,6 @@ def test_consecutive_seeds_draw_every_combination() -> None:
     assert drawn == [next(random_candidates(names, seed)) for seed in range(-8, 16)]
     assert [len(set(drawn[first : first + 8])) for first in (0, 8, 16)] == [8, 8, 8]
     assert drawn[:8] != drawn[8:16] != drawn[16:]
-
-
-def test_campaign_begins_with_approximations_then_default() -> None:
-    names = ("GeluFusionL2", "BiasGeluFusion", "GeluApproximation")
-
-    for campaign in range(3):
-        drawn = [next(random_candidates(names, campaign * CAMPAIGN_SEEDS + number)) for number in range(8)]
-        assert [c.id for c in drawn[:2]] == ["+GeluApproximation", "default"]
-        assert len(set(drawn)) == 8
 
 
 def test_seeded_builds_repeat_without_timing(model: Model) -> None:
@@ -225,15 +186,6 @@ def test_denied_tactic_is_never_chosen(model: Model, fast: TacticRecord) -> None
     assert by_time.spec.denied_sha256 and by_time.spec.digest != BACKEND.build(model, config()).spec.digest
 
 
-def test_deny_list_of_another_device_is_ignored(model: Model, fast: TacticRecord) -> None:
-    elsewhere = deny(dataclasses.replace(fast, device_sha256="0" * 64))
-    plain = BACKEND.build(model, config(tactic_seed=1))
-
-    build = BACKEND.build(model, config(tactic_seed=1), caches=Caches(denied=elsewhere))
-
-    assert build.tactics == plain.tactics and build.spec == plain.spec
-
-
 def test_denied_replay_or_unavoidable_tactic_is_refused(model: Model, fast: TacticRecord) -> None:
     everywhere = deny(fast, next(choice.tactic for choice in fast.choices if choice.op == "Softmax"))
 
@@ -241,15 +193,3 @@ def test_denied_replay_or_unavoidable_tactic_is_refused(model: Model, fast: Tact
         BACKEND.build(model, config(), caches=Caches(replay=fast, denied=deny(fast)))
     with pytest.raises(errors.EngineBuildError, match="deny-list"):
         BACKEND.build(model, config(), caches=Caches(denied=everywhere))
-
-
-def test_settings_without_layers_are_denied_together(model: Model, fast: TacticRecord) -> None:
-    entry = dataclasses.replace(
-        deny(fast).entries[0], choices=(), settings=(("BiasGeluFusion", "off"), ("GeluApproximation", "on"))
-    )
-    denied = Caches(denied=DenyList(entries=(entry,)))
-
-    settings = [dict(BACKEND.build(model, config(tactic_seed=s), caches=denied).tactics.settings) for s in range(12)]
-
-    assert not any(s["BiasGeluFusion"] == "off" and s["GeluApproximation"] == "on" for s in settings)
-    assert any(s["GeluApproximation"] == "on" for s in settings) and any(s["BiasGeluFusion"] == "off" for s in settings)

@@ -118,15 +118,6 @@ def test_allowed_tactics():
         allowed(("NchwTransformer",), allow_approximation=False)
 
 
-def test_candidate_id_ignores_the_order():
-    one = Candidate.toggling(["GeluApproximation", "MatMulAddFusion"])
-
-    assert one == Candidate.toggling(["MatMulAddFusion", "GeluApproximation"])
-    assert one.id == "-MatMulAddFusion+GeluApproximation"
-    assert Candidate().id == "default"
-    assert not one.is_exact and Candidate.toggling(["MatMulAddFusion"]).is_exact
-
-
 def test_candidate_survives_its_settings():
     candidate = Candidate.toggling(["GeluApproximation", "MatMulAddFusion"])
     settings = candidate.settings(["NchwcTransformer", "MatMulAddFusion"])

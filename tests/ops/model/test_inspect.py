@@ -19,10 +19,7 @@ from trtops.json import save_json
 from trtops.ops.model.inspect.data import inspect_data
 from trtops.ops.model.inspect.models import inspect_model
 from trtops.ops.model.inspect.records import inspect_calibration, inspect_sparsity, inspect_tactics
-from trtops.ops.stored_runs import inspect_run
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
-from trtops.tracking.base import tracked
-from trtops.tracking.memory import MemoryTracker
 
 
 @pytest.mark.parametrize("make", models.ALL)
@@ -70,19 +67,6 @@ def test_saved_outputs_have_statistics_and_histograms(tmp_path: Path) -> None:
     assert len(inspect_data(tmp_path / "outputs.json", all_iterations=True).to_json()) == 2  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("suffix", [".json", ".npz", ".npy"])
-def test_saved_inputs_of_every_kind_are_shown(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"inputs{suffix}"
-    array = np.arange(6, dtype=np.int64).reshape(2, 3)
-    if suffix == ".json":
-        save_json([{"x": array}], str(path))
-    elif suffix == ".npz":
-        np.savez(path, x=array)
-    else:
-        np.save(path, array)
-    assert "dtype=int64, shape=(2, 3)" in inspect_data(path).text()
-
-
 def test_statistics_are_of_finite_elements(tmp_path):
     np.save(tmp_path / "a.npy", np.array([[1, np.nan, 4], [np.inf, -3, 2]], np.float32))
 
@@ -92,23 +76,6 @@ def test_statistics_are_of_finite_elements(tmp_path):
     assert (array["mean"], array["median"], array["magnitude"]) == (1.0, 1.5, 2.5)
     assert "NaN=1, inf=1 | Others: mean=1, " in found.text()
     assert "min=-3, max=4" in found.text()
-
-
-def test_folders_of_iterations_are_shown(tmp_path: Path) -> None:
-    results = RunResults()
-    results.add([IterationResult({"y": np.full(2, i)}, runner_name="r") for i in range(3)], runner_name="r")
-    results.save_iterations(tmp_path / "outputs")
-    (tmp_path / "inputs").mkdir()
-    for i in range(2):
-        save_json({"x": np.full(3, i)}, str(tmp_path / "inputs" / f"{i:010d}.json"))
-
-    outputs = inspect_data(tmp_path / "outputs", all_iterations=True)
-    assert "---- r (3 iterations) ----" in outputs.text() and "-- Iteration: 2" in outputs.text()
-    assert len(outputs.to_json()) == 3  # type: ignore[arg-type]
-    assert inspect_data(tmp_path / "inputs").text().startswith("==== Data (2 iterations) ====")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(errors.FormatError, match=r"no \.json files"):
-        inspect_data(tmp_path / "empty")
 
 
 def test_saved_comparisons_are_shown(tmp_path: Path) -> None:
@@ -143,18 +110,3 @@ def test_calibration_caches_and_sparsity_are_shown(tmp_path: Path) -> None:
     text = inspect_calibration(str(tmp_path / "c.json")).text()
     assert "1 tensors by max, from 4 samples" in text and "0.02" in text
     assert inspect_sparsity(models.conv_net().proto).text().startswith("0 of ")
-
-
-def test_runs_are_shown() -> None:
-    tracker = MemoryTracker()
-    with tracked(tracker, "e", "a run", kind="build") as run:
-        run.log_params({"precision": "fp16"})
-        run.log_metrics({("build", "seconds"): 1.5})
-        run.log_text("hello", "notes.txt")
-        run.finish("good")
-    found = inspect_run(f"run:{run.id}", tracker)
-    assert "a run in e: finished, good" in found.text()
-    assert "notes.txt (5 B)" in found.text() and "build/seconds = 1.5" in found.text()
-    assert json.dumps(found.to_json())
-    with pytest.raises(errors.RunNotFoundError):
-        inspect_run("nowhere", tracker)

@@ -49,13 +49,6 @@ def test_page_starts_with_the_slowest_boundary(files: tuple[str, str]) -> None:
     assert InspectEnginesResult.from_json(result.to_json()) == result
 
 
-def test_equal_engines_have_no_rows(files: tuple[str, str]) -> None:
-    result = ops.inspect_engines(ops.InspectEnginesConfig(a=files[0], b=files[0]))
-
-    assert result.headline == "0 of 3 rows of layers differ"
-    assert "All layers that both engines have use the same kernels" in result.page()
-
-
 def test_engines_of_runs_are_compared(tmp_path: Path) -> None:
     tracker = MemoryTracker()
     path = models.conv_net().write(tmp_path)

@@ -103,16 +103,3 @@ def test_a_planted_reformat_is_the_first_boundary(engines: dict[str, str], folde
     assert (first.b.ms or 0) > (first.a.ms or 0)
     row = next(row for row in result.alignment.rows if pinned in row.nodes)
     assert (row.a.precisions, row.b.precisions) == (("fp16",), ("fp32",))
-
-
-def test_the_inspectors_own_json_gives_the_same_rows(engines: dict[str, str], folder: Path) -> None:
-    from trtops.backend import trt
-    from trtops.backend.trt import library
-
-    path = folder / "inspector_fp16.json"
-    inspector = trt.EngineFromPath(engines["fp16"])().create_engine_inspector()
-    path.write_text(inspector.get_engine_information(library.load().LayerInformationFormat.JSON), encoding="utf-8")
-
-    result = ops.inspect_engines(ops.InspectEnginesConfig(a=engines["fp16"], b=str(path)))
-
-    assert result.headline.startswith("0 of ") and result.a.aligned == result.b.aligned == 1

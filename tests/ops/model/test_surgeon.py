@@ -41,25 +41,6 @@ def test_sanitize_folds_and_the_outputs_stay_the_same(tmp_path: Path) -> None:
     assert digests(tmp_path) == before
 
 
-def test_sanitize_sorts_nodes() -> None:
-    proto = models.model("(float[4] x) => (float[4] y) { a = Relu(x) b = Abs(a) y = Neg(b) }")
-    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in reversed(proto.graph.node)]
-    del proto.graph.node[:]
-    proto.graph.node.extend(nodes)
-
-    result = ops.sanitize(proto, sort=True)
-
-    assert [node.op_type for node in result.model.graph.node] == ["Relu", "Abs", "Neg"]
-    assert [node.op_type for node in proto.graph.node] == ["Neg", "Abs", "Relu"]
-
-
-def test_sanitize_removes_unused_nodes() -> None:
-    proto = models.model("(float[4] x) => (float[4] y) { dead = Add(x, w) y = Neg(x) }", {"w": np.ones(4, np.float32)})
-    result = ops.sanitize(proto, cleanup=True)
-    assert [node.op_type for node in result.model.graph.node] == ["Neg"]
-    assert not result.model.graph.initializer
-
-
 def test_other_input_shapes_change_all_shapes() -> None:
     proto = models.model("(float[1,3] x) => (float[1,3] y) { a = Relu(x) y = Neg(a) }")
     proto = onnx.shape_inference.infer_shapes(proto)
@@ -84,12 +65,6 @@ def test_sanitize_bounds_sizes() -> None:
     assert array.tolist() == [0, 1, 2]
 
 
-def test_sanitize_chooses_outputs() -> None:
-    proto = models.model("(float[4] x) => (float[4] y) { a = Relu(x) y = Neg(a) }")
-    result = ops.sanitize(proto, output_types=("relu",))
-    assert [value.name for value in result.model.graph.output] == ["a"]
-
-
 def test_the_input_file_cannot_be_overwritten(tmp_path: Path) -> None:
     path = models.write_external(models.conv_net(), tmp_path)
     before = digests(path.parent)
@@ -98,18 +73,6 @@ def test_the_input_file_cannot_be_overwritten(tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError, match="replace a file of the model itself"):
         ops.sanitize(path, path.parent / "other.onnx", save_as=SaveConfig(external_data="weights.bin"))
     assert digests(path.parent) == before
-
-
-def test_external_data_goes_in_and_out(tmp_path: Path) -> None:
-    case = models.conv_net()
-    outside = models.write_external(case, tmp_path)
-    ops.sanitize(outside, tmp_path / "inside" / "model.onnx")
-    ops.sanitize(tmp_path / "inside" / "model.onnx", tmp_path / "out" / "m.onnx", save_as=SaveConfig(external_data=""))
-
-    assert [file.name for file in (tmp_path / "inside").iterdir()] == ["model.onnx"]
-    assert {file.name for file in (tmp_path / "out").iterdir()} == {"m.onnx", "m.onnx.data"}
-    for path in (tmp_path / "inside" / "model.onnx", tmp_path / "out" / "m.onnx"):
-        np.testing.assert_array_equal(run(path, case.feed)[0], run(case.proto, case.feed)[0])
 
 
 def test_extract_keeps_a_part() -> None:
@@ -205,19 +168,6 @@ def test_random_weights_are_repeatable_and_sparse() -> None:
     assert np.isfinite(run(first, case.feed)[0]).all()
     before = {w.name for w in sparsity.check_sparsity(pruned) if w.sparse}
     assert before and {w.name for w in sparsity.check_sparsity(first) if w.sparse} >= before
-
-
-def test_stripped_weights_have_polygraphys_marks() -> None:
-    stripped = ops.strip_weights(models.conv_net().proto).model
-    marked = [tensor for tensor in stripped.graph.initializer if tensor.doc_string.startswith("TRT_WEIGHTLESS/")]
-    assert marked and all(tensor.raw_data == b"" for tensor in marked)
-    assert stripped.doc_string.endswith("TRT_WEIGHTLESS")
-
-
-def test_other_models_cannot_restore_weights() -> None:
-    stripped = ops.strip_weights(models.conv_net().proto).model
-    with pytest.raises(errors.InvalidModelError, match="has no"):
-        ops.reconstruct_weights(stripped, original=models.transformer().proto)
 
 
 def test_removed_nodes_pass_their_input_on(tmp_path: Path) -> None:
