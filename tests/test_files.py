@@ -169,14 +169,3 @@ def test_failed_write_keeps_all_files(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"model": "old", "data": "old"}
-
-
-def test_lock_rejects_links_and_truncates_nothing(tmp_path: Path) -> None:
-    (tmp_path / "lock").write_text("precious")
-    (tmp_path / "link").symlink_to(tmp_path / "lock")
-
-    with pytest.raises(OSError), locked(tmp_path / "link"):
-        pass
-    with locked(tmp_path / "lock"):
-        pass
-    assert (tmp_path / "lock").read_text() == "precious"

@@ -76,24 +76,18 @@ def test_imports_respect_the_architecture() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("prefix", ["TRTOPS", "POLYGRAPHY"])
-@pytest.mark.parametrize(("value", "expected"), [("1", True), ("0", False), ("", False)])
-def test_tensorrt_rtx_is_chosen_in_one_place(prefix: str, value: str, expected: bool) -> None:
-    code = (
-        "from trtops import config; from trtops.backend.trt import library; print(config.USE_TENSORRT_RTX, "
-        "library.uses_rtx())"
-    )
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"), [("TRTOPS", "1", "True"), ("POLYGRAPHY", "1", "True"), ("TRTOPS", "0", "False")]
+)
+def test_tensorrt_rtx_is_chosen_in_one_place(variable: str, value: str, expected: str) -> None:
+    code = "from trtops import config; from trtops.backend.trt import library as lib; print("
+    code += "config.USE_TENSORRT_RTX, lib.uses_rtx())"
     environment = {k: v for k, v in os.environ.items() if not k.endswith("USE_TENSORRT_RTX")}
+    environment[f"{variable}_USE_TENSORRT_RTX"] = value
 
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**environment, f"{prefix}_USE_TENSORRT_RTX": value},
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
 
-    assert done.stdout.split() == [str(expected)] * 2
+    assert done.stdout.split() == [expected] * 2
 
 
 def test_the_wheel_has_the_flows() -> None:

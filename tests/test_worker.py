@@ -61,16 +61,11 @@ repr_of_module.__module__ = "tests.test_worker"
 def test_exception_is_raised_and_child_survives(worker):
     pid = worker.run(os.getpid)
 
-    with pytest.raises(ZeroDivisionError):
-        worker.run(operator.truediv, 1, 0)
-    assert worker.run(os.getpid) == pid
-
-
-def test_error_attributes_are_kept(worker):
     with pytest.raises(errors.TacticMismatchError) as caught:
         worker.run(raise_mismatch)
 
     assert caught.value.layers == ("conv1",)
+    assert worker.run(os.getpid) == pid
 
 
 def raise_mismatch():
@@ -85,7 +80,7 @@ def test_crash_names_signal_and_restarts_child(worker, number):
     worker.run(os.getpid)
     starts = worker.starts
 
-    with pytest.raises(errors.WorkerError, match=number.name):
+    with pytest.raises(errors.WorkerError, match="SIGKILL.*memory" if number == signal.SIGKILL else number.name):
         worker.run(os.kill, worker.pid, number)
         worker.run(os.getpid)
 
@@ -107,13 +102,6 @@ def test_hang_is_killed_after_timeout(worker):
         worker.run(time.sleep, FOR_EVER, timeout=0.3)
 
     assert worker.run(operator.add, 1, 1) == 2
-
-
-def test_sigkill_suggests_memory_shortage(worker):
-    pid = worker.run(os.getpid)
-
-    with pytest.raises(errors.WorkerError, match="memory"):
-        worker.run(os.kill, pid, signal.SIGKILL)
 
 
 def test_unpicklable_result_is_an_error(worker):
