@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import subprocess
 import sys
 
@@ -74,15 +73,6 @@ def test_two_onnx_runtime_runners_agree_on_random_inputs(model):
     assert all(it.runtime > 0 and it.runner_name == "b" for it in results["b"])
     assert bool(Comparator.compare_accuracy(results, compare_func=CompareFunc.simple(atol=1e-8)))
     assert not any(runner.is_active for runner in runners)
-
-
-def test_default_inputs_are_random(model, caplog):
-    with caplog.at_level(logging.INFO):
-        [(_, [outputs])] = Comparator.run([OnnxrtRunner(SessionFromOnnx(model))])
-    assert outputs["y"].shape == (1, 3)
-    assert "dynamic shape" in caplog.text
-    assert "---- Inference Input(s) ----\n{x [dtype=float32, shape=(1, 3)]}" in caplog.text
-    assert "---- Inference Output(s) ----\n{y [dtype=float32, shape=(1, 3)]}" in caplog.text
 
 
 def test_outputs_are_copied_from_runner_buffers():
@@ -255,16 +245,15 @@ class Mine(BaseRunner):
         return TensorMetadata().add("x", "float32", (3,))
 
     def infer_impl(self, feed):
-        print(self.name, __name__, flush=True)
         self.inference_time = 0.0
         return {"y": feed["x"] * 2}
 
 if __name__ == "__main__":
     results = Comparator.run([Mine("a"), Mine("b")], [{"x": np.ones(3, np.float32)}], use_subprocess=True)
-    print(type(results["b"][0]["y"]).__name__, results["b"][0]["y"][0])
+    print(results["b"][0]["y"][0])
 """)
     done = subprocess.run([sys.executable, str(tmp_path / "mine.py")], capture_output=True, text=True)
-    assert done.stdout.splitlines() == ["a __mp_main__", "b __mp_main__", "ndarray 2.0"], done.stderr
+    assert done.stdout == "2.0\n", done.stderr
 
 
 def test_unpicklable_runners_are_refused():

@@ -48,14 +48,14 @@ def test_unused_names_are_warned_about(caplog):
 def test_invalid_options_are_refused():
     with pytest.raises(errors.ConfigError, match="expected 'numpy' or 'torch'"):
         DataLoader(data_loader_backend_module="jax")
-    with pytest.raises(errors.ConfigError, match="start exceeds its end"):
-        loader_for(val_range=(2, 1))[0]
-    with pytest.raises(errors.ConfigError, match=r"range \(0, 300\) does not fit uint8"):
-        loader_for(TensorMetadata().add("u", np.uint8, (2,)), val_range=(0, 300))[0]
-    with pytest.raises(errors.ConfigError, match="Random strings"):
-        loader_for(TensorMetadata().add("s", "str", (2,)))[0]
-    with pytest.raises(errors.ConfigError, match="shape of input 'x' is not known"):
-        loader_for(TensorMetadata().add("x", np.float32))[0]
+    for dtype, shape, options, message in (
+        (np.float32, (2,), {"val_range": (2, 1)}, "start exceeds its end"),
+        (np.uint8, (2,), {"val_range": (0, 300)}, r"range \(0, 300\) does not fit uint8"),
+        ("str", (2,), {}, "Random strings"),
+        (np.float32, None, {}, "shape of input 'x' is not known"),
+    ):
+        with pytest.raises(errors.ConfigError, match=message):
+            loader_for(TensorMetadata().add("x", dtype, shape), **options)[0]
 
 
 def test_runners_get_inputs_of_their_shapes():
@@ -75,21 +75,13 @@ def test_matching_inputs_are_passed_unchanged():
     assert fitted["x"] is x and list(fitted) == ["x", "ids", "mask"]
 
 
-@pytest.mark.parametrize(
-    ("array", "expected"),
-    [
-        (np.zeros((3, 2), np.float32), (2, 3)),
-        (np.zeros(6, np.float16), (2, 3)),
-        (np.zeros((1, 2, 3)), (2, 3)),
-    ],
-)
-def test_arrays_are_permuted_reshaped_and_cast(array, expected):
+@pytest.mark.parametrize("array", [np.zeros((3, 2), np.float32), np.zeros(6, np.float16), np.zeros((1, 2, 3))])
+def test_arrays_are_permuted_reshaped_and_cast(array):
     fitted = fit_feed({"x": array}, TensorMetadata().add("x", np.float32, (2, 3)))["x"]
-    assert (fitted.shape, fitted.dtype) == (expected, np.float32)
+    assert (fitted.shape, fitted.dtype) == ((2, 3), np.float32)
 
 
 def test_integer_overflow_in_casts_is_refused():
-    with pytest.raises(errors.InputDtypeError, match="values that int8 does not hold"):
-        fit_feed({"x": np.array([300])}, TensorMetadata().add("x", np.int8, (1,)))
-    with pytest.raises(errors.InputDtypeError, match="values that int8 does not hold"):
-        fit_feed({"x": np.array([np.nan])}, TensorMetadata().add("x", np.int8, (1,)))
+    for value in (300, np.nan):
+        with pytest.raises(errors.InputDtypeError, match="values that int8 does not hold"):
+            fit_feed({"x": np.array([value])}, TensorMetadata().add("x", np.int8, (1,)))

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from decimal import Decimal, localcontext
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from trtops.comparator.metrics import kl, statistics
 from trtops.comparator.metrics import rows as rows_module
+from trtops.comparator.metrics import statistics
 from trtops.comparator.metrics.kl import kl_divergence
 
 LOGITS = np.random.default_rng(0).normal(0, 3, (6, 10))
@@ -119,27 +118,11 @@ def test_zeros_infinities_and_nan(output, reference, expected):
     assert found == pytest.approx(expected, abs=1e-6, nan_ok=True)
 
 
-@pytest.mark.parametrize("shape", [(2, 3), (2, 5, 3), (2, 3, 1, 1), (1, 3)])
-def test_shapes_that_have_rows(shape):
-    reference = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
-    assert kl_divergence([(reference + 1, reference)]) == pytest.approx(0, abs=1e-12)
-
-
 def test_non_floats_have_no_divergence():
     for rows in (np.ones((2, 3), int), np.ones((2, 3), bool)):
         assert kl_divergence([(rows, rows)]) is None
         assert kl_divergence([(rows.astype(float), rows)]) is None
     assert statistics(np.array([["a", "b"]]), np.array([["a", "b"]])).kl is None
-
-
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2])
-def test_small_types_are_compared_by_value(dtype):
-    for rows in (LOGITS, softmax(LOGITS)):
-        small = rows.astype(dtype)
-        wide = small.astype(np.float64)
-        if kl._are_probabilities(rows) == kl._are_probabilities(wide):
-            assert kl_divergence([(small, rows)]) == kl_divergence([(wide, rows)])
-            assert kl_divergence([(rows, small)]) == kl_divergence([(rows, wide)])
 
 
 def test_rows_count_alike_over_blocks_iterations_and_layouts(monkeypatch):

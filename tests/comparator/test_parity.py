@@ -10,7 +10,6 @@ import pytest
 from trtops import json as our_json
 from trtops.comparator import (
     AccuracyResults,
-    Comparator,
     CompareFunc,
     DataLoader,
     IterationResult,
@@ -90,32 +89,6 @@ def test_inputs_go_both_ways(tmp_path):
     assert len(list(StreamingDataLoader(tmp_path / "theirs.json"))) == 2
 
 
-def test_formatted_arrays_go_both_ways(tmp_path):
-    from trtops.common import FormattedArray
-
-    their_common.FormattedArray(np.arange(8, dtype=np.uint8), [1, 2, 4]).save(str(tmp_path / "theirs.json"))
-    FormattedArray(np.arange(8, dtype=np.uint8), [1, 2, 4]).save(tmp_path / "ours.json")
-
-    ours = FormattedArray.load(tmp_path / "theirs.json")
-    back = their_common.FormattedArray.load(str(tmp_path / "ours.json"))
-    assert list(ours.shape) == list(back.shape) == [1, 2, 4]
-    np.testing.assert_array_equal(ours.array, back.array)
-
-
-def test_directories_of_iterations_go_both_ways(tmp_path):
-    ours, run = RunResults(), theirs.RunResults()
-    ours.add([{"x": np.full(3, i)} for i in range(3)], runner_name="r")
-    run.add([{"x": np.full(3, i)} for i in range(3)], runner_name="r")
-    ours.save_iterations(tmp_path / "ours")
-    (tmp_path / "theirs").mkdir()
-    for i, single in enumerate(run.split()):
-        single.save(str(tmp_path / "theirs" / f"{i:010d}.json"))
-
-    assert_same_run(RunResults.load(tmp_path / "theirs"), run)
-    read = theirs.RunResults.concat(theirs.RunResults.load_streaming(str(tmp_path / "ours")))
-    assert_same_run(read, ours)
-
-
 def results_of(comparator, functions):
     random = np.random.default_rng(5)
     golden = [{"x": random.standard_normal((3, 50)).astype(np.float32), "y": random.random((2, 8))} for _ in range(4)]
@@ -174,22 +147,6 @@ def test_accuracy_results_go_both_ways(tmp_path):
     read.reevaluate([L2Threshold(1e-9), SimpleThreshold("max", 1.0, 1.0)])
     back.reevaluate([theirs.L2Threshold(1e-9), theirs.SimpleThreshold("max", 1.0, 1.0)])
     assert [bool(r) for r in read] == [bool(r) for r in back] == [False, True]
-
-
-def test_averages_are_theirs():
-    import trtops.comparator
-
-    for comparator in (trtops.comparator, theirs):
-        random = np.random.default_rng(2)
-        run = comparator.RunResults()
-        run.add([{"x": np.full(4, e)} for e in (0.0, 3e-3)], runner_name="a")
-        run.add([{"x": np.zeros(4)} for _ in range(2)], runner_name="b")
-        del random
-        functions = [comparator.SimpleCompareFunc(check_error_stat="max", atol=2e-3), comparator.L2CompareFunc(2e-3)]
-        found = comparator.Comparator.compare_accuracy(run, compare_func=functions, check_average=True)
-        assert [bool(r) for r in found] == [True, False]
-        assert found[0].stats(("a", "b")) == (1, 1, 2)
-        assert found[1].average_results(("a", "b"))["x"].l2_norm == pytest.approx(3e-3)
 
 
 LOADER_CASES = {
@@ -272,16 +229,3 @@ def test_index_comparison_agrees_with_theirs():
                 theirs.IterationResult({"i": a}), theirs.IterationResult({"i": b})
             )
             assert bool(mine["i"]) == bool(other["i"])
-
-
-def test_validation_agrees_with_theirs():
-    for values, options in [
-        ([1.0, np.nan], {}),
-        ([1.0, np.inf], {}),
-        ([1.0, np.inf], {"check_inf": True}),
-        ([1.0], {}),
-    ]:
-        mine, other = RunResults(), theirs.RunResults()
-        mine.add([{"x": np.array(values)}])
-        other.add([{"x": np.array(values)}])
-        assert Comparator.validate(mine, **options) == theirs.Comparator.validate(other, **options)

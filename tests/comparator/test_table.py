@@ -162,18 +162,6 @@ def test_reading_the_table_imports_no_numpy():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split() == ["False"]
 
 
-@pytest.mark.parametrize(
-    "comparison", [c for c in COMPARISONS if not c.name.endswith("_metrics")], ids=lambda c: c.name
-)
-def test_results_are_read_without_comparing(comparison, tmp_path):
-    kind = getattr(trtops.comparator, comparison.result)
-    result = kind(0.5, thresholds=kind.THRESHOLD(0.25))
-    AccuracyResults([AccuracyResult({("a", "b"): [{"x": result}]})]).save(tmp_path / "accuracy.json")
-    code = f"from trtops.comparator import AccuracyResults as A; print(A.load({str(tmp_path / 'accuracy.json')!r}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert f"{comparison.result}(" in done.stdout, done.stderr
-
-
 @pytest.mark.parity
 def test_names_and_limits_that_polygraphy_has_are_polygraphys():
     theirs = pytest.importorskip("polygraphy.comparator")

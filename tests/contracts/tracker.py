@@ -15,7 +15,7 @@ from trtops import errors
 from trtops.record import sha256
 from trtops.spec import BuildConfig
 from trtops.tracking import owner
-from trtops.tracking.base import RunInfo, Tracker, tracked
+from trtops.tracking.base import Tracker, tracked
 from trtops.tracking.check import reap
 from trtops.tracking.schema import Tag
 
@@ -24,7 +24,7 @@ ODD_NAMES = [
     "out[0](1){2}", "100%", "-", "--", "-2d-", "-empty-", "🚀", "e\u0301 combining", "nul\0", "quote'\"`\\",
     "\ud800 lone surrogate", "n" * 200,
 ]  # fmt: skip
-LONG_NAMES = ["n" * 250 + "end", "n" * 250 + "other end", "[" * 500, "日" * 9000]
+ODD_VALUES = ["it's", 'say "x"', "'\"", "`tick`", "back\\slash", "100%", "%", "_", "", "日本 🚀", "a\nb", "A", "a"]
 
 HERE = owner.current()
 DEAD = dataclasses.replace(HERE, pid=2**22 + 1, started=1)
@@ -88,19 +88,6 @@ class TrackerContract:
             "s": "x", "i": "3", "f": "0.1", "b": "true", "n": "null", "l": "[1,2]", "d": '{"a":2,"b":1}', "e": "",
         }  # fmt: skip
 
-    def test_logging_twice_changes_nothing(self, tracker: Tracker):
-        run = tracker.start("m", "r", kind="build")
-
-        def log() -> RunInfo:
-            run.log_params({"a": 1})
-            run.set_tags({"t": "x"})
-            run.log_metrics({("x",): 1.0, ("nan",): math.nan, ("inf",): math.inf})
-            run.log_bytes(b"data", "a.bin")
-            return dataclasses.replace(tracker.info(run.id), metrics={})
-
-        assert log() == log()
-        assert tracker.info(run.id).metrics.keys() == {("x",), ("nan",), ("inf",)}
-
     def test_params_are_fixed_and_the_rest_can_change(self, tracker: Tracker):
         run = tracker.start("m", "r", kind="build")
         run.log_params({"precision": "fp16"})
@@ -131,23 +118,22 @@ class TrackerContract:
                 run.log_metrics({("good",): 1.0, ("bad",): value})  # type: ignore[dict-item]
 
         metrics = tracker.info(run.id).metrics
-
-        assert [repr(metrics["v", str(i)]) for i in range(len(values))] == list(map(repr, values))
-        assert len(metrics) == len(values)
+        assert [repr(metrics.pop(("v", str(i)))) for i in range(len(values))] == list(map(repr, values))
+        assert metrics == {}
 
     def test_any_text_is_a_name(self, tracker: Tracker):
         run = tracker.start("m", "r", kind="build")
         metrics = {("error", name, "max_abs"): float(i) for i, name in enumerate(ODD_NAMES)}
         metrics |= {(name,): float(i) for i, name in enumerate(ODD_NAMES)}
-        run.log_metrics(metrics | {("error", name, "long"): float(i) for i, name in enumerate(LONG_NAMES)})
+        run.log_metrics(metrics)
+        long = tracker.start("日" * 500, "r 🚀/'", kind="build")
+        long.log_metrics({("error", text, "x"): 1.0 for text in ("n" * 250 + "end", "n" * 250 + "other", "日" * 9000)})
+        values = {v: tracker.start("tags", "r", kind="build", tags={"key": v}).id for v in ODD_VALUES}
 
-        found = tracker.info(run.id).metrics
-
-        assert {name: value for name, value in found.items() if name[-1] != "long"} == metrics
-        assert {name[1][:8]: value for name, value in found.items() if name[-1] == "long"} == {
-            "n" * 8: 1.0, "[" * 8: 2.0, "日" * 8: 3.0,
-        }  # fmt: skip
-        assert len(found) == len(metrics) + len(LONG_NAMES)
+        assert tracker.info(run.id).metrics == metrics
+        assert len(tracker.find("日" * 500)[0].metrics) == 3
+        for value, run_id in values.items():
+            assert [info.id for info in tracker.find("tags", tags={"key": value})] == [run_id]
 
     def test_names_and_values_that_mlflow_refuses(self, tracker: Tracker):
         run = tracker.start("m", "r", kind="build")
@@ -167,15 +153,6 @@ class TrackerContract:
         assert info.tags["full"] == "x" * 8000 and "t" not in info.tags
         assert info.params["long"].startswith("日" * 5000) and "(6001 characters" in info.params["long"]
 
-    def test_any_text_names_an_experiment(self, tracker: Tracker):
-        for experiment in ("a/b", "..", "日本 🚀 [x]", "'quoted\"", "e" * 500, "日" * 500):
-            run = tracker.start(experiment, "r 🚀/'", kind="build")
-            run.log_bytes(b"x", "a.bin")
-            run.finish()
-
-            assert [(info.experiment, info.name) for info in tracker.find(experiment)] == [(experiment, "r 🚀/'")]
-            assert tracker.load(run.id).read_bytes("a.bin") == b"x"
-
     def test_many_values_at_once(self, tracker: Tracker):
         run = tracker.start("m", "r", kind="build")
         run.log_params({f"p{i}": "日" * 500 for i in range(250)})
@@ -183,9 +160,8 @@ class TrackerContract:
         run.log_metrics({("m", str(i)): float(i) for i in range(2500)})
 
         info = tracker.info(run.id)
-
         assert len(info.params) == 250 and sum(tag[1:].isdecimal() for tag in info.tags) == 150
-        assert info.metrics == {("m", str(i)): float(i) for i in range(2500)}
+        assert len(info.metrics) == 2500
 
     def test_artifact_paths(self, tracker: Tracker, tmp_path: Path):
         paths = ["日本/ü #1?.txt", "gpu_0:1.bin", "a b/c%20d", "with'quote", "a/b"]
@@ -314,13 +290,6 @@ class TrackerContract:
         assert ids("m", status="running") == ids("m", tags={Tag.KIND: "accuracy"}) == [running]
         assert ids("m", tags={"x": "none"}) == ids("m", tags={"none": "1"}) == ids("none") == ids(parent="none") == []
 
-    def test_find_by_odd_tags(self, tracker: Tracker):
-        values = ["it's", 'say "x"', "'\"", "`tick`", "back\\slash", "100%", "%", "_", "", "日本 🚀", "a\nb", "A", "a"]
-        runs = {value: tracker.start("m", "r", kind="build", tags={"key": value}).id for value in values}
-
-        for value, run_id in runs.items():
-            assert [info.id for info in tracker.find("m", tags={"key": value})] == [run_id]
-
     def test_invalid_kinds_and_names_are_refused(self, tracker: Tracker):
         with pytest.raises(errors.ConfigError, match="Did you mean 'build'"):
             tracker.start("m", "r", kind="bild")
@@ -334,27 +303,22 @@ class TrackerContract:
         shared = tracker.start("m", "shared", kind="build")
 
         def work(i: int) -> str:
-            with tracked(tracker, f"m{i % 2}", f"run {i}", kind="iteration", tags={"i": str(i)}) as run:
-                run.log_params({"i": i})
-                run.log_metrics({("i",): float(i)})
-                run.log_text(str(i), "i.txt")
-                shared.log_params({f"p{i}": i})
-                shared.log_metrics({("m", str(i)): float(i)})
-                shared.log_text(str(i), f"files/{i}.txt")
+            with tracked(tracker, f"m{i % 2}", f"run {i}", kind="iteration") as run:
+                for each in (run, shared):
+                    each.log_params({f"p{i}": i})
+                    each.log_metrics({("m", str(i)): float(i)})
+                    each.log_text(str(i), f"files/{i}.txt")
             return run.id
 
         with ThreadPoolExecutor(8) as pool:
             ids = list(pool.map(work, range(12)))
         shared.finish()
 
-        for i, run_id in enumerate(ids):
+        for run_id, numbers in (*((run_id, [i]) for i, run_id in enumerate(ids)), (shared.id, range(12))):
             stored = tracker.load(run_id)
-            assert (stored.info.name, stored.info.params) == (f"run {i}", {"i": str(i)})
-            assert stored.info.metrics == {("i",): float(i)} and stored.read_bytes("i.txt") == str(i).encode()
-        stored = tracker.load(shared.id)
-        assert stored.info.params == {f"p{i}": str(i) for i in range(12)}
-        assert stored.info.metrics == {("m", str(i)): float(i) for i in range(12)}
-        assert [stored.read_bytes(f"files/{i}.txt") for i in range(12)] == [str(i).encode() for i in range(12)]
+            assert stored.info.params == {f"p{i}": str(i) for i in numbers}
+            assert stored.info.metrics == {("m", str(i)): float(i) for i in numbers}
+            assert [stored.read_bytes(f"files/{i}.txt") for i in numbers] == [str(i).encode() for i in numbers]
 
     # Interrupted runs
 
