@@ -104,6 +104,12 @@ def unknown_op(name: str) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=opsets, ir_version=9)
 
 
+def put(tracker: MemoryTracker, run_id: str, path: str, data: bytes) -> None:
+    run = tracker.reopen(run_id)
+    run.log_bytes(data, path)
+    run.fail("again")
+
+
 def test_failed_build_is_bundled(tmp_path: Path) -> None:
     onnx.save(unknown_op("Nope"), tmp_path / "nope.onnx")
     tracker = MemoryTracker()
@@ -122,6 +128,14 @@ def test_failed_build_is_bundled(tmp_path: Path) -> None:
     repaired = subprocess.run([sys.executable, "reproduce.py"], cwd=tmp_path / "there", capture_output=True, text=True)
     assert repaired.returncode == 1 and "verdict: good (reported: error" in repaired.stdout
 
+    for damaged in ("spec.json", "environment.json", "materials.json"):
+        whole = tracker.peek(failed.id, damaged) or b""
+        put(tracker, failed.id, damaged, b'{"cut')
+        with pytest.raises(errors.TrtopsError, match="JSON"):
+            bundle(failed.id, BundleConfig(output=str(tmp_path / "c.zip")), tracker=tracker)
+        put(tracker, failed.id, damaged, whole)
+    assert not (tmp_path / "c.zip").exists()
+
 
 def test_run_that_never_built_is_refused(tmp_path: Path) -> None:
     tracker = MemoryTracker()
@@ -129,22 +143,6 @@ def test_run_that_never_built_is_refused(tmp_path: Path) -> None:
         raise OSError("the disk is gone")
     with pytest.raises(errors.ReproductionError, match=r"nothing can be reproduced: .*disk is gone"):
         bundle(run.id, BundleConfig(output=str(tmp_path / "b.zip")), tracker=tracker)
-
-
-@pytest.mark.parametrize("damaged", ["spec.json", "environment.json", "materials.json"])
-def test_damaged_files_of_failed_run_are_reported(damaged: str, tmp_path: Path) -> None:
-    onnx.save(unknown_op("Nope"), tmp_path / "nope.onnx")
-    tracker = MemoryTracker()
-    with pytest.raises(errors.BackendError):
-        convert(tmp_path / "nope.onnx", ConvertConfig(check=CHECK), tracker=tracker)
-    [failed] = tracker.find()
-    run = tracker.reopen(failed.id)
-    run.log_bytes(b'{"cut', damaged)
-    run.fail("again")
-
-    with pytest.raises(errors.TrtopsError, match="JSON"):
-        bundle(failed.id, BundleConfig(output=str(tmp_path / "b.zip")), tracker=tracker)
-    assert not (tmp_path / "b.zip").exists()
 
 
 @pytest.mark.parametrize("library", ["onnxrt", "trt"])

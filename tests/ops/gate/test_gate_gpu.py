@@ -1,7 +1,4 @@
-"""The gate on TensorRT and a real GPU: an unchanged pair, another optimization level, and wrong engines.
-
-Run with ``-s`` to read the pages.
-"""
+"""The gate on TensorRT and a real GPU: an unchanged pair, another optimization level, and lost precision."""
 
 from __future__ import annotations
 
@@ -11,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gates import built, claiming, convolutions, kept, with_wrong_weight, write
-from trtops.ops.campaign.promote import resolve
+from tests.gates import built, claiming, convolutions, kept, write
 from trtops.ops.gate.op import GateConfig, gate
 from trtops.ops.gate.policy import AccuracyLimit, LatencyLimit, Limits, Policy
 from trtops.ops.gate.result import GateResult
@@ -60,7 +56,6 @@ def config(level: int | None = None, **changes: object) -> GateConfig:
 @pytest.fixture(scope="module")
 def first(model: Path, tracker: MlflowTracker) -> GateResult:
     result = gate(model, config(), tracker=tracker)
-    print(result.page())
     assert result.decision == "accept", result.page()
     return result
 
@@ -68,7 +63,6 @@ def first(model: Path, tracker: MlflowTracker) -> GateResult:
 def test_same_engine_is_accepted_with_ratio_one(first, model, tracker) -> None:
     again = gate(model, config(candidate=first.holder, accepted=first.holder, register=False), tracker=tracker)
 
-    print(again.page())
     assert again.decision == "accept", again.page()
     assert again.measured is not None and again.measured.accepted is not None
     assert again.measured.accepted.run_id == first.holder
@@ -76,20 +70,11 @@ def test_same_engine_is_accepted_with_ratio_one(first, model, tracker) -> None:
     assert all(output.distance_widths < 1 for output in again.measured.widths)
 
 
-def test_an_unchanged_build_is_accepted_and_resolved(first, model, tracker) -> None:
-    again = gate(model, config(), tracker=tracker)
-
-    print(again.page())
-    assert again.decision == "accept", again.page()
-    assert resolve(model, tracker=tracker, backend="tensorrt").run_id == again.run_id
-
-
 # Not 0: there TensorRT 8.6 finds no implementation of these convolutions in FP32.
 @pytest.mark.parametrize("level", [1, 5])
 def test_other_optimization_level_is_decided_by_ratio(first, model, tracker, level: int) -> None:
     result = gate(model, config(level, accepted=first.holder, register=False), tracker=tracker)
 
-    print(result.page())
     assert result.measured is not None and result.ratio is not None
     limit = POLICY.limits.latency.ratio  # type: ignore[union-attr]
     slow = [finding for finding in result.findings if finding.subject == "latency"]
@@ -100,15 +85,6 @@ def test_other_optimization_level_is_decided_by_ratio(first, model, tracker, lev
     assert not [f for f in result.findings if f.outcome == "refuse" and f.subject in ("reference", "accepted outputs")]
 
 
-def test_wrong_weight_is_refused_for_its_outputs(first, folder, tracker) -> None:
-    wrong = write(with_wrong_weight(convolutions(channels=64, size=64, layers=6)), folder / "wrong", "convolutions")
-
-    result = gate(wrong, config(register=False), tracker=tracker)
-
-    print(result.page())
-    assert "accepted outputs" in {finding.subject for finding in result.findings if finding.outcome == "refuse"}
-
-
 def test_fp16_engine_declared_fp32_is_refused(first, model, tracker) -> None:
     half = BuildConfig(precision="fp16", options=TensorRTOptions())
     planted = kept(tracker, model, claiming(built(model, half), config().build), suffix=".plan")
@@ -116,5 +92,4 @@ def test_fp16_engine_declared_fp32_is_refused(first, model, tracker) -> None:
 
     result = gate(model, config(candidate=planted, register=False, policy=strict), tracker=tracker)
 
-    print(result.page())
     assert "precision" in {finding.subject for finding in result.findings if finding.outcome == "refuse"}

@@ -46,10 +46,6 @@ precisions:
     assert int8.accuracy.tolerances is not None and int8.accuracy.tolerances.of("scores").min_cosine == 0.99
 
 
-def test_empty_policy_is_the_default(tmp_path: Path) -> None:
-    assert read_policy(write(tmp_path, "")) == Policy()
-
-
 def test_every_problem_is_reported_with_its_line(tmp_path: Path) -> None:
     path = write(
         tmp_path,
@@ -87,7 +83,8 @@ def test_invalid_value_is_reported_with_its_line(tmp_path: Path) -> None:
         read_policy(write(tmp_path, "- latency\n"))
 
 
-def test_partial_cost_limit_keeps_its_default(tmp_path: Path) -> None:
+def test_partial_limits_keep_their_defaults(tmp_path: Path) -> None:
+    assert read_policy(write(tmp_path, "")) == Policy()
     policy = read_policy(write(tmp_path, "size: {ratio: 1.5}\nprecisions:\n  int8:\n    build_time: {slack: 7}\n"))
 
     size, build_time = policy.of("fp32").size, policy.of("int8").build_time
