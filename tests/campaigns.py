@@ -12,7 +12,7 @@ from onnx import compose
 
 from tests import models
 from trtops.comparator.report import Tolerances
-from trtops.ops.campaign.config import DebugBuildConfig, Vary
+from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 
@@ -36,7 +36,7 @@ def config(data: Path, **changes: Any) -> DebugBuildConfig:
     usual = DebugBuildConfig(
         build=BuildConfig(options=options),
         check=CheckConfig(data=str(data), tolerances=Tolerances(atol=1e-4, rtol=1e-4), plots="never", latency_runs=0),
-        vary=Vary(random_tactics=True),
+        random_tactics=True,
         clean_builds=4,
     )
     return dataclasses.replace(usual, **changes)

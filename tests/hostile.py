@@ -223,7 +223,7 @@ def forged_runs(place: Path) -> list[str]:
         forge_run(root, paths, tags, uri=str(victim)),
         forge_run(root, paths, tags, uri=f"mlflow-artifacts:/../../{victim.name}"),
         forge_run(root, paths, tags | {Tag.REUSED_FROM: "../../victim"}),
-        forge_run(root, {}, tags | {Tag.VARIED: "{", Tag.OWNER: "{}", "trtops.text.x.y": "z"}),
+        forge_run(root, {}, tags | {Tag.TRIAL: "{", Tag.OWNER: "{}", "trtops.text.x.y": "z"}),
         forge_run(root, campaign, {Tag.KIND: "debug_build", **of_model}, status="RUNNING", whole=False),
     ]
     linked = forge_run(root, paths, tags)

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from trtops.ops.campaign.bisect_result import BisectConfig as BisectConfig
     from trtops.ops.campaign.bisect_result import BisectResult as BisectResult
     from trtops.ops.campaign.config import DebugBuildConfig as DebugBuildConfig
-    from trtops.ops.campaign.config import Vary as Vary
     from trtops.ops.campaign.debug_build import DebugBuildResult as DebugBuildResult
     from trtops.ops.campaign.debug_build import debug_build as debug_build
     from trtops.ops.campaign.diff_tactics import DiffTacticsConfig as DiffTacticsConfig

@@ -123,7 +123,6 @@ ON_STORE = (
     "inspect calibration run:RUN",
     "compare run:RUN good.onnx",
     "debug build --resume RUN",
-    "debug noise RUN",
     "debug prove RUN",
     "debug bisect RUN",
     "inspect diff-tactics --runs RUN",

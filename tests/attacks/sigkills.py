@@ -53,7 +53,6 @@ COMMANDS = (
     "debug build m.onnx --onnxrt --until 3 --random-tactics --experiment m",
     "debug bisect CAMPAIGN --max-builds 8",
     "debug prove CAMPAIGN --force --repeats 1",
-    "debug noise CAMPAIGN --builds 2 --runs 2",
     "debug reduce m.onnx -o out.onnx --onnxrt --atol 1e-9 --experiment m",
     "debug precision m.onnx --fp16 -o out.onnx --experiment m",
     "data concat inputs.json inputs.json -o out.json",

@@ -19,7 +19,7 @@ import numpy as np
 
 from tests import models
 from tests.benchmarks.harness import Goals, full_size, timed
-from trtops.ops.campaign.config import DebugBuildConfig, Vary
+from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import Progress, debug_build
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
@@ -59,7 +59,7 @@ def main() -> None:
         config = DebugBuildConfig(
             build=BuildConfig(options=OnnxRuntimeOptions(timing_iterations=1, intra_op_threads=1)),
             check=CheckConfig(plots="never", latency_runs=0),
-            vary=Vary(random_tactics=True),
+            random_tactics=True,
             until=count,
             max_iterations=count,
             keep_model=False,

@@ -17,7 +17,7 @@ from pathlib import Path
 from tests import models
 from tests.benchmarks.harness import Goals, full_size, timed
 from tests.servers import MlflowServer
-from trtops.ops.campaign.config import DebugBuildConfig, Vary
+from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import Progress, debug_build
 from trtops.ops.campaign.promote import promote, resolve
 from trtops.ops.engines.convert import ConvertConfig, convert
@@ -74,7 +74,7 @@ def recovery(folder: Path, iterations: int) -> tuple[float, float]:
     config = DebugBuildConfig(
         build=BuildConfig(options=OnnxRuntimeOptions(timing_iterations=1, intra_op_threads=1)),
         check=CheckConfig(plots="never", latency_runs=0),
-        vary=Vary(random_tactics=True),
+        random_tactics=True,
         until=10 * iterations,
         max_iterations=10 * iterations,
         keep_model=False,

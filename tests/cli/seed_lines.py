@@ -14,7 +14,7 @@ import numpy as np
 from tests import models, seeds
 from trtops.comparator import RunResults
 from trtops.json import save_json
-from trtops.tactics.replays import read_record
+from trtops.tactics.record import read_record
 
 SEEDS = seeds.FOLDER
 

@@ -84,7 +84,6 @@ LINES = {
     ),
     "debug bisect": "abc",
     "debug prove": "abc",
-    "debug noise": "abc",
     "debug reduce": (
         "m.onnx; m.onnx --check true; m.onnx --onnxrt; m.onnx --experiment e; m.onnx --data-loader-script d.py; "
         "m.onnx --min-good g.onnx"

@@ -64,7 +64,6 @@ def commands_on(run: str) -> list[list[str]]:
         ["runs", "pardon", run, "--why", "forged"],
         ["inspect", "run", run],
         ["inspect", "calibration", f"run:{run}"],
-        ["debug", "noise", run],
         ["debug", "prove", run],
         ["debug", "bisect", run],
         ["debug", "build", "--resume", run],

@@ -201,16 +201,6 @@ def test_tactics_of_a_campaign_are_compared(run, ids):
     assert campaign in shown["params"]["runs"] and shown["tags"]["mlflow.parentRunId"] == campaign
 
 
-def test_noise_of_a_campaign(run, ids):
-    campaign = ids["debug_build"][-1]
-
-    code, text = run(f"debug noise {campaign} --builds 2 --runs 2 --json")
-    assert code == 0 and json.loads(text)["statistic"] == "max_abs"
-    assert json.loads(text)["run_id"] in run(f"runs list --parent {campaign} --kind noise")[1]
-    assert "`l2`" in run(f"debug noise run:{campaign} --builds 2 --runs 2 --statistic l2")[1]
-    assert run(f"debug noise {campaign} --builds 1")[0] == 2
-
-
 def test_a_suspect_is_proved_denied_and_pardoned(run, ids):
     line = "debug build transformer.onnx --onnxrt --allow-approximation --vary-tactics --until 16 --experiment culprit"
     assert run(f"{line} --atol 1e-4 --rtol 1e-4")[0] == 1

@@ -31,7 +31,7 @@ from trtops.calibration import CalibrationCache
 from trtops.comparator.report import Tolerances
 from trtops.flows.slots import limit_name
 from trtops.json import save_json
-from trtops.ops.campaign.config import DebugBuildConfig, Vary
+from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.engines.calibrate import CalibrateConfig
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult
 from trtops.ops.evaluation.check import CheckConfig
@@ -294,7 +294,7 @@ def test_the_tools_on_models_evaluate_by_engines(store: Path, tmp_path: Path) ->
 def test_campaign_on_gpu_is_diffed(store: Path, model: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "feed.npz", x=models.random(*SHAPE, seed=9))
     check = replace(CHECK, data=str(tmp_path / "feed.npz"), latency_runs=0, tolerances=Tolerances(atol=1e9))
-    config = DebugBuildConfig(build=FP16, check=check, vary=Vary(random_tactics=True), timeout_seconds=120.0)
+    config = DebugBuildConfig(build=FP16, check=check, random_tactics=True, timeout_seconds=120.0)
 
     campaign = debug_build(model, config, until=2)
     diffed = diff_tactics(runs=(campaign.run_id,))

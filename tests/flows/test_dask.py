@@ -20,7 +20,7 @@ from tests import models
 from tests.waiting import until
 from trtops import errors
 from trtops.flows.dask import check_workers, dask_runner
-from trtops.ops.campaign.config import Campaign, DebugBuildConfig, Vary
+from trtops.ops.campaign.config import Campaign, DebugBuildConfig
 from trtops.ops.campaign.debug_build import DebugBuildResult, Progress
 from trtops.ops.campaign.debug_build import debug_build as debug_build_op
 from trtops.ops.campaign.iteration import IterationResult, iterate_once
@@ -61,7 +61,7 @@ def case(tmp_path: Path) -> tuple[Path, DebugBuildConfig]:
     return models.identity().write(tmp_path), DebugBuildConfig(
         build=BuildConfig(options=OnnxRuntimeOptions(timing_iterations=1, intra_op_threads=1)),
         check=CheckConfig(data=str(script), plots="never", latency_runs=0),
-        vary=Vary(random_tactics=True),
+        random_tactics=True,
         until=BUILDS,
         keep_model=False,
         parallel=2,

@@ -18,7 +18,6 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 
 from flows.debug_build import debug_build
 from flows.diff_tactics import diff_tactics
-from flows.noise import noise
 from flows.promote import promote
 from flows.prove import prove
 from tests.campaigns import FAST, GELUS, config, two_blocks
@@ -46,7 +45,6 @@ def test_campaign_is_diffed_proved_promoted_and_shown(store: Path, case) -> None
     result = debug_build(model, campaign, until=30, parallel=2)
     diffed = diff_tactics(runs=(result.run_id,))
     proved = prove(result.run_id, repeats=1)
-    measured = noise(result.run_id, builds=3, runs=2)
     tracker = default_tracker()
     runs = tracker.find("blocks", parent=result.run_id)
     promoted = promote(next(info.id for info in runs if info.verdict == "good"))
@@ -56,8 +54,6 @@ def test_campaign_is_diffed_proved_promoted_and_shown(store: Path, case) -> None
     assert diffed.found == result.found
     assert proved.outcome == "confirmed"
     assert resolve(model, tracker=tracker).run_id == promoted.run_id
-    assert [len(row) for row in measured.errors] == [2, 2, 2]
-    assert tracker.info(measured.run_id).metrics["noise", "limit"] == measured.noise.limit()
     # Every run of it leads to a flow run.
     assert tracker.info(result.run_id).tags[Tag.PREFECT_FLOW_RUN]
     assert all(info.tags[Tag.PREFECT_FLOW_RUN] for info in runs)
@@ -71,7 +67,6 @@ def test_campaign_is_diffed_proved_promoted_and_shown(store: Path, case) -> None
         "confirmed",
         "suspect put in",
         "accepted",
-        "stay below",
         promoted.alias,
     ):
         assert words in pages

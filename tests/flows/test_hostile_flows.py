@@ -39,7 +39,6 @@ def flows_on(run: str) -> dict[str, Callable[[], object]]:
         "debug_build": lambda: flows.debug_build(resume=run),
         "diff_tactics": lambda: flows.diff_tactics(runs=(run,)),
         "gate": lambda: flows.gate((MODEL,), candidate=run),
-        "noise": lambda: flows.noise(run),
         "promote": lambda: flows.promote(run),
         "prove": lambda: flows.prove(run),
         "sensitivity": lambda: flows.sensitivity(MODEL, f"run:{run}"),

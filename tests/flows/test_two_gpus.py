@@ -18,7 +18,7 @@ from tests.flows.test_convert_gpu import CHECK, FP16, QUICK, SHAPE, convolutions
 from trtops.backend.trt import current_gpu
 from trtops.comparator.report import Tolerances
 from trtops.flows.slots import limit_name
-from trtops.ops.campaign.config import DebugBuildConfig, Vary
+from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.workers import close_workers, gpus_of
 from trtops.ops.engines.convert import ConvertResult
 from trtops.tracking.base import RunInfo
@@ -49,7 +49,7 @@ def test_campaign_uses_both_gpus(store: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "feed.npz", x=models.random(*SHAPE, seed=9))
     check = replace(CHECK, data=str(tmp_path / "feed.npz"), latency_runs=0, tolerances=Tolerances(atol=1e9))
     config = DebugBuildConfig(
-        build=FP16, check=check, vary=Vary(random_tactics=True), timeout_seconds=120.0, parallel=3, devices=("0", "1")
+        build=FP16, check=check, random_tactics=True, timeout_seconds=120.0, parallel=3, devices=("0", "1")
     )
     converted: list[ConvertResult] = []
     tracker = default_tracker()

@@ -24,7 +24,8 @@ from trtops.ops.campaign.bisect_result import BisectResult, Culprit, Trial, Unit
 from trtops.ops.campaign.bisection_planner import Pair, Planner, choose_exclusions
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.tactics.bisection import Built, Culprits, Search, Seen
-from trtops.tactics.table import CampaignTable, Choice
+from trtops.tactics.record import Choice
+from trtops.tactics.table import CampaignTable
 
 Kind = Literal["one", "layer", "together", "either", "two of four", "sometimes", "none", "drift", "machines"]
 """``layer``: several choices of one layer are bad, each alone; other kinds plant one choice of a layer."""
@@ -170,10 +171,10 @@ def play(world: World, limit: int = LIMIT) -> Played:
 
 def table_of(rows: Sequence[np.ndarray], bad: Sequence[bool]) -> CampaignTable:
     layers = len(rows[0]) if rows else 0
-    return CampaignTable.from_columns(
+    return CampaignTable(
         names=[str(number) for number in range(len(rows))],
         verdicts=["bad" if b else "good" for b in bad],
-        layers=[f"layer-{layer}" for layer in range(layers)],
+        columns=[("layer", f"layer-{layer}") for layer in range(layers)],
         choices=[Choice(tactic=f"tactic-{code}", op="Conv") for code in range(TACTICS)],
         codes=np.array(rows, np.int32).reshape(len(rows), layers),
     )
@@ -231,7 +232,6 @@ def bisected(world: World, table: CampaignTable, pair: Pair, planner: Planner, l
         answer = Built(mask, is_bad)
     return BisectResult(
         outcome=found.outcome,
-        summary="",
         culprits=tuple(culprit_of(each, units) for each in found.culprits),
         complete=found.complete,
         good_run=pair.good,
@@ -240,8 +240,6 @@ def bisected(world: World, table: CampaignTable, pair: Pair, planner: Planner, l
         consequences=(),
         given=pair.given,
         trials=tuple(trials),
-        seconds=0.0,
-        overhead_seconds=0.0,
     )
 
 
@@ -251,7 +249,6 @@ def culprit_of(found: Culprits, units: Sequence[Unit]) -> Culprit:
         units=tuple(units[place] for place in places),
         clauses=tuple(tuple(places.index(place) for place in clause) for clause in found.clauses),
         probability=found.probability,
-        log10_e_value=0.0,
         builds=found.trials,
     )
 

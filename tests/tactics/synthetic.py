@@ -7,7 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from trtops.tactics.table import CampaignTable, Choice
+from trtops.tactics.record import Choice
+from trtops.tactics.table import CampaignTable
 
 Culprit = Literal["one", "together", "none"]
 
@@ -63,10 +64,10 @@ def campaign(
             codes[follows, layer] = codes[follows, copied[layer]]
     culprits, bad = _plant(rng, codes, copied, culprit, bad_rate)
     bad ^= rng.random(builds) < noise
-    table = CampaignTable.from_columns(
+    table = CampaignTable(
         names=[f"build-{i}" for i in range(builds)],
         verdicts=["bad" if b else "good" for b in bad],
-        layers=[f"layer-{i}" for i in range(layers)],
+        columns=[("layer", f"layer-{i}") for i in range(layers)],
         choices=[Choice(tactic=f"tactic-{i}", op="Conv") for i in range(6)],
         codes=codes,
         ordered=ordered,

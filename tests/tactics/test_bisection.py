@@ -21,9 +21,9 @@ Bad = Callable[[np.random.Generator, np.ndarray, int], bool]
 def played(seed: int, units: int, bad: Bad, confidence_of_one: float | None = None) -> Bisection:
     """A bisection that is decided as soon as possible."""
     rng = np.random.default_rng(10_000 + seed)
-    bisection, needed = Bisection(units, seed), (0.95, confidence_of_one)
-    while bisection.decided(*needed) is None and bisection.trials < LIMIT:
-        taken, opposite = bisection.next(*needed)
+    bisection = Bisection(units, seed, confidence_of_one=confidence_of_one)
+    while bisection.decided() is None and bisection.trials < LIMIT:
+        taken, opposite = bisection.next()
         bisection.add(taken, bad(rng, taken, bisection.trials), opposite)
     return bisection
 
@@ -129,10 +129,10 @@ def test_trial_without_coin_is_no_evidence():
 def test_coin_stops_once_evidence_suffices(units):
     threw = {False: 0, True: 0}
     for seed in range(10):
-        bisection = Bisection(units, seed)
+        bisection = Bisection(units, seed, confidence=0.5)
         for _ in range(20):
             enough = bisection.log_e_value >= math.log(2)
-            taken, opposite = bisection.next(confidence=0.5)
+            taken, opposite = bisection.next()
             assert (opposite is None) == enough
             threw[not enough] += 1
             before = bisection.log_e_value

@@ -10,10 +10,9 @@ import pytest
 
 from tests.amounts import amount
 from tests.tactics.synthetic import Campaign, Culprit, campaign
-from trtops.tactics.choice_keys import features_of, groups_of
 from trtops.tactics.diff import diff
 from trtops.tactics.findings import TacticDiff
-from trtops.tactics.model import weigh
+from trtops.tactics.model import features_of, groups_of, weigh
 from trtops.tactics.table import VERDICTS
 
 SEEDS = amount(100, in_every_run=20)

@@ -7,7 +7,8 @@ import pytest
 
 from tests.amounts import amount
 from trtops.tactics.diff import diff
-from trtops.tactics.table import CampaignTable, Choice
+from trtops.tactics.record import Choice
+from trtops.tactics.table import CampaignTable
 
 
 def without_culprit(seed: int, kind: str, builds: int = 60, layers: int = 20) -> tuple[CampaignTable, dict[str, str]]:
@@ -18,10 +19,10 @@ def without_culprit(seed: int, kind: str, builds: int = 60, layers: int = 20) ->
     shares = rng.dirichlet(np.full(4, 0.8), (2, layers))
     codes = np.array([[rng.choice(4, p=shares[int(half), layer]) for layer in range(layers)] for half in later])
     bad = rng.random(builds) < np.where(later, 0.7, 0.1)
-    table = CampaignTable.from_columns(
+    table = CampaignTable(
         names=[f"build-{i}" for i in range(builds)],
         verdicts=["bad" if b else "good" for b in bad],
-        layers=[f"layer-{i}" for i in range(layers)],
+        columns=[("layer", f"layer-{i}") for i in range(layers)],
         choices=[Choice(tactic=f"tactic-{i}", op="Conv") for i in range(4)],
         codes=codes,
     )
@@ -29,10 +30,10 @@ def without_culprit(seed: int, kind: str, builds: int = 60, layers: int = 20) ->
 
 
 def first(table: CampaignTable, builds: int) -> CampaignTable:
-    return CampaignTable.from_columns(
+    return CampaignTable(
         names=table.names[:builds],
         verdicts=["bad" if v else "good" for v in table.verdicts[:builds]],
-        layers=table.layers,
+        columns=table.columns,
         choices=table.choices,
         codes=table.codes[:builds],
     )
@@ -59,10 +60,10 @@ def test_culprit_is_confirmed_without_confounders():
     rng = np.random.default_rng(0)
     table, _ = without_culprit(1, "drift")
     codes = rng.integers(0, 4, (60, 20))
-    culprit = CampaignTable.from_columns(
+    culprit = CampaignTable(
         names=table.names,
         verdicts=["bad" if row[3] == 2 else "good" for row in codes],
-        layers=table.layers,
+        columns=table.columns,
         choices=table.choices,
         codes=codes,
     )

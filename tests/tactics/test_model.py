@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtops.tactics.choice_keys import features_of, groups_of
-from trtops.tactics.model import ALWAYS, MOSTLY, Counts, Evidence, Likelihood, fisher_test, weigh
+from trtops.tactics.model import ALWAYS, MOSTLY, Counts, Evidence, Likelihood, features_of, groups_of, weigh
 
 
 def weighed(codes: np.ndarray, bad: np.ndarray) -> tuple[Evidence, set[frozenset[tuple[int, int]]]]:
@@ -162,10 +161,3 @@ def test_completeness_shrinks_with_choices_not_ruled_out():
 
     assert of_culprit(change=needed).p_whole < of_culprit().p_whole - 0.02
     assert of_culprit(change=also_bad).p_whole < of_culprit().p_whole - 0.04
-
-
-def test_fisher_test_counts_all_ways():
-    for builds, bad, size, hits in ((6, 3, 2, 2), (8, 3, 5, 2), (10, 4, 4, 0), (9, 5, 3, 3)):
-        ways = list(itertools.combinations(range(builds), bad))
-        expected = sum(sum(b < size for b in way) >= hits for way in ways) / len(ways)
-        assert fisher_test(np.int64(size), np.int64(hits), builds, bad) == pytest.approx(expected)

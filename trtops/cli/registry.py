@@ -52,7 +52,6 @@ COMMANDS: dict[Path, str] = {
     ("debug", "diff-tactics"): "find the tactic that makes builds bad, from good and bad records",
     ("debug", "bisect"): "build mixtures of a good and a bad build until the culprit is known",
     ("debug", "prove"): "test a campaign's suspect by swapping it in and out of builds",
-    ("debug", "noise"): "measure what runs, builds and the precision add to a campaign's error",
     ("debug", "reduce"): "find the smallest part of a model that still fails",
     ("debug", "precision"): "find the layers that must stay in FP32",
     ("debug", "accuracy"): "find out where an engine goes wrong, tensor by tensor",

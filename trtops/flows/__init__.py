@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from trtops.flows.campaigns import bisect as bisect
     from trtops.flows.campaigns import debug_build as debug_build
     from trtops.flows.campaigns import diff_tactics as diff_tactics
-    from trtops.flows.campaigns import noise as noise
     from trtops.flows.campaigns import promote as promote
     from trtops.flows.campaigns import prove as prove
     from trtops.flows.checks import audit as audit

@@ -25,7 +25,6 @@ from trtops.ops.campaign.config import Campaign, DebugBuildConfig, Place
 from trtops.ops.campaign.debug_build import DebugBuildResult, Progress, Submit
 from trtops.ops.campaign.diff_tactics import diff_tactics as diff_tactics_op
 from trtops.ops.campaign.iteration import IterationResult, iterate_once
-from trtops.ops.campaign.noise import noise as noise_op
 from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.campaign.prove import prove as prove_op
 from trtops.tracking.base import Tracker
@@ -151,7 +150,7 @@ def _on_campaign_gpu(tracker: Tracker, config: Any, given: Mapping[str, Any]) ->
     """Hold a GPU of the campaign that an op works on."""
     run = given["run"] if "run" in given else given["campaign_run"]
     campaign = bisects.campaign_of(tracker, run, given.get("bad"), allow_scripts=config.allow_scripts)
-    with place_slot(campaign.config.place.on(config.devices)) as devices:
+    with place_slot(campaign.on(config.devices).config.place) as devices:
         yield replace(config, devices=devices)
 
 
@@ -165,6 +164,5 @@ def _on_gpu_of_run(tracker: Tracker, config: Any, given: Mapping[str, Any]) -> I
 debug_build = flow_of(_debug_build, base=_config_to_resume, hold=hold_nothing, by_steps=True)
 diff_tactics = flow_of(diff_tactics_op, existing=("runs", "experiment"), by_steps=True)
 bisect = flow_of(bisects.bisect, hold=_on_campaign_gpu, existing=True)
-noise = flow_of(noise_op, hold=_on_campaign_gpu, existing=True)
 prove = flow_of(prove_op, hold=_on_campaign_gpu, existing=True)
 promote = flow_of(promotions.promote, hold=_on_gpu_of_run, existing=True)

@@ -21,15 +21,11 @@ if TYPE_CHECKING:
     from trtops.ops.campaign.bisect_result import BisectConfig as BisectConfig
     from trtops.ops.campaign.bisect_result import BisectResult as BisectResult
     from trtops.ops.campaign.config import DebugBuildConfig as DebugBuildConfig
-    from trtops.ops.campaign.config import Vary as Vary
     from trtops.ops.campaign.debug_build import DebugBuildResult as DebugBuildResult
     from trtops.ops.campaign.debug_build import debug_build as debug_build
     from trtops.ops.campaign.diff_tactics import DiffTacticsConfig as DiffTacticsConfig
     from trtops.ops.campaign.diff_tactics import DiffTacticsResult as DiffTacticsResult
     from trtops.ops.campaign.diff_tactics import diff_tactics as diff_tactics
-    from trtops.ops.campaign.noise import NoiseConfig as NoiseConfig
-    from trtops.ops.campaign.noise import NoiseResult as NoiseResult
-    from trtops.ops.campaign.noise import noise as noise
     from trtops.ops.campaign.promote import PromoteConfig as PromoteConfig
     from trtops.ops.campaign.promote import PromoteResult as PromoteResult
     from trtops.ops.campaign.promote import promote as promote

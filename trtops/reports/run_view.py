@@ -29,7 +29,7 @@ class RunView:
 def stored_sections(view: RunView) -> Iterable[Section]:
     """Sections from the store: outputs, iterations, layers, and all options and metrics."""
     yield from _outputs(view)
-    if view.info.kind in ("debug_build", "proof", "bisect", "noise"):
+    if view.info.kind in ("debug_build", "proof", "bisect"):
         yield from _iterations(view)
     if layers := _read_layers(view):
         rows = tuple(tuple(str(layer.get(name) or "") for name in _LAYER) for layer in layers)

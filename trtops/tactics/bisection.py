@@ -42,41 +42,26 @@ Outcome: TypeAlias = Literal["confirmed", "sufficient", "not repeatable", "combi
 """How a search ends: with culprits; with the held units alone being bad in the good build; with verdicts that follow no
 unit; with a combination that is neither one unit nor a pair; or without a decision."""
 
-CHANCE = 0.2
-"""Prior probability that no unit decides."""
-_ONE, _TOGETHER, _EITHER = 0.86, 0.07, 0.07
-"""Prior shares of the explanations by one unit, by both of two, and by either of two."""
+CHANCE = 0.2  # prior probability that no unit decides
+_ONE, _TOGETHER, _EITHER = 0.86, 0.07, 0.07  # prior shares of one unit, both of two, and either of two
+# Priors of the rates of bad builds, and their shares: replays repeat, so builds without the culprit are seldom bad.
 _PRIORS: tuple[tuple[Prior, float], ...] = ((ALWAYS, 0.5), ((3.0, 0.5, 0.5, 45.0), 0.5))
-"""Priors of the rates of bad builds, and their shares: replays repeat, so builds without the culprit are seldom bad."""
-_SEEN_RATES = (0.94, 0.06)
-"""Rates of bad builds with and without the culprit, for builds that are no mixtures."""
+_SEEN_RATES = (0.94, 0.06)  # rates of bad builds with and without the culprit, for builds that are no mixtures
+# Share of the prior that follows such builds. They may mislead; the rest limits the cost to a few trials.
 _BELIEF = 0.9
-"""Share of the prior that follows such builds. They may mislead; the rest of the prior limits the cost to a few
-trials."""
-_CHANCE_FACTOR = 5
-"""Chance is concluded at a confidence this many times higher, since the good build may contain the culprit too."""
-_DOUBTED = 0.95
-"""Probability of chance after which a confirmation needs that many times the evidence."""
+_CHANCE_FACTOR = 5  # times the confidence that chance needs, since the good build may contain the culprit too
+_DOUBTED = 0.95  # probability of chance after which a confirmation needs that many times the evidence
 _MAX_PAIRED = 256
 _SUSPECTS = 3
-_SUSPECTED = 0.5
-"""Probability from which a unit is reported as part of a combination."""
-_GOOD_VERDICTS = 3
-"""Good verdicts after which held units alone do not make the good build bad."""
-_MAX_FAILURES = 12
-"""Trials that could not be built as wanted, after which the search ends."""
-_COMBINATION_TRIALS = 40
-"""Trials after which strong evidence without a probable explanation is reported as an unresolved combination."""
+_SUSPECTED = 0.5  # probability from which a unit is reported as part of a combination
+_GOOD_VERDICTS = 3  # good verdicts after which held units alone do not make the good build bad
+_MAX_CULPRITS = 4  # explanations, each making builds bad alone, after which the search ends
+_MAX_FAILURES = 12  # trials that could not be built as wanted, after which the search ends
+_COMBINATION_TRIALS = 40  # trials after which evidence without a probable explanation is an unresolved combination
 
 
 class Seen(NamedTuple):
-    """A build that existed before the bisection.
-
-    Attributes:
-        taken: Units that it has as in the bad build, of shape ``(units,)``.
-        bad: Its verdict.
-        other: Units in which it differs from both builds.
-    """
+    """A build that existed before: the units that it has as in the bad build, and those as in neither of the two."""
 
     taken: Bools
     bad: bool
@@ -106,10 +91,23 @@ class Bisection:
         seed: Of the coin.
         seen: Builds that existed before. They raise suspicions, and are no evidence against chance.
         chance: Prior probability that no unit decides.
+        confidence: At most ``1 - confidence`` of bisections blame a unit where verdicts depend on none; and an
+            explanation needs that posterior probability.
+        confidence_of_one: What suffices against chance where a single unit is most probable and later builds check
+            it again. It still needs ``(1 + confidence) / 2`` among the explanations without chance.
     """
 
-    def __init__(self, units: int, seed: int = 0, seen: Sequence[Seen] = (), chance: float = CHANCE) -> None:
+    def __init__(
+        self,
+        units: int,
+        seed: int = 0,
+        seen: Sequence[Seen] = (),
+        chance: float = CHANCE,
+        confidence: float = 0.95,
+        confidence_of_one: float | None = None,
+    ) -> None:
         self.units = units
+        self._confidence, self._confidence_of_one = confidence, confidence_of_one
         self._coin = np.random.default_rng(seed)
         self._log_chance = math.log(chance)
         self._log_not_chance = math.log(1 - chance)
@@ -159,13 +157,7 @@ class Bisection:
         return len(self._bad)
 
     def add(self, taken: Bools, bad: bool, opposite: Bools | None = None) -> None:
-        """Add a verdict.
-
-        Args:
-            taken: Units that the build got from the bad one, of shape ``(units,)``.
-            bad: Its verdict.
-            opposite: The trial that the coin decided against; None if no coin was thrown.
-        """
+        """Add a verdict; ``opposite`` is the trial that the coin decided against, None if no coin was thrown."""
         if opposite is not None:
             for (prior, _), (single, pair) in zip(_PRIORS, self._log_mean):
                 sizes = (self._counts.single_size, self._counts.pair_size)
@@ -225,36 +217,34 @@ class Bisection:
             probability, clauses = float(self._pair.flat[pair]), clauses_of_pair(pair, self._paired)
         return Culprits(clauses, probability, self.log_e_value, self.trials)
 
-    def decided(self, confidence: float = 0.95, confidence_of_one: float | None = None) -> Decision | None:
-        """The conclusion; None if more trials are needed. Valid after every trial.
-
-        Args:
-            confidence: At most ``1 - confidence`` of bisections blame a unit where verdicts depend on none; and an
-                explanation needs that posterior probability.
-            confidence_of_one: What suffices against chance where a single unit is most probable and later builds check
-                it again. It still needs ``(1 + confidence) / 2`` among the explanations without chance.
-        """
-        if self.p_chance >= 1 - (1 - confidence) / _CHANCE_FACTOR:
+    def decided(self) -> Decision | None:
+        """The conclusion; None if more trials are needed. Valid after every trial."""
+        if self.p_chance >= 1 - (1 - self._confidence) / _CHANCE_FACTOR:
             return "chance"
         best = self.best
-        needed = against_chance = self._against_chance(confidence, confidence_of_one)
-        if confidence_of_one is not None:
-            needed = max(needed, (1 + confidence) / 2 * (1 - self.p_chance))
-        if self.log_e_value < self._needed(against_chance):
+        needed = self._against_chance
+        if self._confidence_of_one is not None:
+            needed = max(needed, (1 + self._confidence) / 2 * (1 - self.p_chance))
+        if not self._is_evident:
             return None
         if best.probability >= needed:
             return "confirmed"
         return "combination" if self.trials >= _COMBINATION_TRIALS else None
 
-    def _against_chance(self, confidence: float, confidence_of_one: float | None) -> float:
-        return confidence if confidence_of_one is None or len(self.best.units) > 1 else confidence_of_one
+    @property
+    def _against_chance(self) -> float:
+        """The confidence that a confirmation needs against chance."""
+        of_one = self._confidence_of_one
+        return self._confidence if of_one is None or len(self.best.units) > 1 else of_one
 
-    def _needed(self, confidence: float) -> float:
-        """The evidence against chance that a confirmation needs; more, once chance has seemed certain."""
-        return -math.log((1 - confidence) / (_CHANCE_FACTOR if self._was_doubted else 1))
+    @property
+    def _is_evident(self) -> bool:
+        # More evidence against chance is needed, once chance has seemed certain.
+        factor = _CHANCE_FACTOR if self._was_doubted else 1
+        return self.log_e_value >= -math.log((1 - self._against_chance) / factor)
 
-    def next(self, confidence: float = 0.95, confidence_of_one: float | None = None) -> tuple[Bools, Bools | None]:
-        """The next trial, and its opposite if a coin decided between the two; arguments as for :meth:`decided`."""
+    def next(self) -> tuple[Bools, Bools | None]:
+        """The next trial, and its opposite if a coin decided between the two."""
         splits = [pair for pair in self._splits() if not self._shunned & {taken.tobytes() for taken in pair}]
         while not splits:  # no informative trial can be built: share the units out at random
             one = self._coin.random(self.units) < 0.5
@@ -262,11 +252,16 @@ class Bisection:
                 splits.append((one, ~one))
         trials = np.array(splits).reshape(-1, self.units)
         gains = self._gains(trials)
-        if self.log_e_value >= self._needed(self._against_chance(confidence, confidence_of_one)):
+        if self._is_evident:
             best: Bools = trials[int(gains.argmax())]
             return best, None
-        # Trials whose two sides are expected to differ also add evidence against chance.
-        worth = gains.reshape(-1, 2).mean(axis=1) + [self._differing(*pair) for pair in splits]
+        # Trials whose two sides are expected to differ also add evidence against chance: by the mass of explanations
+        # that expect so.
+        differing = []
+        for pair in splits:
+            sides = zip((self._single, self._pair), *map(self._expected, pair))
+            differing.append(sum(float(mass[here != there].sum()) for mass, here, there in sides))
+        worth = gains.reshape(-1, 2).mean(axis=1) + differing
         one, other = splits[int(worth.argmax())]
         return (one, other) if self._coin.random() < 0.5 else (other, one)
 
@@ -281,11 +276,6 @@ class Bisection:
         of_chance = self.p_chance * _entropy_bits(np.array(rate))
         gains: Floats = _entropy_bits(np.array(p_bad) + self.p_chance * rate) - of_chance
         return gains
-
-    def _differing(self, one: Bools, other: Bools) -> float:
-        """The mass of explanations that expect different verdicts of two trials."""
-        sides = zip((self._single, self._pair), self._expected(one), self._expected(other))
-        return sum(float(mass[here != there].sum()) for mass, here, there in sides)
 
     def _splits(self) -> Iterator[tuple[Bools, Bools]]:
         """Trials and their opposites: both builds, halves by probability, and halves of a suspect's partners.
@@ -329,13 +319,9 @@ class Built(NamedTuple):
 
 @dataclass
 class Found:
-    """The result of a search.
+    """The culprits, each making builds bad without the others, and whether the bad build is good without all of them.
 
-    Attributes:
-        outcome: How it ended.
-        culprits: Explanations, each making builds bad without the others.
-        complete: Whether the bad build is good without them.
-        suspects: With ``combination``, the units that probably take part in it.
+    With the outcome ``combination``, ``suspects`` are the units that probably take part in it.
     """
 
     outcome: Outcome = "undecided"
@@ -349,15 +335,9 @@ class Search:
     """All culprits of a bad build, one after the other.
 
     Attributes:
-        units: Number of units.
         held: Units that every trial takes from the bad build, of shape ``(units,)``.
         is_held_by_good: Whether the good build has a known culprit already, although ``held`` is empty.
-        seen: Builds that existed before.
-        chance: Prior probability that no unit decides.
-        confidence: What a confirmation needs.
-        confidence_of_one: See :meth:`Bisection.decided`.
-        max_culprits: When to stop.
-        seed: Of the coin.
+        chance: This and what follows are as for :class:`Bisection`.
     """
 
     units: int
@@ -367,7 +347,6 @@ class Search:
     chance: float = CHANCE
     confidence: float = 0.95
     confidence_of_one: float | None = None
-    max_culprits: int = 4
     seed: int = 0
 
     def run(self) -> Generator[Bools, Built | None, Found]:
@@ -379,10 +358,10 @@ class Search:
                 return Found("sufficient" if enough else "undecided")
         free = ~self.held
         known_good: set[bytes] = set()
-        while free.any() and len(found.culprits) < self.max_culprits:
+        while free.any() and len(found.culprits) < _MAX_CULPRITS:
             places = np.flatnonzero(free)
             seen = [Seen(s.taken[places], s.bad, s.other[places]) for s in self.seen]
-            bisection = Bisection(len(places), self.seed, seen, self.chance)
+            bisection = Bisection(len(places), self.seed, seen, self.chance, self.confidence, self.confidence_of_one)
             decision = yield from self._decide(bisection, places, known_good)
             if decision == "confirmed":
                 best = bisection.best
@@ -420,10 +399,9 @@ class Search:
         self, bisection: Bisection, places: Ints, known_good: set[bytes]
     ) -> Generator[Bools, Built | None, Decision | None]:
         """Bisect some of the units; None if the search was ended or too many trials could not be built."""
-        needed = self.confidence, self.confidence_of_one
         failed = 0
-        while (decision := bisection.decided(*needed)) is None and failed < _MAX_FAILURES:
-            wanted, opposite = bisection.next(*needed)
+        while (decision := bisection.decided()) is None and failed < _MAX_FAILURES:
+            wanted, opposite = bisection.next()
             mask: Bools = self.held.copy()
             mask[places[wanted]] = True
             built = yield mask

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtops import errors
 from trtops.record import JSONValue, Record
 from trtops.spec import Environment
-from trtops.tactics.record import TacticChoice
-from trtops.tactics.replays import read_record
-
-_CONTEXT = ("model_sha256", "tolerance", "effect")
+from trtops.tactics.record import Column, TacticChoice, TacticRecord, read_record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,15 +20,7 @@ class DeniedTactic(Record):
     A choice is identified by its layer's name and its tactic, whose text includes TensorRT's tensor formats. So it is
     denied in every model with such a layer, for instance after exporting the model again, and in no other.
 
-    Attributes:
-        backend_version: Release of the back end that chose them.
-        device_sha256: Kind of device that they ran on.
-        choices: The layers and what they got.
-        settings: Choices for the whole engine, where no layer shows them; denied if a build has all of them.
-        evidence: Id of the run that confirmed them.
-        model_sha256: The model that they were confirmed in; empty if unknown.
-        tolerance: What its builds were compared by, in words.
-        effect: What they do to the error, in words.
+    ``settings`` without choices are denied if a build has all of them. ``evidence`` is the run that confirmed them.
     """
 
     backend_version: str
@@ -39,29 +28,26 @@ class DeniedTactic(Record):
     choices: tuple[TacticChoice, ...] = ()
     settings: tuple[tuple[str, str], ...] = ()
     evidence: str = ""
-    model_sha256: str = ""
-    tolerance: str = ""
-    effect: str = ""
+
+    @classmethod
+    def of(cls, record: TacticRecord, columns: Container[Column], evidence: str) -> DeniedTactic:
+        """The entry for some layers and settings of a record."""
+        return cls(
+            backend_version=record.backend_version,
+            device_sha256=record.device_sha256,
+            choices=tuple(choice for choice in record.choices if ("layer", choice.layer) in columns),
+            settings=tuple(pair for pair in record.settings if ("setting", pair[0]) in columns),
+            evidence=evidence,
+        )
 
     def deciding(self) -> JSONValue:
-        """What is denied, without the evidence and its context."""
-        return {k: v for k, v in replace(self, evidence="").to_dict().items() if k not in _CONTEXT}
-
-    @property
-    def seen_in(self) -> str:
-        """Where and why it was confirmed, in words; empty if unknown."""
-        model = f"model {self.model_sha256[:12]}" if self.model_sha256 else ""
-        tolerance = f"compared by {self.tolerance}" if self.tolerance else ""
-        return ", ".join(filter(None, (model, tolerance, self.effect)))
+        """What is denied, without the evidence."""
+        return replace(self, evidence="").to_dict()
 
 
 @dataclass(frozen=True, kw_only=True)
 class DenyList(Record):
-    """What builds of one kind of device and release must not choose.
-
-    Attributes:
-        entries: The denied tactics.
-    """
+    """What builds of one kind of device and release must not choose."""
 
     entries: tuple[DeniedTactic, ...] = ()
 
@@ -89,7 +75,7 @@ class DenyList(Record):
 
 
 def read_exclusions(path: str | Path) -> DenyList:
-    """Read from a file what a build must not choose."""
+    """Read what a build must not choose from a file: a deny-list, an entry of one, or a tactic record."""
     try:
         data = json.loads(Path(path).read_bytes())
     except (OSError, ValueError, RecursionError) as exc:

@@ -1,13 +1,15 @@
-"""The result of a diff, as records that are saved with the campaign."""
+"""The result of a diff: records that are saved with the campaign, a summary in words, and a Markdown page."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from trtops.record import Record
-from trtops.tactics.choice_keys import By
-from trtops.tactics.table import Choice
+from trtops.tables import markdown_table
+from trtops.tactics.record import Choice
+from trtops.tactics.table import By
 
 Conclusion: TypeAlias = Literal[
     "confirmed",
@@ -21,16 +23,12 @@ Conclusion: TypeAlias = Literal[
 
 CLEARED = 0.7
 """Posterior probability of chance from which a campaign may stop searching for a culprit."""
+_RIVAL = 0.02  # probability from which a suspect is named as an alternative
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerChoice(Record):
-    """A layer and its choice.
-
-    Attributes:
-        layer: The layer's name.
-        choice: Its tactic, formats or precision in words; None where a build is suspected for lacking the layer.
-    """
+    """A layer and its choice in words; None where a build is suspected for lacking the layer."""
 
     layer: str
     choice: str | None
@@ -46,12 +44,6 @@ class Suspect(Record):
             values. Empty if no settings do.
         good: Good builds that have them.
         bad: Bad builds that have them.
-        good_without: Good builds that do not.
-        bad_without: Bad builds that do not.
-        p_bad: Share of bad builds among those that have them.
-        p_bad_low: Lower end of its interval at the diff's confidence, by Jeffreys' prior.
-        p_bad_high: Its upper end.
-        p_value: Fisher's exact test, one-sided: builds that have them are bad more often.
         probability: Posterior probability of being among the culprits.
     """
 
@@ -59,12 +51,6 @@ class Suspect(Record):
     settings: tuple[tuple[str, str], ...] = ()
     good: int
     bad: int
-    good_without: int
-    bad_without: int
-    p_bad: float
-    p_bad_low: float
-    p_bad_high: float
-    p_value: float
     probability: float
 
     def describe(self) -> str:
@@ -81,22 +67,15 @@ class Suspect(Record):
 class Explanation(Record):
     """The most probable culprits.
 
-    Attributes:
-        clauses: Positions in :attr:`TacticDiff.suspects`. A build is expected to be bad if it has all suspects of any
-            clause: ``((0,),)`` is one culprit, ``((0, 1),)`` two that fail only together, ``((0,), (1,))`` either of
-                two.
-        probability: Posterior probability that it is right, and complete: a few bad builds leave open whether it needs
-            something else that all of them happen to have, even where the culprits themselves are certain
-            (:attr:`Suspect.probability`).
-        bad_explained: Bad builds that it expects to be bad.
-        bad_unexplained: Bad builds that it does not.
-        good_against: Good builds that it expects to be bad.
+    ``clauses`` are positions in :attr:`TacticDiff.suspects`. A build is expected to be bad if it has all suspects of
+    any clause: ``((0,),)`` is one culprit, ``((0, 1),)`` two that fail only together, ``((0,), (1,))`` either of two.
+    The posterior probability is that it is right, and complete: a few bad builds leave open whether it needs something
+    else that all of them happen to have. ``good_against`` good builds are expected to be bad.
     """
 
     clauses: tuple[tuple[int, ...], ...]
     probability: float
     bad_explained: int
-    bad_unexplained: int
     good_against: int
 
 
@@ -113,17 +92,9 @@ class TacticDiff(Record):
     """The comparison of good and bad builds.
 
     Attributes:
-        by: What was compared.
         ordered: Whether the builds were in their order of arrival. If not, as with loose files, the evidence holds for
             one look at a number of builds fixed beforehand.
-        confidence: What a confirmation needs.
-        conclusion: The outcome in a few fixed words.
-        summary: The outcome in sentences.
-        good: Number of good builds.
-        bad: Number of bad builds.
         errors: Names of the builds that crashed or hung; they are no evidence.
-        layers: Number of layers.
-        varying_layers: Names of the layers whose choices differ between builds.
         suspects: Everything that varies, the most suspicious first; every varying layer and choice is in one of them.
         explanation: The most probable culprits; None if nothing varies or all verdicts agree.
         e_value_log10: Decimal logarithm of the evidence; a confirmation needs ``-log10(1 - confidence)``. For ordered
@@ -132,7 +103,6 @@ class TacticDiff(Record):
         thorough: Whether there are enough verdicts to confirm even two choices that fail only together.
         confounder: Another cause that bad builds go with, in words: time, or a machine. The evidence is that in
             addition to it.
-        contradicting: Builds that made the same choices as another one of the opposite verdict.
         set_difference: The plain set difference, layer by layer; always by tactic and formats, as in Polygraphy.
     """
 
@@ -140,7 +110,6 @@ class TacticDiff(Record):
     ordered: bool = True
     confidence: float
     conclusion: Conclusion
-    summary: str = ""
     good: int
     bad: int
     errors: tuple[str, ...] = ()
@@ -152,7 +121,6 @@ class TacticDiff(Record):
     p_chance: float = 0.5
     thorough: bool = False
     confounder: str = ""
-    contradicting: int = 0
     set_difference: tuple[SetDifference, ...] = ()
 
     @property
@@ -177,3 +145,99 @@ class TacticDiff(Record):
         """
         cleared = self.conclusion == "no single tactic explains this" and self.p_chance > CLEARED
         return self.ordered and (self.conclusion == "confirmed" or (cleared and self.thorough))
+
+    @property
+    def summary(self) -> str:
+        """The outcome in sentences."""
+        counts = f"{_count_text(self.bad, 'bad build')} among {self.good + self.bad}"
+        if self.conclusion == "no builds":
+            return f"No build has a verdict; {_count_text(len(self.errors), 'build')} crashed or hung."
+        if self.conclusion == "no bad builds":
+            rate = 1 - (1 - self.confidence) ** (1 / self.good)
+            sure = f"at {_percent_text(self.confidence)} confidence"
+            return f"All {self.good} builds are good: {sure} fewer than {_percent_text(rate)} are bad."
+        if self.conclusion == "no good builds":
+            return f"All {self.bad} builds are bad, so nothing that varied is the cause. Try another precision."
+        if self.conclusion == "no single tactic explains this":
+            same = "" if self.suspects else " All builds made the same choices."
+            return f"No single tactic explains the {counts}.{same} Is the check repeatable?"
+        leading = self._leading_text()
+        if self.conclusion == "not enough runs":
+            return f"Not enough runs: {counts}. Most suspicious so far: {leading}. Build more, or prove it by a swap."
+        if self.conclusion == "narrowed down":
+            rivals = [s for i, s in enumerate(self.suspects) if i not in self.suspected and s.probability > _RIVAL]
+            instead = f", or instead {'; '.join(s.describe() for s in rivals[:3])}" if rivals else ""
+            return f"A choice explains the {counts}, most likely {leading}{instead}. Build more, or prove it by a swap."
+        fit = self.explanation
+        assert fit is not None
+        against = f", against {_count_text(fit.good_against, 'good build')} with it" if fit.good_against else ""
+        certain = all(self.suspects[i].probability >= self.confidence for i in self.suspected)
+        named = leading if certain else f"{'; '.join(s.describe() for s in self.confirmed)}. Fits best: {leading}"
+        return (
+            f"Culprit: {named}. It explains {fit.bad_explained} of {_count_text(self.bad, 'bad build')}{against}, and "
+            f"is the whole explanation with a probability of {_probability_text(fit.probability)}."
+        )
+
+    def _leading_text(self) -> str:
+        assert self.explanation is not None
+        clauses = self.explanation.clauses
+        text = "; or ".join(" together with ".join(self.suspects[s].describe() for s in clause) for clause in clauses)
+        together = ", which fail only together" if any(len(clause) > 1 for clause in clauses) else ""
+        # At least this is the probability that all of them are culprits, by Bonferroni's inequality.
+        doubt = sum(1 - self.suspects[suspect].probability for suspect in self.suspected)
+        probability = max(1 - doubt, self.explanation.probability)
+        return f"{text}{together} (probability {_probability_text(probability)})"
+
+    def markdown(self, *, limit: int = 20) -> str:
+        """A page: the outcome, the suspects, and the plain set difference, with at most ``limit`` rows per table."""
+        holds = (
+            "however often one looked" if self.ordered else "for one look, since the builds have no order of arrival"
+        )
+        lines = [
+            f"# {self.conclusion.capitalize()}",
+            "",
+            self.summary,
+            "",
+            f"- {self.good} good, {self.bad} bad, {len(self.errors)} crashed or hung",
+            f"- {len(self.varying_layers)} of {self.layers} layers vary",
+            f"- evidence for the best explanation: 10^{self.e_value_log10:.1f} to 1, valid {holds}; "
+            f"a confirmation needs 10^{-math.log10(1 - self.confidence):.1f}",
+            f"- probability that no choice decides: {_probability_text(self.p_chance)}",
+        ]
+        if self.confounder:
+            lines.append(f"- {self.confounder}")
+        if self.suspects and self.good and self.bad:
+            rows = [
+                [s.describe(), f"{s.good} of {self.good}", f"{s.bad} of {self.bad}", _probability_text(s.probability)]
+                for s in self.suspects[:limit]
+            ]
+            head = ["layer and choice", "good", "bad", "probability"]
+            lines += ["", f"## Suspects, by {self.by}", "", markdown_table(head, rows)]
+            lines += _left_out(len(self.suspects) - limit, "less suspicious")
+        lines += ["", "## Plain set difference", "", "In a bad build and in no good one:", ""]
+        rows = [[d.layer, "; ".join(c.tactic for c in d.choices)] for d in self.set_difference[:limit]]
+        lines.append(markdown_table(["layer", "tactics"], rows) if rows else "Nothing.")
+        lines += _left_out(len(self.set_difference) - limit, "layers")
+        if self.errors:
+            lines += ["", "## Crashed or hung", "", *(f"- {name}" for name in self.errors[:limit])]
+            lines += _left_out(len(self.errors) - limit, "not shown")
+        return "\n".join(lines) + "\n"
+
+
+def _left_out(count: int, what: str) -> list[str]:
+    return ["", f"{count} more, {what}."] if count > 0 else []
+
+
+def _percent_text(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+def _probability_text(probability: float) -> str:
+    """A probability, never shown as 0 or 100 %, since it is inferred."""
+    if probability < 0.001:
+        return "under 0.1 %"
+    return "over 99.9 %" if probability > 0.999 else _percent_text(probability)
+
+
+def _count_text(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

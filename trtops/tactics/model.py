@@ -2,9 +2,8 @@
 
 A *choice* is "this layer got this tactic", true or false for each build. An *explanation* says which builds come out
 bad: those with one choice, those with either of two, or those with both of two. Its likelihood is the probability of
-    all verdicts, with the
-rates of bad builds among those it expects to be bad, and among the others, integrated over Beta priors. So a few wrong
-verdicts, or a culprit that fails only sometimes, do no harm.
+all verdicts, with the rates of bad builds among those it expects to be bad, and among the others, integrated over Beta
+priors. So a few wrong verdicts, or a culprit that fails only sometimes, do no harm.
 
 Two thresholds guard against blaming chance: a posterior probability, and a test martingale whose value exceeds ``1 /
 alpha`` with a probability of at most ``alpha``, at any number of builds (Ville's inequality; Wasserman, Ramdas and
@@ -42,9 +41,8 @@ ALWAYS_SHARE = 0.3
 class Likelihood:
     """Log-probabilities of verdicts under explanations that expect ``size`` builds to be bad, and ``hits`` of them are.
 
-    Attributes:
-        chance: The same where no choice decides: one rate for all builds, under Jeffreys' prior.
-        supremum: The same at the one rate that makes the verdicts most probable.
+    ``chance`` is the same where no choice decides: one rate for all builds, under Jeffreys' prior; ``supremum`` is the
+    same at the one rate that makes the verdicts most probable.
     """
 
     def __init__(self, builds: int, bad: int) -> None:
@@ -79,6 +77,80 @@ def _log_gammas(start: float, count: int) -> Floats:
 
     logs: Floats = special.gammaln(start + np.arange(count + 1))
     return logs
+
+
+@dataclass(frozen=True)
+class Features:
+    """What differs between builds: "this column got this code", which is -1 for "the build has no such layer".
+
+    ``present`` has the shape ``(builds, features)``, the others ``(features,)``. ``birth`` is the build (from 0) with
+    which the column began to vary or the code first occurred, whichever is later.
+    """
+
+    present: Bools
+    column: Ints
+    code: Ints
+    birth: Ints
+
+
+def features_of(codes: npt.NDArray[np.integer]) -> Features:
+    """The features of a matrix of codes of shape ``(builds, columns)``, -1 for absent."""
+    # No loop over columns, since a campaign has thousands. A feature's key is its column times the number of codes plus
+    # its code, moved up by one so that absent (-1) becomes 0. The keys that occur become features.
+    differs = codes != codes[:1]
+    columns = np.flatnonzero(differs.any(axis=0))
+    varying = np.asarray(codes[:, columns], np.int64) + 1
+    limit = int(varying.max(initial=0)) + 1
+    keys = varying + np.arange(len(columns)) * limit
+    occurs = np.zeros(len(columns) * limit, np.bool_)
+    occurs[keys] = True
+    used = np.flatnonzero(occurs)
+    position = np.cumsum(occurs) - 1
+    present = np.zeros((len(codes), len(used)), np.bool_)
+    present[np.arange(len(codes))[:, None], position[keys]] = True
+    owner = used // limit
+    # A column can vary from the second build on, so no birth is 0.
+    first_change = differs[:, columns].argmax(axis=0) if len(columns) else np.empty(0, np.int64)
+    birth = np.maximum(first_change[owner], present.argmax(axis=0) if len(used) else 0)
+    return Features(present=present, column=columns[owner], code=used % limit - 1, birth=birth)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Features, grouped where they are true of the same builds, so that no verdict can tell them apart.
+
+    Attributes:
+        present: Of shape ``(builds, groups)``.
+        members: Positions of each group's features.
+        log_share: Logarithm of each group's share of the evidence's prior, of shape ``(groups,)``.
+    """
+
+    present: Bools
+    members: tuple[tuple[int, ...], ...]
+    log_share: Floats
+
+
+def groups_of(features: Features, *, ordered: bool = True) -> Groups:
+    """Group features, and divide the prior of the evidence among the groups.
+
+    Evidence is valid at any time only if the prior of a feature does not depend on later builds. The features born with
+    build ``i`` divide ``1 / (i (i + 1))``, which sums to one over all ``i``. A group's share is the sum of its
+    features', so that nothing changes when later builds split the group. Without an order, every group has the same
+    share.
+    """
+    packed = np.ascontiguousarray(np.packbits(features.present, axis=0).T)
+    found: dict[bytes, list[int]] = {}
+    for feature, row in enumerate(packed):
+        found.setdefault(row.tobytes(), []).append(feature)
+    members = tuple(map(tuple, found.values()))
+    shares = np.ones(len(members)) / len(members)
+    if ordered:
+        births, counts = np.unique(features.birth, return_counts=True)
+        share = dict(zip(births.tolist(), (1.0 / (births * (births + 1.0) * counts)).tolist()))
+        shares = np.array([math.fsum(share[int(features.birth[f])] for f in group) for group in members], np.float64)
+    return Groups(
+        present=features.present[:, [group[0] for group in members]], members=members, log_share=np.log(shares)
+    )
 
 
 @dataclass(frozen=True)
@@ -134,9 +206,8 @@ class Evidence:
     Attributes:
         p_chance: Posterior probability that no choice decides.
         probabilities: Posterior probability of each choice to be among the culprits, of shape ``(choices,)``.
-        best: The most probable explanation.
+        best: The most probable explanation; ``expected_bad`` are the builds that it expects to be bad.
         p_whole: Its posterior probability, and that nothing has to be added to it (:func:`_p_complete`).
-        expected_bad: The builds that it expects to be bad, of shape ``(builds,)``.
         log_e_value: Natural logarithm of the evidence. For builds in their order of arrival it is valid however often
             one looks, for others at a number of builds fixed beforehand.
     """
@@ -162,8 +233,7 @@ def log_prior(size: int, log_shares: Floats) -> float:
 def weigh(present: Bools, log_share: Floats, bad: Bools) -> Evidence:
     """Weigh every explanation against the verdicts; half of the prior is for chance.
 
-    For probabilities all choices are alike. For the evidence each has its own share of the prior, see
-    :func:`trtops.tactics.choice_keys.groups_of`.
+    For probabilities all choices are alike. For the evidence each has its own share of the prior (:func:`groups_of`).
 
     Args:
         present: Choices of builds, no two columns alike, of shape ``(builds, choices)``, at least one.
@@ -251,11 +321,3 @@ def _p_complete(members: list[int], expected: Bools, present: Bools, bad: Bools)
     recorded = (needed.sum() + also_bad.sum()) / len(others)
     unrecorded = 1 / (having.sum() + 1) + 1 / (without.sum() + 1)
     return float(1 / (1 + recorded + unrecorded))
-
-
-def fisher_test(size: Ints, hits: Ints, builds: int, bad: int) -> Floats:
-    """Fisher's exact test: probability that at least ``hits`` of ``size`` builds are bad by chance."""
-    from scipy import stats  # takes half a second to import
-
-    p_values: Floats = stats.hypergeom.sf(np.asarray(hits) - 1, builds, bad, size)
-    return p_values

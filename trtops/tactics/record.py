@@ -1,28 +1,32 @@
-"""The model of a tactic record: which choices a builder made, layer by layer, and whether they can be made again.
+"""The tactic record: which choices a builder made, layer by layer, and whether they can be made again.
 
-One format for every back end, which knows no back end's API: ``backend/onnxrt`` and ``backend/trt`` write it and replay
-it.
+One format for every back end: ``backend/onnxrt`` and ``backend/trt`` write it and replay it. Polygraphy's replay files
+are read as records too.
 """
 
 from __future__ import annotations
 
+import functools
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
+from trtops import errors
 from trtops.record import JSONValue, Record
+
+Column: TypeAlias = "tuple[Literal['layer', 'setting'], str]"
+"""A layer, or a setting of the whole engine, by its name."""
 
 Mechanism = Literal["onnxruntime", "algorithm_selector", "editable_timing_cache", "inspector"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorFormat(Record):
-    """Memory layout of one tensor of a layer.
+    """Memory layout of one tensor of a layer; the element type as the back end spells it.
 
-    Attributes:
-        dtype: Element type, as the back end spells it.
-        strides: Elements between neighbours in each dimension; empty if not reported.
-        vectorized_dim: The dimension that is split into vectors, or None.
-        components_per_element: Length of those vectors, or None.
+    Strides are empty if not reported. ``vectorized_dim`` is split into vectors of ``components_per_element``.
     """
 
     dtype: str
@@ -32,28 +36,37 @@ class TensorFormat(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TacticChoice(Record):
-    """What one layer got.
+class Choice(Record):
+    """What a layer can get.
 
     Attributes:
-        layer: The layer's name; for ONNX Runtime the name of its first output tensor, since fused nodes lose theirs.
-        op: The layer's type.
         tactic: The choice, spelled so that equal choices have equal texts on every build.
+        op: The layer's type.
         implementation: TensorRT's implementation number, where there is one.
         tactic_id: TensorRT's tactic number (may be negative, 64 bit), where there is one.
         inputs: Formats of the inputs.
         outputs: Formats of the outputs.
+    """
+
+    tactic: str
+    op: str = ""
+    implementation: int | None = None
+    tactic_id: int | None = None
+    inputs: tuple[TensorFormat, ...] = ()
+    outputs: tuple[TensorFormat, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TacticChoice(Choice):
+    """What one layer got.
+
+    Attributes:
+        layer: The layer's name; for ONNX Runtime the name of its first output tensor, since fused nodes lose theirs.
         replayable: Whether the back end can be made to choose the same again.
         key: The timing cache's key for it, where the mechanism is ``editable_timing_cache``.
     """
 
     layer: str
-    op: str
-    tactic: str
-    implementation: int | None = None
-    tactic_id: int | None = None
-    inputs: tuple[TensorFormat, ...] = ()
-    outputs: tuple[TensorFormat, ...] = ()
     replayable: bool = True
     key: str | None = None
 
@@ -69,7 +82,6 @@ class TacticRecord(Record):
 
     Attributes:
         mechanism: How the choices were read, and so how they can be replayed.
-        backend_version: Release of the back end that chose.
         device_sha256: Kind of device it chose for (:attr:`trtops.spec.Environment.device_sha256`).
         settings: Choices for the whole engine, as ``(name, value)`` sorted by name.
         choices: One entry per layer, in the engine's order.
@@ -98,3 +110,65 @@ class TacticRecord(Record):
     def deciding(self) -> JSONValue:
         """The choices and settings; not how they were read."""
         return [[list(pair) for pair in sorted(self.settings)], [list(choice.identity) for choice in self.choices]]
+
+
+def read_record(path: str | Path) -> TacticRecord:
+    """Read one tactic record: ours, or a replay file of Polygraphy's. FormatError if it is neither."""
+    try:
+        data = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError, RecursionError) as exc:
+        raise errors.FormatError(f"{path}: not a tactic record: not JSON ({exc}).") from None
+    if not isinstance(data, dict) or not {"replay", "mechanism"} & data.keys():
+        raise errors.FormatError(f"{path}: not a tactic record: expected a JSON object with 'replay' or 'mechanism'.")
+    try:
+        if "replay" not in data:
+            return TacticRecord.from_dict(data)
+        choices = tuple(_replayed_choice(layer, algorithm) for layer, algorithm in data["replay"].items())
+    except (errors.FormatError, ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise errors.FormatError(f"{path}: a damaged tactic record: {exc!r}.") from None
+    return TacticRecord(mechanism="algorithm_selector", backend_version="", device_sha256="", choices=choices)
+
+
+def _replayed_choice(layer: str, algorithm: Mapping[str, Any]) -> TacticChoice:
+    implementation, tactic = int(algorithm["implementation"]), int(algorithm["tactic"])
+    inputs, outputs = (
+        tuple(
+            _tensor_format(
+                info["dtype"], *map(info.get, ("vectorized_dim", "components_per_element")), *info["strides"]
+            )
+            for info in algorithm[key]
+        )
+        for key in ("inputs", "outputs")
+    )
+    return TacticChoice(
+        layer=layer,
+        op="",
+        tactic=f"implementation {implementation}, tactic {tactic}",
+        implementation=implementation,
+        tactic_id=tactic,
+        inputs=inputs,
+        outputs=outputs,
+    )
+
+
+@functools.lru_cache(maxsize=4096)  # a campaign's files repeat a few hundred formats a hundred thousand times
+def _tensor_format(dtype: Any, dim: Any, components: Any, *strides: Any) -> TensorFormat:
+    return TensorFormat(
+        dtype=str(dtype),
+        strides=tuple(map(int, strides)),
+        vectorized_dim=None if dim is None else int(dim),
+        components_per_element=None if components is None else int(components),
+    )
+
+
+def algorithm_text(choice: Choice) -> str:
+    """A choice as Polygraphy prints algorithms, where TensorRT has numbers for it; in words elsewhere."""
+    if choice.implementation is None or choice.tactic_id is None:
+        return choice.tactic
+    numbers = f"(Implementation: {choice.implementation}, Tactic: {choice.tactic_id})"
+    return f"{numbers} | Inputs: {_tensor_infos(choice.inputs)} | Outputs: {_tensor_infos(choice.outputs)}"
+
+
+def _tensor_infos(formats: Sequence[TensorFormat]) -> str:
+    texts = [f"TensorInfo({f.dtype}, {f.strides}, {f.vectorized_dim}, {f.components_per_element})" for f in formats]
+    return f"({texts[0]},)" if len(texts) == 1 else f"({', '.join(texts)})"

@@ -1,4 +1,4 @@
-"""A campaign in one table: builds by layers, the choice of each layer as small integers, and each build's verdict.
+"""A campaign in one table: builds by layers and settings, the choice of each as a small integer, and each verdict.
 
 Reading a thousand tactic records one by one takes longer than the statistics over them, so a campaign also keeps this
 table and appends to it. It is plain data, independent of any store and back end.
@@ -6,19 +6,21 @@ table and appends to it. It is plain data, independent of any store and back end
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
-import zlib
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from trtops import errors
-from trtops.record import Record, to_jsonable
-from trtops.tactics.record import TacticRecord, TensorFormat
+from trtops.json.numpy_files import damage_reported, read_member
+from trtops.record import to_jsonable
+from trtops.tactics.record import Choice, Column, TacticRecord, TensorFormat
 from trtops.verdict import VERDICTS, Verdict
 
 if TYPE_CHECKING:
@@ -26,117 +28,73 @@ if TYPE_CHECKING:
 
 Codes: TypeAlias = npt.NDArray[np.int32]
 
+By: TypeAlias = Literal["tactic", "format", "precision", "algorithm"]
+"""What makes two choices differ: their tactics, tensor formats or precisions; or tactic and formats together, as in
+Polygraphy, for a tactic that fails in one format only."""
+
 ABSENT = -1
 """The code of a layer or setting that a build does not have."""
 
-_HEAD = b"trtops-campaign 1 "
-_MAX_EXPANSION = 1100  # zlib cannot expand further than 1032 to 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choice(Record):
-    """A :class:`~trtops.tactics.record.TacticChoice` without the layer.
-
-    Attributes:
-        op: The layer's type.
-        tactic: The choice in words.
-        implementation: TensorRT's implementation number, where there is one.
-        tactic_id: TensorRT's tactic number, where there is one.
-        inputs: Formats of the inputs.
-        outputs: Formats of the outputs.
-    """
-
-    tactic: str
-    op: str = ""
-    implementation: int | None = None
-    tactic_id: int | None = None
-    inputs: tuple[TensorFormat, ...] = ()
-    outputs: tuple[TensorFormat, ...] = ()
+_MAX_RATIO = 1000  # builds that hardly differ compress to a few hundredths of a bit per choice
+_ALWAYS_READ = 1 << 26  # bytes
 
 
 class CampaignTable:
     """Builds, their choices and verdicts. Grows by :meth:`append`; not safe for concurrent writers.
 
-    The rows are in the builds' order of arrival, unless the table is made with ``ordered=False``, as for loose files:
-    then no statistics use the order.
-
     Records of different back end releases or kinds of device may be in one table. Both are kept as settings
     (``backend_version`` and ``device``), so that a difference between them shows up as the cause of others.
+
+    Args:
+        names: One unique name per build: a run's id, or a file's path.
+        verdicts: One per build.
+        columns: Layers and settings, each once.
+        choices: What layers can get, and as texts the values of settings; codes are positions in it.
+        codes: Integers of shape ``(builds, columns)``; -1 where a build lacks the layer or setting. Copied.
+        ordered: Whether the builds are in their order of arrival. Otherwise no statistics use the order.
+
+    Raises:
+        FormatError: If shapes do not fit, a code is out of range, or a name occurs twice.
     """
 
-    def __init__(self, *, ordered: bool = True) -> None:
-        self._ordered = ordered
-        self._names: dict[str, int] = {}
-        self._verdicts = bytearray()
-        self._layers = _Columns()
-        self._settings = _Columns()
-        self._choices: dict[Choice, int] = {}
-        self._values: dict[str, int] = {}
-
-    @classmethod
-    def from_columns(
-        cls,
+    def __init__(
+        self,
         *,
-        names: Sequence[str],
-        verdicts: Sequence[Verdict],
-        layers: Sequence[str],
-        choices: Sequence[Choice],
-        codes: npt.ArrayLike,
-        settings: Sequence[str] = (),
-        values: Sequence[str] = (),
-        setting_codes: npt.ArrayLike | None = None,
+        names: Sequence[str] = (),
+        verdicts: Sequence[Verdict] = (),
+        columns: Sequence[Column] = (),
+        choices: Sequence[Choice | str] = (),
+        codes: npt.ArrayLike | None = None,
         ordered: bool = True,
-    ) -> Self:
-        """Make a table from its columns.
-
-        Args:
-            names: One unique name per build: a run's id, or a file's path.
-            verdicts: One per build.
-            layers: Unique names of the layers.
-            choices: What layers can get; codes are positions in it.
-            codes: Integers of shape ``(builds, layers)``; -1 where a build lacks the layer. Copied.
-            settings: Unique names of choices for the whole engine.
-            values: Their values; setting codes are positions in it.
-            setting_codes: Integers of shape ``(builds, settings)``; -1 where a build lacks the setting. Copied.
-            ordered: Whether the builds are in their order of arrival.
-
-        Raises:
-            FormatError: If shapes do not fit, a code is out of range, or a name occurs twice.
-        """
-        columns: dict[str, Sequence[Hashable]] = {
-            "build": names,
-            "layer": layers,
-            "setting": settings,
-            "choice": choices,
-            "value": values,
-        }
-        for what, items in columns.items():
-            if len(set(items)) != len(items):
-                raise errors.FormatError(f"Campaign table: a {what} occurs twice in its list; each must be unique.")
+    ) -> None:
+        self.ordered = ordered
+        self._names = {name: row for row, name in enumerate(names)}
+        self._columns = {column: place for place, column in enumerate(columns)}
+        self._choices = {choice: code for code, choice in enumerate(choices)}
+        if (len(self._names), len(self._columns), len(self._choices)) != (len(names), len(columns), len(choices)):
+            raise errors.FormatError("Campaign table: a name, a column or a choice occurs twice; each must be unique.")
         unknown = set(verdicts) - set(VERDICTS)
         if unknown or len(verdicts) != len(names):
             raise errors.FormatError(
                 f"Campaign table: expected {len(names)} verdicts out of {', '.join(VERDICTS)}; "
                 f"found {len(verdicts)}{', among them ' + repr(sorted(unknown)[0]) if unknown else ''}."
             )
-        if setting_codes is None:
-            setting_codes = np.empty((len(names), 0), np.int32)
-        table = cls(ordered=ordered)
-        table._names = {name: row for row, name in enumerate(names)}
-        table._verdicts = bytearray(VERDICTS.index(verdict) for verdict in verdicts)
-        table._choices = {choice: code for code, choice in enumerate(choices)}
-        table._values = {value: code for code, value in enumerate(values)}
-        table._layers = _Columns(layers, _checked_codes(codes, (len(names), len(layers)), len(choices)))
-        table._settings = _Columns(settings, _checked_codes(setting_codes, (len(names), len(settings)), len(values)))
-        return table
+        self._verdicts = [VERDICTS.index(verdict) for verdict in verdicts]
+        shape = (len(names), len(columns))
+        self._matrix: Codes = np.full(shape, ABSENT, np.int32) if codes is None else np.array(codes, np.int32)
+        if self._matrix.shape != shape:
+            raise errors.FormatError(f"Campaign table: codes of shape {self._matrix.shape}; expected {shape}.")
+        low, high = int(self._matrix.min(initial=ABSENT)), int(self._matrix.max(initial=ABSENT))
+        if low < ABSENT or high >= len(choices):
+            found = low if low < ABSENT else high
+            raise errors.FormatError(f"Campaign table: codes hold {found}; expected -1 to {len(choices) - 1}.")
+        # Rows are joined when the matrix is read: growing it row by row would copy it each time.
+        self._pending: list[Codes] = []
 
     def append(self, name: str, verdict: Verdict, record: TacticRecord | None = None) -> None:
-        """Add a build.
+        """Add a build by its unique name: its run's id, or its file's path.
 
-        Args:
-            name: The build's unique name: its run's id, or its file's path.
-            verdict: Its verdict. A build that crashed is an ``error``: listed, but no evidence.
-            record: Its choices; None for a build without a record, which must be an ``error``.
+        A build that crashed is an ``error``: listed, but no evidence, and it needs no record.
 
         Raises:
             ConfigError: If the name is taken, or a good or bad build has no record.
@@ -149,10 +107,12 @@ class CampaignTable:
             raise errors.ConfigError(
                 f"Build {name!r} is {verdict} but has no tactic record; only an error can lack it."
             )
-        layers: dict[str, int] = {}
-        settings: dict[str, int] = {}
+        made: dict[Column, Choice | str] = {}
         for chosen in record.choices if record else ():
-            choice = Choice(
+            # Layers of one name are numbered, or only the last of them would count.
+            numbered = itertools.chain((chosen.layer,), (f"{chosen.layer}#{n}" for n in itertools.count(2)))
+            layer = next(name for name in numbered if ("layer", name) not in made)
+            made["layer", layer] = Choice(
                 op=chosen.op,
                 tactic=chosen.tactic,
                 implementation=chosen.implementation,
@@ -160,25 +120,23 @@ class CampaignTable:
                 inputs=chosen.inputs,
                 outputs=chosen.outputs,
             )
-            numbered = itertools.chain((chosen.layer,), (f"{chosen.layer}#{n}" for n in itertools.count(2)))
-            layer = next(name for name in numbered if name not in layers)
-            layers[layer] = self._choices.setdefault(choice, len(self._choices))
         if record:
-            environment = (("backend_version", record.backend_version), ("device", record.device_sha256))
-            for setting, value in (*record.settings, *environment):
-                settings[setting] = self._values.setdefault(value, len(self._values))
+            made |= {("setting", name): value for name, value in record.settings}
+            made["setting", "backend_version"] = record.backend_version
+            made["setting", "device"] = record.device_sha256
+        codes = {column: self._choices.setdefault(choice, len(self._choices)) for column, choice in made.items()}
+        self._add(name, VERDICTS.index(verdict), list(codes), list(codes.values()))
+
+    def _add(self, name: str, verdict: int, columns: Sequence[Column], codes: npt.ArrayLike) -> None:
+        places = [self._columns.setdefault(column, len(self._columns)) for column in columns]
+        row = np.full(len(self._columns), ABSENT, np.int32)
+        row[places] = codes
+        self._pending.append(row)
         self._names[name] = len(self._names)
-        self._verdicts.append(VERDICTS.index(verdict))
-        self._layers.append(layers)
-        self._settings.append(settings)
+        self._verdicts.append(verdict)
 
     def __len__(self) -> int:
         return len(self._names)
-
-    @property
-    def ordered(self) -> bool:
-        """Whether the builds are in their order of arrival."""
-        return self._ordered
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -188,219 +146,137 @@ class CampaignTable:
     @property
     def verdicts(self) -> npt.NDArray[np.uint8]:
         """Positions in :data:`VERDICTS`, of shape ``(builds,)``."""
-        return np.frombuffer(bytes(self._verdicts), np.uint8)
+        return np.array(self._verdicts, np.uint8)
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """Layers and settings, in the order in which they first occurred."""
+        return tuple(self._columns)
 
     @property
     def layers(self) -> tuple[str, ...]:
         """Names of the layers, in the order in which they first occurred."""
-        return tuple(self._layers.names)
+        return tuple(name for kind, name in self._columns if kind == "layer")
 
     @property
-    def settings(self) -> tuple[str, ...]:
-        """Names of the settings, in the order in which they first occurred."""
-        return tuple(self._settings.names)
-
-    @property
-    def choices(self) -> tuple[Choice, ...]:
-        """The meaning of the codes."""
+    def choices(self) -> tuple[Choice | str, ...]:
+        """The meaning of the codes: choices of layers, and as texts the values of settings."""
         return tuple(self._choices)
 
     @property
-    def values(self) -> tuple[str, ...]:
-        """The meaning of the setting codes."""
-        return tuple(self._values)
-
-    @property
     def codes(self) -> Codes:
-        """Positions in :attr:`choices`, of shape ``(builds, layers)``; -1 where a build lacks the layer. Read-only."""
-        return self._layers.codes()
-
-    @property
-    def setting_codes(self) -> Codes:
-        """Positions in :attr:`values`, of shape ``(builds, settings)``; -1 if absent. Read-only."""
-        return self._settings.codes()
+        """Positions in :attr:`choices`, of shape ``(builds, columns)``; -1 where a build lacks it. Read-only."""
+        if self._pending or self._matrix.shape[1] != len(self._columns):
+            known = len(self._matrix)
+            matrix = np.full((len(self), len(self._columns)), ABSENT, np.int32)
+            matrix[:known, : self._matrix.shape[1]] = self._matrix
+            for row, codes in enumerate(self._pending, known):
+                matrix[row, : len(codes)] = codes
+            self._matrix, self._pending = matrix, []
+        view: Codes = self._matrix.view()
+        view.flags.writeable = False
+        return view
 
     def named(self, verdict: Verdict) -> tuple[str, ...]:
         """Names of the builds with a verdict, in the order of their rows."""
         code = VERDICTS.index(verdict)
         return tuple(name for name, found in zip(self._names, self._verdicts) if found == code)
 
+    def has(self, column: Column, text: str) -> npt.NDArray[np.bool_]:
+        """Which builds have a tactic, whatever its formats, or the value of a setting; of shape ``(builds,)``."""
+        if column not in self._columns:
+            return np.zeros(len(self), np.bool_)
+        wanted = [code for choice, code in self._choices.items() if (getattr(choice, "tactic", choice)) == text]
+        found: npt.NDArray[np.bool_] = np.isin(self.codes[:, self._columns[column]], wanted)
+        return found
+
+    def take(self, table: CampaignTable, names: Iterable[str] | None = None) -> None:
+        """Add builds of another table, in their order there or as named; builds that are here already are skipped."""
+        rows = [row for name, row in table._names.items() if name not in self._names]
+        if names is not None:
+            wanted = dict.fromkeys(name for name in names if name in table._names and name not in self._names)
+            rows = [table._names[name] for name in wanted]
+        self.ordered = self.ordered and (table.ordered or not rows)
+        codes, columns, choices = table.codes[rows], table.columns, table.choices
+        translate = np.full(len(choices) + 1, ABSENT, np.int32)  # the code -1 of an absent layer picks the last entry
+        for code in np.unique(codes[codes != ABSENT]).tolist():
+            translate[code] = self._choices.setdefault(choices[code], len(self._choices))
+        for row, code_row in zip(rows, translate[codes]):
+            self._add(table.names[row], table._verdicts[row], columns, code_row)
+
     def to_bytes(self) -> bytes:
-        """The table as one file: a line with format, version and size, then a zlib stream."""
+        """The table as one file, an ``.npz`` archive."""
         head = {
             "names": list(self._names),
-            "layers": list(self.layers),
-            "settings": list(self.settings),
+            "columns": [list(column) for column in self._columns],
             "choices": [to_jsonable(choice) for choice in self._choices],
-            "values": list(self._values),
-            "ordered": self._ordered,
+            "ordered": self.ordered,
         }
-        text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
-        # Column by column: a layer's choices resemble each other, and compress to a third of the size of rows.
-        codes = self.codes.astype(_code_dtype(len(self._choices))).tobytes("F")
-        setting_codes = self.setting_codes.astype(_code_dtype(len(self._values))).tobytes("F")
-        body = b"".join((len(text).to_bytes(8, "little"), text, bytes(self._verdicts), codes, setting_codes))
-        return _HEAD + b"%d\n" % len(body) + zlib.compress(body, 1)
+        limit = len(self._choices)
+        dtype = "<i1" if limit <= 1 << 7 else "<i2" if limit <= 1 << 15 else "<i4"
+        file = io.BytesIO()
+        np.savez_compressed(
+            file,
+            head=np.frombuffer(json.dumps(head, ensure_ascii=False).encode(), np.uint8),
+            verdicts=self.verdicts,
+            # Column by column: a layer's choices resemble each other, and compress to a third of the size of rows.
+            codes=np.asfortranarray(self.codes.astype(dtype)),
+        )
+        return file.getvalue()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Read the output of :meth:`to_bytes`."""
-        body = _unpack_body(data)
-        end = 8 + int.from_bytes(body[:8], "little")
+        """Read the output of :meth:`to_bytes`. FormatError if it is damaged."""
+        with damage_reported("Campaign table"), zipfile.ZipFile(io.BytesIO(data)) as archive:
+            members = archive.infolist()
+            if sum(member.file_size for member in members) > max(_ALWAYS_READ, _MAX_RATIO * len(data)):
+                raise errors.FormatError("it unpacks to far more than its size")
+            arrays = {member.filename: read_member(archive, member) for member in members}
         try:
-            head = json.loads(body[8:end])
-            names, layers, settings = (tuple(map(str, head[key])) for key in ("names", "layers", "settings"))
-            choices = [_read_choice(entry) for entry in head["choices"]]
-            values = tuple(map(str, head["values"]))
-            verdicts = [VERDICTS[code] for code in np.frombuffer(body, np.uint8, len(names), end)]
-            end += len(names)
-            codes, end = _read_codes(body, end, (len(names), len(layers)), len(choices))
-            setting_codes, end = _read_codes(body, end, (len(names), len(settings)), len(values))
-            ordered = bool(head["ordered"])
+            head = json.loads(arrays["head.npy"].tobytes())
+            return cls(
+                names=[str(name) for name in head["names"]],
+                verdicts=[VERDICTS[code] for code in arrays["verdicts.npy"].tolist()],
+                columns=[(kind, str(name)) for kind, name in head["columns"]],
+                choices=[each if isinstance(each, str) else Choice.from_dict(each) for each in head["choices"]],
+                codes=arrays["codes.npy"],
+                ordered=bool(head["ordered"]),
+            )
         except (ValueError, KeyError, TypeError, IndexError, RecursionError) as exc:
             raise errors.FormatError(f"Campaign table: its content contradicts itself ({exc}).") from None
-        if end != len(body):
-            raise errors.FormatError(f"Campaign table: {len(body)} bytes where its head announces {end}.")
-        return cls.from_columns(
-            names=names,
-            verdicts=verdicts,
-            layers=layers,
-            choices=choices,
-            codes=codes,
-            settings=settings,
-            values=values,
-            setting_codes=setting_codes,
-            ordered=ordered,
-        )
 
 
-class _Columns:
-    """A matrix of codes that grows by rows, and by a column with each new name.
-
-    Rows are joined when the matrix is read: growing it row by row would copy it each time.
-    """
-
-    def __init__(self, names: Sequence[str] = (), codes: Codes | None = None) -> None:
-        self.names = {name: column for column, name in enumerate(names)}
-        self._matrix = np.empty((0, 0), np.int32) if codes is None else codes
-        self.pending: list[Codes] = []
-
-    def append(self, row: Mapping[str, int]) -> None:
-        for name in row:
-            self.names.setdefault(name, len(self.names))
-        codes = np.full(len(self.names), ABSENT, np.int32)
-        codes[[self.names[name] for name in row]] = list(row.values())
-        self.pending.append(codes)
-
-    def codes(self) -> Codes:
-        if self.pending or self._matrix.shape[1] != len(self.names):
-            known = len(self._matrix)
-            matrix = np.full((known + len(self.pending), len(self.names)), ABSENT, np.int32)
-            matrix[:known, : self._matrix.shape[1]] = self._matrix
-            for row, codes in enumerate(self.pending, known):
-                matrix[row, : len(codes)] = codes
-            self._matrix, self.pending = matrix, []
-        view: Codes = self._matrix.view()
-        view.flags.writeable = False
-        return view
-
-
-def _checked_codes(codes: npt.ArrayLike, shape: tuple[int, int], limit: int) -> Codes:
-    matrix = np.array(codes, np.int32)
-    if matrix.shape != shape:
-        raise errors.FormatError(f"Campaign table: codes of shape {matrix.shape}; expected {shape}.")
-    if matrix.size and not (matrix.min() >= ABSENT and matrix.max() < limit):
-        found = int(matrix.min()) if matrix.min() < ABSENT else int(matrix.max())
-        raise errors.FormatError(f"Campaign table: codes hold {found}; expected -1 to {limit - 1}.")
-    return matrix
-
-
-def _code_dtype(limit: int) -> np.dtype[Any]:
-    return np.dtype("<i1" if limit <= 1 << 7 else "<i2" if limit <= 1 << 15 else "<i4")
-
-
-def _read_codes(body: bytes, start: int, shape: tuple[int, int], limit: int) -> tuple[npt.NDArray[Any], int]:
-    dtype = _code_dtype(limit)
-    count = shape[0] * shape[1]
-    codes = np.frombuffer(body, dtype, count, start).reshape(shape, order="F")
-    return codes, start + count * dtype.itemsize
-
-
-def _unpack_body(data: bytes) -> bytes:
-    line, newline, _ = data[:256].partition(b"\n")
-    if not newline or not line.startswith(_HEAD) or not line[len(_HEAD) :].isdigit():
-        raise errors.FormatError(
-            f"Not a campaign table of version 1: expected '{_HEAD.decode()}<size>', found {data[:24]!r}. "
-            "A newer version of trtops may read it."
-        )
-    size, packed = int(line[len(_HEAD) :]), data[len(line) + 1 :]
-    if not 8 <= size <= _MAX_EXPANSION * len(packed) + 8:
-        raise errors.FormatError(f"Campaign table: its first line announces {size} bytes, which is impossible.")
-    stream = zlib.decompressobj()
-    try:
-        body = stream.decompress(packed, size + 1)
-    except zlib.error as exc:
-        raise errors.FormatError(f"Campaign table: damaged ({exc}).") from None
-    if not stream.eof or stream.unused_data or len(body) != size:
-        raise errors.FormatError("Campaign table: cut short or damaged.")
-    return body
-
-
-def _read_choice(entry: Mapping[str, Any]) -> Choice:
-    formats = {
-        key: tuple(TensorFormat(**{**item, "strides": tuple(item["strides"])}) for item in entry[key])
-        for key in ("inputs", "outputs")
-    }
-    return Choice(**{**entry, **formats})
-
-
-def merge(parts: Iterable[tuple[CampaignTable, Sequence[str] | None]]) -> CampaignTable:
-    """Merge several tables' builds into one table.
-
-    Args:
-        parts: Tables, each with the names of the builds to take from it, in order; None takes all. A build of an
-            earlier part is not taken again.
+def choice_texts(table: CampaignTable, by: By) -> tuple[tuple[str, ...], Codes]:
+    """Texts of what is compared, and the table's codes as positions of these texts.
 
     Returns:
-        The builds, part by part; ordered, unless one of the tables that builds were taken from is not.
+        The texts, all different; and positions of shape ``(builds, columns)``, -1 for what a build lacks.
     """
-    names: dict[str, Verdict] = {}
-    ordered = True
-    choices: dict[Choice, int] = {}
-    values: dict[str, int] = {}
-    layers, settings = _Columns(), _Columns()
-    for table, wanted in parts:
-        place = {name: row for row, name in enumerate(table.names)}
-        taken = [name for name in dict.fromkeys(place if wanted is None else wanted) if name in place]
-        rows = [place[name] for name in taken if name not in names]
-        names |= {table.names[row]: VERDICTS[table.verdicts[row]] for row in rows}
-        ordered = ordered and (table.ordered or not rows)
-        _append_rows(layers, table.layers, table.codes[rows], table.choices, choices)
-        _append_rows(settings, table.settings, table.setting_codes[rows], table.values, values)
-    return CampaignTable.from_columns(
-        names=tuple(names),
-        verdicts=tuple(names.values()),
-        layers=tuple(layers.names),
-        choices=tuple(choices),
-        codes=layers.codes(),
-        settings=tuple(settings.names),
-        values=tuple(values),
-        setting_codes=settings.codes(),
-        ordered=ordered,
-    )
+    layers = [choice for choice in table.choices if isinstance(choice, Choice)]
+    same_words = Counter(tactic for tactic, _, _ in {(c.tactic, c.implementation, c.tactic_id) for c in layers})
+    texts: dict[str, int] = {}
+    codes = []
+    for choice in table.choices:
+        text = choice if isinstance(choice, str) else TEXTS[by](choice)
+        if isinstance(choice, Choice) and by in ("tactic", "algorithm") and same_words[choice.tactic] > 1:
+            text += f" (implementation {choice.implementation}, tactic {choice.tactic_id})"
+        codes.append(texts.setdefault(text, len(texts)))
+    translate = np.array([*codes, ABSENT], np.int32)
+    return tuple(texts), translate[table.codes]
 
 
-def _append_rows(
-    columns: _Columns, names: Sequence[str], codes: Codes, meanings: Sequence[Any], union: dict[Any, int]
-) -> None:
-    """Append rows of another matrix, its codes translated to a common list of meanings."""
-    translate = np.full(len(meanings) + 1, ABSENT, np.int32)  # the code -1 of an absent layer picks the last entry
-    for code in np.unique(codes[codes != ABSENT]).tolist():
-        translate[code] = union.setdefault(meanings[code], len(union))
-    for name in names:
-        columns.names.setdefault(name, len(columns.names))
-    places = [columns.names[name] for name in names]
-    for row in translate[codes]:
-        whole = np.full(len(columns.names), ABSENT, np.int32)
-        whole[places] = row
-        columns.pending.append(whole)
+def _formats_text(choice: Choice) -> str:
+    return f"{', '.join(map(_format_text, choice.inputs))} -> {', '.join(map(_format_text, choice.outputs))}"
+
+
+def _format_text(tensor: TensorFormat) -> str:
+    vector = "" if tensor.vectorized_dim is None else f" by {tensor.components_per_element} in {tensor.vectorized_dim}"
+    return f"{tensor.dtype}{list(tensor.strides) if tensor.strides else ''}{vector}"
+
+
+TEXTS: Mapping[By, Callable[[Choice], str]] = {
+    "tactic": lambda choice: choice.tactic,
+    "format": _formats_text,
+    "precision": lambda c: f"{', '.join(t.dtype for t in c.inputs)} -> {', '.join(t.dtype for t in c.outputs)}",
+    "algorithm": lambda choice: f"{choice.tactic}: {_formats_text(choice)}",
+}

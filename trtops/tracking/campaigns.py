@@ -8,10 +8,9 @@ iterations that it lacks are read from their runs.
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from trtops import errors
 from trtops.tactics.record import TacticRecord
@@ -140,17 +139,8 @@ def append(table: CampaignTable, run: StoredRun) -> None:
 
 
 def load_record(run: StoredRun) -> TacticRecord | None:
-    """The tactics of a build's run, with the options that its campaign varied as further settings; or None."""
-    if Artifact.TACTICS not in run.manifest:
-        return None
-    record = _parse_record(run.read_bytes(Artifact.TACTICS))
-    return with_varied(record, json.loads(run.info.tags.get(Tag.VARIED, "[]")))
-
-
-def with_varied(record: TacticRecord, varied: Iterable[Iterable[str]]) -> TacticRecord:
-    """A record with a campaign's varied options as further settings, so that the diff considers them."""
-    settings = dict(record.settings) | {str(name): str(value) for name, value in varied}
-    return replace(record, settings=tuple(sorted(settings.items())))
+    """The tactics of a build's run; None if it failed before it had any."""
+    return _parse_record(run.read_bytes(Artifact.TACTICS)) if Artifact.TACTICS in run.manifest else None
 
 
 @functools.lru_cache(maxsize=256)  # builds with the same choices have the same file

@@ -31,7 +31,7 @@ SCHEMA_VERSION = 1
 
 Kind: TypeAlias = Literal[
     "build", "compare", "debug_build", "iteration", "reduce", "diff_tactics", "calibrate", "sensitivity", "accuracy",
-    "precision", "proof", "bisect", "promote", "deny", "noise", "build_list", "gate", "gate_matrix",
+    "precision", "proof", "bisect", "promote", "deny", "build_list", "gate", "gate_matrix",
     "audit", "triage", "triage_step", "engine_diff",
 ]  # fmt: skip
 """The kinds of work. A campaign is a ``debug_build``, and each of its child runs an ``iteration``."""
@@ -76,7 +76,6 @@ class Tag:
     PREFECT_FLOW_RUN = "trtops.prefect_flow_run_id"
     DATA_SHA256 = "trtops.data.sha256"
     ITERATION = "trtops.iteration"  # number from 0; a killed run shares it with the run that repeated it
-    VARIED = "trtops.varied"  # the varied settings of an iteration, as JSON pairs
     BAD_IN = "trtops.bad_in"  # the bad part of a bad build: outputs, precision, or both separated by a space
     GOLDEN_SHA256 = "trtops.golden.sha256"  # digest of the golden outputs of a running campaign
     WORST_OUTPUT = "trtops.worst_output"  # the output with the largest error relative to its scale
@@ -115,7 +114,6 @@ class Metric:
     ITERATIONS = "iterations"  # (ITERATIONS, verdict): number of iterations
     DIFF = "diff"
     BISECT = "bisect"
-    NOISE = "noise"
     CALIBRATION = "calibration"
     SENSITIVITY = "sensitivity"
     REDUCE = "reduce"
@@ -145,17 +143,15 @@ class Artifact:
     ACCURACY_POLYGRAPHY = "accuracy/results.polygraphy.json"  # in Polygraphy's format
     ACCURACY_PLOTS = "accuracy/"
     CAMPAIGN = "debug_build.json"  # a campaign's config
+    CAMPAIGN_RESULT = "debug_build_result.json"
     CAMPAIGN_TABLE = "tactics/campaign.table"  # all iterations in one file (trtops.tactics.table)
     GOLDEN = "golden/outputs.npz"
     DIFF = "tactics/diff.json"
     DIFF_PAGE = "tactics/diff.md"
-    DIFF_PICTURE = "tactics/diff.png"
     PROOF = "tactics/proof.json"
     BISECTION = "tactics/bisection.json"
     BISECTION_PLAN = "tactics/bisection_plan.json"  # the start of a bisection
     DENIED = "tactics/denied.json"
-    PROMOTION = "promotion.json"  # the result of a promotion before it is registered
-    NOISE = "noise.json"
     REDUCE = "reduce/"  # smallest models that still fail
     REDUCE_RESULT = "reduce/result.json"
     REDUCE_STEPS = "reduce/steps.jsonl"

@@ -28,7 +28,8 @@ from trtops.ops.campaign.bisection_planner import merge_culprits
 from trtops.ops.campaign.debug_build import DebugBuildResult, debug_build
 from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.evaluation.precision_check import PrecisionCheck
-from trtops.tactics.table import CampaignTable, Choice
+from trtops.tactics.record import Choice
+from trtops.tactics.table import CampaignTable
 from trtops.tracking.campaigns import load_table
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.mlflow import MlflowTracker
@@ -78,14 +79,6 @@ def test_the_culprit_is_confirmed_completely(bisected: BisectResult):
     assert (bisected.outcome, bisected.verdict, bisected.complete) == ("confirmed", "good", True)
     assert is_right(bisected)
     assert len(bisected.trials) <= 12
-    assert bisected.overhead_seconds < bisected.seconds
-
-
-def test_the_effect_on_the_error_is_reported(bisected: BisectResult):
-    (culprit,) = bisected.culprits
-    assert culprit.effect is not None
-    assert 100 < culprit.effect.low <= culprit.effect.ratio <= culprit.effect.high
-    assert "times larger" in bisected.page()
 
 
 @pytest.mark.parametrize("seed", range(amount(10, in_every_run=3)))
@@ -139,8 +132,7 @@ def test_culprit_can_be_denied_unless_good_too(bisected, campaign, tracker):
         return
     entry = deny(bisected.run_id, tracker=tracker).entry
     assert entry.settings == tuple((unit.name, unit.bad) for unit in culprit.units)
-    assert (entry.evidence, entry.tolerance) == (bisected.run_id, "atol 0.0001, rtol 0.0001")
-    assert entry.model_sha256 and "times larger" in entry.effect
+    assert entry.evidence == bisected.run_id
     assert deny(bisected.run_id, tracker=tracker).entry.digest == entry.digest
 
 
@@ -326,9 +318,7 @@ def test_mixture_bad_in_precision_counts_as_good(bad_in, at_times_narrow, monkey
     assert {info.verdict for info in evaluated.values()} == {"bad"}
     assert {info.tags[Tag.BAD_IN] for info in evaluated.values()} == {"outputs precision", "precision"}
     assert {trial.verdict for trial in result.trials} == {"good", "bad"}
-    assert [trial.bad_otherwise for trial in result.trials] == [trial.verdict == "good" for trial in result.trials]
-    assert (result.outcome, result.asked) == ("confirmed", "outputs") and is_right(result)
-    assert "bad for another reason: No INT8 engine" in result.page()
+    assert result.outcome == "confirmed" and is_right(result)
 
 
 def test_builds_bad_in_precision_count_as_good(at_times_narrow):
@@ -344,28 +334,15 @@ def test_builds_bad_in_precision_count_as_good(at_times_narrow):
     assert [is_bad for _, is_bad in plan.seen] == ["outputs" in aspects[name] for name in table.names]
 
 
-def test_precision_is_tested_if_outputs_are_good(at_times_narrow):
-    tracker, campaign = at_times_narrow
-    table = load_table(tracker, campaign)
-    bad = next(name for name in table.named("bad") if tracker.info(name).tags[Tag.BAD_IN] == "precision")
-
-    result = bisect(table.named("good")[0], bad, BisectConfig(max_builds=1), tracker=tracker)
-
-    assert result.asked == "precision" and "why does it not compute in the requested precision?" in result.page()
-
-
 def test_third_choice_is_neither_good_nor_bad(tracker):
     """Whether the third choice of a layer is bad as well is unknown."""
     choices = [Choice(tactic=name, op="Conv") for name in ("a", "b", "c")]
-    table = CampaignTable.from_columns(
+    table = CampaignTable(
         names=["good", "bad", "other"],
         verdicts=["good", "bad", "bad"],
-        layers=["conv"],
-        choices=choices,
-        codes=np.array([[0], [1], [2]], np.int32),
-        settings=["level"],
-        values=["1", "2", "3"],
-        setting_codes=np.array([[0], [1], [2]], np.int32),
+        columns=[("layer", "conv"), ("setting", "level")],
+        choices=[*choices, "1", "2", "3"],
+        codes=np.array([[0, 3], [1, 4], [2, 5]], np.int32),
     )
     layer = Unit(kind="layer", name="conv", good="a", bad="b")
     setting = Unit(kind="setting", name="level", good="1", bad="2")

@@ -42,13 +42,13 @@ from trtops.comparator.report import Tolerances
 from trtops.ops.campaign import iteration
 from trtops.ops.campaign.bisect import bisect
 from trtops.ops.campaign.bisect_result import BisectConfig, BisectResult
-from trtops.ops.campaign.config import DebugBuildConfig, Vary
+from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import debug_build
-from trtops.ops.campaign.iteration import bad_in
 from trtops.ops.campaign.promote import promote, resolve
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tracking.mlflow import MlflowTracker
+from trtops.tracking.schema import Tag
 
 PAIRS = int(os.environ.get("TRTOPS_BISECT_PAIRS", "2"))
 MOST_TRIALS = 8
@@ -251,7 +251,7 @@ def config(data: Path, atol: float, **changes: Any) -> DebugBuildConfig:
         build=BuildConfig(precision="fp16", options=TensorRTOptions()),
         check=check,
         timeout_seconds=120.0,
-        vary=Vary(random_tactics=True),
+        random_tactics=True,
         seed=SEED,
     )
     return dataclasses.replace(usual, **changes)
@@ -272,15 +272,13 @@ class Log:
 
     def tell(self, result: BisectResult) -> None:
         self(
-            f"{result.outcome}, complete: {result.complete}, {result.units} units, {len(result.trials)} builds in "
-            f"{result.seconds:.1f} s (own time {result.overhead_seconds:.2f} s): {result.summary}"
+            f"{result.outcome}, complete: {result.complete}, {result.units} units, {len(result.trials)} builds: "
+            f"{result.summary}"
         )
-        for culprit in result.culprits:
-            self("   ", culprit.describe()[:200], "|", culprit.effect and culprit.effect.describe())
         for trial in result.trials:
             self(
                 f"      {trial.verdict:5} {trial.error or 0:.3g} counted={trial.counted} taken={trial.taken} "
-                f"strayed={trial.strayed} also={trial.also_changed} {trial.reason[:100]}"
+                f"strayed={trial.strayed}"
             )
 
 
@@ -300,7 +298,7 @@ def pairs_of(tracker: MlflowTracker, campaign: str) -> list[tuple[str, str]]:
     """
     builds = [info for info in tracker.find(parent=campaign) if info.kind == "iteration"]
     good = [info.id for info in builds if info.verdict == "good"]
-    bad = [info.id for info in builds if "outputs" in bad_in(info)]
+    bad = [info.id for info in builds if "outputs" in info.tags.get(Tag.BAD_IN, "")]
     assert good and bad, "nothing to mix"
     places = sorted(itertools.product(range(len(good)), range(len(bad))), key=lambda p: ((p[0] + p[1]) % len(good), p))
     return [(good[i], bad[j]) for i, j in places]

@@ -19,8 +19,8 @@ from trtops.ops.campaign.bisection_planner import (
 )
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.tactics.bisection import Outcome
-from trtops.tactics.record import TacticChoice, TacticRecord
-from trtops.tactics.table import CampaignTable, Choice
+from trtops.tactics.record import Choice, TacticChoice, TacticRecord
+from trtops.tactics.table import CampaignTable
 from trtops.tracking import schema
 from trtops.tracking.memory import MemoryTracker
 
@@ -28,10 +28,10 @@ from trtops.tracking.memory import MemoryTracker
 def table(rows: Sequence[str], verdicts: str) -> CampaignTable:
     """Builds "0", "1", ...; a digit per layer; g, b or e per build."""
     words = {"g": "good", "b": "bad", "e": "error"}
-    return CampaignTable.from_columns(
+    return CampaignTable(
         names=[str(number) for number in range(len(rows))],
         verdicts=[words[letter] for letter in verdicts],  # type: ignore[misc]
-        layers=[f"layer-{layer}" for layer in range(len(rows[0]))],
+        columns=[("layer", f"layer-{layer}") for layer in range(len(rows[0]))],
         choices=[Choice(tactic=f"tactic-{code}", op="Conv") for code in range(5)],
         codes=np.array([list(map(int, row)) for row in rows], np.int32),
     )
@@ -53,12 +53,10 @@ def bisection(
     given: tuple[Unit, ...] = (),
 ) -> BisectResult:
     culprits = tuple(
-        Culprit(units=units, clauses=(tuple(range(len(units))),), probability=0.99, log10_e_value=1.5, builds=8)
-        for units in confirmed
+        Culprit(units=units, clauses=(tuple(range(len(units))),), probability=0.99, builds=8) for units in confirmed
     )
     return BisectResult(
         outcome=outcome,
-        summary="",
         culprits=culprits,
         complete=True,
         good_run=good,
@@ -67,8 +65,6 @@ def bisection(
         consequences=(),
         given=given,
         trials=(),
-        seconds=0.0,
-        overhead_seconds=0.0,
     )
 
 
@@ -145,7 +141,7 @@ def test_single_culprit_replaces_pairs_that_contain_it():
 
 
 def test_culprit_with_either_of_two_becomes_two_pairs():
-    given = Culprit(units=(unit(1), unit(2)), clauses=((0,), (1,)), probability=0.99, log10_e_value=1.5, builds=8)
+    given = Culprit(units=(unit(1), unit(2)), clauses=((0,), (1,)), probability=0.99, builds=8)
     second = replace(bisection("2", "1", given=(unit(0),)), culprits=(given,))
 
     found = merge_culprits([bisection("0", "1", (unit(0),)), second])

@@ -52,11 +52,7 @@ def test_int8_spec_equals_convert_with_a_file(model: Path, tmp_path: Path) -> No
     assert specs["small"] != specs["large"]
 
 
-def test_until_beyond_the_limit_is_refused(model: Path) -> None:
-    tracker = MemoryTracker()
+def test_until_beyond_the_limit_is_refused() -> None:
     with pytest.raises(errors.ConfigError, match=r"until is 400.*after 200 builds.*--max-builds 400"):
-        debug_build(model, DebugBuildConfig(until=400), tracker=tracker)
-    assert tracker.find() == []
+        DebugBuildConfig(until=400)
     assert DebugBuildConfig(until=400, max_iterations=400).limit == 400
-    DebugBuildConfig(until=400, max_iterations=400).check_limit()
-    assert DebugBuildConfig.from_json(DebugBuildConfig(until=400).to_json()).limit == 200  # of an earlier release

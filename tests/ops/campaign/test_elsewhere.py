@@ -13,7 +13,7 @@ from tests import models
 from tests.forking import ForkedProcess
 from trtops import errors
 from trtops.cli.main import main
-from trtops.ops.campaign.config import DebugBuildConfig, Vary
+from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import Progress, debug_build
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
@@ -24,7 +24,7 @@ BUILDS = 3
 CONFIG = DebugBuildConfig(
     build=BuildConfig(options=OnnxRuntimeOptions(timing_iterations=1, intra_op_threads=1)),
     check=CheckConfig(plots="never", latency_runs=0),
-    vary=Vary(random_tactics=True),
+    random_tactics=True,
     until=BUILDS,
     keep_model=False,
 )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+import numpy as np
 import pytest
 
-from trtops.ops.campaign.mixture import replay_order
+from trtops.ops.campaign.mixture import Mixture
 from trtops.spec import BuildConfig, BuildSpec, TensorRTOptions
 from trtops.tactics.record import TacticChoice, TacticRecord
 from trtops.tracking import schema
@@ -28,23 +27,15 @@ def run_with(made: TacticRecord, tracker: MemoryTracker) -> StoredRun:
     return tracker.load(run.id)
 
 
-@pytest.mark.parametrize("mechanism", ["algorithm_selector", "editable_timing_cache"])
-def test_own_choices_use_the_timing_cache(mechanism: str) -> None:
-    made = record(mechanism, "a", "b")
+@pytest.mark.parametrize(("mechanism", "editable"), [("algorithm_selector", False), ("editable_timing_cache", True)])
+def test_other_choices_need_an_editable_timing_cache(mechanism: str, editable: bool) -> None:
     tracker = MemoryTracker()
-    start = run_with(made, tracker)
+    good, bad = (run_with(record(mechanism, "a", last), tracker) for last in "bc")
+    mixture = Mixture(good, bad)
 
-    order = replay_order(made, start)
+    own, other = (mixture.order(np.array([taken])) for taken in (False, True))
 
-    assert order.replayed_run == start.info.id
-    assert order.build.options == TensorRTOptions()  # no longer drawn at random
-
-
-def test_other_choices_need_an_editable_timing_cache() -> None:
-    tracker = MemoryTracker()
-    for mechanism, given in (("algorithm_selector", False), ("editable_timing_cache", True)):
-        made = record(mechanism, "a", "b")
-        start = run_with(made, tracker)
-        swapped = replace(made, choices=(made.choices[0], replace(made.choices[1], tactic="c")))
-
-        assert bool(replay_order(swapped, start).replayed_run) is given
+    assert own.replayed_run == good.info.id
+    assert own.build.options == TensorRTOptions()  # no longer drawn at random
+    assert bool(other.replayed_run) is editable
+    assert other.replay is not None and [choice.tactic for choice in other.replay.choices] == ["a", "c"]

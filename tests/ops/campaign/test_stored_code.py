@@ -13,10 +13,10 @@ from tests.hostile import write_artifact
 from trtops import errors
 from trtops.cli.main import main
 from trtops.ops.campaign.bisect import bisect
+from trtops.ops.campaign.bisect_result import BisectConfig
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, diff_tactics
-from trtops.ops.campaign.noise import NoiseConfig, noise
 from trtops.ops.campaign.promote import PromoteConfig, promote
 from trtops.ops.campaign.prove import prove
 from trtops.ops.evaluation.check import CheckConfig
@@ -95,7 +95,6 @@ def test_edited_config_is_refused(tracker, campaign, script, folder) -> None:
     build = tracker.find(parent=campaign, tags={"trtops.kind": "iteration"})[0].id
 
     for using in (
-        lambda: noise(campaign, tracker=tracker),
         lambda: prove(campaign, tracker=tracker),
         lambda: bisect(campaign, tracker=tracker),
         lambda: promote(build, tracker=tracker),
@@ -112,26 +111,25 @@ def test_scripts_of_a_run_need_permission(tracker, campaign, script, folder, cap
     store = str(tracker.store.root)
 
     for using in (
-        lambda: noise(campaign, tracker=tracker),
         lambda: prove(campaign, tracker=tracker),
         lambda: bisect(campaign, tracker=tracker),
         lambda: promote(build, tracker=tracker),
     ):
         with pytest.raises(errors.ConfigError, match=rf"{script}.*--allow-scripts"):
             using()
-    assert main(["debug", "noise", campaign, "--store", store]) == 3
+    assert main(["debug", "bisect", campaign, "--store", store]) == 3
     assert str(script) in caplog.text
     assert not (folder / "ran").exists()
 
     monkeypatch.setenv(allowed.VARIABLE, "/nowhere")
     with pytest.raises(errors.ConfigError, match="may not be run"):
-        noise(campaign, NoiseConfig(allow_scripts=True), tracker=tracker)
+        bisect(campaign, config=BisectConfig(allow_scripts=True, max_builds=1), tracker=tracker)
     assert not (folder / "ran").exists()
     monkeypatch.setenv(allowed.VARIABLE, str(script.parent))  # this folder is trusted
-    noise(campaign, NoiseConfig(builds=2, runs=2), tracker=tracker)
+    bisect(campaign, config=BisectConfig(max_builds=1), tracker=tracker)
     (folder / "ran").unlink()
     monkeypatch.delenv(allowed.VARIABLE)
-    assert main(["debug", "noise", campaign, "--store", store, "--runs", "2", "--allow-scripts"]) == 0
+    assert main(["debug", "bisect", campaign, "--store", store, "--max-builds", "1", "--allow-scripts"]) == 1
     (folder / "ran").unlink()
     promote(build, PromoteConfig(allow_scripts=True), tracker=tracker)
     (folder / "ran").unlink()

@@ -181,35 +181,6 @@ def test_an_engine_file_is_compared_with_its_model(conv_engine: tuple[Path, Path
     assert tracker.info(usual.run_id).metrics["error", "scores", "max_abs"] < 1e-4
 
 
-# --- noise and repeat -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_the_noise_of_engines_is_split(conv_engine: tuple[Path, Path], tmp_path: Path) -> None:
-    from trtops.ops.campaign.config import DebugBuildConfig
-    from trtops.ops.campaign.debug_build import debug_build
-    from trtops.ops.campaign.noise import NoiseConfig, noise
-    from trtops.tracking.mlflow import MlflowTracker
-
-    path, _ = conv_engine
-    check = CheckConfig(
-        data=str(path.with_name("feed.npz")), tolerances=Tolerances(atol=1), latency_runs=0, plots="never"
-    )
-    build = dataclasses.replace(FP16, profiles=(OptimizationProfile.fixed(image=(2, 3, 8, 8)),))
-    tracker = MlflowTracker(tmp_path / "mlruns")
-
-    campaign = debug_build(path, DebugBuildConfig(build=build, check=check, until=2), tracker=tracker)
-    found = noise(campaign.run_id, NoiseConfig(builds=2, runs=3), tracker=tracker)
-
-    print(found.noise.summary, found.errors)
-    assert (campaign.good, campaign.errors) == (2, 0)
-    assert len(found.errors) == 2 and all(len(row) == 3 for row in found.errors)
-    # One engine gives the same outputs each time here: no layer adds up in an order that changes.
-    assert all(len(set(row)) == 1 for row in found.errors)
-    assert found.noise.share_run == 0
-
-
 def test_builds_are_repeated_and_sorted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from trtops.backend.trt import CreateConfig, NetworkFromOnnxBytes, TacticRecorder, engine_bytes_from_network
 

@@ -1,30 +1,20 @@
 """Bisect: find the layers or settings that make a build bad, by building mixtures of a good and a bad build.
 
 :mod:`trtops.tactics.bisection` chooses the mixtures. Once a culprit is confirmed, everything but the culprit is taken
-from the bad
-build: if that is good, the set is complete; if it is bad, the search continues without the first culprit.
+from the bad build: if that is good, the set is complete; if it is bad, the search continues without the first culprit.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from trtops import errors
-from trtops.ops.campaign.bisect_result import (
-    BisectConfig,
-    BisectPlan,
-    BisectResult,
-    Culprit,
-    Trial,
-    Unit,
-    summarize,
-)
+from trtops.ops.campaign.bisect_result import BisectConfig, BisectPlan, BisectResult, Culprit, Trial, Unit
 from trtops.ops.campaign.bisection_planner import most_alike
 from trtops.ops.campaign.config import Campaign
 from trtops.ops.campaign.iteration import (
@@ -38,13 +28,11 @@ from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.campaign.workers import close_workers
 from trtops.ops.result import OnProgress, finish_with
-from trtops.tactics.bisection import CHANCE, Built, Culprits, Found, Search, Seen
+from trtops.tactics.bisection import CHANCE, Built, Culprits, Search, Seen
 from trtops.tactics.denied import DeniedTactic
-from trtops.tactics.effect import Effect, effect_of
-from trtops.tactics.model import Bools, Clauses
-from trtops.tactics.record import TacticRecord
+from trtops.tactics.model import Bools
 from trtops.tracking import campaigns, schema
-from trtops.tracking.base import Run, RunInfo, Tracker, Verdict, ended_if_whole, tracked
+from trtops.tracking.base import Run, RunInfo, Tracker, ended_if_whole, tracked
 from trtops.tracking.ids import run_id_of
 from trtops.tracking.schema import Kind
 from trtops.verdict import VERDICTS
@@ -87,7 +75,6 @@ def bisect(
     Raises:
         ConfigError: If there is no good or no bad build, or the two are not of one campaign.
         LogError: If the process of a bisection to resume may still be alive.
-        TrtopsError: For errors that prevent all builds.
     """
     info = ended_if_whole(tracker, tracker.info(run_id_of(run)))
     if bad is None and info.kind == _KIND and info.status == "finished":
@@ -108,9 +95,9 @@ def bisect(
     try:
         campaign = replace(campaign.on(plan.config.devices), tags=tuple((tags or {}).items()))
         session = _Session(campaign, mixture, plan, tracker, parent.id, evaluate, progress, resumed)
-        result = replace(session.run(), title=_title_of(plan)).kept_in(parent, campaign.experiment)
+        result = session.run().kept_in(parent, campaign.experiment)
         parent.log_json(result, schema.Artifact.BISECTION)
-        for entry in session.denied(result):
+        if (entry := _denied(result, plan, mixture)) is not None:
             parent.log_json(entry, schema.Artifact.DENIED)
             parent.set_tags({schema.Tag.PROOF: "confirmed"})
         counts = {"builds": len(result.trials), "units": result.units}
@@ -212,6 +199,24 @@ def _resume(tracker: Tracker, info: RunInfo) -> tuple[Run, BisectPlan, Mixture, 
     return run, plan, Mixture(tracker.load(plan.good_run), tracker.load(plan.bad_run)), done
 
 
+def _denied(result: BisectResult, plan: BisectPlan, mixture: Mixture) -> DeniedTactic | None:
+    """The entry for the deny-list: a single culprit, or settings, which are denied together.
+
+    Of two layers that fail only together neither fails by itself, and the deny-list takes each layer by itself. The
+    same holds for a culprit that good builds have as well: it needs something that both builds of the pair have.
+    """
+    if plan.given or not result.culprits:
+        return None
+    culprit = result.culprits[0]
+    places = [mixture.units.index(unit) for unit in culprit.units]
+    if any(not bad and all(text[place] == "1" for place in places) for text, bad in plan.seen):
+        return None
+    only_settings = all(unit.kind == "setting" for unit in culprit.units)
+    if len(culprit.clauses) > 1 or (len(culprit.units) > 1 and not only_settings):
+        return None
+    return DeniedTactic.of(mixture.bad_tactics, {unit.column for unit in culprit.units}, result.run_id)
+
+
 @dataclass
 class _Session:
     """A bisection in progress; ``resumed`` are the complete mixtures of earlier processes."""
@@ -225,63 +230,52 @@ class _Session:
     progress: OnProgress | None
     resumed: list[RunInfo]
     trials: list[Trial] = field(default_factory=list)
-    masks: list[Bools] = field(default_factory=list)
 
     def run(self) -> BisectResult:
         """Search until all culprits of the bad build are known, or the budget is used up."""
-        began, building = time.perf_counter(), 0.0
-        steps, config = self._search().run(), self.plan.config
-        answer: Built | None = None
-        while True:
-            try:
-                mask = steps.send(answer)
-            except StopIteration as ended:
-                found: Found = ended.value
-                break
-            started = time.perf_counter()
-            is_late = config.max_minutes is not None and started - began > 60 * config.max_minutes
-            if is_late or len(self.trials) >= config.max_builds:
-                answer = None
-                continue
-            answer = self._build(mask)
-            building += time.perf_counter() - started
-        seconds = time.perf_counter() - began
-        result = BisectResult(
-            outcome=found.outcome,
-            summary="",
-            culprits=tuple(map(self._culprit, found.culprits)),
-            suspects=tuple(self.mixture.units[place] for place in found.suspects),
-            complete=found.complete,
-            good_run=self.mixture.good.info.id,
-            bad_run=self.mixture.bad.info.id,
-            units=len(self.mixture.units),
-            consequences=self.mixture.consequences,
-            asked=tested_aspect(self.mixture.bad.info),
-            given=self.plan.given,
-            trials=tuple(self.trials),
-            seconds=seconds,
-            overhead_seconds=seconds - building,
-        )
-        return replace(result, summary=summarize(result))
-
-    def _search(self) -> Search:
-        config, units = self.plan.config, self.mixture.units
-        given = {(unit.kind, unit.name) for unit in self.plan.given}
-        held = np.array([(unit.kind, unit.name) in given for unit in units], np.bool_)
-        seen = []
-        for text, bad in self.plan.seen:
-            digits = np.array(list(text), "U1")
-            seen.append(Seen(digits == "1", bad, digits == "2"))
-        return Search(
+        config, units, began = self.plan.config, self.mixture.units, time.perf_counter()
+        given = {unit.column for unit in self.plan.given}
+        held = np.array([unit.column in given for unit in units], np.bool_)
+        digits = [(np.array(list(text), "U1"), bad) for text, bad in self.plan.seen]
+        steps = Search(
             units=len(units),
             held=held,
             is_held_by_good=bool(given) and not held.any(),
-            seen=tuple(seen),
+            seen=tuple(Seen(each == "1", bad, each == "2") for each, bad in digits),
             chance=self.plan.chance,
             confidence=config.confidence,
             confidence_of_one=config.confidence_of_one,
-            max_culprits=config.max_culprits,
             seed=config.seed,
+        ).run()
+        answer: Built | None = None
+        while True:
+            try:
+                wanted = steps.send(answer)
+            except StopIteration as ended:
+                found = ended.value
+                break
+            is_late = config.max_minutes is not None and time.perf_counter() - began > 60 * config.max_minutes
+            answer = None if is_late or len(self.trials) >= config.max_builds else self._build(wanted)
+        return BisectResult(
+            title=_title_of(self.plan),
+            outcome=found.outcome,
+            culprits=tuple(map(self._culprit, found.culprits)),
+            suspects=tuple(units[place] for place in found.suspects),
+            complete=found.complete,
+            good_run=self.plan.good_run,
+            bad_run=self.plan.bad_run,
+            units=len(units),
+            consequences=self.mixture.consequences,
+            given=self.plan.given,
+            trials=tuple(self.trials),
+        )
+
+    def _culprit(self, found: Culprits) -> Culprit:
+        return Culprit(
+            units=tuple(self.mixture.units[place] for place in found.units),
+            clauses=tuple(tuple(found.units.index(place) for place in clause) for clause in found.clauses),
+            probability=found.probability,
+            builds=found.trials,
         )
 
     def _build(self, wanted: Bools) -> Built:
@@ -292,78 +286,29 @@ class _Session:
         if self.resumed:
             info = self.resumed.pop(0)
             tactics = campaigns.load_record(self.tracker.load(info.id))
-            reason = info.tags.get(schema.Tag.ERROR, "")
         else:
-            info, tactics, reason = self._build_mixture(wanted, tag)
-        assert info.verdict is not None
-        verdict: Verdict = verdict_in(tested_aspect(self.mixture.bad.info), info) or info.verdict
+            tags = {**dict(self.campaign.tags), schema.Tag.TRIAL: tag}
+            name = f"{int(wanted.sum())} of {len(wanted)} from the bad build"
+            experiment = self.campaign.experiment
+            with tracked(self.tracker, experiment, name, kind="iteration", tags=tags, parent=self.parent) as run:
+                order = self.mixture.order(wanted)
+                built = build_and_evaluate(
+                    self.campaign, order, run, tracker=self.tracker, evaluate_engine=self.evaluate
+                )
+            info, tactics = self.tracker.info(run.id), built.tactics
+        verdict = verdict_in(tested_aspect(self.mixture.bad.info), info)
+        assert verdict is not None
         outcome = self.mixture.outcome(wanted, tactics)
         counted = outcome.taken is not None and verdict != "error" and not outcome.also_changed
         trial = Trial(
             run_id=info.id,
-            taken=tuple(unit.name for unit, t in zip(self.mixture.units, wanted) if t),
+            taken=tuple(unit.name for unit, is_taken in zip(self.mixture.units, wanted) if is_taken),
             verdict=verdict,
-            bad_otherwise=verdict != info.verdict,
             counted=counted,
             strayed=outcome.strayed,
-            also_changed=outcome.also_changed,
             error=largest_error(info),
-            reason=reason,
         )
         self.trials.append(trial)
-        self.masks.append(wanted if outcome.taken is None else outcome.taken)
         if self.progress is not None:
             self.progress(len(self.trials), self.plan.config.max_builds)
         return Built(outcome.taken if counted else None, verdict == "bad")
-
-    def _build_mixture(self, wanted: Bools, tag: str) -> tuple[RunInfo, TacticRecord | None, str]:
-        order = self.mixture.order(wanted)
-        tags = {
-            **dict(self.campaign.tags),
-            schema.Tag.TRIAL: tag,
-            schema.Tag.VARIED: json.dumps(order.varied),
-        }
-        name = f"{int(wanted.sum())} of {len(wanted)} from the bad build"
-        with tracked(
-            self.tracker, self.campaign.experiment, name, kind="iteration", tags=tags, parent=self.parent
-        ) as run:
-            built = build_and_evaluate(self.campaign, order, run, tracker=self.tracker, evaluate_engine=self.evaluate)
-        return self.tracker.info(run.id), built.tactics, "; ".join(built.reasons)[:1000]
-
-    def _culprit(self, found: Culprits) -> Culprit:
-        places = sorted({place for clause in found.clauses for place in clause})
-        return Culprit(
-            units=tuple(self.mixture.units[place] for place in places),
-            clauses=tuple(tuple(places.index(place) for place in clause) for clause in found.clauses),
-            probability=found.probability,
-            log10_e_value=found.log_e_value / math.log(10),
-            builds=found.trials,
-            effect=self._effect(found.clauses),
-        )
-
-    def _effect(self, clauses: Clauses) -> Effect | None:
-        """The ratio of the errors of mixtures with the culprits to those without."""
-        groups: tuple[list[float], list[float]] = ([], [])
-        for trial, mask in zip(self.trials, self.masks):
-            if trial.counted and trial.error:
-                groups[any(mask[list(clause)].all() for clause in clauses)].append(math.log(trial.error))
-        return effect_of(groups[1], groups[0])
-
-    def denied(self, result: BisectResult) -> Iterator[DeniedTactic]:
-        """The entry for the deny-list: a single culprit, or settings, which are denied together.
-
-        Of two layers that fail only together neither fails by itself, and the deny-list takes each layer by itself. The
-        same holds for a culprit that good builds have as well: it needs something that both builds of the pair have.
-        """
-        for culprit in () if self.plan.given else result.culprits[:1]:
-            places = [self.mixture.units.index(unit) for unit in culprit.units]
-            if any(not bad and all(text[place] == "1" for place in places) for text, bad in self.plan.seen):
-                continue
-            only_settings = all(unit.kind == "setting" for unit in culprit.units)
-            if len(culprit.clauses) == 1 and (len(culprit.units) == 1 or only_settings):
-                yield replace(
-                    self.mixture.denied(culprit.units, self.parent),
-                    model_sha256=self.campaign.model_sha256,
-                    tolerance=self.campaign.tolerance_text,
-                    effect=culprit.effect.describe() if culprit.effect is not None else "",
-                )

@@ -38,14 +38,11 @@ class CampaignCulprit:
     """Choices that make builds bad, all of them together.
 
     Attributes:
-        units: The choices.
-        good_run: The good build of the bisection that confirmed it.
-        bad_run: The bad one.
+        good_run: The good build of the bisection that confirmed it, and ``bad_run`` the bad one.
         mixed_run: A bad mixture of the two that has it; the bad build itself if absent.
         candidates: Number of units of that bisection.
         settled: Whether everything it needs was found.
-        bad_with: Good builds that are bad with it.
-        good_with: Good builds that are not.
+        bad_with: Good builds that it was put into and that are bad with it; ``good_with`` those that are not.
         resolved: False for a combination of more than two choices whose rule is unknown.
     """
 
@@ -77,11 +74,9 @@ class CampaignCulprit:
     def describe(self) -> str:
         """The culprit in words."""
         texts = [unit.describe() for unit in self.units]
-        return (
-            " together with ".join(texts)
-            if self.resolved
-            else f"a combination of choices, not resolved: {', '.join(texts)}"
-        )
+        if self.resolved:
+            return " together with ".join(texts)
+        return f"a combination of choices, not resolved: {', '.join(texts)}"
 
 
 @dataclass(frozen=True)
@@ -96,13 +91,9 @@ class Pair:
 
 @dataclass
 class Planner:
-    """The bisections of a campaign, and what follows from them.
+    """The bisections of a campaign that have ended, the oldest first, and what follows from them.
 
-    Attributes:
-        config: The campaign's config.
-        done: Bisections that have ended, the oldest first.
-        unfinished: The run of an interrupted one.
-        after: Number of builds when the last one ended.
+    ``unfinished`` is the run of an interrupted one; ``after`` is the number of builds when the last one ended.
     """
 
     config: DebugBuildConfig
@@ -118,14 +109,16 @@ class Planner:
 
         A bisection that was killed before its plan was logged has built nothing and is ignored.
         """
-        found = [closed_if_abandoned(tracker, info, _KILLED) for info in bisections(tracker, campaign)]
-        found = [info for info in found if tracker.peek(info.id, schema.Artifact.BISECTION_PLAN) is not None]
-        if not found:
+        tags = {schema.Tag.KIND: "bisect"}
+        runs = tracker.find(campaign.experiment, parent=campaign.id, tags=tags)[::-1]
+        runs = [closed_if_abandoned(tracker, info, _KILLED) for info in runs]
+        runs = [info for info in runs if tracker.peek(info.id, schema.Artifact.BISECTION_PLAN) is not None]
+        if not runs:
             return cls(config)
-        last = found[-1]
-        after = sum((info.end_time or 0.0) <= last.start_time for info in iterations)
-        unfinished = None if last.status == "finished" else last
-        return cls(config, results(tracker, [info for info in found if info.status == "finished"]), unfinished, after)
+        ended = [tracker.load(info.id) for info in runs if info.status == "finished"]
+        done = [BisectResult.from_json(run.read_bytes(schema.Artifact.BISECTION)) for run in ended]
+        after = sum((info.end_time or 0.0) <= runs[-1].start_time for info in iterations)
+        return cls(config, done, None if runs[-1].status == "finished" else runs[-1], after)
 
     def add(self, result: BisectResult, builds: int) -> None:
         """Add a bisection that ended when the campaign had this many builds."""
@@ -220,16 +213,8 @@ class Planner:
         for culprit, excluded in zip(found := self.culprits, choose_exclusions(found, len(table))):
             record = load_record(tracker.load(culprit.bad_run))
             assert record is not None  # or there would have been nothing to mix
-            names = {unit.name for unit in culprit.units} if excluded is None else set()
-            entries.append(
-                DeniedTactic(
-                    backend_version=record.backend_version,
-                    device_sha256=record.device_sha256,
-                    choices=tuple(c for c in record.choices if excluded and c.layer == excluded.name),
-                    settings=tuple(pair for pair in record.settings if pair[0] in names),
-                    evidence=culprit.bad_run,
-                )
-            )
+            columns = {unit.column for unit in culprit.units} if excluded is None else {excluded.column}
+            entries.append(DeniedTactic.of(record, columns, culprit.bad_run))
         return DenyList(entries=tuple(entries))
 
     def explained(self, table: CampaignTable) -> Bools:
@@ -240,11 +225,10 @@ class Planner:
 
 
 def merge_culprits(done: Sequence[BisectResult]) -> list[CampaignCulprit]:
-    """Merge the culprits of all bisections.
+    """Merge the culprits of all bisections. A refuted culprit is dropped, and so is one that contains another.
 
     Where two builds both have one of two choices that fail only together, a bisection names the other one alone. A
-    later bisection with it as ``given`` adds what it needs. A refuted culprit is dropped, and so is one that contains
-    another.
+    later bisection with it as ``given`` adds what it needs.
     """
     found: list[CampaignCulprit] = []
     for result in done:
@@ -305,17 +289,18 @@ def _transfer(culprit: CampaignCulprit, table: CampaignTable, *, waited: bool) -
     None where the culprit was bad already without each other choice of the bad build, or in enough good builds; and,
     until there are enough of them, where none lacks much.
     """
-    of_settings = all(unit.kind == "setting" for unit in culprit.units)
     # Layers that follow from settings cannot be chosen, and so cannot be needed.
-    codes = table.setting_codes if of_settings else np.hstack((table.codes, table.setting_codes))
-    columns = table.settings if of_settings else (*table.layers, *table.settings)
+    of_settings = all(unit.kind == "setting" for unit in culprit.units)
+    free = [place for place, (kind, _) in enumerate(table.columns) if kind == "setting" or not of_settings]
+    codes, columns = table.codes[:, free], [table.columns[place] for place in free]
     rows = {name: row for row, name in enumerate(table.names)}
     has = culprit.is_in(table)
     good = [name for name in table.named("good") if name not in culprit.tried_in and not has[rows[name]]]
     transfers = sum(not has[rows[name]] for name in culprit.tried_in)
     if culprit.settled or not good or transfers >= (MAX_TRANSFERS if waited else EARLY_TRANSFERS):
         return None
-    taken = np.isin(columns, [unit.name for unit in culprit.units])
+    own = {unit.column for unit in culprit.units}
+    taken = np.array([column in own for column in columns], np.bool_)
     mixed = np.where(taken, codes[rows[culprit.bad_run]], codes[rows[culprit.good_run]])
     lacks = codes != mixed
     # A bad build that has the culprit and lacks a choice shows as much, and so does the pair that confirmed it.
@@ -330,10 +315,9 @@ def _transfer(culprit: CampaignCulprit, table: CampaignTable, *, waited: bool) -
 def most_alike(table: CampaignTable, good: Sequence[str], bad: Sequence[str]) -> tuple[str, str]:
     """The good and the bad build that differ in the fewest layers and settings."""
     rows = {name: row for row, name in enumerate(table.names)}
-    codes = np.hstack((table.codes, table.setting_codes))
     good, bad = good[:_MAX_COMPARED], bad[:_MAX_COMPARED]
-    theirs = codes[[rows[name] for name in bad]]
-    distances = np.array([(theirs != codes[rows[name]]).sum(axis=1) for name in good])
+    theirs = table.codes[[rows[name] for name in bad]]
+    distances = np.array([(theirs != table.codes[rows[name]]).sum(axis=1) for name in good])
     i, j = np.unravel_index(int(distances.argmin()), distances.shape)
     return good[int(i)], bad[int(j)]
 
@@ -344,8 +328,8 @@ def with_mixtures(table: CampaignTable, done: Sequence[BisectResult]) -> Campaig
     Each has the layers and settings that were requested; layers that follow from others are as in the good build.
     Mixtures that strayed are left out.
     """
-    columns = np.array([*table.layers, *table.settings])
-    rows = dict(zip(table.names, np.hstack((table.codes, table.setting_codes))))
+    names = np.array([name for _, name in table.columns])
+    rows = dict(zip(table.names, table.codes))
     verdicts = dict(zip(table.names, (VERDICTS[code] for code in table.verdicts)))
     for result in done:
         good, bad = rows.get(result.good_run), rows.get(result.bad_run)
@@ -353,28 +337,13 @@ def with_mixtures(table: CampaignTable, done: Sequence[BisectResult]) -> Campaig
             continue
         for trial in result.trials:
             if trial.counted and not trial.strayed:
-                taken = np.isin(columns, [*trial.taken, *(unit.name for unit in result.given)])
+                taken = np.isin(names, [*trial.taken, *(unit.name for unit in result.given)])
                 rows[trial.run_id] = np.where(taken, bad, good)
                 verdicts[trial.run_id] = trial.verdict
-    codes = np.array(list(rows.values()), np.int32).reshape(len(rows), len(columns))
-    return CampaignTable.from_columns(
+    return CampaignTable(
         names=list(rows),
         verdicts=list(verdicts.values()),
-        layers=table.layers,
+        columns=table.columns,
         choices=table.choices,
-        codes=codes[:, : len(table.layers)],
-        settings=table.settings,
-        values=table.values,
-        setting_codes=codes[:, len(table.layers) :],
+        codes=np.array(list(rows.values()), np.int32).reshape(len(rows), len(names)),
     )
-
-
-def bisections(tracker: Tracker, campaign: RunInfo) -> list[RunInfo]:
-    """Runs of a campaign's bisections, the oldest first."""
-    return tracker.find(campaign.experiment, parent=campaign.id, tags={schema.Tag.KIND: "bisect"})[::-1]
-
-
-def results(tracker: Tracker, infos: Sequence[RunInfo]) -> list[BisectResult]:
-    """The results of bisections that have ended."""
-    stored = (tracker.load(info.id) for info in infos)
-    return [BisectResult.from_json(run.read_bytes(schema.Artifact.BISECTION)) for run in stored]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
@@ -11,15 +10,12 @@ from trtops import errors
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.command import CommandCheck
 from trtops.record import Record
-from trtops.spec import CAMPAIGN_SEEDS, PRECISIONS, BackendName, BuildConfig, Precision, TensorRTOptions
-from trtops.tactics.choice_keys import By
+from trtops.spec import CAMPAIGN_SEEDS, BackendName, BuildConfig
 from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticRecord
 
 Until: TypeAlias = 'int | Literal["good", "bad", "decided"]'
 """When a campaign ends: after a number of builds, with the first good or bad one, or when the culprits are known."""
-
-Varied: TypeAlias = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,47 +33,6 @@ class Place(Record):
     devices: tuple[str, ...] = ()
     timeout_seconds: float | None = None
 
-    def on(self, devices: Sequence[str]) -> Place:
-        """The same place on other devices; on its own if none are named."""
-        return replace(self, devices=tuple(devices)) if devices else self
-
-
-@dataclass(frozen=True, kw_only=True)
-class Vary(Record):
-    """What differs from build to build, in addition to what the back end varies by itself.
-
-    Lists are combined, each value with each, and iterations take the combinations in turn.
-
-    Attributes:
-        random_tactics: Choose tactics at random and not by their time (``tactic_seed`` of the options). It shows what
-            each choice does to the outputs, including choices that timing seldom makes. The share of bad builds is then
-            not the share in production.
-        precisions: Precisions to build in.
-        optimization_levels: TensorRT's builder optimization levels to build with.
-        tactic_sources: Sets of TensorRT's tactic sources to build with.
-    """
-
-    random_tactics: bool = False
-    precisions: tuple[Precision, ...] = ()
-    optimization_levels: tuple[int, ...] = ()
-    tactic_sources: tuple[tuple[str, ...], ...] = ()
-
-    def __post_init__(self) -> None:
-        for precision in self.precisions:
-            if precision not in PRECISIONS:
-                raise errors.ConfigError(f"vary.precisions: {precision!r}. {errors.near(precision, PRECISIONS)}")
-
-    def combination(self, number: int) -> Varied:
-        """The names and values that an iteration takes from the lists."""
-        lists = {
-            "precision": self.precisions,
-            "optimization_level": tuple(map(str, self.optimization_levels)),
-            "tactic_sources": tuple(",".join(sources) for sources in self.tactic_sources),
-        }
-        given = {name: values for name, values in lists.items() if values}
-        combinations = list(itertools.product(*given.values()))
-        return tuple(zip(given, combinations[number % len(combinations)]))
-
 
 @dataclass(frozen=True, kw_only=True)
 class DebugBuildConfig(Record):
@@ -91,7 +46,8 @@ class DebugBuildConfig(Record):
             ``{inputs}`` JSON files as Polygraphy takes them. With ``artifact`` the engine is written there instead.
         calibration_data: Data source for INT8 calibration; the check's own data unless given.
         calibration_cache: A calibration cache file to build INT8 with, instead of calibrating.
-        vary: What differs from build to build, in addition to what the back end varies by itself.
+        random_tactics: Choose tactics at random and not by their time. It shows what each choice does to the outputs,
+            including choices that timing seldom makes. The share of bad builds is then not the share in production.
         until: When to stop.
         max_iterations: Maximum number of builds; with ``bisect``, of builds and mixtures.
         max_minutes: No build starts after this many minutes of one process; None for no limit.
@@ -100,7 +56,6 @@ class DebugBuildConfig(Record):
         clean_builds: Number of good builds required before the search for further culprits ends; builds avoid the known
             ones. Among 24 a culprit that one in ten builds has shows with 92 %, one that one in five has with more than
             99 %.
-        by: What the diff compares.
         confidence: The probability from which a tactic is confirmed as culprit.
         timeout_seconds: Seconds that a build, or a first inference with it, may take; None for no limit.
         parallel: Number of iterations at a time.
@@ -116,13 +71,12 @@ class DebugBuildConfig(Record):
     command: CommandCheck | None = None
     calibration_data: str | None = None
     calibration_cache: str | None = None
-    vary: Vary = field(default_factory=Vary)
+    random_tactics: bool = field(default=False, metadata={"names": ("--random-tactics", "--vary-tactics")})
     until: Until = "decided"
     max_iterations: int = 200
     max_minutes: float | None = None
     bisect: bool = True
     clean_builds: int = 24
-    by: By = "tactic"
     confidence: float = 0.95
     timeout_seconds: float | None = 1800.0
     parallel: int = 1
@@ -146,17 +100,18 @@ class DebugBuildConfig(Record):
             raise errors.ConfigError(
                 f"until is {self.until!r}; expected a number of builds, 'good', 'bad' or 'decided'."
             )
-        swept = bool(self.vary.optimization_levels or self.vary.tactic_sources)
-        if swept and not isinstance(self.build.options, TensorRTOptions):
-            raise errors.ConfigError("Optimization levels and tactic sources can be varied with TensorRT only.")
-        self.build_of(0)
+        if isinstance(self.until, int) and self.until > self.max_iterations:
+            raise errors.ConfigError(
+                f"until is {self.until}, and a campaign stops after {self.max_iterations} builds at the latest. "
+                f"Raise that limit too: max_iterations={self.until} (--max-builds {self.until})."
+            )
 
     def build_of(self, number: int) -> BuildConfig:
         """The build config of an iteration."""
-        build = with_varied(self.build, self.vary.combination(number))
-        if self.vary.random_tactics:
-            return replace(build, options=replace(build.options, tactic_seed=self.seed * CAMPAIGN_SEEDS + number))
-        return build
+        if not self.random_tactics:
+            return self.build
+        seed = self.seed * CAMPAIGN_SEEDS + number
+        return replace(self.build, options=replace(self.build.options, tactic_seed=seed))
 
     @property
     def place(self) -> Place:
@@ -166,67 +121,31 @@ class DebugBuildConfig(Record):
     @property
     def limit(self) -> int:
         """The maximum number of iterations."""
-        return min(self.until, self.max_iterations) if isinstance(self.until, int) else self.max_iterations
-
-    def check_limit(self) -> None:
-        """Raise ConfigError if ``until`` is a number beyond ``max_iterations``."""
-        if isinstance(self.until, int) and self.until > self.max_iterations:
-            raise errors.ConfigError(
-                f"until is {self.until}, and a campaign stops after {self.max_iterations} builds at the latest. "
-                f"Raise that limit too: max_iterations={self.until} (--max-builds {self.until})."
-            )
+        return self.until if isinstance(self.until, int) else self.max_iterations
 
     def same_builds(self, other: DebugBuildConfig) -> bool:
         """Whether both configs make the same builds with the same verdicts."""
-        free = {"until": 1, "max_iterations": 1, "parallel": 1, "devices": (), "confidence": 0.95, "by": "tactic"}
+        free = {"until": 1, "max_iterations": 1, "parallel": 1, "devices": (), "confidence": 0.95}
         free |= {"max_minutes": None, "bisect": True, "clean_builds": 24, "timeout_seconds": None}
         return replace(self, **free) == replace(other, **free)  # type: ignore[arg-type]
 
 
-def with_varied(build: BuildConfig, varied: Varied) -> BuildConfig:
-    """A build config with names and values of :meth:`Vary.combination`; unknown names are ignored."""
-    given = dict(varied)
-    if "precision" in given:
-        build = replace(build, precision=given["precision"])  # type: ignore[arg-type]
-    options = build.options
-    if isinstance(options, TensorRTOptions):
-        if "optimization_level" in given:
-            options = replace(options, optimization_level=int(given["optimization_level"]))
-        if "tactic_sources" in given:
-            options = replace(options, tactic_sources=tuple(filter(None, given["tactic_sources"].split(","))))
-    return replace(build, options=options)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Order(Record):
-    """One build to make.
-
-    Attributes:
-        build: How to build.
-        replay: The choices to make; None leaves them to the builder.
-        replayed_run: Id of the run whose timing cache a replay is made with; empty for none.
-        varied: What a campaign varied, as names and values.
-    """
+    """One build to make: the choices of ``replay`` with the timing cache of ``replayed_run``, or the builder's own."""
 
     build: BuildConfig
     replay: TacticRecord | None = None
     replayed_run: str = ""
-    varied: Varied = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Campaign(Record):
     """A campaign in progress, as its iterations need it: small, and able to cross process boundaries.
 
-    Attributes:
-        run_id: The parent run.
-        experiment: Its experiment.
-        model: Path of the ONNX file, absolute.
-        model_sha256: Digest of the model at the start.
-        config: The campaign's config.
-        golden_sha256: Digest of the golden outputs' file among the parent's artifacts; None if nothing is compared.
-        tags: Further tags of every iteration's run.
-        denied: Confirmed culprits, which iterations must not choose, so that they show what else makes builds bad.
+    ``golden_sha256`` is the digest of the golden outputs' file among the parent's artifacts, None if nothing is
+    compared. ``denied`` are confirmed culprits, which iterations must not choose, so that they show what else makes
+    builds bad.
     """
 
     run_id: str
@@ -238,16 +157,6 @@ class Campaign(Record):
     tags: tuple[tuple[str, str], ...] = ()
     denied: DenyList = field(default_factory=DenyList)
 
-    @property
-    def tolerance_text(self) -> str:
-        """What its builds are compared by, in words."""
-        tolerances = self.config.check.tolerances
-        if self.config.command is not None:
-            return "a command"
-        if tolerances is None:
-            return f"the defaults of {self.config.build.precision}"
-        return f"atol {tolerances.atol:g}, rtol {tolerances.rtol:g}"
-
     def on(self, devices: Sequence[str]) -> Campaign:
         """The same campaign on other devices; on its own if none are named."""
-        return replace(self, config=replace(self.config, devices=self.config.place.on(devices).devices))
+        return replace(self, config=replace(self.config, devices=tuple(devices))) if devices else self

@@ -8,7 +8,6 @@ twice.
 from __future__ import annotations
 
 import contextlib
-import math
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,19 +18,17 @@ from typing import TypeAlias
 
 from trtops import errors
 from trtops.backend.base import Caches
-from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
-from trtops.comparator.results import RunResults
 from trtops.ops.campaign.bisect import bisect
 from trtops.ops.campaign.bisect_result import BisectConfig, BisectResult
-from trtops.ops.campaign.bisection_planner import Pair, Planner, bisections, results
+from trtops.ops.campaign.bisection_planner import Pair, Planner
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig
 from trtops.ops.campaign.diff_tactics import diff_body, log_diff
 from trtops.ops.campaign.iteration import EngineEvaluator, IterationResult, iterate, keep_golden
 from trtops.ops.campaign.open_campaign import stored_config
 from trtops.ops.campaign.workers import close_workers, warm_backend
 from trtops.ops.evaluation.feeds import check_source
-from trtops.ops.evaluation.outputs import collect
+from trtops.ops.evaluation.outputs import golden_outputs
 from trtops.ops.result import LONGEST_NAME, OpResult, finish_with
 from trtops.ops.steps import run_step
 from trtops.record import sha256
@@ -40,7 +37,6 @@ from trtops.system.locks import held
 from trtops.system.processes import temporary_prefix
 from trtops.tactics.diff import diff
 from trtops.tactics.findings import TacticDiff
-from trtops.tactics.table import CampaignTable
 from trtops.tracking import builds, campaigns, schema
 from trtops.tracking.base import Run, RunInfo, Tracker, Verdict, ended_if_whole
 from trtops.tracking.ids import run_id_of
@@ -51,17 +47,10 @@ _ALWAYS_DIFFED = 100  # builds up to which the diff is updated after each; later
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The state of a campaign.
+    """The state of a campaign: builds so far, those of earlier processes included, and mixtures in addition.
 
-    Attributes:
-        done: Iterations finished, those of earlier processes included.
-        limit: The maximum number.
-        good: Number of good builds.
-        bad: Number of bad builds.
-        error: Number of builds that crashed, hung or failed.
-        mixtures: Number of mixtures of a good and a bad build, in addition.
-        last: The iteration that has just finished; None at the start.
-        found: The diff so far; None unless the campaign runs until it is decided.
+    ``last`` is the iteration that has just finished, None at the start; ``found`` is the diff so far, None unless the
+    campaign runs until it is decided.
     """
 
     done: int
@@ -80,16 +69,11 @@ class DebugBuildResult(OpResult):
 
     Attributes:
         verdict: ``good`` if no build was bad, ``error`` if none could be evaluated.
-        iterations: Builds made, those of earlier processes included.
-        good: Number of good builds.
-        bad: Number of bad builds.
         errors: Number of builds that crashed, hung or failed.
         interrupted: Runs of iterations that were cut short and retried.
         bisections: Results of mixing good and bad builds, if the campaign did.
-        confirmed: The culprits that these confirm, in words; choices that fail only together in one.
-        doubtful: Culprits of mixtures that all builds and mixtures together do not confirm, or not yet, where the
-            budget ended.
-        found: The diff of all builds.
+        confirmed: The culprits that these confirm, in words; ``doubtful`` those that all builds and mixtures together
+            do not confirm, or not yet, where the budget ended.
     """
 
     title: str = "debug build"
@@ -119,35 +103,26 @@ class DebugBuildResult(OpResult):
 
     @property
     def next_step(self) -> str:
-        """Prove a culprit by swapping it in and out; where no tactic is to blame, measure the noise."""
-        if not self.run_id:
-            return ""
-        if self.headline == "confirmed":
+        """Prove a culprit by swapping it in and out; or mix builds, where more are needed."""
+        if self.run_id and self.headline == "confirmed":
             return f"trtops debug prove {self.run_id}"
-        if self.found.conclusion in ("narrowed down", "not enough runs"):
+        if self.run_id and self.found.conclusion in ("narrowed down", "not enough runs"):
             return f"trtops debug bisect {self.run_id}"
-        return f"trtops debug noise {self.run_id}"
+        return super().next_step
 
     def body(self) -> Iterable[str]:
         """The number of builds of each kind, the culprits, every bisection, and the diff's page."""
-        again = f" {len(self.interrupted)} were interrupted and retried." if self.interrupted else ""
         mixed = f" In addition {self.mixtures} mixtures of a good and a bad one." if self.bisections else ""
         counted = f"{self.good} good, {self.bad} bad, {self.errors} crashed or hung."
-        yield from (f"{self.iterations} builds: {counted}{again}{mixed}", "")
+        yield from (f"{self.iterations} builds: {counted}{mixed}", "")
         yield from (f"**Culprit**: {text}" for text in self.confirmed)
         yield from (
-            f"**In doubt**: {text}. Mixtures confirmed it, but all builds and mixtures together do not rule out "
-            "chance. If the budget ended the campaign, a larger one decides."
-            for text in self.doubtful
+            f"**In doubt**: {text}. All builds and mixtures together do not rule out chance." for text in self.doubtful
         )
         yield from [""] * bool(self.confirmed or self.doubtful)
         for result in self.bisections:
-            yield f"**Mixtures of `{result.good_run[:8]}` and `{result.bad_run[:8]}`**: {result.summary}"
-            for culprit in result.culprits:
-                effect = f", {culprit.effect.describe()}" if culprit.effect is not None else ""
-                yield f"- {culprit.describe()} (probability {culprit.probability:.3f}){effect}"
-            yield ""
-        yield from (["## Without the mixtures", ""] if self.bisections else [])
+            yield f"- Mixtures of `{result.good_run[:8]}` and `{result.bad_run[:8]}`: {result.summary}"
+        yield from ["", "## Without the mixtures", ""] if self.bisections else []
         yield from diff_body(self.found)
 
 
@@ -185,23 +160,20 @@ def debug_build(
         allow_scripts: Run scripts and commands that the resumed campaign names; anyone with write access to the store
             can change them. Those of a given config need no permission.
 
-    Returns:
-        The number of good and bad builds, and the culprits. A campaign that has ended gives the result it had.
-
     Raises:
         ConfigError: If the config contradicts itself, or that of the campaign to resume.
         LogError: If another process is working on the campaign.
         TrtopsError: For errors that prevent all builds; an error of one build is a verdict.
     """
-    if config is not None:
-        config.check_limit()
     with contextlib.ExitStack() as stack:
         if resume is not None:
             resume = run_id_of(resume)
-            if (ended := _result_if_ended(tracker, resume)) is not None:
-                return ended
+            known = ended_if_whole(tracker, tracker.info(resume))
+            campaigns.require_campaign(known)
+            if known.status == "finished":
+                stored = tracker.load(resume).read_bytes(schema.Artifact.CAMPAIGN_RESULT)
+                return DebugBuildResult.from_json(stored)
             stack.enter_context(_locked_campaign(resume, tracker))
-            known = tracker.info(resume)
             loaded, config = _check_resumed(known, model, config, tracker, allow_scripts)
             experiment, run = known.experiment, tracker.reopen(resume)
         else:
@@ -222,12 +194,18 @@ def debug_build(
             config=config,
             tags=tuple((tags or {}).items()),
         )
+
+        def in_this_thread(campaign: Campaign, number: int) -> Future[IterationResult]:
+            future: Future[IterationResult] = Future()
+            future.set_result(iterate(campaign, number, tracker=tracker, evaluate_engine=evaluate))
+            return future
+
         try:
             golden = _log_beginning(campaign, run, loaded, tracker, evaluate)
             state = _CampaignState(replace(campaign, golden_sha256=golden), run, tracker, progress)
             state.report(None)
             while True:
-                for result in _results_as_they_come(state, submit or _in_this_thread(tracker, evaluate)):
+                for result in _results_as_they_come(state, submit or in_this_thread):
                     state.add(result)
                     state.report(result)
                 if not state.can_bisect:
@@ -236,15 +214,6 @@ def debug_build(
         except BaseException as exc:
             run.fail(exc)
             raise
-
-
-def _in_this_thread(tracker: Tracker, evaluate: EngineEvaluator | None) -> Submit:
-    def submit(campaign: Campaign, number: int) -> Future[IterationResult]:
-        future: Future[IterationResult] = Future()
-        future.set_result(iterate(campaign, number, tracker=tracker, evaluate_engine=evaluate))
-        return future
-
-    return submit
 
 
 def _results_as_they_come(state: _CampaignState, submit: Submit) -> Iterator[IterationResult]:
@@ -264,16 +233,11 @@ def _results_as_they_come(state: _CampaignState, submit: Submit) -> Iterator[Ite
 
 
 class _CampaignState:
-    """The builds and bisections of a campaign so far; only this class writes the parent run.
-
-    Attributes:
-        missing: Numbers of iterations to make; each is given out once.
-    """
+    """The builds and bisections of a campaign so far; only this class writes the parent run."""
 
     def __init__(
         self, campaign: Campaign, run: Run, tracker: Tracker, progress: Callable[[Progress], None] | None
     ) -> None:
-        """Read the iterations and bisections in the store; those that were cut short are marked."""
         self.campaign = campaign
         self._run, self._tracker, self._progress = run, tracker, progress
         self._began = time.perf_counter()
@@ -283,6 +247,7 @@ class _CampaignState:
         self._table = campaigns.table_of(tracker, info, found.whole.values())
         self._planner = Planner.read(tracker, info, campaign.config, found.whole.values())
         taken = found.whole.keys() | found.running
+        # Each number is given out once.
         self.missing = iter([number for number in range(campaign.config.limit) if number not in taken])
         self._diff: TacticDiff | None = None
         self._written = self._diffed = 0
@@ -327,10 +292,8 @@ class _CampaignState:
     def bisect(self, tags: Mapping[str, str] | None, evaluate: EngineEvaluator | None) -> None:
         """Mix a good and a bad build with the rest of the budget, or resume an interrupted bisection."""
         config, planner = self.campaign.config, self._planner
-        before = planner.trials
-        pair = planner.pair(self._table)
-        if planner.unfinished is not None:
-            pair = Pair(planner.unfinished.id, "")  # its plan has the rest
+        # The plan of an interrupted bisection has the rest.
+        pair = Pair(planner.unfinished.id, "") if planner.unfinished is not None else planner.pair(self._table)
         assert pair is not None
         campaigns.log_table(self._run, self._table)
         result = bisect(
@@ -340,7 +303,7 @@ class _CampaignState:
                 allow_scripts=True,  # this campaign runs them already
                 confidence=planner.confidence(),
                 confidence_of_one=planner.confidence_of_one(pair),
-                max_builds=config.limit - len(self._table) - before,
+                max_builds=config.limit - len(self._table) - planner.trials,
                 max_minutes=self._minutes_left,
                 seed=config.seed + len(planner.done),
                 devices=config.devices,
@@ -348,7 +311,7 @@ class _CampaignState:
             tracker=self._tracker,
             tags=tags,
             evaluate=evaluate,
-            progress=lambda done, most: self.report(None, before + done),
+            progress=lambda done, most: self.report(None, done),
             given=pair.given,
             chance=pair.chance,
         )
@@ -368,62 +331,43 @@ class _CampaignState:
     def _update_diff(self) -> None:
         self._diffed, config = len(self._table), self.campaign.config
         if config.until == "decided":
-            self._diff = diff(self._table, confidence=config.confidence, by=config.by)
+            self._diff = diff(self._table, confidence=config.confidence)
 
-    def report(self, last: IterationResult | None, mixtures: int | None = None) -> None:
-        """Call the progress function."""
+    def report(self, last: IterationResult | None, mixtures: int = 0) -> None:
+        """Call the progress function; ``mixtures`` are those of a bisection in progress."""
         if self._progress is not None:
-            limit, counts = self.campaign.config.limit, campaigns.counts(self._table)
-            mixed = self._planner.trials if mixtures is None else mixtures
-            self._progress(
-                Progress(done=len(self._table), limit=limit, mixtures=mixed, last=last, found=self._diff, **counts)
+            now = Progress(
+                done=len(self._table),
+                limit=self.campaign.config.limit,
+                mixtures=self._planner.trials + mixtures,
+                last=last,
+                found=self._diff,
+                **campaigns.counts(self._table),
             )
+            self._progress(now)
 
     def finish(self) -> DebugBuildResult:
-        """Log table, diff and page, and end the parent run."""
-        config = self.campaign.config
-        found = diff(self._table, confidence=config.confidence, by=config.by)
+        """Log table, diff and result, and end the parent run."""
+        config, counts = self.campaign.config, campaigns.counts(self._table)
+        found = diff(self._table, confidence=config.confidence)
+        confirmed, doubtful = self._planner.confirmed_and_doubtful(self._table)
+        result = DebugBuildResult(
+            verdict="bad" if counts["bad"] else "good" if counts["good"] else "error",
+            iterations=len(self._table),
+            good=counts["good"],
+            bad=counts["bad"],
+            errors=counts["error"],
+            interrupted=tuple(info.id for info in self._interrupted),
+            bisections=tuple(self._planner.done),
+            confirmed=tuple(each.describe() for each in confirmed),
+            doubtful=tuple(each.describe() for each in doubtful),
+            found=found,
+        ).kept_in(self._run, self.campaign.experiment)
         campaigns.log_table(self._run, self._table)
-        log_diff(self._run, self._table, found)
-        result = _campaign_result(self._table, found, self._interrupted, self._planner)
+        log_diff(self._run, found)
+        self._run.log_json(result, schema.Artifact.CAMPAIGN_RESULT)
         finish_with(self._run, result, self._tracker, title=f"debug build {Path(self.campaign.model).name}")
-        return result.kept_in(self._run, self.campaign.experiment)
-
-
-def _campaign_result(
-    table: CampaignTable, found: TacticDiff, interrupted: Iterable[RunInfo], planner: Planner
-) -> DebugBuildResult:
-    counts = campaigns.counts(table)
-    confirmed, doubtful = planner.confirmed_and_doubtful(table)
-    return DebugBuildResult(
-        verdict="bad" if counts["bad"] else "good" if counts["good"] else "error",
-        iterations=len(table),
-        good=counts["good"],
-        bad=counts["bad"],
-        errors=counts["error"],
-        interrupted=tuple(info.id for info in interrupted),
-        bisections=tuple(planner.done),
-        confirmed=tuple(each.describe() for each in confirmed),
-        doubtful=tuple(each.describe() for each in doubtful),
-        found=found,
-    )
-
-
-def _result_if_ended(tracker: Tracker, run_id: str) -> DebugBuildResult | None:
-    """The result of a campaign that has ended; None if it can be resumed."""
-    info = ended_if_whole(tracker, tracker.info(run_id))
-    campaigns.require_campaign(info)
-    if info.status != "finished":
-        return None
-    stored = tracker.load(run_id)
-    table = campaigns.load_table(tracker, run_id)
-    found = TacticDiff.from_json(stored.read_bytes(schema.Artifact.DIFF))
-    # Bisections that started after the campaign's end do not change its result.
-    ended = [child for child in bisections(tracker, info) if child.status == "finished"]
-    own = results(tracker, [child for child in ended if child.start_time <= (info.end_time or math.inf)])
-    config = DebugBuildConfig.from_json(stored.read_bytes(schema.Artifact.CAMPAIGN))
-    result = _campaign_result(table, found, campaigns.iterations(tracker, info).marked, Planner(config, own))
-    return replace(result, run_id=run_id, url=info.url, experiment=info.experiment)
+        return result
 
 
 def _check_resumed(
@@ -450,7 +394,7 @@ def _check_resumed(
     elif not config.same_builds(DebugBuildConfig.from_json(stored)):
         raise errors.ConfigError(
             f"The config is not that of campaign {info.id}: resuming may change until, max_iterations, parallel, "
-            "devices, timeout_seconds, by and confidence, and nothing that decides a build or its verdict."
+            "devices, timeout_seconds and confidence, and nothing that decides a build or its verdict."
         )
     return loaded, config
 
@@ -492,17 +436,9 @@ def _log_beginning(
         return None
     known = info.tags.get(schema.Tag.GOLDEN_SHA256)
     data = tracker.peek(run.id, schema.Artifact.GOLDEN) if known is not None else None
-    return known if data is not None and sha256(data) == known else _log_golden(model, config, run)
-
-
-def _log_golden(model: Model, config: DebugBuildConfig, run: Run) -> str:
-    """Compute and log the golden outputs; returns the file's digest."""
-    if config.check.golden is not None:
-        golden = RunResults.load(config.check.golden)
-    else:
-        feeds = config.check.open_for(model)
-        with reference_runner(model, name="golden") as runner:
-            golden = collect(runner, feeds)
+    if data is not None and sha256(data) == known:
+        return known
+    golden = golden_outputs(model, config.check.open_for(model), config.check.golden)
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("golden")) as folder:
         file = Path(folder, "golden.npz")
         golden.save(str(file))

@@ -10,12 +10,11 @@ from trtops import errors
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.ops.steps import run_step
 from trtops.record import Record
-from trtops.tactics.choice_keys import By, algorithm_text
 from trtops.tactics.diff import diff
 from trtops.tactics.findings import TacticDiff
-from trtops.tactics.replays import LoadedReplays, load_replay_folder, load_replays
-from trtops.tactics.report import markdown
-from trtops.tactics.table import CampaignTable, merge
+from trtops.tactics.record import algorithm_text
+from trtops.tactics.replays import Skipped, load_replay_folder, load_replays
+from trtops.tactics.table import By, CampaignTable
 from trtops.tracking import campaigns, schema
 from trtops.tracking.base import Run, RunInfo, Tracker, Verdict
 from trtops.tracking.ids import run_id_of
@@ -29,8 +28,7 @@ class DiffTacticsConfig(Record):
     """The source of good and bad builds, and what is compared.
 
     Builds of the store are compared in the order in which they ended, so the diff may be repeated as more of them end.
-    Files have no
-    order: their diff is valid once, for a number of builds that was fixed beforehand.
+    Files have no order: their diff is valid once, for a number of builds that was fixed beforehand.
 
     Attributes:
         runs: Campaigns, by the ids of their runs or the beginning of these; and single builds or iterations.
@@ -62,18 +60,12 @@ class DiffTacticsConfig(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class DiffTacticsResult(OpResult):
-    """The comparison.
-
-    Attributes:
-        builds: Number of builds.
-        found: The diff.
-        skipped: Files and runs without tactics, with the reason.
-    """
+    """The diff, and files and runs without tactics, with the reason."""
 
     title: str = "diff tactics"
     builds: int
     found: TacticDiff
-    skipped: tuple[tuple[str, str], ...] = ()
+    skipped: Skipped = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -133,12 +125,12 @@ def diff_tactics(
         children = [child for info in infos for child in tracker.find(info.experiment, parent=info.id)]
         builds = [*children, *infos]
     builds = [info for info in builds if info.kind in _BUILDS]
-    loaded = run_step("read builds", _load_builds, config, builds, tracker)
-    if not len(loaded.table):
+    table, skipped = run_step("read builds", _load_builds, config, builds, tracker)
+    if not len(table):
         raise errors.ConfigError(
             "There is no evaluated build to compare. Give runs, or files, with tactics and a verdict."
         )
-    name = f"diff of {len(loaded.table)} builds"
+    name = f"diff of {len(table)} builds"
     experiment = experiment or config.experiment or (infos[0].experiment if infos else "tactics")
     parent = infos[0].id if len(infos) == 1 and infos[0].kind == _CAMPAIGN else None
     with op_run(tracker, experiment, name, kind="diff_tactics", tags=tags, parent=parent) as run:
@@ -146,36 +138,29 @@ def diff_tactics(
         # Where and with what each build was made: host, kind of device, release.
         made_with = (schema.Tag.HOST, schema.Tag.DEVICE_SHA256, schema.Tag.BACKEND_VERSION)
         blocks = {info.id: " ".join(info.tags.get(tag, "")[:24] for tag in made_with).strip() for info in builds}
-        found = run_step("compare", diff, loaded.table, confidence=config.confidence, by=config.by, blocks=blocks)
-        run.log_bytes(loaded.table.to_bytes(), schema.Artifact.CAMPAIGN_TABLE)
-        log_diff(run, loaded.table, found)
-        result = DiffTacticsResult(builds=len(loaded.table), found=found, skipped=loaded.skipped)
+        found = run_step("compare", diff, table, confidence=config.confidence, by=config.by, blocks=blocks)
+        run.log_bytes(table.to_bytes(), schema.Artifact.CAMPAIGN_TABLE)
+        log_diff(run, found)
+        result = DiffTacticsResult(builds=len(table), found=found, skipped=skipped)
         run_step("log", finish_with, run, result, tracker, title=name, evaluated=False)
     return result.kept_in(run, experiment)
 
 
 def diff_body(found: TacticDiff) -> list[str]:
     """A diff as lines of Markdown, without a heading."""
-    return markdown(found).splitlines()[2:]
+    return found.markdown().splitlines()[2:]
 
 
-def log_diff(run: Run, table: CampaignTable, found: TacticDiff) -> None:
-    """Log a diff as JSON, as a page, and as a picture if something varies."""
+def log_diff(run: Run, found: TacticDiff) -> None:
+    """Log a diff as JSON and as a page."""
     run.log_json(found, schema.Artifact.DIFF)
-    run.log_text(markdown(found), schema.Artifact.DIFF_PAGE)
-    run.log_metrics(
-        {
-            (schema.Metric.DIFF, "p_chance"): found.p_chance,
-            (schema.Metric.DIFF, "e_value_log10"): found.e_value_log10,
-        }
-    )
-    if found.varying_layers:
-        from trtops.tactics.plot import draw
-
-        run.log_bytes(draw(table, found), schema.Artifact.DIFF_PICTURE)
+    run.log_text(found.markdown(), schema.Artifact.DIFF_PAGE)
+    run.log_metrics({(schema.Metric.DIFF, name): getattr(found, name) for name in ("p_chance", "e_value_log10")})
 
 
-def _load_builds(config: DiffTacticsConfig, builds: Sequence[RunInfo], tracker: Tracker) -> LoadedReplays:
+def _load_builds(
+    config: DiffTacticsConfig, builds: Sequence[RunInfo], tracker: Tracker
+) -> tuple[CampaignTable, Skipped]:
     """Read files, or runs: those of campaigns from their tables, which takes a thousandth of the time."""
     if config.folder is not None:
         return load_replay_folder(config.folder)
@@ -184,12 +169,13 @@ def _load_builds(config: DiffTacticsConfig, builds: Sequence[RunInfo], tracker: 
     by_parent: dict[str | None, list[RunInfo]] = {}
     for info in sorted(builds, key=lambda info: info.start_time):
         by_parent.setdefault(info.parent, []).append(info)
-    parts: list[tuple[CampaignTable, Sequence[str] | None]] = []
-    single, skipped = CampaignTable(), []
+    table, single, skipped, sources = CampaignTable(), CampaignTable(), [], 0
     for parent, infos in by_parent.items():
         if parent is not None and tracker.info(parent).kind == _CAMPAIGN:
-            table, ids = campaigns.load_table(tracker, parent), {info.id for info in infos}
-            parts.append((table, [name for name in table.names if name in ids]))
+            sources += 1
+            ids = {info.id for info in infos}
+            stored = campaigns.load_table(tracker, parent)
+            table.take(stored, [name for name in stored.names if name in ids])
             continue
         for info in infos:
             why = _why_unfit(info)
@@ -200,13 +186,15 @@ def _load_builds(config: DiffTacticsConfig, builds: Sequence[RunInfo], tracker: 
                 why = str(exc)
             if why is not None:
                 skipped.append((info.id, why))
-    table = merge([*parts, (single, None)])
-    if (
-        len(parts) + bool(len(single)) > 1
-    ):  # in the order in which they ended, so that a later diff adds builds at the end
+    table.take(single)
+    # In the order in which they ended, so that a later diff adds builds at the end. A campaign's table is in the order
+    # in which it got its builds, which is the one that its own diffs saw.
+    if sources + bool(len(single)) > 1:
         ended = {info.id: info.end_time or 0.0 for info in builds}
-        table = merge([(table, sorted(table.names, key=lambda name: ended.get(name, 0.0)))])
-    return LoadedReplays(table=table, skipped=tuple(skipped))
+        in_order = CampaignTable(ordered=table.ordered)
+        in_order.take(table, sorted(table.names, key=lambda name: ended.get(name, 0.0)))
+        table = in_order
+    return table, tuple(skipped)
 
 
 def _why_unfit(info: RunInfo) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import shutil
 import tempfile
 import threading
@@ -54,14 +53,7 @@ _LOST = "Its process ended in the middle of this iteration, which was handed out
 class IterationResult(Record):
     """One build of a campaign.
 
-    Attributes:
-        number: The iteration, from 0.
-        run_id: Its run.
-        verdict: ``error`` for a build or a first inference that failed, crashed or hung.
-        reasons: Why it is not good, a sentence each.
-        build_seconds: Wall time of the build; 0 if it failed.
-        engine_sha256: Digest of the engine; empty if absent.
-        tactics: What the build chose, with what the campaign varied; None if it failed.
+    ``error`` is the verdict of a build or a first inference that failed, crashed or hung.
     """
 
     number: int
@@ -69,7 +61,6 @@ class IterationResult(Record):
     verdict: Verdict
     reasons: tuple[str, ...] = ()
     build_seconds: float = 0.0
-    engine_sha256: str = ""
     tactics: TacticRecord | None = None
 
 
@@ -77,9 +68,8 @@ def iterate(
     campaign: Campaign, number: int, *, tracker: Tracker, evaluate_engine: EngineEvaluator | None = None
 ) -> IterationResult:
     """Run an iteration of a campaign, in any thread, process or machine that reaches store and model."""
-    config = campaign.config
-    order = Order(build=config.build_of(number), varied=config.vary.combination(number))
-    tags = {**dict(campaign.tags), schema.Tag.ITERATION: str(number), schema.Tag.VARIED: json.dumps(order.varied)}
+    order = Order(build=campaign.config.build_of(number))
+    tags = {**dict(campaign.tags), schema.Tag.ITERATION: str(number)}
     with op_run(
         tracker, campaign.experiment, f"iteration {number}", kind="iteration", tags=tags, parent=campaign.run_id
     ) as run:
@@ -102,7 +92,6 @@ def iterate_once(campaign: Campaign, number: int, *, tracker: Tracker) -> Iterat
                 run_id=info.id,
                 verdict=info.verdict,
                 build_seconds=info.metrics.get(schema.Metric.BUILD_SECONDS, 0.0),
-                engine_sha256=info.tags.get(schema.Tag.ENGINE_SHA256, ""),
                 tactics=campaigns.load_record(tracker.load(info.id)),
             )
     return iterate(campaign, number, tracker=tracker)
@@ -115,10 +104,11 @@ def build_and_evaluate(
     model = _load_model(campaign.model)
     if model.info.sha256 != campaign.model_sha256:
         raise errors.InvalidModelError(
-            f"{campaign.model} is not the model that the campaign began with: it has digest {model.info.sha256[:12]}, "
-            f"expected {campaign.model_sha256[:12]}. Restore it, or begin another campaign."
+            f"{campaign.model} has digest {model.info.sha256[:12]}; the campaign began with "
+            f"{campaign.model_sha256[:12]}. Restore it, or begin another campaign."
         )
     place = campaign.config.place
+    build: Build | None
     with warm_backend(place.backend, place.devices, place.timeout_seconds) as backend:
         try:
             build = _build_engine(backend, model, campaign, order, run, tracker)
@@ -130,28 +120,16 @@ def build_and_evaluate(
             text = f"{type(exc).__name__}: {exc}"
             run.log_text(text, schema.Artifact.BUILD_LOG)
             run.set_tags({schema.Tag.ERROR: text[: schema.MAX_TAG]})
-            return _finish(campaign, order, run, tracker, "error", (text,))
+            build, verdict, reasons, bad_in = None, "error", (text,), ()
     if bad_in:
         run.set_tags({schema.Tag.BAD_IN: " ".join(bad_in)})
-    result = _finish(campaign, order, run, tracker, verdict, reasons)
-    return replace(
-        result,
-        build_seconds=build.seconds,
-        engine_sha256=build.engine.sha256,
-        tactics=campaigns.with_varied(build.tactics, order.varied),
-    )
-
-
-def _finish(
-    campaign: Campaign, order: Order, run: Run, tracker: Tracker, verdict: Verdict, reasons: tuple[str, ...]
-) -> IterationResult:
-    """Write a run's report and end it."""
-    varied = ", ".join(f"{name} = {value}" for name, value in order.varied)
-    precision = order.build.precision.upper()
-    title = f"build {Path(campaign.model).name} in {precision}{f' with {varied}' if varied else ''}"
+    title = f"build {Path(campaign.model).name} in {order.build.precision.upper()}"
     present(run, tracker, Document(title=title, verdict=verdict, headline=verdict, why=reasons))
     run.finish(verdict)
-    return IterationResult(number=0, run_id=run.id, verdict=verdict, reasons=reasons)
+    seconds, tactics = (0.0, None) if build is None else (build.seconds, build.tactics)
+    return IterationResult(
+        number=0, run_id=run.id, verdict=verdict, reasons=reasons, build_seconds=seconds, tactics=tactics
+    )
 
 
 @functools.lru_cache(maxsize=4)
@@ -264,24 +242,6 @@ def compare_in_child(
     return evaluated[0], Evaluation(report=compare_outputs(evaluated[1], expected, tolerances))
 
 
-def errors_in_child(
-    engine: Engine, model: Model, check: CheckConfig, golden: str, runs: int, statistic: str
-) -> list[float]:
-    """The worst output's error of each of several runs of one engine, against golden outputs."""
-    feeds = check.open_for(model)
-    found = []
-    with engine_backend(engine.backend).runner(engine) as runner:
-        for _ in range(runs):
-            report = compare_outputs(collect(runner, feeds), _load_golden(golden), Tolerances())
-            values = [getattr(output.statistics, statistic) for output in report.outputs if output.statistics]
-            if not values:
-                raise errors.InputError(
-                    f"The engine's outputs cannot be compared with the golden ones: {'; '.join(report.reasons)[:500]}"
-                )
-            found.append(max(values))
-    return found
-
-
 _emulations: dict[str, Emulation] = {}
 
 
@@ -357,15 +317,10 @@ def check_engine(
                 file.unlink(missing_ok=True)
 
 
-def bad_in(info: RunInfo) -> tuple[BadIn, ...]:
-    """The aspects in which a build is bad, outputs first; empty for a good build."""
-    named = info.tags.get(schema.Tag.BAD_IN, "").split()
-    return tuple(aspect for aspect in get_args(BadIn) if aspect in named)
-
-
 def tested_aspect(bad: RunInfo) -> BadIn | None:
     """The aspect in which a bad build's culprits are searched: its outputs, if they are bad, else its precision."""
-    return next(iter(bad_in(bad)), None)
+    named = bad.tags.get(schema.Tag.BAD_IN, "").split()
+    return next((aspect for aspect in get_args(BadIn) if aspect in named), None)
 
 
 def verdict_in(aspect: BadIn | None, info: RunInfo) -> Verdict | None:
@@ -373,8 +328,8 @@ def verdict_in(aspect: BadIn | None, info: RunInfo) -> Verdict | None:
 
     An engine that computes in FP32 throughout, and is bad for that, shows that right outputs are possible.
     """
-    found = bad_in(info)
-    return "good" if found and aspect is not None and aspect not in found else info.verdict
+    named = info.tags.get(schema.Tag.BAD_IN, "").split()
+    return "good" if named and aspect is not None and aspect not in named else info.verdict
 
 
 def largest_error(info: RunInfo) -> float | None:

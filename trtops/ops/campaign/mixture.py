@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -10,11 +9,10 @@ import numpy as np
 
 from trtops import errors
 from trtops.ops.campaign.bisect_result import Unit
-from trtops.ops.campaign.config import Order, with_varied
+from trtops.ops.campaign.config import Order
 from trtops.spec import BuildConfig, BuildSpec
-from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.model import Bools
-from trtops.tactics.record import TacticRecord
+from trtops.tactics.record import Column, TacticRecord
 from trtops.tracking import schema
 from trtops.tracking.base import StoredRun
 from trtops.tracking.campaigns import load_record
@@ -24,11 +22,9 @@ from trtops.tracking.campaigns import load_record
 class Outcome:
     """The choices that a mixture really made.
 
-    Attributes:
-        taken: The units that it has from the bad build, of shape ``(units,)``; None if a unit is as in neither build,
-            or the build failed.
-        strayed: Units that are not as requested.
-        also_changed: Other layers that are as in neither build, unless layers follow from settings.
+    ``taken`` are the units that it has from the bad build, of shape ``(units,)``; None if a unit is as in neither
+    build, or the build failed. ``strayed`` are units that are not as requested, ``also_changed`` other layers that are
+    as in neither, unless layers follow from settings.
     """
 
     taken: Bools | None
@@ -39,13 +35,7 @@ class Outcome:
 class Mixture:
     """Two builds of one campaign with different verdicts.
 
-    Args:
-        good: The run of the good build.
-        bad: The run of the bad one.
-
     Attributes:
-        good_tactics: The choices of the good build.
-        bad_tactics: Those of the bad one.
         units: The layers and settings in which they differ, as far as these can be chosen.
         consequences: Layers in which they differ that cannot be chosen: those that no replay can set, and those of one
             build only.
@@ -57,19 +47,13 @@ class Mixture:
     def __init__(self, good: StoredRun, bad: StoredRun) -> None:
         self.good, self.bad = good, bad
         self.good_tactics, self.bad_tactics = _load_tactics(good), _load_tactics(bad)
+        self.is_by_settings = self.good_tactics.mechanism == "onnxruntime"
         settings, bad_settings = dict(self.good_tactics.settings), dict(self.bad_tactics.settings)
         mine, theirs = ({c.layer: c for c in record.choices} for record in (self.good_tactics, self.bad_tactics))
         layers = self.good_tactics.differing_layers(self.bad_tactics)
+        shared = [n for n in layers if n in mine and n in theirs and mine[n].replayable and theirs[n].replayable]
         # ONNX Runtime replays settings only; its layers follow from them.
-        chosen = [
-            n
-            for n in layers
-            if self.good_tactics.mechanism != "onnxruntime"
-            and n in mine
-            and n in theirs
-            and mine[n].replayable
-            and theirs[n].replayable
-        ]
+        chosen = [] if self.is_by_settings else shared
         self.consequences = tuple(name for name in layers if name not in chosen)
         self.units = (
             *(Unit(kind="layer", name=n, good=mine[n].tactic, bad=theirs[n].tactic) for n in chosen),
@@ -82,71 +66,47 @@ class Mixture:
 
     def order(self, taken: Bools, *, start: Literal["good", "bad"] = "good") -> Order:
         """The build with these units, of shape ``(units,)``, of the bad build, and the others of the good one."""
-        own, other = (self.good_tactics, self.bad_tactics) if start == "good" else (self.bad_tactics, self.good_tactics)
-        changed = {(unit.kind, unit.name) for unit, t in zip(self.units, taken) if t == (start == "good")}
+        run, own, other = (
+            (self.good, self.good_tactics, self.bad_tactics)
+            if start == "good"
+            else (self.bad, self.bad_tactics, self.good_tactics)
+        )
+        changed = {unit.column for unit, is_taken in zip(self.units, taken) if is_taken == (start == "good")}
         theirs, values = {choice.layer: choice for choice in other.choices}, dict(other.settings)
         wanted = replace(
             own,
             choices=tuple(theirs[c.layer] if ("layer", c.layer) in changed else c for c in own.choices),
             settings=tuple((n, values[n] if ("setting", n) in changed else v) for n, v in own.settings),
         )
-        return replay_order(wanted, self.good if start == "good" else self.bad)
+        config: BuildConfig = BuildSpec.from_json(run.read_bytes(schema.Artifact.SPEC)).config
+        config = replace(config, options=replace(config.options, tactic_seed=None))
+        # The run's timing cache holds only its own choices. With a selector, other choices must be timed again without
+        # it.
+        fits = wanted.mechanism != "algorithm_selector" or not wanted.differing_layers(own)
+        replay = replace(wanted, choices=()) if self.is_by_settings else wanted
+        return Order(build=config, replay=replay, replayed_run=run.info.id if fits else "")
 
     def outcome(self, wanted: Bools, got: TacticRecord | None) -> Outcome:
         """Compare a build with the request."""
         if got is None:
             return Outcome(None, tuple(unit.name for unit in self.units))
-        now, good, bad = (_choices_by_name(record) for record in (got, self.good_tactics, self.bad_tactics))
-        taken, strayed = np.zeros(len(self.units), np.bool_), []
-        whole = True
-        for place, unit in enumerate(self.units):
-            key = (unit.kind, unit.name)
-            taken[place] = now.get(key) == bad.get(key)
-            whole = whole and (bool(taken[place]) or now.get(key) == good.get(key))
-            if taken[place] != wanted[place]:
-                strayed.append(unit.name)
-        if self.good_tactics.mechanism == "onnxruntime":  # settings decide the layers, and all settings were compared
-            return Outcome(taken if whole else None, tuple(strayed))
+        now, good, bad = (_choices_of(record) for record in (got, self.good_tactics, self.bad_tactics))
+        taken = np.array([now.get(unit.column) == bad.get(unit.column) for unit in self.units], np.bool_)
+        kept = np.array([now.get(unit.column) == good.get(unit.column) for unit in self.units], np.bool_)
+        strayed = tuple(unit.name for unit, t, w in zip(self.units, taken, wanted) if t != w)
+        made = taken if (taken | kept).all() else None
+        if self.is_by_settings:  # settings decide the layers, and all settings were compared
+            return Outcome(made, strayed)
         # Copies between formats and the like come and go with their neighbours' choices.
-        unchosen = {
-            c.layer for record in (got, self.good_tactics, self.bad_tactics) for c in record.choices if not c.replayable
-        }
-        known = {unit.name for unit in self.units} | set(self.consequences) | unchosen
+        records = (got, self.good_tactics, self.bad_tactics)
+        free = {choice.layer for record in records for choice in record.choices if not choice.replayable}
+        free |= {unit.name for unit in self.units} | set(self.consequences)
         also = [
             name
             for kind, name in dict.fromkeys([*good, *now])
-            if kind == "layer" and name not in known and now.get((kind, name)) != good.get((kind, name))
+            if kind == "layer" and name not in free and now.get((kind, name)) != good.get((kind, name))
         ]
-        return Outcome(taken if whole else None, tuple(strayed), tuple(also))
-
-    def denied(self, units: Iterable[Unit], evidence: str) -> DeniedTactic:
-        """The entry of the deny-list for what the bad build has in these units."""
-        names = {(unit.kind, unit.name) for unit in units}
-        return DeniedTactic(
-            backend_version=self.bad_tactics.backend_version,
-            device_sha256=self.bad_tactics.device_sha256,
-            choices=tuple(choice for choice in self.bad_tactics.choices if ("layer", choice.layer) in names),
-            settings=tuple(pair for pair in self.bad_tactics.settings if ("setting", pair[0]) in names),
-            evidence=evidence,
-        )
-
-
-def replay_order(wanted: TacticRecord, start: StoredRun) -> Order:
-    """The build that makes the choices of a record, with the config of a run."""
-    made = TacticRecord.from_json(start.read_bytes(schema.Artifact.TACTICS))
-    own = {name for name, _ in made.settings}
-    varied = tuple(pair for pair in wanted.settings if pair[0] not in own)
-    replay = replace(
-        wanted,
-        settings=tuple(pair for pair in wanted.settings if pair[0] in own),
-        choices=() if wanted.mechanism == "onnxruntime" else wanted.choices,
-    )
-    config: BuildConfig = BuildSpec.from_json(start.read_bytes(schema.Artifact.SPEC)).config
-    config = replace(config, options=replace(config.options, tactic_seed=None))
-    # The run's timing cache holds only its own choices. With a selector, other choices must be timed again without it.
-    fits = wanted.mechanism != "algorithm_selector" or not wanted.differing_layers(made)
-    replayed = start.info.id if fits else ""
-    return Order(build=with_varied(config, varied), replay=replay, replayed_run=replayed, varied=varied)
+        return Outcome(made, strayed, tuple(also))
 
 
 def _load_tactics(run: StoredRun) -> TacticRecord:
@@ -158,9 +118,7 @@ def _load_tactics(run: StoredRun) -> TacticRecord:
     return record
 
 
-def _choices_by_name(record: TacticRecord) -> dict[tuple[str, str], Sequence[object]]:
+def _choices_of(record: TacticRecord) -> dict[Column, object]:
     """The choices of layers and settings, comparable between builds."""
-    layers: Iterable[tuple[tuple[str, str], Sequence[object]]] = (
-        (("layer", c.layer), (c.tactic, c.implementation, c.tactic_id)) for c in record.choices
-    )
-    return dict(layers) | {("setting", name): (value,) for name, value in record.settings}
+    found: dict[Column, object] = {("layer", choice.layer): choice.identity for choice in record.choices}
+    return found | {("setting", name): value for name, value in record.settings}

@@ -1,4 +1,4 @@
-"""Opens earlier campaigns: to prove a suspect, to promote a good build, to measure noise."""
+"""Opens earlier campaigns: to mix builds, to prove a suspect, to promote a good build."""
 
 from __future__ import annotations
 

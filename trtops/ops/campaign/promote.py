@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,14 +25,11 @@ from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.record import Record, sha256
 from trtops.spec import BackendName, Environment
 from trtops.system.allowed import ask_for
-from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, campaigns, schema
 from trtops.tracking.base import RegisteredVersion, Run, RunInfo, StoredRun, Tracker, Verdict, incomplete
 from trtops.tracking.ids import run_id_of
 from trtops.tracking.materials import log_materials
 from trtops.tracking.signatures import require_signed
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,18 +57,9 @@ class PromoteConfig(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class PromoteResult(OpResult):
-    """An accepted engine.
+    """An accepted engine, built from the tactics of ``source_run``; the alias names model, device and release.
 
-    Attributes:
-        source_run: The good run that it was built from.
-        name: The registered model.
-        alias: The alias: model, device and back end release.
-        version: The registered version.
-        engine_sha256: Digest of the engine.
-        same_bytes: Whether it equals the good run's engine byte for byte, which is not required.
-        coverage: Share of layers whose tactic was replayed.
-        evaluation: Against the golden outputs.
-        agreement: Against the good run's own engine.
+    ``evaluation`` compares it with the golden outputs, ``agreement`` with the good run's own engine.
     """
 
     title: str = "promote"
@@ -81,7 +68,6 @@ class PromoteResult(OpResult):
     alias: str
     version: str
     engine_sha256: str
-    same_bytes: bool
     coverage: float
     evaluation: Evaluation
     agreement: Evaluation
@@ -104,7 +90,6 @@ class PromoteResult(OpResult):
             f"- built from run `{self.source_run}`; all replayable tactics ({self.coverage:.0%} of layers) followed",
             f"- agrees with the golden outputs: {self.evaluation.report.verdict}",
             f"- agrees with that run's engine: {self.agreement.report.verdict}",
-            f"- the same bytes: {'yes' if self.same_bytes else 'no'}",
         ]
 
 
@@ -113,13 +98,8 @@ class Resolution(Record):
     """The accepted engine of a model on a device, or the reason why not.
 
     Attributes:
-        name: The requested registered model.
-        alias: The requested alias.
-        run_id: The run that holds the engine; None if absent.
-        version: The registered version; None likewise.
-        path: The engine among the run's artifacts; None likewise.
+        path: The engine among the run's artifacts.
         why: Why no engine is accepted, and what to do; empty otherwise.
-        engine_sha256: Digest of the engine; None if absent.
         signed_by: The key that signed its run, where a signature was required.
     """
 
@@ -151,8 +131,6 @@ def promote(
 ) -> PromoteResult:
     """Build from a good run's tactic record, verify it, and register it as the accepted engine.
 
-    A promotion of the same run on this kind of device that was killed just before it was registered is registered now.
-
     Args:
         run_id: A good build's run, or a good iteration's.
         config: How to verify.
@@ -173,26 +151,30 @@ def promote(
             f"Run {run_id} has the verdict {stored.info.verdict!r}; only good builds are promoted."
         )
     source = builds.load_build(builds.holder_of_engine(tracker, stored.info))
-    # The build's own run names its model, or else its campaign's does.
-    ancestors = _run_and_ancestors(tracker, stored.info)
-    naming = next((info for info in ancestors if schema.Tag.MODEL_PATH in info.tags), stored.info)
+    lineage = [stored.info]  # a proof's build has the proof and its campaign above it
+    while (parent := lineage[-1].parent) is not None and parent not in {info.id for info in lineage}:
+        lineage.append(tracker.info(parent))
+    naming = next((info for info in lineage if schema.Tag.MODEL_PATH in info.tags), stored.info)
     model = Model.load(find_model(tracker, naming, config.model))
     if model.info.sha256 != source.spec.model_sha256:
         raise errors.ConfigError(
             f"The model has digest {model.info.sha256[:12]}, and run {run_id} was built from "
             f"{source.spec.model_sha256[:12]}."
         )
-    earlier = _unregistered_promotion(stored.info, model, config, tracker)
-    if earlier is None:
-        name = f"promote {stored.info.name}"
-        own = {**(tags or {}), schema.Tag.EVIDENCE: run_id}
-        try:
-            with op_run(tracker, stored.info.experiment, name, kind="promote", tags=own) as run:
-                earlier = _build_and_verify(stored, source, model, config, run, tracker)
-        finally:
-            close_workers()
-    result, build = earlier
-    version, _ = register_accepted(tracker, result.run_id, build, name=result.name, evidence=result.source_run)
+    campaign = next((info for info in lineage if info.kind == "debug_build"), None)
+    data = None if campaign is None else campaigns.read_config(tracker, campaign)
+    check = config.check or DebugBuildConfig().check
+    if config.check is None and campaign is not None and data is not None:
+        check = DebugBuildConfig.from_json(data).check
+        ask_for(campaign.id, scripts_of(check.data), (), allowed=config.allow_scripts)
+    own = {**(tags or {}), schema.Tag.EVIDENCE: run_id}
+    name = f"promote {stored.info.name}"
+    try:
+        with op_run(tracker, stored.info.experiment, name, kind="promote", tags=own) as run:
+            result, build = _build_and_verify(stored, source, model, check, config, run, tracker)
+    finally:
+        close_workers()
+    version, _ = register_accepted(tracker, result.run_id, build, name=result.name, evidence=run_id)
     return replace(result, version=version.version)
 
 
@@ -204,15 +186,19 @@ def promotion_place(good_run: RunInfo, config: PromoteConfig) -> Place:
 
 
 def _build_and_verify(
-    stored: StoredRun, source: Build, model: Model, config: PromoteConfig, run: Run, tracker: Tracker
+    stored: StoredRun,
+    source: Build,
+    model: Model,
+    check: CheckConfig,
+    config: PromoteConfig,
+    run: Run,
+    tracker: Tracker,
 ) -> tuple[PromoteResult, Build]:
-    check = config.check or _check_of_campaign(tracker, stored.info, config.allow_scripts)
     wanted = replace(source.spec.config, options=replace(source.spec.config.options, tactic_seed=None))
     place = promotion_place(stored.info, config)
     with warm_backend(place.backend, place.devices, place.timeout_seconds) as backend:
         caches = Caches.replaying(source.tactics, source.timing_cache, calibration=source.calibration_cache)
-        build = backend.build(model, wanted, caches=caches)
-        _check_followed(source.tactics, build.tactics)
+        build = backend.build(model, wanted, caches=caches)  # raises unless all replayable tactics are followed
         key = builds.build_key(build.spec, build.engine.environment)
         builds.log_spec(run, build.spec, build.engine.environment, key)
         feeds = check.open_for(model)
@@ -241,93 +227,21 @@ def _build_and_verify(
         alias=alias_of(model.info.sha256, build.engine.environment),
         version="",
         engine_sha256=build.engine.sha256,
-        same_bytes=build.engine.plan == source.engine.plan,
         coverage=build.tactics.coverage,
         evaluation=evaluation,
         agreement=agreement,
     )
-    run.log_json(result, schema.Artifact.PROMOTION)
     finish_with(run, result, tracker, title=f"promote {stored.info.name}")
     return result.kept_in(run, stored.info.experiment), build
-
-
-def _unregistered_promotion(
-    source: RunInfo, model: Model, config: PromoteConfig, tracker: Tracker
-) -> tuple[PromoteResult, Build] | None:
-    """An earlier promotion of a run that was verified in the same way, and killed before it was registered."""
-    if config.check is not None:
-        return None
-    for info in tracker.find(source.experiment, tags={schema.Tag.KIND: "promote", schema.Tag.EVIDENCE: source.id}):
-        info = campaigns.closed_if_abandoned(tracker, info, "its process ended in the middle of the promotion")
-        if info.status != "finished" or info.verdict != "good":
-            continue
-        try:
-            stored = tracker.load(info.id)
-            result = PromoteResult.from_json(stored.read_bytes(schema.Artifact.PROMOTION))
-            build = builds.load_build(stored)
-        except (errors.IncompleteRunError, errors.FormatError) as exc:
-            log.warning("An earlier promotion is not completed: %s", exc)
-            continue
-        place = promotion_place(source, config)
-        with warm_backend(place.backend, place.devices, place.timeout_seconds) as backend:
-            here = alias_of(model.info.sha256, backend.environment())
-        wanted = (registered_model(config.name or model.name), here)
-        if (result.name, result.alias) == wanted and tracker.registered(*wanted) is None:
-            return replace(result, run_id=info.id, url=info.url, experiment=info.experiment), build
-    return None
-
-
-def _check_followed(wanted: TacticRecord, got: TacticRecord) -> None:
-    """Raise unless every replayable tactic was followed; back ends check this too."""
-    replayed = replace(wanted, choices=tuple(choice for choice in wanted.choices if choice.replayable))
-    names = {choice.layer for choice in replayed.choices}
-    made = replace(got, choices=tuple(choice for choice in got.choices if choice.layer in names))
-    differing = replayed.differing_layers(made)
-    if differing or set(wanted.settings) - set(got.settings):
-        raise errors.TacticMismatchError(
-            f"The tactic record was not followed in {len(differing)} of {len(names)} layers"
-            f"{': ' + ', '.join(differing[:5]) if differing else ', but some settings differ'}. "
-            "Nothing was registered.",
-            differing,
-        )
-
-
-def _run_and_ancestors(tracker: Tracker, info: RunInfo) -> Iterator[RunInfo]:
-    """A run, and the runs above it: a proof's build has the proof and its campaign above it."""
-    known = {info.id}
-    yield info
-    while info.parent is not None and info.parent not in known:  # a forged parent could form a cycle
-        info = tracker.info(info.parent)
-        known.add(info.id)
-        yield info
-
-
-def _check_of_campaign(tracker: Tracker, info: RunInfo, allow_scripts: bool) -> CheckConfig:
-    """How a run's campaign evaluated its builds; the usual check for a single build."""
-    campaign = next((each for each in _run_and_ancestors(tracker, info) if each.kind == "debug_build"), None)
-    data = None if campaign is None else campaigns.read_config(tracker, campaign)
-    if campaign is None or data is None:
-        return DebugBuildConfig().check
-    check = DebugBuildConfig.from_json(data).check
-    ask_for(campaign.id, scripts_of(check.data), (), allowed=allow_scripts)
-    return check
 
 
 def register_accepted(
     tracker: Tracker, run_id: str, build: Build, *, name: str, evidence: str, suffix: str = ""
 ) -> tuple[RegisteredVersion, str]:
-    """Register the engine of a complete run as the accepted one, as :func:`resolve` looks it up.
+    """Register the engine of a complete run as the accepted one; returns the version and its alias.
 
-    Args:
-        tracker: The tracking store, and its registry.
-        run_id: The run that holds the engine.
-        build: The build of that run.
-        name: The registered model, in any spelling.
-        evidence: Id of the run that is the reason.
-        suffix: Appended to the usual alias, for an engine that is accepted in addition to the usual one.
-
-    Returns:
-        The version, and its alias.
+    ``evidence`` is the run that is the reason. ``suffix`` is appended to the usual alias, for an engine that is
+    accepted in addition to the usual one.
     """
     environment = build.engine.environment
     alias = alias_of(build.spec.model_sha256, environment) + suffix
@@ -361,7 +275,7 @@ def resolve(
     name: str | None = None,
     keys: Sequence[str | Path] = (),
 ) -> Resolution:
-    """Look up the accepted engine of a model on this machine. Builds nothing.
+    """Look up the accepted engine of a model, and check every file of it against its run's manifest. Builds nothing.
 
     Args:
         model: The ONNX file.
@@ -370,14 +284,6 @@ def resolve(
         environment: The device and release; this machine's unless given.
         name: The registered model; the file's name without its ending unless given.
         keys: Public keys, as PEM files: the engine's run must be signed with one of them.
-
-    Returns:
-        Where the engine is, every file of it checked against its run's manifest; or the reason why not.
-
-    Raises:
-        InvalidModelError: If there is no such model.
-        BackendUnavailableError: If the back end is not here, and no environment is given.
-        ConfigError: If a key cannot be read.
     """
     known = model if isinstance(model, Model) else Model.load(model)
     here = engine_backend(backend).environment() if environment is None else environment
@@ -387,7 +293,7 @@ def resolve(
     except errors.StoreError as exc:
         return replace(wanted, why=str(exc))
     if version is None:
-        return replace(wanted, why=_why_none(tracker, wanted, known, here))
+        return replace(wanted, why=_why_none(tracker, wanted, here))
     try:
         stored = tracker.load(version.run_id)
         signed_by = require_signed(stored, keys) if keys else None
@@ -413,24 +319,10 @@ def resolve(
     )
 
 
-def _why_none(tracker: Tracker, wanted: Resolution, model: Model, here: Environment) -> str:
-    aliases = tracker.aliases(wanted.name)
+def _why_none(tracker: Tracker, wanted: Resolution, here: Environment) -> str:
     place = f"{here.device}, {here.backend} {here.backend_version}"
-    if not aliases:
-        return f"No engine of {wanted.name!r} was ever accepted. Promote a good run of it on {place}."
-    own = [alias for alias in aliases if alias.startswith(f"model-{model.info.sha256[:12]}_")]
-    if not own:
-        return (
-            f"Engines of {wanted.name!r} were accepted, but of another model than this one, whose digest is "
-            f"{model.info.sha256[:12]}. Promote a good run of it on {place}."
-        )
-    versions = [version for alias in own if (version := tracker.registered(wanted.name, alias)) is not None]
-    names = (schema.Tag.DEVICE, schema.Tag.BACKEND, schema.Tag.BACKEND_VERSION, schema.Tag.DEVICE_SHA256)
-    places = set()
-    for version in versions:
-        device, backend, release, digest = (version.tags.get(name, "?") for name in names)
-        places.add(f"{device}, {backend} {release} ({digest[:8]})")
+    accepted = ", ".join(sorted(tracker.aliases(wanted.name))) or "none"
     return (
-        f"Engines of this model were accepted for {'; '.join(sorted(places))}, and none for {place} "
-        f"({here.device_sha256[:8]}). Promote a good run made here."
+        f"No engine of this model, named {wanted.name!r}, is accepted for {place} (alias {wanted.alias}). Accepted "
+        f"engines of that name: {accepted}. Promote a good run made here."
     )

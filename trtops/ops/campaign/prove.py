@@ -7,7 +7,6 @@ all?), the good one with only the suspect put in, and the bad one with only the 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
@@ -20,7 +19,6 @@ from trtops.ops.campaign.config import Campaign
 from trtops.ops.campaign.iteration import (
     EngineEvaluator,
     build_and_evaluate,
-    largest_error,
     tested_aspect,
     verdict_in,
 )
@@ -32,22 +30,16 @@ from trtops.ops.result import OnProgress, OpResult, finish_with, op_run
 from trtops.record import Record
 from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.diff import builds_with, diff
-from trtops.tactics.effect import effect_of
 from trtops.tactics.findings import Suspect
 from trtops.tactics.model import Bools
+from trtops.tactics.record import Column
 from trtops.tracking import campaigns, schema
-from trtops.tracking.base import Tracker, Verdict
+from trtops.tracking.base import Run, Tracker, Verdict
 
 Outcome: TypeAlias = Literal["confirmed", "refuted", "not isolable"]
 Swap: TypeAlias = Literal["good as it was", "bad as it was", "in", "out"]
 
 _WORTH_PROVING = 0.01  # probability below which a proof has to be forced
-_STARTS: dict[Swap, Literal["good", "bad"]] = {
-    "good as it was": "good",
-    "bad as it was": "bad",
-    "in": "good",
-    "out": "bad",
-}
 _SWAPS: dict[Swap, str] = {
     "good as it was": "the good one, replayed",
     "bad as it was": "the bad one, replayed",
@@ -85,16 +77,10 @@ class ProveConfig(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Trial(Record):
-    """One build of a proof.
+    """One build of a proof, with the verdict in the aspect under test, outputs or precision.
 
-    Attributes:
-        swap: The change to the build it started from.
-        run_id: Its run.
-        verdict: The verdict in the aspect under test, outputs or precision; ``error`` if the build failed, or the
-            replay was not followed.
-        followed: Whether the suspect's layers got what was requested.
-        also_changed: Other layers that differ from the build it started from.
-        reason: Why it is not good, in words.
+    ``followed`` is whether the suspect's layers got what was requested; ``also_changed`` are other layers that differ
+    from the build it started from.
     """
 
     swap: Swap
@@ -107,16 +93,9 @@ class Trial(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ProveResult(OpResult):
-    """How a proof ended.
+    """How a proof ended: ``not isolable`` where the swap could not be made, or not alone.
 
-    Attributes:
-        outcome: ``confirmed``, ``refuted``, or ``not isolable`` where the swap could not be made, or not alone.
-        summary: The same in sentences.
-        suspect: The suspect in words.
-        good_run: The good build it started from.
-        bad_run: The bad one.
-        trials: The builds.
-        deny_run: The new entry of the deny-list; None if absent.
+    ``deny_run`` is the new entry of the deny-list.
     """
 
     title: str = "prove"
@@ -177,36 +156,42 @@ def prove(
 
     Raises:
         ConfigError: If the campaign suspects nothing, or has no good build without the suspect or no bad one with it.
-        TrtopsError: For errors that prevent all builds.
     """
     config = ProveConfig() if config is None else config
     campaign = open_campaign(tracker, campaign_run, allow_scripts=config.allow_scripts).on(config.devices)
     campaign = replace(campaign, tags=tuple((tags or {}).items()))
-    case = _open_case(campaign, config, tracker)
-    name = f"proof of {case.suspect.describe()}"
+    suspect, together, mixture = _choose_suspect(campaign, config, tracker)
+    columns: set[Column] = {("layer", choice.layer) for choice in suspect.choices}
+    columns |= {("setting", name) for name, _ in suspect.settings}
+    swapped = np.array([unit.column in columns for unit in mixture.units], np.bool_)
+    if not swapped.any():
+        raise errors.ConfigError(f"{suspect.describe()} follows from other choices, so nothing can be swapped.")
+    name, entry, trials = f"proof of {suspect.describe()}", None, []
     # Put in and taken out by turns, so that a drift of the machine is not an effect.
     plan: list[Swap] = ["good as it was", "bad as it was", *(["in", "out"] * config.repeats)]  # type: ignore[list-item]
     try:
         with op_run(tracker, campaign.experiment, name, kind="proof", tags=tags, parent=campaign.run_id) as run:
-            run.log_params({"suspect": case.suspect.describe()[: schema.MAX_PARAM], "repeats": config.repeats})
-            trials = []
+            run.log_params({"suspect": suspect.describe()[: schema.MAX_PARAM], "repeats": config.repeats})
             for swap in plan:
-                trials.append(case.trial(swap, run.id, tracker, evaluate))
+                trials.append(_make_trial(swap, suspect, swapped, mixture, campaign, run, tracker, evaluate))
                 if progress is not None:
                     progress(len(trials), len(plan))
             outcome, summary = conclude(trials)
             result = ProveResult(
                 outcome=outcome,
                 summary=summary,
-                suspect=case.suspect.describe(),
-                good_run=case.mixture.good.info.id,
-                bad_run=case.mixture.bad.info.id,
+                suspect=suspect.describe(),
+                good_run=mixture.good.info.id,
+                bad_run=mixture.bad.info.id,
                 trials=tuple(trials),
             ).kept_in(run, campaign.experiment)
             run.log_json(result, schema.Artifact.PROOF)
-            entry = case.denied(run.id)
-            if entry is not None:
-                run.log_json(replace(entry, effect=_effect_text(trials, tracker)), schema.Artifact.DENIED)
+            # Of layers that fail only together none fails by itself, and the deny-list takes each layer by itself;
+            # settings it takes together.
+            if suspect.settings or not together:
+                denied = {column for column in columns if column[0] == "setting" or not together}
+                entry = DeniedTactic.of(mixture.bad_tactics, denied, run.id)
+                run.log_json(entry, schema.Artifact.DENIED)
             run.set_tags({schema.Tag.PROOF: outcome})
             finish_with(run, result, tracker, title=name, evaluated=False)
     finally:
@@ -216,84 +201,10 @@ def prove(
     return result
 
 
-@dataclass(frozen=True)
-class _Case:
-    """A suspect, and the two builds that are most alike but for it.
-
-    Attributes:
-        campaign: The campaign.
-        suspect: The suspect, or several as one.
-        together: Whether it is several that fail only together.
-        mixture: The two builds.
-        swapped: The suspect's units, of shape ``(units,)``.
-    """
-
-    campaign: Campaign
-    suspect: Suspect
-    together: bool
-    mixture: Mixture
-    swapped: Bools
-
-    def trial(self, swap: Swap, proof_run: str, tracker: Tracker, evaluate: EngineEvaluator | None) -> Trial:
-        """Make one build of the proof."""
-        mixture, start = self.mixture, _STARTS[swap]
-        runs = (mixture.good.info.id, mixture.bad.info.id)
-        taken = {"good as it was": np.zeros_like(self.swapped), "in": self.swapped, "out": ~self.swapped}.get(
-            swap, np.ones_like(self.swapped)
-        )
-        tags = {
-            **dict(self.campaign.tags),
-            schema.Tag.TRIAL: swap,
-            schema.Tag.EVIDENCE: " ".join(runs if start == "good" else runs[::-1]),
-        }
-        name = {"in": "suspect put in", "out": "suspect taken out"}.get(swap, f"{swap}, replayed")
-        order = mixture.order(taken, start=start)
-        with op_run(tracker, self.campaign.experiment, name, kind="iteration", tags=tags, parent=proof_run) as run:
-            made = build_and_evaluate(self.campaign, order, run, tracker=tracker, evaluate_engine=evaluate)
-        outcome = mixture.outcome(taken, made.tactics)
-        own = {unit.name for unit, is_swapped in zip(mixture.units, self.swapped) if is_swapped}
-        layers = {choice.layer for choice in self.suspect.choices}
-        also = [name for name in (*outcome.strayed, *outcome.also_changed) if name not in own]
-        followed = made.tactics is not None and not own & set(outcome.strayed)
-        if made.tactics is not None:
-            source = mixture.bad_tactics if swap in ("bad as it was", "in") else mixture.good_tactics
-            followed = followed and not layers & set(made.tactics.differing_layers(source))
-            if source.mechanism == "onnxruntime" and not self.suspect.settings:
-                # Settings that do not belong to the suspect were swapped, so other layers may have changed as well.
-                before = mixture.good_tactics if start == "good" else mixture.bad_tactics
-                also += [name for name in made.tactics.differing_layers(before) if name not in layers]
-        return Trial(
-            swap=swap,
-            run_id=run.id,
-            verdict=verdict_in(tested_aspect(mixture.bad.info), tracker.info(run.id)) or made.verdict,
-            followed=followed,
-            also_changed=tuple(also),
-            reason="; ".join(made.reasons)[:1000],
-        )
-
-    def denied(self, proof_run: str) -> DeniedTactic | None:
-        """The entry of the deny-list if the suspicion is confirmed; None for layers that fail only together.
-
-        Neither of those fails by itself, and the deny-list takes each layer by itself; settings it takes together.
-        """
-        record, layers = self.mixture.bad_tactics, {c.layer for c in self.suspect.choices}
-        if self.together and not self.suspect.settings:
-            return None
-        return DeniedTactic(
-            backend_version=record.backend_version,
-            device_sha256=record.device_sha256,
-            choices=() if self.together else tuple(choice for choice in record.choices if choice.layer in layers),
-            settings=self.suspect.settings,
-            evidence=proof_run,
-            model_sha256=self.campaign.model_sha256,
-            tolerance=self.campaign.tolerance_text,
-        )
-
-
-def _open_case(campaign: Campaign, config: ProveConfig, tracker: Tracker) -> _Case:
-    """The suspect to prove, and its two builds; suspects of the explanation that fail only together are one."""
+def _choose_suspect(campaign: Campaign, config: ProveConfig, tracker: Tracker) -> tuple[Suspect, bool, Mixture]:
+    """The suspect to prove, whether it is several that fail only together, and the two builds most alike but for it."""
     table = campaigns.load_table(tracker, campaign.run_id)
-    found = diff(table, confidence=campaign.config.confidence, by=campaign.config.by)
+    found = diff(table, confidence=campaign.config.confidence)
     clause: Sequence[int] = (config.suspect or 0,)
     if config.suspect is None and found.explanation is not None and found.explanation.clauses:
         clause = found.explanation.clauses[0]
@@ -301,40 +212,59 @@ def _open_case(campaign: Campaign, config: ProveConfig, tracker: Tracker) -> _Ca
         raise errors.ConfigError(
             f"There is no suspect {config.suspect or 0}: the diff has {len(found.suspects)}. {found.summary}"
         )
-    first, *rest = (found.suspects[i] for i in clause)
+    several = [found.suspects[i] for i in clause]
     suspect = replace(
-        first,
-        choices=first.choices + tuple(choice for s in rest for choice in s.choices),
-        settings=tuple(dict.fromkeys(first.settings + tuple(pair for s in rest for pair in s.settings))),
+        several[0],
+        choices=tuple(choice for each in several for choice in each.choices),
+        settings=tuple(dict.fromkeys(pair for each in several for pair in each.settings)),
     )
     if suspect.probability < _WORTH_PROVING and not config.force:
         raise errors.ConfigError(
             f"The diff does not suspect {suspect.describe()}: its probability is {suspect.probability:.2%}. Name "
             "another suspect, or prove it all the same with force (--force)."
         )
-    having = set(builds_with(table, suspect, by=campaign.config.by))
+    having = set(builds_with(table, suspect))
     good = [name for name in table.named("good") if name not in having]
     bad = [name for name in table.named("bad") if name in having]
     if not good or not bad:
         lacking = "good build without" if not good else "bad build with"
         raise errors.ConfigError(f"There is no {lacking} {suspect.describe()}, so nothing can be swapped. Build more.")
-    mixture = Mixture(*(tracker.load(name) for name in most_alike(table, good, bad)))
-    names = {("layer", c.layer) for c in suspect.choices} | {("setting", name) for name, _ in suspect.settings}
-    swapped = np.array([(unit.kind, unit.name) in names for unit in mixture.units], np.bool_)
-    if not swapped.any():  # ONNX Runtime's layers follow from settings: all that differ are swapped
-        swapped = np.array([unit.kind == "setting" for unit in mixture.units], np.bool_)
-    return _Case(campaign, suspect, bool(rest), mixture, swapped)
+    return suspect, len(several) > 1, Mixture(*(tracker.load(name) for name in most_alike(table, good, bad)))
 
 
-def _effect_text(trials: Iterable[Trial], tracker: Tracker) -> str:
-    """The suspect's effect on the error, in words; empty if the errors of too few builds are known."""
-    groups: dict[bool, list[float]] = {True: [], False: []}
-    for trial in trials:
-        error = largest_error(tracker.info(trial.run_id))
-        if error:
-            groups[trial.swap in ("in", "bad as it was")].append(math.log(error))
-    effect = effect_of(groups[True], groups[False])
-    return effect.describe() if effect is not None else ""
+def _make_trial(
+    swap: Swap,
+    suspect: Suspect,
+    swapped: Bools,
+    mixture: Mixture,
+    campaign: Campaign,
+    proof: Run,
+    tracker: Tracker,
+    evaluate: EngineEvaluator | None,
+) -> Trial:
+    """Make one build of a proof; ``swapped`` are the suspect's units among the mixture's."""
+    is_in, from_good = swap in ("bad as it was", "in"), swap in ("good as it was", "in")
+    taken = swapped if swap == "in" else ~swapped if swap == "out" else np.full(len(swapped), is_in)
+    runs = (mixture.good.info.id, mixture.bad.info.id)
+    evidence = " ".join(runs if from_good else runs[::-1])
+    tags = {**dict(campaign.tags), schema.Tag.TRIAL: swap, schema.Tag.EVIDENCE: evidence}
+    order = mixture.order(taken, start="good" if from_good else "bad")
+    with op_run(tracker, campaign.experiment, _SWAPS[swap], kind="iteration", tags=tags, parent=proof.id) as run:
+        made = build_and_evaluate(campaign, order, run, tracker=tracker, evaluate_engine=evaluate)
+    outcome = mixture.outcome(taken, made.tactics)
+    own = {unit.name for unit, is_own in zip(mixture.units, swapped) if is_own}
+    wanted = mixture.bad_tactics if is_in else mixture.good_tactics
+    strayed = own & set(outcome.strayed)
+    if made.tactics is not None:
+        strayed |= {choice.layer for choice in suspect.choices} & set(made.tactics.differing_layers(wanted))
+    return Trial(
+        swap=swap,
+        run_id=run.id,
+        verdict=verdict_in(tested_aspect(mixture.bad.info), tracker.info(run.id)) or made.verdict,
+        followed=made.tactics is not None and not strayed,
+        also_changed=tuple(name for name in (*outcome.strayed, *outcome.also_changed) if name not in own),
+        reason="; ".join(made.reasons)[:1000],
+    )
 
 
 def conclude(trials: Iterable[Trial]) -> tuple[Outcome, str]:
@@ -345,42 +275,32 @@ def conclude(trials: Iterable[Trial]) -> tuple[Outcome, str]:
     put_in, taken_out = by["in"], by["out"]
     controls: tuple[tuple[Swap, str], ...] = (("good as it was", "good"), ("bad as it was", "bad"))
     for swap, expected in controls:
-        for trial in by[swap]:
-            if trial.verdict != expected:
-                why = f"is {trial.verdict} when its tactics are replayed{_reason_text(trial)}"
-                return (
-                    "not isolable",
-                    f"The {expected} build {why}, so tactics that can be replayed do not decide the verdict.",
-                )
+        control = by[swap][0]
+        if control.verdict != expected:
+            why = f"is {control.verdict} when its tactics are replayed{_reason_text(control)}"
+            return "not isolable", f"The {expected} build {why}, so tactics do not decide the verdict."
     strayed = next((t for t in (*put_in, *taken_out) if not t.followed or t.verdict == "error"), None)
     if strayed is not None:
-        return (
-            "not isolable",
-            f"The suspect could not be swapped {strayed.swap}: the replay was not followed{_reason_text(strayed)}.",
-        )
+        why = f"the replay was not followed{_reason_text(strayed)}"
+        return "not isolable", f"The suspect could not be swapped {strayed.swap}: {why}."
     harmful, healing = {t.verdict for t in put_in}, {t.verdict for t in taken_out}
     others = sorted({layer for t in (*put_in, *taken_out) for layer in t.also_changed})
-    more = f" Layers that changed with it: {', '.join(others[:5])}{' and more' if len(others) > 5 else ''}."
-    also = more if others else ""
+    also = f" Layers that changed with it: {', '.join(others[:5])}{' and more' if len(others) > 5 else ''}."
     bad_in, good_out = (sum(t.verdict == v for t in of) for of, v in ((put_in, "bad"), (taken_out, "good")))
     counted = (
-        f"put into a good build, {bad_in} of {len(put_in)} bad; "
-        f"taken out of a bad one, {good_out} of {len(taken_out)} good"
+        f"put into a good build, {bad_in} of {len(put_in)} bad; taken out of a bad one, {good_out} of "
+        f"{len(taken_out)} good"
     )
     if len(harmful) > 1 or len(healing) > 1:
-        return (
-            "not isolable",
-            f"The same tactics gave good and bad builds: {counted}. Measure the noise from run to run.",
-        )
+        return "not isolable", f"Equal tactics gave good and bad builds: {counted}. Is the check repeatable?"
     if others and "bad" in harmful:
         return "not isolable", f"The suspect was not swapped alone, so nothing is proved: {counted}.{also}"
-    if harmful == {"bad"} and healing == {"good"}:
-        return "confirmed", f"Confirmed: {counted}.{also}"
     if harmful == {"bad"}:
-        return "confirmed", f"Confirmed: {counted}; the bad build has something else wrong as well.{also}"
+        more = "" if healing == {"good"} else "; the bad build has something else wrong as well"
+        return "confirmed", f"Confirmed: {counted}{more}."
     if healing == {"good"}:
-        return "not isolable", f"It fails only together with something else: {counted}.{also}"
-    return "refuted", f"Refuted: {counted}.{also}"
+        return "not isolable", f"It fails only together with something else: {counted}."
+    return "refuted", f"Refuted: {counted}."
 
 
 def _reason_text(trial: Trial) -> str:

@@ -32,11 +32,8 @@ def devices_of(backend: str, devices: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 def gpus_of(backend: str, devices: Sequence[str] = ()) -> dict[str, str]:
-    """The GPUs behind the devices that builds may use: each device by the digest of its GPU's UUID.
-
-    Only CUDA knows what a number of ``CUDA_VISIBLE_DEVICES`` means, so a child process reports it, once for each
-    device. Empty for the processor, and where no GPU answers.
-    """
+    """Devices by the digest of their GPU's UUID; empty for the processor, and where no GPU answers."""
+    # Only CUDA knows what a number of CUDA_VISIBLE_DEVICES means, so a child process reports it.
     found: dict[str, str] = {}
     for device in devices_of(backend, devices):
         gpu = _gpu_of(backend, device)

@@ -44,8 +44,8 @@ class DenyResult(OpResult):
             return
         yield from (f"- `{choice.layer}`: `{choice.tactic}`" for choice in self.entry.choices)
         yield from (f"- setting `{name}`: `{value}`" for name, value in self.entry.settings)
-        if self.entry.seen_in:
-            yield from ("", f"Confirmed in {self.entry.seen_in}.")
+        if self.entry.evidence:
+            yield from ("", f"Confirmed by run `{self.entry.evidence}`.")
 
 
 def deny(proof_run: str, *, tracker: Tracker, tags: Mapping[str, str] | None = None) -> DenyResult:

@@ -24,7 +24,7 @@ from trtops.json import load_json
 from trtops.metadata import TensorMetadata
 from trtops.ops.bundling.case import Case, emulated_case, engine_case
 from trtops.ops.bundling.op import BundleConfig, write_bundle
-from trtops.ops.campaign.config import DebugBuildConfig, Vary
+from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
 from trtops.ops.engines.sensitivity import SensitivityConfig, sensitivity
@@ -157,7 +157,7 @@ def _run_campaign(subject: Subject, *, random: bool, otherwise: Kind) -> Answer:
         check=config.check,
         calibration_data=config.calibration_data,
         calibration_cache=config.calibration_cache,
-        vary=Vary(random_tactics=random),
+        random_tactics=random,
         until="decided",
         max_iterations=config.campaign_builds,
         max_minutes=config.minutes,

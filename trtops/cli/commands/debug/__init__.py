@@ -13,7 +13,7 @@ from trtops import ops
 from trtops.backend.common import SaveBytes
 from trtops.cli import configs, groups, loading
 from trtops.cli.flags import Group, Options, UsageError, flag
-from trtops.cli.jobs import Job, command, no_verdict, op_job
+from trtops.cli.jobs import Job, command, op_job
 from trtops.cli.logs import log_line, say, say_ending
 from trtops.cli.script import Unresolved
 from trtops.logger import G_LOGGER
@@ -82,23 +82,6 @@ def bisect(args: Options) -> Job:
     """
     config = configs.make(args, "BisectConfig")
     return op_job(args, "bisect", args.run, args.bad, config, store="reads", progress=("Bisecting", "builds"))
-
-
-@command(
-    Group("run", flag("run", "a campaign of `trtops debug build`")),
-    configs.config_flags("measuring", "NoiseConfig"),
-    groups.STORE,
-    groups.JSON,
-    examples=("trtops debug noise 8d6e3f", "trtops debug noise 8d6e3f --builds 16 --runs 4 --statistic mean_abs"),
-)
-def noise(args: Options) -> Job:
-    """Report how much runs, builds and the precision add to the error of a campaign's engines.
-
-    The engines are run repeatedly, their errors split, and a limit proposed that they stay below.
-    """
-    config = configs.make(args, "NoiseConfig")
-    progress = ("Measuring", "engines")
-    return op_job(args, "noise", args.run, config, store="reads", progress=progress, code=no_verdict)
 
 
 @command(
@@ -226,7 +209,6 @@ def ask(question: str) -> bool:
 
 CAMPAIGN = Group(
     "campaign",
-    flag("--random-tactics --vary-tactics", "choose tactics at random, not by their time"),
     flag("--resume RUN", "a campaign to resume"),
     groups.RECORDED_CODE,
 )
@@ -234,7 +216,7 @@ OPTIONS = configs.config_flags(
     "campaign",
     "DebugBuildConfig",
     {"max_iterations": "--max-builds"},
-    skip="build command until vary optimization_levels tactic_sources precisions",
+    skip="build command until",
 )
 ARTIFACT = "trtops_debug.engine"
 
@@ -315,7 +297,6 @@ def _campaign(args: Options) -> Job:
         build=configs.build_config(args, args.backend or "tensorrt"),
         command=configs.command_check(args, ARTIFACT, "{engine}") if args.check else None,
         calibration_cache=args.calibration_cache,
-        vary=ops.Vary(random_tactics=bool(args.random_tactics)),
         until=args.until,
     )
     return op_job(

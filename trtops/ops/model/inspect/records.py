@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from trtops.ops.model.inspect.inspection import Inspection
 from trtops.record import to_jsonable
 from trtops.tables import table
-from trtops.tactics.choice_keys import algorithm_text
-from trtops.tactics.replays import read_record
+from trtops.tactics.record import algorithm_text, read_record
 from trtops.tracking.base import Tracker
 from trtops.tracking.calibrations import load_cache
 
