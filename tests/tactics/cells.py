@@ -3,19 +3,16 @@ mixtures.
 
 Layers are chosen with skewed frequencies, neighbours flip together, and some layers are missing from some builds. What
 is built next is decided by :class:`trtops.ops.campaign.bisection_planner.Planner`, as in a real campaign; mixtures are
-made as :mod:`trtops.ops.campaign.bisect` makes them. Run as a script for the figures of cells, one line each, and a
-line of JSON for each campaign in a file: ``python -m tests.tactics.cells 100 results.jsonl 20,one,0 100,either,0.05``;
-all cells if none is named.
+made as :mod:`trtops.ops.campaign.bisect` makes them. Run as a script for the figures of cells, one line each:
+``python -m tests.tactics.cells 100 20,one,0 100,either,0.05``; all cells if none is named.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from pathlib import Path
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -37,14 +34,7 @@ TACTICS = 6
 
 @dataclass
 class World:
-    """A model's builds: what they choose, and whether they are bad.
-
-    Attributes:
-        culprits: Clauses of ``(layer, tactic)`` that make a build bad.
-        built: How many builds there were, whatever they were for.
-        verdicts: Which of them were bad.
-        mixtures: What mixtures chose, by their names.
-    """
+    """A model's builds, and what mixtures chose; ``culprits`` are clauses of ``(layer, tactic)`` that make one bad."""
 
     seed: int
     layers: int
@@ -52,7 +42,6 @@ class World:
     noise: float = 0.0
     culprits: tuple[tuple[tuple[int, int], ...], ...] = ()
     built: int = 0
-    verdicts: list[bool] = field(default_factory=list)
     mixtures: dict[str, np.ndarray] = field(default_factory=dict)
     _frequencies: list[np.ndarray] = field(default_factory=list)
 
@@ -100,11 +89,7 @@ class World:
         return [(layer, code) for code in made[layer][1::2]]
 
     def draw(self, without: Iterable[tuple[int, int]] = ()) -> np.ndarray:
-        """What a build chooses by itself; -1 where it has no such layer.
-
-        Args:
-            without: What is not offered, layers and choices.
-        """
+        """What a build chooses by itself, without some layers' choices; -1 where it has no such layer."""
         codes = np.array([self._rng.choice(len(f), p=f) for f in self._frequencies])
         follows = (self._copied >= 0) & (self._rng.random(self.layers) >= self._loose)
         codes[follows] = codes[self._copied[follows]]
@@ -117,10 +102,6 @@ class World:
 
     def is_bad(self, codes: np.ndarray) -> bool:
         """The verdict of a build."""
-        self.verdicts.append(self._judged(codes))
-        return self.verdicts[-1]
-
-    def _judged(self, codes: np.ndarray) -> bool:
         self.built += 1
         bad = any(all(codes[layer] == code for layer, code in clause) for clause in self.culprits)
         if self.kind == "sometimes":
@@ -133,14 +114,7 @@ class World:
 
 @dataclass(frozen=True)
 class Played:
-    """How a campaign ended.
-
-    Attributes:
-        confirmed: The culprits; an unresolved combination as one clause.
-        unresolved: Whether there is such a combination.
-        when: Number of builds and mixtures until the last culprit was confirmed; 0 without any.
-        builds: Number of builds and mixtures.
-    """
+    """How a campaign ended: with culprits, an unresolved combination as one clause, confirmed after ``when`` builds."""
 
     confirmed: frozenset[Clause]
     unresolved: bool
@@ -287,15 +261,8 @@ def names_wrongly(world: World, confirmed: Iterable[Clause]) -> bool:
     return not {key for c in confirmed for key in c} <= {key for c in truth(world) for key in c}
 
 
-def figures(cell: Cell, seeds: range, log: Path | None = None) -> str:
-    played = []
-    for world, p in cell.play(seeds):
-        played.append((world, p))
-        if log is not None:
-            line = {"cell": str(cell), "seed": world.seed, "right": p.confirmed == truth(world), "when": p.when}
-            line |= {"builds": p.builds, "confirmed": sorted(p.confirmed), "truth": sorted(truth(world))}
-            with log.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line, default=int) + "\n")
+def figures(cell: Cell, seeds: range) -> str:
+    played = list(cell.play(seeds))
     right = sum(p.confirmed == truth(w) for w, p in played)
     unresolved = sum(p.unresolved for _, p in played)
     wrong = sum(names_wrongly(w, p.confirmed) for w, p in played)
@@ -314,9 +281,8 @@ def cell_of(text: str) -> Cell:
 
 def main(arguments: Sequence[str]) -> None:
     seeds = range(int(arguments[0]) if arguments else 100)
-    log = Path(arguments[1]) if len(arguments) > 1 else None
-    for cell in map(cell_of, arguments[2:]) if len(arguments) > 2 else CELLS:
-        print(figures(cell, seeds, log), flush=True)
+    for cell in map(cell_of, arguments[1:]) if len(arguments) > 1 else CELLS:
+        print(figures(cell, seeds), flush=True)
 
 
 if __name__ == "__main__":

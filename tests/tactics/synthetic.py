@@ -37,15 +37,8 @@ def campaign(
     Most layers settle on one tactic in most builds; a few waver between two to six. Some copy another layer, always
     or nearly always, as layers of equal shape do that share a timing.
 
-    Args:
-        seed: Decides everything.
-        builds: How many.
-        culprit: What makes builds bad.
-        layers: How many; 20 to 200 if None.
-        noise: Share of verdicts that is turned round.
-        bad_rate: Share of bad builds without a culprit.
-        settle: Share of layers that have one tactic only.
-        ordered: Whether the table says that builds are in their order of arrival.
+    ``noise`` is the share of verdicts that is turned round, ``settle`` that of layers with one tactic, ``bad_rate``
+    that of bad builds without a culprit. There are 20 to 200 layers if ``layers`` is None.
     """
     rng = np.random.default_rng(seed)
     layers = layers or int(rng.integers(20, 201))

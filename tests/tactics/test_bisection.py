@@ -116,15 +116,6 @@ def test_two_of_four_is_an_unresolved_combination():
     assert decisions["chance"] == 0
 
 
-def test_trial_without_coin_is_no_evidence():
-    bisection = Bisection(4)
-
-    bisection.add(np.array([True, False, False, False]), True)
-
-    assert bisection.log_e_value == pytest.approx(0.0, abs=1e-12)
-    assert bisection.best.units == (0,)
-
-
 @pytest.mark.parametrize("units", [5, 30])
 def test_coin_stops_once_evidence_suffices(units):
     threw = {False: 0, True: 0}
@@ -219,14 +210,6 @@ def test_search_confirms_and_checks_the_rest(kind, clauses):
     assert found.culprits[0].trials <= len(masks) <= found.culprits[0].trials + 1
     rest = ~mask(20, *(unit for clause in clauses for unit in clause))
     assert any(np.array_equal(taken, rest) for taken in masks)
-
-
-def test_search_continues_while_the_rest_is_bad():
-    """Something else than the first culprit makes nearly all of the bad build bad."""
-    search = Search(units=8, held=mask(8))
-    found, _ = searched(search, lambda taken: Built(taken, bool(taken[3] or taken.sum() >= 7)))
-
-    assert found.culprits[0].clauses == ((3,),) and not found.complete
 
 
 def test_held_units_are_checked_first():

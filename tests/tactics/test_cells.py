@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from tests.amounts import amount
-from tests.tactics import alone
 from tests.tactics.cells import Cell, names_wrongly, truth
 
 SEEDS = amount(10, in_every_run=6)
@@ -42,19 +41,3 @@ def test_two_of_four_is_named_as_a_combination():
 @pytest.mark.parametrize("kind", ["none", "drift", "machines"])
 def test_campaigns_without_culprits_name_none(kind):
     assert sum(bool(p.confirmed) for _, p in Cell(20, kind).play(range(amount(12, in_every_run=5)))) <= 1
-
-
-def test_diffs_confirm_within_few_builds():
-    watched = list(alone.played(Cell(20, "one"), range(amount(100, in_every_run=12)), 30))
-
-    assert np.median([w.when or 31 for w in watched]) <= 16
-    assert not any(w.named_wrongly for w in watched)
-    assert np.mean([w.complete for w in watched]) >= 0.9
-
-
-@pytest.mark.parametrize("kind", ["one", "either"])
-def test_complete_explanations_are_complete(kind):
-    watched = list(alone.played(Cell(20, kind), range(amount(100, in_every_run=10)), 40))
-
-    assert sum(not all(w.explanations) for w in watched) <= 0.03 * len(watched)
-    assert np.mean([said for w in watched for said in w.suspects]) >= 0.95

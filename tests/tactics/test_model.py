@@ -74,14 +74,6 @@ def test_priors_do_not_depend_on_later_builds():
     assert all(births[2][key] == birth for key, birth in births[0].items())
 
 
-def test_unordered_groups_share_the_prior_equally():
-    codes = np.random.default_rng(5).integers(0, 2, (12, 6))[:, [0, 0, 0, 1, 2, 3]]
-    groups = groups_of(features_of(codes), ordered=False)
-
-    assert sorted(map(len, groups.members)) == [1] * 6 + [3] * 2
-    assert np.exp(groups.log_share) == pytest.approx([1 / 8] * 8)
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10_000), st.integers(2, 14), st.integers(1, 6))
 def test_features_are_choices_of_varying_layers(seed, builds, layers):

@@ -278,14 +278,12 @@ class Bisection:
         return gains
 
     def _splits(self) -> Iterator[tuple[Bools, Bools]]:
-        """Trials and their opposites: both builds, halves by probability, and halves of a suspect's partners.
-
-        With one of two that fail together always taken, or one of two alternatives never, the other one is searched as
-        a single culprit is.
-        """
+        """Trials and their opposites: both builds, halves by probability, and halves of a suspect's partners."""
         yield np.ones(self.units, np.bool_), np.zeros(self.units, np.bool_)
         order = self.probabilities
         yield self._halved(order, taken=None, left=None)
+        # With one of two that fail together always taken, or one of two alternatives never, the other one is searched
+        # as a single culprit is.
         both, either = np.triu(self._pair), np.tril(self._pair)
         for suspect in np.argsort(-order, kind="stable")[:_SUSPECTS].tolist():
             place = np.flatnonzero(self._paired == suspect)
@@ -382,11 +380,9 @@ class Search:
         return found
 
     def _is_enough(self) -> Generator[Bools, Built | None, bool | None]:
-        """Whether the good build is bad with the held units; None if that cannot be built.
-
-        A good verdict may be wrong, and culprits may fail only sometimes, so it takes several, the good build's own
-        included.
-        """
+        """Whether the good build is bad with the held units; None if that cannot be built."""
+        # A good verdict may be wrong, and culprits may fail only sometimes, so it takes several, the good build's own
+        # included.
         for _ in range(_GOOD_VERDICTS - self.is_held_by_good):
             built = yield self.held
             if built is None or built.taken is None or not np.array_equal(built.taken, self.held):

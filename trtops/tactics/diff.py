@@ -40,12 +40,10 @@ def diff(
 ) -> TacticDiff:
     """Find what the bad builds have in common and the good ones lack.
 
-    Each ``by`` is another test; several of them need a higher confidence each.
-
     Args:
         table: The campaign.
         confidence: What a confirmation needs, between 0.5 and 1.
-        by: What to compare: the layers' tactics, tensor formats, precisions, or tactics with their formats.
+        by: What to compare. Each is another test; several of them need a higher confidence each.
         blocks: By names of builds, where and with what each was made. Where the rate of bad builds differs between
             blocks, or changes over time, choices need evidence in addition to that.
 

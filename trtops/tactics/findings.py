@@ -138,11 +138,9 @@ class TacticDiff(Record):
 
     @property
     def decided(self) -> bool:
-        """Whether a campaign that diffs after every build can stop.
-
-        To stop without a culprit, chance must be more probable than for a single look, since an early lull in the
-        evidence must not end the search. Builds without an order never decide.
-        """
+        """Whether a campaign that diffs after every build can stop; builds without an order never decide."""
+        # To stop without a culprit, chance must be more probable than for a single look, since an early lull in the
+        # evidence must not end the search.
         cleared = self.conclusion == "no single tactic explains this" and self.p_chance > CLEARED
         return self.ordered and (self.conclusion == "confirmed" or (cleared and self.thorough))
 

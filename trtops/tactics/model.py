@@ -41,11 +41,11 @@ ALWAYS_SHARE = 0.3
 class Likelihood:
     """Log-probabilities of verdicts under explanations that expect ``size`` builds to be bad, and ``hits`` of them are.
 
-    ``chance`` is the same where no choice decides: one rate for all builds, under Jeffreys' prior; ``supremum`` is the
-    same at the one rate that makes the verdicts most probable.
+    ``chance`` is the same where no choice decides; ``supremum`` at the one rate that makes verdicts most probable.
     """
 
     def __init__(self, builds: int, bad: int) -> None:
+        # Where no choice decides, all builds have one rate, under Jeffreys' prior.
         self.builds, self.bad = builds, bad
         half, both = _log_gammas(0.5, builds), _log_gammas(1.0, builds)
         self.chance = float(half[bad] + half[builds - bad] - 2 * half[0] - both[builds])
@@ -119,10 +119,8 @@ def features_of(codes: npt.NDArray[np.integer]) -> Features:
 class Groups:
     """Features, grouped where they are true of the same builds, so that no verdict can tell them apart.
 
-    Attributes:
-        present: Of shape ``(builds, groups)``.
-        members: Positions of each group's features.
-        log_share: Logarithm of each group's share of the evidence's prior, of shape ``(groups,)``.
+    ``present`` has the shape ``(builds, groups)``. ``members`` are positions of features. ``log_share`` are logarithms
+    of the groups' shares of the evidence's prior.
     """
 
     present: Bools
@@ -131,13 +129,10 @@ class Groups:
 
 
 def groups_of(features: Features, *, ordered: bool = True) -> Groups:
-    """Group features, and divide the prior of the evidence among the groups.
-
-    Evidence is valid at any time only if the prior of a feature does not depend on later builds. The features born with
-    build ``i`` divide ``1 / (i (i + 1))``, which sums to one over all ``i``. A group's share is the sum of its
-    features', so that nothing changes when later builds split the group. Without an order, every group has the same
-    share.
-    """
+    """Group features, and divide the prior of the evidence among the groups; without an order, equally."""
+    # Evidence is valid at any time only if the prior of a feature does not depend on later builds. The features born
+    # with build i divide 1 / (i (i + 1)), which sums to one over all i. A group's share is the sum of its features', so
+    # that nothing changes when later builds split the group.
     packed = np.ascontiguousarray(np.packbits(features.present, axis=0).T)
     found: dict[bytes, list[int]] = {}
     for feature, row in enumerate(packed):
@@ -234,11 +229,7 @@ def weigh(present: Bools, log_share: Floats, bad: Bools) -> Evidence:
     """Weigh every explanation against the verdicts; half of the prior is for chance.
 
     For probabilities all choices are alike. For the evidence each has its own share of the prior (:func:`groups_of`).
-
-    Args:
-        present: Choices of builds, no two columns alike, of shape ``(builds, choices)``, at least one.
-        log_share: Logarithms of the choices' shares, of shape ``(choices,)``.
-        bad: Verdicts, of shape ``(builds,)``.
+    ``present`` has the shape ``(builds, choices)``, with at least one column and no two alike.
     """
     choices = present.shape[1]
     uniform = -math.log(choices)
@@ -286,10 +277,8 @@ def expected_bad(clauses: Clauses, present: Bools) -> Bools:
 
 
 def _merge_equal_pairs(counts: Counts, present: Bools, paired: Ints, single: Floats, pair: Floats) -> None:
-    """Move the probability of pairs that expect the same builds as a single choice to that choice, in place.
-
-    No verdict can tell the two apart, and the single choice says the same in fewer words.
-    """
+    """Move the probability of pairs that expect the same builds as a single choice to that choice, in place."""
+    # No verdict can tell the two apart, and the single choice says the same in fewer words.
     # As many pairs may equal a choice as there are choices, each that much less probable.
     least = max(float(single.max()), float(pair.max())) - _IMPROBABLE - math.log(len(single))
     singles = np.flatnonzero(single > least)
@@ -307,12 +296,10 @@ def _merge_equal_pairs(counts: Counts, present: Bools, paired: Ints, single: Flo
 
 
 def _p_complete(members: list[int], expected: Bools, present: Bools, bad: Bools) -> float:
-    """Probability that culprits need nothing else, and that nothing else makes builds bad.
-
-    Both are even odds beforehand. Choices are ruled out that a bad build with the culprits lacks, and those that a good
-    build without them has. The same holds for what the record does not contain: if a share q of builds has it, all of m
-    builds have it with a probability of q ** m; averaged over q that is 1 / (m + 1).
-    """
+    """Probability that culprits need nothing else, and that nothing else makes builds bad."""
+    # Both are even odds beforehand. Choices are ruled out that a bad build with the culprits lacks, and those that a
+    # good build without them has. The same holds for what the record does not contain: if a share q of builds has it,
+    # all of m builds have it with a probability of q ** m; averaged over q that is 1 / (m + 1).
     having, without = bad & expected, ~bad & ~expected
     others = np.ones(present.shape[1], np.bool_)
     others[members] = False

@@ -42,9 +42,6 @@ _ALWAYS_READ = 1 << 26  # bytes
 class CampaignTable:
     """Builds, their choices and verdicts. Grows by :meth:`append`; not safe for concurrent writers.
 
-    Records of different back end releases or kinds of device may be in one table. Both are kept as settings
-    (``backend_version`` and ``device``), so that a difference between them shows up as the cause of others.
-
     Args:
         names: One unique name per build: a run's id, or a file's path.
         verdicts: One per build.
@@ -122,6 +119,8 @@ class CampaignTable:
             )
         if record:
             made |= {("setting", name): value for name, value in record.settings}
+            # Records of different releases or kinds of device may be in one table: a difference between them must show
+            # up as the cause of others.
             made["setting", "backend_version"] = record.backend_version
             made["setting", "device"] = record.device_sha256
         codes = {column: self._choices.setdefault(choice, len(self._choices)) for column, choice in made.items()}
@@ -247,11 +246,7 @@ class CampaignTable:
 
 
 def choice_texts(table: CampaignTable, by: By) -> tuple[tuple[str, ...], Codes]:
-    """Texts of what is compared, and the table's codes as positions of these texts.
-
-    Returns:
-        The texts, all different; and positions of shape ``(builds, columns)``, -1 for what a build lacks.
-    """
+    """Texts of what is compared, all different, and the table's codes as positions of these texts."""
     layers = [choice for choice in table.choices if isinstance(choice, Choice)]
     same_words = Counter(tactic for tactic, _, _ in {(c.tactic, c.implementation, c.tactic_id) for c in layers})
     texts: dict[str, int] = {}

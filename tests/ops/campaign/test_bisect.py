@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import random
 import signal
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +16,6 @@ import pytest
 
 from tests.amounts import amount
 from tests.campaigns import config, two_blocks
-from tests.dying import run_until_spent, seconds_of
 from tests.forking import ForkedProcess
 from trtops import errors
 from trtops.comparator.report import Tolerances
@@ -194,27 +192,6 @@ def undisturbed(model: tuple[Path, Path]) -> DebugBuildResult:
     return debug_build(model[0], config(model[1], seed=200), tracker=MemoryTracker())
 
 
-def test_killed_campaign_repeats_the_same_steps(model, tmp_path, undisturbed):
-    store = MlflowTracker(tmp_path / "mlruns")
-    whole = seconds_of(lambda: debug_build(model[0], config(model[1], seed=200), tracker=MemoryTracker()))
-    moments = random.Random(3)
-    resume = None
-
-    for _ in range(amount(4, in_every_run=1)):
-        run_until_spent(moments.uniform(0.2, 0.5) * whole, until_decided, store, model, resume, "killed")
-        found = store.find("killed", tags={Tag.KIND: "debug_build"})
-        resume = found[0].id if found else None
-    result = debug_build(model[0], config(model[1], seed=200), tracker=store, experiment="killed", resume=resume)
-
-    assert result.headline == "confirmed" and result.verdict == "bad"
-    assert way_of(result) == way_of(undisturbed)
-    assert result.mixtures == sum(Tag.TRIAL in i.tags for i in store.find("killed", status="finished"))
-    assert {i.status for i in store.find("killed")} <= {"finished", "killed"}
-    assert debug_build(resume=result.run_id, tracker=store) == result
-    for bisection in result.bisections:
-        assert bisect(bisection.run_id, tracker=store) == bisection  # ended: nothing to do
-
-
 def dying_at(method: str, call: int, run: Callable[[], object], only: str = "") -> None:
     """Run a function in a child that is killed at a certain call of a method of MLflow's runs, before it does
     anything."""
@@ -252,6 +229,9 @@ def test_kill_between_steps_builds_nothing_twice(model, tmp_path, undisturbed):
     result = debug_build(resume=campaign.id, tracker=store)
 
     assert way_of(result) == way_of(undisturbed)
+    assert debug_build(resume=result.run_id, tracker=store) == result  # ended: nothing to do
+    for bisection in result.bisections:
+        assert bisect(bisection.run_id, tracker=store) == bisection
     runs = store.find("killed")
     assert Counter((i.kind, i.status) for i in runs) == {
         ("debug_build", "finished"): 1,

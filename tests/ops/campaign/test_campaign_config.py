@@ -32,13 +32,6 @@ def _campaign_spec(model: Path, config: DebugBuildConfig, tracker: MemoryTracker
     return iteration.tags[Tag.SPEC_SHA256]
 
 
-def test_int8_spec_equals_convert_with_random_data(model: Path) -> None:
-    tracker = MemoryTracker()
-    converted = convert(model, ConvertConfig(build=BUILD, check=CHECK), tracker=tracker)
-    campaign = DebugBuildConfig(build=BUILD, check=CHECK, until=1)
-    assert _campaign_spec(model, campaign, tracker) == converted.spec_sha256
-
-
 def test_int8_spec_equals_convert_with_a_file(model: Path, tmp_path: Path) -> None:
     tracker, specs = MemoryTracker(), {}
     for name, scale in (("small", 1.0), ("large", 3.0)):

@@ -201,6 +201,6 @@ def promote_and_resolve(run_id: str, model: Path, tracker: MlflowTracker):  # ty
     good = next(info for info in tracker.find("campaign", parent=run_id) if info.verdict == "good")
     promoted = promote(good.id, tracker=tracker)
     found = resolve(model, tracker=tracker, backend="tensorrt")
-    say(f"promoted as {promoted.name}/{promoted.version}, alias {promoted.alias}, coverage {promoted.coverage:.0%}")
+    say(f"promoted as {promoted.name}/{promoted.version}, alias {promoted.alias}")
     assert found.run_id == promoted.run_id, found.why
     return found.engine(tracker).environment

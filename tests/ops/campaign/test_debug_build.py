@@ -248,17 +248,6 @@ def test_diff_needs_one_source(tracker) -> None:
         diff_tactics(DiffTacticsConfig(runs=("0" * 32,)), tracker=tracker)
 
 
-def test_choices_of_the_builder_are_logged(model, data) -> None:
-    memory = MemoryTracker()
-
-    result = debug_build(model, config(data, random_tactics=False, until=3), tracker=memory)
-
-    assert result.iterations == 3 and result.good + result.bad == 3
-    runs = memory.find("blocks", tags={Tag.KIND: "iteration"})
-    fast = {info.id: FAST in memory.load(info.id).read_bytes(Artifact.TACTICS).decode() for info in runs}
-    assert {info.id: info.verdict == "bad" for info in runs} == fast
-
-
 @pytest.mark.parametrize("until", ["good", "bad"])
 def test_campaign_stops_at_first_verdict(model, data, until: str) -> None:
     said: list[Progress] = []

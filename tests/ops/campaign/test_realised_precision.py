@@ -11,7 +11,6 @@ import pytest
 from tests import zoo
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import debug_build
-from trtops.ops.engines.calibrate import CalibrateConfig, calibrate
 from trtops.ops.evaluation.check import CheckConfig, Evaluation
 from trtops.ops.evaluation.command import CommandCheck
 from trtops.spec import BuildConfig
@@ -55,20 +54,3 @@ def test_precision_limit_holds_for_commands(share: float, verdict: str, tmp_path
     assert (info.verdict, info.metrics[schema.Metric.KERNELS_LOWERED]) == (verdict, 0)
     assert ("No FP16 engine" in info.tags[schema.Tag.NOTE]) == (verdict == "bad")
     assert info.tags.get(schema.Tag.BAD_IN) == ("precision" if verdict == "bad" else None)
-
-
-def test_calibration_holds_other_engines_to_the_limit(tmp_path: Path) -> None:
-    case = zoo.classifier()
-    np.savez(tmp_path / "feed.npz", **dict(case.feed))
-    config = CalibrateConfig(
-        data=str(tmp_path / "feed.npz"),
-        min_samples=1,
-        pictures=0,
-        compare_with=("fp16",),
-        check=CheckConfig(latency_runs=0, plots="never", min_precision_share=0.5),
-    )
-    result = calibrate(case.write(tmp_path), config, tracker=MemoryTracker())
-
-    half, int8 = result.engine("fp16"), result.engine("int8")
-    assert half.verdict == "bad" and "at least 50% are required" in " ".join(half.reasons)
-    assert int8.evaluation.computed is not None and int8.evaluation.computed.lowered

@@ -13,7 +13,6 @@ from tests.hostile import write_artifact
 from trtops import errors
 from trtops.cli.main import main
 from trtops.ops.campaign.bisect import bisect
-from trtops.ops.campaign.bisect_result import BisectConfig
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, diff_tactics
@@ -123,15 +122,13 @@ def test_scripts_of_a_run_need_permission(tracker, campaign, script, folder, cap
 
     monkeypatch.setenv(allowed.VARIABLE, "/nowhere")
     with pytest.raises(errors.ConfigError, match="may not be run"):
-        bisect(campaign, config=BisectConfig(allow_scripts=True, max_builds=1), tracker=tracker)
+        promote(build, PromoteConfig(allow_scripts=True), tracker=tracker)
     assert not (folder / "ran").exists()
     monkeypatch.setenv(allowed.VARIABLE, str(script.parent))  # this folder is trusted
-    bisect(campaign, config=BisectConfig(max_builds=1), tracker=tracker)
+    promote(build, tracker=tracker)
     (folder / "ran").unlink()
     monkeypatch.delenv(allowed.VARIABLE)
-    assert main(["debug", "bisect", campaign, "--store", store, "--max-builds", "1", "--allow-scripts"]) == 1
-    (folder / "ran").unlink()
-    promote(build, PromoteConfig(allow_scripts=True), tracker=tracker)
+    assert main(["runs", "promote", build, "--store", store, "--allow-scripts"]) == 0
     (folder / "ran").unlink()
 
 

@@ -200,11 +200,9 @@ def _resume(tracker: Tracker, info: RunInfo) -> tuple[Run, BisectPlan, Mixture, 
 
 
 def _denied(result: BisectResult, plan: BisectPlan, mixture: Mixture) -> DeniedTactic | None:
-    """The entry for the deny-list: a single culprit, or settings, which are denied together.
-
-    Of two layers that fail only together neither fails by itself, and the deny-list takes each layer by itself. The
-    same holds for a culprit that good builds have as well: it needs something that both builds of the pair have.
-    """
+    """The entry for the deny-list: a single culprit, or settings, which are denied together."""
+    # Of two layers that fail only together neither fails by itself, and the deny-list takes each layer by itself. The
+    # same holds for a culprit that good builds have as well: it needs something that both builds of the pair have.
     if plan.given or not result.culprits:
         return None
     culprit = result.culprits[0]

@@ -89,12 +89,8 @@ class BisectConfig(Record):
 class BisectPlan(Record):
     """The start of a bisection. With it and the verdicts of its builds, a resumed bisection repeats the same steps.
 
-    Attributes:
-        seen: The campaign's builds: a digit for each unit, 1 where a build has what the bad one has, 0 where it has
-            what the good one has, 2 otherwise; and whether it was bad.
-        config: How long, and how sure.
-        given: Confirmed choices that every mixture has: the question is what else they need.
-        chance: Prior probability that the bad build's verdict is wrong, or that replayed choices do not decide.
+    ``seen`` are the campaign's builds: a digit for each unit, 1 where a build has what the bad one has, 0 where it has
+    what the good one has, 2 otherwise; and whether it was bad. Every mixture has the choices ``given``.
     """
 
     good_run: str
@@ -142,15 +138,10 @@ class Culprit(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class BisectResult(OpResult):
-    """How a bisection ended.
+    """How a bisection ended: ``undecided`` where the budget was too small, or nothing differs that can be chosen.
 
-    Attributes:
-        outcome: ``undecided`` where the budget was too small, or nothing differs that can be chosen.
-        suspects: With ``combination``, the units that probably take part.
-        complete: Whether the bad build is good without the culprits.
-        units: Number of layers and settings that could be chosen.
-        consequences: Layers that differ and cannot be chosen; they follow from the others.
-        given: Confirmed choices that every mixture has.
+    It is complete if the bad build is good without the culprits. ``suspects`` probably take part in a combination.
+    ``consequences`` are layers that differ and cannot be chosen; they follow from the ``units`` that can.
     """
 
     outcome: Outcome

@@ -140,11 +140,9 @@ class Planner:
         return sum(not r.culprits and r.outcome in ("not repeatable", "combination") and not r.given for r in self.done)
 
     def pair(self, table: CampaignTable) -> Pair | None:
-        """The next good and bad build to mix; None if builds are needed first.
-
-        First a good build that has a culprit, which then needs something else. Then a bad build that no culprit
-        explains. At last a good build that shows whether a culprit is bad there too.
-        """
+        """The next good and bad build to mix; None if builds are needed first."""
+        # First a good build that has a culprit, which then needs something else. Then a bad build that no culprit
+        # explains. At last a good build that shows whether a culprit is bad there too.
         found = self.culprits
         rows = {name: row for row, name in enumerate(table.names)}
         for culprit in found:
@@ -175,11 +173,9 @@ class Planner:
         return len(table.named("good")) >= wanted or len(table) - self.after >= BUILDS_PER_GOOD_ONE * wanted
 
     def confirmed_and_doubtful(self, table: CampaignTable) -> tuple[list[CampaignCulprit], list[CampaignCulprit]]:
-        """Split culprits into confirmed ones, and those that chance explains almost as well.
-
-        Each culprit is weighed by the builds that the others do not explain: the verdicts must be ``candidates / (1 -
-        confidence)`` times more probable than at the one rate that suits them best.
-        """
+        """Split culprits into confirmed ones, and those that chance explains almost as well."""
+        # Each culprit is weighed by the builds that the others do not explain: the verdicts must be candidates / (1 -
+        # confidence) times more probable than at the one rate that suits them best.
         found = self.culprits
         table = with_mixtures(table, self.done)
         judged, is_bad = table.verdicts != VERDICTS.index("error"), table.verdicts == VERDICTS.index("bad")
@@ -225,11 +221,9 @@ class Planner:
 
 
 def merge_culprits(done: Sequence[BisectResult]) -> list[CampaignCulprit]:
-    """Merge the culprits of all bisections. A refuted culprit is dropped, and so is one that contains another.
-
-    Where two builds both have one of two choices that fail only together, a bisection names the other one alone. A
-    later bisection with it as ``given`` adds what it needs.
-    """
+    """Merge the culprits of all bisections. A refuted culprit is dropped, and so is one that contains another."""
+    # Where two builds both have one of two choices that fail only together, a bisection names the other one alone. A
+    # later bisection with it as given adds what it needs.
     found: list[CampaignCulprit] = []
     for result in done:
         new = [tuple(c.units[i] for i in clause) for c in result.culprits for clause in c.clauses]
@@ -269,10 +263,8 @@ def merge_overlapping(culprits: Sequence[CampaignCulprit]) -> list[CampaignCulpr
 
 
 def choose_exclusions(culprits: Sequence[CampaignCulprit], turn: int) -> list[Unit | None]:
-    """The layer's choice that keeps each culprit out of a build; None for settings, which are denied together.
-
-    A choice that several culprits share comes first. Others take turns, so that each is also seen without the rest.
-    """
+    """The layer's choice that keeps each culprit out of a build; None for settings, which are denied together."""
+    # A choice that several culprits share comes first. Others take turns, so that each is also seen without the rest.
     counts = Counter(unit.choice for culprit in culprits for unit in culprit.units)
     chosen: list[Unit | None] = []
     for culprit in culprits:
@@ -284,11 +276,9 @@ def choose_exclusions(culprits: Sequence[CampaignCulprit], turn: int) -> list[Un
 
 
 def _transfer(culprit: CampaignCulprit, table: CampaignTable, *, waited: bool) -> Pair | None:
-    """The good build that shows most about what a culprit needs: it lacks most of what the bad build has.
-
-    None where the culprit was bad already without each other choice of the bad build, or in enough good builds; and,
-    until there are enough of them, where none lacks much.
-    """
+    """The good build that shows most about what a culprit needs: it lacks most of what the bad build has."""
+    # None where the culprit was bad already without each other choice of the bad build, or in enough good builds; and,
+    # until there are enough of them, where none lacks much.
     # Layers that follow from settings cannot be chosen, and so cannot be needed.
     of_settings = all(unit.kind == "setting" for unit in culprit.units)
     free = [place for place, (kind, _) in enumerate(table.columns) if kind == "setting" or not of_settings]
@@ -323,10 +313,9 @@ def most_alike(table: CampaignTable, good: Sequence[str], bad: Sequence[str]) ->
 
 
 def with_mixtures(table: CampaignTable, done: Sequence[BisectResult]) -> CampaignTable:
-    """A table with the mixtures of its builds as further builds.
+    """A table with the mixtures of its builds as further builds, except those that strayed.
 
     Each has the layers and settings that were requested; layers that follow from others are as in the good build.
-    Mixtures that strayed are left out.
     """
     names = np.array([name for _, name in table.columns])
     rows = dict(zip(table.names, table.codes))

@@ -20,14 +20,7 @@ Until: TypeAlias = 'int | Literal["good", "bad", "decided"]'
 
 @dataclass(frozen=True, kw_only=True)
 class Place(Record):
-    """Where builds are made.
-
-    Attributes:
-        backend: The back end that makes them.
-        devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them, one build on each at a time; by default those
-            of that variable, or the first. ONNX Runtime's builds share the processor and need none.
-        timeout_seconds: Seconds that a build, or a first inference with it, may take; None for no limit.
-    """
+    """Where builds are made: fields as in :class:`DebugBuildConfig`."""
 
     backend: BackendName
     devices: tuple[str, ...] = ()

@@ -373,11 +373,7 @@ class _CampaignState:
 def _check_resumed(
     info: RunInfo, model: str | Path | None, config: DebugBuildConfig | None, tracker: Tracker, allow_scripts: bool
 ) -> tuple[Model, DebugBuildConfig]:
-    """The model and the config to resume a campaign with.
-
-    Raises:
-        ConfigError: If they would make other builds or verdicts than before.
-    """
+    """The model and the config to resume a campaign with; ConfigError if they would make other builds or verdicts."""
     path = Path(model or info.tags.get(schema.Tag.MODEL_PATH, "")).absolute()
     loaded, began_with = Model.load(path), info.tags.get(schema.Tag.MODEL_SHA256, "")
     if loaded.info.sha256 != began_with:

@@ -324,10 +324,8 @@ def tested_aspect(bad: RunInfo) -> BadIn | None:
 
 
 def verdict_in(aspect: BadIn | None, info: RunInfo) -> Verdict | None:
-    """A build's verdict in one aspect: good, where it is bad in another one only.
-
-    An engine that computes in FP32 throughout, and is bad for that, shows that right outputs are possible.
-    """
+    """A build's verdict in one aspect: good, where it is bad in another one only."""
+    # An engine that computes in FP32 throughout, and is bad for that, shows that right outputs are possible.
     named = info.tags.get(schema.Tag.BAD_IN, "").split()
     return "good" if named and aspect is not None and aspect not in named else info.verdict
 

@@ -33,15 +33,10 @@ class Outcome:
 
 
 class Mixture:
-    """Two builds of one campaign with different verdicts.
+    """Two builds of one campaign with different verdicts; ConfigError if a run holds no tactics.
 
-    Attributes:
-        units: The layers and settings in which they differ, as far as these can be chosen.
-        consequences: Layers in which they differ that cannot be chosen: those that no replay can set, and those of one
-            build only.
-
-    Raises:
-        ConfigError: If a run holds no tactics.
+    They differ in ``units``, which can be chosen, and in layers that cannot, the ``consequences``: those that no replay
+    can set, and those of one build only.
     """
 
     def __init__(self, good: StoredRun, bad: StoredRun) -> None:

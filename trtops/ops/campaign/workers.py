@@ -1,8 +1,4 @@
-"""Child processes that build engines, and devices that take one build at a time.
-
-A build that shares its GPU with another one times its tactics wrongly and may run out of memory. So a device is locked
-while something is built on it, against every process of this machine.
-"""
+"""Child processes that build engines, and devices that take one build at a time."""
 
 from __future__ import annotations
 
@@ -70,6 +66,8 @@ def free_device(backend: str, devices: Sequence[str] = ()) -> Iterator[str]:
     if not devices:
         yield ""
         return
+    # A build that shares its GPU with another one times its tactics wrongly and may run out of memory, so a device is
+    # locked against every process of this machine.
     # One lock for a GPU, whatever its name: "0" here may be "GPU-5f1c..." for another process.
     names = {device: _gpu_of(backend, device) or device for device in devices}
     while True:
