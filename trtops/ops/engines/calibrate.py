@@ -202,7 +202,14 @@ def calibrate(
             engines.append(
                 convert(path, convert_config, tracker=tracker, experiment=experiment, tags=tags, parent=run.id)
             )
-        _log_engines(run, engines)
+        metrics: dict[tuple[str, ...], float] = {}
+        for engine in engines:
+            if engine.evaluation.accuracy is not None:
+                metrics[schema.Metric.ACCURACY, engine.precision] = engine.evaluation.accuracy.actual
+                metrics[schema.Metric.ACCURACY, "golden"] = engine.evaluation.accuracy.golden
+            if engine.evaluation.latency is not None:
+                metrics[schema.Metric.LATENCY, engine.precision] = engine.evaluation.latency.p50_ms
+        run.log_metrics(metrics)
         result = CalibrateResult(
             title=f"calibrate {path.name}",
             subject=str(path),
@@ -324,18 +331,3 @@ def _log_cache(
     if config.output is not None:
         with open_atomically(config.output) as file:
             file.write(cache.to_bytes() if config.output.endswith(".json") else cache.to_tensorrt())
-
-
-def _log_engines(run: Run, engines: Iterable[ConvertResult]) -> None:
-    """Log accuracy, latency and largest errors of the engines side by side."""
-    metrics: dict[tuple[str, ...], float] = {}
-    for engine in engines:
-        if engine.evaluation.accuracy is not None:
-            metrics[schema.Metric.ACCURACY, engine.precision] = engine.evaluation.accuracy.actual
-            metrics[schema.Metric.ACCURACY, "golden"] = engine.evaluation.accuracy.golden
-        if engine.evaluation.latency is not None:
-            metrics[schema.Metric.LATENCY, engine.precision] = engine.evaluation.latency.p50_ms
-        for output in engine.evaluation.report.outputs:
-            if output.statistics is not None:
-                metrics[schema.Metric.ERROR, output.name, f"{engine.precision}_max_abs"] = output.statistics.max_abs
-    run.log_metrics(metrics)

@@ -154,8 +154,10 @@ class Search:
                 stage=self.stage,
                 items=_as_ranges(items),
                 size=self._size(items),
+                verdict=outcome.verdict,
                 seconds=seconds,
-                **vars(outcome),
+                detail=outcome.detail,
+                excess=outcome.excess,
             )
             self._keep(items, step)
             if self._save_replay is not None:
