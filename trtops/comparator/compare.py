@@ -301,11 +301,8 @@ class SimpleCompareFunc(BaseCompareFunc):
 class IndicesCompareFunc(BaseCompareFunc):
     """Compares indices, such as those of a top-k: each must be in the other output near its own place.
 
-    Outputs are compared along their last axis. Results are plain truth values.
-
-    Attributes:
-        index_tolerance: How many places away an index may be; as many of the last indices are not checked.
-        fail_fast: Whether to stop at the first output that does not match.
+    ``index_tolerance`` is how many places away an index may be; as many of the last indices are not checked. Outputs
+    are compared along their last axis. Results are plain truth values.
     """
 
     label: ClassVar[str] = "indices"

@@ -127,10 +127,7 @@ class MetricThreshold(Threshold):
 class CompareResult:
     """The numbers of one output; true if its threshold passes them.
 
-    Attributes:
-        thresholds: The threshold.
-        output0_name: The output's name; set by the compare function.
-        output1_name: The name of its counterpart.
+    The compare function sets ``output0_name``, the output's name, and ``output1_name``, that of its counterpart.
     """
 
     THRESHOLD: ClassVar[type[Threshold]] = Threshold
@@ -140,12 +137,7 @@ class CompareResult:
     output1_name: str | None = field(default=None, init=False)
 
     def __bool__(self) -> bool:
-        return bool(self._given_threshold().passed(self.metric_values()))
-
-    def _given_threshold(self) -> Threshold:
-        if not isinstance(self.thresholds, Threshold) and not hasattr(self.thresholds, "passed"):
-            raise errors.ComparisonError(f"A {type(self).__name__} without thresholds has no verdict. Give it some.")
-        return cast("Threshold", self.thresholds)
+        return bool(self.thresholds.passed(self.metric_values()))
 
     @property
     def passed(self) -> bool:
@@ -167,13 +159,13 @@ class CompareResult:
 
     def describe(self) -> tuple[str, bool] | None:
         """One line for the log and the verdict; None if the threshold has no such line."""
-        return self._given_threshold().describe(self.metric_values())
+        return cast("Threshold", self.thresholds).describe(self.metric_values())
 
     def summary(self) -> str:
         """The numbers and the threshold in one line, without the verdict."""
         if line := self.describe():
             return line[0].rpartition(" | ")[0]
-        numbers = {**self.metric_values(), **vars(self._given_threshold())}
+        numbers = {**self.metric_values(), **vars(self.thresholds)}
         return ", ".join(f"{name} {f'{v:.5g}' if isinstance(v, float) else v}" for name, v in numbers.items())
 
     @classmethod
@@ -221,7 +213,7 @@ class OutputCompareResult(CompareResult):
         )
 
     def __bool__(self) -> bool:
-        threshold = self._given_threshold()
+        threshold = self.thresholds
         if not isinstance(threshold, SimpleThreshold) or threshold.check_error_stat != "elemwise":
             return bool(threshold.passed(self.metric_values()))
         if self.statistics is not None:

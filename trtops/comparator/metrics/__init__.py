@@ -76,17 +76,15 @@ class OutputStatistics(Record):
     has the definitions. The table of metrics (:mod:`trtops.comparator.table`) adds further fields.
 
     Attributes:
-        quantiles: Further quantiles of both errors, by level.
         nan_errors: Elements whose absolute error is NaN; they violate any tolerances.
         violations: Elements that violate ``atol`` and ``rtol`` both, which are the tolerances counted with.
         frontier: Pairs of absolute and relative error that no other element exceeds in both, by falling absolute
             error. They decide whether any element violates given tolerances. NaN counts as infinite.
         frontier_exact: False if neighbours in the frontier were joined. A bad output is then still found; a good one
             within about a percent of the tolerances may be called bad.
-        worst_index: Index of the largest absolute error in the flattened output, counted on through the iterations;
-            None without elements.
+        worst_index: Index of the largest absolute error in the flattened output, counted on through the iterations.
         scale: Largest finite magnitude in the reference; None for strings.
-        class_axis: The axis of classes that the tolerances or the model name; None if neither does.
+        class_axis: The axis of classes that the tolerances or the model name.
         clamped: Elements that stand for infinity on both sides and were counted as equal.
     """
 

@@ -125,8 +125,7 @@ class _Bracket:
         """The interpolated element at the rank; None if it is not between the bounds."""
         rank = int(self.position)
         inside = np.sort(np.concatenate(self.inside)) if self.inside else np.empty(0)
-        found = [self._element_at(place - self.below, inside) for place in (rank, min(rank + 1, self.last))]
-        low, high = found
+        low, high = (self._element_at(place - self.below, inside) for place in (rank, min(rank + 1, self.last)))
         return None if low is None or high is None else _between(low, high, self.position - rank)
 
     def _element_at(self, place: int, inside: Array) -> float | None:

@@ -16,10 +16,6 @@ _CONSTANT = 1e-12  # variance over the squared mean: below, what is left is the 
 class Totals:
     """What one pass over blocks adds up. Medians are set afterwards; ``worst`` is the place of the largest error."""
 
-    elements: int = 0
-    violations: int = 0
-    nan_a: int = 0
-    inf_a: int = 0
     max_abs: float = 0.0
     max_rel: float = 0.0
     sum_abs: float = 0.0
@@ -30,7 +26,8 @@ class Totals:
     def __init__(self, atol: float, rtol: float, text: bool) -> None:
         self.atol, self.rtol = most(atol), most(rtol)
         self.text = text
-        self.nan_d = self.nan_b = self.inf_b = 0
+        self.elements = self.violations = 0
+        self.nan_a = self.nan_b = self.nan_d = self.inf_a = self.inf_b = 0
         self.dd = self.aa = self.bb = self.ab = 0.0  # dot products of the error, the output and the reference
         self.sum_a = self.sum_b = self.peak_b = 0.0
         self.peak = -math.inf
