@@ -194,7 +194,7 @@ def _check_build(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     entries = stored.manifest.artifacts
     engine = next((entry for entry in entries if entry.path.startswith(f"{builds.ENGINE_STEM}.")), None)
     if engine is None:
-        # A gate also refuses candidates that cannot be built.
+        # A gate also refuses candidates that cannot be built, and holds no engine then.
         if info.verdict == "good" or (info.verdict == "bad" and info.kind != "gate"):
             facts.wrong("engine", f"the run is {info.verdict} and holds no engine")
         return

@@ -259,6 +259,7 @@ def _grade_build(way: WayName, logged: Logged, new: Build, backend: IsolatedBack
     )
     if made.engine_sha256 == logged.engine_sha256:
         return made
+    # In the child, because an engine that another environment built may crash the process that loads it.
     arguments = (new.engine, old.engine if old.engine.plan else None, logged.model, logged.check, logged.tolerances)
     outputs = backend.worker.run(_run_in_child, *arguments, timeout=backend.timeout)
     grade, why = _grade_outputs(outputs)

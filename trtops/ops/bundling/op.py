@@ -314,6 +314,7 @@ def _try_script(files: Mapping[str, bytes], timeout_seconds: float) -> tuple[boo
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("bundle")) as folder, tempfile.TemporaryFile() as output:
         for name, data in files.items():
             Path(folder, name).write_bytes(data)
+        # Without PYTHONPATH and user packages, so that the script cannot import trtops by chance.
         code = run_group([sys.executable, "-E", "-s", str(Path(folder, "reproduce.py"))], output, timeout_seconds)
         output.seek(0)
         printed = masked(output.read().decode(errors="replace").replace(f"{folder}/", ""))

@@ -59,6 +59,7 @@ class EngineProcess:
 
     def outputs(self) -> RunResults:
         """Run the engine on every feed."""
+        # Through a file: arrays pickled by another release of numpy may be unreadable here.
         with tempfile.TemporaryDirectory(prefix=temporary_prefix("outputs")) as folder:
             path = str(Path(folder, "outputs.npz"))
             self._backend.worker.run(_save_outputs, path, timeout=self._backend.timeout)
@@ -97,6 +98,7 @@ def measure_rounds(candidate: EngineProcess, accepted: EngineProcess, limit: Lat
             found = estimate(tuple(starts), limit.ratio, limit.confidence)
             if found.decision != "open" or found.rounds + limit.rounds > limit.max_rounds:
                 break
+            # Memory layout and thread placement stay the same while a process lives.
             candidate.reopen()
             accepted.reopen()
     return Rounds(

@@ -121,6 +121,7 @@ def gate_all(
         run.log_params(schema.flat_params({"models": list(map(str, models)), "releases": [r.name for r in releases]}))
         results: list[GateResult] = []
         for model, own in cells:
+            # Registered at the end: otherwise a later candidate would be compared with an earlier one.
             own = replace(own, register=False, others=(*config.others, *releases))
             name = f"gate {Path(model).stem} {own.build.precision} {own.release.name}"
             where = {"tracker": tracker, "experiment": experiment, "tags": tags, "parent": run.id}

@@ -108,6 +108,7 @@ class Measurement:
                 return measured
             other, other_backend = self._open_accepted(accepted, device, stack)
             with _refused_for("accepted"):
+                # Twice, because the difference from run to run is part of the noise.
                 other_process = EngineProcess(other_backend, other.engine, file)
                 theirs, again = other_process.outputs(), other_process.outputs()
             same_model = other.spec.model_sha256 == model.info.sha256

@@ -131,6 +131,7 @@ def ask_again(subject: Subject, parent: str) -> Answer:
     first = bad_build(subject, parent)
     with engine_backend(subject.config.build.backend).runner(first.engine) as runner:
         runs = [[{n: np.array(a) for n, a in runner.infer(feed).items()} for feed in subject.feeds] for _ in range(2)]
+    # Wider than equal bits: the order of additions may differ from run to run without harm.
     alike = Tolerances(atol=1e-6, rtol=1e-5, atol_of_scale=1e-5, nans_equal=True, infinities_equal=True)
     report = compare_outputs(runs[1], runs[0], alike)
     if not report:
