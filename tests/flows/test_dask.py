@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -17,7 +12,6 @@ import pytest
 
 from flows.debug_build import debug_build
 from tests import models
-from tests.waiting import until
 from trtops import errors
 from trtops.flows.dask import check_workers, dask_runner
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig
@@ -91,45 +85,6 @@ def test_campaign_survives_killed_worker_of_local_cluster(store: Path, case) -> 
 
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
         result = debug_build(model, campaign, dask=cluster.scheduler_address)
-
-    check_campaign(result)
-
-
-@contextlib.contextmanager
-def by_hand(folder: Path) -> Iterator[str]:
-    """Start a scheduler and two workers as in separate shells; yields the address of the scheduler."""
-    file = folder / "scheduler.json"
-    processes: list[subprocess.Popen[bytes]] = []
-
-    def start(*words: str) -> None:
-        with open(folder / f"log{len(processes)}.txt", "wb") as log:
-            command = [sys.executable, "-m", "distributed.cli.dask_" + words[0], *words[1:]]
-            processes.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, start_new_session=True))
-
-    try:
-        start("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file))
-        until(lambda: file.exists() and file.read_text().rstrip().endswith("}"), while_alive=processes[0])
-        for _ in range(2):
-            start("worker", "--scheduler-file", str(file), "--nthreads", "1", "--no-nanny", "--no-dashboard")
-        yield json.loads(file.read_text())["address"]
-    finally:
-        for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-@pytest.mark.skipif(os.environ.get("TRTOPS_TEST_KILLS") != "1", reason="takes minutes: set TRTOPS_TEST_KILLS=1")
-def test_campaign_survives_killed_worker_started_by_hand(
-    store: Path, case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, campaign = case
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    )
-
-    with by_hand(tmp_path) as address:
-        result = debug_build(model, campaign, dask=address)
 
     check_campaign(result)
 
