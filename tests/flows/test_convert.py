@@ -182,9 +182,7 @@ def test_compare_flow_reads_engine_of_run(store: Path, model: Path) -> None:
     built = convert(model, precision="fp16")  # an FP32 engine may give the reference's very bits
 
     same = compare(f"run:{built.run_id}", str(model))
-    strict = compare(
-        f"run:{built.run_id}", str(model), {"check": {"tolerances": {"atol": 0, "rtol": 0, "min_snr": 500}}}
-    )
+    strict = compare(f"run:{built.run_id}", str(model), {"tolerances": {"atol": 0, "rtol": 0, "min_snr": 500}})
 
     assert same.verdict == "good"
     assert strict.verdict == "bad" and strict.reasons

@@ -102,8 +102,9 @@ def flow_of(
 
     Parameters are those of the op, ``config``, and every option of the config under its own name; an option that is not
     given stays as in ``config``. Of two options of one name, that of the nested record is prefixed by the record's
-    name, such as ``check_data``; a parameter of the op gives way to an option of the config itself. Results are never
-    persisted (Prefect would pickle them), and a run that crashes or is cancelled closes its MLflow runs.
+    name, such as ``check_data``; an optional parameter of the op gives way to an option of the config itself, and a
+    required one hides it. Results are never persisted (Prefect would pickle them), and a run that crashes or is
+    cancelled closes its MLflow runs.
 
     Args:
         op: The op. It is called with the default tracker and the tags of the flow run.
@@ -120,7 +121,7 @@ def flow_of(
         kind = _annotation(op, accepted["config"])
         records = (each for each in (kind, *get_args(kind)) if isinstance(each, type) and issubclass(each, Record))
         config_class = next(records)
-    options = {} if config_class is None else _options(config_class, {*accepted} - _OF_PYTHON)
+    options = {} if config_class is None else _options(config_class, accepted)
     signature, texts = _signature(op, config_class, options)
 
     @functools.wraps(op)
@@ -181,13 +182,16 @@ def _annotation(op: Callable[..., Any], parameter: inspect.Parameter) -> Any:
     return plain | None if type(None) in kinds else plain
 
 
-def _options(config_class: type[Record], taken: set[str]) -> dict[str, OptionField]:
+def _options(config_class: type[Record], accepted: Mapping[str, inspect.Parameter]) -> dict[str, OptionField]:
     """The options of a config by parameter name; those of outer records come first and have the short names."""
+    required = {name for name, parameter in accepted.items() if parameter.default is parameter.empty} - _OF_PYTHON
     found: dict[str, OptionField] = {}
     for option in sorted(option_fields(config_class), key=lambda option: len(option.path)):
-        short = len(option.path) == 1 or option.name not in {*taken, *found}
-        if not hasattr(pydantic.BaseModel, option.name):  # Prefect makes a model of them
-            found[option.name if short else "_".join(option.path)] = option
+        short = len(option.path) == 1 or option.name not in {*accepted, *found} - _OF_PYTHON
+        name = option.name if short else "_".join(option.path)
+        # Prefect makes a model of the parameters, whose own attributes cannot be fields.
+        if name not in required and not hasattr(pydantic.BaseModel, option.name):
+            found[name] = option
     return found
 
 
