@@ -15,6 +15,7 @@ from trtops.cli.commands.runs import tag
 from trtops.cli.flags import Flag, Parser, UsageError, flags_of, without_effect
 from trtops.cli.logs import LOGGING
 from trtops.cli.main import load, main, parser_of
+from trtops.cli.script import Unresolved
 from trtops.cli.values import READERS, attribute, constraint, tensor, until
 from trtops.comparator.table import METRICS
 from trtops.errors import ConfigError
@@ -60,6 +61,7 @@ LINES = {
     "inspect calibration": "c.cache; run:c",
     "inspect run": "abc",
     "check lint": "m.onnx; m.onnx --data-loader-script d.py",
+    "check compatibility": "m.onnx; m.onnx --onnxrt",
     "check accuracy": "acc.json; acc.json --compare {compared}; acc.json --check-error-stat mean",
     "surgeon extract": (
         "m.onnx -o o.onnx; m.onnx -o o.onnx --shape-inference; m.onnx -o o.onnx --force-fallback-shape-inference; "
@@ -202,6 +204,8 @@ def contents(value: Any) -> Any:
         return value.__qualname__, {
             name: contents(held) for name, held in inspect.getclosurevars(value).nonlocals.items()
         }
+    if isinstance(value, Unresolved):
+        return contents(value.value)
     if isinstance(value, dict):
         return {name: contents(held) for name, held in value.items()}
     return [contents(held) for held in value] if isinstance(value, (list, tuple)) else value

@@ -148,20 +148,13 @@ def build_config(args: Options, backend: str) -> BuildConfig:
             allow_approximation=bool(getattr(args, "allow_approximation", False)),
             timing_seconds=getattr(args, "timing_seconds", None),
         )
-    profiles = (loading.profiles(args) if hasattr(args, "trt_opt_shapes") else None) or ()
-    return BuildConfig(
-        precision=asked[0] if asked else "fp32",  # type: ignore[arg-type]
-        profiles=tuple(map(_profile, profiles)),
-        options=options,
-    )
-
-
-def _profile(shapes: Mapping[str, Any]) -> OptimizationProfile:
-    ranges = (
-        ShapeRange(name=name, min=tuple(each.min), opt=tuple(each.opt), max=tuple(each.max))
-        for name, each in shapes.items()
-    )
-    return OptimizationProfile(shapes=tuple(ranges))
+    profiles = []
+    for shapes in (loading.profiles(args) if hasattr(args, "trt_opt_shapes") else None) or ():
+        bounds = ((name, tuple(each.min), tuple(each.opt), tuple(each.max)) for name, each in shapes.items())
+        ranges = (ShapeRange(name=name, min=low, opt=usual, max=high) for name, low, usual, high in bounds)
+        profiles.append(OptimizationProfile(shapes=tuple(ranges)))
+    precision: Any = asked[0] if asked else "fp32"
+    return BuildConfig(precision=precision, profiles=tuple(profiles), options=options)
 
 
 def refuse(args: Options, group: Group, why: str) -> None:

@@ -7,6 +7,7 @@ import functools
 import itertools
 import os
 import re
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -179,11 +180,14 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}\nTry: {self.prog} -h\n")
 
 
+_WIDTH = max(40, shutil.get_terminal_size((110, 24)).columns)
+
+
 class _Help(argparse.RawDescriptionHelpFormatter):
     """Help with space for long option names; headings in bold on a terminal."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=30, width=min(120, _terminal_width()))
+        super().__init__(prog, max_help_position=30, width=min(120, _WIDTH))
 
     def start_section(self, heading: str | None) -> None:
         super().start_section(bold(heading) if heading else heading)
@@ -192,13 +196,6 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         text = super()._format_usage(usage, actions, *args)
         places = "".join(f" {a.metavar or a.dest}" for a in actions if not a.option_strings)
         return text if len(text) < 400 else f"usage: {self._prog} [options]{places}\n\n"
-
-
-def _terminal_width() -> int:
-    try:
-        return max(40, os.get_terminal_size().columns)
-    except OSError:
-        return 110
 
 
 def bold(text: str) -> str:
@@ -224,7 +221,7 @@ def make_parser(prog: str, about: str, groups: Sequence[Group], examples: Sequen
     shown = "\n".join(f"  {line}" for example in examples for line in example.splitlines())
     parser = Parser(
         prog=prog,
-        description=textwrap.fill(about, min(100, _terminal_width())),
+        description=textwrap.fill(about, min(100, _WIDTH)),
         epilog=f"{bold('examples:')}\n{shown}",
         formatter_class=_Help,
         allow_abbrev=False,
@@ -305,10 +302,8 @@ def _word_converter(flag: Flag) -> Callable[[str], Any]:
         try:
             value = flag.convert(word)
         except ValueError as exc:
-            text = (
-                str(exc) if not str(exc).startswith(("invalid literal", "could not")) else f"{word!r} is not a number"
-            )
-            raise argparse.ArgumentTypeError(text) from None
+            python = str(exc).startswith(("invalid literal", "could not"))  # of int() and float()
+            raise argparse.ArgumentTypeError(f"{word!r} is not a number" if python else str(exc)) from None
         if flag.choices is not None and value not in flag.choices:
             raise argparse.ArgumentTypeError(f"{word!r} is unknown. {near(word, map(str, flag.choices))}")
         return value

@@ -53,7 +53,7 @@ def op_job(
     """Return the job that calls an op.
 
     Args:
-        args: The options, for the place of the store and ``--json``.
+        args: The options, for the store, ``--json``, and the op's ``experiment`` if the command has that option.
         op: The op's name in :mod:`trtops.ops`.
         inputs: Its positional arguments.
         store: Which tracking store it gets: ``none``; the one it ``reads``, which must exist, or ``writes``;
@@ -63,6 +63,8 @@ def op_job(
         progress: What a progress bar says, and its unit; or what the op calls with its progress.
         options: The op's keyword arguments.
     """
+    if hasattr(args, "experiment"):
+        options["experiment"] = args.experiment
     used = store not in ("none", "optional") or (store == "optional" and options.get("experiment") is not None)
     place = args.store if used else None
     as_json = bool(getattr(args, "json", False))

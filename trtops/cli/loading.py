@@ -199,12 +199,11 @@ def fixed(shape: Any) -> tuple[int, ...]:
     return tuple(dim if isinstance(dim, int) and dim >= 0 else 1 for dim in shape)
 
 
-def _member(kind: str, word: str | None) -> Name | None:
-    return None if word is None else Name("trt", f"{kind}.{word.strip().upper().replace('-', '_')}")
-
-
-def _members(kind: str, words: Iterable[str] | None) -> list[Name | None] | None:
-    return None if words is None else [_member(kind, word) for word in words]
+def _member(kind: str, words: str | Iterable[str] | None) -> Any:
+    """Return a member of an enum of TensorRT, or a list of members."""
+    if words is None or isinstance(words, str):
+        return None if words is None else Name("trt", f"{kind}.{words.strip().upper().replace('-', '_')}")
+    return [_member(kind, word) for word in words]
 
 
 _TYPES_OF_TRT = {"float8e4m3fn": "fp8", "float4": "fp4"}
@@ -246,8 +245,6 @@ def _config_options(args: Options) -> dict[str, Any]:
         "runtime_platform": "RuntimePlatform",
         "tiling_optimization_level": "TilingOptimizationLevel",
         "engine_capability": "EngineCapability",
-    }
-    lists = {
         "tactic_sources": "TacticSource",
         "preview_features": "PreviewFeature",
         "quantization_flags": "QuantizationFlag",
@@ -255,7 +252,6 @@ def _config_options(args: Options) -> dict[str, Any]:
     return given(
         **{name: getattr(args, name) for name in same},
         **{name: _member(kind, getattr(args, name)) for name, kind in enums.items()},
-        **{name: _members(kind, getattr(args, name)) for name, kind in lists.items()},
         restricted=args.trt_safety_restricted,
         profiles=profiles(args),
         precision_constraints=constraints(args)[0],
@@ -329,9 +325,9 @@ def network(args: Options, *, outputs: bool = True) -> Any:
         made = trt.SetTensorDatatypes(made, types)
     if args.all_tensor_formats or args.tensor_formats:
         each: Any = {
-            name: _members("TensorFormat", words.strip("[]").split(",")) for name, words in args.tensor_formats or ()
+            name: _member("TensorFormat", words.strip("[]").split(",")) for name, words in args.tensor_formats or ()
         }
-        made = trt.SetTensorFormats(made, _members("TensorFormat", args.all_tensor_formats or None) or each)
+        made = trt.SetTensorFormats(made, _member("TensorFormat", args.all_tensor_formats or None) or each)
     if args.decomposable_attentions:
         made = trt.SetDecomposableAttentions(made)
     return trt.MarkDebug(made, list(args.mark_debug)) if args.mark_debug else made
@@ -343,7 +339,7 @@ def _parsed_network(args: Options, kind: str) -> Any:
         path = f"{path}.py" if function else path
         return common.InvokeFromScript(path, function or args.trt_network_func or "load_network")
     options = given(
-        flags=_members("OnnxParserFlag", args.onnx_flags),
+        flags=_member("OnnxParserFlag", args.onnx_flags),
         plugin_instancenorm=args.plugin_instancenorm,
         strongly_typed=args.strongly_typed,
         mark_unfused_tensors_as_debug_tensors=args.mark_unfused_tensors_as_debug_tensors,

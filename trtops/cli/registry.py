@@ -41,6 +41,7 @@ COMMANDS: dict[Path, str] = {
     ("inspect", "calibration"): "show a calibration cache, or compare two",
     ("inspect", "run"): "show everything a run holds",
     ("check", "lint"): "find what is wrong with an ONNX model, node by node",
+    ("check", "compatibility"): "report whether a back end supports a model",
     ("check", "accuracy"): "evaluate saved comparisons with other tolerances",
     ("surgeon", "extract"): "cut a part out of a model",
     ("surgeon", "sanitize"): "fold constants, clean up, change shapes and outputs",

@@ -57,11 +57,6 @@ class Unresolved:
         """Call the loader after resolving it."""
         return load(self.value)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Unresolved) and self.value == other.value
-
-    __hash__ = None  # type: ignore[assignment]
-
 
 def late(function: str, /, *args: Any, **kwargs: Any) -> Late:
     """Return a call to be made later, without the keyword arguments that are None or False."""

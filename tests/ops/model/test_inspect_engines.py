@@ -74,8 +74,6 @@ def test_the_command_prints_the_page_or_json(files: tuple[str, str], capsys: pyt
     assert main(["inspect", "engines", *files, "--json"]) == 0
     assert InspectEnginesResult.from_dict(json.loads(capsys.readouterr().out)).a.layers == 5
 
-    assert main(["inspect", "engines", *files, "--layer-times", times[0]]) == 2
-
 
 def test_other_files_are_refused(files: tuple[str, str], tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text('{"some": "thing"}')

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from trtops import comparator, ops
-from trtops.cli import groups, loading
+from trtops.cli import configs, groups, loading
 from trtops.cli.flags import Group, Options, UsageError, flag
-from trtops.cli.jobs import Job, command
+from trtops.cli.jobs import Job, command, op_job
 from trtops.cli.logs import log_line, say, say_json
 from trtops.cli.script import loaded, resolve
 from trtops.comparator.table import METRICS
@@ -18,6 +18,18 @@ from trtops.logger import G_LOGGER
 from trtops.metadata import TensorMetadata
 
 _RANDOM = ("seed", "val_range", "int_min", "int_max", "float_min", "float_max", "data_loader_backend_module")
+
+
+@command(
+    groups.ONNX_MODEL,
+    Group("back end (default: TensorRT)", configs.BACKEND.only("backend")),
+    groups.JSON,
+    examples=("trtops check compatibility model.onnx --onnxrt",),
+)
+def compatibility(args: Options) -> Job:
+    """Report whether a back end supports every node of a model. Exits with 1 if it does not."""
+    backend, code = args.backend or "tensorrt", lambda report: int(not report.supported)
+    return op_job(args, "capability", args.model_file, backend, partition=False, code=code)
 
 
 @command(

@@ -127,8 +127,7 @@ def _convert(args: Options, config: ConvertConfig, output: str | None, parts: di
         except (OSError, errors.TrtopsError) as exc:
             failed.append(exc)  # raised in the end: an engine is recorded also if its file cannot be written
 
-    experiment = args.experiment
-    convert = op_job(args, "convert", args.model_file, config, store="temporary", experiment=experiment, built=write)
+    convert = op_job(args, "convert", args.model_file, config, store="temporary", built=write)
 
     def run() -> int:
         code = convert()

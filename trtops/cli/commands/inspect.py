@@ -126,11 +126,7 @@ def run(args: Options) -> Job:
 )
 def sparsity(args: Options) -> Job:
     """Report which weights of an ONNX model sparse kernels could use, and which are already 2:4 sparse."""
-    model = args.model_file
-    if args.external_data_dir or args.fp_to_fp16:
-        model = late("trtops.backend.onnx.onnx_from_path", model, external_data_dir=args.external_data_dir)
-        model = late("trtops.backend.onnx.convert_to_fp16", model) if args.fp_to_fp16 else model
-    return op_job(args, "inspect_sparsity", model)
+    return op_job(args, "inspect_sparsity", late("trtops.cli.script.loaded", loading.changed_model(args)))
 
 
 @command(
@@ -169,7 +165,6 @@ def diff_tactics(args: Options) -> Job:
         "diff_tactics",
         config,
         store="reads" if config.runs or config.experiment is not None else "temporary",
-        experiment=args.experiment,
         show=_show_difference,
         code=no_verdict,
     )
@@ -195,14 +190,7 @@ def engines(args: Options) -> Job:
     """
     config = configs.make(args, "InspectEnginesConfig", a=args.a, b=args.b)
     stored = not all(Path(source).suffix for source in (args.a, args.b))
-    return op_job(
-        args,
-        "inspect_engines",
-        config,
-        store="reads" if stored else "optional",
-        experiment=args.experiment,
-        code=no_verdict,
-    )
+    return op_job(args, "inspect_engines", config, store="reads" if stored else "optional", code=no_verdict)
 
 
 _MODES = {"none": (), "basic": ("layers",), "attrs": ("layers", "attrs"), "full": ("layers", "attrs", "weights")}

@@ -14,7 +14,6 @@ from trtops.cli.script import late
 from trtops.tracking.ids import RUN_PREFIX
 
 if TYPE_CHECKING:
-    from trtops.ops.gate.op import GateConfig
     from trtops.ops.triaging.result import Step, TriageResult
 
 
@@ -34,7 +33,7 @@ def build_list(args: Options) -> Job:
     models = args.models
     if not args.check:
         config = configs.make(args, "BuildListConfig")
-        return op_job(args, "build_list", models, config, store="writes", experiment=args.experiment)
+        return op_job(args, "build_list", models, config, store="writes")
 
     def check() -> int:
         listed = ops.read_model_list(models)
@@ -74,15 +73,7 @@ def calibrate(args: Options) -> Job:
     build = replace(configs.build_config(args, args.backend or "onnxruntime"), keep=tuple(args.keep or ()))
     check = configs.check_values(args) | {"check.data": args.check_data}
     config = configs.make(args, "CalibrateConfig", check, data=data, build=build)
-    return op_job(
-        args,
-        "calibrate",
-        args.model_file,
-        config,
-        store="temporary",
-        experiment=args.experiment,
-        progress=("Calibrating", "samples"),
-    )
+    return op_job(args, "calibrate", args.model_file, config, store="temporary", progress=("Calibrating", "samples"))
 
 
 @command(
@@ -111,7 +102,6 @@ def compare(args: Options) -> Job:
         *sides,
         configs.make(args, "CheckConfig", configs.check_values(args, prefix="")),
         store="reads" if stored else "temporary",
-        experiment=args.experiment,
     )
 
 
@@ -153,7 +143,7 @@ def gate(args: Options) -> Job:
         register=not args.no_register,
     )
     if args.policy is not None:
-        config = late("trtops.cli.commands.op_commands.with_policy", config, args.policy)
+        config = late("dataclasses.replace", config, policy=late("trtops.ops.read_policy", args.policy))
     return op_job(
         args,
         "gate_all",
@@ -162,14 +152,8 @@ def gate(args: Options) -> Job:
         store="writes",
         releases=tuple(map(ops.Release.parse, args.release or ())),
         precisions=tuple(args.precisions or ()),
-        experiment=args.experiment,
         progress=("Gating", "candidates"),
     )
-
-
-def with_policy(config: GateConfig, path: str) -> GateConfig:
-    """Return the config with the policy of a file."""
-    return replace(config, policy=ops.read_policy(path))
 
 
 @command(
@@ -215,7 +199,6 @@ def sensitivity(args: Options) -> Job:
         args.calibration_cache,
         configs.make(args, "SensitivityConfig", data=configs.data_source(args)),
         store="reads" if args.calibration_cache.startswith(RUN_PREFIX) else "temporary",
-        experiment=args.experiment,
         progress=("Measuring", "layers"),
     )
 
@@ -261,7 +244,6 @@ def triage(args: Options) -> Job:
         args.model_file,
         config,
         store="optional",
-        experiment=args.experiment,
         code=lambda result: {"good": 0, "bad": 1, "error": 3}[result.verdict],
         show=_show,
         progress=None if args.peek("json") else _say_step,

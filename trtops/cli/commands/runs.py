@@ -32,10 +32,9 @@ def tag(text: str) -> tuple[str, str]:
     return name, value
 
 
-_EXPERIMENT = flag("--experiment NAME", "only runs of this experiment")
 _FILTERS = Group(
     "which",
-    _EXPERIMENT,
+    flag("--experiment NAME", "only runs of this experiment", to="of_experiment"),
     flag("--kind KIND", "only of this kind: build, compare, debug_build, reduce, ...", convert=_known_kind),
     flag("--verdict {good,bad,error}", "only with this verdict", usual="any"),
     flag("--tag NAME=VALUE+", "only with all of these tags", convert=tag),
@@ -56,8 +55,8 @@ _READ = (groups.STORE, groups.JSON)
 )
 def list_(args: Options) -> Job:
     """List runs of the store, newest first."""
-    names = ("experiment", "kind", "verdict", "status", "parent", "limit")
-    filters = {name: getattr(args, name) for name in names} | {"tags": dict(args.tag or ())}
+    filters = {name: getattr(args, name) for name in ("kind", "verdict", "status", "parent", "limit")}
+    filters |= {"experiment": args.of_experiment, "tags": dict(args.tag or ())}
     return op_job(args, "list_runs", store="reads", show=_show_list, **filters)
 
 
@@ -75,11 +74,7 @@ def _show_list(rows: list[Any], store: str | None) -> None:
 show = replace(inspect.run, examples=("trtops runs show 8d6e3f",))
 
 
-@command(
-    Group("runs", flag("runs+", "ids of runs")),
-    *_READ,
-    examples=("trtops runs compare 8d6e3f 1a2b3c",),
-)
+@command(Group("runs", flag("runs+", "ids of runs")), *_READ, examples=("trtops runs compare 8d6e3f 1a2b3c",))
 def compare(args: Options) -> Job:
     """Show params and numbers of runs side by side, where they differ."""
     runs, place, as_json = tuple(args.runs), args.store, bool(args.json)
@@ -147,7 +142,7 @@ def audit(args: Options) -> Job:
         args,
         "AuditConfig",
         runs=tuple(args.runs or ()),
-        experiment=args.experiment,
+        experiment=args.of_experiment,
         kind=args.kind,
         verdict=args.verdict,
         tags=tuple(args.tag or ()),

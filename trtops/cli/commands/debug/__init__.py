@@ -58,7 +58,6 @@ def accuracy(args: Options) -> Job:
         ops.Emulated(args.emulate) if build is None else build,
         configs.make(args, "AccuracyConfig", configs.check_values(args, "")),
         store="optional",
-        experiment=args.experiment,
         show=_show,
     )
 
@@ -284,7 +283,7 @@ def _campaign(args: Options) -> Job:
     """Return the job of a campaign, new or resumed."""
     options = {"resume": args.resume, "allow_scripts": bool(args.allow_scripts), "progress": _say_progress}
     if args.resume and args.model_file is None:
-        return op_job(args, "debug_build", None, None, store="reads", experiment=args.experiment, **options)
+        return op_job(args, "debug_build", None, None, store="reads", **options)
     if loading.wants_onnx_changes(args) or loading.model_type(args) != "onnx":
         raise UsageError("a campaign builds an unchanged ONNX file; change it first with `trtops surgeon`")
     for name in ("artifacts", "iter_info", "save_tactics"):
@@ -300,13 +299,7 @@ def _campaign(args: Options) -> Job:
         until=args.until,
     )
     return op_job(
-        args,
-        "debug_build",
-        args.model_file,
-        config,
-        store="reads" if args.resume else "temporary",
-        experiment=args.experiment,
-        **options,
+        args, "debug_build", args.model_file, config, store="reads" if args.resume else "temporary", **options
     )
 
 

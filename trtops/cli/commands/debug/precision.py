@@ -88,13 +88,13 @@ def precision(args: Options) -> Job:
     writer = _candidate_writer(args, artifact, engines) if check or engines else None
     place = args.store if experiment else None
     exit_on_bad = bool(args.exit_on_bad or experiment or check is None)
-    data: dict[str, Any] = {}
+    source_values: dict[str, Any] = {}
     if not check:
-        data = configs.data_values(args, random=feeds is not None) | {"tolerances": configs.tolerances(args)}
+        source_values = configs.data_values(args, random=feeds is not None) | {"tolerances": configs.tolerances(args)}
     config: PrecisionConfig = configs.make(
         args,
         "PrecisionConfig",
-        data,
+        source_values,
         to="bf16" if args.bf16 and not args.fp16 else "fp16",
         output=args.output,
         load_replay=args.load_debug_replay,
@@ -105,8 +105,14 @@ def precision(args: Options) -> Job:
         if engines:
             ops.require_layer_precisions()  # before anything is run
         iterations, model, made, inputs = debug.Iterations(), loaded(source), resolve(writer), resolve(feeds)
-        if golden is not None and not _gives_golden_outputs(model, config, golden):
-            return 1
+        data: dict[str, Any] = {"data": config.data, "iterations": config.iterations, "seed": config.seed}
+        if golden is not None:
+            check_golden = ops.CheckConfig(tolerances=config.tolerances, latency_runs=0, **data)
+            compared = ops.compare(model, golden, check_golden, tracker=tracker("temporary", None))
+            if compared.verdict != "good":
+                why = "; ".join(compared.reasons)
+                say(f"The model in FP32 does not give the golden outputs on this data: {why}")
+                return 1
 
         def say_step(step: Step) -> None:
             measured = f", {step.excess:.3g} of what is allowed" if 0 < (step.excess or 0) < float("inf") else ""
@@ -134,7 +140,7 @@ def precision(args: Options) -> Job:
                 **evaluation,
             )
         if layers is not None:
-            looked = ops.AccuracyConfig(tolerances=config.tolerances, **_data_of(config))
+            looked = ops.AccuracyConfig(tolerances=config.tolerances, **data)
             errors = ops.accuracy(model, ops.Emulated(config.to, config.exclude), looked, feeds=inputs)
             save_bytes(errors.to_json().encode(), layers)
         iterations.log_summary()
@@ -164,17 +170,3 @@ def _candidate_writer(args: Options, artifact: str, engines: bool) -> Late:
         kept_in=args.precision,
         save_timing_cache=args.save_timing_cache or args.timing_cache,
     )
-
-
-def _gives_golden_outputs(model: str, config: PrecisionConfig, golden: str) -> bool:
-    """Whether the model gives these outputs on this data, in FP32."""
-    check = ops.CheckConfig(tolerances=config.tolerances, latency_runs=0, **_data_of(config))
-    result = ops.compare(model, golden, check, tracker=tracker("temporary", None))
-    if result.verdict != "good":
-        say(f"The model in FP32 does not give the golden outputs on this data: {'; '.join(result.reasons)}")
-    return result.verdict == "good"
-
-
-def _data_of(config: PrecisionConfig) -> dict[str, Any]:
-    """Return the data of a config, as keywords for another."""
-    return {"data": config.data, "iterations": config.iterations, "seed": config.seed}
