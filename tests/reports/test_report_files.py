@@ -90,13 +90,6 @@ def test_failed_run_has_a_report(tracker: MemoryTracker, tmp_path: Path) -> None
     assert "the calibrator ran dry" in page and 'class="verdict error"' in page
 
 
-def test_difference_of_two_engines(tracker: MemoryTracker, run_id: str, tmp_path: Path) -> None:
-    changed = [{**LAYERS[0], "tactic": "another"}, *LAYERS[1:]]
-    other = make_run(tracker, layers=changed)
-    page = Path(ops.report(run_id, other, tracker=tracker, output=tmp_path / "d.html").path).read_text("utf-8")
-    assert "1 layers" in page and "another" in page and "layer 7<" not in page
-
-
 def test_pictures_become_image_data() -> None:
     assert picture(b"<svg onload='alert(1)'/>", "x.svg").startswith("data:image/svg+xml;base64,")
     assert picture(b"\x89PNG...", "x.png").startswith("data:image/png;base64,")

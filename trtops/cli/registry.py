@@ -27,7 +27,7 @@ COMMANDS: dict[Path, str] = {
     ("calibrate",): "find INT8 ranges, and compare INT8 with other precisions",
     ("compare",): "compare two runs, engines, models or saved outputs",
     ("triage",): "find out why an engine is bad, question by question, down to the smallest case",
-    ("report",): "write a run, or two side by side, as one HTML page",
+    ("report",): "write a run as one HTML page",
     ("gate",): "compare a candidate with the accepted engine, and accept or reject it",
     ("sensitivity",): "measure what each layer costs in INT8",
     ("inspect", "model"): "show an ONNX model, a TensorRT network or an engine",

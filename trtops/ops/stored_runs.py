@@ -1,4 +1,4 @@
-"""List, show, compare, re-evaluate and report stored runs. A run is named by its id or the beginning of it."""
+"""List, show, compare, re-evaluate and report stored runs. A run is named by its id."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trtops.comparator.report import Tolerances
 from trtops.ops.evaluation.check import Evaluation
 from trtops.ops.model.inspect.inspection import Inspection
 from trtops.record import JSONValue, Record
-from trtops.reports.present import difference_page, report_page
+from trtops.reports.present import report_page
 from trtops.system.files import open_atomically
 from trtops.tables import size
 from trtops.tracking import schema
@@ -153,17 +153,17 @@ def reevaluate(run_ids: Iterable[str], tolerances: Tolerances, tracker: Tracker)
 
 @dataclass(frozen=True, kw_only=True)
 class Report(Record):
-    """The file of a report that was written, and the runs in it."""
+    """The file of a report that was written, and its run."""
 
     path: str
-    runs: tuple[str, ...]
+    run: str
 
 
-def report(run: str, other: str | None = None, *, tracker: Tracker, output: str | Path | None = None) -> Report:
-    """Write the HTML report of a run, or of two runs side by side; by default to ``report-<run>.html``."""
-    runs = tuple(run_id_of(each) for each in (run, other) if each is not None)
-    page = report_page(tracker, runs[0]) if len(runs) == 1 else difference_page(tracker, runs[0], runs[1])
-    path = Path(output) if output is not None else Path(f"report-{'-'.join(each[:8] for each in runs)}.html")
+def report(run: str, *, tracker: Tracker, output: str | Path | None = None) -> Report:
+    """Write the HTML report of a run; by default to ``report-<run>.html``."""
+    run = run_id_of(run)
+    page = report_page(tracker, run)
+    path = Path(output) if output is not None else Path(f"report-{run[:8]}.html")
     try:
         with open_atomically(path) as file:
             file.write(page.encode("utf-8"))
@@ -171,4 +171,4 @@ def report(run: str, other: str | None = None, *, tracker: Tracker, output: str 
         raise errors.ConfigError(
             f"The report cannot be written to {path}: {exc.strerror}. Use another --output."
         ) from None
-    return Report(path=str(path.absolute()), runs=runs)
+    return Report(path=str(path.absolute()), run=run)

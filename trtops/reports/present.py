@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 
 from trtops import errors
 from trtops.reports.description import description
 from trtops.reports.document import Document
 from trtops.reports.page import page
-from trtops.reports.run_view import RunView, difference, document_of, stored_sections
+from trtops.reports.run_view import RunView, document_of, stored_sections
 from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker
 from trtops.tracking.schema import Artifact, Tag
 
@@ -61,14 +60,6 @@ def report_page(tracker: Tracker, run_id: str) -> str:
     """
     view = _stored_view(tracker, run_id)
     return page(document_of(view.info, view.read), view)
-
-
-def difference_page(tracker: Tracker, first: str, second: str) -> str:
-    """Two runs side by side as an HTML page; raises as :func:`report_page`."""
-    one, other = _stored_view(tracker, first), _stored_view(tracker, second)
-    shown = replace(one.info, params={}, metrics={})
-    bare = RunView(info=shown, read=lambda path: None, pictures=(), children=lambda limit: ())
-    return page(difference(one, other), bare)
 
 
 def _stored_view(tracker: Tracker, run_id: str) -> RunView:

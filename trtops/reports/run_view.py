@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trtops import errors
 from trtops.comparator.report import ComparisonReport
-from trtops.reports.document import Cell, Chart, Document, Point, Section, Table, Tone
+from trtops.reports.document import Chart, Document, Point, Section, Table, Tone
 from trtops.tracking.base import RunInfo
 from trtops.tracking.schema import Artifact, Metric, Tag
 
@@ -123,38 +123,3 @@ def _read_layers(view: RunView) -> list[dict[str, Any]]:
     except ValueError:
         return []
     return layers if isinstance(layers, list) and all(isinstance(layer, dict) for layer in layers) else []
-
-
-def difference(first: RunView, second: RunView) -> Document:
-    """Two runs side by side: their differences in options, numbers and layers."""
-    names = tuple(f"{view.info.name} ({view.info.id[:8]})" for view in (first, second))
-    verdicts = tuple(view.info.verdict or view.info.status for view in (first, second))
-    options = _differing(dict(first.info.params), dict(second.info.params))
-    numbers = _differing(*({"/".join(name): value for name, value in s.info.metrics.items()} for s in (first, second)))
-    layers = _differing(
-        *(
-            {
-                str(e.get("name")): ", ".join(str(e[part]) for part in _LAYER[1:] if e.get(part))
-                for e in _read_layers(view)
-            }
-            for view in (first, second)
-        )
-    )
-    tables = (("Options", "option", options), ("Layers", "layer", layers), ("Numbers", "number", numbers))
-    sections = [
-        Section(
-            title=title,
-            text="" if rows else "No difference.",
-            table=Table(columns=(of, *names), rows=rows) if rows else None,
-        )
-        for title, of, rows in tables
-    ]
-    summary = Table(columns=("run", "verdict", "id"), rows=tuple(zip(names, verdicts, (first.info.id, second.info.id))))
-    headline = f"{len(options)} options, {len(layers)} layers and {len(numbers)} numbers differ"
-    title = f"{names[0]} and {names[1]}"
-    return Document(title=title, headline=headline, sections=(Section(table=summary), *sections))
-
-
-def _differing(first: Mapping[str, Cell], second: Mapping[str, Cell]) -> tuple[tuple[Cell, ...], ...]:
-    names = sorted({*first, *second})
-    return tuple((n, first.get(n), second.get(n)) for n in names if first.get(n) != second.get(n))

@@ -32,11 +32,7 @@ def build_key(spec: BuildSpec, environment: Environment) -> str:
 def log_spec(run: Run, spec: BuildSpec, environment: Environment, key: str | None = None) -> None:
     """Log the spec and the environment of a build before it begins.
 
-    Args:
-        run: The run.
-        spec: The spec.
-        environment: The environment.
-        key: The :func:`build_key`, by which later builds find the engine. None in campaigns, whose engines may be bad.
+    Later builds find the engine by the :func:`build_key`. It is None in campaigns, whose engines may be bad.
     """
     if key is not None:
         run.set_tags({Tag.BUILD_KEY: key})
@@ -84,12 +80,7 @@ def log_reuse(run: Run, build: Build, holder: str) -> None:
 def load_build(run: StoredRun, *, engine: bool = True) -> Build:
     """Read a build back from its run; every file is checked against the manifest.
 
-    Args:
-        run: The run.
-        engine: Whether to read the engine, which may be damaged; its plan is empty otherwise.
-
-    Raises:
-        IncompleteRunError: If the run has no build, or a file does not match the manifest.
+    Without ``engine``, which may be damaged, the plan is empty.
     """
     spec = BuildSpec.from_json(run.read_bytes(Artifact.SPEC))
     environment = Environment.from_json(run.read_bytes(Artifact.ENVIRONMENT))
@@ -116,20 +107,12 @@ def load_build(run: StoredRun, *, engine: bool = True) -> Build:
 
 
 def load_timing_cache(run: StoredRun) -> bytes | None:
-    """The timing cache of a run's build, or None.
-
-    Raises:
-        IncompleteRunError: If its bytes do not match the manifest.
-    """
+    """The timing cache of a run's build, or None."""
     return _read_if_present(run, Artifact.TIMING_CACHE)
 
 
 def load_engine(run: StoredRun, environment: Environment | None = None) -> Engine:
-    """The engine of a run, checked against the manifest.
-
-    Raises:
-        IncompleteRunError: If the run has none, or its bytes do not match.
-    """
+    """The engine of a run, checked against the manifest."""
     path = engine_path(run)
     if environment is None:
         environment = Environment.from_json(run.read_bytes(Artifact.ENVIRONMENT))
@@ -141,11 +124,7 @@ def load_engine(run: StoredRun, environment: Environment | None = None) -> Engin
 
 
 def engine_path(run: StoredRun) -> str:
-    """Path of the engine among the run's artifacts.
-
-    Raises:
-        IncompleteRunError: If it is missing.
-    """
+    """Path of the engine among the run's artifacts."""
     for entry in run.manifest.artifacts:
         if entry.path.startswith(f"{ENGINE_STEM}."):
             return entry.path
@@ -199,12 +178,7 @@ def crashed_settings(tracker: Tracker, model_sha256: str, environment: Environme
 
 
 def holder_of_engine(tracker: Tracker, info: RunInfo) -> StoredRun:
-    """The run that has the engine of ``info``: itself, or the one it reused.
-
-    Raises:
-        RunNotFoundError: If the reused run is gone.
-        IncompleteRunError: If the run is not complete.
-    """
+    """The run that has the engine of ``info``: itself, or the one it reused."""
     return tracker.load(info.tags.get(Tag.REUSED_FROM, info.id))
 
 

@@ -25,13 +25,7 @@ _KILLED = "The campaign's process ended in the middle of this iteration, which w
 
 @dataclass(frozen=True)
 class Iterations:
-    """The iterations of a campaign so far.
-
-    Attributes:
-        whole: Runs of finished iterations, by number.
-        marked: Runs of iterations whose process was killed.
-        running: Numbers of iterations that a live process is working on.
-    """
+    """Runs of finished iterations by number, of killed ones, and the numbers of those in live processes."""
 
     whole: dict[int, RunInfo]
     marked: tuple[RunInfo, ...]
@@ -68,34 +62,20 @@ def _iteration_number(info: RunInfo) -> int:
 
 
 def require_campaign(info: RunInfo) -> None:
-    """Refuse a run that is not a campaign.
-
-    Raises:
-        ConfigError: If it is not.
-    """
+    """Refuse a run that is not a campaign."""
     if info.kind != "debug_build":
         raise errors.ConfigError(f"Run {info.id} is of kind {info.kind!r}; expected a campaign, of kind 'debug_build'.")
 
 
 def read_config(tracker: Tracker, info: RunInfo) -> bytes | None:
-    """The config that a campaign logged, or None. That of a finished campaign is checked against the manifest.
-
-    Raises:
-        IncompleteRunError: If it has changed.
-    """
+    """The config that a campaign logged, or None. That of a finished campaign is checked against the manifest."""
     if info.status == "finished":
         return tracker.load(info.id).read_bytes(Artifact.CAMPAIGN)
     return tracker.peek(info.id, Artifact.CAMPAIGN)
 
 
 def load_table(tracker: Tracker, campaign_id: str) -> CampaignTable:
-    """The table of a campaign, finished or not; builds are named by their runs' ids. Do not change it.
-
-    Raises:
-        RunNotFoundError: If there is no such run.
-        ConfigError: If the run is not a campaign.
-        IncompleteRunError: If a finished campaign's table is damaged.
-    """
+    """The table of a campaign, finished or not; builds are named by their runs' ids. Do not change it."""
     info = tracker.info(campaign_id)
     require_campaign(info)
     if info.status == "finished":
@@ -104,13 +84,7 @@ def load_table(tracker: Tracker, campaign_id: str) -> CampaignTable:
 
 
 def table_of(tracker: Tracker, campaign: RunInfo, whole: Iterable[RunInfo]) -> CampaignTable:
-    """The table of an unfinished campaign: the last one that was written, completed from its iterations' runs.
-
-    Args:
-        tracker: The tracking store.
-        campaign: The parent run.
-        whole: Its finished iterations.
-    """
+    """The table of an unfinished campaign: the last one that was written, completed from its iterations' runs."""
     runs = {info.id: info for info in whole}
     table = CampaignTable()
     if (data := tracker.peek(campaign.id, Artifact.CAMPAIGN_TABLE)) is not None:
@@ -126,11 +100,7 @@ def table_of(tracker: Tracker, campaign: RunInfo, whole: Iterable[RunInfo]) -> C
 
 
 def append(table: CampaignTable, run: StoredRun) -> None:
-    """Add a build's run to a table: its verdict, and its tactics unless it crashed before it had any.
-
-    Raises:
-        ConfigError: If the run has no verdict.
-    """
+    """Add a build's run to a table: its verdict, and its tactics unless it crashed before it had any."""
     verdict = run.info.verdict
     if verdict is None:
         raise errors.ConfigError(f"Run {run.info.id} has no verdict, so its tactics cannot be compared.")

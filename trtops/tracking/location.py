@@ -63,11 +63,7 @@ class Store:
 
 
 def wait_seconds() -> float:
-    """Seconds to wait for a store that does not answer: ``TRTOPS_TRACKING_WAIT``, or 90.
-
-    Raises:
-        ConfigError: If the variable is not a number of seconds.
-    """
+    """Seconds to wait for a store that does not answer: ``TRTOPS_TRACKING_WAIT``, or 90."""
     text = os.environ.get("TRTOPS_TRACKING_WAIT") or "90"
     try:
         seconds = float(text)
@@ -100,9 +96,6 @@ def resolve(location: str | Path | None = None) -> Store | str:
 
     Returns:
         An embedded store, or a server's address.
-
-    Raises:
-        StoreError: If it is anything else.
     """
     text = os.fspath(location if location is not None else default_location())
     scheme = "" if isinstance(location, Path) else (re.match(r"([a-zA-Z][\w+.\-]+):", text) or ["", ""])[1].lower()

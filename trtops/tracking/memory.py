@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trtops import errors
 from trtops.record import sha256
-from trtops.tracking import owner, schema
+from trtops.tracking import owner
 from trtops.tracking.base import (
     ArtifactEntry,
     Manifest,
@@ -29,10 +29,9 @@ from trtops.tracking.run import (
     Run,
     Scratch,
     check_reopening,
-    checked_names,
     failure_note,
+    new_run,
     read_manifest,
-    starting_tags,
 )
 from trtops.tracking.schema import Artifact, Kind, Tag
 
@@ -71,9 +70,8 @@ class MemoryTracker:
     def start(
         self, experiment: str, name: str, *, kind: Kind, tags: Tags | None = None, parent: str | None = None
     ) -> MemoryRun:
-        """Begin a run."""
-        experiment, name = checked_names(experiment, name)
-        return self.create(experiment, name, tags=starting_tags(kind, tags), parent=parent)
+        experiment, name, first = new_run(experiment, name, kind, tags)
+        return self.create(experiment, name, tags=first, parent=parent)
 
     def create(
         self,
@@ -86,8 +84,6 @@ class MemoryTracker:
         known: bool = False,
     ) -> MemoryRun:
         """Make a run with exactly these tags; ``known`` says that it may exist, with any status."""
-        for tag, value in tags.items():
-            schema.check_text("Tag", tag, value)
         with self._lock:
             if known and (earlier := self._with_local_id(tags[Tag.LOCAL_ID])) is not None:
                 return self._rewrite(earlier)
@@ -98,7 +94,6 @@ class MemoryTracker:
         return run
 
     def info(self, run_id: str) -> RunInfo:
-        """A run's tags, params and metrics."""
         with self._lock:
             run_id = self._stored_id(run_id)
             data = self._runs[run_id]
@@ -109,7 +104,6 @@ class MemoryTracker:
             )  # fmt: skip
 
     def load(self, run_id: str) -> StoredRun:
-        """A complete run."""
         info, data = self.info(run_id), self._data(run_id)
         return _MemoryStoredRun(
             info, read_manifest(run_id, data.artifacts.get(Artifact.MANIFEST)), data, self._scratch.folder()
@@ -124,7 +118,6 @@ class MemoryTracker:
         status: RunStatus | None = None,
         limit: int | None = None,
     ) -> list[RunInfo]:
-        """Runs that have all these tags, newest first."""
         wanted = (tags or {}).items()
         with self._lock:
             if parent is not None and is_local(parent):
@@ -140,7 +133,6 @@ class MemoryTracker:
         return found[:limit]
 
     def close(self, run_id: str, why: str) -> RunInfo:
-        """End a run whose process can no longer do it."""
         with self._lock:
             data = self._data(run_id)
             if data.status == "running":
@@ -151,7 +143,6 @@ class MemoryTracker:
             return self.info(run_id)
 
     def reopen(self, run_id: str) -> MemoryRun:
-        """Resume a run that was interrupted."""
         with self._lock:
             data = self._data(run_id)
             check_reopening(self.info(run_id), whole=Artifact.MANIFEST in data.artifacts)
@@ -172,12 +163,10 @@ class MemoryTracker:
         return MemoryRun(run_id, data, self._lock)
 
     def peek(self, run_id: str, path: str) -> bytes | None:
-        """An artifact of a run that need not be complete."""
         with self._lock:
             return self._data(run_id).artifacts.get(path)
 
     def register(self, name: str, run_id: str, path: str, *, alias: str, tags: Tags | None = None) -> RegisteredVersion:
-        """Add a version and make an alias point to it."""
         check_registration(self, name, run_id, path, alias)
         with self._lock:
             versions = self._versions.setdefault(name, [])
@@ -188,18 +177,15 @@ class MemoryTracker:
         return version
 
     def registered(self, name: str, alias: str) -> RegisteredVersion | None:
-        """The version that an alias points to."""
         with self._lock:
             number = self._aliases.get(name, {}).get(alias)
             return None if number is None else self._versions[name][int(number) - 1]
 
     def aliases(self, name: str) -> dict[str, str]:
-        """A registered model's aliases, as names to version numbers."""
         with self._lock:
             return dict(self._aliases.get(name, {}))
 
     def accepted(self) -> list[tuple[str, RegisteredVersion]]:
-        """Every alias of every registered model with its version."""
         with self._lock:
             return [
                 (alias, self._versions[name][int(number) - 1])

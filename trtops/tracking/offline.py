@@ -21,7 +21,7 @@ from typing import TypeVar
 from trtops import errors
 from trtops.tracking.ids import is_local
 from trtops.tracking.records import ArtifactEntry, RunInfo, RunStatus, Tags, incomplete
-from trtops.tracking.run import Run, StoredRun, checked_names, read_manifest, starting_tags, write_artifact
+from trtops.tracking.run import Run, StoredRun, new_run, read_manifest, write_artifact
 from trtops.tracking.schema import Artifact, Kind, MetricName
 from trtops.tracking.spool import AWAY, Spool, SpooledRun, SpoolTarget, upload
 
@@ -60,9 +60,8 @@ class OfflineTracker:
     def start(
         self, experiment: str, name: str, *, kind: Kind, tags: Tags | None = None, parent: str | None = None
     ) -> OfflineRun:
-        """Begin a run, in the spool if the store is away or does not have its parent."""
-        experiment, name = checked_names(experiment, name)
-        first = {**self.inner.context, **starting_tags(kind, tags)}
+        experiment, name, first = new_run(experiment, name, kind, tags)
+        first = {**self.inner.context, **first}
         record = SpooledRun(self.shown, None, experiment, name, parent, time.time(), tags=first)
         inner: Run | None = None
         why = f"Its parent {parent} is in the spool."
@@ -79,7 +78,6 @@ class OfflineTracker:
         return run
 
     def reopen(self, run_id: str) -> OfflineRun:
-        """Resume a run that was interrupted; one in the spool is uploaded first."""
         if self.spool.get(run_id) is not None:
             self.upload_spool()
         if (spooled := self.spool.get(run_id)) is not None:
@@ -98,7 +96,6 @@ class OfflineTracker:
         return run
 
     def info(self, run_id: str) -> RunInfo:
-        """A run's tags, params and metrics."""
         if (spooled := self._spooled(run_id)) is not None:
             return spooled.info()
         try:
@@ -110,7 +107,6 @@ class OfflineTracker:
             return run.record.info()
 
     def load(self, run_id: str) -> StoredRun:
-        """A complete run."""
         if (spooled := self._spooled(run_id)) is not None:
             if spooled.status == "running":
                 raise incomplete(run_id, "it is still being written")
@@ -127,14 +123,12 @@ class OfflineTracker:
         status: RunStatus | None = None,
         limit: int | None = None,
     ) -> list[RunInfo]:
-        """Runs in the store that have all these tags, newest first."""
         question = ("find", experiment, tuple(sorted((tags or {}).items())), parent, status, limit)
         return self._answer(
             question, lambda: self.inner.find(experiment, tags=tags, parent=parent, status=status, limit=limit)
         )
 
     def peek(self, run_id: str, path: str) -> bytes | None:
-        """An artifact of a run that need not be complete."""
         if (spooled := self._spooled(run_id)) is not None:
             return spooled.read(path)
         return self.inner.peek(run_id, path)
@@ -199,11 +193,7 @@ class OfflineRun(Run):
         return self._inner is None and self._ended is None
 
     def go_offline(self, why: str) -> None:
-        """Write to the spool from now on, with everything that was logged so far.
-
-        Raises:
-            NoRoomError: If the spool cannot be written either.
-        """
+        """Write to the spool from now on, with everything that was logged so far."""
         folder = self._tracker.spool.begin(self.record.local_id)
         for path, source in self._sources.items():
             if isinstance(source, bytes) or source.is_file():

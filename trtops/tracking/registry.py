@@ -30,11 +30,7 @@ def source_of(run_id: str, path: str) -> str:
 
 
 def artifact_of(name: str, version: str, source: str) -> tuple[str, str]:
-    """The run and the artifact of a version.
-
-    Raises:
-        StoreError: If its source is not an artifact of a run: trtops did not register it, or it was changed.
-    """
+    """The run and the artifact of a version."""
     match = re.fullmatch(r"runs:/(\w+)/(.+)", source)
     if match is None or ".." in match[2].split("/"):
         raise errors.StoreError(

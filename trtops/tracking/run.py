@@ -380,16 +380,21 @@ def read_manifest(run_id: str, data: bytes | None) -> Manifest:
     return manifest
 
 
-def starting_tags(kind: Kind, tags: Mapping[str, str] | None) -> dict[str, str]:
-    """The first tags of every run, with those of the caller.
+def new_run(experiment: str, name: str, kind: Kind, tags: Mapping[str, str] | None) -> tuple[str, str, dict[str, str]]:
+    """The names of an experiment and of a new run in it with secrets masked, and the first tags of the run.
 
     Raises:
-        ConfigError: If the kind is unknown, or the signing key cannot be read.
+        ConfigError: If the kind is unknown, a name is empty or too long, or the signing key cannot be read.
     """
     signing.check_key()
     if kind not in schema.KINDS:
         raise errors.ConfigError(f"Unknown kind of run {kind!r}. {errors.near(kind, schema.KINDS)}")
-    return {
+    for what, text, limit in (("experiment", experiment, 500), ("run", name, 250)):
+        if not text or len(text) > limit:
+            raise errors.ConfigError(
+                f"The {what}'s name has {len(text)} characters; expected 1 to {limit}: {text[:60]!r}."
+            )
+    first = {
         Tag.KIND: kind,
         Tag.SCHEMA: str(schema.SCHEMA_VERSION),
         Tag.HOST: owner.current().host,
@@ -397,6 +402,9 @@ def starting_tags(kind: Kind, tags: Mapping[str, str] | None) -> dict[str, str]:
         Tag.LOCAL_ID: new_local_id(),
         **masked_json(tags or {}),
     }
+    for tag, value in first.items():
+        schema.check_text("Tag", tag, value)
+    return masked(experiment), masked(name), first
 
 
 def check_reopening(info: RunInfo, *, whole: bool) -> None:
@@ -408,20 +416,6 @@ def check_reopening(info: RunInfo, *, whole: bool) -> None:
     if whole or info.status == "finished":
         raise errors.LogError(f"Run {info.id} is complete; nothing can be logged to it. Start another.")
     owner.check_abandoned(info)
-
-
-def checked_names(experiment: str, name: str) -> tuple[str, str]:
-    """Names of an experiment and of a run, with secrets masked.
-
-    Raises:
-        ConfigError: If one is empty or too long.
-    """
-    for what, text, limit in (("experiment", experiment, 500), ("run", name, 250)):
-        if not text or len(text) > limit:
-            raise errors.ConfigError(
-                f"The {what}'s name has {len(text)} characters; expected 1 to {limit}: {text[:60]!r}."
-            )
-    return masked(experiment), masked(name)
 
 
 def check_path(path: str) -> None:

@@ -198,11 +198,7 @@ def encode(part: str) -> str:
 
 
 def decode(text: str) -> str:
-    """The part that :func:`encode` made this text from.
-
-    Raises:
-        FormatError: If :func:`encode` makes no such text.
-    """
+    """The part that :func:`encode` made this text from."""
 
     def plain(match: re.Match[str]) -> str:
         token = match[1].rstrip("-")
@@ -219,22 +215,14 @@ def decode(text: str) -> str:
 
 
 def metric_key(name: MetricName) -> str:
-    """A metric's name as an MLflow key, different for different names; too long unless the name is :func:`fitting`.
-
-    Raises:
-        LogError: If the name has no parts.
-    """
+    """A metric's name as an MLflow key, different for different names; too long unless the name is :func:`fitting`."""
     if not name:
         raise errors.LogError("A metric's name has no parts; expected one or more, such as ('build', 'seconds').")
     return "/".join(map(encode, name))
 
 
 def metric_name(key: str) -> MetricName:
-    """The name that :func:`metric_key` encoded.
-
-    Raises:
-        FormatError: If :func:`metric_key` makes no such key.
-    """
+    """The name that :func:`metric_key` encoded."""
     return tuple(map(decode, key.split("/")))
 
 
@@ -256,11 +244,7 @@ def _short_digest(text: str) -> str:
 
 
 def check_text(what: str, key: str, value: str) -> None:
-    """Refuse a param or tag that MLflow or a database would refuse or change.
-
-    Raises:
-        LogError: If the key is not legal, or the value is too long or cannot be written as UTF-8.
-    """
+    """Refuse a param or tag that MLflow or a database would refuse or change."""
     if _LEGAL_KEY.fullmatch(key) is None or len(key) > MAX_KEY or posixpath.normpath(key) != key or key[0] in "./":
         raise errors.LogError(
             f"{what} {key[:300]!r} has a name that MLflow refuses: expected at most {MAX_KEY} letters, digits and "
@@ -283,9 +267,6 @@ def text(value: object) -> str:
 
     What is longer than MLflow's limit is cut, with its length and digest at the end: specs and configs are artifacts,
     and params are only for comparing runs.
-
-    Raises:
-        LogError: If the value has no JSON form.
     """
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
         return str(int(value)) if isinstance(value, numbers.Integral) else repr(float(value))
@@ -315,11 +296,7 @@ def flat_params(value: Record | Mapping[str, object]) -> dict[str, str]:
 
 
 def number(name: MetricName, value: object) -> float:
-    """A metric's value as a float.
-
-    Raises:
-        LogError: If it is not a number.
-    """
+    """A metric's value as a float."""
     try:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError) as exc:

@@ -104,11 +104,7 @@ class SpooledRun:
 
     @classmethod
     def from_folder(cls, folder: Path) -> SpooledRun:
-        """Read a folder of the spool.
-
-        Raises:
-            FormatError: If it is damaged, or names a path outside the run.
-        """
+        """Read a folder of the spool."""
         try:
             plain = json.loads((folder / "run.json").read_bytes())
             entries = [ArtifactEntry.from_dict(entry) for entry in plain["artifacts"]]
@@ -136,11 +132,7 @@ class SpooledRun:
         return None if (file := self.file(path)) is None else file.read_bytes()
 
     def check(self) -> None:
-        """Compare every file with its SHA-256.
-
-        Raises:
-            FormatError: If a file is missing or has changed.
-        """
+        """Compare every file with its SHA-256."""
         for entry in self.artifacts.values():
             file = self.file(entry.path)
             if entry.path not in self.only_in_store and (file is None or sha256_file(file) != entry.sha256):
@@ -155,11 +147,7 @@ class Spool:
         self.folder = folder
 
     def begin(self, local_id: str) -> Path:
-        """Begin to write a run, and return the folder for its files.
-
-        Raises:
-            NoRoomError: If the spool cannot be written, or is not this user's own.
-        """
+        """Begin to write a run, and return the folder for its files."""
         try:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             self.folder.mkdir(mode=0o700, exist_ok=True)
@@ -179,11 +167,7 @@ class Spool:
         return folder
 
     def finish(self, run: SpooledRun) -> None:
-        """Write the data of a run next to its artifacts, and give its folder the final name.
-
-        Raises:
-            NoRoomError: If it cannot be written.
-        """
+        """Write the data of a run next to its artifacts, and give its folder the final name."""
         try:
             (run.folder / "run.json").write_bytes(run.to_json())
             # The name must not reach the disk before the content.
@@ -277,10 +261,6 @@ def upload(tracker: SpoolTarget, spool: Spool, *, moved: bool = False) -> list[U
 
     Returns:
         The outcome for each run; empty if another process is uploading.
-
-    Raises:
-        TrackingUnavailableError: If the store does not answer. The remaining runs stay in the spool.
-        NoRoomError: If it has no space, likewise.
     """
     runs, damaged = spool.runs(), spool.damaged()
     results = [Uploaded(folder, why=why) for folder, why in damaged.items()]

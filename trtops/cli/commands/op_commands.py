@@ -160,20 +160,19 @@ def gate(args: Options) -> Job:
     Group(
         "report",
         flag("run", "the run's id: a build, a campaign, a proof, a gate, an audit"),
-        flag("other?", "another run to compare with the first"),
         flag("-o --output FILE", "the file to write (default: report-<run>.html)"),
     ),
     groups.STORE,
     groups.JSON,
-    examples=("trtops report 8d6e3f", "trtops report 8d6e3f 1a2b3c -o difference.html"),
+    examples=("trtops report 8d6e3f1a2b3c4d5e6f708192a3b4c5d6 -o report.html",),
 )
 def report(args: Options) -> Job:
-    """Write a report of a run, or of two runs side by side, as one self-contained HTML file."""
+    """Write a report of a run as one self-contained HTML file."""
 
     def show(written: Any, store: str | None) -> None:
         say(written.path)
 
-    return op_job(args, "report", args.run, args.other, output=args.output, store="writes", show=show)
+    return op_job(args, "report", args.run, output=args.output, store="writes", show=show)
 
 
 @command(

@@ -37,12 +37,7 @@ Files: TypeAlias = "_LocalFiles | _RemoteFiles"
 
 
 def files_of(connection: Connection, run_id: str, uri: str) -> Files:
-    """The artifacts of a run with the artifact address ``uri``.
-
-    Raises:
-        StoreError: If they are on the disk of a server, or on a host that was not allowed, or the run's id is
-            malformed.
-    """
+    """The artifacts of a run with the artifact address ``uri``."""
     check_id(run_id, connection.shown)
     store, address = connection.store, urllib.parse.urlparse(uri)
     if store is not None and (folder := local_folder(store.root, store.artifacts, uri)) is not None:
@@ -64,11 +59,7 @@ def files_of(connection: Connection, run_id: str, uri: str) -> Files:
 
 
 def check_id(run_id: str, shown: str) -> None:
-    """Refuse a malformed run id from a store: ids become names of folders.
-
-    Raises:
-        StoreError: If it is malformed.
-    """
+    """Refuse a malformed run id from a store: ids become names of folders."""
     if not re.fullmatch("[0-9A-Za-z]{1,64}", run_id):
         raise errors.StoreError(
             f"{shown} has a run with the id {run_id[:100]!r}; expected 32 hexadecimal digits. Do not trust this store."
@@ -82,9 +73,6 @@ def local_folder(root: Path, artifacts: Path, uri: str) -> Path | None:
         root: The folder that it must be in.
         artifacts: The folder behind addresses of a server, its ``--artifacts-destination``.
         uri: The address.
-
-    Raises:
-        StoreError: If the address leads out of ``root``.
     """
     address = urllib.parse.urlparse(uri)
     if address.scheme == "mlflow-artifacts":

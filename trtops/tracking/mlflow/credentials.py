@@ -40,11 +40,7 @@ def _register() -> None:
 
 
 def read_credentials(file: Path) -> tuple[str, str]:
-    """User and password from a file.
-
-    Raises:
-        StoreError: If the file lacks them, or other users can read it.
-    """
+    """User and password from a file."""
     parser = configparser.ConfigParser(interpolation=None)
     try:
         mode = stat.S_IMODE(file.stat().st_mode)

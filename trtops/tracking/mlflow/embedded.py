@@ -6,14 +6,10 @@ database is made here, under a lock, and appears whole; and its version is check
 
 from __future__ import annotations
 
-import atexit
-import functools
 import os
 import shlex
-import shutil
 import sqlite3
 import tempfile
-import threading
 from contextlib import closing
 from pathlib import Path
 from typing import NoReturn
@@ -29,10 +25,6 @@ def ensure_store(location: str | Path | Store | None = None) -> Store:
     """An embedded store that exists and has the schema of the installed MLflow.
 
     Any number of processes may call this at once for a missing store: one makes it, all get it.
-
-    Raises:
-        StoreVersionError: If another MLflow release wrote it. It has not been changed.
-        StoreError: If it is not a store or cannot be made, or the location is a server.
     """
     store = location if isinstance(location, Store) else resolve(location)
     if not isinstance(store, Store):
@@ -62,14 +54,9 @@ def _create_store(store: Store) -> None:
 
 
 def check_version(store: Store) -> None:
-    """Refuse a store that another MLflow release wrote, before MLflow can change it.
-
-    Raises:
-        StoreVersionError: If its schema is older or newer than the installed MLflow's.
-        StoreError: If it is not an MLflow database.
-    """
+    """Refuse a store that another MLflow release wrote, before MLflow can change it."""
     try:
-        address = f"{readable_database(store).as_uri()}?mode=ro"
+        address = f"{store.database.as_uri()}?mode=ro"
         with closing(sqlite3.connect(address, uri=True, timeout=20)) as database:
             # Alembic's own table, read without MLflow, which would upgrade the database when it opens it.
             [(found,)] = database.execute("SELECT version_num FROM alembic_version").fetchall()
@@ -92,48 +79,8 @@ def check_version(store: Store) -> None:
     )
 
 
-def is_writable(store: Store) -> bool:
-    """True if this user can write to a store, which may be another user's, or on a read-only disk."""
-    return os.access(store.root, os.W_OK) and os.access(store.database, os.W_OK)
-
-
-def read_only_text(store: Store) -> str:
-    """The message for a store that this user cannot write to."""
-    return (
-        f"Store {store.root} cannot be written: it is read-only here. A folder that several people write to must be "
-        "writable for all of them, with everything in it. It is better to serve it: trtops store ui"
-    )
-
-
-def readable_database(store: Store) -> Path:
-    """The database, or a copy if it is read-only, since SQLite in WAL mode writes when it reads."""
-    if not store.database.exists() or is_writable(store):
-        return store.database
-    files = (store.database, store.database.with_name(f"{store.database.name}-wal"))
-    state = tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in files if path.exists())
-    with _copying:
-        return _copy_database(state)
-
-
-_copying = threading.Lock()
-
-
-@functools.lru_cache(maxsize=4)
-def _copy_database(files: tuple[tuple[Path, int, int], ...]) -> Path:
-    """A copy of a database with its log, which exists as long as this process."""
-    folder = Path(tempfile.mkdtemp(prefix=temporary_prefix("readonly")))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    for file, _, _ in files:
-        shutil.copyfile(file, folder / file.name)
-    return folder / files[0][0].name
-
-
 def serve(location: str | Path | None = None, *, port: int = 5000) -> NoReturn:
-    """Show an embedded store in MLflow's UI, and serve it to this machine, replacing the calling process.
-
-    Raises:
-        StoreError: If the store cannot be used as it is.
-    """
+    """Show an embedded store in MLflow's UI, and serve it to this machine, replacing the calling process."""
     store = ensure_store(location)
     command, environment = server_command(store, port)
     print(

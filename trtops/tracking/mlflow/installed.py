@@ -26,10 +26,8 @@ _SETTINGS = {
 
 def library() -> Any:
     """MLflow, imported without output and telemetry. Retries are left to trtops."""
-    for (
-        name,
-        value,
-    ) in _SETTINGS.items():  # each time: MLflow reads them at each call, and a program may restore its own
+    # Each time: MLflow reads them at each call, and a program may restore its own.
+    for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     return _imported()
 
@@ -76,11 +74,7 @@ def known_revisions() -> tuple[str, ...]:
 
 
 def create_database(file: Path, artifacts: Path) -> None:
-    """Make a database with the installed MLflow's schema and its default experiment under ``artifacts``. Takes seconds.
-
-    Raises:
-        TrackingError: If it cannot be made, for example on a full disk.
-    """
+    """Make a database with the installed MLflow's schema and its default experiment; takes seconds."""
     library()
     from mlflow.exceptions import MlflowException
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore

@@ -76,7 +76,6 @@ class MlflowStoredRun(StoredRun):
         self._files = files
 
     def unlisted(self, path: str) -> bytes | None:
-        """A file that the manifest does not name."""
         return self._files.peek(path)
 
     def _fetch(self, entry: ArtifactEntry) -> Path | None:

@@ -23,11 +23,10 @@ from trtops.tracking.records import Tags
 from trtops.tracking.registry import artifact_of, check_registration, source_of
 from trtops.tracking.run import (
     check_reopening,
-    checked_names,
     error_text,
     failure_note,
+    new_run,
     read_manifest,
-    starting_tags,
 )
 from trtops.tracking.schema import Artifact, Kind, Tag
 
@@ -50,9 +49,6 @@ class MlflowTracker:
     Args:
         location: A folder, ``sqlite:///<file>``, or a server's ``http(s)://`` address; None for the default
             (:func:`trtops.tracking.location.default_location`). An embedded store is made if it is missing.
-
-    Raises:
-        StoreError: If the store cannot be used as it is.
     """
 
     def __init__(self, location: str | Path | Store | None = None) -> None:
@@ -74,9 +70,8 @@ class MlflowTracker:
     def start(
         self, experiment: str, name: str, *, kind: Kind, tags: Tags | None = None, parent: str | None = None
     ) -> MlflowRun:
-        """Begin a run."""
-        experiment, name = checked_names(experiment, name)
-        return self.create(experiment, name, tags={**self.context, **starting_tags(kind, tags)}, parent=parent)
+        experiment, name, first = new_run(experiment, name, kind, tags)
+        return self.create(experiment, name, tags={**self.context, **first}, parent=parent)
 
     def create(
         self,
@@ -89,9 +84,6 @@ class MlflowTracker:
         known: bool = False,
     ) -> MlflowRun:
         """Make a run with exactly these tags; ``known`` says that it may exist, with any status."""
-        self._connection.require_writable()
-        for tag, value in tags.items():
-            schema.check_text("Tag", tag, value)
         stored = {**tags} if parent is None else {**tags, _PARENT: parent}
         experiment_id, start = self._experiment_id(experiment), None if began is None else round(1000 * began)
         may_exist = known
@@ -114,11 +106,9 @@ class MlflowTracker:
         return self._rewrite(entity) if known else MlflowRun(self._connection, entity, files)
 
     def info(self, run_id: str) -> RunInfo:
-        """A run's tags, params and metrics."""
         return self._info(self._entity(run_id))
 
     def load(self, run_id: str) -> StoredRun:
-        """A complete run."""
         entity = self._entity(run_id)
         files = self._files(entity)
         manifest = read_manifest(run_id, files.peek(Artifact.MANIFEST))
@@ -133,7 +123,6 @@ class MlflowTracker:
         status: RunStatus | None = None,
         limit: int | None = None,
     ) -> list[RunInfo]:
-        """Runs that have all these tags, newest first."""
         if limit == 0:
             return []
         ids = self._all_experiments() if experiment is None else self._known_experiment(masked(experiment))
@@ -160,8 +149,6 @@ class MlflowTracker:
                 yield self._info(entity), entity.info.lifecycle_stage != "active", entity.info.artifact_uri or ""
 
     def close(self, run_id: str, why: str) -> RunInfo:
-        """End a run whose process can no longer do it."""
-        self._connection.require_writable()
         entity = self._entity(run_id)
         run_id = entity.info.run_id
         if read_status(entity.info.status, entity.data.tags) == "running":
@@ -176,8 +163,6 @@ class MlflowTracker:
         return self.info(run_id)
 
     def reopen(self, run_id: str) -> MlflowRun:
-        """Resume a run that was interrupted."""
-        self._connection.require_writable()
         entity = self._entity(run_id)
         files, info = self._files(entity), self._info(entity)
         check_reopening(info, whole=files.peek(Artifact.MANIFEST) is not None)
@@ -196,12 +181,9 @@ class MlflowTracker:
         return MlflowRun(self._connection, entity, files)
 
     def peek(self, run_id: str, path: str) -> bytes | None:
-        """An artifact of a run that need not be complete."""
         return self._files(self._entity(run_id)).peek(path)
 
     def register(self, name: str, run_id: str, path: str, *, alias: str, tags: Tags | None = None) -> RegisteredVersion:
-        """Add a version and make an alias point to it."""
-        self._connection.require_writable()
         check_registration(self, name, run_id, path, alias)
         if self._registered_model(name) is None:
             try:
@@ -223,18 +205,15 @@ class MlflowTracker:
         return self._version(name, str(version.version))
 
     def registered(self, name: str, alias: str) -> RegisteredVersion | None:
-        """The version that an alias points to."""
         number = self.aliases(name).get(alias)
         return None if number is None else self._version(name, number)
 
     def aliases(self, name: str) -> dict[str, str]:
-        """A registered model's aliases, as names to version numbers."""
         model = self._registered_model(name)
         aliases = {} if model is None else model.aliases
         return {alias: str(version) for alias, version in aliases.items()}
 
     def accepted(self) -> list[tuple[str, RegisteredVersion]]:
-        """Every alias of every registered model with its version."""
         found = []
         for model in self._pages(self._client.search_registered_models):
             for alias, number in sorted(self.aliases(model.name).items()):
@@ -335,12 +314,7 @@ class MlflowTracker:
                 log.warning("Skipped: %s", exc)
 
     def _info(self, entity: MlflowRunEntity) -> RunInfo:
-        """A run without its artifacts.
-
-        Raises:
-            StoreError: If its id is malformed.
-            IncompleteRunError: If it cannot be read: SQLite accepts any value in any column.
-        """
+        """A run without its artifacts."""
         info, stored = entity.info, entity.data.tags
         check_id(info.run_id, self.shown)
         try:
