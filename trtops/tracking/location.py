@@ -25,11 +25,7 @@ from trtops.tracking import schema
 
 @dataclass(frozen=True, kw_only=True)
 class Store:
-    """Paths of an embedded store. Creating this object makes no files.
-
-    Attributes:
-        database: Absolute path of the SQLite file.
-    """
+    """Paths of an embedded store, by the absolute path of its SQLite file. Creating this object makes no files."""
 
     database: Path
 
@@ -80,22 +76,15 @@ def default_location() -> str:
 
 
 def default_root() -> Path:
-    """The absolute folder for files that stay on this machine even if runs go to a server, such as Prefect's state.
-
-    It is the embedded store's own folder if that is the default location.
-    """
+    """The absolute folder for files that stay on this machine even if runs go to a server, such as Prefect's state."""
     where = resolve()
     return where.root if isinstance(where, Store) else Path(os.environ.get("TRTOPS_HOME") or "mlruns").resolve()
 
 
 def resolve(location: str | Path | None = None) -> Store | str:
-    """The embedded store or the server of a location, with absolute paths.
+    """The embedded store or the server's address of a location, with absolute paths.
 
-    Args:
-        location: A folder, ``sqlite:///<file>``, or a server's ``http(s)://`` address; None for the default.
-
-    Returns:
-        An embedded store, or a server's address.
+    A location is a folder, ``sqlite:///<file>``, or a server's ``http(s)://`` address; None for the default.
     """
     text = os.fspath(location if location is not None else default_location())
     scheme = "" if isinstance(location, Path) else (re.match(r"([a-zA-Z][\w+.\-]+):", text) or ["", ""])[1].lower()

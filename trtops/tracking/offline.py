@@ -31,12 +31,7 @@ T = TypeVar("T")
 
 
 class OfflineTracker:
-    """A :class:`trtops.tracking.base.Tracker` that spools what another one cannot take.
-
-    Args:
-        inner: The other tracker.
-        spool: The spool.
-    """
+    """A :class:`trtops.tracking.base.Tracker` that spools what another one, ``inner``, cannot take."""
 
     def __init__(self, inner: SpoolTarget, spool: Spool) -> None:
         self.inner = inner

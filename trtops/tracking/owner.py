@@ -61,11 +61,7 @@ def is_abandoned(info: RunInfo) -> bool:
 
 
 def check_abandoned(info: RunInfo) -> None:
-    """Refuse to write a running run whose process may still be writing it.
-
-    Raises:
-        LogError: If it may, or trtops did not start the run.
-    """
+    """Refuse to write a running run whose process may still be writing it."""
     if info.status != "running" or is_abandoned(info):
         return
     own = _owner_of(info)

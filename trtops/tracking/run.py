@@ -40,12 +40,7 @@ TEMPORARY = ".artifact.uploading."
 
 
 class Run(ABC):
-    """A run being written. Get one from :func:`trtops.tracking.base.tracked`.
-
-    Attributes:
-        id: Its id.
-        url: Address of its page, or an empty string.
-    """
+    """A run being written, with its id and page. Get one from :func:`trtops.tracking.base.tracked`."""
 
     def __init__(self, run_id: str, url: str) -> None:
         self.id = run_id
@@ -183,12 +178,7 @@ class Run(ABC):
             self._artifacts = {entry.path: entry for entry in artifacts if entry.path != Artifact.SIGNATURE}
 
     def restore(self, info: RunInfo, artifacts: Mapping[str, Path]) -> None:
-        """Write all of a run from the spool, and end it with its own status and time.
-
-        Args:
-            info: The run.
-            artifacts: Its artifacts by path, the manifest last.
-        """
+        """Write all of a run from the spool, the manifest last, and end it with its own status and time."""
         with self._lock:
             self._put_params(info.params)
             self._put_tags(info.tags)
@@ -362,11 +352,7 @@ def _remove_folder(folder: Path, pid: int) -> None:
 
 
 def read_manifest(run_id: str, data: bytes | None) -> Manifest:
-    """A manifest from its bytes; None for a missing one.
-
-    Raises:
-        IncompleteRunError: If it is missing, damaged, or names a path outside the run.
-    """
+    """A manifest from its bytes. It must not be missing (None), or name a path outside the run."""
     if data is None:
         raise incomplete(run_id, f"it has no {Artifact.MANIFEST}")
     try:
@@ -408,22 +394,14 @@ def new_run(experiment: str, name: str, kind: Kind, tags: Mapping[str, str] | No
 
 
 def check_reopening(info: RunInfo, *, whole: bool) -> None:
-    """Refuse to resume a run that is complete, or that its process may still be writing.
-
-    Raises:
-        LogError: If it is one of these, or trtops did not start it.
-    """
+    """Refuse to resume a run that is complete, or that its process may still be writing."""
     if whole or info.status == "finished":
         raise errors.LogError(f"Run {info.id} is complete; nothing can be logged to it. Start another.")
     owner.check_abandoned(info)
 
 
 def check_path(path: str) -> None:
-    """Refuse artifact paths that leave the run, or that a store would change.
-
-    Raises:
-        LogError: If the path is not relative and normal, or has a reserved name in it.
-    """
+    """Refuse artifact paths that leave the run, or that a store would change."""
     parts = path.split("/")
     if (
         any(part in ("", ".", "..") or part.startswith(TEMPORARY) for part in parts)
@@ -438,11 +416,6 @@ def check_path(path: str) -> None:
 
 def write_artifact(source: Path | bytes, target: Path, path: str) -> ArtifactEntry:
     """Copy a file, or write bytes, so that the target appears whole or not at all, and hash the content.
-
-    Args:
-        source: The file or bytes to write.
-        target: The new file; its folders are made.
-        path: The artifact's path, for the entry.
 
     Raises:
         LogError: If it could not be written, for example on a full disk; nothing is left behind.

@@ -15,15 +15,10 @@ from trtops.tracking.schema import Artifact, Tag
 
 
 def check_signature(run: StoredRun, keys: tuple[str, ...], wrong: Callable[[str, str], None]) -> str:
-    """Check the signature of a run, if it has one or must have one.
+    """Check the signature of a run, and return the id of the key that made it, or an empty text.
 
-    Args:
-        run: The run.
-        keys: Public keys; one must have signed it; without keys a signature is only compared with the run.
-        wrong: Called for each mismatch with its subject and the reason.
-
-    Returns:
-        The id of the key if the signature was verified, otherwise an empty text.
+    One of the keys must have signed the run. Without keys, a signature is only compared with the run. ``wrong`` is
+    called for each mismatch with its subject and the reason.
     """
     envelope = run.unlisted(Artifact.SIGNATURE)
     if not keys:

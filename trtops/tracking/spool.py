@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import filelock
 
@@ -53,15 +53,11 @@ _WRITING = ".writing."
 class SpooledRun:
     """Everything that was logged to a run, except the content of its artifacts.
 
-    Attributes:
-        store: Address of the store that it is meant for, without a password.
-        run_id: Its id in that store; None if the store did not make it.
-        parent: Id of its parent run, or None; a local id if the parent is in the spool too.
-        artifacts: Every artifact by path, the manifest included.
-        only_in_store: Paths of the artifacts that the store has and the spool does not.
-        folder: Its folder in the spool.
+    ``parent`` is a local id if the parent is in the spool too. Artifacts include the manifest; those that the store has
+    and the spool does not are ``only_in_store``.
     """
 
+    # Address of the store that it is meant for, without a password, and its id there if the store made it.
     store: str
     run_id: str | None
     experiment: str
@@ -231,16 +227,8 @@ def default_spool(store: Store | None) -> Spool:
     return Spool(Path(tempfile.gettempdir(), name))
 
 
-@dataclass(frozen=True)
-class Uploaded:
-    """The outcome for one run of the spool.
-
-    Attributes:
-        folder: Its folder in the spool.
-        run_id: Its id in the store; empty if it has none.
-        name: Its name; empty if it cannot be read.
-        why: Why it is still in the spool; empty if it was uploaded.
-    """
+class Uploaded(NamedTuple):
+    """The outcome for a run in a folder of the spool. ``why`` it is still there is empty if it was uploaded."""
 
     folder: Path
     run_id: str = ""
@@ -252,15 +240,8 @@ def upload(tracker: SpoolTarget, spool: Spool, *, moved: bool = False) -> list[U
     """Upload the runs of a spool to their store. It can be interrupted and repeated at any time.
 
     A run that the store has made is completed under its id. Any other is made now; its local id keeps it from being
-    made twice, and stays valid for reading.
-
-    Args:
-        tracker: The store's own tracker.
-        spool: The spool.
-        moved: Whether to upload runs that were meant for another address, too.
-
-    Returns:
-        The outcome for each run; empty if another process is uploading.
+    made twice, and stays valid for reading. ``moved`` uploads runs that were meant for another address, too. Nothing is
+    done while another process is uploading.
     """
     runs, damaged = spool.runs(), spool.damaged()
     results = [Uploaded(folder, why=why) for folder, why in damaged.items()]

@@ -67,12 +67,9 @@ def check_id(run_id: str, shown: str) -> None:
 
 
 def local_folder(root: Path, artifacts: Path, uri: str) -> Path | None:
-    """The folder on this machine for an artifact address; None if it is elsewhere.
+    """The folder on this machine, below ``root``, for an artifact address; None if it is elsewhere.
 
-    Args:
-        root: The folder that it must be in.
-        artifacts: The folder behind addresses of a server, its ``--artifacts-destination``.
-        uri: The address.
+    ``artifacts`` is the folder behind addresses of a server, its ``--artifacts-destination``.
     """
     address = urllib.parse.urlparse(uri)
     if address.scheme == "mlflow-artifacts":

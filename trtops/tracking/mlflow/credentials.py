@@ -36,6 +36,7 @@ def _register() -> None:
     library()
     from mlflow.tracking.request_auth import registry
 
+    # MLflow's only other way is an entry point, which needs another installation in every checkout.
     registry._request_auth_provider_registry.register(_FileProvider)  # type: ignore[no-untyped-call]
 
 

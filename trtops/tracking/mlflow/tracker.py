@@ -42,13 +42,10 @@ _PARENT = "mlflow.parentRunId"
 
 
 class MlflowTracker:
-    """A :class:`trtops.tracking.base.Tracker` over an embedded store or a server.
+    """A :class:`trtops.tracking.base.Tracker` over an embedded store or a server (:mod:`trtops.tracking.location`).
 
-    Safe to use from any thread, and from children made by ``fork``. Pickles as its location.
-
-    Args:
-        location: A folder, ``sqlite:///<file>``, or a server's ``http(s)://`` address; None for the default
-            (:func:`trtops.tracking.location.default_location`). An embedded store is made if it is missing.
+    Safe to use from any thread, and from children made by ``fork``. Pickles as its location. An embedded store is made
+    if it is missing.
     """
 
     def __init__(self, location: str | Path | Store | None = None) -> None:
