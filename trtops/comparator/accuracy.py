@@ -231,6 +231,7 @@ class AccuracyResults(SavedResults, UserList[AccuracyResult]):
         """
         several = isinstance(thresholds, Sequence) and not isinstance(thresholds, Mapping)
         given = cast("Sequence[Thresholds]", thresholds if several else [thresholds])
+        # All thresholds are matched first, so that nothing is changed if one fits no result.
         left, chosen = list(self.lst), []
         for threshold in given:
             if isinstance(threshold, Mapping) and not threshold:

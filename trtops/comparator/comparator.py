@@ -160,6 +160,7 @@ class Comparator:
             check_averageable(functions, fail_fast)
         results = [AccuracyResult(aggregation="average" if check_average else "per_sample") for _ in functions]
         pairs: list[RunnerPair] = []
+        # Closing it ends the runners of a stream, also if fail_fast leaves the loop.
         with contextlib.closing(_zip_iterations(run_results)) as iterations:
             for index, run in enumerate(iterations):
                 places = list(comparisons) if comparisons is not None else Comparator.default_comparisons(run)

@@ -156,6 +156,7 @@ class BaseCompareFunc:
 
     def _match_pair(self, name0: str, out0: Any, name1: str, out1: Any, cache: Cache) -> CompareResult | bool:
         a, b = to_numpy(out0, f"Output {name0!r}"), to_numpy(out1, f"Output {name1!r}")
+        # Back ends reorder dimensions of size 1 or flatten outputs; --no-shape-check accepts that.
         if a.shape != b.shape:
             if self.check_shapes or a.size != b.size:
                 text = f"FAILED | Output: `{name0}` | Will not compare outputs of different shapes.\n"
@@ -319,6 +320,7 @@ class IndicesCompareFunc(BaseCompareFunc):
             return True
         rows_a, rows_b = a.reshape(-1, length), b.reshape(-1, length)
         kept = max(0, length - tolerance)
+        # Most rows are equal, and only the others need the search for places.
         for row in np.flatnonzero((rows_a[:, :kept] != rows_b[:, :kept]).any(axis=1)):
             among = rows_b[row].tolist()
             places = {value: place for place, value in reversed(list(enumerate(among)))}

@@ -108,6 +108,7 @@ class DataLoader:
         wanted = self.user_input_metadata if self.input_metadata is None else self.input_metadata
         if not wanted:
             _log.warning("The data loader has no input metadata, and makes no inputs")
+        # Polygraphy draws from numpy's legacy generator; default_rng would give other numbers for the same seed.
         random = np.random.RandomState(self.seed + index)
         ranges = self.val_range if isinstance(self.val_range, Mapping) else {}
         for what, names in [("input_metadata", self.user_input_metadata), ("val_range", ranges)]:

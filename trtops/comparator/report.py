@@ -298,6 +298,7 @@ def _evaluate_output(output: OutputComparison, tolerances: Tolerances) -> Output
 def _objections(name: str, stats: OutputStatistics, own: Tolerances) -> Iterable[str]:
     """Why an output does not meet its tolerances, one sentence each."""
     _check_treatment(name, stats, own)
+    # TensorRT before 10 has no INT64 and returns INT32.
     narrowed = (stats.dtype, stats.reference_dtype) == ("int32", "int64")
     if own.check_dtypes and stats.dtype != stats.reference_dtype and not narrowed:
         yield f"dtype is {stats.dtype}, the golden one {stats.reference_dtype}"

@@ -38,9 +38,11 @@ class LazyArray:
 
             from trtops.system.processes import temporary_prefix
 
+            # The name starts with a prefix that the cleaning of temporary files recognizes if this process is killed.
             handle, name = tempfile.mkstemp(prefix=temporary_prefix("arrays"), suffix=".npz")
             os.close(handle)
             self._path = Path(name)
+            # Not __del__: a finalizer also runs when the interpreter exits.
             weakref.finalize(self, self._path.unlink, missing_ok=True)
             json.save_json(arr, self._path)
             self.arr = None

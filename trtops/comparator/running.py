@@ -66,6 +66,7 @@ def run_in_child(
     """
     from trtops.system.worker import Worker  # imports multiprocessing
 
+    # Generators cannot be pickled for the child process.
     if not isinstance(cache.data_loader, (DataLoader, StreamingDataLoader, Sequence)):
         cache.data_loader = list(cache.data_loader)
     worker = Worker(script=_needs_script(runner, cache), name=runner.name)

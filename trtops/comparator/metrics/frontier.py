@@ -40,6 +40,7 @@ class Frontier:
 
     def add(self, d: Array, r: Array, top_d: float, top_r: float) -> None:
         """Add a block; ``top_d`` and ``top_r`` are its largest errors. NaN counts as infinite."""
+        # The comparison is negated because it is false for NaN, too.
         if not (top_d < math.inf and top_r < math.inf):
             d, r = np.where(np.isnan(d), np.inf, d), np.where(np.isnan(r), np.inf, r)
             top_d, top_r = float(d.max()), float(r.max())

@@ -39,6 +39,7 @@ def measure_in_one_pass(
     step = _SMALL if small else BLOCK
 
     def blocks() -> Iterator[tuple[Array, Array, Array, Array]]:
+        # Blocks that fit into the cache: temporary arrays of the whole size would take most of the time.
         for whole_a, whole_b in pairs:
             for start in range(0, whole_a.size, step):
                 a, b, d = differ(whole_a[start : start + step], whole_b[start : start + step])

@@ -257,6 +257,7 @@ def _output_errors(
             difference = one[counted] - other[counted]
         return root_mean_square(difference) / size if size > 0 else math.inf if np.any(difference) else 0.0
 
+    # The difference of two runs has twice the variance of one.
     run_to_run = distance(again, engine) / math.sqrt(2)
     rounding = 0.0 if nudged is None or nudged.shape != golden.shape else distance(nudged, plain)
     return OutputErrors(

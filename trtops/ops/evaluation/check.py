@@ -227,6 +227,7 @@ def measure_latency(runner: BaseRunner, feeds: Iterable[Feed], config: CheckConf
     """Latency of an active runner on the first feed; None if ``config`` asks for no measurement."""
     if config.latency_runs < 1:
         return None
+    # One feed only: other shapes would mix different latencies.
     feed = next(iter(feeds))
     seconds: list[float] = []
     on_device: list[float] = []
@@ -236,6 +237,7 @@ def measure_latency(runner: BaseRunner, feeds: Iterable[Feed], config: CheckConf
             seconds.append(runner.last_inference_time())
             if (device := runner.last_device_time()) is not None:
                 on_device.append(device)
+    # The host's time includes copies; the median on the device does not, and shows what the kernels need.
     p50, p99 = np.percentile(seconds, [50, 99]) * 1e3
     return Latency(
         p50_ms=float(p50),
@@ -312,6 +314,7 @@ def error_metrics(report: ComparisonReport) -> dict[MetricName, float]:
         if known:
             found |= {(schema.Metric.ERROR, name, metric.name): value for name, value in known.items()}
             worst = max(known.values()) if metric.better == "lower" else min(known.values())
+            # max() ignores NaN or not depending on the order, so NaN is looked for first.
             worst = math.nan if any(map(math.isnan, known.values())) else worst
             found[schema.Metric.ERROR, metric.name] = worst
             if metric.log10:

@@ -106,6 +106,7 @@ def _evaluate_sides(actual: str, golden: str, check: CheckConfig, tracker: Track
     model = next(map(Model.load, models), None)
     runs = [tracker.info(run_id_of(side)) for side in (actual, golden) if side.startswith(RUN_PREFIX)]
     precisions = {info.params.get("precision") for info in runs}
+    # Both sides may differ from the truth; the lowest precision bounds what can be expected of the comparison.
     precision: Precision = next((each for each in _LOWEST_FIRST if each in precisions), "fp32")
     tolerances = tolerances_for(precision, check.tolerances, model)
     under_test, right = open_side(actual, tracker), open_side(golden, tracker)

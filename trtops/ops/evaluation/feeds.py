@@ -95,6 +95,7 @@ def open_feeds(
         ConfigError: If the path does not exist, or its suffix is unknown.
     """
     if source is None:
+        # Random integers index tables in many models, where values out of range crash or read garbage.
         fixed = _with_fixed_shapes(inputs)
         plain = all(spec.dtype is None or spec.dtype.is_floating for spec in fixed.values())
         values = None if plain or readable is None else readable()

@@ -130,6 +130,7 @@ def kernels(build: Build) -> tuple[Kernel, ...]:
         ]
         found = recorded or found
     computing = {layer for layer, op, _ in found if not _NOT_COMPUTING.search(op)}
+    # Products decide speed and error. Elementwise kernels stay in FP32 in sound FP16 engines, and would hide them.
     counted = {layer for layer, op, _ in found if layer in computing and _PRODUCTS.search(op)} or computing
     return tuple(
         Kernel(layer, op, _PRECISIONS.get(precision.lower(), ""), layer in counted) for layer, op, precision in found
