@@ -67,7 +67,6 @@ class TrackerContract:
         assert before - 1 < info.start_time <= (info.end_time or 0) < time.time() + 1
         assert info.tags["team"] == "vision" and info.params == {"precision": "fp16"}
         assert info.metrics == {("build", "seconds"): 1.5, ("error", "gpu_0/softmax:1", "max_abs"): 1e-3}
-        assert stored.read_bytes("engine/model.plan") == b"plan" * 1000
         assert stored.local_path("engine/model.plan").read_bytes() == b"plan" * 1000
         assert stored.local_path("engine/model.plan").name == "model.plan"
         assert stored.read_bytes("build.log").decode() == "größe"
@@ -76,9 +75,6 @@ class TrackerContract:
         entries = {entry.path: (entry.size, entry.sha256) for entry in stored.manifest.artifacts}
         assert list(entries) == sorted(entries) and len(entries) == 5
         assert entries["caches/timing.cache"] == (0, sha256(b"")) and entries["engine/model.plan"][0] == 4000
-        assert tracker.info(parent.id).status == "running"
-        parent.finish()
-        assert json.loads(tracker.load(parent.id).manifest.to_json())["artifacts"] == []
 
     def test_params_are_texts_or_json(self, tracker: Tracker):
         run = tracker.start("m", "r", kind="build")
@@ -381,10 +377,7 @@ class TrackerContract:
         for data in (b"one", b"two"):
             run.log_bytes(data, "a/b.bin")
             assert tracker.peek(run.id, "a/b.bin") == data
-
         assert tracker.peek(run.id, "a/c.bin") is None and tracker.peek(run.id, "nowhere/at.all") is None
-        with pytest.raises(errors.RunNotFoundError):
-            tracker.peek("0" * 32, "a/b.bin")
 
     def test_only_runs_of_dead_processes_are_reaped(self, tracker: Tracker):
         owners = {
