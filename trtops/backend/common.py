@@ -92,8 +92,7 @@ def invoke_from_script(path: str | Path, name: str, *args: Any, **kwargs: Any) -
 def import_from_script(path: str | Path, name: str) -> Any:
     """Run a Python script as a module, and return the object that it calls ``name``.
 
-    ConfigError if the script does not exist, may not be run (:mod:`trtops.system.allowed`), or does not define the
-    name. Exceptions of the script itself pass through.
+    ConfigError if it does not exist, may not be run (:mod:`trtops.system.allowed`), or does not define the name.
     """
     path = Path(path).absolute()
     if not path.exists():

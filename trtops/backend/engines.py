@@ -9,8 +9,6 @@ from trtops import errors
 from trtops.backend.base import BaseRunner, EngineBackend
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from trtops.backend.onnx.model import Model
 
 
@@ -36,7 +34,14 @@ def engine_backend(name: str) -> EngineBackend:
     if name not in _CLASSES:
         raise errors.ConfigError(f"Unknown back end {name!r}. {errors.near(name, BACKENDS)}")
     module, class_name = _CLASSES[name]
-    found = _import_backend_module(module, f"Back end {name!r} needs", _INSTALL[name])
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as exc:
+        if (exc.name or "trtops").startswith("trtops"):
+            raise
+        raise errors.BackendUnavailableError(
+            f"Back end {name!r} needs {exc.name!r}, which is not installed. Install it: {_INSTALL[name]}"
+        ) from exc
     return cast(EngineBackend, getattr(found, class_name)())
 
 
@@ -48,18 +53,8 @@ def backend_of_suffix(suffix: str) -> str | None:
 def reference_runner(model: Model, name: str | None = None) -> BaseRunner:
     """Return a runner of the model for golden outputs: ONNX Runtime on the CPU with every optimization off.
 
-    The model is read when the runner is activated. BackendUnavailableError if ONNX Runtime is not installed.
+    The model is read when the runner is activated.
     """
-    module = _import_backend_module("trtops.backend.onnxrt.reference", "Golden outputs need", _INSTALL["onnxruntime"])
-    return cast(BaseRunner, module.reference_runner(model, name))
+    from trtops.backend.onnxrt.reference import reference_runner as make
 
-
-def _import_backend_module(name: str, needed_by: str, install: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as exc:
-        if (exc.name or "trtops").startswith("trtops"):
-            raise
-        raise errors.BackendUnavailableError(
-            f"{needed_by} {exc.name!r}, which is not installed. Install it: {install}"
-        ) from exc
+    return make(model, name)

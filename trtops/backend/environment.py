@@ -27,16 +27,12 @@ _INSTRUCTION_SETS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Processor:
-    """This machine's processor, with its sorted instruction sets (empty if they are not known).
-
-    ``sha256`` is a digest of vendor, family, model, name and instruction sets, without clock and number of cores: equal
-    on machines for which the same kernels are best.
-    """
+    """This machine's processor."""
 
     name: str
     machine: str
-    instruction_sets: tuple[str, ...]
-    sha256: str
+    instruction_sets: tuple[str, ...]  # sorted; empty if they are not known
+    sha256: str  # without clock and number of cores: equal on machines for which the same kernels are best
 
 
 @cache
@@ -80,10 +76,7 @@ def package_versions(names: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def environment(*, packages: Iterable[str] = (), **facts: Any) -> Environment:
-    """Return an environment with the facts of a back end (``backend``, ``device`` ...) and those of this module.
-
-    ``packages`` are those that rewrite models on the way to the engine.
-    """
+    """Return an environment with a back end's facts, and the releases of packages that rewrite models."""
     return Environment(
         **facts,
         os=f"{platform.system()} {platform.machine()}",

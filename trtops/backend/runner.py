@@ -26,15 +26,14 @@ ValueOrCallable: TypeAlias = "T | Callable[[], T]"
 class BaseRunner(ABC):
     """Runs inference on one model or engine.
 
-    Creating a runner is cheap. It holds its session or context while it is active: in a ``with`` block, or between
-    :meth:`activate` and :meth:`deactivate`, as often as needed. Arrays returned by :meth:`infer` belong to the runner,
-    and may be overwritten by the next call.
+    A runner holds its session or context while it is active: in a ``with`` block, or between :meth:`activate` and
+    :meth:`deactivate`. Arrays returned by :meth:`infer` may be overwritten by the next call.
 
     Subclasses implement :meth:`infer_impl`, :meth:`get_input_metadata_impl` and, if they hold resources,
-    :meth:`activate_impl` and :meth:`deactivate_impl`. By default runners are numbered per kind, so that a script gives
-    its runners the same names every time.
+    :meth:`activate_impl` and :meth:`deactivate_impl`.
     """
 
+    # Numbered per kind, so that a script gives its runners the same names every time.
     _counters: ClassVar[defaultdict[str, itertools.count[int]]] = defaultdict(itertools.count)
 
     def __init__(self, name: str | None = None, prefix: str = "runner") -> None:

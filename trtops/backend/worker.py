@@ -76,10 +76,7 @@ class IsolatedBackend:
         caches: Caches = NO_CACHES,
         calibration_data: Iterable[Feed] | None = None,
     ) -> Build:
-        """Build one engine in the child; WorkerError if it crashed, was killed, or exceeded the timeout.
-
-        See :meth:`trtops.backend.base.EngineBackend.build`.
-        """
+        """Build one engine in the child; WorkerError if it crashed, was killed, or exceeded the timeout."""
         # Feeds are sent as a list. Their source may be endless, and no more than these are used.
         feeds = (
             None if calibration_data is None else list(itertools.islice(calibration_data, config.calibration_samples))

@@ -24,9 +24,7 @@ from trtops.record import JSONValue, Record
 FitPolicy: TypeAlias = Literal["refuse", "partial"]
 
 VERSION = 1
-LEVELS = 127
-"""The largest INT8 value in symmetric quantization; -128 is not used."""
-
+LEVELS = 127  # the largest INT8 value in symmetric quantization; -128 is not used
 DEFAULT_HEADER = "TRT-8600-EntropyCalibration2"
 
 _HEADER = re.compile(r"TRT-\d+-\w+|\d+ [0-9a-f]{16} [0-9a-f]{16}")
@@ -166,9 +164,8 @@ class CalibrationCache(Record):
     def to_tensorrt(self, header: str | None = None) -> bytes:
         """Return the cache as TensorRT's text.
 
-        A cache read from TensorRT's text gives the same bytes, except that a scale of zero is written as 1, because
-        TensorRT divides by it. The header is from :func:`tensorrt_header` or :func:`legacy_header`; by default the one
-        it was read with, or that of TensorRT 8.6.0's default calibrator.
+        A scale of zero is written as 1, because TensorRT divides by it. The header is from :func:`tensorrt_header` or
+        :func:`legacy_header`; by default the one that was read, or that of TensorRT 8.6.0's default calibrator.
         """
         header = header or self.tensorrt_header or DEFAULT_HEADER
         if not _HEADER.fullmatch(header):

@@ -46,8 +46,7 @@ def batches(
 ) -> Iterator[Mapping[str, Any]]:
     """Yield feeds for a calibration, cut to ``size`` samples per batch, or as they are without a size.
 
-    At most ``samples`` samples are used; without a size the last feed is used completely. InputError if feeds cannot be
-    cut.
+    At most ``samples`` samples are used; without a size the last feed is used completely.
     """
     if samples is not None and samples < 1:
         raise errors.ConfigError(f"The calibration uses {samples} samples; expected 1 or more.")

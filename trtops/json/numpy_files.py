@@ -19,12 +19,11 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = "np.ndarray[Any, Any]"
 
-# Exceptions of zipfile for damaged archives, and of the JSON parser for their index.
+# Of zipfile for damaged archives, and of the JSON parser for their index.
 _ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OverflowError)
 
 _MAX_RATIO = 100
-_ALWAYS_ALLOWED = 1 << 28
-"""Bytes that an archive may unpack to, however small it is."""
+_ALWAYS_ALLOWED = 1 << 28  # bytes that an archive may unpack to, however small it is
 
 
 def write_npy(file: Any, array: Array) -> None:
@@ -81,8 +80,7 @@ def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
 def load_numpy(path: str | os.PathLike[str]) -> Array | dict[str, Array]:
     """Return the array of an ``.npy`` file, or those of an ``.npz`` file by name. Nothing pickled is read.
 
-    FormatError if the file is damaged, holds Python objects, or unpacks to far more than its size; InputError if it
-    would take more memory than allowed (:mod:`trtops.system.limits`).
+    FormatError if the file is damaged or unpacks to far more than its size; InputError if it needs too much memory.
     """
     size = os.path.getsize(path)
     with open(path, "rb") as file, damage_reported(f"{path} cannot be read as {Path(path).suffix or 'an array'}"):

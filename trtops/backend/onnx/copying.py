@@ -34,11 +34,7 @@ _TENSOR_ATTRIBUTES = frozenset(
 
 
 def copy_model(model: onnx.ModelProto, put: PutTensor) -> onnx.ModelProto:
-    """Copy a model, with each tensor at any depth replaced by what ``put`` makes of it.
-
-    Raises:
-        InvalidModelError: If the model has text that is not UTF-8.
-    """
+    """Copy a model, with each tensor at any depth replaced; InvalidModelError if it has text that is not UTF-8."""
     copy = ModelProto()
     try:
         _copy(model, copy, put)

@@ -133,12 +133,9 @@ def expected_bytes(tensor: onnx.TensorProto) -> int | None:
 
 
 def locate(tensor: onnx.TensorProto, folder: Path | None = None) -> ExternalData:
-    """Find an external tensor's bytes.
+    """Find an external tensor's bytes in the model's folder; a model in memory has None, and only anchored tensors.
 
-    ``folder`` is the model's folder; None for a model in memory, where only anchored tensors are found.
-
-    Raises:
-        ExternalDataError: If the place is outside the folder, is not a file, or is too short for the tensor.
+    ExternalDataError if the place is outside the folder, is not a file, or is too short for the tensor.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")

@@ -26,8 +26,7 @@ _ASSUMED_RANK = 8  # of tensors without a declaration
 def check_inlined_size(model: onnx.ModelProto, where: str = "") -> None:
     """Compute the node count after inlining functions, without inlining; error messages begin with ``where``.
 
-    Raises:
-        InvalidModelError: If functions are recursive, or the count is above ``TRTOPS_NODE_LIMIT``.
+    InvalidModelError if functions are recursive, or the count is above ``TRTOPS_NODE_LIMIT``.
     """
     if not model.functions:
         return

@@ -126,12 +126,10 @@ def lint(
 ) -> LintReport:
     """Check a model, which need not be valid and is not changed.
 
-    Args:
-        model: The model, with all its weights, or without those whose values cannot affect the findings
-            (:func:`trtops.backend.onnx.zero_weights.can_run_on_zero_weights`).
-        feed: Arrays by input name. Other inputs get random numbers in [0, 1), ones or True, with 1 for each dynamic
-            dimension.
-        path: The model's file, which ONNX Runtime reads by itself; this is faster, and allows models above 2 GiB.
+    Weights may be missing if their values cannot affect the findings
+    (:func:`trtops.backend.onnx.zero_weights.can_run_on_zero_weights`). Inputs without arrays in ``feed`` get random
+    numbers in [0, 1), ones or True, with 1 for each dynamic dimension. ONNX Runtime reads the model's file by itself if
+    its path is given; this is faster, and allows models above 2 GiB.
     """
     if not isinstance(model, ModelWithoutWeights):
         model = ModelWithoutWeights(model.proto() if isinstance(model, Model) else model)

@@ -174,9 +174,7 @@ def tensor_array(tensor: onnx.TensorProto) -> NDArray[Any]:
 def raw_bytes(tensor: onnx.TensorProto) -> bytes:
     """A tensor's raw elements: little-endian, in C order, small types packed.
 
-    Raises:
-        InvalidModelError: If their number does not match the shape.
-        ExternalDataError: If they are in a file to which the tensor is not anchored.
+    InvalidModelError if their number does not match the shape, ExternalDataError if they are in a file elsewhere.
     """
     if external.is_external(tensor):
         return external.locate(tensor).read()
@@ -251,10 +249,7 @@ def data_type(element: int) -> DataType | None:
 def check_structure(model: onnx.ModelProto) -> None:
     """Check what every back end relies on: names defined once and before use, weights of the right size.
 
-    Nodes may be in any order that can be sorted. Operators are not checked.
-
-    Raises:
-        InvalidModelError: At the first problem, with the node and tensor.
+    Nodes may be in any order that can be sorted. InvalidModelError names the first problem.
     """
     if not model.graph.output:
         raise errors.InvalidModelError("The model has no outputs.")

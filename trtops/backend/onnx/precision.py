@@ -67,11 +67,8 @@ def convert_to_fp16(
     """A model that computes in FP16 where possible; see :func:`lower_precision`, which also returns a report."""
     check_structure(proto)
     rewritten = lower_precision(proto, "fp16", keep_io=keep_io, exclude=exclude, weights=weights)
-    log.info("Nodes in lower precision: %d, kept: %d", len(rewritten.lowered), len(rewritten.kept))
     if rewritten.too_large:
         log.warning("Kept in FP32, since their weights exceed the 16-bit range: %s", ", ".join(rewritten.too_large))
-    if rewritten.clamped:
-        log.info("Weights clamped to the 16-bit range: %s", ", ".join(rewritten.clamped))
     return rewritten.model
 
 

@@ -109,29 +109,21 @@ def quantizable_layers(
     return tuple(walk.node_name(layer.node) for layer in _plan_layers(model, keep, op_types)[0])
 
 
-def tensors_to_calibrate(
-    model: onnx.ModelProto, *, keep: Iterable[str] = (), op_types: Sequence[str] = OP_TYPES
-) -> tuple[str, ...]:
+def tensors_to_calibrate(model: onnx.ModelProto) -> tuple[str, ...]:
     """Names of the tensors whose ranges :func:`insert_qdq` needs, each once, in the graph's order."""
-    return _activation_names(_plan_layers(model, keep, op_types)[0])
+    return _activation_names(_plan_layers(model, (), OP_TYPES)[0])
 
 
 def kept_names(model: onnx.ModelProto, keep: Iterable[str]) -> frozenset[str]:
     """Names and outputs of the nodes that the patterns of :func:`insert_qdq` select; each must select something."""
     chosen: set[str] = set()
     for pattern in keep:
-        found = [node for node in model.graph.node if pattern in (node.op_type, node.name, *node.output)]
-        found = found or [
-            node
-            for node in model.graph.node
-            if any(fnmatch.fnmatchcase(name, pattern) for name in (node.name, *node.output) if name)
-        ]
+        nodes = model.graph.node
+        found = [node for node in nodes if pattern in (node.op_type, node.name, *node.output)]
+        found = found or [node for node in nodes if fnmatch.filter(filter(None, (node.name, *node.output)), pattern)]
         if not found:
-            names = [walk.node_name(node) for node in model.graph.node]
-            raise errors.ConfigError(
-                f"keep={pattern!r} matches no layer of this model, by name, op type or output. "
-                f"{errors.near(pattern, names)}"
-            )
+            near = errors.near(pattern, [walk.node_name(node) for node in nodes])
+            raise errors.ConfigError(f"keep={pattern!r} matches no layer, by name, op type or output. {near}")
         for node in found:
             chosen.update(filter(None, (node.name, *node.output)))
     return frozenset(chosen)

@@ -92,16 +92,12 @@ def save_model(
     Args:
         model: The model, with all weights loaded or anchored.
         path: Where to write; missing folders are created.
-        external_data_path: A path inside the model's folder for the weights; ``""`` takes the model file's name with
-            ``.data`` appended. With one file per tensor it is the folder of these files. None keeps the weights in the
-            model file unless they are too large for protobuf.
+        external_data_path: A path inside the model's folder for the weights (ExternalDataError otherwise); ``""`` takes
+            the model file's name with ``.data`` appended. With one file per tensor it is the folder of these files.
+            None keeps the weights in the model file unless they are too large for protobuf.
         size_threshold: Tensors with fewer bytes stay in the model file; so do integer vectors of up to 1 KiB, which may
             be shapes.
         all_tensors_to_one_file: Whether all tensors share one data file.
-
-    Raises:
-        ExternalDataError: If ``external_data_path`` is outside the model's folder.
-        OSError: If a file cannot be written.
     """
     path = Path(path)
     if external_data_path is None:

@@ -21,11 +21,8 @@ _put_small = copying.put_small(4096)  # small tensors may be target shapes or ax
 def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool = False) -> None:
     """Write inferred types and shapes into a model of any size; its ``value_info`` and outputs change, nothing else.
 
-    Args:
-        model: The model.
-        symbolic: Whether ONNX Runtime's symbolic inference, slow and thorough, runs afterwards if ONNX's own left a
-            tensor without a rank. It is skipped if sympy is not installed.
-        strict: Whether contradicting types and shapes are an error.
+    With ``symbolic``, ONNX Runtime's slow and thorough inference follows if ONNX's own left a tensor without a rank; it
+    needs sympy. With ``strict``, contradicting types and shapes are an error.
     """
     check_inlined_size(model)
     bare = copying.copy_model(model, _put_plausible)

@@ -127,11 +127,8 @@ class SubModel:
 class Cutter:
     """An analyzed model, from which sub-models can be cut in time proportional to their size.
 
-    Attributes:
-        model: The model; shared, not to be changed while this is in use.
-        order: Indices of all nodes except Constants, which count as weights, in order of execution.
-        parts: The nodes in sets that no cut may separate, in the order of each set's last node. A set is one node, or
-            several nodes that exchange sequences, maps or optionals.
+    ``order`` has the indices of all nodes except Constants, which count as weights, in order of execution. ``parts``
+    are sets of nodes that no cut may separate: one node, or several that exchange sequences, maps or optionals.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -216,14 +213,10 @@ class Cutter:
         expose: Literal["ends", "all"] = "ends",
         freeze_branches: bool = False,
     ) -> SubModel:
-        """Make a sub-model of a set of nodes, connected or not.
+        """Make a sub-model of nodes in whole parts, connected or not; the tensors at its ends become outputs, or all.
 
-        Args:
-            nodes: Indices of nodes in whole parts, without Constants.
-            values: Dtypes and shapes of the tensors that are cut through, and the data.
-            expose: Which tensors become outputs: those at the ends, or all.
-            freeze_branches: Whether tensors that enter from other branches, at nodes that the set leads to, become
-                weights if they are the same for every feed. A beginning of the model keeps the model's own inputs.
+        With ``freeze_branches``, tensors that enter from other branches, at nodes that the set leads to, become weights
+        if they are the same for every feed. A beginning of the model keeps the model's own inputs.
         """
         if not nodes:
             raise errors.InvalidModelError(

@@ -151,8 +151,7 @@ def makers(nodes: Iterable[onnx.NodeProto]) -> dict[str, onnx.NodeProto]:
 def execution_order(nodes: Sequence[onnx.NodeProto]) -> list[int]:
     """Indices of the nodes in an order of execution; the given order where that is one.
 
-    Raises:
-        InvalidModelError: If nodes form a cycle; the message lists them.
+    InvalidModelError lists nodes that form a cycle.
     """
     maker: dict[str, int] = {}
     for index, node in enumerate(nodes):

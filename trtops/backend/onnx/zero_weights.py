@@ -44,11 +44,7 @@ _FLOATS = frozenset((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE,
 
 
 def can_run_on_zero_weights(model: onnx.ModelProto, weights: Collection[str]) -> bool:
-    """Whether a model runs, or fails, in the same way whatever the values of these initializers of its main graph.
-
-    Raises:
-        InvalidModelError: If nodes form a cycle.
-    """
+    """Whether a model runs, or fails, in the same way whatever the values of these initializers of its main graph."""
     graph = model.graph
     if any(function.domain in ("", "ai.onnx") for function in model.functions):
         return False  # the model redefines operators of ONNX

@@ -31,15 +31,10 @@ def open_model(source: Source) -> Model:
 
 @dataclass(frozen=True)
 class Subject:
-    """The name of the model that an op is about.
+    """The name of the model that an op is about."""
 
-    Attributes:
-        name: The file's name without the extension.
-        file: The file; None for a model in memory.
-    """
-
-    name: str
-    file: Path | None = None
+    name: str  # the file's name without the extension
+    file: Path | None = None  # None for a model in memory
 
     @classmethod
     def of(cls, model: Source, file: str | Path | None = None) -> Subject:
@@ -70,18 +65,11 @@ def inputs_with_shapes(inputs: TensorMetadata, shapes: Mapping[str, Shape]) -> T
 
 @dataclass(frozen=True, kw_only=True)
 class SaveConfig(Record):
-    """Where weights go when a model is written.
+    """Where weights go when a model is written; see :func:`trtops.backend.onnx.save.save_model`."""
 
-    Attributes:
-        external_data: A path next to the model file for the weights; ``""`` takes the model file's name with ``.data``
-            appended. None keeps them in the model file, unless they are too large for protobuf (2 GiB).
-        size_threshold: Tensors with fewer bytes stay in the model file.
-        one_file: Whether all weights share one data file; otherwise ``external_data`` is a folder.
-    """
-
-    external_data: str | None = None
-    size_threshold: int = 1024
-    one_file: bool = True
+    external_data: str | None = None  # a path next to the model file; "" is its name with .data appended
+    size_threshold: int = 1024  # tensors with fewer bytes stay in the model file
+    one_file: bool = True  # otherwise external_data is a folder
 
     def to_options(self) -> dict[str, Any]:
         """The options of :func:`trtops.backend.onnx.save.save_model`."""
