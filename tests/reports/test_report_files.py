@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -154,9 +153,3 @@ def test_dark_mode_and_print(browser: Any, file: Path) -> None:
     page.emulate_media(media="print", color_scheme="dark")
     assert page.evaluate(colour) == "rgb(255, 255, 255)" and messages == []
     page.close()
-
-
-def test_stored_document_is_json(tracker: MemoryTracker, run_id: str) -> None:
-    stored = tracker.load(run_id)
-    document = Document.from_dict(json.loads(stored.read_bytes(Artifact.REPORT_DATA)))
-    assert document.verdict == "bad" and Artifact.REPORT in stored.manifest

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -149,14 +148,6 @@ def test_store_needs_disk_space(small_disk: Path):
         MlflowTracker(small_disk / "mlruns")
 
 
-def test_database_needs_disk_space(small_disk: Path):
-    (small_disk / "other").write_bytes(bytes((12 << 20) - (256 << 10)))
-
-    with pytest.raises(errors.TrackingError, match="disk is full"):
-        MlflowTracker(small_disk / "mlruns")
-    assert not (small_disk / "mlruns" / "mlflow.db").exists()
-
-
 def fill(file: Path) -> None:
     with open(file, "wb", buffering=0) as out:
         for size in (1 << 20, 1 << 12, 1):
@@ -165,27 +156,6 @@ def fill(file: Path) -> None:
                     out.write(bytes(size))
             except OSError as exc:
                 assert exc.errno == errno.ENOSPC
-
-
-def test_file_size_limit_leaves_no_artifact(new_store, tmp_path: Path):
-    tracker = MlflowTracker(new_store(tmp_path / "mlruns"))
-    source = tmp_path / "model.plan"
-    source.write_bytes(PLAN)
-
-    def limited() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, 4 << 20))
-        log_a_build(tracker, source)
-
-    child = ForkedProcess(target=limited)
-    child.start()
-    child.join()
-
-    assert child.exitcode == 1
-    (info,) = tracker.find("m")
-    assert info.status == "failed"
-    assert "File too large" in info.tags[Tag.ERROR]
-    assert not [file for file in (tmp_path / "mlruns" / "artifacts").rglob("*") if file.is_file()]
 
 
 def test_run_is_spooled_if_the_disk_fills_up(small_disk: Path, new_store, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import os
-import pickle
 import re
 import stat
 from collections.abc import Callable, Iterator
@@ -17,13 +16,12 @@ import pytest
 
 from tests.contracts.tracker import ODD_NAMES, InMemoryContract
 from trtops import errors
-from trtops.tracking import owner, store
+from trtops.tracking import owner
 from trtops.tracking.base import RunStatus, Tracker, tracked
 from trtops.tracking.check import reap
 from trtops.tracking.ids import is_local, new_local_id
 from trtops.tracking.location import Store
 from trtops.tracking.memory import MemoryRun, MemoryTracker
-from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.offline import OfflineTracker
 from trtops.tracking.schema import Tag
 from trtops.tracking.spool import Spool, SpooledRun, default_spool, upload
@@ -470,29 +468,8 @@ def test_upload_leaves_runs_resumed_by_others(memory, offline, spool) -> None:
     assert memory.info(run.id).status == "running" and spool.runs()
 
 
-def test_resumed_and_spooled_campaign_is_uploaded(memory, offline, spool) -> None:
-    run = offline.start("m", "r", kind="debug_build", tags={Tag.OWNER: dead_owner()})
-    again = offline.reopen(run.id)
-    go_away(memory)
-    again.finish("good")
-    come_back(memory)
-
-    assert [each.why for each in upload(memory, spool)] == [""]
-    assert memory.info(run.id).verdict == "good"
-
-
 def dead_owner() -> str:
     return dataclasses.replace(owner.current(), pid=2**22 + 1, started=1).to_json()
-
-
-def test_tracker_can_be_pickled(new_store: Callable[[Path], Path], tmp_path: Path) -> None:
-    tracker = store.open_tracker(new_store(tmp_path / "mlruns"))
-    run = tracker.start("m", "r", kind="build")
-
-    again = pickle.loads(pickle.dumps(tracker))
-
-    assert again.info(run.id) == tracker.info(run.id) and again.spool.folder == tracker.spool.folder
-    assert isinstance(again.inner, MlflowTracker)
 
 
 def test_default_spool_depends_on_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from dataclasses import replace
 
-from trtops.system.processes import started_at
 from trtops.tracking import owner
 
 ASK = "from trtops.tracking import owner; print(owner.current().to_json(indent=None), flush=True); input()"
@@ -44,9 +43,3 @@ def test_remote_processes_are_not_gone():
     assert not owner.is_gone(replace(gone, host="elsewhere"))
     assert not owner.is_gone(replace(gone, machine="elsewhere", boot="other"))
     assert not owner.is_gone(replace(gone, namespace="pid:[1]"))
-
-
-def test_processes_of_other_users_are_seen():
-    here = owner.current()
-
-    assert not owner.is_gone(replace(here, pid=1, started=started_at(1)))

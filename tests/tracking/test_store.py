@@ -206,21 +206,6 @@ def test_moved_and_copied_stores_are_refused(new_store, tmp_path: Path):
     assert MlflowTracker(old).load(run_id).read_bytes("engine/x.plan") == b"plan"
 
 
-def test_linked_store_has_not_moved(new_store, tmp_path: Path):
-    root = new_store(tmp_path / "mlruns")
-    (tmp_path / "link").symlink_to(root)
-
-    assert MlflowTracker(tmp_path / "link").store == location.Store(database=root / "mlflow.db")
-
-
-def test_database_of_plain_mlflow_can_be_used(new_store, tmp_path: Path):
-    root = new_store(tmp_path / "mlruns")
-    with closing(sqlite3.connect(root / "mlflow.db")) as database, database:
-        database.execute("UPDATE experiments SET artifact_location = '/somewhere/mlruns/0'")
-
-    log_one(MlflowTracker(root))
-
-
 # Dead runs
 
 

@@ -27,12 +27,9 @@ LARGEST_DATA = 64 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Material(Record):
-    """One input of a build.
+    """One input of a build: a cache, ``replay``, ``denied``, ``data`` or ``golden``; its path is empty if not logged.
 
-    Attributes:
-        name: ``timing_cache``, ``calibration_cache``, ``replay``, ``denied``, ``data`` or ``golden``.
-        sha256: SHA-256 of the file's bytes; for ``data``, ``replay`` and ``denied`` the digest of their content.
-        path: Its artifact; empty if it was not logged.
+    The digest is that of the file's bytes, for ``data``, ``replay`` and ``denied`` that of their content.
     """
 
     name: str
