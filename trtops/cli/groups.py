@@ -51,7 +51,6 @@ SAVE_AS = Group(
 ONNX_SAVE = Group(
     SAVE_AS.title, flag("-o --output FILE", "where to write the model", required=True, to="output"), SAVE_AS
 )
-SAVE_ONNX = Group(SAVE_AS.title, flag("--save-onnx FILE", "where to write the ONNX model as it is run"), SAVE_AS)
 
 DATA = Group(
     "input data",
@@ -304,10 +303,6 @@ TRACKING = Group(
 STORE = TRACKING.without("--experiment")
 ROOT = flag("--root --store FOLDER", "the store's folder or address (default: TRTOPS_HOME or ./mlruns)")
 JSON = Group("printing", flag("--json", "print JSON"))
-RECORDED_CODE = Group(
-    "code that a run names",
-    flag("--allow-scripts", "run the scripts and commands that the run names; check them first"),
-)
 
 _OF_SPECS = (
     "tf32", "fp16", "bf16", "fp8", "int8", "precision_constraints", "trt_min_shapes", "trt_opt_shapes",

@@ -94,6 +94,7 @@ def find_command(words: list[str]) -> tuple[registry.Path, list[str]]:
         path, after = registry.find([*path, *after[count:]])
     if path not in registry.COMMANDS:
         return path, after
+    # Not at the end, where an option that takes the rest of the line would swallow them.
     place = next((place for place, word in enumerate(after) if word.startswith("-")), len(after))
     return path, [*after[:place], *moved, *after[place:]]
 
@@ -226,9 +227,8 @@ def folder_help(path: registry.Path) -> str:
     if not path:
         width = max(map(len, registry.VARIABLES)) + 2
         lines += ["", bold("environment:"), *(f"  {n.ljust(width)}{line}" for n, line in registry.VARIABLES.items())]
-    first = next(iter(words))
-    example = "trtops run model.onnx --onnxrt --trt" if not path else f"{prog} {first} -h"
-    return "\n".join([*lines, "", bold("example:"), f"  {example}", "", f"Help on one: {prog} {first} -h"])
+    example = f"{prog} {next(iter(words))} -h"
+    return "\n".join([*lines, "", bold("example:"), f"  {example}"])
 
 
 if __name__ == "__main__":

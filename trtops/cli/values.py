@@ -52,6 +52,7 @@ def split_named(text: str, begins: str) -> tuple[str, str]:
 
 def named(text: str) -> tuple[str, str]:
     """Split ``name:value``; the name may be missing."""
+    # The last colon: names of tensors may contain colons, as TensorFlow's do.
     name, _, value = text.rpartition(":")
     return name, value
 

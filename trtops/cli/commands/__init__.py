@@ -1,5 +1,1 @@
-"""One module per command, each with ``GROUPS`` (its options), ``EXAMPLES`` and ``plan(args)``.
-
-``plan`` turns parsed options into a :class:`~trtops.cli.jobs.Job`, which can be compared and does not touch anything
-until it is run.
-"""
+"""Commands: functions that read options and return the work, imported only when one is needed."""

@@ -150,10 +150,7 @@ def tactics(args: Options) -> Job:
     examples=("trtops inspect diff-tactics --dir replays", "trtops debug diff-tactics good.json bad.json"),
 )
 def diff_tactics(args: Options) -> Job:
-    """Find the tactic that makes builds bad.
-
-    From folders or files of good and bad tactic records, or from runs of the store.
-    """
+    """Find the tactic that makes builds bad, from good and bad tactic records, or from runs of the store."""
     given: dict[str, str | None] = {"experiment": args.of_experiment, "folder": args.dir}
     if args.records:
         if len(args.records) != 2 or args.peek("DiffTacticsConfig.good") or args.peek("DiffTacticsConfig.bad"):
@@ -222,10 +219,7 @@ SHOWING = Group(
     examples=("trtops inspect model model.onnx --show layers attrs",),
 )
 def model(args: Options) -> Job:
-    """Show an ONNX model, a TensorRT network or an engine.
-
-    A network comes from a script, or from ONNX with --display-as trt.
-    """
+    """Show an ONNX model, an engine, or a TensorRT network of a script or of ONNX (--display-as trt)."""
     kind = loading.model_type(args) if not str(args.model_file).endswith(".ort") else "ort"
     drawn = bool(args.visual or args.save_visual)
     weights = ("layers", "weights") if args.show_weights else ()

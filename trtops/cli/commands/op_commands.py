@@ -26,10 +26,7 @@ if TYPE_CHECKING:
     examples=("trtops build-list models.yaml", "trtops build-list models.yaml --check"),
 )
 def build_list(args: Options) -> Job:
-    """Build every model of a list (YAML) and report the outcome of each.
-
-    A failure does not stop the other builds. Exits with 1 if one failed.
-    """
+    """Build every model of a list (YAML), also after a failure, and report each outcome. Exits with 1 if one failed."""
     models = args.models
     if not args.check:
         config = configs.make(args, "BuildListConfig")
@@ -187,10 +184,7 @@ def report(args: Options) -> Job:
     examples=("trtops sensitivity model.onnx --calibration-cache int8.cache --load-inputs images.json --budget 0.01",),
 )
 def sensitivity(args: Options) -> Job:
-    """Measure what each layer costs in INT8, and propose layers to keep in higher precision.
-
-    Exits with 1 if the error budget cannot be met.
-    """
+    """Measure what layers cost in INT8, and propose which to keep. Exits with 1 if the error budget cannot be met."""
     return op_job(
         args,
         "sensitivity",

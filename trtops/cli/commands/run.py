@@ -77,7 +77,7 @@ EVALUATION = Group(
     groups.COMPARING,
     groups.DATA,
     *groups.ONNX,
-    groups.SAVE_ONNX,
+    Group(groups.SAVE_AS.title, flag("--save-onnx FILE", "where to write the ONNX model as it is run"), groups.SAVE_AS),
     groups.PROVIDERS,
     *groups.TRT_BUILD,
     groups.TRT_LOAD,

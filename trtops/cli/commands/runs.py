@@ -189,6 +189,7 @@ def promote(args: Options) -> Job:
         try:
             return promoting()
         finally:
+            # The warm child process that built would otherwise wait for another build.
             ops.close_workers()
 
     return run

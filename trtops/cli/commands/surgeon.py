@@ -58,10 +58,7 @@ def names_in(path: str) -> tuple[str, ...]:
     examples=("trtops surgeon extract model.onnx --inputs x:[1,3,224,224]:float32 --outputs conv1:auto -o part.onnx",),
 )
 def extract(args: Options) -> Job:
-    """Cut a part out of an ONNX model, between given tensors.
-
-    Types and shapes that are not given are inferred.
-    """
+    """Cut a part out of an ONNX model, between given tensors. Types and shapes that are not given are inferred."""
     args.output = args.output or f"{Path(args.model_file).stem}.part.onnx"
     model = loading.changed_model(args)
     if args.input_shapes:
@@ -138,10 +135,7 @@ def sanitize(args: Options) -> Job:
     examples=("trtops surgeon insert model.onnx --op Clip --inputs logits --outputs logits -o clipped.onnx",),
 )
 def insert(args: Options) -> Job:
-    """Insert a node between tensors of an ONNX model.
-
-    A tensor named as input and as output is passed through the node.
-    """
+    """Insert a node between tensors of an ONNX model. A tensor that is input and output passes through the node."""
     node = {"name": args.node_name, "domain": args.domain, "attributes": dict(args.attrs or ())}
     return _job(args, "insert", args.op, tuple(args.node_inputs), tuple(args.node_outputs), **node)
 

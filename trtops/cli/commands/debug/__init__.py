@@ -209,7 +209,7 @@ def ask(question: str) -> bool:
 CAMPAIGN = Group(
     "campaign",
     flag("--resume RUN", "a campaign to resume"),
-    groups.RECORDED_CODE,
+    flag("--allow-scripts", "run the scripts and commands that the resumed run names; check them first"),
 )
 OPTIONS = configs.config_flags(
     "campaign",
