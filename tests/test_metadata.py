@@ -13,6 +13,7 @@ from trtops import errors
 from trtops.metadata import (
     BoundedShape,
     DataType,
+    MetadataTuple,
     TensorMetadata,
     TensorSpec,
     check_feed,
@@ -86,12 +87,15 @@ def test_metadata_is_built_in_a_chain_and_shown() -> None:
     assert str(TensorSpec("v", None, (4,))) == "v [shape=(4,)]"
 
 
-def test_metadata_entries_unpack() -> None:
+def test_metadata_entries_unpack_and_change() -> None:
     meta = TensorMetadata().add("x", np.float32, (1, "n"), min_shape=(1, 1), docstring="an image")
 
     dtype, shape = meta["x"]
     assert (dtype, shape) == (DataType.FLOAT32, (1, "n"))
-    assert eval(repr(meta)) == meta
+    meta["x"].shape, meta["x"].dtype = (1, 4), np.int64
+    assert str(meta) == "{x [dtype=int64, shape=(1, 4), an image]}"
+    meta["y"] = MetadataTuple("int8", (2,))
+    assert meta["y"].name == "y" and eval(repr(meta)) == meta
 
 
 def test_bounded_shapes_keep_bounds() -> None:

@@ -63,7 +63,6 @@ EXCEPTIONS: dict[str, str] = {
     "backend.trt.util.TensorInfo": "trtops inspect model --combine-tensor-info does what it is for",
     "backend.trt.util.convert_linear_to_vectorized_format": "runners pack plain arrays themselves",
     "backend.trt.util.convert_vectorized_to_linear_format": "runners unpack what is not asked for raw",
-    "common.struct.MetadataTuple": "entries are made by TensorMetadata.add; the class is trtops.metadata.TensorSpec",
     **{
         f"common.struct.BoundedShape.{method}": "a shape is a tuple; take another one to change it"
         for method in ("append", "clear", "copy", "extend", "insert", "pop", "remove", "reverse", "sort")
@@ -83,10 +82,8 @@ EXCEPTIONS: dict[str, str] = {
     "logger.logger.SeverityTrie": "G_LOGGER.module_severity answers the same question: get(path)",
     "logger.logger.Logger.SEVERITY_COLOR_MAPPING": _LEVELS,
     "logger.logger.Logger.SEVERITY_LETTER_MAPPING": _LEVELS,
-    "cuda.cuda.Cuda": _RUNTIME,
-    "cuda.cuda.MemcpyKind": _RUNTIME,
+    "cuda.cuda.Cuda.check": _RUNTIME,
     "cuda.cuda.try_get_stream_handle": _RUNTIME,
-    "cuda.cuda.wrapper": _RUNTIME,
     **dict.fromkeys(_INTERNAL_NAMES, _INTERNAL),
 }
 """What is not here, with a reason: modules, names, members and parameters."""

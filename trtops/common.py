@@ -8,9 +8,9 @@ from typing import Any
 
 from trtops.json import Decoder, Encoder, add_json_methods
 from trtops.lazy import known_as
-from trtops.metadata import BoundedShape, TensorMetadata
+from trtops.metadata import BoundedShape, MetadataTuple, TensorMetadata
 
-__all__ = ["BoundedShape", "FormattedArray", "TensorMetadata"]
+__all__ = ["BoundedShape", "FormattedArray", "MetadataTuple", "TensorMetadata"]
 
 
 @add_json_methods("formatted array")

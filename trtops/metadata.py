@@ -211,6 +211,25 @@ class TensorSpec(Record):
         return f"[{', '.join(parts)}]" if parts else ""
 
 
+class MetadataTuple(TensorSpec):
+    """An entry of :class:`TensorMetadata`, which scripts for Polygraphy change in place; the rest is frozen."""
+
+    def __init__(self, dtype: object, shape: Shape | None, docstring: str | None = None, *, name: str = "") -> None:
+        """Make an entry; it gets its name when it is put into metadata."""
+        super().__init__(name, None if dtype is None else DataType.of(dtype), shape, docstring)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, DataType.of(value) if name == "dtype" and value is not None else value)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TensorSpec):
+            return NotImplemented
+        mine, its = ((s.name, s.dtype, s.shape, s.docstring) for s in (self, other))
+        return mine == its
+
+    __hash__ = TensorSpec.__hash__
+
+
 class TensorMetadata(dict[str, TensorSpec]):
     """Tensors by name, in order: the inputs or the outputs of a model. Printed like Polygraphy's."""
 
@@ -247,8 +266,13 @@ class TensorMetadata(dict[str, TensorSpec]):
             docstring: A comment to print with it.
         """
         bounded = None if shape is None else BoundedShape(shape, min=min_shape, max=max_shape)
-        self[name] = TensorSpec(name, None if dtype is None else DataType.of(dtype), bounded, docstring)
+        self[name] = MetadataTuple(dtype, bounded, docstring, name=name)
         return self
+
+    def __setitem__(self, name: str, spec: TensorSpec) -> None:
+        if not spec.name:
+            object.__setattr__(spec, "name", name)
+        super().__setitem__(name, spec)
 
     def __str__(self) -> str:
         return "{" + ",\n ".join(f"{name} {spec.described()}".rstrip() for name, spec in self.items()) + "}"
