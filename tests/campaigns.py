@@ -30,6 +30,18 @@ def two_blocks(folder: Path) -> tuple[Path, Path]:
     return path, data
 
 
+def of_one_node(count: int) -> DebugBuildConfig:
+    """A campaign of a model with one node, so that the campaign and the store are measured, not the builds."""
+    return DebugBuildConfig(
+        build=BuildConfig(options=OnnxRuntimeOptions(timing_iterations=1, intra_op_threads=1)),
+        check=CheckConfig(plots="never", latency_runs=0),
+        random_tactics=True,
+        until=count,
+        max_iterations=count,
+        keep_model=False,
+    )
+
+
 def config(data: Path, **changes: Any) -> DebugBuildConfig:
     """A campaign over :func:`two_blocks` whose tactics are drawn at random, so that it is the same wherever it runs."""
     options = OnnxRuntimeOptions(allow_approximation=True, timing_iterations=4, intra_op_threads=1)

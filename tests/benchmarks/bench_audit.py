@@ -7,12 +7,11 @@ Goal: a signature takes at most 50 ms of CPU time.
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from pathlib import Path
 
 from tests import models
-from tests.benchmarks.harness import Goals, full_size, timed
+from tests.benchmarks.harness import benchmark, full_size, timed
 from tests.keys import new_key
 from tests.servers import MlflowServer
 from trtops.ops.auditing.config import AuditConfig
@@ -27,14 +26,7 @@ from trtops.tracking.base import StoredRun, tracked
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.mlflow.embedded import ensure_store
 
-OWN_TAGS = (
-    schema.Tag.KIND,
-    schema.Tag.SCHEMA,
-    schema.Tag.HOST,
-    schema.Tag.OWNER,
-    schema.Tag.LOCAL_ID,
-    schema.Tag.VERDICT,
-)
+OWN_TAGS = {getattr(schema.Tag, name) for name in ("KIND", "SCHEMA", "HOST", "OWNER", "LOCAL_ID", "VERDICT")}
 
 
 def copy_run(tracker: MlflowTracker, source: StoredRun, number: int) -> None:
@@ -79,9 +71,7 @@ def signing_seconds(folder: Path) -> float:
 
 def main() -> None:
     full = full_size(__doc__, "1,000 runs")
-    goals = Goals()
-    with tempfile.TemporaryDirectory(prefix="trtops-bench-") as name:
-        folder = Path(name)
+    with benchmark() as (goals, folder):
         check = CheckConfig(iterations=4, latency_runs=2, warm_up=0, plots="never")
         config = ConvertConfig(build=BuildConfig(options=OnnxRuntimeOptions(timing_iterations=2)), check=check)
         local = MlflowTracker(folder / "local")
@@ -91,7 +81,6 @@ def main() -> None:
         with MlflowServer(folder / "served" / "mlruns") as server:
             bench_place("server", server.address, source, 1000 if full else 7)
         goals.at_most("sign a build", signing_seconds(folder) * 1e3, 50.0, "ms")
-    goals.exit()
 
 
 if __name__ == "__main__":

@@ -5,12 +5,9 @@ Prints a table, without goals. Both run the same model over 16 feeds, each in a 
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 import onnx
 
-from tests.benchmarks.harness import full_size, measured_child
+from tests.benchmarks.harness import benchmark, full_size, measured_child
 from tests.benchmarks.networks import Graph
 
 SHAPE = (4, 16, 64, 64)
@@ -63,14 +60,14 @@ def main() -> None:
     print(
         f"{'':12}{'CPU s':>8}{'theirs':>8}{'ratio':>7}{'peak MiB':>10}{'theirs':>8}{'range/largest':>15}{'theirs':>8}"
     )
-    with tempfile.TemporaryDirectory(prefix="trtops-bench-") as folder:
-        path = str(Path(folder, "model.onnx"))
+    with benchmark() as (_, folder):
+        path = str(folder / "model.onnx")
         onnx.save(convolutions(), path)
         for algorithm in ("minmax", "entropy", "percentile"):
             ours, theirs = (
                 min(
                     (measured_child(folder, FEEDS + side + SHARE, path, algorithm) for _ in range(repeats)),
-                    key=_seconds,
+                    key=lambda found: float(found["seconds"]),
                 )
                 for side in (OURS, THEIRS)
             )
@@ -80,10 +77,6 @@ def main() -> None:
                 f"{ours['peak']:10.0f}{theirs['peak']:8.0f}{ours['value']:15.2f}{theirs['value']:8.2f}",
                 flush=True,
             )
-
-
-def _seconds(found: dict[str, float]) -> float:
-    return found["seconds"]
 
 
 if __name__ == "__main__":

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 import sys
-import tempfile
-from pathlib import Path
 
 import onnx
 from onnx import parser
 
-from tests.benchmarks.harness import Goals, full_size, in_turns, run_quietly
+from tests.benchmarks.harness import benchmark, full_size, in_turns, run_quietly
 
 OURS = ["-m", "trtops.cli"]
 THEIRS = ["-c", "import sys; from polygraphy.tools._main import main; sys.argv[0] = 'polygraphy'; sys.exit(main())"]
@@ -26,10 +24,9 @@ Comparator.run([OnnxrtRunner(SessionFromOnnx("tiny.onnx"))])""",
 
 def main() -> None:
     rounds = 9 if full_size(__doc__, "nine rounds instead of six") else 6
-    goals = Goals()
-    with tempfile.TemporaryDirectory(prefix="trtops-bench-") as folder:
+    with benchmark() as (goals, folder):
         text = '<ir_version: 8, opset_import: ["" : 17]> g (float[1,4] x) => (float[1,4] y) { y = Relu(x) }'
-        onnx.save(parser.parse_model(text), Path(folder, "tiny.onnx"))
+        onnx.save(parser.parse_model(text), folder / "tiny.onnx")
 
         def least(**commands: list[str]) -> dict[str, float]:
             calls = {n: functools.partial(run_quietly, [sys.executable, *c], folder) for n, c in commands.items()}
@@ -49,7 +46,6 @@ def main() -> None:
         )
         added = found["tracked"] - found["untracked"]
         print(f"tracking adds {added:.2f} s to a run; opening the store alone takes {found['store']:.2f} s")
-    goals.exit()
 
 
 if __name__ == "__main__":

@@ -5,12 +5,9 @@ Each figure comes from a process of its own. ``--full`` takes arrays ten times a
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import json
 import logging
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,7 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from tests.benchmarks.harness import Goals, run_quietly, timed
+from tests.benchmarks.harness import benchmark, full_size, measured_child, timed
+
+CHILD = "from tests.benchmarks.bench_comparator import measure; value = measure(*sys.argv[1:])"
 
 
 def arrays(elements: int, outputs: int = 1) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -91,14 +90,15 @@ def run(tool: str, elements: int, outputs: int, folder: str) -> Callable[[], obj
     return lambda: comparator.Comparator.run([runner], data_loader=feeds)
 
 
-def measure(case: str, tool: str, elements: int, second: int, repeats: int) -> None:
-    """Print the least CPU seconds of one case and the growth of the peak memory, as JSON on the last line."""
+def measure(case: str, tool: str, *numbers: str) -> tuple[float, float]:
+    """The least CPU seconds of one case, and the growth of the peak memory in MiB."""
+    elements, second, repeats = map(int, numbers)
     with tempfile.TemporaryDirectory(prefix="trtops-bench-") as folder:
         work = {"compare": compare, "save": save, "load": load, "run": run}[case](tool, elements, second, folder)
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         before = status("VmRSS")
         seconds = min(timed(work, time.process_time)[0] for _ in range(repeats))
-        print("\n" + json.dumps([seconds, (status("VmHWM") - before) / 1024]))
+        return seconds, (status("VmHWM") - before) / 1024
 
 
 def status(name: str) -> int:
@@ -107,15 +107,8 @@ def status(name: str) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--full", action="store_true")
-    parser.add_argument("--case", nargs=5, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.case:
-        case, tool, *numbers = options.case
-        measure(case, tool, *map(int, numbers))
-        return
-    small, large = (10_000_000, 100_000_000) if options.full else (1_000_000, 10_000_000)
+    full = full_size(__doc__, "arrays ten times as large")
+    small, large = (10_000_000, 100_000_000) if full else (1_000_000, 10_000_000)
     table = [
         ("compare 500 outputs of 1e4", "compare", 10_000, 500, 5, 0.1),
         ("run 1000 iterations, 1 input", "run", 16, 1, 3, 0.1),
@@ -128,19 +121,14 @@ def main() -> None:
         table.append((f"load {megabytes} of JSON", "load", elements, 0, repeats, 1.0))
     table.append((f"save npz, theirs {megabytes} of JSON", "save", elements, 1, 3, 0.1))
     table.append((f"load npz, theirs {megabytes} of JSON", "load", elements, 1, 3, 0.1))
-    goals = Goals()
-    with tempfile.TemporaryDirectory(prefix="trtops-bench-") as folder:
+    with benchmark() as (goals, folder):
         for title, case, elements, second, repeats, limit in table:
             words = [str(each) for each in (elements, second, repeats)]
             ours, theirs = (
-                json.loads(
-                    run_quietly([sys.executable, __file__, "--case", case, tool, *words], folder).splitlines()[-1]
-                )
-                for tool in ("trtops", "polygraphy")
+                measured_child(folder, CHILD, case, tool, *words)["value"] for tool in ("trtops", "polygraphy")
             )
             note = f"{ours[0]:.3f} s and {ours[1]:.0f} MiB, Polygraphy {theirs[0]:.3f} s and {theirs[1]:.0f} MiB"
             goals.at_most(title, ours[0] / theirs[0], limit, "times", note)
-    goals.exit()
 
 
 if __name__ == "__main__":

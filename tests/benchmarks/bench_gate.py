@@ -10,13 +10,12 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from tests.benchmarks.harness import Goals
+from tests.benchmarks.harness import Goals, benchmark
 from tests.gates import (
     ZOO,
     built,
@@ -138,16 +137,14 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--full", action="store_true", help="cost: three models")
     given = parser.parse_args()
-    goals = Goals()
-    with tempfile.TemporaryDirectory(prefix="trtops-bench-") as place:
-        os.environ.setdefault("TRTOPS_HOME", place)
+    with benchmark() as (goals, folder):
+        os.environ.setdefault("TRTOPS_HOME", str(folder))
         if given.part == "repeats":
-            repeats(Path(place), goals, given.count)
+            repeats(folder, goals, given.count)
         elif given.part == "planted":
-            planted(Path(place), goals)
+            planted(folder, goals)
         else:
-            cost(Path(place), given.full)
-    goals.exit()
+            cost(folder, given.full)
 
 
 if __name__ == "__main__":

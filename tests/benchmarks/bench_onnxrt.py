@@ -9,13 +9,11 @@ import statistics
 from collections.abc import Callable
 
 import numpy as np
-import onnx
 import onnxruntime as ort
-from onnx import TensorProto, helper
 from polygraphy.backend.onnxrt import OnnxrtRunner as TheirRunner
 
 from tests import models
-from tests.benchmarks.harness import Goals, in_turns
+from tests.benchmarks.harness import Goals, benchmark, in_turns
 from trtops.backend.base import Caches
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
@@ -26,15 +24,11 @@ LIMITS_US = {1: 8.0, 20: 60.0}
 CALLS = 400
 
 
-def identities(count: int) -> onnx.ModelProto:
+def identities(count: int) -> bytes:
     """A model that passes ``count`` inputs through."""
-    nodes = [helper.make_node("Identity", [f"x{i}"], [f"y{i}"]) for i in range(count)]
-    inputs, outputs = (
-        [helper.make_tensor_value_info(f"{letter}{i}", TensorProto.FLOAT, ["batch", 4]) for i in range(count)]
-        for letter in "xy"
-    )
-    graph = helper.make_graph(nodes, "g", inputs, outputs)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    inputs, outputs = (", ".join(f"float[batch,4] {letter}{i}" for i in range(count)) for letter in "xy")
+    nodes = " ".join(f"y{i} = Identity(x{i})" for i in range(count))
+    return models.model(f"({inputs}) => ({outputs}) {{ {nodes} }}").SerializeToString()
 
 
 def repeated(call: Callable[[], object]) -> Callable[[], None]:
@@ -48,7 +42,7 @@ def repeated(call: Callable[[], object]) -> Callable[[], None]:
 def bench_infer(goals: Goals, inputs: int) -> None:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
-    session = ort.InferenceSession(identities(inputs).SerializeToString(), options)
+    session = ort.InferenceSession(identities(inputs), options)
     feed = {f"x{i}": np.zeros((1, 4), np.float32) for i in range(inputs)}
     with OnnxrtRunner(session) as ours, TheirRunner(session) as theirs:
         calls = {
@@ -77,11 +71,10 @@ def bench_build() -> None:
 
 
 def main() -> None:
-    goals = Goals()
-    for inputs in LIMITS_US:
-        bench_infer(goals, inputs)
-    bench_build()
-    goals.exit()
+    with benchmark() as (goals, _):
+        for inputs in LIMITS_US:
+            bench_infer(goals, inputs)
+        bench_build()
 
 
 if __name__ == "__main__":

@@ -7,10 +7,8 @@ bisection, a tenth for a linear search, and no more nodes. ``--full`` takes larg
 
 from __future__ import annotations
 
-import argparse
 import functools
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from tests.benchmarks.harness import Goals, run_quietly, timed
+from tests.benchmarks.harness import benchmark, full_size, run_quietly, timed
 from tests.benchmarks.networks import Graph
 
 NONLINEAR = ("Relu", "Sigmoid", "Tanh", "Elu", "Softmax")
@@ -93,8 +91,11 @@ def reduce_theirs(model: Path, culprit: str, mode: str, folder: Path) -> int:
     return len(onnx.load(folder / "theirs.onnx").graph.node)
 
 
+HERE = "import sys; from tests.benchmarks.bench_reduce import reduce_here; reduce_here(*sys.argv[1:])"
+
+
 def reduce_ours(model: Path, culprit: str, mode: str, folder: Path) -> int:
-    run_quietly([sys.executable, __file__, "--reduce", str(model), culprit, mode, str(folder / "ours.onnx")], folder)
+    run_quietly([sys.executable, "-c", HERE, str(model), culprit, mode, str(folder / "ours.onnx")], folder)
     return len(onnx.load(folder / "ours.onnx").graph.node)
 
 
@@ -120,30 +121,21 @@ FULL: list[Case] = [
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--full", action="store_true", help="all graphs, sizes and modes, which takes an hour")
-    parser.add_argument("--reduce", nargs=4, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.reduce:
-        reduce_here(*arguments.reduce)
-        return
-    goals = Goals()
-    for make, nodes, mode, before in FULL if arguments.full else QUICK:
-        model = make(nodes)
-        names = [node.name for node in model.graph.node if node.op_type in NONLINEAR]
-        culprit = names[len(names) * 2 // 3 - before]
-        with tempfile.TemporaryDirectory(prefix="trtops-bench-") as name:
-            path = Path(name, "model.onnx")
-            onnx.save(onnx.shape_inference.infer_shapes(model), path)
-            ours = functools.partial(reduce_ours, path, culprit, mode, path.parent)
-            seconds, left = min(timed(ours) for _ in range(2))
-            their_seconds, their_left = timed(lambda: reduce_theirs(path, culprit, mode, path.parent))  # noqa: B023
-        title = f"{mode} {make.__name__} {nodes}"
-        limit = 1 / 5 if mode == "bisect" else 1 / 10
-        note = f"{seconds:.2f} s, Polygraphy {their_seconds:.2f} s"
-        goals.at_most(title, seconds / their_seconds, limit, "times", note)
-        goals.at_most(f"{title}: result", left, their_left, "nodes")
-    goals.exit()
+    full = full_size(__doc__, "all graphs, sizes and modes, which takes an hour")
+    with benchmark() as (goals, whole):
+        for make, nodes, mode, before in FULL if full else QUICK:
+            model, title = make(nodes), f"{mode} {make.__name__} {nodes}"
+            names = [node.name for node in model.graph.node if node.op_type in NONLINEAR]
+            folder = whole / title.replace(" ", "_")
+            folder.mkdir()
+            onnx.save(onnx.shape_inference.infer_shapes(model), folder / "model.onnx")
+            arguments = folder / "model.onnx", names[len(names) * 2 // 3 - before], mode, folder
+            seconds, left = min(timed(functools.partial(reduce_ours, *arguments)) for _ in range(2))
+            their_seconds, their_left = timed(functools.partial(reduce_theirs, *arguments))
+            limit = 1 / 5 if mode == "bisect" else 1 / 10
+            note = f"{seconds:.2f} s, Polygraphy {their_seconds:.2f} s"
+            goals.at_most(title, seconds / their_seconds, limit, "times", note)
+            goals.at_most(f"{title}: result", left, their_left, "nodes")
 
 
 if __name__ == "__main__":

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
 
-from tests.benchmarks.harness import Goals, measured_child
+from tests.benchmarks.harness import Goals, benchmark, full_size, measured_child
 from tests.benchmarks.networks import densenet, exported_transformer, resnet50
 
 OURS = """
@@ -36,8 +34,8 @@ except SystemExit as exc:
 class Bench:
     """Measures pairs of commands in one folder."""
 
-    def __init__(self, folder: Path, rounds: int) -> None:
-        self.folder, self.rounds, self.goals = folder, rounds, Goals()
+    def __init__(self, folder: Path, rounds: int, goals: Goals) -> None:
+        self.folder, self.rounds, self.goals = folder, rounds, goals
 
     def save(self, model: onnx.ModelProto) -> str:
         onnx.save(model, self.folder / "model.onnx")
@@ -91,28 +89,20 @@ def with_faults(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("only", nargs="?", default="", help="sanitize, lint, inspect or layers")
-    parser.add_argument("--full", action="store_true", help="six rounds instead of two")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="trtops-bench-") as name:
-        bench = Bench(Path(name), 6 if arguments.full else 2)
-        if arguments.only in ("", "sanitize"):
-            for nodes in (500, 2000, 7000):
-                bench.sanitize(f"sanitize transformer {nodes}", exported_transformer(nodes))
-            bench.sanitize("sanitize static transformer 2000", exported_transformer(2000, dynamic=False))
-            bench.sanitize("sanitize 200 MiB of weights", exported_transformer(600, width=1024))
-        if arguments.only in ("", "lint"):
-            bench.lint("lint ResNet-50", resnet50())
-            bench.lint("lint ResNet-50 with two faults", with_faults(resnet50()))
-        if arguments.only in ("", "inspect"):
-            path = bench.save(exported_transformer(7000))
-            bench.compare("inspect 7000 nodes", 0.7, ["inspect", "model", path, "--show", "layers"])
-        if arguments.only in ("", "layers"):
-            path = bench.save(densenet())
-            command = ["run", path, "--onnxrt", "--onnxrt", "--onnx-outputs", "mark", "all"]
-            bench.compare("layers DenseNet-121", 0.5, command, our_code=LAYERS, ours=[path])
-    bench.goals.exit()
+    full = full_size(__doc__, "six rounds instead of two")
+    with benchmark() as (goals, folder):
+        bench = Bench(folder, 6 if full else 2, goals)
+        for nodes in (500, 2000, 7000):
+            bench.sanitize(f"sanitize transformer {nodes}", exported_transformer(nodes))
+        bench.sanitize("sanitize static transformer 2000", exported_transformer(2000, dynamic=False))
+        bench.sanitize("sanitize 200 MiB of weights", exported_transformer(600, width=1024))
+        bench.lint("lint ResNet-50", resnet50())
+        bench.lint("lint ResNet-50 with two faults", with_faults(resnet50()))
+        path = bench.save(exported_transformer(7000))
+        bench.compare("inspect 7000 nodes", 0.7, ["inspect", "model", path, "--show", "layers"])
+        path = bench.save(densenet())
+        command = ["run", path, "--onnxrt", "--onnxrt", "--onnx-outputs", "mark", "all"]
+        bench.compare("layers DenseNet-121", 0.5, command, our_code=LAYERS, ours=[path])
 
 
 if __name__ == "__main__":

@@ -2,6 +2,10 @@
 
 Medians of wall time per inference, host arrays in and out. The bare loop has its arrays in pinned memory already,
 copies them, runs the context and waits.
+
+``replay small cnn transformer resnet50`` on the command line compares replays with builds in FP16, with algorithm
+selectors (8.6). Printed for each: wall seconds, how often TensorRT called the selector, and how many layers have the
+kernel of the recorded build. Goal: the fastest replay takes a fifth of a build.
 """
 
 from __future__ import annotations
@@ -9,21 +13,36 @@ from __future__ import annotations
 import gc
 import statistics
 import sys
-import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import onnx
 
 from tests import models
-from tests.benchmarks.harness import Goals, in_turns, run_quietly
+from tests.benchmarks.harness import Goals, benchmark, in_turns, run_quietly
+from tests.benchmarks.networks import Graph, resnet50
+from trtops import errors
 from trtops.backend.trt import (
     CreateConfig,
     NetworkFromOnnxBytes,
+    TacticRecorder,
+    TacticReplayData,
+    TacticReplayer,
     TrtRunner,
     current_gpu,
     engine_bytes_from_network,
     engine_from_bytes,
+    network_from_onnx_bytes,
 )
+from trtops.backend.trt.building.engine import build_plan
+from trtops.backend.trt.building.profile import Profile
+from trtops.backend.trt.choices import timing_cache
+from trtops.backend.trt.describe.inspector import read_layers
 from trtops.backend.trt.library import memory
+
+COPY = "Reformatting CopyNode"  # no selector is called for these
 
 
 def tiny():
@@ -111,30 +130,132 @@ with TrtRunner(EngineFromBytes(BytesFromPath(sys.argv[1]))) as runner:
 """
 
 
-def start_to_first_inference(rounds=9):
+def start_to_first_inference(folder: Path, rounds=9):
     """Median seconds from a fresh process to its first result."""
     times = {"trtops": [], "polygraphy": []}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "heavy.engine"
-        path.write_bytes(plan_of(heavy()[0]))
-        for _ in range(1 + rounds):
-            for package, found in times.items():
-                output = run_quietly([sys.executable, "-c", _START.format(package), str(path)], folder)
-                [line] = [line for line in output.splitlines() if line.startswith("seconds ")]
-                found.append(float(line.split()[1]))
+    path = folder / "heavy.engine"
+    path.write_bytes(plan_of(heavy()[0]))
+    for _ in range(1 + rounds):
+        for package, found in times.items():
+            output = run_quietly([sys.executable, "-c", _START.format(package), str(path)], folder)
+            [line] = [line for line in output.splitlines() if line.startswith("seconds ")]
+            found.append(float(line.split()[1]))
     return {package: statistics.median(found[1:]) for package, found in times.items()}
 
 
-def main():
+def convolution_pair() -> onnx.ModelProto:
+    """Two convolutions of 32 channels with an activation between them."""
+    b = Graph()
+    x = b.op("Relu", b.conv("x", 32, 32, 3))
+    return b.model({"x": (4, 32, 28, 28)}, b.conv(x, 32, 32, 3))
+
+
+def cnn() -> onnx.ModelProto:
+    """Five convolutions with a stem, a branch that is added, a pool and a head."""
+    b = Graph()
+    x = b.op("Relu", b.conv("x", 3, 64, 3))
+    x = b.op("Relu", b.op("Add", b.conv(x, 64, 64, 3), b.conv(x, 64, 64, 1)))
+    x = b.op("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2])
+    x = b.op("Relu", b.conv(x, 64, 128, 3, 2))
+    return b.model({"x": (8, 3, 56, 56)}, b.conv(x, 128, 16, 1))
+
+
+REPLAYED: dict[str, Callable[[], onnx.ModelProto]] = {
+    "small": convolution_pair,
+    "cnn": cnn,
+    "transformer": lambda: models.transformer().proto,
+    "resnet50": resnet50,
+}
+
+
+class Replays:
+    """Builds variants of one network, and keeps their timing caches for later ones."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.data = name, REPLAYED[name]().SerializeToString()
+        self.seconds: dict[str, float] = {}
+        self.caches: dict[str, bytes] = {}
+        self.kernels: set[tuple[str, str, str]] = set()
+
+    def build(self, title: str, *, selector: Any = None, cache: str | None = None, level: int | None = None) -> None:
+        """Build once with the timing cache of an earlier variant; ``""`` is an empty cache, None disables it."""
+        builder, network, _parser = network_from_onnx_bytes(self.data)
+        options: dict[str, Any] = {} if level is None else {"builder_optimization_level": level}
+        if cache is not None:
+            options["load_timing_cache"] = self.caches.get(cache, b"")
+        if self.name == "resnet50":
+            options["profiles"] = [Profile({"image": ((4, 3, 224, 224),) * 3})]
+        config = CreateConfig(algorithm_selector=selector, fp16=True, **options)(builder, network)
+        calls = count_calls(selector)
+        started = time.perf_counter()
+        try:
+            plan = bytes(build_plan(builder, network, config, selector=selector))
+        except errors.TrtopsError as exc:
+            print(f"{self.name}: {title}: {str(exc)[:300]}", flush=True)
+            return
+        self.seconds[title] = time.perf_counter() - started
+        if (left := timing_cache.collect(config, None, None, 0.0)) is not None:
+            self.caches[title] = left.data
+        layers = {(x.name, str(x.tactic), str(x.tactic_value)) for x in read_layers(engine_from_bytes(plan))}
+        layers = {layer for layer in layers if not layer[0].startswith(COPY)}
+        self.kernels = self.kernels or (layers if title == "recorded" else set())
+        same = f"{len(layers & self.kernels)} of {len(layers)} layers as recorded, {len(calls)} calls of the selector"
+        print(f"{self.name}: {self.seconds[title]:6.2f} s: {title}: {same}", flush=True)
+
+
+def count_calls(selector: Any) -> list[str]:
+    """Collects the layer of each call; the class is made for this selector alone."""
+    calls: list[str] = []
+    if selector is not None:
+        kind = type(selector)
+        answer = kind.select_algorithms
+
+        def counted(selector: Any, context: Any, choices: list[Any]) -> list[int]:
+            calls.append(context.name)
+            return list(answer(selector, context, choices))
+
+        kind.select_algorithms = counted
+    return calls
+
+
+def measure_replays(name: str, goals: Goals) -> None:
+    bench, recorded = Replays(name), TacticReplayData()
+
+    def replay(title: str, **options: Any) -> None:
+        bench.build(f"replay, {title}", selector=TacticReplayer(recorded), **options)
+
+    bench.build("first build of the process", level=0)
+    bench.build("build")
+    bench.build("build with its own cache", cache="build")
+    bench.build("recorded", selector=TacticRecorder(recorded), cache="")
+    replay("cache disabled")
+    replay("empty cache", cache="")
+    replay("cache of the recorded build", cache="recorded")
+    replay("cache of the unwatched build", cache="build")
+    replay("cache of a replay", cache="replay, empty cache")
+    replay("optimization level 1", cache="", level=1)
+    replay("optimization level 0", cache="", level=0)
+    fastest = min(seconds for title, seconds in bench.seconds.items() if title.startswith("replay"))
+    goals.at_most(f"{name}: fastest replay", fastest, bench.seconds["build"] / 5)
+
+
+def measure_runner(goals: Goals, folder: Path) -> None:
     print(current_gpu().to_json(indent=None))
     small, large, bulk = measure("tiny", tiny, 2000), measure("5 ms", heavy, 200), measure("50 MB", bulky, 100)
-    start = start_to_first_inference()
-    goals = Goals()
+    start = start_to_first_inference(folder)
     goals.at_most("tiny: added to the bare loop", (small["ours"] - small["bare"]) * 1e6, 30, "us")
     goals.at_most("5 ms: added to the bare loop", (large["ours"] / large["bare"] - 1) * 100, 5, "%")
     goals.at_most("50 MB: share of Polygraphy's time", bulk["ours"] / bulk["theirs"], 0.5, "times")
     goals.at_most("start to first inference", start["trtops"], start["polygraphy"])
-    goals.exit()
+
+
+def main() -> None:
+    with benchmark() as (goals, folder):
+        if sys.argv[1:2] == ["replay"]:
+            for name in sys.argv[2:] or ["small"]:
+                measure_replays(name, goals)
+        else:
+            measure_runner(goals, folder)
 
 
 if __name__ == "__main__":

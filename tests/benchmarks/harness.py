@@ -7,12 +7,14 @@ whatever else the machine does only adds.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +34,14 @@ class Goals:
         verdict = "kept" if kept else "MISSED"
         print(f"{name:46}{value:10.3f} {unit:5} at most {limit:8.4g}  {verdict:6}  {note}", flush=True)
 
-    def exit(self) -> None:
-        sys.exit("Missed: " + ", ".join(self.missed) if self.missed else 0)
+
+@contextlib.contextmanager
+def benchmark() -> Iterator[tuple[Goals, Path]]:
+    """The goals and a temporary folder of a benchmark. Exits with an error if a goal is missed."""
+    goals = Goals()
+    with tempfile.TemporaryDirectory(prefix="trtops-bench-") as name:
+        yield goals, Path(name)
+    sys.exit("Missed: " + ", ".join(goals.missed) if goals.missed else 0)
 
 
 def full_size(doc: str | None, help: str) -> bool:

@@ -57,14 +57,6 @@ with TrtRunner(build_engine) as runner:
 result += [runner.is_active, np.allclose(outputs["y"], X, atol=1e-2)]
 """
 
-USAGE["a saved engine is loaded and run"] = """
-SaveEngine(EngineFromNetwork(NetworkFromOnnxPath("identity.onnx")), path="saved.engine")()
-result = []
-for load_engine in (EngineFromBytes(BytesFromPath("saved.engine")), EngineFromBytes(open("saved.engine", "rb").read())):
-    with TrtRunner(load_engine) as runner:
-        result.append(runner.infer(feed_dict={"x": X})["y"].copy())
-"""
-
 USAGE["frameworks are compared"] = """
 build_onnxrt_session = SessionFromOnnx("identity.onnx")
 build_engine = EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"))
@@ -112,28 +104,6 @@ for each in (engine, again, by_buffer, loaded):
         result.append(runner.infer({"renamed": X})["y"].copy())
 """
 
-USAGE["dynamic shapes and profiles"] = """
-profiles = [
-    Profile().add("X", min=(1, 2, 1, 1), opt=(1, 2, 1, 1), max=(1, 2, 1, 1)),
-    Profile().add("X", min=(1, 2, 2, 2), opt=(1, 2, 4, 4), max=(1, 2, 8, 8)),
-    Profile().add("X", (1, 2, 16, 16), (1, 2, 16, 16), (1, 2, 32, 32)),
-]
-engine = engine_from_network(network_from_onnx_path("dynamic.onnx"), config=CreateConfig(profiles=profiles))
-feeds = [np.ones((1, 2, n, n), np.float32) * n for n in (1, 3, 20)]
-shape = profiles[1]["X"]
-result = [repr(profiles[1]), [tuple(each) for each in (shape.min, shape.opt, shape.max)]]
-with TrtRunner(engine) as runner:
-    for index, feed in enumerate(feeds):
-        runner.set_profile(index)
-        result.append(runner.infer({"X": feed})["Y"].copy())
-for index in range(3):
-    with TrtRunner(engine, optimization_profile=index) as runner:
-        result.append((runner.context.active_optimization_profile, runner.infer({"X": feeds[index]})["Y"].copy()))
-with TrtRunner(engine.create_execution_context()) as runner:
-    result.append(runner.infer({"X": feeds[0]})["Y"].copy())
-"""
-
-
 USAGE["device memory goes in and out"] = """
 with TrtRunner(EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"))) as runner, cuda.Stream() as stream:
     array = cuda.DeviceArray(shape=X.shape, dtype=X.dtype).copy_from(X, stream)
@@ -176,45 +146,6 @@ for options in given:
         sorted(options), str_from_config(config, network), config.builder_optimization_level, config.max_aux_streams,
         str(config.hardware_compatibility_level), config.num_optimization_profiles, str(config.default_device_type),
     ))
-"""
-
-USAGE["timing caches are saved and loaded"] = """
-import os
-
-
-result = []
-EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"), save_timing_cache="timing.cache")()
-size = os.path.getsize("timing.cache")
-load = CreateConfig(load_timing_cache="timing.cache")
-EngineBytesFromNetwork(NetworkFromOnnxPath("three_layers.onnx"), load, save_timing_cache="timing.cache")()
-result.append(os.path.getsize("timing.cache") > size > 0)
-with open("timing.cache", "rb") as file:
-    EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"), CreateConfig(load_timing_cache=file))()
-with open("kept.cache", "wb") as kept:
-    EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"), save_timing_cache=kept)()
-result.append(os.path.getsize("kept.cache") > 0)
-"""
-
-
-USAGE["calibration with a cache"] = """
-import os
-
-
-def calib_data():
-    for index in range(4):
-        yield {"x": np.full((1, 1, 2, 2), index + 1, np.float32)}
-
-calibrator = Calibrator(data_loader=calib_data(), cache="identity-calib.cache")
-config = CreateConfig(int8=True, calibrator=calibrator)
-build_engine = EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"), config=config)
-with TrtRunner(build_engine) as runner:
-    close = np.allclose(runner.infer({"x": X})["y"], X, atol=0.2)
-lines = open("identity-calib.cache").read().splitlines()
-result = [close, lines, calibrator.get_batch_size(), calibrator.num_batches]
-result += [calibrator.is_polygraphy_calibrator, calibrator.batch_size]
-second = Calibrator(data_loader=[], cache="identity-calib.cache")
-EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"), config=CreateConfig(int8=True, calibrator=second))()
-result += [second.num_batches, second.read_calibration_cache() is not None]
 """
 
 USAGE["a calibrator tells a data loader its metadata"] = """
@@ -265,20 +196,6 @@ result = [
 ]
 """
 
-USAGE["a tactic that is not there ends the build"] = """
-network, recorded = NetworkFromOnnxPath("three_layers.onnx"), TacticReplayData()
-EngineBytesFromNetwork(network, CreateConfig(algorithm_selector=TacticRecorder(recorded)))()
-wrong = TacticReplayData()
-for name, algorithm in recorded.items():
-    wrong.add(name, Algorithm(algorithm.implementation, 12345, algorithm.inputs, algorithm.outputs))
-try:
-    EngineBytesFromNetwork(network, CreateConfig(algorithm_selector=TacticReplayer(wrong)))()
-    result = "built"
-except PolygraphyException:
-    result = "refused"
-"""
-
-
 USAGE["outputs of networks"] = """
 def outputs(**options):
     network = ModifyNetworkOutputs(NetworkFromOnnxPath("conv_net.onnx"), **options)()[1]
@@ -290,20 +207,6 @@ result = [
     outputs(outputs=["r0", "scores"], exclude_outputs=["r0"]),
     outputs(outputs=["c*"]), outputs(mark_layer_types=["CONVOLUTION"]), outputs(),
 ]
-"""
-
-USAGE["types and formats of networks"] = """
-network = SetLayerPrecisions(NetworkFromOnnxPath("three_layers.onnx"), {"relu": trt.float16, "neg": trt.float32})
-network = SetTensorDatatypes(network, {"x": trt.float16, "y": trt.float16})
-network = SetTensorFormats(network, {"x": [trt.TensorFormat.LINEAR], "y": [trt.TensorFormat.LINEAR]})
-parts = network()
-layers = [(parts[1].get_layer(i).name, str(parts[1].get_layer(i).precision)) for i in range(parts[1].num_layers)]
-config = CreateConfig(fp16=True, precision_constraints="obey")
-feed = models.random(1, 8, 4, 4).astype(np.float16)
-with TrtRunner(EngineFromNetwork(lambda: parts, config)) as runner:
-    meta = runner.get_input_metadata()["x"]
-    found = runner.infer({"x": feed})["y"]
-    result = [layers, str(meta.dtype), found.dtype.name, np.allclose(found, np.exp(-np.maximum(feed, 0)), atol=1e-2)]
 """
 
 USAGE["a network drawn as ONNX"] = """

@@ -47,7 +47,6 @@ from trtops.backend.trt import (
     describe_engine,
     describe_network,
     engine_bytes_from_network,
-    engine_from_bytes,
     engine_from_network,
     network_from_onnx_bytes,
     onnx_like_from_network,
@@ -56,13 +55,10 @@ from trtops.backend.trt.building.engine import build_plan
 from trtops.backend.trt.choices import timing_cache as caches
 from trtops.backend.trt.choices.timing_cache import TimingCache
 from trtops.backend.trt.describe.inspector import EngineDescription, read_layers
-from trtops.backend.trt.library import line
 from trtops.backend.trt.library import load as load_tensorrt
-from trtops.backend.trt.lines import Feature
 from trtops.backend.worker import IsolatedBackend, Worker
 from trtops.calibration import CalibrationCache
 from trtops.cuda import DeviceArray, DeviceView
-from trtops.ops.evaluation.precision_check import check_precision
 from trtops.spec import BuildConfig, Layer, OptimizationProfile, TensorRTOptions
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -161,16 +157,6 @@ def test_fp16_engine_agrees_with_onnx_runtime():
 
     assert [layer.precision for layer in layers if layer.name.startswith("conv")] == ["fp16"] * 3
     assert relative_error(found, golden) < 2e-2
-
-
-def test_unused_precision_is_reported():
-    model = Model.from_proto(wide_net().proto, "wide_net")
-    fp32 = tuple((f"conv{number}", "float32") for number in range(3))
-    options = TensorRTOptions(optimization_level=1, layer_precisions=fp32, precision_constraints="obey")
-
-    found = check_precision(TensorRTBackend().build(model, BuildConfig(precision="fp16", options=options)))
-
-    assert (found.share, found.lowered, found.name) == (0.0, False, "FP32 (not FP16)")
 
 
 def test_layers_get_the_requested_precisions():
@@ -301,15 +287,6 @@ def test_inference_works_after_a_refused_input():
         np.testing.assert_array_equal(found, np.concatenate([larger, feed["b"]]))
 
 
-def test_engine_description_shows_profiles():
-    text = describe_engine(three_profiles()).text()
-
-    assert "==== TensorRT Engine ====" in text
-    assert "---- 3 Profile(s) (2 Tensor(s) Each) ----" in text
-    assert "min=(1, 3, 8, 8), opt=(4, 3, 8, 8), max=(32, 3, 8, 8)" in text
-    assert "Layer(s) Per Profile ----" in text
-
-
 def test_given_context_keeps_its_profile():
     context = three_profiles().create_execution_context()
     runner = TrtRunner(context, optimization_profile=2)
@@ -419,15 +396,6 @@ def test_inspector_lists_tactics_formats_and_precisions():
     assert convolutions[0].tactic in described.text(show=("layers", "attrs", "weights"))
 
 
-@pytest.mark.parametrize("damage", ["truncated", "junk", "empty"])
-def test_damaged_plans_are_refused(damage, worker):
-    plan = plan_of(models.identity().proto)
-    damaged = {"truncated": plan[: len(plan) // 2], "junk": b"\x07" * 4096, "empty": b""}[damage]
-
-    with pytest.raises((errors.EngineLoadError, errors.WorkerError)):
-        worker.run(engine_from_bytes, damaged, timeout=60)
-
-
 BARE_CONSTANTS = """(float[2,3] x) => (float[3,2] y) {
     shape = Constant<value_ints = [3, -1]>()
     flat = Reshape(x, shape)
@@ -457,22 +425,6 @@ def test_constants_that_hold_bare_numbers_have_their_values(source, tmp_path):
 
     with TrtRunner(engine_from_network(network, CreateConfig(**QUICK))) as runner:
         np.testing.assert_allclose(runner.infer(case.feed)["y"], golden, rtol=1e-5)
-
-
-def test_failed_build_quotes_tensorrt():
-    with pytest.raises(errors.EngineBuildError, match=r"(?s)[Ff]rob"):
-        engine_bytes_from_network(network_from_onnx_bytes(models.no_kernel().proto.SerializeToString()))
-
-
-def test_missing_features_are_refused_with_a_remedy():
-    if line().supports(Feature.STRONG_TYPING):
-        pytest.skip("this release has what 8.6 lacks")
-    with pytest.raises(errors.UnsupportedFeatureError, match=r"10\.0"):
-        create_network(strongly_typed=True)
-    with pytest.raises(errors.UnsupportedFeatureError, match="static"):
-        TrtRunner(load(models.identity().proto), allocation_strategy="runtime").activate()
-    with pytest.raises(errors.UnsupportedFeatureError, match="weight streaming"):
-        CreateConfig(weight_streaming=True)(*create_network())
 
 
 COPY = "Reformatting CopyNode"
@@ -559,16 +511,6 @@ def test_unread_timing_cache_entries_are_reported(backend):
         np.testing.assert_allclose(outputs["y"], onnx_runtime(case.proto, case.feed)["y"], rtol=1e-3, atol=1e-4)
 
 
-def test_build_records_log_coverage_and_device(backend):
-    build = wide_build()
-
-    assert "[INFO]" in build.log
-    assert 0 < build.tactics.coverage <= 1
-    assert build.tactics.mechanism in ("algorithm_selector", "editable_timing_cache")
-    assert build.engine.environment.compute_capability
-    assert build.engine.environment.driver
-
-
 def test_foreign_timing_cache_is_refused(backend):
     build = wide_build()
     cache = TimingCache.from_bytes(build.timing_cache)
@@ -616,21 +558,6 @@ def test_two_writers_share_a_timing_cache(tmp_path, caplog):
     assert largest > 0
     assert entries_in(path) >= largest
     assert unmerged or entries_in(path) > largest  # the nets have no layer in common
-
-
-@pytest.mark.parametrize("first", [0, 1])
-def test_unreadable_timing_cache_part_loses_no_readable_entry(first, tmp_path, caplog):
-    """Of what Myelin compiled, in all of a transformer, 8.6 reads nothing back; of a convolution it reads all."""
-    path = tmp_path / "both.cache"
-    case = models.transformer()
-    other = one_convolution(64)
-    nets = [case.proto, other] if first == 0 else [other, case.proto]
-
-    built = [build_with_timing_cache(proto, path) for proto in nets]
-
-    print([(own.entries, saved.entries) for own, saved in built], entries_in(path), caplog.text)
-    assert path.read_bytes() == built[1][1].data
-    assert entries_in(path) >= max(own.entries for own, _ in built)
 
 
 def test_build_survives_an_unsavable_timing_cache(tmp_path, caplog):
@@ -740,14 +667,6 @@ def test_build_works_after_a_killed_child(worker):
     assert build_.engine.environment.device_sha256 == environment.device_sha256
     outputs = isolated.first_inference(build_.engine, models.identity().feed)
     np.testing.assert_array_equal(outputs["y"], models.identity().feed["x"])
-
-
-def test_a_build_that_hangs_is_killed(worker):
-    isolated = IsolatedBackend("tensorrt", timeout=0.5, worker=worker)
-    slow = BuildConfig(precision="fp16", options=TensorRTOptions(optimization_level=5))
-
-    with pytest.raises(errors.WorkerError, match=r"did not finish within 0\.5 s"):
-        isolated.build(Model.from_proto(wide_net().proto, "wide_net"), slow)
 
 
 class TestTrtRunner(RunnerContract):

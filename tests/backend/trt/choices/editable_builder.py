@@ -3,18 +3,18 @@
 What each part follows:
 
 - ``TimingCache``: the reference of ``ITimingCache`` (10.8 to 11.4): ``update`` of a missing key returns false; a time
-  that is no number removes the entry; ``query`` of an unknown key gives an invalid value; ``combine`` skips entries
-  that exist.
+  that is no number removes the entry; ``query`` of an unknown key gives an invalid value.
 - ``Key``: the reference of ``TimingCacheKey``: ``0x`` and 32 hexadecimal digits.
 - ``Builder.build``: the README of ``sampleEditableTimingCache`` (10.8): an op whose key is in the cache is not timed;
   others are timed, logged with all tactics, and written into the cache; layers are named after their op with ``_myl0_``
   and a number, and have a kernel's name; a layer that Myelin generates has a kernel of its own and no entry. Ops that
-  differ only in name have keys of their own. With ``onnx_nodes`` the first line of a table ends as on 11.
+  differ only in name have keys of their own.
 - ``escapes``: found on 10.15 to 11.2: the flag that makes a miss fail does not stop every miss.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
@@ -32,8 +32,6 @@ TABLE_HEAD = (
 
 @dataclass(frozen=True)
 class Key:
-    """A key, by its text."""
-
     text: str
 
     @staticmethod
@@ -48,16 +46,12 @@ class Key:
 
 @dataclass(frozen=True)
 class Value:
-    """What an entry holds."""
-
     tacticHash: int
     timingMSec: float
 
 
 @dataclass
 class TimingCache:
-    """Entries by key."""
-
     entries: dict = field(default_factory=dict)
 
     def queryKeys(self):
@@ -73,14 +67,6 @@ class TimingCache:
             del self.entries[key]
         else:
             self.entries[key] = value
-        return True
-
-    def combine(self, other, ignore_mismatch):
-        self.entries = {**other.entries, **self.entries}
-        return True
-
-    def reset(self):
-        self.entries = {}
         return True
 
     def serialize(self):
@@ -100,7 +86,6 @@ class Op:
 
     name: str
     tactics: tuple
-    onnx_nodes: tuple = ()
     escapes: bool = False
 
     @property
@@ -117,21 +102,12 @@ def tactic_hash(kernel):
 
 
 class Config:
-    """A builder config of the stand-in."""
-
     def __init__(self, cache=None):
         self.cache = cache if cache is not None else TimingCache()
         self.flags = set()
 
     def get_timing_cache(self):
         return self.cache
-
-    def create_timing_cache(self, data):
-        return TimingCache.of(data)
-
-    def set_timing_cache(self, cache, ignore_mismatch):
-        self.cache = cache
-        return True
 
     def set_flag(self, flag):
         self.flags.add(flag)
@@ -148,21 +124,20 @@ class Builder:
     def build(self, config):
         """The plan: each op's kernel; None if a miss must fail."""
         chosen = {}
-        for number, op in enumerate(self.ops):
+        for op in self.ops:
             found = config.cache.entries.get(op.key)
             if found is None:
                 if self.error_on_miss in config.flags and not op.escapes:
                     tell_collectors("ERROR", f"Timing cache miss for {op.name}")
                     return None
-                found = self._time(op, number)
+                found = self._time(op)
                 config.cache.entries[op.key] = found
             chosen[op.name] = next(kernel for _, kernel, value in op.candidates() if value == found.tacticHash)
         return json.dumps(chosen).encode()
 
-    def _time(self, op, number):
+    def _time(self, op):
         self.timed.append(op.name)
-        nodes = "".join(f" [ONNX Layer: {node}]" for node in op.onnx_nodes)
-        say(f"Autotuning op {op.name}(key: {op.key}):{nodes}")
+        say(f"Autotuning op {op.name}(key: {op.key}):")
         say("Sorted table of all evaluated tactics:")
         say(TABLE_HEAD)
         fastest = op.candidates()[0][0]
@@ -175,11 +150,10 @@ class Builder:
 
     def layers(self, plan):
         """The engine's layers, as the inspector lists them."""
-        found = []
-        for number, (name, kernel) in enumerate(json.loads(plan).items()):
-            nodes = next(op.onnx_nodes for op in self.ops if op.name == name)
-            place = number if number == 0 else number + 1
-            found.append(Layer(name=f"{name}_myl0_{place}", op="gemm", tactic=kernel, onnx_nodes=nodes))
+        found = [
+            Layer(name=f"{name}_myl0_{number + (number > 0)}", op="gemm", tactic=kernel)
+            for number, (name, kernel) in enumerate(json.loads(plan).items())
+        ]
         softmax = Layer(name="__myl_TraMaxSubExpSum_myl0_1", op="kgen", tactic="__myl_TraMaxSubExpSum_0xcbcb71f1")
         return (found[0], softmax, *found[1:])
 
@@ -191,8 +165,6 @@ def say(line):
 
 def module(release):
     """The stand-in of a release, with keys and values behind their names."""
-    import copy
-
     made = copy.copy(api.stand_in(release))
     made.TimingCacheKey = SimpleNamespace(parse=Key.parse)
     made.TimingCacheValue = Value

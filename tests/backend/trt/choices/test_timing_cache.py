@@ -22,17 +22,21 @@ HERE = Environment(backend="tensorrt", backend_version="8.6.0", device="NVIDIA H
 CACHE = TimingCache(data=b"\x00\n\xff" * 100, key=HERE.device_key, entries=12, seconds=3.5)
 
 
-def test_a_cache_goes_to_bytes_and_back():
+FIRST = b"trtops timing cache 1 "
+
+
+def test_caches_go_to_bytes_and_back():
+    first_line = CACHE.to_bytes().split(b"\n", 1)[0]
+
     assert TimingCache.from_bytes(CACHE.to_bytes()) == CACHE
+    assert TimingCache.from_bytes(CACHE.data) == TimingCache(data=CACHE.data)  # TensorRT's own
+    assert json.loads(first_line.removeprefix(FIRST))["key"] == HERE.device_key
 
 
-def test_tensorrts_own_bytes_are_taken_as_they_are():
-    assert TimingCache.from_bytes(CACHE.data) == TimingCache(data=CACHE.data)
+OPS = b'{"key": null, "entries": 1, "seconds": 0, "ops": [{"op": 3}]}\nx'
 
 
-@pytest.mark.parametrize(
-    "damage", [b"trtops timing cache 1 {\n", b"trtops timing cache 1 ", b"trtops timing cache 1 {}\nx"]
-)
+@pytest.mark.parametrize("damage", [FIRST + b"{\n", FIRST, FIRST + b"{}\nx", FIRST + OPS])
 def test_a_damaged_first_line_is_refused(damage):
     with pytest.raises(errors.TimingCacheError, match="damaged"):
         TimingCache.from_bytes(damage)
@@ -65,15 +69,9 @@ def test_hits_misses_and_saved_seconds_are_counted():
     used = timing_cache.use(CACHE, after, 1.0)
     assert (used.hits, used.misses, used.saved_seconds) == (12, 3, 2.5)
     assert timing_cache.use(CACHE, CACHE, 5.0).saved_seconds == 0
-
-
-def test_hits_are_only_what_tensorrt_read():
-    after = replace(CACHE, entries=15)
-
-    used = timing_cache.use(CACHE, after, 1.0, read=9)
-    assert (used.hits, used.misses, used.saved_seconds) == (9, 6, 2.5)
-    lost = timing_cache.use(CACHE, after, 1.0, read=0)
-    assert (lost.hits, lost.misses, lost.saved_seconds) == (0, 15, 0)
+    for read, saved in ((9, 2.5), (0, 0)):  # what TensorRT did not read is no hit
+        used = timing_cache.use(CACHE, after, 1.0, read=read)
+        assert (used.hits, used.misses, used.saved_seconds) == (read, 15 - read, saved)
 
 
 # What TensorRT 8.6.0 said of caches that it had written on the same device, and what 8.6.1 said of a damaged one.
@@ -117,11 +115,6 @@ def test_log_holds_lines_of_its_thread():
     assert [text for _, text in everybodys.lines] == ["trtops: from elsewhere", "trtops: from here"]
 
 
-def test_caches_of_two_devices_are_not_merged():
-    with pytest.raises(errors.TimingCacheError, match="different devices"):
-        timing_cache.merge(None, replace(CACHE, key="a"), replace(CACHE, key="b"))
-
-
 class Recorded:
     """Answers and log lines of TensorRT 8.6.0, where a cache of Myelin's was to be merged into another."""
 
@@ -151,38 +144,24 @@ def tell(said: list[tuple[str, str]]) -> None:
         tell_collectors(severity, message)
 
 
-@pytest.mark.parametrize(("theirs", "kept"), [(b"theirs, larger", b"theirs, larger"), (b"less", b"mine")])
-def test_unmergeable_caches_keep_the_larger_one(monkeypatch, theirs, kept):
+@pytest.fixture
+def tensorrt_8(monkeypatch):
     line = release_line(api.stand_in("8.6.0"))
     monkeypatch.setattr(library, "line", lambda: line)
+
+
+def test_damaged_or_foreign_caches_are_not_merged(tensorrt_8):
+    with pytest.raises(errors.TimingCacheError, match="refuses"):
+        timing_cache.merge(Recorded(8, b"mine", DAMAGED), CACHE, TimingCache(data=b"damaged"))
+    with pytest.raises(errors.TimingCacheError, match="different devices"):
+        timing_cache.merge(None, replace(CACHE, key="a"), replace(CACHE, key="b"))
+
+
+@pytest.mark.parametrize(("theirs", "kept"), [(b"theirs, larger", b"theirs, larger"), (b"less", b"mine")])
+def test_unmergeable_caches_keep_the_larger_one(tensorrt_8, theirs, kept):
     config = Recorded(8, b"mine", COMPILERS_PART[:1], Recorded(0, b"reserialized", []))
 
     with library.collect_log() as log:
         merged = timing_cache.merge(config, CACHE, TimingCache(data=theirs))
 
     assert merged.data == kept and log.said("could not merge") and log.said(f"{len(theirs)} bytes")
-
-
-def test_a_damaged_cache_is_not_merged(monkeypatch):
-    line = release_line(api.stand_in("8.6.0"))
-    monkeypatch.setattr(library, "line", lambda: line)
-
-    with pytest.raises(errors.TimingCacheError, match="refuses"):
-        timing_cache.merge(Recorded(8, b"mine", DAMAGED), CACHE, TimingCache(data=b"damaged"))
-
-
-def test_entries_are_counted_from_what_tensorrt_says():
-    log = library.LogLines(False)
-    log.lines += [
-        ("INFO", "Serialized 33 bytes of code generator cache."),
-        ("INFO", "Serialized 26 timing cache entries"),
-    ]
-
-    assert timing_cache._count_entries(log) == 26
-    assert timing_cache._count_entries(library.LogLines(False)) is None
-
-
-def test_the_first_line_is_json_for_other_tools():
-    line = CACHE.to_bytes().split(b"\n", 1)[0]
-
-    assert json.loads(line.removeprefix(b"trtops timing cache 1 "))["key"] == HERE.device_key
