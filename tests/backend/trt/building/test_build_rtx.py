@@ -7,7 +7,6 @@ import pickle
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -87,16 +86,6 @@ def test_a_modified_network_builds(network):
     assert engine_bytes_from_network(parts).nbytes > 1000
 
 
-def test_outputs_are_marked_by_layer_type(network):
-    everything = {
-        spec.name for spec in describe_network(ModifyNetworkOutputs(network, outputs=["mark", "all"])()[1]).outputs
-    }
-    convolutions = ModifyNetworkOutputs(network, mark_layer_types=["convolution"])()[1]
-
-    assert {"c0", "n0", "r0", "c1", "scores"} <= everything
-    assert [spec.name for spec in describe_network(convolutions).outputs][:2] == ["c0", "c1"]
-
-
 def test_a_network_made_with_the_api_builds():
     trt = library.load()
 
@@ -120,9 +109,6 @@ def test_fp16_is_written_into_strongly_typed_models(network, tmp_path, conv_net)
     assert engine_bytes_from_network(network, config).nbytes > 1000
     inputs = describe_network(network_from_onnx_bytes(network.model_bytes, config=config)[1]).inputs
     assert inputs[0].dtype.value == "float32"
-
-
-def test_fp16_works_with_changed_networks(network):
     changed = ModifyNetworkOutputs(PostprocessNetwork(network, lambda network: None), outputs=["scores"])
 
     assert engine_bytes_from_network(changed, PostprocessConfig(CreateConfig(fp16=True), lambda *_: None)).nbytes > 1000
@@ -176,33 +162,22 @@ def test_missing_options_name_releases_that_have_them(network, options, feature)
 def test_config_sets_all_options():
     trt = library.load()
     builder, empty = create_network()
-    flags = trt.BuilderFlag
-    config = CreateConfig(
-        tf32=True,
-        sparse_weights=True,
-        refittable=True,
-        direct_io=True,
-        version_compatible=True,
-        exclude_lean_runtime=True,
-        memory_pool_limits={trt.MemoryPoolType.WORKSPACE: 1 << 20},
-        builder_optimization_level=2,
-        max_aux_streams=1,
-        strip_plan=True,
-        weight_streaming=True,
-        disable_compilation_cache=True,
-        preview_features=[],
-    )(builder, None)
+    flags = {name.lower(): flag for name, flag in trt.BuilderFlag.__members__.items()}
+    flags["refittable"] = flags["refit"]
+    switches = (
+        "tf32", "sparse_weights", "refittable", "direct_io", "version_compatible", "exclude_lean_runtime", "strip_plan",
+        "weight_streaming", "disable_compilation_cache",
+    )  # fmt: skip
+    limits = {trt.MemoryPoolType.WORKSPACE: 1 << 20}
+    others = {"memory_pool_limits": limits, "builder_optimization_level": 2, "max_aux_streams": 1}
+    config = CreateConfig(**dict.fromkeys(switches, True), **others, preview_features=[])(builder, None)
 
-    for flag in (
-        flags.TF32, flags.SPARSE_WEIGHTS, flags.REFIT, flags.DIRECT_IO, flags.VERSION_COMPATIBLE,
-        flags.EXCLUDE_LEAN_RUNTIME, flags.STRIP_PLAN, flags.WEIGHT_STREAMING, flags.DISABLE_COMPILATION_CACHE,
-    ):  # fmt: skip
-        assert config.get_flag(flag), flag
+    assert [name for name in switches if config.get_flag(flags[name])] == list(switches)
     assert config.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE) == 1 << 20
     assert (config.builder_optimization_level, config.max_aux_streams) == (2, 1)
     assert config.profiling_verbosity == trt.ProfilingVerbosity.DETAILED
     assert empty.num_layers == 0
-    assert not CreateConfig()(builder, None).get_flag(flags.TF32)
+    assert not CreateConfig()(builder, None).get_flag(flags["tf32"])
 
 
 def test_rtx_builds_for_chosen_compute_capabilities(network):
@@ -366,24 +341,12 @@ def test_a_build_in_a_child_process(conv_net):
 
 
 def test_missing_tensorrt_is_reported_on_first_use():
-    code = """
-import sys
-import trtops.backend.trt as trt
-from trtops import errors
-config = trt.CreateConfig(fp16=True)
-network = trt.NetworkFromOnnxPath("model.onnx")
-try:
-    trt.create_network()
-except errors.BackendUnavailableError as exc:
-    assert "pip install tensorrt" in str(exc), exc
-else:
-    raise SystemExit("nothing was raised")
-"""
+    code = "import trtops.backend.trt as t; t.CreateConfig(), t.NetworkFromOnnxPath('m.onnx'); t.create_network()"
     environment = {k: v for k, v in os.environ.items() if k != "TRTOPS_USE_TENSORRT_RTX"}
-    root = Path(__file__).parents[3]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
 
-    assert done.returncode == 0, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert "BackendUnavailableError" in last and "pip install tensorrt" in done.stderr, done.stderr
 
 
 def test_loaders_are_values(network):

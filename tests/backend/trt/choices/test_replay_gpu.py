@@ -1,15 +1,12 @@
 """Recorded builds and replays on TensorRT with algorithm selectors (8.6), by the builder's log.
 
-How long each takes is printed, and left in ``$OUT/replay_seconds.json``; the ratio is a goal of ``bench_trt replay``.
+How long each takes is printed; the ratio is a goal of ``bench_trt replay``.
 """
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import pytest
 
@@ -45,11 +42,7 @@ class Timed:
 def timed(request: pytest.FixtureRequest) -> Iterator[Timed]:
     found = Timed()
     yield found
-    text = json.dumps({"test": request.node.name, "seconds": found.seconds, "tactics timed": found.timings})
-    print(text)
-    if out := os.environ.get("OUT"):
-        with open(Path(out, "replay_seconds.json"), "a", encoding="utf-8") as file:
-            file.write(text + "\n")
+    print(request.node.name, "seconds:", found.seconds, "tactics timed:", found.timings)
 
 
 @pytest.fixture(scope="module")
