@@ -26,38 +26,27 @@ class UsageError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
-    """One option or positional argument of a command. :func:`flag` makes them.
+    """One option or positional argument of a command. :func:`flag` makes them."""
 
-    Attributes:
-        names: Its spellings; a name without dashes is a positional argument.
-        help: What it does, as a phrase.
-        takes: What follows it: ``one`` word, ``many`` (at least one), ``any`` number, an ``optional`` one, nothing
-            (``switch``, or ``count``, which counts), ``many`` words each time it is given (``repeat``), the ``rest``
-            of the line, or nothing or one word with its position among the runners recorded (``runner``).
-        dest: The attribute that it sets.
-        convert: Makes the value of a word; raises ``ValueError``.
-        usual: The default shown in help, where the option itself has none: that of the op.
-        shown: What help calls the word.
-        value: What a switch sets; the implied word of an ``optional`` one.
-        refuse: Why it is not supported, and what to use instead. Such an option ends the command.
-        idle: Why it has no effect. Such an option is accepted with a warning.
-        derived: Whether it stands for a config's field; it gives way to an explicit option of the same name.
-    """
-
-    names: tuple[str, ...]
-    help: str
+    names: tuple[str, ...]  # its spellings; a name without dashes is a positional argument
+    help: str  # what it does, as a phrase
+    # What follows it: ``one`` word, ``many`` (at least one), ``any`` number, an ``optional`` one, nothing
+    # (``switch``, or ``count``, which counts), ``many`` words each time it is given (``repeat``), the ``rest`` of
+    # the line, or nothing or one word with its position among the runners recorded (``runner``).
     takes: Takes = "one"
-    dest: str = ""
-    convert: Callable[[str], Any] = str
+    dest: str = ""  # the attribute that it sets
+    convert: Callable[[str], Any] = str  # makes the value of a word; raises ``ValueError``
     choices: tuple[Any, ...] | None = None
     default: Any = None
-    usual: str = ""
+    usual: str = ""  # the default shown in help, where the option itself has none: that of the op
     required: bool = False
-    shown: str | None = None
-    value: Any = True
+    shown: str | None = None  # what help calls the word
+    value: Any = True  # what a switch sets; the implied word of an ``optional`` one
+    # Why it is not supported, and what to use instead. Such an option ends the command.
     refuse: str = ""
+    # Why it has no effect. Such an option is accepted with a warning.
     idle: str = ""
-    derived: bool = False
+    derived: bool = False  # whether it stands for a config's field; it gives way to an explicit option of the same name
 
     @property
     def positional(self) -> bool:

@@ -330,19 +330,13 @@ class Found:
 
 @dataclass(frozen=True)
 class Search:
-    """All culprits of a bad build, one after the other.
-
-    Attributes:
-        held: Units that every trial takes from the bad build, of shape ``(units,)``.
-        is_held_by_good: Whether the good build has a known culprit already, although ``held`` is empty.
-        chance: This and what follows are as for :class:`Bisection`.
-    """
+    """All culprits of a bad build, one after the other."""
 
     units: int
-    held: Bools
-    is_held_by_good: bool = False
+    held: Bools  # units that every trial takes from the bad build, of shape ``(units,)``
+    is_held_by_good: bool = False  # whether the good build has a known culprit already, although ``held`` is empty
     seen: tuple[Seen, ...] = ()
-    chance: float = CHANCE
+    chance: float = CHANCE  # this and what follows are as for :class:`Bisection`
     confidence: float = 0.95
     confidence_of_one: float | None = None
     seed: int = 0

@@ -36,22 +36,15 @@ class LayerChoice(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Suspect(Record):
-    """Choices that occur in the same builds, so that no verdict can tell them apart.
+    """Choices that occur in the same builds, so that no verdict can tell them apart."""
 
-    Attributes:
-        choices: The layers and their choices; empty for a setting that shows in no layer.
-        settings: Settings that decide them: in all builds, the choices occur if and only if the settings have these
-            values. Empty if no settings do.
-        good: Good builds that have them.
-        bad: Bad builds that have them.
-        probability: Posterior probability of being among the culprits.
-    """
-
-    choices: tuple[LayerChoice, ...]
+    choices: tuple[LayerChoice, ...]  # the layers and their choices; empty for a setting that shows in no layer
+    # Settings that decide them: in all builds, the choices occur if and only if the settings have these values.
+    # Empty if no settings do.
     settings: tuple[tuple[str, str], ...] = ()
-    good: int
-    bad: int
-    probability: float
+    good: int  # good builds that have them
+    bad: int  # bad builds that have them
+    probability: float  # posterior probability of being among the culprits
 
     def describe(self) -> str:
         """The suspect in words, with at most four layers."""
@@ -89,38 +82,30 @@ class SetDifference(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class TacticDiff(Record):
-    """The comparison of good and bad builds.
-
-    Attributes:
-        ordered: Whether the builds were in their order of arrival. If not, as with loose files, the evidence holds for
-            one look at a number of builds fixed beforehand.
-        errors: Names of the builds that crashed or hung; they are no evidence.
-        suspects: Everything that varies, the most suspicious first; every varying layer and choice is in one of them.
-        explanation: The most probable culprits; None if nothing varies or all verdicts agree.
-        e_value_log10: Decimal logarithm of the evidence; a confirmation needs ``-log10(1 - confidence)``. For ordered
-            builds it is valid however often one has looked.
-        p_chance: Posterior probability that no choice decides; one half before there is any evidence.
-        thorough: Whether there are enough verdicts to confirm even two choices that fail only together.
-        confounder: Another cause that bad builds go with, in words: time, or a machine. The evidence is that in
-            addition to it.
-        set_difference: The plain set difference, layer by layer; always by tactic and formats, as in Polygraphy.
-    """
+    """The comparison of good and bad builds."""
 
     by: By
+    # Whether the builds were in their order of arrival. If not, as with loose files, the evidence holds for one
+    # look at a number of builds fixed beforehand.
     ordered: bool = True
     confidence: float
     conclusion: Conclusion
     good: int
     bad: int
-    errors: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()  # names of the builds that crashed or hung; they are no evidence
     layers: int
     varying_layers: tuple[str, ...] = ()
+    # Everything that varies, the most suspicious first; every varying layer and choice is in one of them.
     suspects: tuple[Suspect, ...] = ()
-    explanation: Explanation | None = None
+    explanation: Explanation | None = None  # the most probable culprits; None if nothing varies or all verdicts agree
+    # Decimal logarithm of the evidence; a confirmation needs ``-log10(1 - confidence)``. For ordered builds it is
+    # valid however often one has looked.
     e_value_log10: float = 0.0
-    p_chance: float = 0.5
-    thorough: bool = False
+    p_chance: float = 0.5  # posterior probability that no choice decides; one half before there is any evidence
+    thorough: bool = False  # whether there are enough verdicts to confirm even two choices that fail only together
+    # Another cause that bad builds go with, in words: time, or a machine. The evidence is that in addition to it.
     confounder: str = ""
+    # The plain set difference, layer by layer; always by tactic and formats, as in Polygraphy.
     set_difference: tuple[SetDifference, ...] = ()
 
     @property

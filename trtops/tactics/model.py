@@ -196,22 +196,15 @@ def clauses_of_pair(place: int, paired: Ints) -> Clauses:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What verdicts say about builds that are no mixtures.
+    """What verdicts say about builds that are no mixtures."""
 
-    Attributes:
-        p_chance: Posterior probability that no choice decides.
-        probabilities: Posterior probability of each choice to be among the culprits, of shape ``(choices,)``.
-        best: The most probable explanation; ``expected_bad`` are the builds that it expects to be bad.
-        p_whole: Its posterior probability, and that nothing has to be added to it (:func:`_p_complete`).
-        log_e_value: Natural logarithm of the evidence. For builds in their order of arrival it is valid however often
-            one looks, for others at a number of builds fixed beforehand.
-    """
-
-    p_chance: float
-    probabilities: Floats
-    best: Clauses
-    p_whole: float
+    p_chance: float  # posterior probability that no choice decides
+    probabilities: Floats  # posterior probability of each choice to be among the culprits, of shape ``(choices,)``
+    best: Clauses  # the most probable explanation; ``expected_bad`` are the builds that it expects to be bad
+    p_whole: float  # its posterior probability, and that nothing has to be added to it (:func:`_p_complete`)
     expected_bad: Bools
+    # Natural logarithm of the evidence. For builds in their order of arrival it is valid however often one looks,
+    # for others at a number of builds fixed beforehand.
     log_e_value: float
 
 

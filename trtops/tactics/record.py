@@ -37,38 +37,23 @@ class TensorFormat(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Choice(Record):
-    """What a layer can get.
+    """What a layer can get."""
 
-    Attributes:
-        tactic: The choice, spelled so that equal choices have equal texts on every build.
-        op: The layer's type.
-        implementation: TensorRT's implementation number, where there is one.
-        tactic_id: TensorRT's tactic number (may be negative, 64 bit), where there is one.
-        inputs: Formats of the inputs.
-        outputs: Formats of the outputs.
-    """
-
-    tactic: str
-    op: str = ""
-    implementation: int | None = None
-    tactic_id: int | None = None
-    inputs: tuple[TensorFormat, ...] = ()
-    outputs: tuple[TensorFormat, ...] = ()
+    tactic: str  # the choice, spelled so that equal choices have equal texts on every build
+    op: str = ""  # the layer's type
+    implementation: int | None = None  # TensorRT's implementation number, where there is one
+    tactic_id: int | None = None  # TensorRT's tactic number (may be negative, 64 bit), where there is one
+    inputs: tuple[TensorFormat, ...] = ()  # formats of the inputs
+    outputs: tuple[TensorFormat, ...] = ()  # formats of the outputs
 
 
 @dataclass(frozen=True, kw_only=True)
 class TacticChoice(Choice):
-    """What one layer got.
+    """What one layer got."""
 
-    Attributes:
-        layer: The layer's name; for ONNX Runtime the name of its first output tensor, since fused nodes lose theirs.
-        replayable: Whether the back end can be made to choose the same again.
-        key: The timing cache's key for it, where the mechanism is ``editable_timing_cache``.
-    """
-
-    layer: str
-    replayable: bool = True
-    key: str | None = None
+    layer: str  # the layer's name; for ONNX Runtime the name of its first output tensor, since fused nodes lose theirs
+    replayable: bool = True  # whether the back end can be made to choose the same again
+    key: str | None = None  # the timing cache's key for it, where the mechanism is ``editable_timing_cache``
 
     @property
     def identity(self) -> tuple[JSONValue, ...]:
@@ -78,20 +63,13 @@ class TacticChoice(Choice):
 
 @dataclass(frozen=True, kw_only=True)
 class TacticRecord(Record):
-    """All choices of one build.
+    """All choices of one build."""
 
-    Attributes:
-        mechanism: How the choices were read, and so how they can be replayed.
-        device_sha256: Kind of device it chose for (:attr:`trtops.spec.Environment.device_sha256`).
-        settings: Choices for the whole engine, as ``(name, value)`` sorted by name.
-        choices: One entry per layer, in the engine's order.
-    """
-
-    mechanism: Mechanism
+    mechanism: Mechanism  # how the choices were read, and so how they can be replayed
     backend_version: str
-    device_sha256: str
-    settings: tuple[tuple[str, str], ...] = ()
-    choices: tuple[TacticChoice, ...] = ()
+    device_sha256: str  # kind of device it chose for (:attr:`trtops.spec.Environment.device_sha256`)
+    settings: tuple[tuple[str, str], ...] = ()  # choices for the whole engine, as ``(name, value)`` sorted by name
+    choices: tuple[TacticChoice, ...] = ()  # one entry per layer, in the engine's order
 
     @property
     def coverage(self) -> float:

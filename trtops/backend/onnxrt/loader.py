@@ -18,21 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SessionFromOnnx:
-    """Loads an ONNX Runtime session from an ONNX model.
+    """Loads an ONNX Runtime session from an ONNX model."""
 
-    Attributes:
-        model_bytes: The serialized model, its path, the model itself, or a callable that returns one of them. External
-            data is found only from a path.
-        providers: Execution providers in order of preference; each a name, a part of one in any case (``cuda``), or a
-            pair of a name and options. None is the CPU.
-        graph_optimization_level: An ``onnxruntime.GraphOptimizationLevel``; None is all optimizations.
-        interleaved: Whether runs alternate with those of other sessions: threads sleep between runs.
-    """
-
+    # The serialized model, its path, the model itself, or a callable that returns one of them. External data is
+    # found only from a path.
     model_bytes: ValueOrCallable[ModelSource]
+    # Execution providers in order of preference; each a name, a part of one in any case (``cuda``), or a pair of
+    # a name and options. None is the CPU.
     providers: Sequence[Provider] | None = None
-    graph_optimization_level: Any = None
-    interleaved: bool = False
+    graph_optimization_level: Any = None  # an ``onnxruntime.GraphOptimizationLevel``; None is all optimizations
+    interleaved: bool = False  # whether runs alternate with those of other sessions: threads sleep between runs
 
     def __call__(self) -> ort.InferenceSession:
         """Create the session, which belongs to the caller.

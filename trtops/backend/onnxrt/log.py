@@ -26,17 +26,14 @@ _one_redirection = threading.Lock()  # descriptor 2 belongs to the whole process
 
 @dataclass
 class SessionLog:
-    """The log of the sessions of one build.
+    """The log of the sessions of one build."""
 
-    Attributes:
-        log_id: Value for ``SessionOptions.logid`` of those sessions.
-        lines: Severity letter and message of each line, without time and colour and without duplicates; warnings and
-            above only.
-        optimizers: Whether each optimizer named in the log changed a graph. Needs ``log_severity_level`` 0.
-    """
-
+    # Value for ``SessionOptions.logid`` of those sessions.
     log_id: str = field(default_factory=lambda: f"trtops-{os.getpid()}-{next(_ids)}")
+    # Severity letter and message of each line, without time and colour and without duplicates; warnings and above
+    # only.
     lines: dict[str, None] = field(default_factory=dict)
+    # Whether each optimizer named in the log changed a graph. Needs ``log_severity_level`` 0.
     optimizers: dict[str, bool] = field(default_factory=dict)
 
     def add(self, line: str) -> None:

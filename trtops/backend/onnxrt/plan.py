@@ -28,17 +28,12 @@ class Plan:
 
     Optimizing a model twice the same way gives the same graph, but with nodes in another order and other numbers in
     generated names. Both are normalized here.
-
-    Attributes:
-        nodes: Its nodes, including those of control flow bodies, each after its inputs' nodes.
-        depths: For each node, the number of nodes on the longest path to it.
-        signature: SHA-256 over kernels, attributes and connections: equal for engines that run the same code.
-        types: Element types by tensor name, in lower case as ONNX names them (``float``, ``int64``).
     """
 
-    nodes: tuple[Node, ...]
-    depths: tuple[int, ...]
-    signature: str
+    nodes: tuple[Node, ...]  # its nodes, including those of control flow bodies, each after its inputs' nodes
+    depths: tuple[int, ...]  # for each node, the number of nodes on the longest path to it
+    signature: str  # SHA-256 over kernels, attributes and connections: equal for engines that run the same code
+    # Element types by tensor name, in lower case as ONNX names them (``float``, ``int64``).
     types: dict[str, str] = field(repr=False)
 
 

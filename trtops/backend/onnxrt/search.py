@@ -48,25 +48,17 @@ class Choice:
 
 @dataclass
 class Search:
-    """The search of one build.
-
-    Attributes:
-        model_sha256: Digest of the model after its precision was rewritten.
-        cache: Known timings; new ones are added.
-        shapes: Shapes to time at; a candidate's time is the sum over them.
-        avoid: Ids of candidates under which ONNX Runtime crashed in earlier attempts.
-        failed: Reasons why candidates cannot be built, by id.
-    """
+    """The search of one build."""
 
     optimizer: Optimizer
     measurement: Measurement
-    model_sha256: str
-    cache: TimingCache
-    shapes: tuple[Shapes, ...]
+    model_sha256: str  # digest of the model after its precision was rewritten
+    cache: TimingCache  # known timings; new ones are added
+    shapes: tuple[Shapes, ...]  # shapes to time at; a candidate's time is the sum over them
     inputs: Sequence[TensorSpec]
     log: SessionLog
-    avoid: frozenset[str] = frozenset()
-    failed: dict[str, str] = field(default_factory=dict)
+    avoid: frozenset[str] = frozenset()  # ids of candidates under which ONNX Runtime crashed in earlier attempts
+    failed: dict[str, str] = field(default_factory=dict)  # reasons why candidates cannot be built, by id
     use: TimingCacheUse = field(default_factory=TimingCacheUse)
     _clock_runs: bool = False
 

@@ -17,24 +17,16 @@ from trtops.backend.environment import Processor, processor
 
 @dataclass(frozen=True)
 class Tactic:
-    """An optimizer that runs or not.
+    """An optimizer that runs or not."""
 
-    Attributes:
-        name: ONNX Runtime's name for the optimizer.
-        default: Whether ONNX Runtime runs it by default.
-        exact: Whether results differ from the model's definition by rounding only.
-        config: Session config entries that switch it on, if it is off by default.
-        rule: Whether it is a rewrite rule, which ONNX Runtime applies together with others.
-        ops: Op types that it applies to, in the model for a rule, in the optimized graph if it is off by default.
-        level: Name of the graph optimization level that remains when it is off, if it stands for several optimizers.
-    """
-
-    name: str
-    default: bool = True
-    exact: bool = True
-    config: tuple[tuple[str, str], ...] = ()
-    rule: bool = False
+    name: str  # ONNX Runtime's name for the optimizer
+    default: bool = True  # whether ONNX Runtime runs it by default
+    exact: bool = True  # whether results differ from the model's definition by rounding only
+    config: tuple[tuple[str, str], ...] = ()  # session config entries that switch it on, if it is off by default
+    rule: bool = False  # whether it is a rewrite rule, which ONNX Runtime applies together with others
+    # Op types that it applies to, in the model for a rule, in the optimized graph if it is off by default.
     ops: tuple[str, ...] = ()
+    # Name of the graph optimization level that remains when it is off, if it stands for several optimizers.
     level: str = ""
 
 

@@ -35,26 +35,18 @@ _KILLED = "The bisection's process ended in the middle of it."
 
 @dataclass(frozen=True)
 class CampaignCulprit:
-    """Choices that make builds bad, all of them together.
-
-    Attributes:
-        good_run: The good build of the bisection that confirmed it, and ``bad_run`` the bad one.
-        mixed_run: A bad mixture of the two that has it; the bad build itself if absent.
-        candidates: Number of units of that bisection.
-        settled: Whether everything it needs was found.
-        bad_with: Good builds that it was put into and that are bad with it; ``good_with`` those that are not.
-        resolved: False for a combination of more than two choices whose rule is unknown.
-    """
+    """Choices that make builds bad, all of them together."""
 
     units: tuple[Unit, ...]
-    good_run: str
+    good_run: str  # the good build of the bisection that confirmed it, and ``bad_run`` the bad one
     bad_run: str
-    mixed_run: str
-    candidates: int = 1
-    settled: bool = False
+    mixed_run: str  # a bad mixture of the two that has it; the bad build itself if absent
+    candidates: int = 1  # number of units of that bisection
+    settled: bool = False  # whether everything it needs was found
+    # Good builds that it was put into and that are bad with it; ``good_with`` those that are not.
     bad_with: tuple[str, ...] = ()
     good_with: tuple[str, ...] = ()
-    resolved: bool = True
+    resolved: bool = True  # false for a combination of more than two choices whose rule is unknown
 
     @property
     def choices(self) -> frozenset[Key]:

@@ -65,25 +65,18 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class DebugBuildResult(OpResult):
-    """The result of a campaign.
-
-    Attributes:
-        verdict: ``good`` if no build was bad, ``error`` if none could be evaluated.
-        errors: Number of builds that crashed, hung or failed.
-        interrupted: Runs of iterations that were cut short and retried.
-        bisections: Results of mixing good and bad builds, if the campaign did.
-        confirmed: The culprits that these confirm, in words; ``doubtful`` those that all builds and mixtures together
-            do not confirm, or not yet, where the budget ended.
-    """
+    """The result of a campaign."""
 
     title: str = "debug build"
-    verdict: Verdict
+    verdict: Verdict  # ``good`` if no build was bad, ``error`` if none could be evaluated
     iterations: int
     good: int
     bad: int
-    errors: int
-    interrupted: tuple[str, ...] = ()
-    bisections: tuple[BisectResult, ...] = ()
+    errors: int  # number of builds that crashed, hung or failed
+    interrupted: tuple[str, ...] = ()  # runs of iterations that were cut short and retried
+    bisections: tuple[BisectResult, ...] = ()  # results of mixing good and bad builds, if the campaign did
+    # The culprits that these confirm, in words; ``doubtful`` those that all builds and mixtures together do not
+    # confirm, or not yet, where the budget ended.
     confirmed: tuple[str, ...] = ()
     doubtful: tuple[str, ...] = ()
     found: TacticDiff

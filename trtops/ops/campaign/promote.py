@@ -95,22 +95,16 @@ class PromoteResult(OpResult):
 
 @dataclass(frozen=True, kw_only=True)
 class Resolution(Record):
-    """The accepted engine of a model on a device, or the reason why not.
-
-    Attributes:
-        path: The engine among the run's artifacts.
-        why: Why no engine is accepted, and what to do; empty otherwise.
-        signed_by: The key that signed its run, where a signature was required.
-    """
+    """The accepted engine of a model on a device, or the reason why not."""
 
     name: str
     alias: str
     run_id: str | None = None
     version: str | None = None
-    path: str | None = None
-    why: str = ""
+    path: str | None = None  # the engine among the run's artifacts
+    why: str = ""  # why no engine is accepted, and what to do; empty otherwise
     engine_sha256: str | None = None
-    signed_by: str | None = None
+    signed_by: str | None = None  # the key that signed its run, where a signature was required
 
     def engine(self, tracker: Tracker) -> Engine:
         """Load the accepted engine, checked against its run's manifest."""
