@@ -54,9 +54,7 @@ def report_page(tracker: Tracker, run_id: str) -> str:
 
     Complete runs are read through their manifest. Of an incomplete run, only tags, params and metrics are shown.
 
-    Raises:
-        RunNotFoundError: If there is no such run.
-        IncompleteRunError: If a file does not match the manifest.
+    Raises RunNotFoundError if there is no such run; IncompleteRunError if a file does not match the manifest.
     """
     view = _stored_view(tracker, run_id)
     return page(document_of(view.info, view.read), view)

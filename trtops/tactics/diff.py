@@ -47,8 +47,7 @@ def diff(
         blocks: By names of builds, where and with what each was made. Where the rate of bad builds differs between
             blocks, or changes over time, choices need evidence in addition to that.
 
-    Raises:
-        ConfigError: If the confidence is not between 0.5 and 1, or ``by`` is unknown.
+    Raises ConfigError if the confidence is not between 0.5 and 1, or ``by`` is unknown.
     """
     if not 0.5 <= confidence < 1:
         raise errors.ConfigError(f"confidence is {confidence}; expected at least 0.5 and less than 1, such as 0.95.")

@@ -50,8 +50,7 @@ class CampaignTable:
         codes: Integers of shape ``(builds, columns)``; -1 where a build lacks the layer or setting. Copied.
         ordered: Whether the builds are in their order of arrival. Otherwise no statistics use the order.
 
-    Raises:
-        FormatError: If shapes do not fit, a code is out of range, or a name occurs twice.
+    Raises FormatError if shapes do not fit, a code is out of range, or a name occurs twice.
     """
 
     def __init__(
@@ -93,8 +92,7 @@ class CampaignTable:
 
         A build that crashed is an ``error``: listed, but no evidence, and it needs no record.
 
-        Raises:
-            ConfigError: If the name is taken, or a good or bad build has no record.
+        Raises ConfigError if the name is taken, or a good or bad build has no record.
         """
         if name in self._names:
             raise errors.ConfigError(f"Build {name!r} is in the table already; each build counts once.")

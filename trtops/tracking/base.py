@@ -49,10 +49,8 @@ class Tracker(Protocol):
     ) -> Run:
         """Begin a run, in an experiment that is made if missing. Prefer :func:`tracked`, which also ends it.
 
-        Raises:
-            ConfigError: If the kind is unknown, or a name is empty or too long.
-            StoreError: If the store cannot be used as it is.
-            TrackingUnavailableError: If it does not answer.
+        Raises ConfigError if the kind is unknown, or a name is empty or too long; StoreError if the store cannot be
+        used as it is; TrackingUnavailableError if it does not answer.
         """
         ...
 
@@ -90,8 +88,7 @@ class Tracker(Protocol):
         Its params, tags, metrics and artifacts stay. It is running again, owned by this process, without error and
         verdict.
 
-        Raises:
-            LogError: If it is complete, or its process may still be writing it.
+        Raises LogError if it is complete, or its process may still be writing it.
         """
         ...
 
@@ -102,9 +99,8 @@ class Tracker(Protocol):
     def register(self, name: str, run_id: str, path: str, *, alias: str, tags: Tags | None = None) -> RegisteredVersion:
         """Add an artifact of a complete run as a version of a model, made if missing, and make an alias point to it.
 
-        Raises:
-            ConfigError: If the alias or the name is not allowed.
-            IncompleteRunError: If the run is not complete, or has no such artifact.
+        Raises ConfigError if the alias or the name is not allowed; IncompleteRunError if the run is not complete, or
+        has no such artifact.
         """
         ...
 

@@ -14,10 +14,8 @@ from trtops.tracking.schema import Artifact
 def load_cache(source: str, tracker: Tracker | None = None) -> CalibrationCache:
     """Read a calibration cache from a file of either format, or from a run (``run:<id>``).
 
-    Raises:
-        ConfigError: If there is no such file, or a run is named without a tracker.
-        FormatError: If it is not a calibration cache.
-        TrackingError: If the run is missing or incomplete, or has none.
+    Raises ConfigError if there is no such file, or a run is named without a tracker; FormatError if it is not a
+    calibration cache; TrackingError if the run is missing or incomplete, or has none.
     """
     if source.startswith(RUN_PREFIX):
         if tracker is None:

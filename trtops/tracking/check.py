@@ -56,9 +56,7 @@ def close(tracker: Tracker, run: str, *, why: str = "", force: bool = False) -> 
 
     With ``force``, runs whose process may still be writing them are closed as well. ``why`` becomes the run's error.
 
-    Raises:
-        ConfigError: If it has ended.
-        LogError: If its process may still be writing it.
+    Raises ConfigError if it has ended; LogError if its process may still be writing it.
     """
     info = tracker.info(run_id_of(run))
     if info.status != "running":

@@ -34,8 +34,7 @@ def is_local(run_id: str) -> bool:
 def run_id_of(given: str) -> str:
     """The id of a run as a user gave it, also after ``run:``.
 
-    Raises:
-        RunNotFoundError: If it cannot be an id.
+    Raises RunNotFoundError if it cannot be an id.
     """
     digits = given.removeprefix(RUN_PREFIX).lower()
     if not is_run_id(digits):

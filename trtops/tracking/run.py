@@ -55,8 +55,7 @@ class Run(ABC):
     def log_params(self, params: Mapping[str, object]) -> None:
         """Log options; values are stored as text, nested ones as JSON.
 
-        Raises:
-            LogError: If a param has another value already, or a name that MLflow refuses.
+        Raises LogError if a param has another value already, or a name that MLflow refuses.
         """
         self._must_be_open()
         texts = masked_json({name: schema.text(value) for name, value in params.items()})
@@ -67,8 +66,7 @@ class Run(ABC):
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set or replace tags.
 
-        Raises:
-            LogError: If a name or value is one that MLflow refuses.
+        Raises LogError if a name or value is one that MLflow refuses.
         """
         self._must_be_open()
         texts = masked_json(tags)
@@ -79,8 +77,7 @@ class Run(ABC):
     def log_metrics(self, metrics: Mapping[MetricName, float]) -> None:
         """Log numbers, in one batch; NaN and infinities are kept, and long names are shortened.
 
-        Raises:
-            LogError: If a value is not a number, or a name has no parts.
+        Raises LogError if a value is not a number, or a name has no parts.
         """
         self._must_be_open()
         numbers = {schema.fitting(tuple(name)): schema.number(name, value) for name, value in metrics.items()}
@@ -90,9 +87,8 @@ class Run(ABC):
     def log_file(self, source: str | Path, path: str) -> None:
         """Copy a file into the run as artifact ``path``, replacing an earlier one.
 
-        Raises:
-            LogError: If there is no such file, ``path`` is not a relative path, or the artifact could not be written
-                whole (a full disk); the run then does not have it.
+        Raises LogError if there is no such file, ``path`` is not a relative path, or the artifact could not be written
+        whole (a full disk); the run then does not have it.
         """
         source = Path(source)
         if not source.is_file():
@@ -283,8 +279,7 @@ class StoredRun(ABC):
     def read_bytes(self, path: str) -> bytes:
         """The content of one artifact.
 
-        Raises:
-            IncompleteRunError: If the manifest does not name it, or its size or digest does not match.
+        Raises IncompleteRunError if the manifest does not name it, or its size or digest does not match.
         """
         entry, file = self._find(path)
         if (size := file.stat().st_size) != entry.size:  # before it is read, since it may be of any size
@@ -369,8 +364,7 @@ def read_manifest(run_id: str, data: bytes | None) -> Manifest:
 def new_run(experiment: str, name: str, kind: Kind, tags: Mapping[str, str] | None) -> tuple[str, str, dict[str, str]]:
     """The names of an experiment and of a new run in it with secrets masked, and the first tags of the run.
 
-    Raises:
-        ConfigError: If the kind is unknown, a name is empty or too long, or the signing key cannot be read.
+    Raises ConfigError if the kind is unknown, a name is empty or too long, or the signing key cannot be read.
     """
     signing.check_key()
     if kind not in schema.KINDS:
@@ -417,8 +411,7 @@ def check_path(path: str) -> None:
 def write_artifact(source: Path | bytes, target: Path, path: str) -> ArtifactEntry:
     """Copy a file, or write bytes, so that the target appears whole or not at all, and hash the content.
 
-    Raises:
-        LogError: If it could not be written, for example on a full disk; nothing is left behind.
+    Raises LogError if it could not be written, for example on a full disk; nothing is left behind.
     """
     temporary = target.parent / f"{TEMPORARY}{os.getpid()}.{threading.get_ident()}.{os.urandom(4).hex()}"
     digest, size = hashlib.sha256(), 0

@@ -72,8 +72,7 @@ def _compare_signed(run: StoredRun, verified: signing.Verified, wrong: Callable[
 def require_signed(run: StoredRun, keys: Iterable[str | Path]) -> str:
     """The id of the key that signed a run.
 
-    Raises:
-        SignatureError: If none of these keys did, or the run does not match its signature.
+    Raises SignatureError if none of these keys did, or the run does not match its signature.
     """
     problems: list[str] = []
     key = check_signature(run, tuple(map(str, keys)), lambda what, why: problems.append(f"{what}: {why}"))

@@ -17,8 +17,7 @@ def open_tracker(location: str | Path | None = None) -> OfflineTracker:
 
     Runs that the store cannot take go to the spool (:mod:`trtops.tracking.offline`).
 
-    Raises:
-        StoreError: If the store cannot be used as it is.
+    Raises StoreError if the store cannot be used as it is.
     """
     return _open_once(resolve(location))
 
@@ -26,8 +25,7 @@ def open_tracker(location: str | Path | None = None) -> OfflineTracker:
 def existing_tracker(location: str | Path | None = None) -> OfflineTracker:
     """A tracker for read-only commands: a missing store is an error, and is not made.
 
-    Raises:
-        StoreError: If there is no store yet, or as :func:`open_tracker`.
+    Raises StoreError if there is no store yet, or as :func:`open_tracker`.
     """
     where = resolve(location)
     if isinstance(where, Store) and not where.database.exists() and not default_spool(where).runs():

@@ -151,10 +151,8 @@ def insert_qdq(
         op_types: Types of layers to quantize, out of :data:`OP_TYPES`.
         policy: With ``partial``, layers stay in FP32 if the cache lacks their ranges (:func:`trtops.calibration.fit`).
 
-    Raises:
-        ConfigError: If a pattern of ``keep`` selects nothing, or an op type cannot be quantized.
-        CalibrationError: If the cache does not fit.
-        UnsupportedFeatureError: If the model has quantized layers already.
+    Raises ConfigError if a pattern of ``keep`` selects nothing, or an op type cannot be quantized; CalibrationError if
+    the cache does not fit; UnsupportedFeatureError if the model has quantized layers already.
     """
     if is_quantized(model):
         raise errors.UnsupportedFeatureError(

@@ -72,9 +72,8 @@ def bisect(
             outcome is ``sufficient``; else the bisection searches what else they need.
         chance: Prior probability that the bad build's verdict is wrong, or that replayed choices do not decide.
 
-    Raises:
-        ConfigError: If there is no good or no bad build, or the two are not of one campaign.
-        LogError: If the process of a bisection to resume may still be alive.
+    Raises ConfigError if there is no good or no bad build, or the two are not of one campaign; LogError if the process
+    of a bisection to resume may still be alive.
     """
     info = ended_if_whole(tracker, tracker.info(run_id_of(run)))
     if bad is None and info.kind == _KIND and info.status == "finished":

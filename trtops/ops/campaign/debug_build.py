@@ -153,10 +153,9 @@ def debug_build(
         allow_scripts: Run scripts and commands that the resumed campaign names; anyone with write access to the store
             can change them. Those of a given config need no permission.
 
-    Raises:
-        ConfigError: If the config contradicts itself, or that of the campaign to resume.
-        LogError: If another process is working on the campaign.
-        TrtopsError: For errors that prevent all builds; an error of one build is a verdict.
+    Raises ConfigError if the config contradicts itself, or that of the campaign to resume. Raises LogError if another
+    process is working on the campaign. Raises TrtopsError for errors that prevent all builds; an error of one build is
+    a verdict.
     """
     with contextlib.ExitStack() as stack:
         if resume is not None:

@@ -113,9 +113,8 @@ def diff_tactics(
         experiment: Experiment to log to; the builds' own, or ``tactics`` for files, unless given.
         tags: Further tags of the run.
 
-    Raises:
-        ConfigError: If there is no such source, or it holds no evaluated build.
-        RunNotFoundError: If a run does not exist.
+    Raises ConfigError if there is no such source, or it holds no evaluated build; RunNotFoundError if a run does not
+    exist.
     """
     config = replace(config, runs=tuple(run_id_of(run) for run in config.runs))
     infos = [tracker.info(run_id) for run_id in config.runs]

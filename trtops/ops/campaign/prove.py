@@ -154,8 +154,7 @@ def prove(
         evaluate: The Python callable that evaluated the campaign's engines, if one did.
         progress: Called after each build.
 
-    Raises:
-        ConfigError: If the campaign suspects nothing, or has no good build without the suspect or no bad one with it.
+    Raises ConfigError if the campaign suspects nothing, or has no good build without the suspect or no bad one with it.
     """
     config = ProveConfig() if config is None else config
     campaign = open_campaign(tracker, campaign_run, allow_scripts=config.allow_scripts).on(config.devices)

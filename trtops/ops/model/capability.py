@@ -92,9 +92,8 @@ def capability(
         output_dir: Where to write the parts, as ONNX models; None writes none.
         save_as: Where the parts' weights go; data files are named after the parts.
 
-    Raises:
-        BackendUnavailableError: If the back end's library is not installed.
-        ConfigError: If there is no input with the name of a shape.
+    Raises BackendUnavailableError if the back end's library is not installed; ConfigError if there is no input with the
+    name of a shape.
     """
     opened = open_model(model)
     proto = opened.proto()

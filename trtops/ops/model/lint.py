@@ -31,8 +31,7 @@ def lint(model: Source, *, input_shapes: Mapping[str, Shape] | None = None, feed
         input_shapes: Shapes of inputs with dynamic dimensions, by name; 1 for each such dimension unless given.
         feed: Arrays to run the model on; random data unless given.
 
-    Raises:
-        ConfigError: If there is no input with the name of a shape.
+    Raises ConfigError if there is no input with the name of a shape.
     """
     try:
         if isinstance(model, (str, Path)):

@@ -40,8 +40,7 @@ class Subject:
     def of(cls, model: Source, file: str | Path | None = None) -> Subject:
         """Name a model without reading it; ``file`` is the file from which a model in memory was made.
 
-        Raises:
-            InvalidModelError: If the model is a path that does not exist.
+        Raises InvalidModelError if the model is a path that does not exist.
         """
         if file is None and not isinstance(model, ModelProto):
             file = model.path if isinstance(model, Model) else model_file(model)

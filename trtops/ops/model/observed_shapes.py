@@ -30,10 +30,8 @@ def with_observed_shapes(
         feeds: Source of inputs (:func:`trtops.ops.evaluation.feeds.open_feeds`); the first feed is used. The default is
             random data.
 
-    Raises:
-        ModelError: If the model cannot be used.
-        InputError: If the data does not fit it.
-        BackendError: If ONNX Runtime does not run it.
+    Raises ModelError if the model cannot be used; InputError if the data does not fit it; BackendError if ONNX Runtime
+    does not run it.
     """
     opened = open_model(model)
     inputs = TensorMetadata.of(opened.info.inputs)

@@ -54,8 +54,7 @@ def match_plugins(
         include: Names of the plugins to search for; all unless given.
         exclude: Names of plugins to skip.
 
-    Raises:
-        ConfigError: If the folder has no plugins, or lacks a named one, or a script returns something else.
+    Raises ConfigError if the folder has no plugins, or lacks a named one, or a script returns something else.
     """
     known = sorted(path.parent.name for path in Path(folder).glob(f"*/{PATTERN}"))
     if not known:

@@ -44,9 +44,7 @@ def inspect_data(
         items: Number of values to print at the ends of each axis; -1 prints all.
         line_width: Maximum length of lines of values; -1 sets no limit.
 
-    Raises:
-        FormatError: If it cannot be read, or has no arrays.
-        ConfigError: If the file does not exist.
+    Raises FormatError if it cannot be read, or has no arrays; ConfigError if the file does not exist.
     """
     saved = _load_saved(Path(path))
     if isinstance(saved, AccuracyResults):

@@ -185,10 +185,8 @@ def inspect_engines(
 ) -> InspectEnginesResult:
     """Compare two engines, and log the result to an experiment if one is given.
 
-    Raises:
-        ConfigError: If an engine is neither a file nor a run.
-        FormatError: If a file is not the engine inspector's JSON.
-        EngineLoadError: If an engine cannot be loaded here.
+    Raises ConfigError if an engine is neither a file nor a run; FormatError if a file is not the engine inspector's
+    JSON; EngineLoadError if an engine cannot be loaded here.
     """
     name = f"engines {Path(config.a).name} and {Path(config.b).name}"
     kept = None if experiment is None else tracker
@@ -281,9 +279,7 @@ def _described(engine: Any, profile: bool) -> tuple[EngineLayers, dict[str, int]
 def read_layer_times(path: str | Path) -> dict[str, float]:
     """Milliseconds by layer name from a file: trtexec's ``--exportProfile``, or a JSON object of numbers.
 
-    Raises:
-        ConfigError: If it cannot be read.
-        FormatError: If it is neither.
+    Raises ConfigError if it cannot be read; FormatError if it is neither.
     """
     try:
         content = json.loads(Path(path).read_bytes(), strict=False)

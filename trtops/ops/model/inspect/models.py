@@ -32,10 +32,8 @@ def inspect_model(
             other files.
         infer_shapes: Whether to infer shapes that an ONNX model does not declare.
 
-    Raises:
-        ModelError: If it is not a model.
-        EngineLoadError: If an engine cannot be loaded here.
-        BackendUnavailableError: If TensorRT is needed and not installed.
+    Raises ModelError if it is not a model; EngineLoadError if an engine cannot be loaded here; BackendUnavailableError
+    if TensorRT is needed and not installed.
     """
     if isinstance(model, (str, Path)):
         path = Path(model)
