@@ -114,8 +114,8 @@ FEED = {"image": np.zeros((2, 3, 8), np.float32), "length": np.zeros(1, np.int64
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"image": None}, errors.MissingInputError, r"'image' is not fed; expected image \[dtype=float32"),
-        ({"imaeg": FEED["image"]}, errors.UnknownInputError, r"'imaeg', which is not an input.*Did you mean 'image'"),
+        ({"image": None}, errors.InputError, r"'image' is not fed; expected image \[dtype=float32"),
+        ({"imaeg": FEED["image"]}, errors.InputError, r"'imaeg', which is not an input.*Did you mean 'image'"),
         ({"image": np.zeros((2, 3, 8))}, errors.InputDtypeError, "dtype float64; expected float32.*astype"),
         (
             {"image": np.zeros((2, 4, 8), np.float32)},

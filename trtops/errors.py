@@ -17,8 +17,7 @@ class TrtopsError(Exception):
     transient: bool = False
 
     def __str__(self) -> str:
-        # KeyError, a base of some errors below, would print the repr of its argument. Messages quote their input and
-        # end up in logs and stores, so secrets are masked.
+        # Messages quote their input and end up in logs and stores, so secrets are masked.
         return masked(str(self.args[0])) if self.args else ""
 
     def __repr__(self) -> str:
@@ -42,15 +41,7 @@ class ConfigError(TrtopsError, ValueError):
 
 
 class InputError(TrtopsError, ValueError):
-    """A feed does not fit the model's inputs."""
-
-
-class MissingInputError(InputError, KeyError):
-    """A feed lacks an input that the model needs."""
-
-
-class UnknownInputError(InputError, KeyError):
-    """A feed has a name that the model does not have."""
+    """A feed does not fit the model's inputs: a name is missing or not known, or an array does not fit."""
 
 
 class InputShapeError(InputError):
@@ -66,15 +57,7 @@ class FormatError(TrtopsError, ValueError):
 
 
 class ComparisonError(TrtopsError):
-    """A comparison cannot be made."""
-
-
-class IterationMismatchError(ComparisonError):
-    """Two runs to be compared have different numbers of iterations."""
-
-
-class MetricUnavailableError(ComparisonError):
-    """An output does not have the requested metric, or it cannot be computed here."""
+    """A comparison cannot be made: iterations do not match, or a metric cannot be computed here."""
 
 
 class BackendError(TrtopsError):
@@ -151,15 +134,7 @@ class TrackingError(TrtopsError):
 
 
 class StoreError(TrackingError):
-    """The store cannot be used as it is."""
-
-
-class StoreVersionError(StoreError):
-    """The store was written by another MLflow release."""
-
-
-class StoreMovedError(StoreError):
-    """The store's folder was moved, and the artifact addresses in it point elsewhere."""
+    """The store cannot be used as it is: it is missing, was moved, or is of another MLflow release."""
 
 
 class RunNotFoundError(TrackingError, LookupError):

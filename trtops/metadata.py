@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -182,19 +183,12 @@ def shape_accepts(shape: Sequence[Dim], actual: Sequence[int]) -> bool:
 
 @dataclass(frozen=True)
 class TensorSpec(Record):
-    """Name, data type and shape of a tensor.
-
-    Attributes:
-        name: The tensor's name.
-        dtype: Element type; None if not known.
-        shape: Dimensions; None if the rank is not known.
-        docstring: A comment to print with it.
-    """
+    """Name, data type and shape of a tensor."""
 
     name: str
-    dtype: DataType | None = None
-    shape: Shape | None = None
-    docstring: str | None = None
+    dtype: DataType | None = None  # None if not known
+    shape: Shape | None = None  # None if the rank is not known
+    docstring: str | None = None  # a comment to print with it
 
     def __iter__(self) -> Iterator[Any]:
         """Data type and shape, so that ``dtype, shape = metadata["x"]``."""
@@ -257,13 +251,8 @@ class TensorMetadata(dict[str, TensorSpec]):
     ) -> Self:
         """Add one tensor, and return the metadata itself.
 
-        Args:
-            name: The tensor's name.
-            dtype: Anything that :meth:`DataType.of` accepts, or None if not known.
-            shape: Dimensions, or None if not known; -1, None or a name stands for a dynamic one.
-            min_shape: Smallest sizes of a bounded shape, kept on the shape as ``.min``.
-            max_shape: Largest sizes, kept as ``.max``.
-            docstring: A comment to print with it.
+        ``dtype`` is anything that :meth:`DataType.of` accepts. In ``shape``, -1, None or a name stands for a dynamic
+        dimension. Bounds are kept on the shape, as ``.min`` and ``.max``.
         """
         bounded = None if shape is None else BoundedShape(shape, min=min_shape, max=max_shape)
         self[name] = MetadataTuple(dtype, bounded, docstring, name=name)
@@ -319,62 +308,54 @@ class FeedCheck:
     def __call__(self, feed: Mapping[str, Any]) -> None:
         """Check one feed: arrays by input name; anything with ``shape`` and ``dtype``."""
         found = [(name, getattr(array, "dtype", None), getattr(array, "shape", None)) for name, array in feed.items()]
-        try:
+        # Some releases of numpy cannot compare their data types with those of torch.
+        with contextlib.suppress(TypeError):
             if found == self._accepted:
                 return
-        except TypeError:  # some releases of numpy cannot compare their data types with those of torch
-            pass
         check_feed(self._inputs, feed)
         self._accepted = found
 
 
 def check_feed(inputs: Mapping[str, TensorSpec], feed: Mapping[str, Any]) -> None:
-    """Check a feed against a model's inputs; None in a spec is not checked.
-
-    Args:
-        inputs: The model's inputs.
-        feed: Arrays by input name; anything with ``shape`` and ``dtype``.
+    """Check a feed (arrays by input name) against a model's inputs; None in a spec is not checked.
 
     Raises:
-        MissingInputError: If an input is not fed.
-        UnknownInputError: If a name is fed that the model does not have.
+        InputError: If an input is not fed, or a name is fed that the model does not have.
         InputDtypeError: If an array has another dtype or byte order than its input, or is not an array.
         InputShapeError: If an array's shape does not fit its input.
     """
     for name in feed:
         if name not in inputs:
-            raise errors.UnknownInputError(
+            raise errors.InputError(
                 f"The feed has {name!r}, which is not an input of this model. {errors.near(name, inputs)}"
             )
     for name, spec in inputs.items():
         array = feed.get(name)
         if array is None:
-            fed = ", ".join(repr(n) for n in feed) or "nothing"
-            raise errors.MissingInputError(f"Input {name!r} is not fed; expected {spec}, found {fed}.")
+            fed = ", ".join(map(repr, feed)) or "nothing"
+            raise errors.InputError(f"Input {name!r} is not fed; expected {spec}, found {fed}.")
         if not hasattr(array, "dtype"):
             raise errors.InputDtypeError(
                 f"Input {name!r} is a {type(array).__name__}; expected an array. Convert it with numpy.asarray(...)."
             )
-        found = str(array.dtype).removeprefix("torch.")
-        if spec.dtype is not None and found != spec.dtype.value and not _is_name_of(found, spec.dtype):
-            how = f".astype({spec.dtype.value!r})" if found == str(array.dtype) else f".to(torch.{spec.dtype.value})"
-            raise errors.InputDtypeError(
-                f"Input {name!r} has dtype {found}; expected {spec.dtype.value}. Convert it, for example with {how}."
-            )
-        if spec.dtype is not None and not getattr(array.dtype, "isnative", True):
-            raise errors.InputDtypeError(
-                f"Input {name!r} has dtype {found}, whose bytes are in another order than this machine's. "
-                f"Convert it with .astype({spec.dtype.value!r})."
-            )
+        if spec.dtype is not None:
+            found, wanted = str(array.dtype).removeprefix("torch."), spec.dtype.value
+            # Names of one type differ between libraries, such as "<U5" and "str".
+            with contextlib.suppress(errors.ConfigError):
+                found = found if found == wanted else DataType.of(found).value
+            if found != wanted:
+                torch = str(array.dtype).startswith("torch.")
+                how = f".to(torch.{wanted})" if torch else f".astype({wanted!r})"
+                raise errors.InputDtypeError(
+                    f"Input {name!r} has dtype {found}; expected {wanted}. Convert it, for example with {how}."
+                )
+            if not getattr(array.dtype, "isnative", True):
+                raise errors.InputDtypeError(
+                    f"Input {name!r} has dtype {array.dtype}, whose bytes are in another order than this machine's. "
+                    f"Convert it with .astype({wanted!r})."
+                )
         if spec.shape is not None and not shape_accepts(spec.shape, array.shape):
             raise errors.InputShapeError(
                 f"Input {name!r} has shape {tuple(array.shape)}; expected {spec.shape}"
                 f"{' (any size where a dimension is a name, None or -1)' if any(map(is_dynamic, spec.shape)) else ''}."
             )
-
-
-def _is_name_of(name: str, dtype: DataType) -> bool:
-    try:
-        return DataType.of(name) is dtype
-    except errors.ConfigError:
-        return False

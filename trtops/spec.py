@@ -210,23 +210,14 @@ class BuildConfig(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class BuildSpec(Record):
-    """Everything that decides an engine, apart from the environment.
+    """Everything that decides an engine, apart from the environment: SHA-256 digests, and the config."""
 
-    Attributes:
-        model_sha256: Digest of the model's content, external data included (:class:`trtops.backend.onnx.Model`).
-        config: The build config.
-        timing_cache_sha256: Digest of the timing cache given to the builder, if any.
-        calibration_sha256: Digest of the calibration cache, or else of the calibration data; None unless INT8.
-        replay_sha256: Digest of the tactic record to be replayed, if any.
-        denied_sha256: Digest of the tactics that may not be chosen, if any.
-    """
-
-    model_sha256: str
+    model_sha256: str  # of the content, external data included
     config: BuildConfig
     timing_cache_sha256: str | None = None
-    calibration_sha256: str | None = None
-    replay_sha256: str | None = None
-    denied_sha256: str | None = None
+    calibration_sha256: str | None = None  # of the calibration cache, or else of the data; None unless INT8
+    replay_sha256: str | None = None  # of the tactic record to be replayed
+    denied_sha256: str | None = None  # of the tactics that may not be chosen
 
     def deciding(self) -> JSONValue:
         """All parts, reduced to the values that decide the engine."""
@@ -242,30 +233,20 @@ class BuildSpec(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Environment(Record):
-    """Where something was built or run.
-
-    Attributes:
-        device: The name of the GPU, or of the processor.
-        device_sha256: Digest of the kind of device: the compute capability, or the processor's model and instruction
-            sets.
-        compute_capability: Of a GPU, such as ``9.0``.
-        os: Operating system and machine architecture.
-        git_commit: Commit of the working folder, with ``-dirty`` if it was changed.
-        packages: Releases of the libraries that rewrite models.
-    """
+    """Where something was built or run."""
 
     backend: str
     backend_version: str
-    device: str
-    device_sha256: str
-    compute_capability: str | None = None
+    device: str  # the name of the GPU, or of the processor
+    device_sha256: str  # of the compute capability, or of the processor's model and instruction sets
+    compute_capability: str | None = None  # of a GPU, such as "9.0"
     driver: str | None = None
     cuda: str | None = None
-    os: str = ""
+    os: str = ""  # with the machine architecture
     python: str = ""
     host: str = ""
-    git_commit: str | None = None
-    packages: tuple[tuple[str, str], ...] = ()
+    git_commit: str | None = None  # of the working folder, with "-dirty" if it was changed
+    packages: tuple[tuple[str, str], ...] = ()  # releases of the libraries that rewrite models
 
     def build_digest(self) -> str:
         """SHA-256 of the values that make engines of one spec interchangeable."""
@@ -281,37 +262,24 @@ class Environment(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Layer(Record):
-    """One layer of a built engine, as the back end reports it; what is not known is empty.
-
-    Attributes:
-        tactic: Its kernel or tactic, as the back end names it.
-        precision: Data type it computes in.
-        onnx_nodes: Names of the ONNX nodes it was made from, as far as known.
-    """
+    """One layer of a built engine, as the back end reports it; what is not known is empty."""
 
     name: str
     op: str
     tactic: str = ""
-    precision: str = ""
+    precision: str = ""  # data type it computes in
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
-    onnx_nodes: tuple[str, ...] = ()
+    onnx_nodes: tuple[str, ...] = ()  # names of the ONNX nodes it was made from
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInfo(Record):
-    """A short description of an ONNX model, logged to runs.
-
-    Attributes:
-        sha256: Digest of the content, external data included; independent of the path and of how weights are stored.
-        inputs: Its inputs, in order, without initializers.
-        opset: Version of the default operator set.
-        nodes: Number of nodes in the main graph.
-    """
+    """A short description of an ONNX model, logged to runs."""
 
     name: str
-    sha256: str
-    inputs: tuple[TensorSpec, ...]
+    sha256: str  # of the content, independent of the path and of how weights are stored
+    inputs: tuple[TensorSpec, ...]  # without initializers
     outputs: tuple[TensorSpec, ...]
     opset: int
-    nodes: int
+    nodes: int  # of the main graph

@@ -12,12 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from trtops.tables import column_widths, markdown_table, table, text_columns
+from trtops.tables import table, text_columns
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-_TABLE = re.compile(r"(?m)(?:^\|.*\n?)+")
 
 
 @contextmanager
@@ -53,15 +51,14 @@ def progress(
 
 
 def print_page(page: str, file: TextIO | None = None) -> None:
-    """Print a page of Markdown: on a terminal by rich, elsewhere with aligned columns unless a table is too wide."""
+    """Print a page of Markdown: rendered on a terminal, elsewhere as it is."""
     file = sys.stdout if file is None else file
     if file.isatty():
         from rich.markdown import Markdown
 
         _console(file).print(Markdown(page))
     else:
-        text = _TABLE.sub(lambda found: _aligned(found[0]), page)
-        print(re.sub(r"\n{3,}", "\n\n", text).rstrip(), file=file, flush=True)
+        print(re.sub(r"\n{3,}", "\n\n", page).rstrip(), file=file, flush=True)
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], file: TextIO | None = None) -> None:
@@ -81,15 +78,6 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], file: Text
     for row in listed:
         made.add_row(*map(Text, row))
     _console(file).print(made)
-
-
-def _aligned(block: str) -> str:
-    """Align a table in Markdown, unless it is wider than 120 characters."""
-    lines = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in block.splitlines()]
-    head, *body = [[cell.replace("\\|", "|") for cell in line] for line in (lines[0], *lines[2:])]
-    if any(len(row) != len(head) for row in body) or sum(column_widths([head, *body])) + 3 * len(head) > 120:
-        return block
-    return markdown_table(head, body, aligned=True) + "\n"
 
 
 def _console(file: TextIO) -> Console:

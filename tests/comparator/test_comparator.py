@@ -87,7 +87,7 @@ def test_inputs_are_adapted_or_refused(caplog):
     assert "cast from float64 to float32" in caplog.text and "closest" in caplog.text
     with pytest.raises(errors.InputShapeError, match=r"'x' has shape \(4,\); expected \(3,\)"):
         Comparator.run([Echo()], [{"x": np.zeros(4, np.float32)}])
-    with pytest.raises(errors.MissingInputError):
+    with pytest.raises(errors.InputError):
         Comparator.run([Echo()], [{}])
     with pytest.raises(errors.InputError, match="expected arrays by input name"):
         Comparator.run([Echo()], [[1, 2]])

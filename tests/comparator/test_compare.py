@@ -126,7 +126,7 @@ def test_older_spellings_evaluate_both_numbers_and_survive_saving(tmp_path):
 @pytest.mark.skipif(importlib.util.find_spec("lpips") is not None, reason="lpips is installed")
 def test_unavailable_perceptual_metric_never_passes():
     image = np.zeros((1, 3, 64, 64), np.float32)
-    with pytest.raises(errors.MetricUnavailableError, match="torch and lpips"):
+    with pytest.raises(errors.ComparisonError, match="torch and lpips"):
         CompareFunc.perceptual_metrics()(*pair({"x": image}, {"x": image}))
     assert not PerceptualMetricsResult(None, thresholds=LpipsThreshold(0.1))
 
@@ -157,7 +157,7 @@ def test_accuracy_is_asked_by_pair_and_function():
 
 def test_runs_of_different_lengths_are_refused():
     run = run_of(("a", [{"x": X}]), ("b", [{"x": X}, {"x": X}]))
-    with pytest.raises(errors.IterationMismatchError, match=r"number 0 .* end after 1"):
+    with pytest.raises(errors.ComparisonError, match=r"number 0 .* end after 1"):
         Comparator.compare_accuracy(run)
 
 

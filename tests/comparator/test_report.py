@@ -110,7 +110,7 @@ def test_iterations_are_evaluated_together():
     assert report.iterations == 2
     assert report.output("boxes").statistics.violations == 12
     assert report.output("boxes").statistics.elements == 24
-    with pytest.raises(errors.IterationMismatchError, match="2 iterations, the golden run 1"):
+    with pytest.raises(errors.ComparisonError, match="2 iterations, the golden run 1"):
         compare_outputs([GOLDEN, GOLDEN], GOLDEN)
 
 

@@ -148,7 +148,7 @@ def test_each_limit_has_an_option(metric):
 
 def test_inapplicable_metrics_name_the_output():
     outputs = IterationResult({"x": np.zeros(3)}), IterationResult({"x": np.zeros(3)})
-    with pytest.raises(errors.MetricUnavailableError, match=r"'x' holds float64 of shape \(3,\); LPIPS needs images"):
+    with pytest.raises(errors.ComparisonError, match=r"'x' holds float64 of shape \(3,\); LPIPS needs images"):
         CompareFunc.perceptual_metrics()(*outputs)
 
 

@@ -102,7 +102,7 @@ def say_json(value: Any) -> None:
 
 
 def say_page(page: str) -> None:
-    """Print a page of Markdown with tables as wide as the terminal, or aligned in a file."""
+    """Print a page of Markdown, rendered on a terminal."""
     if not _silent:
         terminal.print_page(page)
 

@@ -148,7 +148,7 @@ class Comparator:
             One result per compare function.
 
         Raises:
-            IterationMismatchError: If the runs have different numbers of iterations.
+            ComparisonError: If the runs have different numbers of iterations.
             ComparisonError: If something cannot be compared at all.
             ConfigError: If averages are requested from a function without numbers, or together with ``fail_fast``.
         """
@@ -271,7 +271,7 @@ def _zip_iterations(runs: Runs | Sequence[Runs]) -> Generator[RunResults, None, 
         for index, group in enumerate(itertools.zip_longest(*streams, fillvalue=end)):
             if any(run is end for run in group):
                 short = [place for place, run in enumerate(group) if run is end]
-                raise errors.IterationMismatchError(
+                raise errors.ComparisonError(
                     f"The runs have different numbers of iterations: number {', '.join(map(str, short))} (counted from "
                     f"0) end after {index}. Run all on the same inputs."
                 )

@@ -101,7 +101,7 @@ class BaseCompareFunc:
 
         Raises:
             ComparisonError: If no output has a counterpart, or something in them cannot be compared.
-            MetricUnavailableError: If the metric cannot be computed here.
+            ComparisonError: If the metric cannot be computed here.
         """
         return self.compare(iter_result0, iter_result1, {})
 
@@ -348,7 +348,7 @@ class MetricCompareFunc(BaseCompareFunc):
         return self.THRESHOLD(*(_of_output(getattr(self, option), output_name, m.limit) for option, m in limits))
 
     def match(self, names: tuple[str, str], a: Array, b: Array, cache: Cache) -> CompareResult:
-        """The metrics, with their limits; raises MetricUnavailableError if the output has no such metric."""
+        """The metrics, with their limits; raises ComparisonError if the output has no such metric."""
         values: list[float] = []
         for metric in self.COMPARISON.limits.values():
             value = (
@@ -358,7 +358,7 @@ class MetricCompareFunc(BaseCompareFunc):
             )
             if value is None or holds_strings(a):
                 found = "strings" if holds_strings(a) else f"{dtype_name(a)} of shape {a.shape}"
-                raise errors.MetricUnavailableError(
+                raise errors.ComparisonError(
                     f"Output {names[0]!r} holds {found}; {self.label} needs {metric.applies_to}."
                 )
             values.append(value)

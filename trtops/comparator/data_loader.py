@@ -291,7 +291,7 @@ def fit_feed(feed: Mapping[str, Any], inputs: Mapping[str, TensorSpec], make: An
     ``make`` is called with the name of an input for which nothing fits, and returns an array or None.
 
     Raises:
-        MissingInputError: If an input is missing.
+        InputError: If an input is missing.
         InputShapeError: If an array does not fit the shape and cannot be reshaped.
     """
     fitted = {}
@@ -326,7 +326,7 @@ def _matching_name(name: str, index: int, feed: Mapping[str, Any]) -> str:
     near = [other for other in feed if name.lower() in other.lower() or other.lower() in name.lower()]
     found = near[0] if near else (list(feed)[index] if index < len(feed) else None)
     if found is None:
-        raise errors.MissingInputError(f"Input {name!r} is not fed. {errors.near(name, feed)}")
+        raise errors.InputError(f"Input {name!r} is not fed. {errors.near(name, feed)}")
     _log.warning("Input %r is fed with %r, whose name is closest", name, found)
     return found
 

@@ -27,7 +27,7 @@ def lpips_distance(pairs: Sequence[tuple[Array, Array]]) -> float | None:
         The distance, 0 for equal images; None if the arrays are no such images.
 
     Raises:
-        MetricUnavailableError: If torch, lpips or its model cannot be had.
+        ComparisonError: If torch, lpips or its model cannot be had.
     """
     distances = []
     for a, b in pairs:
@@ -49,13 +49,13 @@ def _load_model() -> Any:
         import lpips
         import torch
     except ImportError as exc:
-        raise errors.MetricUnavailableError(
+        raise errors.ComparisonError(
             f"The perceptual metric needs torch and lpips ({exc}). Install them, or compare by another metric."
         ) from None
     try:
         return lpips.LPIPS(net="alex", verbose=False).to(torch.device("cpu")).eval()
     except (OSError, RuntimeError) as exc:
-        raise errors.MetricUnavailableError(f"The perceptual metric's model could not be loaded: {exc}") from exc
+        raise errors.ComparisonError(f"The perceptual metric's model could not be loaded: {exc}") from exc
 
 
 def _as_images(array: Array, scale: float) -> Array | None:

@@ -205,12 +205,12 @@ def compare_outputs(
         quantiles: Further quantile levels to record.
 
     Raises:
-        IterationMismatchError: If the runs have different numbers of iterations.
+        ComparisonError: If the runs have different numbers of iterations.
         ComparisonError: If there is nothing to compare, or results hold more than one runner.
     """
     ours, theirs = iterations_of(actual, "actual"), iterations_of(golden, "golden")
     if len(ours) != len(theirs):
-        raise errors.IterationMismatchError(
+        raise errors.ComparisonError(
             f"The run under test has {len(ours)} iterations, the golden run {len(theirs)}. Run both on the same inputs."
         )
     if not ours:

@@ -7,11 +7,9 @@ cached.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,26 +24,6 @@ PASSWORD_VARIABLE = "TRTOPS_SIGNING_PASSWORD"
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
-PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
-
-
-@dataclass(frozen=True)
-class Verified:
-    """An in-toto statement with a valid signature, and the key that signed it."""
-
-    key_id: str
-    statement: Mapping[str, Any]
-
-    @property
-    def subjects(self) -> dict[str, str]:
-        """The signed files: name to SHA-256."""
-        return {each["name"]: each["digest"]["sha256"] for each in self.statement["subject"]}
-
-    @property
-    def predicate(self) -> Mapping[str, Any]:
-        """The content of the statement."""
-        found: Mapping[str, Any] = self.statement["predicate"]
-        return found
 
 
 def signs_here() -> bool:
@@ -64,7 +42,7 @@ def statement(subjects: Mapping[str, str], predicate: Mapping[str, Any]) -> dict
     return {
         "_type": STATEMENT_TYPE,
         "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in subjects.items()],
-        "predicateType": PREDICATE_TYPE,
+        "predicateType": "https://slsa.dev/provenance/v1",
         "predicate": dict(predicate),
     }
 
@@ -85,8 +63,8 @@ def sign(content: Mapping[str, Any]) -> bytes:
     return json.dumps(envelope.to_dict(), indent=1).encode("ascii")
 
 
-def verify(envelope: bytes, keys: Iterable[str | Path]) -> Verified:
-    """Verify an envelope and return its statement.
+def verify(envelope: bytes, keys: Iterable[str | Path]) -> tuple[str, Mapping[str, Any]]:
+    """Return the id of the key that signed an envelope, and the statement in it.
 
     Args:
         envelope: The result of :func:`sign`.
@@ -96,21 +74,12 @@ def verify(envelope: bytes, keys: Iterable[str | Path]) -> Verified:
         SignatureError: If no key matches, or this is not an envelope of a statement.
         ConfigError: If a key cannot be read.
     """
-    from securesystemslib.dsse import Envelope
     from securesystemslib.exceptions import VerificationError
 
     known = [_public_key(key) for key in keys]
+    found, content = _open_envelope(envelope)
     try:
-        found = Envelope.from_dict(json.loads(envelope))
-        content = json.loads(found.payload)
-        verified = Verified("", content)
-        if found.payload_type != PAYLOAD_TYPE or content["_type"] != STATEMENT_TYPE:
-            raise errors.SignatureError(f"The envelope holds {found.payload_type!r}; expected {PAYLOAD_TYPE!r}.")
-        _ = verified.subjects, verified.predicate
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise errors.SignatureError(f"This is not a signed statement ({type(exc).__name__}: {exc}).") from None
-    try:
-        accepted = found.verify(known, threshold=1)
+        return next(iter(found.verify(known, threshold=1))), content
     except (VerificationError, ValueError):
         signers = ", ".join(key[:12] for key in found.signatures) or "no key"
         wanted = ", ".join(key.keyid[:12] for key in known) or "none"
@@ -118,16 +87,24 @@ def verify(envelope: bytes, keys: Iterable[str | Path]) -> Verified:
             f"The signature is by {signers}, which is not one of the given keys ({wanted}). Sign it with one of them, "
             "or pass the public key of its signer."
         ) from None
-    return Verified(next(iter(accepted)), content)
 
 
-def peek(envelope: bytes) -> Mapping[str, Any] | None:
-    """The statement in an envelope, without checking the signature; None without a statement."""
+def peek(envelope: bytes) -> Mapping[str, Any]:
+    """The statement in an envelope, without checking the signature; SignatureError if there is none."""
+    return _open_envelope(envelope)[1]
+
+
+def _open_envelope(envelope: bytes) -> tuple[Any, Mapping[str, Any]]:
+    from securesystemslib.dsse import Envelope
+
     try:
-        found = json.loads(base64.b64decode(json.loads(envelope)["payload"]))
-    except (ValueError, KeyError, TypeError):
-        return None
-    return found if isinstance(found, dict) else None
+        found = Envelope.from_dict(json.loads(envelope))
+        content = json.loads(found.payload)
+        if found.payload_type != PAYLOAD_TYPE or content["_type"] != STATEMENT_TYPE:
+            raise errors.SignatureError(f"The envelope holds {found.payload_type!r}; expected {PAYLOAD_TYPE!r}.")
+    except (ValueError, LookupError, TypeError, AttributeError) as exc:
+        raise errors.SignatureError(f"This is not a signed statement ({type(exc).__name__}: {exc}).") from None
+    return found, content
 
 
 def key_id(public: str | Path) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from trtops import errors
 from trtops.record import sha256
@@ -21,36 +22,32 @@ def check_signature(run: StoredRun, keys: tuple[str, ...], wrong: Callable[[str,
     called for each mismatch with its subject and the reason.
     """
     envelope = run.unlisted(Artifact.SIGNATURE)
-    if not keys:
-        statement = None if envelope is None else signing.peek(envelope)
-        if statement is not None:
-            try:
-                _compare_signed(run, signing.Verified("", statement), wrong)
-            except (KeyError, TypeError):
-                wrong(Artifact.SIGNATURE, "it is not a signature of a run")
-        return ""
     if envelope is None:
-        wrong(Artifact.SIGNATURE, "the run is not signed, and a signature is required")
+        if keys:
+            wrong(Artifact.SIGNATURE, "the run is not signed, and a signature is required")
         return ""
     try:
-        verified = signing.verify(envelope, keys)
+        key, statement = signing.verify(envelope, keys) if keys else ("", signing.peek(envelope))
+        _compare_signed(run, statement, wrong)
     except errors.SignatureError as exc:
         wrong(Artifact.SIGNATURE, str(exc))
         return ""
-    _compare_signed(run, verified, wrong)
-    return verified.key_id
+    except (LookupError, TypeError, AttributeError):
+        wrong(Artifact.SIGNATURE, "it is not a signature of a run")
+        return ""
+    return key
 
 
-def _compare_signed(run: StoredRun, verified: signing.Verified, wrong: Callable[[str, str], None]) -> None:
+def _compare_signed(run: StoredRun, statement: Mapping[str, Any], wrong: Callable[[str, str], None]) -> None:
     """Compare manifest, files, run id, verdict, spec and environment with the signed ones."""
-    signed, manifest = verified.subjects, run.manifest
+    signed = {each["name"]: each["digest"]["sha256"] for each in statement["subject"]}
+    manifest, predicate = run.manifest, statement["predicate"]
     found = {Artifact.MANIFEST: sha256(manifest.to_json().encode("utf-8"))}
     found |= {entry.path: entry.sha256 for entry in manifest.artifacts}
     for path in sorted({*signed, *found}):
         if signed.get(path) != found.get(path):
             ours, theirs = found.get(path, "nothing"), signed.get(path, "nothing")
             wrong(path, f"it is not what was signed: {Artifact.SIGNATURE} has {theirs}; the run has {ours}")
-    predicate = verified.predicate
     invocation = predicate["runDetails"]["metadata"]["invocationId"]
     if invocation not in (run.info.id, run.info.tags.get(Tag.LOCAL_ID)):
         wrong(Artifact.SIGNATURE, f"it was made for run {invocation}, and is in run {run.info.id}")

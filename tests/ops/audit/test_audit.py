@@ -71,10 +71,11 @@ def test_audit_signs_its_report(logged: Logged, monkeypatch: pytest.MonkeyPatch)
     result = audit(AuditConfig(runs=(logged.runs["fp32"],), rebuild=False), tracker=logged.tracker)
 
     envelope = logged.tracker.peek(result.run_id, Artifact.SIGNATURE)
-    verified = signing.verify(envelope or b"", [logged.key])
+    _, statement = signing.verify(envelope or b"", [logged.key])
 
-    assert {Artifact.AUDIT_RESULT, Artifact.REPORT, Artifact.MANIFEST} <= set(verified.subjects)
-    assert verified.predicate["verdict"] == "good"
+    names = {each["name"] for each in statement["subject"]}
+    assert {Artifact.AUDIT_RESULT, Artifact.REPORT, Artifact.MANIFEST} <= names
+    assert statement["predicate"]["verdict"] == "good"
 
 
 def test_exit_code_reports_failed_runs(logged: Logged, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -187,7 +187,7 @@ def test_forged_and_missing_signatures_are_named(
     file = logged.folder("fp32") / Artifact.SIGNATURE
     new_key(tmp_path / "forger.pem", tmp_path / "forger.pub")
     monkeypatch.setenv(signing.KEY_VARIABLE, str(tmp_path / "forger.pem"))
-    file.write_bytes(signing.sign(signing.peek(file.read_bytes()) or {}))
+    file.write_bytes(signing.sign(signing.peek(file.read_bytes())))
     monkeypatch.delenv(signing.KEY_VARIABLE)
 
     [forged] = checked(logged, "fp32", keys=(str(logged.key),)).contradictions

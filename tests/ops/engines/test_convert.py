@@ -209,7 +209,7 @@ def test_unreadable_models_leave_no_run(
 @pytest.mark.parametrize(
     ("feed", "kind", "text"),
     [
-        ({"wrong": np.zeros((1, 1, 2, 2), np.float32)}, errors.UnknownInputError, "'wrong'"),
+        ({"wrong": np.zeros((1, 1, 2, 2), np.float32)}, errors.InputError, "'wrong'"),
         ({"x": np.zeros((1, 2, 2), np.float32)}, errors.InputShapeError, r"\(1, 2, 2\)"),
     ],
 )

@@ -107,9 +107,7 @@ def observe(cutter: Cutter, feeds: Sequence[Feed], *, limit_bytes: int = DEFAULT
     for feed in feeds:
         missing = [name for name in cutter.inputs if name not in feed]
         if missing:
-            raise errors.MissingInputError(
-                f"Input {missing[0]!r} is not fed; expected {', '.join(map(repr, cutter.inputs))}."
-            )
+            raise errors.InputError(f"Input {missing[0]!r} is not fed; expected {', '.join(map(repr, cutter.inputs))}.")
         observed.put({name: np.asarray(feed[name]) for name in cutter.inputs})
     may_part = cutter.may_part_after()
     # Every session costs milliseconds, but all tensors of its piece are in memory at once. So pieces become longer

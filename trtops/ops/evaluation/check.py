@@ -205,7 +205,7 @@ def evaluate(
 
     Raises:
         InputError: If a feed does not fit the model.
-        IterationMismatchError: If there are more or fewer golden outputs than feeds.
+        ComparisonError: If there are more or fewer golden outputs than feeds.
     """
     outputs = run_step("run", collect, runner, feeds)
     latency = measure_latency(runner, feeds, config)

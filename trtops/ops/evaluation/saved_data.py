@@ -21,7 +21,7 @@ def merge(paths: Sequence[str | Path], output: str | Path) -> int:
 
     Raises:
         FormatError: If a file cannot be read, or is of another kind.
-        IterationMismatchError: If files have different numbers of iterations.
+        ComparisonError: If files have different numbers of iterations.
     """
     merged: list[dict[str, Any]] = []
     for place, path in enumerate(paths):
@@ -32,7 +32,7 @@ def merge(paths: Sequence[str | Path], output: str | Path) -> int:
             held = held[-1][1]
         feeds = [dict(feed) for feed in held]
         if place and len(feeds) != len(merged):
-            raise errors.IterationMismatchError(
+            raise errors.ComparisonError(
                 f"{path} has {len(feeds)} iterations, the files before it {len(merged)}; expected as many in each."
             )
         merged = merged or [{} for _ in feeds]

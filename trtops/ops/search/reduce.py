@@ -259,7 +259,7 @@ def _find_culprits(
     inputs = TensorMetadata.of(model.info.inputs)
     for name, shape in config.input_shapes.items():
         if name not in inputs:
-            raise errors.UnknownInputError(f"input_shapes has {name!r}. {errors.near(name, inputs)}")
+            raise errors.InputError(f"input_shapes has {name!r}. {errors.near(name, inputs)}")
         inputs[name] = replace(inputs[name], shape=tuple(shape))
     given: list[Feed] = []
     if config.inputs == "real":

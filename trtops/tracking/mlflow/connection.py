@@ -68,7 +68,7 @@ class Connection:
             place = Path(self.call(self.client.get_experiment, "0").artifact_location or "")
             former = place.parents[1] if place.is_absolute() and place.parts[-2:] == ("artifacts", "0") else store.root
             if former != store.root and not (former.exists() and former.samefile(store.root)):
-                raise errors.StoreMovedError(
+                raise errors.StoreError(
                     f"Store {store.root} was moved or copied: its artifact addresses point to {former}. "
                     "Move it back, or make a link to it there."
                 )

@@ -69,11 +69,11 @@ def check_version(store: Store) -> None:
         return
     start = f"Store {store.root} has MLflow schema {found}; the installed MLflow {release()} has {head}."
     if found in older:
-        raise errors.StoreVersionError(
+        raise errors.StoreError(
             f"{start} It is older. Copy {store.database.name}, then upgrade it by: "
             f"mlflow db upgrade {shlex.quote(store.uri)}"
         )
-    raise errors.StoreVersionError(
+    raise errors.StoreError(
         f"{start} A newer MLflow wrote it, and nothing was changed. Install that release, or set "
         "TRTOPS_HOME to another folder."
     )
