@@ -169,6 +169,20 @@ def conv_net() -> Case:
     return Case(proto, {"image": random(2, 3, 8, 8, seed=10)}, name="conv_net")
 
 
+def three_convolutions(batch: int, channels: int, size: int, scale: float, name: str) -> Case:
+    """Three convolutions with activations between them, which TensorRT builds without Myelin."""
+    weights = {f"w{i}": random(channels, channels, 3, 3, seed=i, scale=scale) for i in range(3)}
+    dims = f"{batch},{channels},{size},{size}"
+    text = f"""(float[{dims}] x) => (float[{dims}] y) {{
+        [conv0] a = Conv<pads = [1,1,1,1]>(x, w0)
+        [relu0] b = Relu(a)
+        [conv1] c = Conv<pads = [1,1,1,1]>(b, w1)
+        [relu1] d = Relu(c)
+        [conv2] y = Conv<pads = [1,1,1,1]>(d, w2)
+    }}"""
+    return Case(model(text, weights, name=name), {"x": random(batch, channels, size, size, seed=9)}, name=name)
+
+
 def transformer() -> Case:
     """One transformer block with two heads, layer normalization, and GELU in its exact form (with Erf)."""
     width, inner = 16, 32

@@ -23,28 +23,24 @@ pytest.importorskip("polygraphy")
 pytestmark = [pytest.mark.gpu, pytest.mark.parity, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 X = models.random(1, 1, 2, 2)
-IMAGE = models.random(2, 3, 8, 8, seed=10)
 
 IMPORTS = """
 from polygraphy import constants, cuda, func
-from polygraphy.backend.common import BytesFromPath, bytes_from_path
+from polygraphy.backend.common import bytes_from_path
 from polygraphy.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
 from polygraphy.backend.trt import (
-    Algorithm, Calibrator, CreateConfig, EngineBytesFromNetwork, EngineFromBytes, EngineFromNetwork,
-    ModifyNetworkOutputs, NetworkFromOnnxPath, OnnxLikeFromNetwork, PostprocessConfig, PostprocessNetwork,
-    Profile, SaveEngine, SetLayerPrecisions, SetTensorDatatypes, SetTensorFormats, TacticRecorder,
-    TacticReplayData, TacticReplayer, TensorInfo, TrtRunner, buffer_from_engine, bytes_from_engine,
-    create_config, engine_bytes_from_network, engine_from_bytes, engine_from_network, load_plugins,
-    network_from_onnx_bytes, network_from_onnx_path, save_engine, util as trt_util,
+    Algorithm, Calibrator, CreateConfig, EngineBytesFromNetwork, EngineFromNetwork, ModifyNetworkOutputs,
+    NetworkFromOnnxPath, OnnxLikeFromNetwork, Profile, SaveEngine, TacticRecorder, TacticReplayData, TacticReplayer,
+    TensorInfo, TrtRunner, buffer_from_engine, bytes_from_engine, create_config, engine_bytes_from_network,
+    engine_from_bytes, engine_from_network, load_plugins, network_from_onnx_bytes, network_from_onnx_path, save_engine,
+    util as trt_util,
 )
 from polygraphy.backend.trt.util import str_from_config
 from polygraphy.comparator import Comparator, CompareFunc, DataLoader, RunResults
-from polygraphy.exception import PolygraphyException
-from polygraphy.json import load_json, save_json
 """
 
 USAGE: dict[str, str] = {}
-"""Code by what it shows; each piece leaves ``result`` and sees ``np``, ``trt``, ``X``, ``IMAGE`` and ``cached()``."""
+"""Code by what it shows; each piece leaves ``result`` and sees ``np``, ``trt``, ``X`` and ``cached()``."""
 
 
 USAGE["an engine is built, saved and run"] = """
@@ -259,7 +255,7 @@ def timing_cache(folders: dict[str, Path]) -> str:
 
 def executed(code: str, tool: str, folder: Path, cached: Any) -> Any:
     """What a piece of code leaves, with one tool or the other."""
-    names = {"np": np, "trt": load(), "X": X, "IMAGE": IMAGE, "cached": cached, "models": models}
+    names = {"np": np, "trt": load(), "X": X, "cached": cached}
     before = os.getcwd()
     os.chdir(folder)
     try:

@@ -12,6 +12,7 @@ import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -42,12 +43,18 @@ from trtops.backend.trt import (
     TacticReplayer,
     TensorRTBackend,
     TrtRunner,
+    create_config,
+    create_config_rtx,
     create_network,
     current_gpu,
     describe_engine,
     describe_network,
     engine_bytes_from_network,
     engine_from_network,
+    engine_from_path,
+    library,
+    load_plugins,
+    load_runtime,
     network_from_onnx_bytes,
     onnx_like_from_network,
 )
@@ -55,7 +62,8 @@ from trtops.backend.trt.building.engine import build_plan
 from trtops.backend.trt.choices import timing_cache as caches
 from trtops.backend.trt.choices.timing_cache import TimingCache
 from trtops.backend.trt.describe.inspector import EngineDescription, read_layers
-from trtops.backend.trt.library import load as load_tensorrt
+from trtops.backend.trt.lines import Feature
+from trtops.backend.trt.lines.support import CAPABILITIES
 from trtops.backend.worker import IsolatedBackend, Worker
 from trtops.calibration import CalibrationCache
 from trtops.cuda import DeviceArray, DeviceView
@@ -101,30 +109,16 @@ def load(proto, **options):
     return EngineFromBytes(functools.partial(plan_of, proto, **options))
 
 
-def three_convolutions(batch, channels, size, scale, name):
-    weights = {f"w{i}": models.random(channels, channels, 3, 3, seed=i, scale=scale) for i in range(3)}
-    dims = f"{batch},{channels},{size},{size}"
-    text = f"""(float[{dims}] x) => (float[{dims}] y) {{
-        [conv0] a = Conv<pads = [1,1,1,1]>(x, w0)
-        [relu0] b = Relu(a)
-        [conv1] c = Conv<pads = [1,1,1,1]>(b, w1)
-        [relu1] d = Relu(c)
-        [conv2] y = Conv<pads = [1,1,1,1]>(d, w2)
-    }}"""
-    feed = {"x": models.random(batch, channels, size, size, seed=9)}
-    return models.Case(models.model(text, weights, name=name), feed, name=name)
-
-
 @functools.lru_cache(maxsize=1)
 def wide_net() -> models.Case:
     """Large enough for tensor cores to pay."""
-    return three_convolutions(8, 64, 28, 0.06, "wide_net")
+    return models.three_convolutions(8, 64, 28, 0.06, "wide_net")
 
 
 @functools.lru_cache(maxsize=1)
 def costly_net() -> models.Case:
     """So large that INT8 is many times as fast, and no noise makes the builder choose FP32."""
-    return three_convolutions(16, 512, 14, 0.02, "costly_net")
+    return models.three_convolutions(16, 512, 14, 0.02, "costly_net")
 
 
 def relative_error(found, golden):
@@ -180,7 +174,7 @@ def test_each_calibrator_makes_an_int8_engine(name, tmp_path):
     network = NetworkFromOnnxBytes(case.proto.SerializeToString())
     cache = tmp_path / "calibration.cache"
     kind = {"Entropy2": "IInt8EntropyCalibrator2"}.get(name, f"IInt8{name}Calibrator")
-    base = getattr(load_tensorrt(), kind)
+    base = getattr(library.load(), kind)
     # The legacy algorithm takes a quantile as the range; the largest value serves normally distributed data.
     options = {"quantile": 0.9999, "regression_cutoff": 1.0} if name == "Legacy" else {}
     feeds = [{"x": models.random(16, 512, 14, 14, seed=100 + i)} for i in range(4)]
@@ -667,6 +661,76 @@ def test_build_works_after_a_killed_child(worker):
     assert build_.engine.environment.device_sha256 == environment.device_sha256
     outputs = isolated.first_inference(build_.engine, models.identity().feed)
     np.testing.assert_array_equal(outputs["y"], models.identity().feed["x"])
+
+
+def config_of(**options):
+    """The builder config that parameters make, with what must live as long."""
+    builder, network, parser = network_from_onnx_bytes(models.identity().proto.SerializeToString())
+    return create_config(builder, network, **options), (builder, network, parser)
+
+
+@pytest.mark.parametrize(
+    ("options", "feature"),
+    [
+        ({"bf16": True}, "BF16_FLAG"),
+        ({"weight_streaming": True}, "WEIGHT_STREAMING"),
+        ({"strip_plan": True}, "STRIP_PLAN"),
+        ({"error_on_timing_cache_miss": True}, "TIMING_CACHE_MISS_ERROR"),
+        ({"disable_compilation_cache": True}, "COMPILATION_CACHE_SWITCH"),
+        ({"progress_monitor": object()}, "PROGRESS_MONITOR"),
+        ({"runtime_platform": "WINDOWS_AMD64"}, "RUNTIME_PLATFORM"),
+        ({"tiling_optimization_level": "FAST"}, "TILING"),
+        ({"edit_timing_cache": True}, "EDITABLE_TIMING_CACHE"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_features_of_later_releases_are_refused_by_title(options, feature):
+    if library.line().supports(Feature[feature]):
+        pytest.skip("this release has it")
+    with pytest.raises(errors.UnsupportedFeatureError) as caught:
+        config_of(**options)
+    assert Feature[feature].title in str(caught.value) and Feature[feature].releases in str(caught.value)
+
+
+def test_missing_dla_cores_are_reported():
+    builder, _network = create_network()
+    if builder.num_DLA_cores:
+        pytest.skip("this device has DLA cores")
+    with pytest.raises(errors.UnsupportedFeatureError, match="no DLA core"):
+        config_of(use_dla=True)
+
+
+def test_rtx_config_is_refused_on_tensorrt():
+    with pytest.raises(errors.UnsupportedFeatureError, match="RTX"):
+        create_config_rtx(*create_network(), compute_capabilities=["SM89"])
+
+
+def test_missing_libraries_are_refused_by_name(tmp_path: Path):
+    with pytest.raises(errors.BackendUnavailableError, match=r"absent\.so"):
+        load_plugins([tmp_path / "absent.so"])
+    with pytest.raises(errors.BackendUnavailableError, match=r"absent_lean\.so"):
+        load_runtime(tmp_path / "absent_lean.so")
+    with pytest.raises(errors.TrtopsError, match=r"absent\.engine"):
+        engine_from_path(tmp_path / "absent.engine")
+
+
+def test_inference_works_after_running_out_of_memory():
+    with pytest.raises(errors.BackendError, match=r"(?i)memory"):
+        DeviceArray((current_gpu().memory_bytes,), np.float32)
+    case = models.identity()
+    network = NetworkFromOnnxBytes(case.proto.SerializeToString())
+    with TrtRunner(engine_from_network(network, CreateConfig(**QUICK))) as runner:
+        case.check(runner.infer)
+
+
+def test_support_table_agrees_with_the_installed_release():
+    line = library.line()
+    major, minor = (int(part) for part in line.version.split(".")[:2])
+    release = (f"{major}.{minor}", (major, minor), False)
+
+    assert {f.name for f in Feature if f.is_in((major, minor), rtx=False)} == {f.name for f in line.features}
+    for row in CAPABILITIES:
+        assert (row.cell(release) != "-") == (row.feature is None or line.supports(row.feature))
 
 
 class TestTrtRunner(RunnerContract):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import subprocess
@@ -303,7 +304,9 @@ CONFIG = BuildConfig(
 )
 
 
-def test_the_engine_back_end_builds(conv_net):
+def test_the_engine_back_end_builds(conv_net, caplog):
+    caplog.set_level(logging.INFO, "trtops.tensorrt")
+
     build = TensorRTBackend().build(Model.from_proto(conv_net.proto, "conv_net"), CONFIG)
 
     assert build.engine.options["outputs"] == ["scores"]
@@ -313,6 +316,7 @@ def test_the_engine_back_end_builds(conv_net):
     assert build.tactics.mechanism == "inspector"
     assert build.spec.config == CONFIG
     assert "[INFO]" in build.log
+    assert logging.INFO in {record.levelno for record in caplog.records if record.name == "trtops.tensorrt"}
 
 
 def test_layer_precisions_are_part_of_the_spec(conv_net):

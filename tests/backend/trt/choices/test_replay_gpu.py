@@ -47,20 +47,8 @@ def timed(request: pytest.FixtureRequest) -> Iterator[Timed]:
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    """Five layers without Myelin."""
-    weights = {f"w{i}": models.random(32, 32, 3, 3, seed=i, scale=0.06) for i in range(3)}
-    proto = models.model(
-        """(float[4,32,28,28] x) => (float[4,32,28,28] y) {
-            [conv0] a = Conv<pads = [1,1,1,1]>(x, w0)
-            [relu0] b = Relu(a)
-            [conv1] c = Conv<pads = [1,1,1,1]>(b, w1)
-            [relu1] d = Relu(c)
-            [conv2] y = Conv<pads = [1,1,1,1]>(d, w2)
-        }""",
-        weights,
-        name="replayed",
-    )
-    return Model.from_proto(proto, "replayed")
+    case = models.three_convolutions(4, 32, 28, 0.06, "replayed")
+    return Model.from_proto(case.proto, case.name)
 
 
 def choices_of(build: Build) -> list[tuple[str, str]]:
