@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     # Store runs
     from trtops.tracking.memory import MemoryTracker as MemoryTracker
     from trtops.tracking.store import default_tracker as default_tracker
+    from trtops.tracking.tables import runs_frame as runs_frame
 
     # isort: split
 

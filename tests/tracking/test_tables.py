@@ -12,7 +12,7 @@ from trtops.tracking import schema
 from trtops.tracking.base import tracked
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.store import open_tracker
-from trtops.tracking.tables import log_table
+from trtops.tracking.tables import log_table, runs_frame
 
 COLUMNS = ("tensor", "amax", "kept")
 ROWS = [("gpu_0/softmax:1", 1.5, True), ("日本", 2.0, False)]
@@ -38,3 +38,18 @@ def test_nan_and_infinity_become_null() -> None:
         log_table(run, "t.json", ["x"], [[float("nan")], [float("inf")], [None], ["nan"], [1]])
 
     assert json.loads(tracker.load(run.id).read_bytes("t.json"))["data"] == [[None], [None], [None], ["nan"], [1]]
+
+
+def test_runs_are_rows_of_a_frame() -> None:
+    tracker = MemoryTracker()
+    for precision, error in (("fp32", 0.0), ("fp16", 0.25)):
+        with tracked(tracker, "tables", precision, kind="build") as run:
+            run.log_params({"precision": precision})
+            run.log_metrics({("error", "y", "max_abs"): error})
+            run.finish("good")
+
+    frame = runs_frame(tracker.find("tables"))
+
+    assert list(frame["params.precision"]) == ["fp16", "fp32"] and set(frame["verdict"]) == {"good"}
+    assert frame["metrics.error/y/max_abs"].max() == 0.25 and str(frame["started"].dt.tz) == "UTC"
+    assert list(runs_frame([]).columns) == ["experiment", "name", "kind", "status", "verdict", "started"]
