@@ -130,16 +130,12 @@ def test_layer_precisions_are_written_into_the_model(network):
 
 def test_late_precision_is_refused_with_a_remedy(network):
     parts = network()
+    quantized = NetworkFromOnnxBytes(models.qdq_net().proto.SerializeToString())
 
     with pytest.raises(errors.UnsupportedFeatureError, match="config=config"):
         CreateConfig(fp16=True)(*parts[:2])
     with pytest.raises(errors.UnsupportedFeatureError, match="Cast"):
         SetLayerPrecisions(parts, {"conv0": "float16"})()
-
-
-def test_int8_needs_a_quantized_model(network):
-    quantized = NetworkFromOnnxBytes(models.qdq_net().proto.SerializeToString())
-
     assert engine_bytes_from_network(quantized, CreateConfig(int8=True)).nbytes > 1000
     with pytest.raises(errors.UnsupportedFeatureError, match=r"Q/DQ.*TensorRTBackend puts.*insert_qdq"):
         engine_bytes_from_network(network, CreateConfig(int8=True))
@@ -195,17 +191,14 @@ def test_debug_tensors_are_marked(network):
     parts = MarkDebug(network, ["c0", "r*"])()
 
     marked = [name for name in ("c0", "n0", "r0") if parts[1].is_debug_tensor(tensors_of(parts[1])[name])]
-
     assert marked == ["c0", "r0"]
 
 
 def test_formats_of_inputs_and_outputs_are_set(network):
-    trt = library.load()
+    formats = library.load().TensorFormat
+    parts = SetTensorFormats(network, {"image": [formats.LINEAR, "hwc"]})()
 
-    parts = SetTensorFormats(network, {"image": [trt.TensorFormat.LINEAR, "hwc"]})()
-
-    allowed = parts[1].get_input(0).allowed_formats
-    assert allowed == 1 << int(trt.TensorFormat.LINEAR) | 1 << int(trt.TensorFormat.HWC)
+    assert parts[1].get_input(0).allowed_formats == 1 << int(formats.LINEAR) | 1 << int(formats.HWC)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +261,7 @@ def test_a_network_is_drawn_as_an_onnx_model(network):
     assert drawn.graph.input[0].name == "image"
 
 
-def test_invalid_model_file_quotes_the_parser(tmp_path):
+def test_models_that_do_not_parse_are_named(tmp_path):
     path = tmp_path / "junk.onnx"
     path.write_bytes(b"junk" * 100)
 
@@ -276,9 +269,6 @@ def test_invalid_model_file_quotes_the_parser(tmp_path):
         network_from_onnx_path(path)
     with pytest.raises(errors.InvalidModelError, match="does not exist"):
         network_from_onnx_path(tmp_path / "none.onnx")
-
-
-def test_unknown_operator_is_named():
     with pytest.raises(errors.EngineBuildError, match="Frobnicate"):
         network_from_onnx_bytes(models.no_kernel().proto.SerializeToString())
 

@@ -40,16 +40,10 @@ def test_host_code_is_refused_unless_allowed(monkeypatch: pytest.MonkeyPatch, tm
     with pytest.raises(errors.EngineLoadError):
         engine_from_path(tmp_path / "x.plan", runtime)
     assert runtime.engine_host_code_allowed
-
-
-def test_a_runtime_that_allows_it_keeps_its_word() -> None:
-    runtime = Runtime()
-    runtime.engine_host_code_allowed = True
-
+    monkeypatch.delenv("TRTOPS_ALLOW_HOST_CODE")
     with pytest.raises(errors.EngineLoadError):
         engine_from_bytes(b"plan", runtime)
-
-    assert runtime.engine_host_code_allowed
+    assert runtime.engine_host_code_allowed  # a runtime that allows it keeps its word
 
 
 def test_plugin_library_outside_allowed_folders_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:

@@ -14,8 +14,10 @@ from trtops.backend.base import Caches
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.calibration import collect
 from trtops.backend.trt import TensorRTBackend
-from trtops.backend.trt.building import int8
+from trtops.backend.trt.building import calibrator, int8
+from trtops.backend.trt.library import memory
 from trtops.calibration import CalibrationCache
+from trtops.calibration.data import FeedDigest
 from trtops.metadata import TensorMetadata
 from trtops.spec import BuildConfig, OptimizationProfile, ShapeRange, TensorRTOptions
 
@@ -97,3 +99,43 @@ def test_kept_layers_are_left_out_of_the_pairs(model, cache) -> None:
     onnx.checker.check_model(quantized, full_check=True)
     assert model.proto() == models.conv_net().proto
     assert np.array_equal([i.name for i in quantized.graph.input], ["image"])
+
+
+FEEDS = [{"b": np.full((2, 3), i, np.float32), "a": np.arange(i + 1)} for i in range(3)]
+
+
+class HostMemory:
+    """Stands in for device memory."""
+
+    def __init__(self, shape, dtype):
+        self.dtype = np.dtype(dtype)
+        self.ptr = 1
+
+    def copy_from(self, array):
+        pass
+
+    def free(self):
+        pass
+
+
+def handed_out(feeds):
+    batches = calibrator.CalibrationBatches(feeds, None)
+    while batches.next_batch(["a", "b"]) is not None:
+        pass
+    assert batches.error is None
+    return batches
+
+
+def test_calibrator_digest_equals_feed_digest(monkeypatch):
+    monkeypatch.setattr(memory, "DeviceArray", HostMemory)
+    expected = FeedDigest()
+    for feed in FEEDS:
+        expected.add(feed)
+
+    found = handed_out(FEEDS)
+
+    assert found.num_batches == 3
+    assert found.data_digest() == expected.hexdigest()
+    view = memory.DeviceView(64, (2, 3), np.float32)  # data on the device has no digest
+    assert handed_out([*FEEDS, {"a": np.arange(1), "b": view}]).data_digest() is None
+    assert handed_out([{"a": 128, "b": 256}]).data_digest() is None

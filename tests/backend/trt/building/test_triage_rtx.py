@@ -1,4 +1,4 @@
-"""The triage where TensorRT refuses a model: TensorRT-RTX parses and builds without a GPU."""
+"""Triage and capability reports where TensorRT refuses a model: TensorRT-RTX builds without a GPU."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from tests import models
 from trtops.ops.bundling.op import BundleConfig, bundle
 from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.model.capability import capability
 from trtops.ops.triaging.op import triage
 from trtops.ops.triaging.result import TriageConfig
 from trtops.spec import BuildConfig, TensorRTOptions
@@ -45,3 +46,11 @@ def test_a_refused_node_is_found_and_bundled(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "whole.zip") as archive:
         assert {"model.onnx", "reproduce.py", "spec.json"} <= set(archive.namelist())
         assert "an error" in archive.read("issue.md").decode()
+
+
+def test_unknown_operator_splits_the_model() -> None:
+    whole, report = capability(models.conv_net().proto), capability(models.no_kernel().proto)
+    assert whole.supported and len(whole.parts) == 1
+    assert not report.supported
+    assert [(refusal.op, refusal.nodes) for refusal in report.refused] == [("custom.Frobnicate", ("frob",))]
+    assert [part.supported for part in report.parts] == [True, False, True]

@@ -47,9 +47,7 @@ def test_layers_of_8_6_are_read():
     assert layer.weights == (("fp16", 36864), ("fp16", 64))
     assert layer.onnx_nodes == ("conv0", "relu0")
     assert reformat.precision == "fp32"
-
-
-def test_int8_weights_mean_int8_computation():
+    assert layer.to_layer().tactic == "sm80_xmma_fprop_implicit_gemm #0x1c20c3fa4f0b2a14"
     first = EIGHT.replace("linear FP16", "linear FP32").replace(
         '{"Type": "Half", "Count": 36864}', '{"Type": "Int8", "Count": 9}'
     )
@@ -63,17 +61,8 @@ def test_layers_of_11_are_read_as_well():
 
     assert (layer.precision, layer.outputs[0].dtype) == ("fp32", "fp16")
     assert layer.to_layer().onnx_nodes == ("node_of_m", "node_of_y")
-
-
-def test_tactic_ends_in_the_kernel_number():
-    assert parse_layers(EIGHT)[0].to_layer().tactic == "sm80_xmma_fprop_implicit_gemm #0x1c20c3fa4f0b2a14"
-
-
-def test_engines_built_without_details_tell_names_alone():
-    assert [layer.name for layer in parse_layers('{"Layers": ["conv0", "conv1"], "Bindings": []}')] == [
-        "conv0",
-        "conv1",
-    ]
+    bare = parse_layers('{"Layers": ["conv0", "conv1"], "Bindings": []}')  # an engine built without details
+    assert [layer.name for layer in bare] == ["conv0", "conv1"]
 
 
 def test_damaged_inspector_answers_are_handled(monkeypatch):
