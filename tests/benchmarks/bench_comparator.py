@@ -48,23 +48,23 @@ def compare(tool: str, elements: int, outputs: int, folder: str) -> Callable[[],
     return lambda: function(first, second)
 
 
-def results(tool: str, elements: int, folder: str, ending: str) -> tuple[Any, str]:
+def results(tool: str, elements: int, ending: int, folder: str) -> tuple[Any, str]:
+    """Results with one output of this size, and where to save them: as JSON, or as npz on our side."""
     found = package(tool).RunResults()
     found.add([arrays(elements)[0]], runtime=1e-3, runner_name="runner")
-    return found, os.path.join(folder, f"{tool}{ending}")
+    return found, os.path.join(folder, tool + (".npz" if ending and tool == "trtops" else ".json"))
 
 
-def save(tool: str, elements: int, ending: int, folder: str) -> Callable[[], object]:
-    """Results with one output of this size, as JSON, or as npz on our side."""
-    found, path = results(tool, elements, folder, ".npz" if ending and tool == "trtops" else ".json")
+def save(*case: Any) -> Callable[[], object]:
+    found, path = results(*case)
     return lambda: found.save(path)
 
 
-def load(tool: str, elements: int, ending: int, folder: str) -> Callable[[], object]:
-    found, path = results(tool, elements, folder, ".npz" if ending and tool == "trtops" else ".json")
+def load(*case: Any) -> Callable[[], object]:
+    found, path = results(*case)
     found.save(path)
     kind = type(found)
-    del found
+    del found  # its memory is not to be measured
     return lambda: kind.load(path)["runner"][0]["out0"]
 
 

@@ -61,8 +61,7 @@ def heavy():
 
 def bulky():
     """25 MB in and 25 MB out, and almost nothing to compute."""
-    shape = (25, 512, 512)
-    return models.model("(float[25,512,512] x) => (float[25,512,512] y) { y = Relu(x) }"), shape
+    return models.model("(float[25,512,512] x) => (float[25,512,512] y) { y = Relu(x) }"), (25, 512, 512)
 
 
 def plan_of(proto):
@@ -109,12 +108,8 @@ def measure(title, make, count):
         found = in_turns(calls, count, clock=time.perf_counter, pick=statistics.median)
         gc.enable()
         device = ours.last_device_time()
-    print(
-        title,
-        {name: f"{seconds * 1e6:.1f} us" for name, seconds in found.items()},
-        f"{device * 1e6:.1f} us",
-        flush=True,
-    )
+    found_us = {name: f"{seconds * 1e6:.1f} us" for name, seconds in found.items()}
+    print(title, found_us, f"{device * 1e6:.1f} us", flush=True)
     return found
 
 
@@ -130,24 +125,17 @@ with TrtRunner(EngineFromBytes(BytesFromPath(sys.argv[1]))) as runner:
 """
 
 
-def start_to_first_inference(folder: Path, rounds=9):
-    """Median seconds from a fresh process to its first result."""
-    times = {"trtops": [], "polygraphy": []}
+def start_to_first_inference(folder: Path):
+    """Median seconds from a fresh process to its first result; the first of ten rounds is dropped."""
     path = folder / "heavy.engine"
     path.write_bytes(plan_of(heavy()[0]))
-    for _ in range(1 + rounds):
-        for package, found in times.items():
-            output = run_quietly([sys.executable, "-c", _START.format(package), str(path)], folder)
-            [line] = [line for line in output.splitlines() if line.startswith("seconds ")]
-            found.append(float(line.split()[1]))
-    return {package: statistics.median(found[1:]) for package, found in times.items()}
 
+    def started(package: str) -> float:
+        output = run_quietly([sys.executable, "-c", _START.format(package), str(path)], folder)
+        return float(output.split("\nseconds ")[1].split()[0])
 
-def convolution_pair() -> onnx.ModelProto:
-    """Two convolutions of 32 channels with an activation between them."""
-    b = Graph()
-    x = b.op("Relu", b.conv("x", 32, 32, 3))
-    return b.model({"x": (4, 32, 28, 28)}, b.conv(x, 32, 32, 3))
+    times = [{package: started(package) for package in ("trtops", "polygraphy")} for _ in range(10)]
+    return {package: statistics.median(each[package] for each in times[1:]) for package in times[0]}
 
 
 def cnn() -> onnx.ModelProto:
@@ -161,7 +149,7 @@ def cnn() -> onnx.ModelProto:
 
 
 REPLAYED: dict[str, Callable[[], onnx.ModelProto]] = {
-    "small": convolution_pair,
+    "small": lambda: models.three_convolutions(4, 32, 28, 0.08, "small").proto,
     "cnn": cnn,
     "transformer": lambda: models.transformer().proto,
     "resnet50": resnet50,
@@ -233,8 +221,8 @@ def measure_replays(name: str, goals: Goals) -> None:
     replay("cache of the recorded build", cache="recorded")
     replay("cache of the unwatched build", cache="build")
     replay("cache of a replay", cache="replay, empty cache")
-    replay("optimization level 1", cache="", level=1)
-    replay("optimization level 0", cache="", level=0)
+    for level in (1, 0):
+        replay(f"optimization level {level}", cache="", level=level)
     fastest = min(seconds for title, seconds in bench.seconds.items() if title.startswith("replay"))
     goals.at_most(f"{name}: fastest replay", fastest, bench.seconds["build"] / 5)
 

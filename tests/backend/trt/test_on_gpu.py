@@ -10,7 +10,6 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -68,7 +67,7 @@ from trtops.backend.trt.lines.support import CAPABILITIES
 from trtops.backend.worker import IsolatedBackend, Worker
 from trtops.calibration import CalibrationCache
 from trtops.cuda import DeviceArray, DeviceView
-from trtops.spec import BuildConfig, Layer, OptimizationProfile, TensorRTOptions
+from trtops.spec import BuildConfig, OptimizationProfile, TensorRTOptions
 from trtops.tactics.denied import DeniedTactic, DenyList
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -478,7 +477,6 @@ def test_timing_cache_repeats_the_engine(backend):
 
     again = backend.build(model, UNWATCHED, caches=Caches(timing=first.timing_cache))
 
-    print(first.timing_cache_use, again.timing_cache_use, f"{first.seconds:.2f} s, then {again.seconds:.2f} s")
     assert again.layers == first.layers
     assert again.tactics == first.tactics
     assert again.tactics.mechanism == "inspector"
@@ -497,7 +495,6 @@ def test_unread_timing_cache_entries_are_reported(backend):
     again = backend.build(model, CONTRACT, caches=Caches(timing=first.timing_cache))
 
     entries = first.timing_cache_use.misses
-    print(entries, again.timing_cache_use, f"{first.seconds:.2f} s, then {again.seconds:.2f} s", again.log)
     assert again.timing_cache_use.hits <= entries
     unread = "myelinCache" in again.log
     assert ("trtops: " in again.log and "did not read the data of its compiler" in again.log) == unread
@@ -550,7 +547,6 @@ def test_two_writers_share_a_timing_cache(tmp_path, caplog):
 
     largest = max(own.entries for own, _ in built)
     unmerged = "could not merge" in caplog.text
-    print([(own.entries, saved.entries) for own, saved in built], entries_in(path), caplog.text)
     assert largest > 0
     assert entries_in(path) >= largest
     assert unmerged or entries_in(path) > largest  # the nets have no layer in common
@@ -743,22 +739,18 @@ REPEATED = "the replay was repeated without its timing cache"
 class Timed:
     """Builds, with how many tactics TensorRT timed in each."""
 
-    seconds: dict[str, float] = field(default_factory=dict)
     timings: dict[str, int] = field(default_factory=dict)
 
     def build(self, name: str, model: Model, config: BuildConfig = RECORDED, caches: Caches = NO_CACHES) -> Build:
         with library.collect_log(verbose=True) as log:
             made = TensorRTBackend().build(model, config, caches=caches)
         self.timings[name] = sum("Time: " in message for _, message in log.lines)
-        self.seconds[name] = round(made.seconds, 3)
         return made
 
 
 @pytest.fixture
-def timed(request: pytest.FixtureRequest) -> Iterator[Timed]:
-    found = Timed()
-    yield found
-    print(request.node.name, "seconds:", found.seconds, "tactics timed:", found.timings)
+def timed() -> Timed:
+    return Timed()
 
 
 @pytest.fixture(scope="module")
@@ -816,11 +808,8 @@ def test_seed_takes_precedence_over_timing_cache(replayed: Model, timed: Timed) 
 def test_deny_list_takes_precedence_over_timing_cache(replayed: Model, timed: Timed) -> None:
     record = timed.build("build", replayed)
     denied_choice = next(choice for choice in record.tactics.choices if choice.replayable and "conv1" in choice.layer)
-    entry = DeniedTactic(
-        backend_version=record.tactics.backend_version,
-        device_sha256=record.tactics.device_sha256,
-        choices=(denied_choice,),
-    )
+    where = {"backend_version": record.tactics.backend_version, "device_sha256": record.tactics.device_sha256}
+    entry = DeniedTactic(**where, choices=(denied_choice,))
     caches = Caches(timing=record.timing_cache, denied=DenyList(entries=(entry,)))
 
     made = timed.build("denied", replayed, RECORDED, caches)
@@ -891,9 +880,6 @@ class TestTensorRTBackend(EngineBackendContract):
         model = Model.from_proto(wide_net().proto, "wide_net")
         build = backend.build(model, UNWATCHED)
         super().test_timing_cache_repeats_the_choices(backend, model, UNWATCHED, build)
-
-    def test_layers_have_names(self, build):
-        assert all(isinstance(layer, Layer) and layer.name for layer in build.layers)
 
 
 @pytest.mark.seeds

@@ -67,9 +67,6 @@ def test_inputs_have_the_ranges_of_a_profile(parts):
     shape = util.get_input_metadata_from_network(network, util.check_profile(profile))["image"].shape
     assert (shape, shape.min, shape.max) == ((-1, 3, 8, 8), (1, 3, 8, 8), (4, 3, 8, 8))
     assert util.get_input_metadata_from_network(network, profile, force_opt_shapes=True)["image"].shape == (2, 3, 8, 8)
-
-
-def test_channels_are_moved_and_back():
     assert util.get_hwc_shape_from_chw((1, 3, 4, 5)) == (1, 4, 5, 3)
     assert util.get_chw_shape_from_hwc((1, 4, 5, 3)) == (1, 3, 4, 5)
 

@@ -16,8 +16,7 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.quantize import insert_qdq
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
 from trtops.backend.onnxrt.calibration import collect
-from trtops.backend.trt import TensorRTBackend, engine_from_bytes
-from trtops.backend.trt.describe.inspector import read_layers
+from trtops.backend.trt import TensorRTBackend
 from trtops.calibration import CalibrationCache
 from trtops.metadata import TensorMetadata
 from trtops.ops.engines.calibrate import CalibrateConfig, calibrate
@@ -83,10 +82,6 @@ def build(demo: Demo, cache: bytes, config: BuildConfig = INT8):
 
 
 def int8_layers(built) -> list[str]:
-    """Layers that compute in INT8; all layers are printed with their types, for when it goes wrong."""
-    for layer in read_layers(engine_from_bytes(built.engine.plan)):
-        types = [[f"{t.dtype} {t.format}" for t in tensors] for tensors in (layer.inputs, layer.outputs)]
-        print(f"{layer.precision:5} {layer.name} [{layer.op}] {types} {layer.weights}")
     return [layer.name for layer in built.layers if layer.precision == "int8" and "Reformat" not in layer.op]
 
 
@@ -97,9 +92,8 @@ def test_cpu_cache_is_as_accurate_as_tensorrts(demo: Demo, calibrated_by_tensorr
     built = build(demo, cache.to_bytes() if form == "ours" else cache.to_tensorrt())
 
     error, top1 = demo.evaluate(built)
-    theirs, their_top1 = demo.evaluate(calibrated_by_tensorrt)
+    theirs, _ = demo.evaluate(calibrated_by_tensorrt)
     fp32_top1 = float((demo.golden.argmax(1) == demo.labels).mean())
-    print(f"{algorithm}: error {error:.5f} and {theirs:.5f}; top-1 {top1:.4f}, {their_top1:.4f}, {fp32_top1:.4f}")
     found, expected = int8_layers(built), int8_layers(calibrated_by_tensorrt)
     assert found and expected
     # TensorRT chooses the INT8 layers again at each build.
@@ -119,7 +113,6 @@ def test_tensorrt_cache_becomes_quantized_model(demo: Demo, calibrated_by_tensor
 
     error, top1 = demo.evaluate(built)
     theirs, _ = demo.evaluate(calibrated_by_tensorrt)
-    print(f"Q/DQ: error {error:.5f}, calibrator {theirs:.5f}, top-1 {top1:.4f}")
     assert done.layers == ("conv_0", "conv_1", "head") and int8_layers(built)
     assert error <= 2 * theirs and abs(top1 - float((demo.golden.argmax(1) == demo.labels).mean())) <= 0.01
     with OnnxRuntimeBackend().runner(on_cpu.engine) as runner:
@@ -148,6 +141,5 @@ def test_calibrate_op_compares_tensorrt_engines(demo: Demo, calibrator, tmp_path
     result = calibrate(demo.files.model, config, tracker=MemoryTracker())
 
     top1 = {engine.precision: engine.evaluation.accuracy.actual for engine in result.engines}
-    print(calibrator, top1, result.reasons)
     assert set(top1) == {"fp32", "fp16", "int8"} and result.samples == 64
     assert abs(top1["int8"] - top1["fp32"]) <= 0.01 and result.verdict == "good"

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests import models
-from trtops.backend.base import Feed
 from trtops.backend.onnx.model import Model, is_lean
 from trtops.backend.trt import NetworkFromOnnxPath, SetLayerPrecisions, TensorRTBackend, describe_network
 from trtops.backend.trt.building import network as parsing
@@ -44,28 +43,20 @@ def limit(large_models: None, monkeypatch: pytest.MonkeyPatch, temporary_files: 
     return parsed
 
 
-def layers_of(parts: tuple[Any, ...]) -> tuple[NetworkLayer, ...]:
-    """The layers of a parsed network, with the types of what they give and their weights."""
+def layers_in_half(path: Path) -> tuple[NetworkLayer, ...]:
+    parts = SetLayerPrecisions(NetworkFromOnnxPath(path), {"conv*": "float16"})()
     return describe_network(parts[1]).layers
 
 
-def half(path: Path) -> SetLayerPrecisions:
-    return SetLayerPrecisions(NetworkFromOnnxPath(path), {"conv*": "float16"})
-
-
 def test_layer_precisions_leave_weights_in_files(path: Path, request: pytest.FixtureRequest) -> None:
-    expected = layers_of(half(path)())
+    expected = layers_in_half(path)
     parsed = request.getfixturevalue("limit")
 
-    found = layers_of(half(path)())
+    found = layers_in_half(path)
 
     assert found == expected and any(layer.weights for layer in found)
     assert "float16" in {tensor.dtype.value for layer in found for tensor in layer.outputs}
     assert 0 < max(parsed) < sum(file.stat().st_size for file in path.parent.iterdir()) / 2
-
-
-def calibration(case: models.Case) -> list[Feed]:
-    return [dict(case.feed) for _ in range(2)]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
@@ -74,7 +65,7 @@ def test_large_model_gives_the_same_engine(
 ) -> None:
     profile = OptimizationProfile.fixed(image=case.feed["image"].shape)
     config = BuildConfig(precision=precision, profiles=(profile,), options=QUICK)
-    given: dict[str, Any] = {"calibration_data": calibration(case)} if precision == "int8" else {}
+    given: dict[str, Any] = {"calibration_data": [dict(case.feed)] * 2} if precision == "int8" else {}
     expected = TensorRTBackend().build(Model.load(path), config, **given)
     request.getfixturevalue("limit")
     model = Model.load(path)
