@@ -27,7 +27,7 @@ from trtops.comparator import (
     statistics,
 )
 from trtops.comparator.table import COMPARISONS, LIMITED, METRICS, RECORDED
-from trtops.ops.evaluation.check import error_metrics
+from trtops.ops.evaluation.check import Evaluation, evaluation_metrics
 from trtops.ops.evaluation.run import report_of
 
 GOLDEN = np.random.default_rng(0).standard_normal((4, 5))
@@ -69,7 +69,7 @@ def test_recorded_metrics_are_logged(metric):
 
     assert value is not None and not math.isnan(value)
     assert found.to_dict()[metric.name] == value
-    logged = error_metrics(compare_outputs({"x": actual}, {"x": golden}))
+    logged = evaluation_metrics(Evaluation(report=compare_outputs({"x": actual}, {"x": golden})))
     assert logged["error", "x", metric.name] == value
     assert logged["error", metric.name] == value  # over all outputs: one
     assert (("error_log10", metric.name) in logged) == metric.log10

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from collections import UserDict, UserList
-from collections.abc import (
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from trtops import errors
@@ -34,10 +28,8 @@ class AccuracyResult(UserDict[RunnerPair, list[dict[str, Match]]]):
     """Results of one compare function: a match per output, for each pair of runners and iteration; true if all match.
 
     A match is true or false, or an object with numbers and a truth value, such as an
-    :class:`~trtops.comparator.metric_results.OutputCompareResult`.
-
-    Attributes:
-        aggregation: ``per_sample`` evaluates every iteration, ``average`` each number's mean over all iterations.
+    :class:`~trtops.comparator.metric_results.OutputCompareResult`. ``aggregation`` says what is evaluated: every
+    iteration (``per_sample``), or each number's mean over all iterations (``average``).
     """
 
     def __init__(
@@ -55,9 +47,7 @@ class AccuracyResult(UserDict[RunnerPair, list[dict[str, Match]]]):
         return self.data
 
     def __bool__(self) -> bool:
-        if self.aggregation == "average":
-            return all(bool(m) for pair in self for m in self.average_results(pair).values())
-        return all(bool(match) for _, match in self._all_matches())
+        return all(bool(match) for pair in self for of in self.matches_by_output(pair).values() for match in of)
 
     def __repr__(self) -> str:
         return f"AccuracyResult({self.dct!r}, aggregation={self.aggregation!r})"
@@ -188,14 +178,6 @@ class AccuracyResults(SavedResults, UserList[AccuracyResult]):
 
     def __getitem__(self, key: Any) -> Any:
         return self.data[key] if isinstance(key, (int, slice)) else self._only_result()[key]
-
-    def append(self, elem: AccuracyResult) -> None:
-        """Add a compare function's result."""
-        self.data.append(elem)
-
-    def extend(self, elems: Iterable[AccuracyResult]) -> None:
-        """Add results of compare functions."""
-        self.data.extend(elems)
 
     def __repr__(self) -> str:
         return f"AccuracyResults({self.lst!r})"

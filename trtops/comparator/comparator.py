@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import numpy as np
 
 from trtops import errors
-from trtops.comparator.accuracy import AccuracyResult, AccuracyResults, CompareFunction, RunnerPair
 from trtops.comparator.arrays import to_numpy
 from trtops.comparator.data_loader import DataLoader, DataLoaderCache
 from trtops.comparator.report_lines import START, log_lines, log_statistics, statistics_text, verdict_level
@@ -21,6 +20,7 @@ from trtops.comparator.streams import PathLike
 
 if TYPE_CHECKING:
     from trtops.backend.base import BaseRunner
+    from trtops.comparator.accuracy import AccuracyResults, CompareFunction, RunnerPair
     from trtops.comparator.compare import Matches
 
 __all__ = ["Comparator"]
@@ -152,7 +152,9 @@ class Comparator:
             ComparisonError: If something cannot be compared at all.
             ConfigError: If averages are requested from a function without numbers, or together with ``fail_fast``.
         """
-        from trtops.comparator.compare import BaseCompareFunc, Cache, SimpleCompareFunc  # slow to import
+        # Slow to import, and scripts that only run runners need none of it.
+        from trtops.comparator.accuracy import AccuracyResult, AccuracyResults
+        from trtops.comparator.compare import BaseCompareFunc, Cache, SimpleCompareFunc
 
         given = compare_func if isinstance(compare_func, Sequence) else [compare_func]
         functions = [SimpleCompareFunc() if function is None else function for function in given]

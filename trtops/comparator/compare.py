@@ -114,7 +114,7 @@ class BaseCompareFunc:
                 hint = errors.near(name, known)
                 _log.warning("%s names output %r, which does not exist. %s", option.name, name, hint)
         matches: Matches = {}
-        for name0, name1 in _counterpart_names(iter_result0, iter_result1, self.find_output_func):
+        for name0, name1 in _counterparts(iter_result0, iter_result1, self.find_output_func):
             out0, out1 = iter_result0[name0], iter_result1[name1]
             if _log.isEnabledFor(START):
                 pair = ((name0, out0), (name1, out1))
@@ -183,66 +183,49 @@ def _of_output(value: PerOutput[T], output: str, default: T) -> T:
     return value
 
 
-def _counterpart_names(
+def _counterparts(
     result0: IterationResult, result1: IterationResult, find: FindOutput | None
 ) -> Iterator[tuple[str, str]]:
-    for index, name0 in enumerate(result0):
-        names = _guess_counterpart(name0, index, result1, result0) if find is None else find(name0, index, result1)
-        for name1 in names or []:
-            if name1 in result1:
-                yield name0, name1
+    """Pairs of outputs: of the same name, or else of a similar name, or else at the same place."""
+    for index, name in enumerate(result0):
+        names = [name] if name in result1 else None
+        if find is not None:
+            names = list(find(name, index, result1) or ())
+        if names is None:
+            near = [other for other in result1 if name.lower() in other.lower() or other.lower() in name.lower()]
+            names = (near or list(result1)[index : index + 1])[:1]
+            # A name of the first result is the counterpart of that output, not of this one.
+            if not names or names[0] in result0:
+                _log.warning("Output %r is skipped: %s has no counterpart for it", name, result1.runner_name)
+                continue
+            _log.warning("Output %r is taken to correspond to %r of %s", name, names[0], result1.runner_name)
+        for found in names:
+            if found in result1:
+                yield name, found
             else:
-                _log.warning("Output %r is skipped: its counterpart %r is not in %s", name0, name1, result1.runner_name)
-
-
-def _guess_counterpart(name: str, index: int, where: IterationResult, base: IterationResult) -> list[str]:
-    """The output of the same name, or else of a similar name, or else at the same place; never a name of ``base``."""
-    if name in where:
-        return [name]
-    near = [other for other in where if name.lower() in other.lower() or other.lower() in name.lower()]
-    found = near[0] if near else (list(where)[index] if index < len(where) else None)
-    if found is None or found in base:
-        _log.warning("Output %r is skipped: %s has no counterpart for it", name, where.runner_name)
-        return []
-    _log.warning("Output %r is taken to correspond to %r of %s", name, found, where.runner_name)
-    return [found]
+                _log.warning("Output %r is skipped: its counterpart %r is not in %s", name, found, result1.runner_name)
 
 
 @dataclass(frozen=True)
 class SimpleCompareFunc(BaseCompareFunc):
-    """Compares errors with an absolute and a relative tolerance; an error that exceeds both fails.
-
-    Attributes:
-        check_shapes: Whether shapes must be equal; otherwise outputs with as many elements are compared.
-        rtol: Relative tolerance, as a fraction of the second output.
-        atol: Absolute tolerance, in the output's own unit.
-        fail_fast: Whether to stop at the first output that does not match.
-        find_output_func: Finds counterparts: called with an output's name, its place and the other iteration, returns
-            names in it, none to skip the output.
-        check_error_stat: Which error is compared: ``elemwise`` (every element's), ``max``, ``mean``, ``median`` or
-            ``quantile``.
-        infinities_compare_equal: Whether infinities of equal sign count as equal; their difference is NaN otherwise.
-        save_heatmaps: A directory to save heat maps of both errors in, as PNG files.
-        show_heatmaps: Whether to show them in a window.
-        save_error_metrics_plot: A directory to save a plot of both errors over the magnitude in, as a PNG file.
-        show_error_metrics_plot: Whether to show it in a window.
-        error_quantile: The level, between 0 and 1, for ``quantile``.
-    """
+    """Compares errors with an absolute and a relative tolerance; an error that exceeds both fails."""
 
     label: ClassVar[str] = "simple"
 
-    check_shapes: bool = True
-    rtol: PerOutput[float] = 1e-5
-    atol: PerOutput[float] = 1e-5
-    fail_fast: bool = False
+    check_shapes: bool = True  # otherwise outputs with as many elements are compared
+    rtol: PerOutput[float] = 1e-5  # as a fraction of the second output
+    atol: PerOutput[float] = 1e-5  # in the output's own unit
+    fail_fast: bool = False  # whether to stop at the first output that does not match
+    # Finds counterparts: called with an output's name, its place and the other iteration, returns names in it, none to
+    # skip the output.
     find_output_func: FindOutput | None = None
-    check_error_stat: PerOutput[str] = "elemwise"
-    infinities_compare_equal: bool = False
-    save_heatmaps: str | None = None
-    show_heatmaps: bool = False
-    save_error_metrics_plot: str | None = None
+    check_error_stat: PerOutput[str] = "elemwise"  # every element's; or `max`, `mean`, `median` or `quantile`
+    infinities_compare_equal: bool = False  # of equal sign; their difference is NaN otherwise
+    save_heatmaps: str | None = None  # a directory for heat maps of both errors, as PNG files
+    show_heatmaps: bool = False  # in a window
+    save_error_metrics_plot: str | None = None  # a directory for a plot of both errors over the magnitude
     show_error_metrics_plot: bool = False
-    error_quantile: PerOutput[float] = 0.99
+    error_quantile: PerOutput[float] = 0.99  # the level for `quantile`
 
     def thresholds_for(self, output_name: str) -> SimpleThreshold:
         """The tolerances of an output."""

@@ -52,14 +52,7 @@ class Threshold:
 
 @dataclass(frozen=True)
 class SimpleThreshold(Threshold):
-    """Tolerances for one error statistic, which fails if it exceeds both.
-
-    Attributes:
-        check_error_stat: Which: ``elemwise`` (every element), ``max``, ``mean``, ``median`` or ``quantile``.
-        atol: Absolute tolerance, in the output's own unit.
-        rtol: Relative tolerance, as a fraction of the reference.
-        error_quantile: The level, between 0 and 1, for ``quantile``.
-    """
+    """Tolerances for one error statistic, which fails if it exceeds both, as in :class:`SimpleCompareFunc`."""
 
     METRIC_FIELDS: ClassVar[tuple[str, ...]] = (
         *(error.result_field for error in ERRORS),
@@ -180,12 +173,7 @@ class CompareResult:
 
 @dataclass(eq=False)
 class OutputCompareResult(CompareResult):
-    """The error statistics of one output, absolute in its own unit and relative to the reference.
-
-    Attributes:
-        stored: The verdict from a file, for ``elemwise`` results of Polygraphy, whose numbers do not give it.
-        statistics: All statistics, which give the verdict for any tolerances.
-    """
+    """The error statistics of one output, absolute in its own unit and relative to the reference."""
 
     THRESHOLD = SimpleThreshold
 
@@ -197,8 +185,9 @@ class OutputCompareResult(CompareResult):
     median_reldiff: float | None
     quantile_absdiff: float | None = None
     quantile_reldiff: float | None = None
+    # The verdict from a file, for `elemwise` results of Polygraphy, whose numbers do not give it.
     stored: bool | None = field(default=None, repr=False)
-    statistics: OutputStatistics | None = field(default=None, repr=False)
+    statistics: OutputStatistics | None = field(default=None, repr=False)  # give the verdict for any tolerances
 
     @classmethod
     def of(cls, statistics: OutputStatistics, thresholds: SimpleThreshold) -> OutputCompareResult:

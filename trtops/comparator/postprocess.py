@@ -27,13 +27,10 @@ class BasePostprocessFunc:
 
 @dataclass(frozen=True)
 class TopKPostprocessFunc(BasePostprocessFunc):
-    """Replaces outputs by the indices of their largest elements, largest first, the earlier first among equals.
+    """Replaces outputs by the indices of their largest elements, largest first, the earlier first among equals."""
 
-    Attributes:
-        k: How many, at most as many as there are; or that and the axis they are looked for along (the last unless
-            given); or either by output, with ``""`` for those it does not name, which else stay as they are.
-    """
-
+    # How many, at most as many as there are; or that and the axis they are looked for along (the last unless given); or
+    # either by output, with "" for those it does not name, which else stay as they are.
     k: TopK | Mapping[str, TopK] | None = 10
 
     def __call__(self, iter_result: IterationResult) -> IterationResult:

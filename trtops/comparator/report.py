@@ -27,18 +27,9 @@ Outputs: TypeAlias = "Mapping[str, Any] | Sequence[Mapping[str, Any]] | RunResul
 
 
 @dataclass(frozen=True, kw_only=True)
-@with_fields({str(metric.tolerance): "As in :class:`Tolerances`." for metric in LIMITED})
+@with_fields({str(metric.tolerance): "" for metric in LIMITED})
 class OutputTolerances(Record):
-    """Tolerances of one output; None keeps the value of :class:`Tolerances`.
-
-    Attributes:
-        atol: Absolute tolerance, in the output's own unit.
-        rtol: Relative tolerance, as a fraction of ``|golden|``.
-        atol_of_scale: Absolute tolerance as a fraction of the output's scale.
-        class_axis: The axis of classes, for metrics of scores.
-        check_error_stat: Which error is compared with ``atol`` and ``rtol``.
-        error_quantile: The level, between 0 and 1, for ``quantile``.
-    """
+    """Tolerances of one output, as in :class:`Tolerances`, whose values count for those that are None."""
 
     atol: float | None = None
     rtol: float | None = None
@@ -126,17 +117,13 @@ class Tolerances(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class OutputComparison(Record):
-    """The comparison of one output; without statistics if it could not be compared, for the given reasons.
-
-    Attributes:
-        extra: Whether the golden run does not have it.
-    """
+    """The comparison of one output; without statistics if it could not be compared, for the given reasons."""
 
     name: str
     verdict: Verdict
     reasons: tuple[str, ...] = ()
     statistics: OutputStatistics | None = None
-    extra: bool = False
+    extra: bool = False  # whether the golden run does not have it
 
     def value(self, metric: Metric) -> float | None:
         """A metric of the output; None without statistics, and for metrics of scores if no axis of classes is known."""
@@ -296,8 +283,20 @@ def _evaluate_output(output: OutputComparison, tolerances: Tolerances) -> Output
 
 
 def _objections(name: str, stats: OutputStatistics, own: Tolerances) -> Iterable[str]:
-    """Why an output does not meet its tolerances, one sentence each."""
-    _check_treatment(name, stats, own)
+    """Why an output does not meet its tolerances, one sentence each.
+
+    Raises:
+        ComparisonError: If the errors depend on how infinities, NaNs or clamped values were treated, and the tolerances
+            differ in that.
+    """
+    infinite = stats.inf_count and stats.reference_inf_count and stats.infinities_equal != own.infinities_equal
+    nan = stats.nan_count and stats.reference_nan_count and stats.nans_equal != own.nans_equal
+    if infinite or nan or (stats.clamped and not own.clamped_equal):
+        what = "infinities_equal" if infinite else "nans_equal" if nan else "clamped_equal"
+        raise errors.ComparisonError(
+            f"Output {name!r} was compared with {what}={getattr(stats, what, True)} and its errors depend on that. "
+            "Compare the arrays again."
+        )
     # TensorRT before 10 has no INT64 and returns INT32.
     narrowed = (stats.dtype, stats.reference_dtype) == ("int32", "int64")
     if own.check_dtypes and stats.dtype != stats.reference_dtype and not narrowed:
@@ -324,23 +323,6 @@ def _objections(name: str, stats: OutputStatistics, own: Tolerances) -> Iterable
             bound = f"{limit:g}{metric.suffix}"
             rule = f"at most {bound} is allowed" if metric.better == "lower" else f"at least {bound} is required"
             yield f"{metric.label} is {value:.5g}{metric.suffix}, {rule}"
-
-
-def _check_treatment(name: str, stats: OutputStatistics, own: Tolerances) -> None:
-    """Raise if the errors depend on how infinities, NaNs or clamped values were treated, and the tolerances differ."""
-    infinite = stats.inf_count and stats.reference_inf_count and stats.infinities_equal != own.infinities_equal
-    nan = stats.nan_count and stats.reference_nan_count and stats.nans_equal != own.nans_equal
-    if infinite or nan:
-        what = "infinities_equal" if infinite else "nans_equal"
-        raise errors.ComparisonError(
-            f"Output {name!r} was compared with {what}={getattr(stats, what)} and its errors depend on that. "
-            "Compare the arrays again."
-        )
-    if stats.clamped and not own.clamped_equal:
-        raise errors.ComparisonError(
-            f"Output {name!r} was compared with clamped_equal, which left out {stats.clamped} of its elements. "
-            "Compare the arrays again."
-        )
 
 
 def _error_objection(stats: OutputStatistics, own: Tolerances) -> str | None:

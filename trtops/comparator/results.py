@@ -120,8 +120,6 @@ class IterationResult(MutableMapping[str, Any]):
             return False
         return all(np.array_equal(to_numpy(array), to_numpy(other[name])) for name, array in self.items())
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         return f"IterationResult({dict(self)!r}, runtime={self.runtime!r}, runner_name={self.runner_name!r})"
 
@@ -178,7 +176,7 @@ class RunResults(SavedResults, UserList[tuple[str, list[IterationResult]]]):
     """The iterations of each runner, in the order in which they ran: a list of pairs that can be indexed by name.
 
     ``results["runner"]`` is the runner's list of :class:`IterationResult`, ``results[0]`` the pair of name and list. If
-    two runners have the same name, the name means the first. ``lst`` is the list.
+    two runners have the same name, which ``append`` allows, the name means the first. ``lst`` is the list.
     """
 
     _DESCRIPTION = "inference results"
@@ -217,14 +215,6 @@ class RunResults(SavedResults, UserList[tuple[str, list[IterationResult]]]):
         iterations = [IterationResult(outputs, runtime, runner_name) for outputs in out_list]
         self["custom_runner" if runner_name is None else runner_name] = iterations
 
-    def append(self, elem: tuple[str, list[IterationResult]]) -> None:
-        """Add a runner at the end, even if there is another one of its name."""
-        self.data.append(elem)
-
-    def extend(self, elems: Iterable[tuple[str, list[IterationResult]]]) -> None:
-        """Add runners at the end."""
-        self.data.extend(elems)
-
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, int):
             return self.lst[key]
@@ -250,8 +240,6 @@ class RunResults(SavedResults, UserList[tuple[str, list[IterationResult]]]):
 
     def __eq__(self, other: object) -> bool:
         return self.lst == other.lst if isinstance(other, RunResults) else NotImplemented
-
-    __hash__ = None
 
     def __repr__(self) -> str:
         return f"RunResults({self.lst!r})"

@@ -209,9 +209,7 @@ MORE_EXPORTS = {
 def with_fields(meanings: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
     """Declare fields ``float | None = None``, unless the class declares them itself; to be put below ``@dataclass``.
 
-    Args:
-        meanings: The fields' descriptions by name. They are appended to the class's docstring, whose last section must
-            be its attributes.
+    Their descriptions, if there are any, are appended to the class's docstring, which must end with its attributes.
     """
 
     def declare(cls: type[Any]) -> type[Any]:
@@ -219,7 +217,7 @@ def with_fields(meanings: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
             if name not in cls.__annotations__:
                 cls.__annotations__[name] = "float | None"
                 setattr(cls, name, None)
-                cls.__doc__ = f"{cls.__doc__}    {name}: {meaning}\n    "
+                cls.__doc__ = f"{cls.__doc__}    {name}: {meaning}\n    " if meaning else cls.__doc__
         return cls
 
     return declare

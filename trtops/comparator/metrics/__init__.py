@@ -68,24 +68,13 @@ class Quantile(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-@with_fields({m.name: f"The {m.described}, of {m.applies_to}; None for other outputs." for m in RECORDED})
+@with_fields({metric.name: "" for metric in RECORDED})
 class OutputStatistics(Record):
     """How far one output is from its reference; enough to evaluate it again under any tolerances.
 
     Errors are in the output's own unit (``*_abs``) or a fraction of the reference (``*_rel``). The module's docstring
-    has the definitions. The table of metrics (:mod:`trtops.comparator.table`) adds further fields.
-
-    Attributes:
-        nan_errors: Elements whose absolute error is NaN; they violate any tolerances.
-        violations: Elements that violate ``atol`` and ``rtol`` both, which are the tolerances counted with.
-        frontier: Pairs of absolute and relative error that no other element exceeds in both, by falling absolute
-            error. They decide whether any element violates given tolerances. NaN counts as infinite.
-        frontier_exact: False if neighbours in the frontier were joined. A bad output is then still found; a good one
-            within about a percent of the tolerances may be called bad.
-        worst_index: Index of the largest absolute error in the flattened output, counted on through the iterations.
-        scale: Largest finite magnitude in the reference; None for strings.
-        class_axis: The axis of classes that the tolerances or the model name.
-        clamped: Elements that stand for infinity on both sides and were counted as equal.
+    has the definitions. The table of metrics (:mod:`trtops.comparator.table`) adds a field for each recorded metric,
+    which is None for outputs that it does not apply to.
     """
 
     shape: tuple[int, ...]
@@ -103,18 +92,22 @@ class OutputStatistics(Record):
     reference_nan_count: int = 0
     inf_count: int = 0
     reference_inf_count: int = 0
-    nan_errors: int = 0
-    violations: int = 0
+    nan_errors: int = 0  # elements whose absolute error is NaN; they violate any tolerances
+    violations: int = 0  # elements that violate `atol` and `rtol` both, which are the tolerances counted with
     atol: float
     rtol: float
+    # Pairs of absolute and relative error that no other element exceeds in both, by falling absolute error. They decide
+    # whether any element violates given tolerances. NaN counts as infinite.
     frontier: tuple[tuple[float, float], ...] = field(default=(), repr=False)
+    # False if neighbours in the frontier were joined: a good output within about a percent of the tolerances may then
+    # be called bad. A bad one is still found.
     frontier_exact: bool = True
-    worst_index: int | None = None
+    worst_index: int | None = None  # of the largest absolute error, flattened and counted on through the iterations
     infinities_equal: bool = False
     nans_equal: bool = False
-    scale: float | None = None
-    class_axis: int | None = None
-    clamped: int = 0
+    scale: float | None = None  # largest finite magnitude in the reference; None for strings
+    class_axis: int | None = None  # as the tolerances or the model name it
+    clamped: int = 0  # elements that stand for infinity on both sides and were counted as equal
 
     if TYPE_CHECKING:  # the table adds fields of type `float | None`
 
@@ -128,11 +121,7 @@ class OutputStatistics(Record):
         return any(a > most_abs and r > most_rel for a, r in self.frontier)
 
     def error(self, stat: str, level: float) -> Quantile:
-        """Both errors by one statistic: ``max``, ``mean``, ``median`` or ``quantile`` (at ``level``).
-
-        Raises:
-            ComparisonError: If that quantile was not recorded.
-        """
+        """Both errors by one statistic: ``max``, ``mean``, ``median`` or ``quantile`` (at ``level``)."""
         if stat == "quantile":
             return self.quantile(level)
         return Quantile(level=level, abs=getattr(self, f"{stat}_abs"), rel=getattr(self, f"{stat}_rel"))
@@ -145,11 +134,7 @@ class OutputStatistics(Record):
         return not (found.abs <= most(atol) or found.rel <= most(rtol))
 
     def quantile(self, level: float) -> Quantile:
-        """The errors at one level.
-
-        Raises:
-            ComparisonError: If that level was not recorded.
-        """
+        """The errors at one level; ComparisonError if it was not recorded."""
         if level == 0.5:
             return Quantile(level=0.5, abs=self.median_abs, rel=self.median_rel)
         for quantile in self.quantiles:
@@ -161,11 +146,7 @@ class OutputStatistics(Record):
         )
 
 
-def statistics(
-    actual: object,
-    reference: object,
-    **options: Any,
-) -> OutputStatistics:
+def statistics(actual: object, reference: object, **options: Any) -> OutputStatistics:
     """All statistics of one output against its reference, of the same shape; see :func:`statistics_of_iterations`."""
     return statistics_of_iterations([(actual, reference)], **options)
 

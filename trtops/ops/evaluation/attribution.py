@@ -13,7 +13,7 @@ accumulate in too few bits, fusions, wrong tactics.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -29,7 +29,6 @@ from trtops.ops.evaluation.outputs import (
     collect,
     golden_outputs,
     moved_reference,
-    outputs_by_iteration,
     root_mean_square,
     run_in_16_bit,
     run_unoptimized,
@@ -67,20 +66,12 @@ _SENTENCES: dict[Statement, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class OutputErrors(Record):
-    """One output's errors, each relative to the root mean square of the golden output.
-
-    Attributes:
-        name: The output.
-        engine: The engine's error.
-        precision: The precision's own.
-        noise: Difference of the engine's outputs from run to run, and the effect of rounding weights and inputs to FP32
-            (0 for a model that cannot be changed in memory).
-    """
+    """One output's errors, each relative to the root mean square of the golden output."""
 
     name: str
     engine: float
     precision: float
-    noise: float = 0.0
+    noise: float = 0.0  # of a model that cannot be changed in memory: the difference from run to run alone
 
     @property
     def builder(self) -> float:
@@ -99,25 +90,16 @@ class OutputErrors(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Attribution(Record):
-    """The parts of an engine's error.
-
-    Attributes:
-        unit: The rounding unit of the requested precision.
-        engine: The verdict on the engine.
-        emulated: The verdict on the emulated model, overflows included.
-        computed: Whether the engine computes in the precision.
-        overflows: Tensors that overflow in the emulated model.
-        why_not: Why nothing could be measured; empty if it was.
-    """
+    """The parts of an engine's error."""
 
     precision: Precision
-    unit: float
+    unit: float  # the rounding unit of the requested precision
     outputs: tuple[OutputErrors, ...] = ()
-    engine: Verdict
-    emulated: Verdict = "good"
-    computed: bool = True
-    overflows: tuple[str, ...] = ()
-    why_not: str = ""
+    engine: Verdict  # on the engine
+    emulated: Verdict = "good"  # on the emulated model, overflows included
+    computed: bool = True  # whether the engine computes in the precision
+    overflows: tuple[str, ...] = ()  # tensors of the emulated model
+    why_not: str = ""  # why nothing could be measured
 
     @property
     def worst(self) -> OutputErrors | None:
@@ -187,11 +169,12 @@ def attribute(
         return replace(found, why_not=f"the model does not run in {precision.upper()} ({exc})"[:600])
     again = collect(runner, feeds)
     measured = []
-    for name in outputs_by_iteration(golden)[0]:
-        columns = [all_numbers(run, name) for run in (golden, outputs, emulated, again, plain)]
-        if columns[0] is not None and all(c is not None and c.shape == columns[0].shape for c in columns):
+    runs = {"golden": golden, "engine": outputs, "emulated": emulated, "again": again, "plain": plain}
+    for name in golden[0][1][0]:
+        columns = {run: numbers for run in runs if (numbers := all_numbers(runs[run], name)) is not None}
+        if len(columns) == len(runs) and len({numbers.shape for numbers in columns.values()}) == 1:
             nudged = None if moved is None else all_numbers(moved, name)
-            measured.append(_output_errors(name, nudged, *map(np.asarray, columns)))
+            measured.append(_output_errors(name, nudged, columns))
     enough = bool(compare_outputs(emulated, golden, tolerances)) and not overflows
     return replace(
         found,
@@ -233,22 +216,15 @@ def _emulated(
         found = run_unoptimized(proto, feeds)
     else:
         found, overflowing = run_in_16_bit(model, config.precision, feeds, config.keep)
-        overflows = tuple(overflow.tensor for overflow in overflowing)
+        overflows = tuple(tensor for tensor, _ in overflowing)
     results = RunResults()
-    results.add([{name: arrays[name] for name in outputs_by_iteration(plain)[0]} for arrays in found])
+    results.add([{name: arrays[name] for name in plain[0][1][0]} for arrays in found])
     return results, overflows
 
 
-def _output_errors(
-    name: str,
-    nudged: Numbers | None,
-    golden: Numbers,
-    engine: Numbers,
-    emulated: Numbers,
-    again: Numbers,
-    plain: Numbers,
-) -> OutputErrors:
+def _output_errors(name: str, nudged: Numbers | None, numbers: Mapping[str, Numbers]) -> OutputErrors:
     """One output's errors, from the numbers of each run."""
+    golden, engine = numbers["golden"], numbers["engine"]
     counted = np.isfinite(golden) & (np.abs(golden) < _STANDS_FOR_INFINITY)
     size = root_mean_square(golden[counted])
 
@@ -258,12 +234,12 @@ def _output_errors(
         return root_mean_square(difference) / size if size > 0 else math.inf if np.any(difference) else 0.0
 
     # The difference of two runs has twice the variance of one.
-    run_to_run = distance(again, engine) / math.sqrt(2)
-    rounding = 0.0 if nudged is None or nudged.shape != golden.shape else distance(nudged, plain)
+    run_to_run = distance(numbers["again"], engine) / math.sqrt(2)
+    rounding = 0.0 if nudged is None or nudged.shape != golden.shape else distance(nudged, numbers["plain"])
     return OutputErrors(
         name=name,
         engine=distance(engine, golden),
-        precision=distance(emulated, golden),
+        precision=distance(numbers["emulated"], golden),
         # NaN in the outputs is the engine's error, not noise.
         noise=math.hypot(run_to_run if math.isfinite(run_to_run) else 0.0, rounding),
     )

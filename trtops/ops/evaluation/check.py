@@ -1,7 +1,4 @@
-"""Evaluate an engine: its outputs against golden ones, its accuracy against labels, its latency.
-
-Converting and comparing use this module.
-"""
+"""Evaluate an engine: its outputs against golden ones, its accuracy against labels, its latency."""
 
 from __future__ import annotations
 
@@ -92,19 +89,13 @@ class Accuracy(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(Record):
-    """The evaluation of one engine or runner, with the parts that were measured.
+    """The evaluation of one engine or runner, with the parts that were measured."""
 
-    Attributes:
-        report: The comparison with the golden outputs.
-        computed: The precisions that the engine's kernels compute in; None without a build.
-        emulated: The model in 16 bit as a GPU rounds it; None if it was not needed.
-    """
-
-    report: ComparisonReport
+    report: ComparisonReport  # the comparison with the golden outputs
     latency: Latency | None = None
     accuracy: Accuracy | None = None
-    computed: PrecisionCheck | None = None
-    emulated: Emulation | None = None
+    computed: PrecisionCheck | None = None  # the precisions that the kernels compute in; None without a build
+    emulated: Emulation | None = None  # the model in 16 bit as a GPU rounds it; None if it was not needed
     attribution: Attribution | None = None
 
     @property
@@ -115,9 +106,7 @@ class Evaluation(Record):
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why it is bad, one sentence each."""
-        found = self.report.reasons
-        if self.emulated is not None and self.emulated.verdict == "bad":
-            found += self.emulated.reasons
+        found = self.report.reasons + (() if self.emulated is None else self.emulated.reasons)
         if self.computed is not None and self._lacks_precision:
             found += (self.computed.reason(),)
         return found
@@ -125,8 +114,6 @@ class Evaluation(Record):
     @property
     def bad_in(self) -> tuple[BadIn, ...]:
         """Which parts are bad; empty if it is good."""
-        if self.verdict == "good":
-            return ()
         outputs_are_bad = not self.report or (self.emulated is not None and self.emulated.verdict == "bad")
         return (*(("outputs",) if outputs_are_bad else ()), *(("precision",) if self._lacks_precision else ()))
 
@@ -147,15 +134,8 @@ def default_tolerances(precision: Precision) -> Tolerances:
     must be equal.
     """
     if precision in ("int8", "fp8"):
-        return Tolerances(
-            atol=math.inf,
-            rtol=math.inf,
-            min_cosine=0.99,
-            max_nrmse=0.2,
-            min_correlation=0.9,
-            min_agreement=0.9,
-            clamped_equal=True,
-        )
+        whole = {"min_cosine": 0.99, "max_nrmse": 0.2, "min_correlation": 0.9, "min_agreement": 0.9}
+        return Tolerances(atol=math.inf, rtol=math.inf, **whole, clamped_equal=True)
     bound = {"fp32": 1e-5, "fp16": 20 * 2.0**-11, "bf16": 20 * 2.0**-8}[precision]
     return Tolerances(
         atol=1e-9,  # the allowed error of an output of zeros
@@ -171,11 +151,7 @@ def default_tolerances(precision: Precision) -> Tolerances:
 def tolerances_for(precision: Precision, given: Tolerances | None, model: Model | None = None) -> Tolerances:
     """The given tolerances, or else :func:`default_tolerances`, with the axis of classes of outputs that hold scores.
 
-    Args:
-        precision: The requested precision.
-        given: Tolerances from the user.
-        model: The model, which shows the outputs that hold scores. A quantized model is evaluated as INT8, because
-            rounding moves values to the next step.
+    The model shows which outputs these are.
     """
     if model is None:
         return default_tolerances(precision) if given is None else given
@@ -184,8 +160,8 @@ def tolerances_for(precision: Precision, given: Tolerances | None, model: Model 
 
     structure = model.structure()
     if given is None and is_quantized(structure):
-        precision = "int8"
-    own = default_tolerances(precision) if given is None else given
+        precision = "int8"  # rounding moves values to the next step
+    own = given or default_tolerances(precision)
     asked: dict[str, Any] = {"min_top1_agreement": 0.95} if given is None and precision in ("int8", "fp8") else {}
     per_output = {name: OutputTolerances(class_axis=axis, **asked) for name, axis in class_axes(structure).items()}
     for name, tolerances in own.per_output.items():
@@ -198,10 +174,7 @@ def tolerances_for(precision: Precision, given: Tolerances | None, model: Model 
 def evaluate(
     runner: BaseRunner, golden: RunResults, feeds: Iterable[Feed], config: CheckConfig, tolerances: Tolerances
 ) -> tuple[Evaluation, RunResults]:
-    """Run an active runner, compare its outputs with golden ones, measure latency and accuracy.
-
-    Returns:
-        The evaluation, and the outputs under test.
+    """Run an active runner, compare its outputs with golden ones, measure latency and accuracy; also the outputs.
 
     Raises:
         InputError: If a feed does not fit the model.
@@ -217,9 +190,7 @@ def assess(
 ) -> Evaluation:
     """Compare outputs with golden ones, and with labels if there are any; errors as for :func:`evaluate`."""
     report = compare_outputs(outputs, golden, tolerances)
-    accuracy = None
-    if config.labels is not None:
-        accuracy = measure_accuracy(outputs, golden, read_labels(Path(config.labels)), tolerances)
+    accuracy = measure_accuracy(outputs, golden, config.labels, tolerances)
     return Evaluation(report=report, latency=latency, accuracy=accuracy)
 
 
@@ -238,41 +209,33 @@ def measure_latency(runner: BaseRunner, feeds: Iterable[Feed], config: CheckConf
             if (device := runner.last_device_time()) is not None:
                 on_device.append(device)
     # The host's time includes copies; the median on the device does not, and shows what the kernels need.
-    p50, p99 = np.percentile(seconds, [50, 99]) * 1e3
-    return Latency(
-        p50_ms=float(p50),
-        p99_ms=float(p99),
-        mean_ms=float(np.mean(seconds)) * 1e3,
-        runs=len(seconds),
-        device_p50_ms=float(np.median(on_device)) * 1e3 if on_device else None,
-    )
+    p50, p99 = (float(each) for each in np.percentile(seconds, [50, 99]) * 1e3)
+    device = float(np.median(on_device)) * 1e3 if on_device else None
+    mean = float(np.mean(seconds)) * 1e3
+    return Latency(p50_ms=p50, p99_ms=p99, mean_ms=mean, runs=len(seconds), device_p50_ms=device)
 
 
-def read_labels(path: Path) -> NDArray[Any]:
-    """Class indices from an ``.npy`` file, flattened.
+def measure_accuracy(
+    actual: RunResults, golden: RunResults, labels: str | None, tolerances: Tolerances
+) -> Accuracy | None:
+    """Accuracy of outputs, and of the golden ones, on data whose classes are in an ``.npy`` file; None without labels.
 
     Raises:
         ConfigError: If there is no such file.
         FormatError: If it does not hold integers.
-    """
-    if not path.is_file():
-        raise errors.ConfigError(f"Labels {str(path)!r} do not exist; expected an .npy file of class indices.")
-    labels = load_numpy(path)
-    if not isinstance(labels, np.ndarray) or not np.issubdtype(labels.dtype, np.integer):
-        raise errors.FormatError(
-            f"{path}: expected one array of integers, found {getattr(labels, 'dtype', 'several arrays')}."
-        )
-    return labels.reshape(-1)
-
-
-def measure_accuracy(actual: RunResults, golden: RunResults, labels: NDArray[Any], tolerances: Tolerances) -> Accuracy:
-    """Accuracy of outputs, and of the golden ones, on labelled data.
-
-    Raises:
         ComparisonError: If there are more or fewer labels than samples, or no output holds scores.
     """
-    shares = [float(np.mean(_best_classes(r, labels.size, tolerances) == labels)) for r in (actual, golden)]
-    return Accuracy(actual=shares[0], golden=shares[1], samples=labels.size)
+    if labels is None:
+        return None
+    if not Path(labels).is_file():
+        raise errors.ConfigError(f"Labels {labels!r} do not exist; expected an .npy file of class indices.")
+    array = load_numpy(Path(labels))
+    if not isinstance(array, np.ndarray) or not np.issubdtype(array.dtype, np.integer):
+        found = getattr(array, "dtype", "several arrays")
+        raise errors.FormatError(f"{labels}: expected one array of integers, found {found}.")
+    right = array.reshape(-1)
+    shares = [float(np.mean(_best_classes(r, right.size, tolerances) == right)) for r in (actual, golden)]
+    return Accuracy(actual=shares[0], golden=shares[1], samples=right.size)
 
 
 def _best_classes(results: RunResults, samples: int, tolerances: Tolerances) -> NDArray[Any]:
@@ -293,21 +256,22 @@ def _best_classes(results: RunResults, samples: int, tolerances: Tolerances) -> 
         found = np.concatenate([np.argmax(array, axis=axis).reshape(-1) for array in floating[name]])
         if found.size == samples:
             return found
-    scores = {name: sum(a.size // a.shape[axis] for a in floating[name]) for name, axis in (*known, *likely)}
     raise errors.ComparisonError(
-        f"No output holds scores of {samples} samples, as many as there are labels. Outputs with scores, and their "
-        f"samples: {scores or 'none'}; expected a floating-point output of shape (..., classes)."
+        f"No output holds scores of {samples} samples, as many as there are labels; expected a floating-point output "
+        f"of shape (..., classes). Outputs with scores: {', '.join(floating) or 'none'}."
     )
 
 
-def error_metrics(report: ComparisonReport) -> dict[MetricName, float]:
-    """Every metric of every output, as ``("error", output, name)``, and its worst value, as ``("error", name)``.
+def evaluation_metrics(evaluation: Evaluation) -> dict[MetricName, float]:
+    """Errors of outputs, latency and accuracy as metrics.
 
-    The worst values let builds of different models be sorted together. Some get their decimal logarithm as well.
+    Each metric of the table is ``("error", output, name)``, and its worst value ``("error", name)``, by which builds of
+    different models can be sorted together. Some get their decimal logarithm as well.
     """
     found: dict[MetricName, float] = {}
     magnitudes: dict[MetricName, float] = {}
-    measured = {output.name: output.statistics for output in report.outputs if output.statistics is not None}
+    outputs = evaluation.report.outputs
+    measured = {output.name: output.statistics for output in outputs if output.statistics is not None}
     for metric in RECORDED:
         values = {name: getattr(statistics, metric.name) for name, statistics in measured.items()}
         known = {name: float(value) for name, value in values.items() if value is not None}
@@ -323,18 +287,13 @@ def error_metrics(report: ComparisonReport) -> dict[MetricName, float]:
         for quantile in statistics.quantiles:
             found[schema.Metric.ERROR, name, f"q{quantile.level:g}_abs"] = quantile.abs
             found[schema.Metric.ERROR, name, f"q{quantile.level:g}_rel"] = quantile.rel
+    for name in ("p50_ms", "p99_ms", "mean_ms", "device_p50_ms"):
+        if (value := getattr(evaluation.latency, name, None)) is not None:
+            found[schema.Metric.LATENCY, name] = value
+    if evaluation.accuracy is not None:
+        found[schema.Metric.ACCURACY, "top1"] = evaluation.accuracy.actual
+        found[schema.Metric.ACCURACY, "golden_top1"] = evaluation.accuracy.golden
     return found | schema.log10_twins(magnitudes)
-
-
-def worst_output(report: ComparisonReport) -> str | None:
-    """The output with the largest error relative to its scale, a bad one first; None without outputs."""
-    compared = []
-    for output in report.outputs:
-        if output.statistics is not None:
-            error = output.statistics.nrmse
-            error = math.inf if error is None or math.isnan(error) else error
-            compared.append((output.verdict != "good", error, output.name))
-    return max(compared)[2] if compared else None
 
 
 def describe(evaluation: Evaluation) -> list[str]:
@@ -351,29 +310,13 @@ def describe_measurements(evaluation: Evaluation) -> list[str]:
         measured = evaluation.latency
         device = "" if measured.device_p50_ms is None else f"; on the device p50 {measured.device_p50_ms:.3f} ms"
         lines += [f"Latency: p50 {measured.p50_ms:.3f} ms, p99 {measured.p99_ms:.3f} ms{device}.", ""]
-    if evaluation.computed is not None:
-        lines += [evaluation.computed.sentence(), ""]
-    if evaluation.emulated is not None:
-        lines += [evaluation.emulated.sentence(), ""]
-    if evaluation.attribution is not None:
-        lines += [evaluation.attribution.sentence(), ""]
+    for part in (evaluation.computed, evaluation.emulated, evaluation.attribution):
+        if part is not None:
+            lines += [part.sentence(), ""]
     if evaluation.accuracy is not None:
         a = evaluation.accuracy
         lines += [f"Accuracy on {a.samples} samples: {a.actual:.2%}; of the golden outputs {a.golden:.2%}.", ""]
     return lines
-
-
-def evaluation_metrics(evaluation: Evaluation) -> dict[MetricName, float]:
-    """The errors of outputs, the latency and the accuracy of an evaluation as metrics."""
-    metrics = error_metrics(evaluation.report)
-    if evaluation.latency is not None:
-        for name in ("p50_ms", "p99_ms", "mean_ms", "device_p50_ms"):
-            if (value := getattr(evaluation.latency, name)) is not None:
-                metrics[schema.Metric.LATENCY, name] = value
-    if evaluation.accuracy is not None:
-        metrics[schema.Metric.ACCURACY, "top1"] = evaluation.accuracy.actual
-        metrics[schema.Metric.ACCURACY, "golden_top1"] = evaluation.accuracy.golden
-    return metrics
 
 
 def log_evaluation(run: Run, evaluation: Evaluation) -> None:
@@ -389,6 +332,12 @@ def log_evaluation(run: Run, evaluation: Evaluation) -> None:
             for name in ("engine", "precision", "noise", "builder"):
                 metrics[schema.Metric.ATTRIBUTION, name] = float(getattr(found, name))
     run.log_metrics(metrics)
-    if (worst := worst_output(evaluation.report)) is not None:
-        run.set_tags({schema.Tag.WORST_OUTPUT: worst})
+    compared = []
+    for output in evaluation.report.outputs:
+        if output.statistics is not None:
+            error = output.statistics.nrmse
+            error = math.inf if error is None or math.isnan(error) else error
+            compared.append((output.verdict != "good", error, output.name))  # bad ones come before large errors
+    if compared:
+        run.set_tags({schema.Tag.WORST_OUTPUT: max(compared)[2]})
     run.log_json(evaluation, schema.Artifact.ACCURACY)

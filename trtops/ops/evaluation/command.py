@@ -106,16 +106,10 @@ class CommandCheck(Record):
         return any(placeholder in argument for argument in self.command)
 
     def run(self, paths: Mapping[str, Path]) -> CheckOutcome:
-        """Run the command once with files by placeholder, and evaluate its exit code and output.
-
-        Raises:
-            ConfigError: If the program does not exist or cannot be run.
-        """
-        arguments = []
-        for argument in self.command:
-            for placeholder, path in paths.items():
-                argument = argument.replace(placeholder, str(path))
-            arguments.append(argument)
+        """Run the command once with files by placeholder, and evaluate its exit code and output; errors as above."""
+        arguments = list(self.command)
+        for placeholder, path in paths.items():
+            arguments = [argument.replace(placeholder, str(path)) for argument in arguments]
         with tempfile.TemporaryFile() as output:
             code = run_group(arguments, output, self.timeout_seconds)
             output.seek(0)
@@ -134,22 +128,16 @@ class CommandCheck(Record):
         else:
             failed = bool(self.fail_codes) or code != 0
         verdict: CheckVerdict = "pass" if code in (0, *self.ignore_fail_codes) else "error"
-        if failed:
-            verdict = "fail"
-        keeps_output = verdict != "pass" or self.tell_passing
-        return CheckOutcome(verdict=verdict, detail=f"exit code {code}\n{tail}" if keeps_output else "")
+        verdict = "fail" if failed else verdict
+        shown = verdict != "pass" or self.tell_passing
+        return CheckOutcome(verdict=verdict, detail=f"exit code {code}\n{tail}" if shown else "")
 
 
 def run_group(arguments: list[str], output: IO[bytes], timeout_seconds: float | None) -> int | None:
     """Run a program in a process group of its own, and kill the group when the program ends.
 
-    ``output`` receives standard output and standard error.
-
-    Returns:
-        The exit code, negative for a signal; None if the time ran out.
-
-    Raises:
-        ConfigError: If there is no such program, or the system or :mod:`trtops.system.allowed` does not allow it.
+    Its output and errors go to ``output``. Returns the exit code, negative for a signal; None if the time ran out.
+    ConfigError if there is no such program, or the system or :mod:`trtops.system.allowed` does not allow it.
     """
     check_command(arguments)
     try:

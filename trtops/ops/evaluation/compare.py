@@ -10,7 +10,6 @@ from trtops import errors
 from trtops.backend.base import BaseRunner, Engine
 from trtops.backend.engines import backend_of_suffix, engine_backend, reference_runner
 from trtops.backend.onnx.model import Model
-from trtops.comparator.report import compare_outputs
 from trtops.comparator.results import RunResults
 from trtops.ops.evaluation.check import (
     CheckConfig,
@@ -97,47 +96,38 @@ def compare(
 
 
 def _evaluate_sides(actual: str, golden: str, check: CheckConfig, tracker: Tracker) -> Evaluation:
-    paths = [Path(side) for side in (golden, actual)]
-    models = (
-        path
-        for path in paths
-        if path.is_file() and path.suffix not in (".json", ".npz") and backend_of_suffix(path.suffix) is None
-    )
-    model = next(map(Model.load, models), None)
+    under_test, right = _open_side(actual, tracker), _open_side(golden, tracker)
+    model = next((side for side in (right, under_test) if isinstance(side, Model)), None)
     runs = [tracker.info(run_id_of(side)) for side in (actual, golden) if side.startswith(RUN_PREFIX)]
     precisions = {info.params.get("precision") for info in runs}
     # Both sides may differ from the truth; the lowest precision bounds what can be expected of the comparison.
     precision: Precision = next((each for each in _LOWEST_FIRST if each in precisions), "fp32")
     tolerances = tolerances_for(precision, check.tolerances, model)
-    under_test, right = open_side(actual, tracker), open_side(golden, tracker)
     if isinstance(under_test, RunResults):
         if not isinstance(right, RunResults):
             raise errors.ConfigError(
                 f"{actual!r} holds saved outputs, whose inputs are not known, so {golden!r} cannot be run on them. "
                 "Compare saved outputs with saved outputs, or put the saved ones second."
             )
-        return Evaluation(report=compare_outputs(under_test, right, tolerances))
+        return assess(under_test, right, None, check, tolerances)
     # One side after the other: each takes as much memory as it has weights.
-    with under_test:
-        feeds = check.open(under_test.get_input_metadata())
-        outputs = collect(under_test, feeds)
-        latency = measure_latency(under_test, feeds, check)
-    if isinstance(right, BaseRunner):
-        with right:
-            right = collect(right, feeds)
+    with _runner_of(under_test) as runner:
+        feeds = check.open(runner.get_input_metadata())
+        outputs = collect(runner, feeds)
+        latency = measure_latency(runner, feeds, check)
+    if not isinstance(right, RunResults):
+        with _runner_of(right) as runner:
+            right = collect(runner, feeds)
     return assess(outputs, right, latency, check, tolerances)
 
 
-def open_side(side: str, tracker: Tracker) -> BaseRunner | RunResults:
-    """A runner (not yet active) or saved results, from the text that names a side.
+def _runner_of(side: Engine | Model) -> BaseRunner:
+    return reference_runner(side) if isinstance(side, Model) else engine_backend(side.backend).runner(side)
 
-    Raises:
-        ConfigError: If the text names nothing that can be compared.
-    """
+
+def _open_side(side: str, tracker: Tracker) -> Engine | Model | RunResults:
     if side.startswith(RUN_PREFIX):
-        info = tracker.info(run_id_of(side))
-        engine = builds.load_engine(builds.holder_of_engine(tracker, info))
-        return engine_backend(engine.backend).runner(engine)
+        return builds.load_engine(builds.holder_of_engine(tracker, tracker.info(run_id_of(side))))
     path = Path(side)
     if not path.exists():
         raise errors.ConfigError(
@@ -147,7 +137,6 @@ def open_side(side: str, tracker: Tracker) -> BaseRunner | RunResults:
         return RunResults.load(str(path))
     backend_name = backend_of_suffix(path.suffix)
     if backend_name is None:
-        return reference_runner(Model.load(path))
-    backend = engine_backend(backend_name)
-    engine = Engine(backend=backend_name, plan=path.read_bytes(), environment=backend.environment())
-    return backend.runner(engine)
+        return Model.load(path)
+    environment = engine_backend(backend_name).environment()
+    return Engine(backend=backend_name, plan=path.read_bytes(), environment=environment)

@@ -96,8 +96,20 @@ def open_feeds(
     """
     if source is None:
         # Random integers index tables in many models, where values out of range crash or read garbage.
-        fixed = _with_fixed_shapes(inputs)
-        plain = all(spec.dtype is None or spec.dtype.is_floating for spec in fixed.values())
+        fixed, plain = TensorMetadata(), True
+        for name, spec in inputs.items():
+            if spec.shape is None:
+                why = (
+                    "has no known rank, so it needs data"
+                    if spec.dtype is not None
+                    else "is not a tensor of a known type"
+                )
+                raise errors.InputError(f"Input {name!r} {why}. Give a data source, or make it inside the model.")
+            shape = tuple(1 if is_dynamic(dim) else dim for dim in spec.shape)
+            if shape != spec.shape:
+                log.info("Input %r has shape %s; random data has shape %s.", name, spec.shape, shape)
+            fixed.add(name, spec.dtype, shape)
+            plain = plain and (spec.dtype is None or spec.dtype.is_floating)
         values = None if plain or readable is None else readable()
         ranges: dict[str, tuple[float | None, float | None]] = {"": (0.0, 1.0), **(values.ranges if values else {})}
         words = values.words if values else {}
@@ -136,21 +148,14 @@ class DataConfig(Record):
     iterations: int = 1
     seed: int = 1
 
-    def open(self, inputs: TensorMetadata, instead: Iterable[Feed] | None = None) -> Feeds:
-        """The feeds of a model with these inputs, or those of ``instead``; errors as in :func:`open_feeds`."""
-        source = self.data if instead is None else instead
-        return open_feeds(source, inputs, iterations=self.iterations, seed=self.seed)
+    def open(self, inputs: TensorMetadata) -> Feeds:
+        """The feeds of a model with these inputs; errors as in :func:`open_feeds`."""
+        return open_feeds(self.data, inputs, iterations=self.iterations, seed=self.seed)
 
     def open_for(
         self, model: Model, instead: Iterable[Feed] | None = None, inputs: TensorMetadata | None = None
     ) -> Feeds:
-        """The feeds of a model; random integers and strings are values that it can read.
-
-        Args:
-            model: The model.
-            instead: A source to read instead of :attr:`data`.
-            inputs: Its inputs, if they differ from the model's.
-        """
+        """The feeds of a model, from ``instead`` if it is given; random integers and strings are valid in the model."""
         from trtops.backend.onnx.accepted_inputs import accepted_inputs  # imports onnx
 
         return open_feeds(
@@ -160,23 +165,6 @@ class DataConfig(Record):
             seed=self.seed,
             readable=lambda: accepted_inputs(model.structure()),
         )
-
-
-def _with_fixed_shapes(inputs: TensorMetadata) -> TensorMetadata:
-    fixed = TensorMetadata()
-    for name, spec in inputs.items():
-        if spec.shape is None and spec.dtype is None:
-            raise errors.InputError(
-                f"Input {name!r} is not a tensor, or its type is not declared. Sequences and maps cannot be fed; make "
-                "them inside the model (SequenceConstruct)."
-            )
-        if spec.shape is None:
-            raise errors.InputError(f"Input {name!r} has no known rank, so it needs data. Give a data source.")
-        shape = tuple(1 if is_dynamic(dim) else dim for dim in spec.shape)
-        if shape != spec.shape:
-            log.info("Input %r has shape %s; random data has shape %s.", name, spec.shape, shape)
-        fixed.add(name, spec.dtype, shape)
-    return fixed
 
 
 def check_source(source: str | None) -> None:
@@ -202,35 +190,32 @@ def _from_path(text: str, inputs: TensorMetadata) -> Feeds:
         raise errors.ConfigError(f"Data source {text!r} does not exist. Give a path to {_KINDS}.")
     if path.suffix == ".py":
         check_file(path)
-        return Feeds(text, lambda: _call_script(path, function))
+
+        def called() -> Iterable[Feed]:
+            loaded: Any = invoke_from_script(str(path), function)
+            if not isinstance(loaded, Iterable):
+                kind = type(loaded).__name__
+                raise errors.InputError(f"{path}:{function} returned a {kind}; expected an iterable of feeds.")
+            return loaded
+
+        return Feeds(text, called)
     files = [path]
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES)
         if not files:
             raise errors.InputError(f"{path} has no .npz, .npy or .json file.")
     elif path.suffix not in _SUFFIXES:
-        raise errors.ConfigError(
-            f"Data source {text!r} has an unknown suffix {path.suffix!r}. Give a path to {_KINDS}."
-        )
+        raise errors.ConfigError(f"Data source {text!r} has an unknown suffix. Give a path to {_KINDS}.")
     return Feeds(text, lambda: itertools.chain.from_iterable(_read_file(file, inputs) for file in files))
 
 
-def _call_script(path: Path, function: str) -> Iterable[Feed]:
-    loaded: Any = invoke_from_script(str(path), function)
-    if not isinstance(loaded, Iterable):
-        raise errors.InputError(f"{path}:{function} returned a {type(loaded).__name__}; expected an iterable of feeds.")
-    return loaded
-
-
 def _read_file(path: Path, inputs: TensorMetadata) -> Iterable[Feed]:
-    if path.suffix == ".json" or has_index(path):
-        loaded: Any = load_json(str(path))
-        return [loaded] if isinstance(loaded, Mapping) else loaded
-    loaded = load_numpy(path)
+    of_json = path.suffix == ".json" or has_index(path)
+    loaded: Any = load_json(str(path)) if of_json else load_numpy(path)
     if isinstance(loaded, np.ndarray):
         if len(inputs) != 1:
             raise errors.InputError(
                 f"{path} holds one array, and the model has {len(inputs)} inputs; use .npz with their names."
             )
-        return [{next(iter(inputs)): loaded}]
-    return [loaded]
+        loaded = {next(iter(inputs)): loaded}
+    return [loaded] if isinstance(loaded, Mapping) else loaded

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from trtops import errors
 from trtops.backend.engines import reference_runner
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
-from trtops.comparator.results import IterationResult, RunResults
+from trtops.comparator.results import RunResults
 from trtops.record import Record
 from trtops.spec import Precision
 from trtops.system.processes import temporary_prefix
@@ -43,11 +43,14 @@ _SHOWN = 3  # overflowing tensors in messages
 
 def collect(runner: BaseRunner, feeds: Iterable[Feed]) -> RunResults:
     """The outputs of an active runner for each feed, copied. All are kept in memory."""
-    iterations = []
-    for feed in feeds:
-        outputs = {name: np.array(array) for name, array in runner.infer(feed).items()}
-        iterations.append(IterationResult(outputs, runtime=runner.last_inference_time(), runner_name=runner.name))
-    return RunResults([(runner.name, iterations)])
+    results = RunResults()
+    results.add([_copied(runner.infer(feed)) for feed in feeds], runner_name=runner.name)
+    return results
+
+
+def _copied(outputs: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+    # The arrays belong to the runner, which may overwrite them.
+    return {name: np.array(array) for name, array in outputs.items()}
 
 
 def golden_outputs(model: Model, feeds: Iterable[Feed], golden: str | None) -> RunResults:
@@ -86,12 +89,8 @@ def moved_reference(model: Model, feeds: Sequence[Feed], precision: Precision, *
         return collect(runner, inputs)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Overflow(Record):
-    """A tensor with a value that 16 bit does not hold."""
-
-    tensor: str
-    peak: float
+Overflows: TypeAlias = tuple[tuple[str, float], ...]
+"""Tensors with values that 16 bit does not hold, and the largest of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +99,7 @@ class Emulation(Record):
 
     precision: Literal["fp16", "bf16"]
     report: ComparisonReport
-    overflows: tuple[Overflow, ...] = ()
+    overflows: Overflows = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -110,7 +109,7 @@ class Emulation(Record):
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why it is bad, one sentence each."""
-        found = [f"{o.tensor!r} overflows, {o.peak:,.0f} > 65,504" for o in self.overflows[:_SHOWN]]
+        found = [f"{tensor!r} overflows, {peak:,.0f} > 65,504" for tensor, peak in self.overflows[:_SHOWN]]
         if len(self.overflows) > _SHOWN:
             found.append(f"{len(self.overflows) - _SHOWN} more tensors overflow")
         return tuple(
@@ -135,18 +134,14 @@ def emulate(
     tolerances: Tolerances,
     keep: Sequence[str] = (),
 ) -> Emulation:
-    """Evaluate an FP32 model in 16 bit, rounded as a GPU rounds; nodes of ``keep`` stay in FP32.
-
-    Raises:
-        BackendError: If the rewritten model does not run.
-    """
+    """Evaluate an FP32 model in 16 bit; nodes of ``keep`` stay in FP32. Errors as for :func:`run_in_16_bit`."""
     outputs, overflows = run_in_16_bit(model, precision, feeds, keep)
     return Emulation(precision=precision, report=compare_outputs(outputs, golden, tolerances), overflows=overflows)
 
 
 def run_in_16_bit(
     model: Model, precision: Literal["fp16", "bf16"], feeds: Iterable[Feed], keep: Sequence[str] = ()
-) -> tuple[list[dict[str, npt.NDArray[Any]]], tuple[Overflow, ...]]:
+) -> tuple[list[dict[str, npt.NDArray[Any]]], Overflows]:
     """The outputs of a model in 16 bit for each feed, and the tensors that overflow, in order of execution.
 
     Raises:
@@ -172,32 +167,23 @@ def run_in_16_bit(
     return (
         [{name: arrays[name] for name in outputs} for arrays in found],
         # A value rounds to infinity from half a step (16) above the largest float16.
-        tuple(Overflow(tensor=t, peak=peak) for t, peak in largest.items() if peak >= LARGEST_FLOAT16 + 16),
+        tuple((tensor, peak) for tensor, peak in largest.items() if peak >= LARGEST_FLOAT16 + 16),
     )
 
 
 def run_unoptimized(model: onnx.ModelProto, feeds: Iterable[Feed]) -> list[dict[str, npt.NDArray[Any]]]:
-    """The outputs of a model for each feed, without graph optimization.
-
-    Raises:
-        BackendError: If ONNX Runtime cannot run it.
-    """
+    """The outputs of a model for each feed, without graph optimization; BackendError if it does not run."""
     from trtops.backend.onnxrt.reference import SessionFromMemory
     from trtops.backend.onnxrt.runner import OnnxrtRunner
 
     # Optimizers could remove the rounding, and crash on some models in 16 bit.
     with OnnxrtRunner(SessionFromMemory(model, optimized=False), "emulated") as runner:
-        return [{name: np.array(array) for name, array in runner.infer(feed).items()} for feed in feeds]
-
-
-def outputs_by_iteration(results: RunResults) -> list[Mapping[str, Any]]:
-    """The outputs of the first runner, iteration by iteration."""
-    return list(results[0][1])
+        return [_copied(runner.infer(feed)) for feed in feeds]
 
 
 def all_numbers(results: RunResults, name: str) -> npt.NDArray[np.float64] | None:
     """All numbers of an output; None if an iteration lacks it, or it does not hold numbers."""
-    run = outputs_by_iteration(results)
+    run = results[0][1]
     if any(name not in iteration for iteration in run):
         return None
     arrays = [np.asarray(iteration[name]) for iteration in run]

@@ -38,18 +38,12 @@ _PRECISIONS: dict[str, Precision] = {
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionCheck(Record):
-    """The precisions that an engine's kernels compute in, compared with the requested one.
-
-    Attributes:
-        kernels: Number of kernels by precision. If some multiply matrices, convolve or recur, only these are counted.
-        unknown: Kernels whose precision the back end does not report.
-        limit: The share of kernels that must compute in the requested precision; 0 requires one kernel.
-    """
+    """The precisions that an engine's kernels compute in, compared with the requested one."""
 
     asked: Precision
-    kernels: tuple[tuple[str, int], ...]
-    unknown: int = 0
-    limit: float = 0.0
+    kernels: tuple[tuple[str, int], ...]  # numbers by precision: of those that multiply matrices, if there are any
+    unknown: int = 0  # kernels whose precision the back end does not report
+    limit: float = 0.0  # the share that must compute in the requested precision; 0 requires one kernel
     backend: BackendName = "onnxruntime"
 
     @property
@@ -109,18 +103,8 @@ class PrecisionCheck(Record):
         return f"{text} {share:.0%} compute in the requested {self.asked.upper()}{required}."
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """One kernel of an engine."""
-
-    layer: str
-    op: str
-    precision: str
-    counted: bool
-
-
-def kernels(build: Build) -> tuple[Kernel, ...]:
-    """The kernels of a build, in its own order."""
+def _kernels(build: Build) -> list[tuple[str, str, str, bool]]:
+    """Layer, op and precision of each kernel of a build, and whether it is counted."""
     found = [(layer.name, layer.op, layer.precision) for layer in build.layers]
     if build.tactics.mechanism == "onnxruntime":  # this record has every kernel, with the type that each reads first
         recorded = [
@@ -132,30 +116,25 @@ def kernels(build: Build) -> tuple[Kernel, ...]:
     computing = {layer for layer, op, _ in found if not _NOT_COMPUTING.search(op)}
     # Products decide speed and error. Elementwise kernels stay in FP32 in sound FP16 engines, and would hide them.
     counted = {layer for layer, op, _ in found if layer in computing and _PRODUCTS.search(op)} or computing
-    return tuple(
-        Kernel(layer, op, _PRECISIONS.get(precision.lower(), ""), layer in counted) for layer, op, precision in found
-    )
+    return [(layer, op, _PRECISIONS.get(precision.lower(), ""), layer in counted) for layer, op, precision in found]
 
 
 def check_precision(build: Build, limit: float = 0.0) -> PrecisionCheck:
     """Count the kernels of a build by precision; ``limit`` is the share that must compute in the requested one."""
-    counts = Counter(kernel.precision for kernel in kernels(build) if kernel.counted)
-    unknown = counts.pop("", 0)
+    counts = Counter(precision for _, _, precision, counted in _kernels(build) if counted)
+    config, unknown = build.spec.config, counts.pop("", 0)
     return PrecisionCheck(
-        asked=build.spec.config.precision,
-        kernels=tuple((str(name), count) for name, count in counts.most_common()),
+        asked=config.precision,
+        kernels=tuple(counts.most_common()),
         unknown=unknown,
         limit=limit,
-        backend=build.spec.config.backend,
+        backend=config.backend,
     )
 
 
 def log_kernels(run: Run, build: Build) -> None:
     """Log a table of the precision of each kernel."""
+    columns = ("layer", "op", "asked for", "computes in", "counted")
     asked = build.spec.config.precision
-    log_table(
-        run,
-        schema.Artifact.PRECISIONS,
-        ("layer", "op", "asked for", "computes in", "counted"),
-        ((kernel.layer, kernel.op, asked, kernel.precision, kernel.counted) for kernel in kernels(build)),
-    )
+    rows = ((layer, op, asked, precision, counted) for layer, op, precision, counted in _kernels(build))
+    log_table(run, schema.Artifact.PRECISIONS, columns, rows)

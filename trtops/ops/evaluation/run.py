@@ -51,21 +51,13 @@ class RunConfig(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult(OpResult):
-    """The result of running and comparing.
-
-    Attributes:
-        verdict: ``bad`` if outputs differ, or hold NaN or infinities that they must not.
-        reasons: Why, one sentence each.
-        runners: Names of the runners and of the saved results, in the order compared.
-        iterations: The number of iterations of each.
-        mean_ms: Mean inference time of each; None where not known.
-    """
+    """The result of running and comparing: ``bad`` if outputs differ, or hold NaN or infinities that they must not."""
 
     verdict: Verdict
     reasons: tuple[str, ...]
-    runners: tuple[str, ...]
-    iterations: tuple[int, ...]
-    mean_ms: tuple[float | None, ...]
+    runners: tuple[str, ...]  # names of the runners and of the saved results, in the order compared
+    iterations: tuple[int, ...]  # the number of each
+    mean_ms: tuple[float | None, ...]  # of each, where it is known
 
     def body(self) -> Iterable[str]:
         """Reasons, and a row for each runner."""
@@ -131,9 +123,14 @@ def run_models(
             )
             if config.save_accuracy is not None:
                 accuracy.save(config.save_accuracy)
-            reasons += _describe_differences(accuracy)
+            for result in accuracy:
+                for pair in result:
+                    found = result.matches_by_output(pair).items()
+                    if bad := [name for name, matches in found if not all(map(bool, matches))]:
+                        reasons.append(f"{pair[0]} and {pair[1]} differ in {', '.join(bad)}.")
+            reasons = list(dict.fromkeys(reasons))  # several functions may find the same outputs
         runtimes = [[i.runtime for i in iterations if i.runtime is not None] for iterations in results.values()]
-        result = RunResult(
+        ended = RunResult(
             title=title,
             verdict="bad" if reasons else "good",
             reasons=tuple(reasons),
@@ -148,8 +145,8 @@ def run_models(
 
             log_evaluation(run, Evaluation(report=report_of(accuracy, results)))
             run.log_text(accuracy.to_json(), schema.Artifact.ACCURACY_POLYGRAPHY)
-        finish_with(run, result, tracker)
-        return result.kept_in(run, experiment)
+        finish_with(run, ended, tracker)
+        return ended.kept_in(run, experiment)
 
 
 def report_of(accuracy: AccuracyResults, results: RunResults) -> ComparisonReport:
@@ -187,14 +184,3 @@ def report_of(accuracy: AccuracyResults, results: RunResults) -> ComparisonRepor
             outputs.append(dataclasses.replace(output, verdict="good" if good else "bad", reasons=reasons))
     verdict: Verdict = "good" if all(output.verdict == "good" for output in outputs) else "bad"
     return dataclasses.replace(report, verdict=verdict, outputs=tuple(outputs))
-
-
-def _describe_differences(accuracy: AccuracyResults) -> list[str]:
-    """A sentence for each pair of runners that differ."""
-    reasons = []
-    for result in accuracy:
-        for pair in result:
-            bad = [name for name, matches in result.matches_by_output(pair).items() if not all(map(bool, matches))]
-            if bad:
-                reasons.append(f"{pair[0]} and {pair[1]} differ in {', '.join(bad)}.")
-    return list(dict.fromkeys(reasons))

@@ -14,10 +14,7 @@ from trtops.json import load_json, save_json
 def merge(paths: Sequence[str | Path], output: str | Path) -> int:
     """Merge the arrays of several files, iteration by iteration, into inputs; returns the number of iterations.
 
-    Args:
-        paths: Files of saved inputs or outputs. The last runner of a file counts, and the last of arrays with the same
-            name.
-        output: Where to write the inputs.
+    Of a file's runners the last counts, and of arrays with the same name the last.
 
     Raises:
         FormatError: If a file cannot be read, or is of another kind.
@@ -43,11 +40,7 @@ def merge(paths: Sequence[str | Path], output: str | Path) -> int:
 
 
 def concat(paths: Sequence[str | Path], output: str | Path) -> int:
-    """Concatenate the iterations of files; returns the number of iterations.
-
-    Args:
-        paths: Files of saved inputs, or of saved outputs; not both.
-        output: Where to write them, in the same format.
+    """Concatenate the iterations of files of inputs, or of outputs; returns the number of iterations.
 
     Raises:
         FormatError: If a file cannot be read, or is of another kind.

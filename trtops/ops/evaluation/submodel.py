@@ -55,19 +55,12 @@ Check: TypeAlias = "Callable[[SubModel], bool | CheckVerdict | CheckOutcome]"
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonCheck:
-    """Compares a back end with the golden values of the whole model.
+    """Compares a back end with the golden values of the whole model."""
 
-    Attributes:
-        runner: Makes an inactive runner of a sub-model, which it must not change.
-        tolerances: When outputs are good enough.
-        failures: The failures that are searched for.
-        name: The back end and its settings, which distinguish cached answers; the name of ``runner`` by default.
-    """
-
-    runner: Callable[[onnx.ModelProto], BaseRunner]
+    runner: Callable[[onnx.ModelProto], BaseRunner]  # makes an inactive runner of a sub-model, which it must not change
     tolerances: Tolerances = field(default_factory=Tolerances)
-    failures: tuple[Failure, ...] = ("accuracy",)
-    name: str = ""
+    failures: tuple[Failure, ...] = ("accuracy",)  # those that are searched for
+    name: str = ""  # the back end and its settings, which distinguish cached answers; by default the name of `runner`
 
     def __call__(self, part: SubModel) -> CheckOutcome:
         """Build, run and compare; an error of the back end is an outcome too."""

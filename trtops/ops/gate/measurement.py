@@ -20,7 +20,7 @@ from trtops.ops.campaign.promote import registered_model
 from trtops.ops.campaign.workers import free_device
 from trtops.ops.engines.deny import deny_list
 from trtops.ops.engines.job import BuildJob, read_cache_file
-from trtops.ops.evaluation.check import Accuracy, measure_accuracy, read_labels, tolerances_for
+from trtops.ops.evaluation.check import measure_accuracy, tolerances_for
 from trtops.ops.evaluation.outputs import collect, moved_reference
 from trtops.ops.evaluation.precision_check import check_precision
 from trtops.ops.gate.engine_process import EngineProcess, measure_rounds, save_feeds
@@ -102,7 +102,7 @@ class Measurement:
             measured = Measured(
                 candidate=_facts(self.holder, build),
                 reference=compare_outputs(outputs, golden, tolerances),
-                candidate_top1=self._top1(outputs, golden, tolerances),
+                candidate_top1=measure_accuracy(outputs, golden, config.check.labels, tolerances),
             )
             if accepted is None:
                 return measured
@@ -123,7 +123,7 @@ class Measurement:
                 accepted=_facts(accepted.id, other),
                 agreement=compare_outputs(outputs, theirs, Tolerances()),
                 widths=measure_widths(outputs, (theirs, again), golden, reference, precision, same_model=same_model),
-                accepted_top1=self._top1(theirs, golden, tolerances),
+                accepted_top1=measure_accuracy(theirs, golden, config.check.labels, tolerances),
                 rounds=rounds,
             )
 
@@ -226,10 +226,6 @@ class Measurement:
                 f"The accepted engine was built with {wanted.backend} {wanted.backend_version} and only runs with "
                 f"that release; {'; '.join(tried)}. Name that release as well."
             )
-
-    def _top1(self, outputs: RunResults, golden: RunResults, tolerances: Tolerances) -> Accuracy | None:
-        labels = self._config.check.labels
-        return None if labels is None else measure_accuracy(outputs, golden, read_labels(Path(labels)), tolerances)
 
 
 def _facts(run_id: str, build: Build) -> EngineFacts:

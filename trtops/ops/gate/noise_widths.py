@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trtops.comparator.results import RunResults
-from trtops.ops.evaluation.outputs import UNITS, all_numbers, outputs_by_iteration, root_mean_square
+from trtops.ops.evaluation.outputs import UNITS, all_numbers, root_mean_square
 from trtops.record import Record
 from trtops.spec import Precision
 
@@ -65,7 +65,7 @@ def measure_widths(
     """
     plain, moved = reference
     found = []
-    for name in outputs_by_iteration(candidate)[0]:
+    for name in candidate[0][1][0]:
         columns = [
             all_numbers(run, name) for run in (candidate, *accepted, golden, plain, plain if moved is None else moved)
         ]
