@@ -179,6 +179,15 @@ class AccuracyResults(SavedResults, UserList[AccuracyResult]):
     def __getitem__(self, key: Any) -> Any:
         return self.data[key] if isinstance(key, (int, slice)) else self._only_result()[key]
 
+    # As in the base class, with Polygraphy's names of parameters.
+    def append(self, elem: AccuracyResult) -> None:
+        """Add a compare function's result."""
+        self.data.append(elem)
+
+    def extend(self, elems: Iterable[AccuracyResult]) -> None:
+        """Add results of compare functions."""
+        self.data.extend(elems)
+
     def __repr__(self) -> str:
         return f"AccuracyResults({self.lst!r})"
 

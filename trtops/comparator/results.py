@@ -176,7 +176,7 @@ class RunResults(SavedResults, UserList[tuple[str, list[IterationResult]]]):
     """The iterations of each runner, in the order in which they ran: a list of pairs that can be indexed by name.
 
     ``results["runner"]`` is the runner's list of :class:`IterationResult`, ``results[0]`` the pair of name and list. If
-    two runners have the same name, which ``append`` allows, the name means the first. ``lst`` is the list.
+    two runners have the same name, the name means the first. ``lst`` is the list.
     """
 
     _DESCRIPTION = "inference results"
@@ -214,6 +214,15 @@ class RunResults(SavedResults, UserList[tuple[str, list[IterationResult]]]):
         """Add a runner from plain outputs: arrays by name for each iteration."""
         iterations = [IterationResult(outputs, runtime, runner_name) for outputs in out_list]
         self["custom_runner" if runner_name is None else runner_name] = iterations
+
+    # As in the base class, with Polygraphy's names of parameters.
+    def append(self, elem: tuple[str, list[IterationResult]]) -> None:
+        """Add a runner at the end, even if there is another one of its name."""
+        self.data.append(elem)
+
+    def extend(self, elems: Iterable[tuple[str, list[IterationResult]]]) -> None:
+        """Add runners at the end."""
+        self.data.extend(elems)
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, int):
