@@ -115,6 +115,7 @@ ON_STORE = (
     "runs audit RUN --no-rebuild",
     "runs promote RUN",
     "runs resolve good.onnx",
+    "runs prune --older-than 0",
     "runs pardon RUN --why x",
     "runs deny RUN",
     "runs close RUN",

@@ -120,6 +120,7 @@ LINES = {
     "runs compare": "abc def",
     "runs evaluate": "abc --l2-threshold 7; abc",
     "runs audit": "--experiment e; --accepted",
+    "runs prune": "",
     "runs bundle": "abc",
     "runs promote": "abc",
     "runs resolve": "m.onnx; m.onnx --trt",

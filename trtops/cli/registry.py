@@ -71,6 +71,7 @@ COMMANDS: dict[Path, str] = {
     ("runs", "compare"): "show params and numbers of runs side by side",
     ("runs", "evaluate"): "evaluate stored runs with other tolerances",
     ("runs", "audit"): "check runs for consistency, rebuild and grade them",
+    ("runs", "prune"): "delete the engines of old runs",
     ("runs", "bundle"): "pack a run into a zip file that reproduces its verdict",
     ("runs", "promote"): "accept a run's engine for all users",
     ("runs", "resolve"): "find the accepted engine for a model on this machine",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from trtops.backend.onnx.edit import unbounded_tensors as unbounded_tensors
     from trtops.ops.auditing.config import AuditConfig as AuditConfig
     from trtops.ops.auditing.op import audit as audit
+    from trtops.ops.auditing.prune import prune_runs as prune_runs
     from trtops.ops.auditing.result import AuditResult as AuditResult
     from trtops.ops.bundling.op import BundleConfig as BundleConfig
     from trtops.ops.bundling.op import BundleResult as BundleResult

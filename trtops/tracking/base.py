@@ -14,7 +14,7 @@ either. Rules for all of them:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -90,6 +90,10 @@ class Tracker(Protocol):
 
         Raises LogError if it is complete, or its process may still be writing it.
         """
+        ...
+
+    def drop(self, run_id: str, paths: Collection[str]) -> None:
+        """Delete artifacts of a complete run. The manifest that lists them as dropped is written first."""
         ...
 
     def peek(self, run_id: str, path: str) -> bytes | None:

@@ -6,7 +6,7 @@ import threading
 import time
 import types
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -165,6 +165,14 @@ class MemoryTracker:
     def peek(self, run_id: str, path: str) -> bytes | None:
         with self._lock:
             return self._data(run_id).artifacts.get(path)
+
+    def drop(self, run_id: str, paths: Collection[str]) -> None:
+        with self._lock:
+            artifacts = self._data(run_id).artifacts
+            manifest = self.load(run_id).manifest.without(paths)
+            artifacts[Artifact.MANIFEST] = manifest.to_json().encode("utf-8")
+            for path in paths:
+                artifacts.pop(path, None)
 
     def register(self, name: str, run_id: str, path: str, *, alias: str, tags: Tags | None = None) -> RegisteredVersion:
         check_registration(self, name, run_id, path, alias)

@@ -40,7 +40,8 @@ class OfflineTracker:
         self.store = inner.store
         self.lock_folder = inner.lock_folder
         # These need the store: an engine is accepted only once its run is there.
-        self.close, self.register, self.registered = inner.close, inner.register, inner.registered
+        self.close, self.drop = inner.close, inner.drop
+        self.register, self.registered = inner.register, inner.registered
         self.aliases, self.accepted = inner.aliases, inner.accepted
         self._answers: dict[Hashable, object] = {}
         self._runs: weakref.WeakValueDictionary[str, OfflineRun] = weakref.WeakValueDictionary()

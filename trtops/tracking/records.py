@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from trtops import errors
-from trtops.record import Record
+from trtops.record import JSONValue, Record
 from trtops.tracking.schema import KINDS, Kind, MetricName, Tag
 from trtops.verdict import VERDICTS, Verdict
 
@@ -26,9 +26,26 @@ class ArtifactEntry(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest(Record):
-    """Every artifact of a finished run but the manifest itself, ordered by path."""
+    """Every artifact of a finished run but the manifest itself, and those deleted since; both ordered by path."""
 
     artifacts: tuple[ArtifactEntry, ...]
+    dropped: tuple[ArtifactEntry, ...] = ()
+
+    def to_dict(self) -> dict[str, JSONValue]:
+        """The manifest as JSON values."""
+        values = super().to_dict()
+        if not self.dropped:  # a signature covers the manifest as it was first written
+            del values["dropped"]
+        return values
+
+    def original(self) -> Manifest:
+        """The manifest as it was when the run finished."""
+        return Manifest(artifacts=tuple(sorted((*self.artifacts, *self.dropped), key=lambda entry: entry.path)))
+
+    def without(self, paths: Collection[str]) -> Manifest:
+        """The manifest after these artifacts were deleted."""
+        gone = tuple(entry for entry in self.artifacts if entry.path in paths)
+        return Manifest(artifacts=tuple(e for e in self.artifacts if e not in gone), dropped=(*self.dropped, *gone))
 
     def __contains__(self, path: object) -> bool:
         """True if there is an artifact with this path."""

@@ -302,6 +302,8 @@ class StoredRun(ABC):
         return file
 
     def _find(self, path: str) -> tuple[ArtifactEntry, Path]:
+        if any(entry.path == path for entry in self.manifest.dropped):
+            raise incomplete(self.info.id, f"{path!r} was deleted by `trtops runs prune`")
         if (entry := self._entries.get(path)) is None:
             near = errors.near(path, self._entries)
             raise incomplete(self.info.id, f"it has no artifact {path!r}. {near}".rstrip(". "))
@@ -352,7 +354,7 @@ def read_manifest(run_id: str, data: bytes | None) -> Manifest:
         raise incomplete(run_id, f"it has no {Artifact.MANIFEST}")
     try:
         manifest = Manifest.from_json(data)
-        for entry in manifest.artifacts:
+        for entry in manifest.original().artifacts:
             check_path(entry.path)
             if re.fullmatch("[0-9a-f]{64}", entry.sha256) is None or entry.size < 0:
                 raise errors.FormatError(f"{entry.path!r} has no SHA-256 or no size")

@@ -41,7 +41,7 @@ def check_signature(run: StoredRun, keys: tuple[str, ...], wrong: Callable[[str,
 def _compare_signed(run: StoredRun, statement: Mapping[str, Any], wrong: Callable[[str, str], None]) -> None:
     """Compare manifest, files, run id, verdict, spec and environment with the signed ones."""
     signed = {each["name"]: each["digest"]["sha256"] for each in statement["subject"]}
-    manifest, predicate = run.manifest, statement["predicate"]
+    manifest, predicate = run.manifest.original(), statement["predicate"]
     found = {Artifact.MANIFEST: sha256(manifest.to_json().encode("utf-8"))}
     found |= {entry.path: entry.sha256 for entry in manifest.artifacts}
     for path in sorted({*signed, *found}):

@@ -161,6 +161,20 @@ def _show_audit(result: Any, store: str | None) -> None:
 
 
 @command(
+    Group(
+        "which",
+        flag("--older-than DAYS", "only if the run ended at least this long ago", convert=float, default=30.0),
+        flag("--apply", "delete the engines"),
+    ),
+    *_READ,
+    examples=("trtops runs prune --older-than 90 --apply",),
+)
+def prune(args: Options) -> Job:
+    """Delete engines of old runs that are not accepted; the rest of a run stays. Without --apply it only lists them."""
+    return op_job(args, "prune_runs", older_than_days=args.older_than, apply=bool(args.apply), store="reads")
+
+
+@command(
     Group("run", flag("run", "a build's run, or an iteration's")),
     configs.config_flags("bundle", "BundleConfig", {"output": "-o --output", "timeout_seconds": "--script-timeout"}),
     *_READ,

@@ -154,7 +154,7 @@ def _check_files(run: StoredRun, facts: Facts) -> int:
             files += 1
         except errors.IncompleteRunError as exc:
             facts.wrong(entry.path, str(exc))
-    manifest = run.manifest
+    manifest = run.manifest.original()
     found = sha256(manifest.to_json().encode("utf-8"))
     facts.tag(Artifact.MANIFEST, Tag.MANIFEST_SHA256, "the file", found)
     if (text := run.info.tags.get(Tag.DIGESTS)) is not None:
@@ -191,7 +191,7 @@ def _check_build(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
         stored = shared.tracker.load(reused_from)
         for tag in (Tag.MODEL_SHA256, Tag.SPEC_SHA256, Tag.BUILD_KEY):
             facts.tag(tag, tag, f"tag of run {reused_from}, whose engine it reused", stored.info.tags.get(tag))
-    entries = stored.manifest.artifacts
+    entries = stored.manifest.original().artifacts
     engine = next((entry for entry in entries if entry.path.startswith(f"{builds.ENGINE_STEM}.")), None)
     if engine is None:
         # A gate also refuses candidates that cannot be built, and holds no engine then.

@@ -126,7 +126,7 @@ def _audit_run(
         )
         if info.kind == "gate":  # it only contains an engine if it built its candidate
             stem = f"{builds.ENGINE_STEM}."
-            holds_build = any(entry.path.startswith(stem) for entry in run.manifest.artifacts)
+            holds_build = any(entry.path.startswith(stem) for entry in run.manifest.original().artifacts)
         else:
             holds_build = info.kind in BUILDS and info.verdict != "error"
         if config.rebuild and holds_build:

@@ -81,12 +81,12 @@ def gather(run: StoredRun, tracker: Tracker, folder: MaterialFolder) -> Logged:
     """
     missing: list[str] = []
     held = builds.holder_of_engine(tracker, run.info)
-    engine = next((e for e in held.manifest.artifacts if e.path.startswith(f"{builds.ENGINE_STEM}.")), None)
+    engine = next((e for e in held.manifest.original().artifacts if e.path.startswith(f"{builds.ENGINE_STEM}.")), None)
     if engine is None:
         raise incomplete(held.info.id, "it holds no engine")
     try:
         build = builds.load_build(held)
-    except errors.IncompleteRunError:  # the engine is damaged, but its digest is known
+    except errors.IncompleteRunError:  # the engine is damaged or was dropped, but its digest is known
         build = builds.load_build(held, engine=False)
     if not build.engine.plan:
         missing.append(f"the engine with SHA-256 {engine.sha256}: outputs are compared with the golden ones")

@@ -126,6 +126,9 @@ class _LocalFiles:
                 found.append(ArtifactEntry(path=path, size=file.stat().st_size, sha256=sha256_file(file)))
         return found
 
+    def remove(self, path: str) -> None:
+        self._inside(path).unlink(missing_ok=True)
+
     def sync(self, paths: Iterable[str]) -> None:
         """Wait until the disk holds artifacts."""
         files = [self.folder / path for path in paths]
@@ -185,6 +188,9 @@ class _RemoteFiles:
                     size = file.stat().st_size
                     entries.append(ArtifactEntry(path=item.path, size=size, sha256=sha256_file(file)))
         return entries
+
+    def remove(self, path: str) -> None:
+        self._connection.call(lambda: self._repository().delete_artifacts(path))
 
     def sync(self, paths: Iterable[str]) -> None:
         """The server's disk is its own."""

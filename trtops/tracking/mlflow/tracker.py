@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -179,6 +179,13 @@ class MlflowTracker:
 
     def peek(self, run_id: str, path: str) -> bytes | None:
         return self._files(self._entity(run_id)).peek(path)
+
+    def drop(self, run_id: str, paths: Collection[str]) -> None:
+        files = self._files(self._entity(run_id))
+        manifest = read_manifest(run_id, files.peek(Artifact.MANIFEST)).without(paths)
+        files.put(manifest.to_json().encode("utf-8"), Artifact.MANIFEST)
+        for path in paths:
+            files.remove(path)
 
     def register(self, name: str, run_id: str, path: str, *, alias: str, tags: Tags | None = None) -> RegisteredVersion:
         check_registration(self, name, run_id, path, alias)

@@ -1,0 +1,83 @@
+"""Which engines retention deletes, and that an audit still passes and rebuilds."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.ops.audit.conftest import Logged
+from tests.servers import MlflowServer
+from trtops import errors
+from trtops.cli.main import main
+from trtops.ops.auditing.config import AuditConfig
+from trtops.ops.auditing.op import audit
+from trtops.ops.auditing.prune import prune_runs
+from trtops.tracking.memory import MemoryTracker
+from trtops.tracking.mlflow import MlflowTracker
+from trtops.tracking.mlflow.embedded import ensure_store
+from trtops.tracking.schema import Artifact, Tag
+
+ENGINE = "engine/engine.ort"
+
+
+def logged_run(tracker, kind: str = "build", **tags: str) -> str:
+    run = tracker.start("many", "a run", kind=kind, tags=tags)
+    for path in (ENGINE, Artifact.ENGINE_OPTIONS, Artifact.TACTICS):
+        run.log_bytes(os.urandom(1000), path)
+    run.finish("good")
+    return run.id
+
+
+@pytest.fixture(params=[MemoryTracker, MlflowTracker, MlflowServer])
+def tracker(request: pytest.FixtureRequest, tmp_path: Path):
+    if request.param is MemoryTracker:
+        yield MemoryTracker()
+    elif request.param is MlflowTracker:
+        yield MlflowTracker(tmp_path / "mlruns")
+    else:
+        ensure_store(tmp_path / "mlruns")
+        with MlflowServer(tmp_path / "mlruns") as server:
+            yield MlflowTracker(server.address)
+
+
+def test_only_unneeded_engines_are_deleted(tracker) -> None:
+    old, evidence, reused = (logged_run(tracker) for _ in range(3))
+    kept = [evidence, reused, logged_run(tracker, "promote"), logged_run(tracker, "compare")]
+    kept.append(accepted := logged_run(tracker))
+    tracker.register("model", accepted, ENGINE, alias="chosen", tags={Tag.EVIDENCE: evidence})
+    later = logged_run(tracker, **{Tag.REUSED_FROM: reused})
+
+    assert not prune_runs(tracker=tracker, older_than_days=1, apply=True).engines
+    dry = prune_runs(tracker=tracker, older_than_days=0)
+    assert set(dry.engines) == {old, later} and "dry run" in dry.page()
+    assert tracker.load(old).read_bytes(ENGINE)
+
+    assert prune_runs(tracker=tracker, older_than_days=0, apply=True).engines == dry.engines
+    stored = tracker.load(old)
+    assert tracker.peek(old, ENGINE) is None and [entry.path for entry in stored.manifest.dropped] == [ENGINE]
+    with pytest.raises(errors.IncompleteRunError, match="runs prune"):
+        stored.read_bytes(ENGINE)
+    assert len(stored.read_bytes(Artifact.TACTICS)) == len(stored.read_bytes(Artifact.ENGINE_OPTIONS)) == 1000
+    assert all(tracker.load(run).read_bytes(ENGINE) for run in kept)
+    assert not prune_runs(tracker=tracker, older_than_days=0, apply=True).engines
+
+
+def test_pruned_run_passes_audit_and_rebuilds(logged: Logged, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["runs", "prune", "--store", str(logged.root), "--older-than", "0", "--apply"]
+    assert main(line) == 0 and logged.runs["int8"] in capsys.readouterr().out
+    assert (logged.folder("fp32") / ENGINE).exists() and not (logged.folder("int8") / ENGINE).exists()
+    config = AuditConfig(runs=(logged.runs["int8"],), keys=(str(logged.key),))
+
+    [found] = audit(config, tracker=logged.tracker).runs
+    assert found.passes("tactics") and found.signature and found.whole
+
+    logged.edit("int8", Artifact.MANIFEST, lambda data: data.replace(b'"dropped"', b'"missed"'))
+    [found] = audit(config, tracker=logged.tracker).runs
+    assert not found.passes("tolerance")
+
+
+def test_negative_age_is_refused() -> None:
+    with pytest.raises(errors.ConfigError, match="0 or more"):
+        prune_runs(tracker=MemoryTracker(), older_than_days=-1)

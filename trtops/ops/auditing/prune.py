@@ -1,0 +1,58 @@
+"""Retention: delete engines of old runs. Everything else of a run stays, so that its engine can be rebuilt."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from trtops import errors
+from trtops.ops.auditing.integrity import BUILDS
+from trtops.ops.result import OpResult
+from trtops.tables import markdown_table, size
+from trtops.tracking import builds, schema
+from trtops.tracking.base import ArtifactEntry, Tracker
+from trtops.verdict import Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneResult(OpResult):
+    """Engines that were deleted, or would be, by the id of their run."""
+
+    engines: dict[str, ArtifactEntry]
+    applied: bool
+    verdict: Verdict = "good"
+
+    @property
+    def headline(self) -> str:
+        """Number and bytes of the engines."""
+        total = size(sum(entry.size for entry in self.engines.values()))
+        return f"{len(self.engines)} engines ({total}) {'deleted' if self.applied else 'would be deleted'}"
+
+    def body(self) -> Iterable[str]:
+        """A table of the engines."""
+        yield markdown_table(("run", "engine", "size"), [(r, e.path, size(e.size)) for r, e in self.engines.items()])
+        yield "" if self.applied else "This was a dry run: nothing was deleted."
+
+
+def prune_runs(*, tracker: Tracker, older_than_days: float = 30.0, apply: bool = False) -> PruneResult:
+    """List engines of old runs that are neither promoted, nor accepted, nor reused; ``apply`` deletes them."""
+    if not older_than_days >= 0:
+        raise errors.ConfigError(f"older_than_days is {older_than_days}; expected 0 or more.")
+    before = time.time() - older_than_days * 86400.0
+    needed = {run for _, v in tracker.accepted() for run in (v.run_id, v.tags.get(schema.Tag.EVIDENCE, ""))}
+    needed |= {info.tags.get(schema.Tag.REUSED_FROM, "") for info in tracker.find()}
+    engines = {}
+    for info in tracker.find(status="finished"):
+        if info.kind not in BUILDS or info.kind == "promote" or info.id in needed or (info.end_time or before) > before:
+            continue
+        try:
+            stored = tracker.load(info.id)
+        except errors.IncompleteRunError:
+            continue  # an audit reports it
+        entry = next((e for e in stored.manifest.artifacts if e.path.startswith(f"{builds.ENGINE_STEM}.")), None)
+        if entry is not None:
+            engines[info.id] = entry
+            if apply:
+                tracker.drop(info.id, [entry.path])
+    return PruneResult(title="prune", engines=engines, applied=apply)
