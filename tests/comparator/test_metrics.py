@@ -77,24 +77,19 @@ def test_statistics_are_those_of_the_plain_float64_definition(pair, atol, rtol, 
 
 @np.errstate(all="ignore")
 def plain_statistics(a, b, atol, rtol):
-    with np.errstate(all="ignore"):
-        d, r = plain_errors(a, b)
-        x, y = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
-        dd, aa, bb, ab = (d * d).sum(), (x * x).sum(), (y * y).sum(), (x * y).sum()
-        noise, signal = dd / d.size, aa / d.size
-        peak = x.max() if not x.max() <= 0 else 1.0
-        cosine = (1.0 if aa == bb == 0 else 0.0) if 0 in (aa, bb) else ab / (np.sqrt(aa) * np.sqrt(bb))
-        return {
-            "max_abs": d.max(),
-            "max_rel": r.max(),
-            "mean_abs": d.mean(),
-            "mean_rel": r.mean(),
-            "l2": np.sqrt(dd),
-            "cosine": cosine if np.isnan(cosine) else min(1.0, max(-1.0, cosine)),
-            "psnr": math.inf if noise == 0 else float(20 * np.log10(peak) - 10 * np.log10(noise)),
-            "snr": math.inf if noise == 0 else (-math.inf if signal == 0 else float(10 * np.log10(signal / noise))),
-            "violations": int((~(d <= most(atol)) & ~(r <= most(rtol))).sum()),
-        }
+    d, r = plain_errors(a, b)
+    x, y = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
+    dd, aa, bb, ab = (d * d).sum(), (x * x).sum(), (y * y).sum(), (x * y).sum()
+    noise, signal = dd / d.size, aa / d.size
+    peak = x.max() if not x.max() <= 0 else 1.0
+    cosine = (1.0 if aa == bb == 0 else 0.0) if 0 in (aa, bb) else ab / (np.sqrt(aa) * np.sqrt(bb))
+    return {
+        **{"max_abs": d.max(), "max_rel": r.max(), "mean_abs": d.mean(), "mean_rel": r.mean(), "l2": np.sqrt(dd)},
+        "cosine": cosine if np.isnan(cosine) else min(1.0, max(-1.0, cosine)),
+        "psnr": math.inf if noise == 0 else float(20 * np.log10(peak) - 10 * np.log10(noise)),
+        "snr": math.inf if noise == 0 else (-math.inf if signal == 0 else float(10 * np.log10(signal / noise))),
+        "violations": int((~(d <= most(atol)) & ~(r <= most(rtol))).sum()),
+    }
 
 
 def assert_quantile(values, level, found):
@@ -203,19 +198,19 @@ def test_64_bit_integers_are_compared_exactly():
     assert statistics(np.array([2**64 - 1], np.uint64), np.array([-1], np.int64)).max_abs == float(2**64)
 
 
-def test_bfloat16_and_float8_are_compared_by_their_values():
+def test_small_floats_strings_and_empty_outputs():
     values = np.array([1.0, 2.5, -3.0])
     for dtype in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.float16):
         found = statistics(values.astype(dtype), values + 0.5)
         assert found.max_abs == 0.5
         assert found.dtype == np.dtype(dtype).name
-
-
-def test_strings_are_equal_or_not():
     a = np.array(["cat", "dog", "日本"], object)
     found = statistics(a, np.array(["cat", "cow", "日本"]))
     assert (found.dtype, found.max_abs, found.violations, found.cosine) == ("str", 1.0, 1, None)
     assert found.mean_abs == pytest.approx(1 / 3)
+    empty = statistics(np.zeros((0, 3), np.float32), np.ones((0, 3), np.float32))
+    assert (empty.elements, empty.max_abs, empty.median_rel, empty.violations, empty.worst_index) == (0, 0, 0, 0, None)
+    assert (empty.cosine, empty.psnr, empty.l2) == (1.0, math.inf, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -232,12 +227,6 @@ def test_strings_are_equal_or_not():
 def test_incomparable_arrays_are_refused(a, b, message):
     with pytest.raises(errors.ComparisonError, match=message):
         statistics(a, b)
-
-
-def test_empty_outputs_differ_in_nothing():
-    found = statistics(np.zeros((0, 3), np.float32), np.ones((0, 3), np.float32))
-    assert (found.elements, found.max_abs, found.median_rel, found.violations, found.worst_index) == (0, 0, 0, 0, None)
-    assert (found.cosine, found.psnr, found.l2) == (1.0, math.inf, 0.0)
 
 
 def test_nan_and_infinity_match_on_request_only():

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+import trtops.comparator
 from trtops import json as our_json
 from trtops.comparator import (
     AccuracyResults,
@@ -15,7 +16,6 @@ from trtops.comparator import (
     IterationResult,
     L2Threshold,
     PostprocessFunc,
-    RunResults,
     SimpleThreshold,
     StreamingDataLoader,
 )
@@ -59,22 +59,14 @@ def assert_same_run(a, b):
                 np.testing.assert_array_equal(array, y[name])
 
 
-def test_results_they_wrote_are_read(tmp_path):
-    run = theirs.RunResults()
-    run.add([ARRAYS, ARRAYS], runtime=0.25, runner_name="ort")
-    run.append(("ort", [theirs.IterationResult(ARRAYS)]))
-    run.save(str(tmp_path / "run.json"))
+def test_run_results_go_both_ways(tmp_path):
+    for writer, reader in ((theirs, trtops.comparator), (trtops.comparator, theirs)):
+        run = writer.RunResults()
+        run.add([ARRAYS, ARRAYS], runtime=0.25, runner_name="ort")
+        run.append(("ort", [writer.IterationResult(ARRAYS)]))
+        run.save(str(tmp_path / "run.json"))
 
-    assert_same_run(RunResults.load(tmp_path / "run.json"), run)
-
-
-def test_results_we_wrote_are_read_by_them(tmp_path):
-    run = RunResults()
-    run.add([ARRAYS, ARRAYS], runtime=0.25, runner_name="ort")
-    run.append(("ort", [IterationResult(ARRAYS)]))
-    run.save(tmp_path / "run.json")
-
-    assert_same_run(theirs.RunResults.load(str(tmp_path / "run.json")), run)
+        assert_same_run(reader.RunResults.load(str(tmp_path / "run.json")), run)
 
 
 def test_inputs_go_both_ways(tmp_path):
@@ -115,7 +107,7 @@ def functions_of(comparator):
 
 
 def test_numbers_and_verdicts_are_theirs():
-    mine, other = (results_of(c, functions_of(c)) for c in (__import__("trtops.comparator", fromlist="x"), theirs))
+    mine, other = (results_of(c, functions_of(c)) for c in (trtops.comparator, theirs))
 
     assert len(mine) == len(other) == 8
     for ours, reference in zip(mine, other):
@@ -131,17 +123,13 @@ def test_numbers_and_verdicts_are_theirs():
 
 
 def test_accuracy_results_go_both_ways(tmp_path):
-    import trtops.comparator
-
     mine = results_of(trtops.comparator, functions_of(trtops.comparator))
     other = results_of(theirs, functions_of(theirs))
     mine.save(tmp_path / "ours.json")
     other.save(str(tmp_path / "theirs.json"))
 
-    read, back = (
-        AccuracyResults.load(tmp_path / "theirs.json"),
-        theirs.AccuracyResults.load(str(tmp_path / "ours.json")),
-    )
+    read = AccuracyResults.load(tmp_path / "theirs.json")
+    back = theirs.AccuracyResults.load(str(tmp_path / "ours.json"))
 
     assert [bool(r) for r in read] == [bool(r) for r in other] == [bool(r) for r in back] == [bool(r) for r in mine]
     read.reevaluate([L2Threshold(1e-9), SimpleThreshold("max", 1.0, 1.0)])

@@ -20,13 +20,6 @@ def changed(**outputs):
     return {**GOLDEN, **outputs}
 
 
-def test_equal_runs_are_good():
-    report = compare_outputs(GOLDEN, GOLDEN)
-    assert report and report.verdict == "good" and report.reasons == ()
-    assert [output.name for output in report.outputs] == ["scores", "boxes"]
-    assert report.output("boxes").statistics.elements == 12
-
-
 @pytest.mark.parametrize(
     ("actual", "reason"),
     [
@@ -45,6 +38,8 @@ def test_differences_are_reasons_not_errors(actual, reason):
     assert not report and report.verdict == "bad"
     assert len(report.reasons) == 1 or "NaN" in reason
     assert report.reasons[0].startswith(reason)
+    lenient = compare_outputs(actual, GOLDEN, Tolerances(allow_extra_outputs=True, check_dtypes=False))
+    assert lenient.verdict == ("good" if reason.startswith(("extra", "boxes: dtype")) else "bad")
 
 
 def test_int32_for_int64_is_evaluated_by_its_values():
@@ -107,9 +102,10 @@ def test_changed_nan_treatment_needs_the_arrays():
 
 def test_iterations_are_evaluated_together():
     report = compare_outputs([GOLDEN, changed(boxes=GOLDEN["boxes"] + 1)], [GOLDEN, GOLDEN])
-    assert report.iterations == 2
-    assert report.output("boxes").statistics.violations == 12
-    assert report.output("boxes").statistics.elements == 24
+    statistics = report.output("boxes").statistics
+    assert (report.iterations, statistics.violations, statistics.elements) == (2, 12, 24)
+    same = compare_outputs(GOLDEN, GOLDEN)
+    assert same and same.reasons == () and [output.name for output in same.outputs] == ["scores", "boxes"]
     with pytest.raises(errors.ComparisonError, match="2 iterations, the golden run 1"):
         compare_outputs([GOLDEN, GOLDEN], GOLDEN)
 
@@ -122,18 +118,13 @@ def test_results_must_hold_one_runner():
         compare_outputs(results, GOLDEN)
 
 
-def test_extra_outputs_and_dtypes_can_pass():
-    actual = changed(extra=np.ones(2), boxes=GOLDEN["boxes"].astype(np.float32))
-    report = compare_outputs(actual, GOLDEN, Tolerances(allow_extra_outputs=True, check_dtypes=False))
-    assert report and report.reasons == ()
-
-
 def test_invalid_tolerances_are_refused():
-    with pytest.raises(errors.ConfigError, match="atol is -1"):
-        Tolerances(atol=-1)
-    with pytest.raises(errors.ConfigError, match="rtol is nan"):
-        Tolerances(rtol=float("nan"))
-    with pytest.raises(errors.ConfigError, match="error_quantile"):
-        Tolerances(error_quantile=2)
+    for options, message in (
+        ({"atol": -1}, "atol is -1"),
+        ({"rtol": np.nan}, "rtol is nan"),
+        ({"error_quantile": 2}, "2"),
+    ):
+        with pytest.raises(errors.ConfigError, match=message):
+            Tolerances(**options)
     with pytest.raises(errors.FormatError, match="atoll"):
         Tolerances.from_dict({"atoll": 1})

@@ -17,18 +17,15 @@ from trtops.cli.flags import Options
 from trtops.comparator import (
     AccuracyResult,
     AccuracyResults,
-    Comparator,
     CompareFunc,
     IterationResult,
     OutputTolerances,
-    RunResults,
     Tolerances,
     compare_outputs,
     statistics,
 )
 from trtops.comparator.table import COMPARISONS, LIMITED, METRICS, RECORDED
 from trtops.ops.evaluation.check import Evaluation, evaluation_metrics
-from trtops.ops.evaluation.run import report_of
 
 GOLDEN = np.random.default_rng(0).standard_normal((4, 5))
 ACTUAL = GOLDEN + 0.1 * np.random.default_rng(1).standard_normal((4, 5))
@@ -108,15 +105,6 @@ def test_each_limit_has_a_compare_function(metric, tmp_path):
     again = AccuracyResults.load(tmp_path / "accuracy.json")[0]["a", "b"][0]["x"]
     assert type(again) is type(found) and not again and again.thresholds == found.thresholds
     assert again.metric_values() == found.metric_values()
-
-
-@named([metric for metric in COMPARED if metric.recorded])
-def test_thresholds_become_tolerances_of_the_report(metric):
-    results = RunResults()
-    results.add([{"x": ACTUAL}], runner_name="a")
-    results.add([{"x": GOLDEN}], runner_name="b")
-    accuracy = Comparator.compare_accuracy(results, compare_func=getattr(CompareFunc, metric.function)(0.5))
-    assert getattr(report_of(accuracy, results).tolerances, metric.tolerance) == 0.5
 
 
 @pytest.mark.parametrize("comparison", COMPARISONS, ids=lambda comparison: comparison.name)
