@@ -59,21 +59,16 @@ class RunnerContract:
         runner.deactivate()
         assert not runner.is_active
 
-    def test_inactive_runner_refuses_to_infer(self, make_runner, case):
+    def test_calls_before_their_time_are_refused(self, make_runner, case):
         runner = make_runner(case.proto)
-
-        with pytest.raises(errors.InferenceError, match="not active"):
+        for call in (lambda: runner.infer(case.feed), runner.get_input_metadata):
+            with pytest.raises(errors.InferenceError, match="not active"):
+                call()
+        with runner:
+            with pytest.raises(errors.InferenceError, match="has not run"):
+                runner.last_inference_time()
             runner.infer(case.feed)
-        with pytest.raises(errors.InferenceError, match="not active"):
-            runner.get_input_metadata()
-
-    def test_inference_time_needs_an_inference(self, runner, case):
-        with pytest.raises(errors.InferenceError, match="has not run"):
-            runner.last_inference_time()
-
-        runner.infer(case.feed)
-
-        assert 0 < runner.last_inference_time() < 60
+            assert 0 < runner.last_inference_time() < 60
 
     def test_names_are_given_or_numbered(self, make_runner, case):
         first, second = make_runner(case.proto), make_runner(case.proto)
@@ -90,34 +85,21 @@ class RunnerContract:
             ({"x": x.astype(np.float64)}, errors.InputDtypeError, "float64; expected float32"),
             ({"x": x.astype(">f4")}, errors.InputDtypeError, "order"),
             ({"x": x.tolist()}, errors.InputDtypeError, "is a list"),
-            *(
-                (
-                    {"x": np.zeros(shape, np.float32)},
-                    errors.InputShapeError,
-                    rf"(?s){re.escape(str(shape))}.*1, 1, 2, 2",
-                )
-                for shape in ((1, 1, 2, 3), (1, 1, 2), (4,))
-            ),
         ):
             with pytest.raises(error, match=message):
                 runner.infer(feed)
+        for shape in ((1, 1, 2, 3), (1, 1, 2), (4,)):
+            with pytest.raises(errors.InputShapeError, match=rf"(?s){re.escape(str(shape))}.*1, 1, 2, 2"):
+                runner.infer({"x": np.zeros(shape, np.float32)})
         case.check(runner.infer)
 
-    def test_arrays_need_not_be_contiguous(self, make_runner):
-        x = models.random(6, 8)[::2, ::2]
+    def test_outputs_depend_on_values_only(self, make_runner):
+        strided, large = models.random(2, 8)[::2, ::2], models.random(5, 4, seed=1)
 
         with make_runner(models.multi_output().proto) as runner:
-            strided, plain = runner.infer({"x": x})["relu"].copy(), runner.infer({"x": x.copy()})["relu"]
-
-        np.testing.assert_array_equal(strided, plain)
-
-    def test_outputs_do_not_depend_on_earlier_inferences(self, make_runner):
-        small, large = models.random(1, 4), models.random(5, 4, seed=1)
-
-        with make_runner(models.multi_output().proto) as runner:
-            first = {name: np.array(array) for name, array in runner.infer({"x": small}).items()}
+            first = {name: np.array(array) for name, array in runner.infer({"x": strided}).items()}
             runner.infer({"x": large})
-            again = {name: np.array(array) for name, array in runner.infer({"x": small}).items()}
+            again = {name: np.array(array) for name, array in runner.infer({"x": strided.copy()}).items()}
 
         for name, array in first.items():
             np.testing.assert_array_equal(again[name], array)

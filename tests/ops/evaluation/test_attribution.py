@@ -23,13 +23,6 @@ from trtops.spec import BuildConfig, Precision
 from trtops.tracking import schema
 from trtops.tracking.memory import MemoryTracker
 
-FP16 = 2.0**-11
-
-
-def attribution(engine: float, precision: float, *, verdict: str = "bad", **others: object) -> Attribution:
-    errors_ = OutputErrors(name="y", engine=engine, precision=precision, noise=1e-7)
-    return Attribution(precision="fp16", unit=FP16, outputs=(errors_,), engine=verdict, **others)  # type: ignore[arg-type]
-
 
 def test_error_parts_add_up_as_squares() -> None:
     found = OutputErrors(name="y", engine=0.13, precision=0.05)
@@ -56,18 +49,14 @@ def test_error_parts_add_up_as_squares() -> None:
     ],
 )
 def test_statements_follow_from_the_numbers(engine, precision, verdict, emulated, statement) -> None:  # type: ignore[no-untyped-def]
-    found = attribution(engine, precision, verdict=verdict, emulated=emulated)
+    parts = OutputErrors(name="y", engine=engine, precision=precision, noise=1e-7)
+    found = Attribution(precision="fp16", unit=2.0**-11, outputs=(parts,), engine=verdict, emulated=emulated)
 
     assert found.statement == statement
     assert "of the relative error" in found.sentence()
     assert Attribution.from_json(found.to_json()) == found
-
-
-def test_engines_in_another_precision_are_named() -> None:
-    found = attribution(1e-7, 1e-3, verdict="good", computed=False)
-
-    assert found.statement == "not in its precision"
-    assert "it computes in another" in found.sentence()
+    elsewhere = replace(found, computed=False)
+    assert elsewhere.statement == "not in its precision" and "it computes in another" in elsewhere.sentence()
 
 
 def converted(case: Case, precision: Precision, folder: Path, tracker: MemoryTracker) -> ConvertResult:

@@ -21,11 +21,12 @@ from trtops.tracking import schema
 from trtops.tracking.memory import MemoryTracker
 
 
-def converted(case: Case, precision: Precision, folder: Path, tracker: MemoryTracker | None = None) -> ConvertResult:
+def converted(
+    case: Case, precision: Precision, folder: Path, tracker: MemoryTracker | None = None, share: float = 0.0
+) -> ConvertResult:
     np.savez(folder / "feed.npz", **dict(case.feed))
-    config = ConvertConfig(
-        build=BuildConfig(precision=precision), check=CheckConfig(data=str(folder / "feed.npz"), latency_runs=0)
-    )
+    check = CheckConfig(data=str(folder / "feed.npz"), latency_runs=0, min_precision_share=share)
+    config = ConvertConfig(build=BuildConfig(precision=precision), check=check)
     return convert(case.write(folder), config, tracker=tracker or MemoryTracker())
 
 
@@ -52,6 +53,11 @@ def test_fp16_engine_with_fp32_kernels_is_named(tmp_path: Path) -> None:
     on_tensorrt = replace(result.evaluation, computed=replace(computed, backend="tensorrt"))
     assert on_tensorrt.verdict == "bad" and on_tensorrt.reasons[0].startswith("No FP16 engine: Of ")
     assert on_tensorrt.computed is not None and on_tensorrt.computed.low_precision is None
+    # Nor does it for a share that is required.
+    required = converted(zoo.classifier(), "fp16", tmp_path, share=0.5)
+    assert required.evaluation.emulated is not None and required.evaluation.emulated.verdict == "good"
+    assert required.verdict == "bad" and required.reasons[-1].startswith("No FP16 engine: Of ")
+    assert "at least 50% are required" in required.reasons[-1]
 
 
 def test_fp32_and_int8_engines_are_called_so(tmp_path: Path) -> None:
@@ -79,12 +85,9 @@ def test_overflow_hidden_from_outputs_is_found(tmp_path: Path) -> None:
     result = converted(Case(proto, {"x": np.ones((2, 8), np.float32)}, name="hidden"), "fp16", tmp_path)
     assert result.evaluation.emulated is not None and result.evaluation.emulated.report.verdict == "good"
     assert result.verdict == "bad" and "'h' overflows, 160,000" in result.reasons[0]
-
-
-def test_a_filled_mask_is_no_overflow(tmp_path: Path) -> None:
-    result = converted(zoo.masked_attention(), "fp16", tmp_path)
-    assert result.verdict == "good"
-    assert result.evaluation.emulated is not None and result.evaluation.emulated.overflows == ()
+    masked = converted(zoo.masked_attention(), "fp16", tmp_path)
+    assert masked.verdict == "good"  # a mask that is filled is no overflow
+    assert masked.evaluation.emulated is not None and masked.evaluation.emulated.overflows == ()
 
 
 def test_int8_without_integer_kernels_is_bad() -> None:
@@ -117,16 +120,3 @@ def test_layers_give_precisions_without_tactics() -> None:
     below = check_precision(asked, limit=0.6)
     assert (below.lowered, below.name) == (False, "FP16 in 50%")
     assert "50% compute in the requested FP16; at least 60% are required." in below.reason()
-
-
-def test_emulation_does_not_replace_required_share(tmp_path: Path) -> None:
-    case, tracker = zoo.classifier(), MemoryTracker()
-    np.savez(tmp_path / "feed.npz", **dict(case.feed))
-    check = CheckConfig(data=str(tmp_path / "feed.npz"), latency_runs=0, min_precision_share=0.5)
-
-    config = ConvertConfig(build=BuildConfig(precision="fp16"), check=check)
-    result = convert(case.write(tmp_path), config, tracker=tracker)
-
-    assert result.evaluation.emulated is not None and result.evaluation.emulated.verdict == "good"
-    assert result.verdict == tracker.info(result.run_id).verdict == "bad"
-    assert result.reasons[-1].startswith("No FP16 engine: Of ") and "at least 50% are required" in result.reasons[-1]

@@ -54,14 +54,11 @@ def test_folders_are_read_by_name_and_digested(tmp_path: Path) -> None:
         assert found.digest() != open_feeds(other, INPUTS).digest()
 
 
-def test_unreadable_sources_are_named(tmp_path: Path) -> None:
+def test_invalid_sources_and_data_are_named(tmp_path: Path) -> None:
     (tmp_path / "data.txt").write_text("1 2 3")
     for name in ("missing.npz", "data.txt"):
         with pytest.raises(errors.ConfigError, match=rf"{name}.*\.npz"):
             open_feeds(tmp_path / name, INPUTS)
-
-
-def test_empty_and_invalid_data_name_the_source(tmp_path: Path) -> None:
     with pytest.raises(errors.InputError, match="there is no data"):
         list(open_feeds([], INPUTS))
     with pytest.raises(errors.InputError, match="item 2 is a list"):
