@@ -153,9 +153,9 @@ def _replace_until_killed(folder: Path, names: tuple[str, ...], killed_at: int) 
             os._exit(9)
 
     sys.addaudithook(die)
-    with replaced_together(folder / names[0]) as files:
+    with replaced_together(folder / names[0]) as open_part:
         for name in names:
-            with files.open(folder / name) as file:
+            with open_part(folder / name) as file:
                 file.write(b"new")
     os._exit(0)
 
@@ -163,8 +163,8 @@ def _replace_until_killed(folder: Path, names: tuple[str, ...], killed_at: int) 
 def test_failed_write_keeps_all_files(tmp_path: Path) -> None:
     (tmp_path / "model").write_text("old")
     (tmp_path / "data").write_text("old")
-    with pytest.raises(KeyboardInterrupt), replaced_together(tmp_path / "model") as files:
-        with files.open(tmp_path / "data") as file:
+    with pytest.raises(KeyboardInterrupt), replaced_together(tmp_path / "model") as open_part:
+        with open_part(tmp_path / "data") as file:
             file.write(b"new")
         raise KeyboardInterrupt
 

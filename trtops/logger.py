@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TextIO, TypeAlias
 
 from trtops import errors
 from trtops.lazy import known_as
@@ -26,8 +26,11 @@ from trtops.system.masking import masked
 Message: TypeAlias = "str | Callable[[], object] | object"
 Severity: TypeAlias = "int | Mapping[str, int]"
 
-_LETTERS = {2: "U", 4: "S", 6: "X", 10: "V", 20: "I", 22: "I", 28: "I", 30: "W", 40: "E", 50: "!"}
-_COLORS = {2: 90, 4: 35, 6: 35, 10: 95, 22: 96, 28: 92, 30: 93, 40: 91, 50: 91}
+# The letter of each level, and its color as a parameter of the escape sequence "ESC [ n m", 0 for none.
+_STYLES = {
+    **{2: ("U", 90), 4: ("S", 35), 6: ("X", 35), 10: ("V", 95), 20: ("I", 0), 22: ("I", 96), 28: ("I", 92)},
+    **{30: ("W", 93), 40: ("E", 91), 50: ("!", 91)},
+}
 ON_STDOUT: Mapping[str, object] = {"on_stdout": True}
 """``extra`` of messages that are results, which go to standard output."""
 
@@ -84,19 +87,11 @@ class Logger:
         timestamp: bool = False,
         line_info: bool = False,
     ) -> None:
-        """Make a logger.
-
-        Args:
-            severity: The first :attr:`module_severity`.
-            colors: Whether lines on a terminal are coloured; ``NO_COLOR`` in the environment overrides it.
-            letter: Whether lines start with a letter for their severity.
-            timestamp: Whether lines contain the time.
-            line_info: Whether lines contain the file and line that logged.
-        """
-        self.colors = colors
-        self.letter = letter
+        """Make a logger; ``severity`` is the first :attr:`module_severity`."""
+        self.colors = colors  # on a terminal, unless NO_COLOR is in the environment
+        self.letter = letter  # for the severity
         self.timestamp = timestamp
-        self.line_info = line_info
+        self.line_info = line_info  # the file and line that logged
         self.use_python_logging_system = False  # whether only the program's own handlers get messages
         self._logger = logging.getLogger("trtops")
         self._callbacks: list[Callable[[ModuleSeverity], object]] = []
@@ -187,14 +182,10 @@ class Logger:
         stack_depth: int = 2,
         error_ok: bool = False,
     ) -> None:
-        """Log a message.
+        """Log a message, or what a callable returns, which is only called if the message is logged.
 
-        Args:
-            message: Text, or a callable that returns it and is only called if the message is logged.
-            severity: One of the levels above.
-            mode: With ``ONCE``, the same text is logged only the first time.
-            stack_depth: Whose file and line to log: 2 is the caller's.
-            error_ok: Whether an error in a callable is logged instead of raised.
+        ``stack_depth`` selects whose file and line to log: 2 is the caller's. With ``error_ok``, an error in a callable
+        is logged instead of raised.
         """
         if not self._logger.isEnabledFor(severity):
             return
@@ -251,20 +242,18 @@ class Logger:
             self._logger.addHandler(console)
 
 
-class _Console(logging.StreamHandler):  # type: ignore[type-arg]
+class _Console(logging.Handler):
     """Writes to the current ``sys.stderr``, or ``sys.stdout`` if a message says so."""
 
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-        self._on_stdout = False
-
     def emit(self, record: logging.LogRecord) -> None:
-        self._on_stdout = getattr(record, "on_stdout", False)
-        super().emit(record)
+        try:
+            print(self.format(record), file=_stream_of(record), flush=True)
+        except Exception:
+            self.handleError(record)
 
-    @property
-    def stream(self) -> object:
-        return sys.stdout if self._on_stdout else sys.stderr
+
+def _stream_of(record: logging.LogRecord) -> TextIO:
+    return sys.stdout if getattr(record, "on_stdout", False) else sys.stderr
 
 
 class _Formatter(logging.Formatter):
@@ -276,7 +265,8 @@ class _Formatter(logging.Formatter):
         self.terminal = terminal
 
     def format(self, record: logging.LogRecord) -> str:
-        prefix = f"[{_LETTERS.get(record.levelno, record.levelname)}] " if self.settings.letter else ""
+        letter, color = _STYLES.get(record.levelno, (record.levelname, 0))
+        prefix = f"[{letter}] " if self.settings.letter else ""
         if self.settings.timestamp:
             prefix += f"({self.formatTime(record, '%H:%M:%S')}) "
         if self.settings.line_info:
@@ -285,11 +275,8 @@ class _Formatter(logging.Formatter):
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
         text = masked(text)
-        color = _COLORS.get(record.levelno)
-        stream = sys.stdout if getattr(record, "on_stdout", False) else sys.stderr
-        if self.terminal and self.settings.colors and color and stream.isatty() and "NO_COLOR" not in os.environ:
-            return f"\x1b[{color}m{text}\x1b[0m"
-        return text
+        colored = self.terminal and self.settings.colors and color and "NO_COLOR" not in os.environ
+        return f"\x1b[{color}m{text}\x1b[0m" if colored and _stream_of(record).isatty() else text
 
 
 def module_line(module: ModuleType, name: str) -> str:

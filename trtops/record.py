@@ -148,21 +148,13 @@ class Record:
 
 @dataclass(frozen=True)
 class OptionField:
-    """One option of a config: a field of it, or of a record inside it.
+    """One option of a config: a field of it, or of a record inside it."""
 
-    Attributes:
-        path: Names of the fields that lead to it, such as ``("check", "min_precision_share")``.
-        type: Its type, with forward references resolved.
-        default: Its default; ``dataclasses.MISSING`` if it is required.
-        help: Its sentence in the docstring's ``Attributes:`` section, on one line.
-        metadata: The field's metadata; ``names`` lists further spellings on the command line.
-    """
-
-    path: tuple[str, ...]
-    type: Any
-    default: Any
-    help: str
-    metadata: Mapping[str, Any]
+    path: tuple[str, ...]  # names of the fields that lead to it, such as ("check", "min_precision_share")
+    type: Any  # with forward references resolved
+    default: Any  # dataclasses.MISSING if it is required
+    help: str  # its sentence in the docstring's "Attributes:" section, on one line
+    metadata: Mapping[str, Any]  # "names" lists further spellings on the command line
 
     @property
     def name(self) -> str:

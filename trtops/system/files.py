@@ -94,40 +94,34 @@ def sync_to_disk(path: str | os.PathLike[str]) -> None:
         os.close(file)
 
 
-class FilesTogether:
-    """A main file and the files it refers to, written under temporary names; see :func:`replaced_together`."""
+@contextlib.contextmanager
+def replaced_together(main: str | os.PathLike[str]) -> Iterator[Callable[[str | os.PathLike[str]], IO[bytes]]]:
+    """Write a file and the files it refers to; all appear when the block ends without an error, or none.
 
-    def __init__(self) -> None:
-        self._parts: dict[Path, Path] = {}
+    Yields a function that opens a new binary file, which will replace the one of that path. A process killed meanwhile
+    leaves no main file, or one with matching files. ``main`` is the file that refers to the others.
+    """
+    parts: dict[Path, Path] = {}
+    main = Path(os.path.realpath(main))
 
-    def open(self, path: str | os.PathLike[str]) -> IO[bytes]:
-        """Open a new binary file that will replace ``path``; its folder is created if missing."""
+    def open_part(path: str | os.PathLike[str]) -> IO[bytes]:
         target = Path(os.path.realpath(path))
         target.parent.mkdir(parents=True, exist_ok=True)
-        part = self._parts[target] = _part_of(target)
+        part = parts[target] = _part_of(target)
         try:
             return open(part, "xb")
         except OSError as exc:
             raise OSError(exc.errno, exc.strerror, str(path)) from exc
 
-
-@contextlib.contextmanager
-def replaced_together(main: str | os.PathLike[str]) -> Iterator[FilesTogether]:
-    """Write a file and the files it refers to; all appear when the block ends without an error, or none.
-
-    A process killed meanwhile leaves no main file, or one with matching files: the old main file is removed before any
-    of the others is replaced, and the new one appears last. ``main`` is the file that refers to the others.
-    """
-    files = FilesTogether()
-    main = Path(os.path.realpath(main))
     try:
-        yield files
-        for part in files._parts.values():
+        yield open_part
+        for part in parts.values():
             sync_to_disk(part)
-        if len(files._parts) > 1:
+        # The old main file goes before any other file is replaced, and the new one appears last.
+        if len(parts) > 1:
             main.unlink(missing_ok=True)
-        for target, part in sorted(files._parts.items(), key=lambda pair: pair[0] == main):
+        for target, part in sorted(parts.items(), key=lambda pair: pair[0] == main):
             part.replace(target)
     finally:
-        for part in files._parts.values():
+        for part in parts.values():
             part.unlink(missing_ok=True)

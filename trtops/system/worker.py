@@ -22,7 +22,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -45,16 +44,11 @@ _PROGRAM = "import sys; sys.path[:] = filter(None, sys.path); from trtops.system
 _importing_script = False
 
 
-@dataclass(frozen=True)
-class _Raised:
-    error: BaseException
-
-
 class Worker:
     """Runs functions in a child process, one at a time.
 
     Functions, arguments and results must be picklable: module functions and methods of frozen dataclasses are, lambdas
-    are not. ``starts`` is the number of children started.
+    are not.
     """
 
     def __init__(
@@ -65,21 +59,14 @@ class Worker:
         name: str | None = None,
         python: str | None = None,
     ) -> None:
-        """Create the worker; the child starts with the first call.
-
-        Args:
-            environment: Environment variables to change in the child.
-            script: Whether the child imports the calling script, whose main part must be guarded by
-                ``if __name__ == "__main__":``. Its output goes to the parent's output.
-            name: Owner of the work, for error messages.
-            python: Interpreter of another environment. It gets this package, but not the rest of the module search
-                path.
-        """
-        self.starts = 0
-        self._python = python
-        self._environment = dict(environment or {})
+        """Create the worker; the child starts with the first call."""
+        self.starts = 0  # number of children started
+        self._environment = dict(environment or {})  # variables to change in the child
+        # Whether the child imports the calling script, whose main part must be guarded by `if __name__ == "__main__":`.
+        # Its output goes to the parent's output.
         self._script = script
-        self._name = name
+        self._name = name  # owner of the work, for messages
+        self._python = python  # interpreter of another environment, which gets no other package of this one
         self._lock = threading.Lock()
         self._child: _Child | None = None
 
@@ -98,13 +85,7 @@ class Worker:
         return self._child.process.pid if self._child is not None and self._child.alive else None
 
     def run(self, function: Callable[..., T], *args: Any, timeout: float | None = None, **kwargs: Any) -> T:
-        """Call a function in the child.
-
-        Args:
-            function: Importable by name.
-            args: Its arguments.
-            timeout: Seconds until the child is killed; None waits without limit.
-            kwargs: Its keyword arguments.
+        """Call a function in the child, which is killed after ``timeout`` seconds.
 
         Raises:
             WorkerError: If the child crashed, was killed, or did not finish in time.
@@ -123,12 +104,12 @@ class Worker:
         # Release the view: a traceback that holds it makes Python 3.12 free the buffer too early.
         with pickled as call, self._lock:
             try:
-                answer = self._answer_to(call, timeout)
+                returned, answer = self._answer_to(call, timeout)
             except BaseException:  # after Ctrl-C, the child would answer the next call with this result
                 self.kill()
                 raise
-        if isinstance(answer, _Raised):
-            raise answer.error
+        if not returned:
+            raise answer
         result: T = answer
         return result
 
@@ -142,8 +123,8 @@ class Worker:
         """Kill the child."""
         self.close(0)
 
-    def _answer_to(self, call: memoryview, timeout: float | None) -> Any:
-        """Send a call to the child, which is started if necessary, and wait for the answer."""
+    def _answer_to(self, call: memoryview, timeout: float | None) -> tuple[bool, Any]:
+        """Send a call to the child, which is started if necessary; returns what :meth:`_Child.ask` does."""
         begun = self._child is not None and self._child.alive
         if not begun:
             self.close()
@@ -190,13 +171,13 @@ class Worker:
             about = spawn.get_preparation_data("trtops")
             preparation = {**about, "authkey": bytes(about["authkey"])}  # an AuthenticationString cannot be pickled
         with ForkingPickler.dumps((_prepare_child, (preparation,), {})) as call:
-            answer = child.ask(call)
-        if isinstance(answer, _Raised):
-            if isinstance(answer.error, errors.TrtopsError):
-                raise answer.error
+            returned, answer = child.ask(call)
+        if isinstance(answer, errors.TrtopsError):
+            raise answer
+        if not returned:
             raise errors.WorkerError(
-                f"A child process cannot import the calling script: {type(answer.error).__name__}: {answer.error}"
-            ) from answer.error
+                f"A child process cannot import the calling script: {type(answer).__name__}: {answer}"
+            ) from answer
 
 
 class _Child:
@@ -221,14 +202,19 @@ class _Child:
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def ask(self, call: memoryview) -> Any:
-        """Send a call and wait for the result; EOFError or ConnectionError if the child died."""
+    def ask(self, call: memoryview) -> tuple[bool, Any]:
+        """Send a call, and return True and its result, or False and its exception.
+
+        Raises:
+            EOFError, ConnectionError: If the child died.
+        """
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the child died; poll() notices below
             self.pipe.send_bytes(call)
         while not self.pipe.poll(1.0):
             if not self.alive and not self.pipe.poll():  # a grandchild may still hold the pipe open
                 raise EOFError
-        return self.pipe.recv()
+        answer: tuple[bool, Any] = self.pipe.recv()
+        return answer
 
     def how_it_ended(self) -> str:
         """Describe the exit of a child that closed its pipe."""
@@ -307,9 +293,9 @@ def serve(fd: int) -> None:
         except (EOFError, ConnectionError):
             return
         try:
-            answer: Any = function(*args, **kwargs)
+            answer: tuple[bool, Any] = True, function(*args, **kwargs)
         except Exception as exc:  # raised again in the parent
-            answer = _Raised(exc)
+            answer = False, exc
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
@@ -318,4 +304,5 @@ def serve(fd: int) -> None:
         except ConnectionError:
             return
         except Exception as exc:  # the result cannot be pickled
-            pipe.send(_Raised(errors.WorkerError(f"The child's result cannot be sent back: {exc!r} ({answer!r:.200})")))
+            text = f"The child's result cannot be sent back: {exc!r} ({answer[1]!r:.200})"
+            pipe.send((False, errors.WorkerError(text)))

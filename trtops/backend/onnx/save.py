@@ -112,9 +112,9 @@ def save_model(
             f"External data path {external_data_path!r} leads out of the model's folder; give one relative to "
             f"{path.parent}."
         )
-    with replaced_together(path) as files:
+    with replaced_together(path) as open_part:
         if all_tensors_to_one_file:
-            with files.open(path.parent / location) as shared:
+            with open_part(path.parent / location) as shared:
 
                 def append(data: bytes) -> tuple[Path, int]:
                     shared.write(bytes(-shared.tell() % external.ALIGNMENT))
@@ -128,12 +128,12 @@ def save_model(
 
             def write_own_file(data: bytes) -> tuple[Path, int]:
                 name = location / f"tensor_{next(numbers):06}.bin"  # a tensor's name may not be a file name
-                with files.open(path.parent / name) as own:
+                with open_part(path.parent / name) as own:
                     own.write(data)
                 return name, 0
 
             written = copying.copy_model(model, _put_outside(write_own_file, size_threshold))
-        with files.open(path) as file:
+        with open_part(path) as file:
             file.write(_checked_bytes(written))
 
 
