@@ -64,15 +64,13 @@ class HostileServer:
         """The answer to a request of MLflow's client."""
         name = path.partition("/mlflow/")[2]
         experiment = {"experiment_id": "1", "name": "forged", "lifecycle_stage": "active", "artifact_location": "x"}
-        if name == "runs/get":
+        more = {"next_page_token": "x" if self.endless else None}
+        if name in ("runs/get", "runs/create"):
             return {"run": self.run()}
         if name == "runs/search":
-            return {
-                "runs": [self.run()] * (1000 if self.endless else 1),
-                "next_page_token": "x" if self.endless else None,
-            }
+            return {"runs": [self.run()] * (1000 if self.endless else 1), **more}
         if name == "experiments/search":
-            return {"experiments": [experiment], "next_page_token": "x" if self.endless else None}
+            return {"experiments": [experiment], **more}
         if name.startswith("experiments/get"):
             return {"experiment": experiment}
         if path.endswith("/mlflow-artifacts/artifacts"):
@@ -81,8 +79,6 @@ class HostileServer:
             own = [(p.rpartition("/")[2], len(self.files[p]), False) for p in inside]
             listed = self.listed.get(folder, own)
             return {"files": [{"path": p, "file_size": s, "is_dir": d} for p, s, d in listed]}
-        if name == "runs/create":
-            return {"run": self.run()}
         return {}
 
 
@@ -94,11 +90,11 @@ def serving(hostile: HostileServer) -> Iterator[str]:
         def do_GET(self) -> None:
             address = urllib.parse.urlsplit(self.path)
             hostile.asked.append(self.path)
-            length = int(self.headers.get("Content-Length") or 0)
-            body = self.rfile.read(length)
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             query = dict(urllib.parse.parse_qsl(address.query))
             if "/mlflow-artifacts/artifacts/" in address.path and hostile.junk is None:
-                self._send_artifact(urllib.parse.unquote(address.path).partition("/artifacts/")[2])
+                path = urllib.parse.unquote(address.path).partition("/artifacts/")[2].partition("/artifacts/")[2]
+                self._send(hostile.files.get(path, b""), endless=hostile.endless)
                 return
             if body.startswith(b"{"):
                 query.update({k: str(v) for k, v in json.loads(body).items()})
@@ -106,10 +102,6 @@ def serving(hostile: HostileServer) -> Iterator[str]:
             self._send(data)
 
         do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
-
-        def _send_artifact(self, path: str) -> None:
-            data = hostile.files.get(path.partition("/artifacts/")[2], b"")
-            self._send(data, endless=hostile.endless)
 
         def _send(self, data: bytes, endless: bool = False) -> None:
             self.send_response(200)
@@ -127,8 +119,7 @@ def serving(hostile: HostileServer) -> Iterator[str]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-        thread.start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         hostile.address = f"http://127.0.0.1:{server.server_address[1]}"
         try:
             yield hostile.address
@@ -232,13 +223,10 @@ def forged_runs(place: Path) -> list[str]:
     (folder / "engine" / "engine.ort").symlink_to(victim / "authorized_keys")
     (folder / "out").symlink_to(victim)
     looped = forge_run(root, campaign, tags | {Tag.KIND: "iteration"})
-    _set_tag(root, looped, "mlflow.parentRunId", looped)
-    return [*runs, linked, looped]
-
-
-def _set_tag(root: Path, run_id: str, name: str, value: str) -> None:
     with contextlib.closing(sqlite3.connect(root / "mlflow.db")) as database, database:
-        database.execute("INSERT INTO tags (key, value, run_uuid) VALUES (?, ?, ?)", (name, value, run_id))
+        insert = "INSERT INTO tags (key, value, run_uuid) VALUES (?, ?, ?)"
+        database.execute(insert, ("mlflow.parentRunId", looped, looped))
+    return [*runs, linked, looped]
 
 
 def write_artifact(root: Path, run_id: str, path: str, data: bytes) -> None:

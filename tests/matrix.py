@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -36,7 +35,6 @@ RELEASES = {
 }
 FRAMEWORKS = {"torch": ("tests/frameworks/test_torch.py",), "tensorflow": ("tests/frameworks/test_tensorflow.py",)}
 FRAMEWORKS_PYTHON = "3.12"
-HEAVY = ("mlflow", "prefect", "fastapi", "sqlalchemy")  # only flows and stores need these
 TESTS = (
     "tests/test_spec.py",
     "tests/test_metadata.py",
@@ -76,30 +74,20 @@ def build_wheel(folder: Path) -> Path:
     return max(folder.glob("trtops-*.whl"), key=lambda path: path.stat().st_mtime)
 
 
-def requirements(wheel: Path, python: str, releases: str, flows: bool) -> list[str]:
-    """What is installed in a cell."""
-    numpy, onnx = OLDEST[python]
-    pins = [pin.format(numpy=numpy, onnx=onnx) for pin in RELEASES[releases]]
-    if flows:
-        return [str(wheel), *pins, "pytest", "pytest-timeout", "hypothesis", "setuptools"]
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    declared = re.findall(r'^    "([^"]+)",$', text.partition("dependencies = [")[2].partition("\n]")[0], re.MULTILINE)
-    light = [need for need in declared if re.split(r"[<>=\[]", need)[0] not in HEAVY]
-    return [*light, *pins, "pytest", "pytest-timeout", "hypothesis", "setuptools", "sqlalchemy>=2,<2.1"]
-
-
-def run_cell(folder: Path, wheel: Path, python: str, releases: str, flows: bool) -> dict[str, object]:
+def run_cell(folder: Path, wheel: Path, python: str, releases: str) -> dict[str, object]:
     """Make a cell, or take it as it is, and run the tests in it."""
     interpreter = python_of(python)
     cell: dict[str, object] = {"python": python, "releases": releases, "result": "no such Python here"}
     if interpreter is None:
         return cell
     began = time.monotonic()
-    home = folder / f"py{python}-{releases}{'' if flows else '-light'}"
+    home = folder / f"py{python}-{releases}"
     own = home / "bin" / "python"
     if not own.exists():
         subprocess.run([interpreter, "-m", "venv", str(home)], check=True)
-    wanted = requirements(wheel, python, releases, flows)
+    numpy, onnx = OLDEST[python]
+    wanted = [str(wheel), *(pin.format(numpy=numpy, onnx=onnx) for pin in RELEASES[releases])]
+    wanted += ["pytest", "pytest-timeout", "hypothesis", "setuptools"]
     pip = [str(own), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     made = subprocess.run([*pip, *wanted], capture_output=True, text=True)
     if not made.returncode:
@@ -124,7 +112,7 @@ def run_cell(folder: Path, wheel: Path, python: str, releases: str, flows: bool)
     versions = "import numpy, onnx, onnxruntime as o; print(numpy.__version__, onnx.__version__, o.__version__)"
     found = subprocess.run([str(own), "-c", versions], capture_output=True, text=True).stdout.split()
     cell |= {"numpy, onnx, onnxruntime": found, "result": said, "ok": not done.returncode}
-    if flows:
+    if releases not in FRAMEWORKS:
         cell |= run_flow(own, work)
     return cell | {"seconds": round(time.monotonic() - began)}
 
@@ -153,7 +141,6 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--pythons", nargs="*", default=PYTHONS, choices=PYTHONS)
     parser.add_argument("--releases", nargs="*", default=list(RELEASES), choices=list(RELEASES))
-    parser.add_argument("--without-flows", action="store_true", help="install neither MLflow nor Prefect: far quicker")
     args = parser.parse_args()
     args.folder = args.folder.resolve()
     args.folder.mkdir(parents=True, exist_ok=True)
@@ -163,8 +150,7 @@ def main() -> int:
         for releases in args.releases:
             if releases in FRAMEWORKS and python != FRAMEWORKS_PYTHON:
                 continue
-            flows = releases not in FRAMEWORKS and not args.without_flows
-            cells.append(run_cell(args.folder, wheel, python, releases, flows))
+            cells.append(run_cell(args.folder, wheel, python, releases))
             print(json.dumps(cells[-1]), flush=True)
     failed = [cell for cell in cells if not cell.get("ok", True) or cell.get("flow", "good") != "good"]
     return 1 if failed or not any(cell.get("ok") for cell in cells) else 0

@@ -10,23 +10,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Mistake:
-    """One mistake.
+    """One mistake."""
 
-    Attributes:
-        what: What was done wrongly.
-        says: What all faces say of it, among other words.
-        code: Exit code of the command.
-        command: The line for ``trtops``.
-        python: An expression that makes it.
-        error: What it raises; empty for one that gives a bad verdict.
-    """
-
-    what: str
-    says: str
-    code: int
-    command: str
-    python: str
-    error: str
+    what: str  # what was done wrongly
+    says: str  # words that the command and the exception have in common
+    code: int  # exit code of the command
+    command: str  # the line for trtops
+    python: str  # an expression that makes it
+    error: str  # what it raises; empty for one that gives a bad verdict
 
 
 MISTAKES = (

@@ -20,19 +20,12 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Case:
-    """A model, a feed for it, and what must come out.
-
-    Attributes:
-        proto: The model; each call of the function that made the case makes a new one.
-        feed: One array per input.
-        expected: The outputs by a plain numpy definition, or None.
-        atol: Largest error that is still right, for the outputs in ``expected``.
-    """
+    """A model, a feed for it, and what must come out."""
 
     proto: onnx.ModelProto
     feed: Arrays
-    expected: Arrays | None = None
-    atol: float = 1e-5
+    expected: Arrays | None = None  # the outputs by a plain numpy definition
+    atol: float = 1e-5  # largest error of the expected outputs
     name: str = field(default="")
 
     def write(self, folder: Path, name: str | None = None) -> Path:
@@ -107,18 +100,16 @@ def dynamic_identity() -> Case:
 def multi_output() -> Case:
     """Three outputs of different rank, dtype and name, one of them read inside the graph as well."""
     proto = model(
-        """(float[N,4] x) => (float[N,4] relu, float[N] "sum/0:1", bool[N,4] positive) {
+        """(float[N,4] x) => (float[N,4] relu, float[N] total, bool[N,4] positive) {
             relu = Relu(x)
             zero = Constant<value_float = 0.0>()
             positive = Greater(relu, zero)
             axes = Constant<value_ints = [1]>()
             total = ReduceSum<keepdims = 0>(relu, axes)
-        }""".replace('"sum/0:1"', "total"),
+        }"""
     )
-    for value in proto.graph.output:
-        if value.name == "total":
-            value.name = "sum/0:1"
-    proto.graph.node[-1].output[0] = "sum/0:1"
+    # ONNX's text syntax has no names with a slash.
+    proto.graph.output[1].name = proto.graph.node[-1].output[0] = "sum/0:1"
     x = random(3, 4)
     relu = np.maximum(x, 0)
     return Case(proto, {"x": x}, {"relu": relu, "sum/0:1": relu.sum(1), "positive": relu > 0}, name="multi_output")
@@ -362,13 +353,8 @@ ALL: tuple[Callable[[], Case], ...] = (
 
 
 def write_external(case: Case, folder: Path, *, location: str = "weights.bin", threshold: int = 100) -> Path:
-    """Save a case's model with its weights in ``<folder>/<location>``, one file for all of ``threshold`` bytes or more.
-
-    ONNX Runtime does not load a model whose target shapes lie outside the file, hence the threshold.
-
-    Returns:
-        The model file's path, ``<folder>/<name>.onnx``.
-    """
+    """Save a case's model as ``<folder>/<name>.onnx``, with its weights of ``threshold`` bytes or more in one file."""
+    # ONNX Runtime does not load a model whose target shapes lie outside the file, hence the threshold.
     folder.mkdir(parents=True, exist_ok=True)
     proto = onnx.ModelProto()
     proto.CopyFrom(case.proto)

@@ -18,11 +18,9 @@ from trtops.tracking.mlflow import MlflowTracker, server_command
 
 
 class MlflowServer:
-    """A server in a process group of its own.
+    """A server in a process group of its own, whose log is next to the store.
 
-    Args:
-        root: The store's folder; its log is next to it.
-        by_command: Whether it is started by the command that people use, which imports MLflow once more.
+    ``by_command`` starts it by the command that people use, which imports MLflow once more.
     """
 
     def __init__(self, root: Path, *, by_command: bool = False) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import sys
 import threading
@@ -15,17 +16,9 @@ from trtops import errors
 from trtops.logger import G_LOGGER, LogMode
 
 SEVERITIES = [
-    "ULTRA_VERBOSE",
-    "SUPER_VERBOSE",
-    "EXTRA_VERBOSE",
-    "VERBOSE",
-    "INFO",
-    "START",
-    "FINISH",
-    "WARNING",
-    "ERROR",
+    "ULTRA_VERBOSE", "SUPER_VERBOSE", "EXTRA_VERBOSE", "VERBOSE", "INFO", "START", "FINISH", "WARNING", "ERROR",
     "CRITICAL",
-]
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -157,8 +150,6 @@ def test_lines_have_the_requested_parts(tmp_path: Path) -> None:
     G_LOGGER.warning("not in the file")
 
     lines = Path(str(path)).read_text().splitlines()
-    import re
-
     assert re.fullmatch(r"\[W\] \(\d\d:\d\d:\d\d\) \[test_logger\.py:\d+\] with all", lines[0])
     assert lines[1:] == ["bare"]
 
@@ -189,13 +180,3 @@ def test_callbacks_get_every_change() -> None:
     G_LOGGER._callbacks.pop()
 
     assert heard == [G_LOGGER.severity, G_LOGGER.VERBOSE, G_LOGGER.severity]
-
-
-@pytest.mark.parity
-def test_polygraphys_logger_methods_exist() -> None:
-    from polygraphy.logger import G_LOGGER as THEIRS
-
-    order = sorted(SEVERITIES, key=lambda name: getattr(THEIRS, name))
-    assert order == SEVERITIES
-    for name in [*(s.lower() for s in SEVERITIES), "verbosity", "indent", "log", "log_file", "module_severity", "exit"]:
-        assert hasattr(THEIRS, name) and hasattr(G_LOGGER, name)
