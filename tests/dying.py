@@ -71,10 +71,7 @@ def seconds_of(target: Callable[..., object], *args: Any) -> float:
 
 
 def run_until_spent(seconds: float, target: Callable[..., object], *args: Any) -> None:
-    """Run a function in a child that is killed after N CPU seconds.
-
-    For what takes long: counting calls makes it take five times as long.
-    """
+    """Run a function in a child that is killed after N CPU seconds, since counting calls takes five times as long."""
 
     def die_in_time() -> float:
         signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process on the spot, as SIGKILL does

@@ -16,15 +16,10 @@ __all__ = ["BoundedShape", "FormattedArray", "MetadataTuple", "TensorMetadata"]
 @add_json_methods("formatted array")
 @dataclass(eq=False)
 class FormattedArray:
-    """An array in another memory format than its shape, such as a vectorized TensorRT tensor.
+    """An array in another memory format than its shape, such as a vectorized TensorRT tensor."""
 
-    Attributes:
-        array: The bytes, on the host or, as a device view, on the device.
-        shape: The tensor's own shape.
-    """
-
-    array: Any
-    shape: Sequence[int]
+    array: Any  # the bytes, on the host or, as a device view, on the device
+    shape: Sequence[int]  # the tensor's own
 
 
 @Encoder.register(FormattedArray)

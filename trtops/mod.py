@@ -82,10 +82,7 @@ def lazy_import(
     install_flags: Sequence[str] | None = None,
     requires: Sequence[str] | None = None,
 ) -> Any:
-    """Return a stand-in for a module that is imported on first use.
-
-    A version in the name, such as ``onnx>=1.8``, and all other arguments have no effect: trtops installs nothing.
-    """
+    """Return a module that is imported on first use; a version in the name and other arguments have no effect."""
     return LazyModule(re.split("[=<>]", name)[0].strip())
 
 

@@ -114,22 +114,11 @@ def left_processes() -> list[psutil.Process]:
     return found
 
 
-def command_line(process: psutil.Process) -> str:
-    """The command line of a process; empty if it cannot be read."""
+def describe(process: psutil.Process) -> str:
+    """The id and the command line of a process, which is empty if it cannot be read."""
     import psutil
 
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
-
-
-def kill_left_process(process: psutil.Process) -> bool:
-    """Kill a process from :func:`left_processes`; returns False if it has ended meanwhile."""
-    import psutil
-
-    # psutil compares start times, so that a new process with the same id is not killed.
+    words: list[str] = []
     with contextlib.suppress(psutil.Error):
-        process.kill()
-        return True
-    return False
+        words = process.cmdline()
+    return f"process {process.pid} ({' '.join(words)[:200]})"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
+
+import psutil
 
 from trtops import errors
 from trtops.system import processes
@@ -42,9 +45,11 @@ def remove_leftovers(tracker: OfflineTracker) -> list[str]:
     """End processes and remove folders that dead processes left on this machine; returns descriptions."""
     removed = []
     for process in processes.left_processes():
-        command = processes.command_line(process)[:200]
-        if processes.kill_left_process(process):
-            removed.append(f"process {process.pid} ({command})")
+        description = processes.describe(process)
+        # psutil compares start times, so that a new process with the same id is not killed.
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+            removed.append(description)
     for path in (*processes.left_folders(), *tracker.spool.abandoned()):
         processes.remove_folder(path)
         removed.append(str(path))
@@ -79,8 +84,8 @@ def check_store(tracker: OfflineTracker) -> list[Finding]:
     for path, why in tracker.spool.damaged().items():
         found.append(Finding(str(path), f"a spooled run is damaged: {why}"))
     for process in processes.left_processes():
-        command = processes.command_line(process)[:200]
-        found.append(Finding(f"process {process.pid}", f"the process that started it is gone ({command}). {_REAP}"))
+        text = f"the process that started {processes.describe(process)} is gone. {_REAP}"
+        found.append(Finding(f"process {process.pid}", text))
     for path in (*processes.left_folders(), *tracker.spool.abandoned()):
         found.append(Finding(str(path), f"its process is gone. {_REAP}"))
     if tracker.store is not None:
