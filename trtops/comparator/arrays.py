@@ -18,18 +18,11 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 def to_numpy(value: object, name: str = "value") -> Array:
-    """A value as a numpy array in host memory.
+    """A value as a numpy array in host memory, which shares memory with it where it can; ``name`` is for errors.
 
-    Args:
-        value: A numpy array or scalar, a torch tensor on any device, something with a ``load()`` that returns one of
-            these (a :class:`~trtops.comparator.results.LazyArray`), or nested sequences of numbers.
-        name: What to call it in the error.
-
-    Returns:
-        The array; shares memory with the value where it can.
-
-    Raises:
-        ComparisonError: If the value holds anything but numbers, booleans or strings.
+    The value is a numpy array or scalar, a torch tensor on any device, something with a ``load()`` that returns one of
+    these (a :class:`~trtops.comparator.results.LazyArray`), or nested sequences of numbers. ComparisonError if it holds
+    anything but numbers, booleans or strings.
     """
     if isinstance(value, np.ndarray):
         array = value

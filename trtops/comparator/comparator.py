@@ -280,30 +280,23 @@ def _zip_iterations(runs: Runs | Sequence[Runs]) -> Generator[RunResults, None, 
             yield RunResults(itertools.chain.from_iterable(cast("Iterable[RunResults]", group)))
 
 
+# A function of its own, because a generator in a loop would read the last runner's name.
 def _iterations_of(name: str, iterations: list[IterationResult]) -> Iterator[RunResults]:
     return (RunResults([(name, [iteration])]) for iteration in iterations)
 
 
 def check_averageable(functions: Sequence[CompareFunction], fail_fast: bool) -> None:
-    from trtops.comparator.metric_results import SimpleThreshold
-
     if fail_fast:
         raise errors.ConfigError("check_average and fail_fast exclude each other: averages need all iterations.")
     for function in functions:
-        thresholds_for = getattr(function, "thresholds_for", None)
-        try:
-            threshold = thresholds_for("") if thresholds_for is not None else None
-        except NotImplementedError:
-            threshold = None
-        if threshold is None:
+        threshold = None
+        with contextlib.suppress(NotImplementedError):
+            threshold = getattr(function, "thresholds_for", lambda output: None)("")
+        if threshold is None or getattr(threshold, "check_error_stat", "") == "elemwise":
             raise errors.ConfigError(
-                f"check_average needs numbers to average; {type(function).__name__} returns truth values only. "
-                "Give it a thresholds_for(output_name), or evaluate every iteration."
-            )
-        if isinstance(threshold, SimpleThreshold) and threshold.check_error_stat == "elemwise":
-            raise errors.ConfigError(
-                "check_average needs a number to average, and check_error_stat='elemwise' has none. "
-                "Use max, mean, median or quantile."
+                f"check_average needs a number to average, and {type(function).__name__} gives none. Give it a "
+                "thresholds_for(output_name) or, instead of 'elemwise', the error statistic max, mean, median or "
+                "quantile; or evaluate every iteration."
             )
 
 

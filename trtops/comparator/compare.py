@@ -51,30 +51,18 @@ _log = logging.getLogger(__name__)
 Cache: TypeAlias = "dict[tuple[object, ...], OutputStatistics]"
 """Statistics of the outputs of two iterations, shared by the compare functions that are used together."""
 
-
 _DEFAULT = SimpleThreshold("elemwise", 1e-5, 1e-5)
 
 
 def _statistics(
-    cache: Cache,
-    names: tuple[str, str],
-    a: Array,
-    b: Array,
-    threshold: SimpleThreshold = _DEFAULT,
-    infinities_equal: bool = False,
+    cache: Cache, names: tuple[str, str], a: Array, b: Array, limits: SimpleThreshold = _DEFAULT, inf: bool = False
 ) -> OutputStatistics:
-    """Statistics of two arrays, with the violations and the quantile of a threshold."""
-    level, atol, rtol = threshold.error_quantile, threshold.atol, threshold.rtol
-    key = names, level, atol, rtol, infinities_equal
+    """Statistics of two arrays, with the violations and the quantile of a threshold; ``inf``: infinities are equal."""
+    key = names, limits.error_quantile, limits.atol, limits.rtol, inf
     if key not in cache:
-        cache[key] = metrics.statistics(
-            a,
-            b,
-            quantiles=sorted({*metrics.QUANTILES, level}),
-            atol=atol,
-            rtol=rtol,
-            infinities_equal=infinities_equal,
-        )
+        levels = sorted({*metrics.QUANTILES, limits.error_quantile})
+        options = {"atol": limits.atol, "rtol": limits.rtol, "infinities_equal": inf}
+        cache[key] = metrics.statistics(a, b, quantiles=levels, **options)
     return cache[key]
 
 
@@ -275,10 +263,8 @@ class SimpleCompareFunc(BaseCompareFunc):
     def verdict_line(self, name: str, found: CompareResult | bool) -> str:
         """Whether the difference is within the tolerances."""
         threshold = self.thresholds_for(name)
-        verdict = "PASSED | Output: '{}' | Difference is within"
-        if not found:
-            verdict = "FAILED | Output: '{}' | Difference exceeds"
-        return f"{verdict.format(name)} tolerance (rel={threshold.rtol}, abs={threshold.atol})"
+        start, end = ("PASSED", "is within") if found else ("FAILED", "exceeds")
+        return f"{start} | Output: '{name}' | Difference {end} tolerance (rel={threshold.rtol}, abs={threshold.atol})"
 
 
 @dataclass(frozen=True)
@@ -334,11 +320,10 @@ class MetricCompareFunc(BaseCompareFunc):
         """The metrics, with their limits; raises ComparisonError if the output has no such metric."""
         values: list[float] = []
         for metric in self.COMPARISON.limits.values():
-            value = (
-                getattr(_statistics(cache, names, a, b), metric.name)
-                if metric.recorded
-                else metric.measure(None, [(a, b)])
-            )
+            if metric.recorded:
+                value = getattr(_statistics(cache, names, a, b), metric.name)
+            else:
+                value = metric.measure(None, [(a, b)])
             if value is None or holds_strings(a):
                 found = "strings" if holds_strings(a) else f"{dtype_name(a)} of shape {a.shape}"
                 raise errors.ComparisonError(

@@ -206,9 +206,6 @@ class StreamingDataLoader:
         self.paths = paths
         self.allow_dirs = allow_dirs
 
-    def __repr__(self) -> str:
-        return f"StreamingDataLoader({self.paths!r}, allow_dirs={self.allow_dirs})"
-
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iterate_files(self.paths, lambda path: load_list(path, "inputs"), self.allow_dirs)
 
@@ -256,11 +253,7 @@ class DataLoaderCache:
 
 
 def check_feed(feed: object) -> Mapping[str, Any]:
-    """Return an iteration's inputs.
-
-    Raises:
-        InputError: If they are not arrays by name.
-    """
+    """Return an iteration's inputs; InputError if they are not arrays by name."""
     if isinstance(feed, Mapping) and all(isinstance(name, str) for name in feed):
         return feed
     hint = " Results of runs are turned into inputs by `trtops data merge`." if hasattr(feed, "load_streaming") else ""
@@ -300,7 +293,12 @@ def fit_feed(feed: Mapping[str, Any], inputs: Mapping[str, TensorSpec], make: An
             fitted[name] = feed[name]
             continue
         try:
-            fitted[name] = _fit_array(feed[_matching_name(name, index, feed)], name, spec)
+            array = to_numpy(feed[_matching_name(name, index, feed)], f"Input {name!r}")
+            if spec.dtype is not None and DataType.of(array.dtype) is not spec.dtype:
+                array = _cast_array(array, name, spec.dtype)
+            if spec.shape is not None and not shape_accepts(spec.shape, array.shape):
+                array = _reshape_array(array, name, spec.shape)
+            fitted[name] = array
         except errors.InputError:
             made = None if make is None else make(name)
             if made is None or not _fits_spec(made, spec):
@@ -329,15 +327,6 @@ def _matching_name(name: str, index: int, feed: Mapping[str, Any]) -> str:
         raise errors.InputError(f"Input {name!r} is not fed. {errors.near(name, feed)}")
     _log.warning("Input %r is fed with %r, whose name is closest", name, found)
     return found
-
-
-def _fit_array(array: Any, name: str, spec: TensorSpec) -> Any:
-    array = to_numpy(array, f"Input {name!r}")
-    if spec.dtype is not None and DataType.of(array.dtype) is not spec.dtype:
-        array = _cast_array(array, name, spec.dtype)
-    if spec.shape is not None and not shape_accepts(spec.shape, array.shape):
-        array = _reshape_array(array, name, spec.shape)
-    return array
 
 
 def _cast_array(array: Array, name: str, dtype: DataType) -> Array:

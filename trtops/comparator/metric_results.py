@@ -288,12 +288,12 @@ def _make_classes(comparison: Comparison) -> tuple[type[MetricThreshold], type[C
 
 
 def _register_result(kind: type[Any]) -> None:
+    def decode(members: Mapping[str, Any]) -> Any:
+        numbers = (_read_number(members, name) for name in kind.metric_fields())
+        return kind(*numbers, thresholds=_read_threshold(members, kind))
+
     Encoder.register(kind)(lambda result: {**result.metric_values(), "thresholds": result.thresholds})
-    Decoder.register(kind)(
-        lambda members: kind(
-            *(_read_number(members, name) for name in kind.metric_fields()), thresholds=_read_threshold(members, kind)
-        )
-    )
+    Decoder.register(kind)(decode)
 
 
 for _comparison in COMPARISONS:

@@ -109,11 +109,6 @@ class Tolerances(Record):
         """The absolute tolerance for an output, in its own unit."""
         return max(self.atol, (self.atol_of_scale or 0.0) * (stats.scale or 0.0))
 
-    def levels(self) -> tuple[float, ...]:
-        """The quantile levels to record."""
-        own = (o.error_quantile for o in self.per_output.values() if o.error_quantile is not None)
-        return tuple(sorted({*metrics.QUANTILES, self.error_quantile, *own}))
-
 
 @dataclass(frozen=True, kw_only=True)
 class OutputComparison(Record):
@@ -156,16 +151,8 @@ class ComparisonReport(Record):
         return ("output", "verdict", *(metric.column for metric in shown)), tuple(rows)
 
     def output(self, name: str) -> OutputComparison:
-        """The entry of one output.
-
-        Raises:
-            ComparisonError: If no output has that name.
-        """
-        found = next((output for output in self.outputs if output.name == name), None)
-        if found is None:
-            hint = errors.near(name, (o.name for o in self.outputs))
-            raise errors.ComparisonError(f"No output {name!r} was compared. {hint}")
-        return found
+        """The entry of one output; KeyError if no output has that name."""
+        return {output.name: output for output in self.outputs}[name]
 
     def evaluate(self, tolerances: Tolerances) -> ComparisonReport:
         """The report under other tolerances, from the recorded statistics.
@@ -178,9 +165,7 @@ class ComparisonReport(Record):
         return dataclasses.replace(self, verdict=_overall_verdict(outputs), outputs=outputs, tolerances=tolerances)
 
 
-def compare_outputs(
-    actual: Outputs, golden: Outputs, tolerances: Tolerances = Tolerances(), *, quantiles: Sequence[float] = ()
-) -> ComparisonReport:
+def compare_outputs(actual: Outputs, golden: Outputs, tolerances: Tolerances = Tolerances()) -> ComparisonReport:
     """Compare a run with a golden run of the same model, output by output, all iterations together.
 
     Outputs are matched by name. A missing or extra output, another shape or another dtype is bad; none of them raises.
@@ -189,7 +174,6 @@ def compare_outputs(
         actual: The run under test; arrays of any shape and dtype in host memory (or torch tensors).
         golden: The golden run, with as many iterations.
         tolerances: When an output counts as good.
-        quantiles: Further quantile levels to record.
 
     Raises:
         ComparisonError: If the runs have different numbers of iterations.
@@ -202,7 +186,8 @@ def compare_outputs(
         )
     if not ours:
         raise errors.ComparisonError("Both runs are empty: there is nothing to compare.")
-    levels = tuple(sorted({*tolerances.levels(), *quantiles}))
+    own = (o.error_quantile for o in tolerances.per_output.values() if o.error_quantile is not None)
+    levels = sorted({*metrics.QUANTILES, tolerances.error_quantile, *own})
     outputs = []
     for name in dict.fromkeys(name for run in (theirs, ours) for iteration in run for name in iteration):
         measured = _measure_output(name, [i.get(name) for i in ours], [i.get(name) for i in theirs], tolerances, levels)
@@ -217,24 +202,17 @@ def _overall_verdict(outputs: Iterable[OutputComparison]) -> Verdict:
 
 
 def iterations_of(outputs: Any, which: str) -> list[Mapping[str, Any]]:
-    """The iterations of a value that :func:`compare_outputs` accepts.
-
-    Raises:
-        ComparisonError: If results hold another number of runners than one.
-    """
+    """The iterations of a value that :func:`compare_outputs` accepts; ComparisonError for several runners."""
     from trtops.comparator.results import RunResults
 
     if isinstance(outputs, RunResults):
         if len(outputs) != 1:
             names = ", ".join(map(repr, outputs.keys())) or "none"
             raise errors.ComparisonError(
-                f"The {which} results must hold one runner, found {len(outputs)}: {names}. "
-                "Pass one of them: results[name]."
+                f"The {which} results must hold one runner, found {names}. Pass results[name]."
             )
         return list(outputs[0][1])
-    if hasattr(outputs, "keys"):
-        return [outputs]
-    return list(outputs)
+    return [outputs] if hasattr(outputs, "keys") else list(outputs)
 
 
 def _measure_output(

@@ -169,6 +169,7 @@ class Writers:
 def _save_blobs(directory: Path, feed: Mapping[str, Any]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for name, array in feed.items():
+        # A model from elsewhere may name an input `../../x`.
         path = Path(os.path.abspath(directory / f"{name}.bin"))
         if Path(os.path.abspath(directory)) not in path.parents:
             raise errors.ConfigError(f"Input {name!r} cannot be saved as raw bytes: its name leads out of {directory}.")

@@ -22,31 +22,18 @@ from trtops.tracking.base import NO_RUN, Tracker, Verdict
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Record):
-    """How runners are run, and what is done with their outputs.
+    """How runners are run, and what is done with their outputs; the words are those of ``trtops run``."""
 
-    Attributes:
-        warm_up: Inferences of each runner before it is timed.
-        use_subprocess: Whether each runner runs in its own child process.
-        save_inputs: Where to save the inputs: a file, or a folder with one file per iteration.
-        save_input_blob: A folder for the inputs as raw bytes.
-        save_outputs: Where to save the outputs of the runners, like ``save_inputs``.
-        load_outputs: Saved outputs to compare as well, after the runners.
-        validate: Whether NaN and infinities in outputs are faults.
-        fail_fast: Whether to stop at the first iteration that does not match.
-        check_average: Whether to evaluate means over all iterations instead of each iteration.
-        save_accuracy: Where to save all numbers, to re-evaluate them later.
-    """
-
-    warm_up: int = 0
-    use_subprocess: bool = False
-    save_inputs: str | None = None
-    save_input_blob: str | None = None
-    save_outputs: str | None = None
-    load_outputs: tuple[str, ...] = ()
-    validate: bool = False
-    fail_fast: bool = False
-    check_average: bool = False
-    save_accuracy: str | None = None
+    warm_up: int = 0  # inferences of each runner before it is timed
+    use_subprocess: bool = False  # a child process for each runner
+    save_inputs: str | None = None  # a file, or a folder with one file per iteration
+    save_input_blob: str | None = None  # a folder for raw bytes
+    save_outputs: str | None = None  # like save_inputs
+    load_outputs: tuple[str, ...] = ()  # saved outputs to compare as well, after the runners
+    validate: bool = False  # whether NaN and infinities in outputs are faults
+    fail_fast: bool = False  # whether to stop at the first iteration that does not match
+    check_average: bool = False  # whether to evaluate means over all iterations instead of each iteration
+    save_accuracy: str | None = None  # a file for all numbers, to re-evaluate them later
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,17 +69,9 @@ def run_models(
 ) -> RunResult:
     """Run runners on the same inputs, compare each with the next, and with saved outputs.
 
-    Args:
-        runners: The runners; without any, only saved outputs are compared.
-        config: What to do.
-        data_loader: Inputs of each iteration; random by default.
-        compare: Compare functions, which must all match; Polygraphy's default, 1e-5 for each element, unless given.
-        postprocess: Applied to every iteration's outputs before they are compared.
-        model: The model's file; it names the run.
-        tracker: The tracking store; without one nothing is logged. The first pair of runners is logged.
-        experiment: Experiment to log to; the model file's name without its suffix by default.
-        tags: Further tags of the run.
-        params: Further params of the run.
+    All of ``compare`` must match; the default is Polygraphy's, 1e-5 for each element. ``postprocess`` is applied to
+    every iteration's outputs before. Without a tracker nothing is logged; with one the first pair of runners is, to an
+    experiment named after the model's file unless it is given.
     """
     config = RunConfig() if config is None else config
     path = Path(model)
