@@ -16,8 +16,6 @@ from typing import Any
 from trtops import errors
 from trtops.team.access import POOLS, client_environment
 
-# Prefect reads the address of its server when it is first imported: nothing here imports it before `use_server`.
-
 FILE = Path(__file__).resolve().parents[1] / "prefect.yaml"
 SILENCE = "trtops: flow runs without heartbeats"
 SILENT_MINUTES = 10  # more than three times Prefect's default between heartbeats (PREFECT_FLOWS_HEARTBEAT_FREQUENCY)
@@ -27,16 +25,29 @@ def deploy() -> None:
     """Register all deployments, with the work pools that are missing.
 
     Raises:
-        ConfigError: If there is no server, it refuses us, or it refuses a deployment.
+        ConfigError: If there is no server, it cannot be used, or it refuses a deployment.
     """
-    use_server()
+    hint = (
+        "Start one on this machine by `make up` (trtops team up), or set PREFECT_API_URL and PREFECT_API_AUTH_STRING."
+    )
+    if not os.environ.get("PREFECT_API_URL"):
+        try:
+            os.environ.update(client_environment())
+        except errors.ConfigError:  # without an address, Prefect would start a server of its own
+            raise errors.ConfigError(f"No Prefect server is configured. {hint}") from None
+    # Prefect reads the address when it is first imported.
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.exceptions import ObjectAlreadyExists
     from prefect.workers.process import ProcessWorker
 
     with get_client(sync_client=True) as client:
-        for pool in {*POOLS.values()} - {pool.name for pool in client.read_work_pools()}:
+        try:
+            present = {pool.name for pool in client.read_work_pools()}
+        except Exception as exc:  # Prefect's, httpx's and pydantic's, for servers that are no Prefect server
+            url = os.environ["PREFECT_API_URL"]
+            raise errors.ConfigError(f"The Prefect server at {url} cannot be used: {exc}. {hint}") from None
+        for pool in {*POOLS.values()} - present:
             template = ProcessWorker.get_default_base_job_template()
             with suppress(ObjectAlreadyExists):  # created by another process at this moment
                 client.create_work_pool(WorkPoolCreate(name=pool, type="process", base_job_template=template))
@@ -73,30 +84,6 @@ def _silence_automation() -> Any:
         ),
         actions=[ChangeFlowRunState(name=None, state=StateType.CRASHED, force=False, message=message)],
     )
-
-
-def use_server() -> None:
-    """Find a server, and make sure that it accepts our requests.
-
-    Raises:
-        ConfigError: If no server is found, or it rejects them.
-    """
-    hint = (
-        "Start one on this machine by `make up` (trtops team up), or set PREFECT_API_URL and PREFECT_API_AUTH_STRING."
-    )
-    if not os.environ.get("PREFECT_API_URL"):
-        with suppress(errors.ConfigError):  # no servers were started here
-            os.environ.update(client_environment())
-    url = os.environ.get("PREFECT_API_URL")
-    if not url:  # Prefect would start a server of its own
-        raise errors.ConfigError(f"No Prefect server is configured. {hint}")
-    from prefect.client.orchestration import get_client
-
-    try:
-        with get_client(sync_client=True) as client:
-            client.read_work_pools()
-    except Exception as exc:  # Prefect's, httpx's and pydantic's, for servers that are no Prefect server
-        raise errors.ConfigError(f"The Prefect server at {url} cannot be used: {exc}. {hint}") from None
 
 
 def main() -> int:

@@ -33,19 +33,12 @@ _HEAD = "[head] scores = Gemm <transB = 1> (features, head, bias)"
 
 @dataclass(frozen=True, kw_only=True)
 class Digits:
-    """The files of the demo.
+    """The files of the demo."""
 
-    Attributes:
-        model: ``image`` of shape (N, 1, 8, 8), float32 in [0, 1], to ``scores`` of shape (N, 10), float32.
-        images: The held-out images, one feed, as ``.npz``.
-        labels: Their digits, as ``.npy``.
-        calibration: Some of the fitted images, to calibrate INT8 with, as ``.npz``.
-    """
-
-    model: Path
-    images: Path
-    labels: Path
-    calibration: Path
+    model: Path  # image, (N, 1, 8, 8), float32 in [0, 1], to scores, (N, 10), float32
+    images: Path  # the held-out images, one feed, as .npz
+    labels: Path  # their digits, as .npy
+    calibration: Path  # some of the fitted images, to calibrate INT8 with
 
 
 def make_digits(folder: Path) -> Digits:

@@ -11,7 +11,6 @@ import pytest
 from flows.calibrate import calibrate
 from flows.sensitivity import sensitivity
 from tests import models
-from trtops import errors
 from trtops.calibration import CalibrationCache
 from trtops.ops.engines.calibrate import CalibrateConfig
 from trtops.ops.evaluation.check import CheckConfig
@@ -56,19 +55,3 @@ def test_sensitivity_reads_cache_of_calibration(store: Path, model: Path, images
     assert measured.keep == () and len(measured.layers) == 3
     table = json.loads(tracker.load(measured.run_id).read_bytes("sensitivity/layers.json"))
     assert [row[0] for row in table["data"]] == [layer.layer for layer in measured.layers]
-
-
-def test_bad_data_names_run_with_partial_cache(store: Path, model: Path, tmp_path: Path) -> None:
-    script = tmp_path / "loader.py"
-    script.write_text(
-        "import numpy as np\n"
-        "def load_data():\n"
-        "    yield {'image': np.ones((4, 3, 8, 8), np.float32)}\n"
-        "    raise RuntimeError('the archive ends here')\n"
-    )
-
-    with pytest.raises(errors.CalibrationError, match="the archive ends here"):
-        calibrate(model, CONFIG, data=str(script))
-
-    [failed] = default_tracker().find()
-    assert failed.status == "failed" and failed.id in failed.tags[schema.Tag.ERROR]

@@ -35,19 +35,6 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-def test_called_flow_returns_result_and_logs_run(store: Path, model: Path) -> None:
-    result = convert(model)
-
-    run = default_tracker().load(result.run_id)
-    assert result.verdict == "good"
-    assert run.info.tags[schema.Tag.VERDICT] == "good"
-    assert run.info.tags[schema.Tag.PREFECT_FLOW_RUN]
-    assert run.info.experiment == "small"
-    assert {"engine/engine.ort", "tactics/replay.json", "accuracy/results.json", "spec.json", "environment.json"} <= {
-        entry.path for entry in run.manifest.artifacts
-    }
-
-
 def test_same_spec_is_built_once(store: Path, model: Path) -> None:
     first = convert(model)
     again = convert(model)
@@ -64,28 +51,16 @@ def test_same_spec_is_built_once(store: Path, model: Path) -> None:
     assert changed.reused_from is None and changed.spec_sha256 != first.spec_sha256
 
 
-def test_invalid_parameters_leave_no_run(store: Path, model: Path) -> None:
-    with pytest.raises(errors.ConfigError, match="'fp32', 'fp16'"):
-        convert(model, precision="fp12")
-    with pytest.raises(errors.ConfigError, match="precison"):
-        convert(model, {"build": {"precison": "fp16"}})
-
-    assert default_tracker().find() == []
-
-
-def test_config_is_taken_as_json(store: Path, model: Path) -> None:
-    result = convert(model, {"build": {"precision": "fp16"}, "check": {"latency_runs": 3}})
-
-    assert result.precision == "fp16"
-    assert result.evaluation.latency is not None and result.evaluation.latency.runs == 3
-
-
-def test_unreadable_model_leaves_no_run(store: Path, tmp_path: Path) -> None:
+def test_invalid_parameters_leave_no_run(store: Path, model: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"not a model")
 
     with pytest.raises(errors.InvalidModelError, match=r"broken\.onnx"):
         convert(broken)
+    with pytest.raises(errors.ConfigError, match="'fp32', 'fp16'"):
+        convert(model, precision="fp12")
+    with pytest.raises(errors.ConfigError, match="precison"):
+        convert(model, {"build": {"precison": "fp16"}})
 
     assert default_tracker().find() == []
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -13,14 +12,12 @@ import pytest
 from flows.debug_build import debug_build
 from tests import models
 from trtops import errors
-from trtops.flows.dask import check_workers, dask_runner
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig
-from trtops.ops.campaign.debug_build import DebugBuildResult, Progress
+from trtops.ops.campaign.debug_build import DebugBuildResult
 from trtops.ops.campaign.debug_build import debug_build as debug_build_op
 from trtops.ops.campaign.iteration import IterationResult, iterate_once
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
-from trtops.tracking import owner
 from trtops.tracking.check import reap
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.owner import Owner
@@ -29,8 +26,7 @@ from trtops.tracking.store import default_tracker
 
 pytest.importorskip("prefect_dask")
 import dask
-from distributed import LocalCluster
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from distributed import Client, LocalCluster
 
 BUILDS = 40 if os.environ.get("TRTOPS_TEST_KILLS") == "1" else 8
 
@@ -108,30 +104,6 @@ def test_repeated_iteration_is_made_once(case) -> None:
     assert len(runs) == 2 and result.iterations == 2
 
 
-def test_iteration_of_lost_worker_is_closed(case) -> None:
-    model, campaign = case
-    memory = MemoryTracker()
-    gone = dataclasses.replace(owner.current(), pid=2**22 + 1, started=1).to_json()
-
-    def stop(now: Progress) -> None:
-        [parent] = memory.find("identity", tags={Tag.KIND: "debug_build"})
-        tags = {Tag.ITERATION: "1", Tag.OWNER: gone}
-        if now.done == 1:
-            memory.start("identity", "iteration 1", kind="iteration", tags=tags, parent=parent.id)
-
-    def make(of: Campaign, number: int) -> Future[IterationResult]:
-        future: Future[IterationResult] = Future()
-        future.set_result(iterate_once(of, number, tracker=memory))
-        return future
-
-    config = dataclasses.replace(campaign, until=2, parallel=1)
-    result = debug_build_op(model, config, tracker=memory, submit=make, progress=stop)
-
-    runs = memory.find("identity", parent=result.run_id)
-    assert sorted(info.status for info in runs) == ["finished", "finished", "killed"]
-    assert "handed out again" in next(info.tags[Tag.ERROR] for info in runs if info.status == "killed")
-
-
 def test_missing_scheduler_is_named(store: Path, case, monkeypatch: pytest.MonkeyPatch) -> None:
     model, campaign = case
     with (
@@ -141,30 +113,10 @@ def test_missing_scheduler_is_named(store: Path, case, monkeypatch: pytest.Monke
         debug_build(model, campaign, dask="tcp://127.0.0.1:9")
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    """A cluster of one worker, for what is asked of workers before any work."""
+def test_worker_with_another_store_fails_the_flow(store: Path, case, tmp_path: Path) -> None:
+    model, campaign = case
     with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
-        yield cluster
-
-
-def test_unfit_workers_are_refused(store: Path, cluster: LocalCluster, tmp_path: Path) -> None:
-    run = default_tracker().start("m", "campaign", kind="debug_build")
-    with dask_runner(cluster.scheduler_address) as runner:
-        runner.client.run(use_store, str(store))
-        check_workers(runner.client, run.id)  # they got the address of the flow's own server
-
-        runner.client.run(use_store, str(tmp_path / "other"))
-        with pytest.raises(errors.ConfigError, match=r"runs go to .*other/mlflow\.db"):
-            check_workers(runner.client, run.id)
-        runner.client.run(use_store, str(store))
-        with (
-            temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}),
-            pytest.raises(errors.ConfigError, match=r"does not reach the Prefect server http://127\.0\.0\.1:9/api"),
-        ):
-            check_workers(runner.client, run.id)
-    run.finish()
-
-
-def use_store(folder: str) -> None:
-    os.environ["TRTOPS_HOME"] = folder
+        with Client(cluster) as client:
+            client.run(os.environ.__setitem__, "TRTOPS_HOME", str(tmp_path / "other"))
+        with pytest.raises(errors.ConfigError, match=r"logs to .*other/mlflow\.db, not to the store of this flow"):
+            debug_build(model, campaign, dask=cluster.scheduler_address)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import dataclasses
 import os
@@ -14,7 +13,6 @@ from pathlib import Path
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 
 from flows.debug_build import debug_build
 from flows.diff_tactics import diff_tactics
@@ -23,7 +21,7 @@ from flows.prove import prove
 from tests.campaigns import FAST, GELUS, config, two_blocks
 from trtops import errors
 from trtops.flows.campaigns import spread
-from trtops.flows.slots import gpu_slot, limit_name, place_slot
+from trtops.flows.slots import device_slot, gpu_slot, limit_name
 from trtops.ops.campaign import workers
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.promote import resolve
@@ -57,25 +55,13 @@ def test_campaign_is_diffed_proved_promoted_and_shown(store: Path, case) -> None
     # Every run of it leads to a flow run.
     assert tracker.info(result.run_id).tags[Tag.PREFECT_FLOW_RUN]
     assert all(info.tags[Tag.PREFECT_FLOW_RUN] for info in runs)
-    artifacts = asyncio.run(_artifacts())
+    with get_client(sync_client=True) as client:
+        artifacts = sorted(client.read_artifacts(), key=lambda artifact: artifact.created)
     bars = [a for a in artifacts if a.type == "progress"]
     assert bars[-1].data == 100.0
     pages = "\n".join(a.data for a in artifacts if a.type == "markdown")
-    for words in (
-        "confirmed",
-        "## Plain set difference",
-        "confirmed",
-        "suspect put in",
-        "accepted",
-        promoted.alias,
-    ):
+    for words in ("confirmed", "## Plain set difference", "suspect put in", "accepted", promoted.alias):
         assert words in pages
-
-
-async def _artifacts():  # type: ignore[no-untyped-def]
-    async with get_client() as client:
-        artifacts = await client.read_artifacts()
-    return sorted(artifacts, key=lambda a: a.created)
 
 
 def test_threads_build_in_children_of_their_own(store: Path, case, tmp_path: Path) -> None:
@@ -114,16 +100,6 @@ def test_error_in_an_iteration_fails_the_campaign(store: Path, case) -> None:
     assert default_tracker().find(status="running") == []
 
 
-def test_campaign_is_resumed_by_its_run(store: Path, case) -> None:
-    model, campaign = case
-    first = debug_build(model, campaign, until=2)
-
-    again = debug_build(resume=first.run_id)
-    more = debug_build(resume=first.run_id, max_iterations=150)
-
-    assert again == first == more
-
-
 def test_missing_dask_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prefect_dask", None)
     monkeypatch.setitem(sys.modules, "prefect_dask.task_runners", None)
@@ -133,32 +109,6 @@ def test_missing_dask_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # One build per GPU
-
-
-def test_gpu_slot_is_held_by_one_thread() -> None:
-    seen: list[str] = []
-
-    @flow
-    def two() -> None:
-        def hold(name: str) -> None:
-            with gpu_slot(("gpu-a",)):
-                seen.append(f"{name} begins")
-                time.sleep(0.3)
-                seen.append(f"{name} ends")
-
-        threads = [threading.Thread(target=hold, args=(name,)) for name in "ab"]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    two()
-
-    assert len(seen) == 4
-    assert [line.split()[1] for line in seen] == ["begins", "ends", "begins", "ends"]
-    with get_client(sync_client=True) as client:
-        limit = client.read_global_concurrency_limit_by_name(limit_name("gpu-a"))
-        assert (limit.limit, limit.active_slots) == (1, 0)
 
 
 def test_free_gpu_of_two_is_taken() -> None:
@@ -182,8 +132,10 @@ def test_free_gpu_of_two_is_taken() -> None:
     three()
 
     assert took == ["gpu-b", "gpu-b"]
-    with gpu_slot(()) as none:
+    with gpu_slot(()) as none, get_client(sync_client=True) as client:
         assert none is None
+        limit = client.read_global_concurrency_limit_by_name(limit_name("gpu-b"))
+        assert (limit.limit, limit.active_slots) == (1, 0)
 
 
 def test_campaign_takes_device_of_free_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,36 +144,11 @@ def test_campaign_takes_device_of_free_gpu(monkeypatch: pytest.MonkeyPatch) -> N
         build=BuildConfig(options=TensorRTOptions()), devices=("test-1", "GPU-e", "test-2"), parallel=2
     )
     with (
-        place_slot(config.place) as first,
-        place_slot(config.place) as second,
-        place_slot(DebugBuildConfig().place) as third,
+        device_slot(config.place) as first,
+        device_slot(config.place) as second,
+        device_slot(DebugBuildConfig().place) as third,
     ):
         assert (first, second, third) == (("test-1",), ("test-2",), ())
-
-
-def test_threads_share_one_child_per_gpu() -> None:
-    def ask() -> None:
-        assert workers.gpus_of("tensorrt", ("test-9",)) == {}
-
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert len(workers._idle["test-9"]) == 1
-    close_workers()
-
-
-def test_existing_limit_is_kept() -> None:
-    name = limit_name("gpu-d")
-    with get_client(sync_client=True) as client:
-        client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=2))
-
-        with gpu_slot(("gpu-d",)), gpu_slot(("gpu-d",)):
-            limit = client.read_global_concurrency_limit_by_name(name)
-
-    assert (limit.limit, limit.active_slots) == (2, 2)
 
 
 def test_device_is_held_by_one_builder() -> None:

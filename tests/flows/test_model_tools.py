@@ -50,20 +50,8 @@ def test_precision_keeps_what_overflows(overflowing: Path, tmp_path: Path) -> No
     assert info.metrics["precision", "kept"] == 2
 
 
-def test_reduce_checks_candidates_in_parallel(overflowing: Path, tmp_path: Path) -> None:
-    script = tmp_path / "check.py"
-    script.write_text("import onnx, sys\nsys.exit(any(n.op_type == 'Sqrt' for n in onnx.load(sys.argv[1]).graph.node))")
-    command = f"{sys.executable} {script} {{model}}"
-    result = reduce(overflowing, config=ReduceConfig(width=2), command=command, output=str(tmp_path / "small.onnx"))
-    assert result.verdict == "bad"
-    [culprit] = result.culprits
-    assert [node.name for node in culprit.nodes] == ["c"]
-    assert [node.op_type for node in onnx.load(tmp_path / "small.onnx").graph.node] == ["Sqrt"]
-    [info] = default_tracker().find(tags={"trtops.kind": "reduce"})
-    assert info.verdict == "bad"
-
-
-def test_reduce_follows_the_given_failure(overflowing: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", [1, 2])
+def test_reduce_follows_the_given_failure(overflowing: Path, tmp_path: Path, width: int) -> None:
     script = tmp_path / "check.py"
     script.write_text(
         "import onnx, sys\nops = {n.op_type for n in onnx.load(sys.argv[1]).graph.node}\n"
@@ -71,6 +59,16 @@ def test_reduce_follows_the_given_failure(overflowing: Path, tmp_path: Path) -> 
     )
     command = f"{sys.executable} {script} {{model}}"
 
-    result = reduce(overflowing, command=command, fail_codes=(3,), fail_regex=("wrong root",))
+    result = reduce(
+        overflowing,
+        config=ReduceConfig(width=width),
+        command=command,
+        fail_codes=(3,),
+        fail_regex=("wrong root",),
+        output=str(tmp_path / "small.onnx"),
+    )
 
-    assert [[node.op for node in culprit.nodes] for culprit in result.culprits] == [["Sqrt"]]
+    assert [[node.name for node in culprit.nodes] for culprit in result.culprits] == [["c"]]
+    assert [node.op_type for node in onnx.load(tmp_path / "small.onnx").graph.node] == ["Sqrt"]
+    [info] = default_tracker().find(tags={"trtops.kind": "reduce"})
+    assert info.verdict == result.verdict == "bad"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +14,9 @@ from flows.convert import convert
 from flows.debug_build import debug_build
 from tests import models
 from tests.flows.test_convert_gpu import CHECK, FP16, QUICK, SHAPE, convolutions
-from trtops.backend.trt import current_gpu
 from trtops.comparator.report import Tolerances
 from trtops.flows.slots import limit_name
 from trtops.ops.campaign.config import DebugBuildConfig
-from trtops.ops.campaign.workers import close_workers, gpus_of
 from trtops.ops.engines.convert import ConvertResult
 from trtops.tracking.base import RunInfo
 from trtops.tracking.schema import Tag
@@ -28,20 +25,6 @@ from trtops.tracking.store import default_tracker
 pytestmark = [pytest.mark.multi_gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 UUID = Tag.DEVICE_STATE + "uuid_sha256"
-
-
-def test_gpu_is_recognized_by_any_name() -> None:
-    by_number = gpus_of("tensorrt", ("0", "1"))
-    close_workers()
-
-    assert sorted(by_number.values()) == ["0", "1"]
-    assert by_number[current_gpu().uuid_sha256] == "0"
-    asked = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
-    uuids = subprocess.run(asked, stdout=subprocess.PIPE, text=True, check=True).stdout.split()
-    by_uuid = gpus_of("tensorrt", uuids)
-    assert set(by_uuid) == set(by_number) and set(by_uuid.values()) == set(uuids)
-    assert gpus_of("tensorrt", ("1", "0", uuids[0])) == by_number
-    close_workers()
 
 
 def test_campaign_uses_both_gpus(store: Path, tmp_path: Path) -> None:

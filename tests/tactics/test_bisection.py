@@ -116,35 +116,6 @@ def test_two_of_four_is_an_unresolved_combination():
     assert decisions["chance"] == 0
 
 
-@pytest.mark.parametrize("units", [5, 30])
-def test_coin_stops_once_evidence_suffices(units):
-    threw = {False: 0, True: 0}
-    for seed in range(10):
-        bisection = Bisection(units, seed, confidence=0.5)
-        for _ in range(20):
-            enough = bisection.log_e_value >= math.log(2)
-            taken, opposite = bisection.next()
-            assert (opposite is None) == enough
-            threw[not enough] += 1
-            before = bisection.log_e_value
-            bisection.add(taken, bool(taken[1] and taken[3]), opposite)
-            if enough:
-                assert bisection.log_e_value == pytest.approx(before)
-
-    assert threw[False] and threw[True]
-
-
-def test_single_unit_is_tried_both_ways():
-    bisection = Bisection(1)
-    tried = set()
-    while bisection.decided() is None:
-        taken, opposite = bisection.next()
-        tried.add(bool(taken[0]))
-        bisection.add(taken, bool(taken[0]), opposite)
-
-    assert (bisection.decided(), bisection.best.units, tried) == ("confirmed", (0,), {False, True})
-
-
 @pytest.mark.parametrize(("kind", "fewer"), [("one", True), ("together", False)])
 def test_lower_confidence_of_one_saves_trials(kind, fewer):
     trials, named = [], 0
@@ -164,14 +135,6 @@ def test_lower_confidence_of_one_saves_trials(kind, fewer):
 
 def mask(units: int, *taken: int) -> np.ndarray:
     return np.isin(np.arange(units), taken)
-
-
-def test_earlier_builds_raise_suspicions():
-    seen = [Seen(mask(8, 2, 5), True, mask(8)), Seen(mask(8, 5, 6), False, mask(8))]
-
-    probabilities = Bisection(8, seen=seen).probabilities
-
-    assert probabilities.argmax() == 2 and probabilities[2] > 2 * np.delete(probabilities, 2).max()
 
 
 def test_third_choice_is_no_evidence_about_a_unit():

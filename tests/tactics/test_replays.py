@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import subprocess
 import sys
@@ -65,22 +64,6 @@ def test_sorted_folders_become_a_campaign(tmp_path):
     (culprit,) = diff(table, by="algorithm").confirmed
     assert [c.layer for c in culprit.choices] == ["fc"] and "tactic 1: DataType.HALF[8, 1]" in culprit.describe()
     assert table.choices[0].inputs[0].dtype == "DataType.FLOAT"
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_file_names_only_name_builds(tmp_path, seed):
-    write_campaign(tmp_path / "first", 16, seed)
-    names = random.Random(seed)
-    for path in (tmp_path / "first").rglob("replay.json"):
-        side = path.relative_to(tmp_path / "first").parts[0]
-        renamed = tmp_path / "second" / side / names.choice("ab") / f"{names.random()}.json"
-        renamed.parent.mkdir(parents=True, exist_ok=True)
-        renamed.write_bytes(path.read_bytes())
-    first, second = (load_replay_folder(tmp_path / name)[0] for name in ("first", "second"))
-
-    assert not first.ordered and first.columns == second.columns and first.names != second.names
-    for by in ("tactic", "algorithm"):
-        assert diff(first, by=by) == diff(second, by=by)
 
 
 def test_own_records_are_read(tmp_path):

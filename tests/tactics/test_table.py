@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.tactics.synthetic import campaign
 from trtops import errors
-from trtops.tactics.record import Choice, TacticChoice, TacticRecord, TensorFormat
+from trtops.tactics.record import TacticChoice, TacticRecord, TensorFormat
 from trtops.tactics.table import CampaignTable
 
 
@@ -59,16 +59,6 @@ def test_append_refuses_duplicates_and_missing_records():
     assert len(table) == 1
 
 
-def test_layers_of_one_name_are_kept():
-    choices = tuple(TacticChoice(layer="fc", op="Gemm", tactic=t) for t in "xyz")
-    table = CampaignTable()
-    table.append(
-        "r", "good", TacticRecord(mechanism="inspector", backend_version="", device_sha256="", choices=choices)
-    )
-
-    assert table.layers == ("fc", "fc#2", "fc#3")
-
-
 def test_saved_table_continues_to_grow():
     straight, saved = CampaignTable(), CampaignTable()
     rows = [
@@ -109,12 +99,6 @@ def test_taken_builds_keep_their_choices():
     assert (table.names, table.named("good"), table.ordered) == (("a", "c", "b"), ("a", "c"), False)
     assert table.has(("layer", "x"), "1").tolist() == [True, True, False]
     assert table.has(("layer", "y"), "3").tolist() == [False, False, True]
-
-
-def test_file_takes_under_a_byte_per_choice():
-    table = campaign(1, 10_000, layers=200, culprit="none").table
-
-    assert len(table.to_bytes()) < table.codes.size
 
 
 @pytest.mark.parametrize("cut", [0, 1, 30, 100, -1])
@@ -162,14 +146,6 @@ def test_contradicting_content_is_refused(head, codes):
 
     with pytest.raises(errors.FormatError, match=r"Campaign table|Choice"):
         CampaignTable.from_bytes(file.getvalue())
-
-
-def test_wrong_codes_and_verdicts_are_refused():
-    columns, choices = [("layer", "a")], [Choice(tactic="x")]
-    with pytest.raises(errors.FormatError, match="codes hold 3; expected -1 to 0"):
-        CampaignTable(names=["r"], verdicts=["good"], columns=columns, choices=choices, codes=[[3]])
-    with pytest.raises(errors.FormatError, match="expected 1 verdicts"):
-        CampaignTable(names=["r"], verdicts=[], columns=columns, choices=choices, codes=[[0]])
 
 
 def test_archive_of_impossible_size_is_refused():

@@ -173,15 +173,6 @@ def test_concurrent_commands_are_refused(folder):
     assert "Another command is starting or ending" in done.stderr
 
 
-def test_settings_of_running_servers_stay(folder, stages):
-    stages += [[service("first", SLEEP)]]
-    servers.up(folder, **CONFIG)
-
-    with pytest.raises(errors.ConfigError, match="up with other settings"):
-        servers.up(folder, limit=7)
-    assert [each.state for each in servers.up(folder)] == ["up"]
-
-
 def test_postgresql_addresses_name_driver_and_database(folder):
     url = "postgresql://me@h:5433?host=/run/postgresql"
     state = TeamState(database=url, gpu=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
@@ -15,9 +16,10 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.futures import PrefectFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from trtops.flows.dask import check_workers, dask_runner
-from trtops.flows.flow_of import flow_of, hold_nothing, open_tracker, task_of
-from trtops.flows.slots import place_slot
+from trtops import errors
+from trtops.flows.dask import dask_runner
+from trtops.flows.flow_of import flow_of, open_tracker, task_of
+from trtops.flows.slots import device_slot
 from trtops.ops.campaign import bisect as bisects
 from trtops.ops.campaign import debug_build as debug_builds
 from trtops.ops.campaign import promote as promotions
@@ -35,8 +37,19 @@ T = TypeVar("T")
 
 def _make_iteration(campaign: Campaign, number: int) -> IterationResult:
     """One iteration, on a GPU of its own if it needs one. Dask repeats a task whose worker is lost with the answer."""
-    with place_slot(campaign.config.place) as devices:
-        return iterate_once(campaign.on(devices), number, tracker=open_tracker())
+    tracker = open_tracker()
+    try:
+        tracker.info(campaign.run_id)
+    except errors.RunNotFoundError as exc:
+        # A Dask worker that was started with other settings would log to a store of its own.
+        raise errors.ConfigError(
+            f"{platform.node()} logs to {tracker.shown}, not to the store of this flow ({exc}). Start Dask's "
+            "workers with the MLFLOW_TRACKING_URI or TRTOPS_HOME of this flow (trtops/team/servers.md)."
+        ) from None
+    except errors.TrackingUnavailableError:
+        pass  # the outbox keeps the iteration until the store is back
+    with device_slot(campaign.config.place) as devices:
+        return iterate_once(campaign.on(devices), number, tracker=tracker)
 
 
 make_iteration = task_of(_make_iteration, "iteration", run_name="iteration {number}")
@@ -49,17 +62,13 @@ def spread(parallel: int, dask: str | None = None) -> Iterator[Submit]:
     Args:
         parallel: Number of threads, each with a child process to build in.
         dask: Address of a Dask scheduler whose workers run the iterations instead. All of them must reach the model's
-            path, the flow's Prefect server and the tracking store, which is checked before the first iteration.
+            path, the flow's Prefect server and the tracking store.
     """
     threads = ThreadPoolTaskRunner[Any](max_workers=parallel)
     place: AbstractContextManager[Any] = threads if dask is None else dask_runner(dask)
-    checked: set[str] = set()
     with place as runner:
 
         def submit(campaign: Campaign, number: int) -> Future[IterationResult]:
-            if dask is not None and campaign.run_id not in checked:
-                check_workers(runner.client, campaign.run_id)
-                checked.add(campaign.run_id)
             return plain_future(runner.submit(make_iteration, parameters={"campaign": campaign, "number": number}))
 
         yield submit
@@ -105,10 +114,8 @@ def _debug_build(
     *,
     resume: str | None = None,
     dask: str | None = None,
-    experiment: str | None = None,
     allow_scripts: bool = False,
-    tracker: Tracker,
-    tags: Mapping[str, str],
+    **logged: Any,
 ) -> DebugBuildResult:
     """Build a model until it is known which tactic makes some of its builds bad, and log every build to MLflow.
 
@@ -117,7 +124,6 @@ def _debug_build(
         config: Everything that can be chosen.
         resume: The run of a campaign to resume. Finished builds are not repeated.
         dask: Address of a Dask scheduler whose workers run the iterations.
-        experiment: MLflow experiment (default: the model's name).
         allow_scripts: Run scripts and commands that the campaign to resume names. Everybody who may write to the store
             can change them.
     """
@@ -128,13 +134,11 @@ def _debug_build(
         return debug_builds.debug_build(
             model,
             config,
-            tracker=tracker,
             resume=resume,
-            experiment=experiment,
-            tags=tags,
             submit=submit,
             progress=show,
             allow_scripts=allow_scripts,
+            **logged,
         )
 
 
@@ -145,24 +149,18 @@ def _config_to_resume(tracker: Tracker, given: Mapping[str, Any]) -> DebugBuildC
     return open_campaign(tracker, given["resume"], model=given.get("model"), allow_scripts=allow_scripts).config
 
 
-@contextmanager
-def _on_campaign_gpu(tracker: Tracker, config: Any, given: Mapping[str, Any]) -> Iterator[Any]:
-    """Hold a GPU of the campaign that an op works on."""
+def _place_of_campaign(tracker: Tracker, config: Any, given: Mapping[str, Any]) -> Place:
     run = given["run"] if "run" in given else given["campaign_run"]
     campaign = bisects.campaign_of(tracker, run, given.get("bad"), allow_scripts=config.allow_scripts)
-    with place_slot(campaign.on(config.devices).config.place) as devices:
-        yield replace(config, devices=devices)
+    return campaign.on(config.devices).config.place
 
 
-@contextmanager
-def _on_gpu_of_run(tracker: Tracker, config: Any, given: Mapping[str, Any]) -> Iterator[Any]:
-    place: Place = promotions.promotion_place(tracker.info(run_id_of(given["run_id"])), config)
-    with place_slot(place) as devices:
-        yield replace(config, devices=devices)
+def _place_of_run(tracker: Tracker, config: Any, given: Mapping[str, Any]) -> Place:
+    return promotions.promotion_place(tracker.info(run_id_of(given["run_id"])), config)
 
 
-debug_build = flow_of(_debug_build, base=_config_to_resume, hold=hold_nothing, by_steps=True)
+debug_build = flow_of(_debug_build, base=_config_to_resume, place=lambda *_: None, by_steps=True)
 diff_tactics = flow_of(diff_tactics_op, existing=("runs", "experiment"), by_steps=True)
-bisect = flow_of(bisects.bisect, hold=_on_campaign_gpu, existing=True)
-prove = flow_of(prove_op, hold=_on_campaign_gpu, existing=True)
-promote = flow_of(promotions.promote, hold=_on_gpu_of_run, existing=True)
+bisect = flow_of(bisects.bisect, place=_place_of_campaign, existing=True)
+prove = flow_of(prove_op, place=_place_of_campaign, existing=True)
+promote = flow_of(promotions.promote, place=_place_of_run, existing=True)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from prefect.events import emit_event
-
-from trtops.flows.flow_of import flow_of, hold_nothing
-from trtops.flows.slots import backend_slot, place_slot
+from trtops.flows.flow_of import flow_of
 from trtops.ops.auditing import op as audits
 from trtops.ops.auditing.config import AuditConfig
 from trtops.ops.auditing.result import AuditResult
@@ -22,17 +19,10 @@ from trtops.ops.gate.policy import read_policy
 from trtops.ops.gate.releases import Release
 from trtops.ops.gate.result import GateResult
 from trtops.spec import BackendName, Precision
-from trtops.tracking.base import Tracker
 from trtops.tracking.schema import Tag
 
 
-def _audit(
-    config: AuditConfig | None = None,
-    *,
-    backend: BackendName = "onnxruntime",
-    tracker: Tracker,
-    tags: Mapping[str, str],
-) -> AuditResult:
+def _audit(config: AuditConfig | None = None, *, backend: BackendName = "onnxruntime", **logged: Any) -> AuditResult:
     """Check stored runs against themselves, rebuild them from the store alone, and grade each.
 
     Args:
@@ -45,8 +35,7 @@ def _audit(
         config = replace(config, seed=100 * year + week)
     if not config.runs:
         config = replace(config, tags=(*config.tags, (Tag.BACKEND, backend)))
-    with backend_slot(backend, config):
-        return audits.audit(config, tracker=tracker, tags=tags)
+    return audits.audit(config, **logged)
 
 
 def _gate(
@@ -56,14 +45,11 @@ def _gate(
     policy: Path | None = None,
     releases: tuple[str, ...] = (),
     precisions: tuple[Precision, ...] = (),
-    experiment: str | None = None,
-    tracker: Tracker,
-    tags: Mapping[str, str],
+    **logged: Any,
 ) -> GateResult | MatrixResult:
     """Build candidates, compare each with the accepted engine, and accept it, refuse it or ask for more measurement.
 
-    An accepted version gets its alias in the registry. Each decision is sent as an event, ``trtops.gate.accept``,
-    ``trtops.gate.refuse`` or ``trtops.gate.measure-more``, which automations of Prefect can follow.
+    An accepted version gets its alias in the registry.
 
     Args:
         models: ONNX files.
@@ -71,34 +57,17 @@ def _gate(
         policy: The policy, as a YAML file on the worker's machine.
         releases: Releases of the back end: constraints files (.txt) or environments, optionally as ``name=path``.
         precisions: Precisions to build in.
-        experiment: MLflow experiment (default: the model's name, or ``gate`` for several candidates).
     """
     config = GateConfig() if config is None else config
     if policy is not None:
         config = replace(config, policy=read_policy(policy))
-    with place_slot(Place(backend=config.build.backend, devices=config.devices)) as devices:
-        result = gate_all(
-            models,
-            replace(config, devices=devices),
-            releases=tuple(map(Release.parse, releases)),
-            precisions=precisions,
-            tracker=tracker,
-            experiment=experiment,
-            tags=tags,
-        )
-    for each in result.cells if isinstance(result, MatrixResult) else (result,):
-        emit_event(
-            event=f"trtops.gate.{each.decision.replace(' ', '-')}",
-            resource={
-                "prefect.resource.id": f"trtops.run.{each.run_id or 'none'}",
-                "trtops.alias": each.alias,
-                "trtops.version": each.version,
-            },
-            payload={"reasons": list(each.reasons), "url": each.url},
-        )
-    return result
+    return gate_all(models, config, releases=tuple(map(Release.parse, releases)), precisions=precisions, **logged)
 
 
-audit = flow_of(_audit, by_steps=True)
-gate = flow_of(_gate, hold=hold_nothing, by_steps=True)
+audit = flow_of(_audit, place=lambda tracker, config, given: given.get("backend"), by_steps=True)
+gate = flow_of(
+    _gate,
+    place=lambda tracker, config, given: Place(backend=config.build.backend, devices=config.devices),
+    by_steps=True,
+)
 bundle = flow_of(bundle_op)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from trtops.flows.flow_of import flow_of, run_as_task
-from trtops.flows.slots import backend_slot
+from trtops.flows.slots import device_slot
 from trtops.ops.engines.build_list import BuildListConfig, BuildListResult, build_list
 from trtops.ops.engines.calibrate import calibrate as calibrate_op
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult
@@ -40,7 +40,7 @@ def _nightly(
 
     def convert_one(model: str, config: ConvertConfig, experiment: str, tags: Mapping[str, str]) -> ConvertResult:
         def build() -> ConvertResult:
-            with backend_slot(config.build.backend, config):
+            with device_slot(config.build.backend):
                 return convert_op(model, config, tracker=tracker, experiment=experiment, tags=tags)
 
         return run_as_task(f"build {Path(model).stem} {config.build.precision} {config.build.backend}", build)
@@ -58,8 +58,7 @@ def _watch(
     bad: Literal["fail", "report"] = "fail",
     attempts: int = 3,
     settle_seconds: float = 10.0,
-    tracker: Tracker,
-    tags: Mapping[str, str],
+    **logged: Any,
 ) -> BuildListResult:
     """Build and evaluate the models of a folder that are new or changed.
 
@@ -81,7 +80,7 @@ def _watch(
         log.info("No file in %s matches %s.", Path(folder).resolve(), pattern)
         return BuildListResult(title=f"build list {Path(folder).name}", builds=())
     config = BuildListConfig(only_new=True, attempts=attempts, settle_seconds=settle_seconds)
-    return _nightly(cast(Path, models), config, tracker=tracker, tags=tags)
+    return _nightly(cast(Path, models), config, **logged)
 
 
 convert = flow_of(convert_op, by_steps=True)

@@ -9,7 +9,7 @@ import re
 import textwrap
 import types
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeAlias, TypeVar, Union, cast, get_args, get_origin
 
@@ -26,7 +26,8 @@ from prefect.utilities.callables import parameter_docstrings
 
 from trtops import errors
 from trtops.flows.server import ensure_prefect_home
-from trtops.flows.slots import backend_slot
+from trtops.flows.slots import device_slot
+from trtops.ops.campaign.config import Place
 from trtops.ops.result import OpResult
 from trtops.ops.steps import steps_run_by
 from trtops.record import OptionField, Record, option_fields, with_options
@@ -42,8 +43,9 @@ mask_log_records()  # Prefect sends them to its server
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Hold: TypeAlias = Callable[[OfflineTracker, Any, Mapping[str, Any]], AbstractContextManager[Any]]
-"""Holds a GPU while an op runs: called with tracker, config and arguments; yields the config for the op."""
+PlaceOf: TypeAlias = Callable[[OfflineTracker, Any, Mapping[str, Any]], "Place | BackendName | None"]
+"""Names the place that an op builds at, or the back end that it uses in this process, from tracker, config and
+arguments. A GPU of it is held while the op runs. None: the op needs no GPU, or its tasks hold theirs."""
 
 _OF_PYTHON = {"tracker", "tags", "parent", "progress", "submit", "evaluate", "built", "convert_one", "feeds", "file",
               "given", "together", "chance"}  # fmt: skip
@@ -94,7 +96,7 @@ def flow_of(
     op: Callable[..., R],
     *,
     base: Callable[[OfflineTracker, Mapping[str, Any]], Any] | None = None,
-    hold: Hold | None = None,
+    place: PlaceOf | None = None,
     existing: bool | tuple[str, ...] = False,
     by_steps: bool = False,
 ) -> OpFlow[..., R]:
@@ -107,10 +109,11 @@ def flow_of(
     cancelled closes its MLflow runs.
 
     Args:
-        op: The op. It is called with the default tracker and the tags of the flow run.
+        op: The op. It is called with the default tracker and the tags of the flow run. One that takes ``**logged`` gets
+            the option ``experiment`` as well, and hands all three to another op.
         base: Called with tracker and arguments if no config is given; returns the config whose options apply, or None
             for the defaults.
-        hold: Holds a GPU while the op runs; by default that of the config's ``build``, if it has one.
+        place: Where the op needs a GPU; by default the back end of the config's ``build``, if it has one.
         existing: Whether a missing store is an error, since the op reads runs; or the options that name runs.
         by_steps: Whether the op runs its steps by :func:`trtops.ops.steps.run_step`. Any other op is one task.
     """
@@ -130,7 +133,7 @@ def flow_of(
         needed = existing if isinstance(existing, bool) else any(given.get(key) for key in existing)
         tracker = open_tracker(existing=needed)
         if config_class is not None:
-            config = given.pop("config", None)
+            config: Any = given.pop("config", None)
             if config is None and base is not None:
                 config = base(tracker, given)
             set_options = {each.path: given.pop(key, None) for key, each in options.items()}
@@ -143,10 +146,15 @@ def flow_of(
         context = prefect.context.FlowRunContext.get()
         assert context is not None and context.flow_run is not None
         supplied = {"tracker": tracker, "tags": {schema.Tag.PREFECT_FLOW_RUN: str(context.flow_run.id)}}
-        call = functools.partial(op, **{key: value for key, value in supplied.items() if key in accepted})
-        with (hold or _hold_build)(tracker, given.get("config"), given) as config, steps_run_by(run_as_task):
-            if config_class is not None:
-                given["config"] = config
+        takes_all = "logged" in accepted
+        call = functools.partial(op, **{key: each for key, each in supplied.items() if key in accepted or takes_all})
+        config = given.get("config")
+        where = (
+            getattr(getattr(config, "build", None), "backend", None) if place is None else place(tracker, config, given)
+        )
+        with device_slot(where) as devices, steps_run_by(run_as_task):
+            if devices:
+                given["config"] = replace(config, devices=devices)
             result = call(**given) if by_steps else run_as_task(name, functools.partial(call, **given))
         return _ended(result) if isinstance(result, OpResult) else result
 
@@ -206,7 +214,10 @@ def _signature(
         texts[name] = text
 
     for each in inspect.signature(op).parameters.values():
-        if each.name == "config":
+        if each.name == "logged":
+            if "experiment" not in options:
+                add("experiment", str, "MLflow experiment (default: the name of the model or list).")
+        elif each.name == "config":
             parameters.append(each.replace(annotation=config_class | None, default=None))  # type: ignore[operator]
             texts["config"] = "All options in one value; an option that is given on its own replaces the one in here."
         elif each.name not in _OF_PYTHON and each.name not in options:
@@ -218,17 +229,6 @@ def _signature(
         default = f" (default: {shown})." if isinstance(shown, (bool, int, float, str)) else "."
         add(name, option.type, option.help.rstrip(".") + default)
     return inspect.Signature(parameters), texts
-
-
-def hold_nothing(tracker: OfflineTracker, config: Any, given: Mapping[str, Any]) -> AbstractContextManager[Any]:
-    """Hold no GPU: the tasks of the flow do so."""
-    return nullcontext(config)
-
-
-def _hold_build(tracker: OfflineTracker, config: Any, given: Mapping[str, Any]) -> AbstractContextManager[Any]:
-    """Hold the GPU that the config's back end builds on, if there is one."""
-    build = getattr(config, "build", None)
-    return nullcontext(config) if build is None else backend_slot(build.backend, config)
 
 
 def task_of(function: Callable[P, R], name: str, *, run_name: str | None = None, retries: int = 3) -> Task[P, R]:

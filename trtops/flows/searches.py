@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from trtops.comparator.report import Tolerances
 from trtops.flows.flow_of import flow_of, task_of
-from trtops.flows.slots import backend_slot
 from trtops.ops.evaluation.command import CommandCheck
 from trtops.ops.evaluation.submodel import Check
 from trtops.ops.search import accuracy as accuracies
@@ -24,7 +22,6 @@ from trtops.ops.search.precision_engines import candidate_runner
 from trtops.ops.search.reduce import ReduceConfig, ReduceResult, engine_check
 from trtops.ops.triaging.op import triage as triage_op
 from trtops.spec import BackendName, BuildConfig, Precision
-from trtops.tracking.base import Tracker
 
 
 def _accuracy(
@@ -33,9 +30,7 @@ def _accuracy(
     *,
     side: Side = "onnxruntime",
     precision: Precision = "fp32",
-    experiment: str | None = None,
-    tracker: Tracker,
-    tags: Mapping[str, str],
+    **logged: Any,
 ) -> AccuracyResult:
     """Compare every tensor of a model with what an engine computes, and log the table to MLflow.
 
@@ -44,20 +39,12 @@ def _accuracy(
         config: Everything that can be chosen.
         side: What is under test: an engine of a back end, or 16 bit as a GPU rounds it, emulated on the CPU.
         precision: The precision of the side under test.
-        experiment: MLflow experiment (default: the model's name).
     """
-    side_under_test = make_side(side, precision)
-    return accuracies.accuracy(str(model), side_under_test, config, tracker=tracker, experiment=experiment, tags=tags)
+    return accuracies.accuracy(str(model), make_side(side, precision), config, **logged)
 
 
 def _precision(
-    model: Path,
-    config: PrecisionConfig | None = None,
-    *,
-    side: CandidateSide = "emulated",
-    experiment: str | None = None,
-    tracker: Tracker,
-    tags: Mapping[str, str],
+    model: Path, config: PrecisionConfig | None = None, *, side: CandidateSide = "emulated", **logged: Any
 ) -> PrecisionResult:
     """Search for the nodes that must stay in FP32, and log the answer to MLflow.
 
@@ -65,10 +52,8 @@ def _precision(
         model: The ONNX file, in FP32.
         config: Everything that can be chosen.
         side: What candidates are run by: 16 bit as a GPU rounds it, emulated on the CPU; or TensorRT engines.
-        experiment: MLflow experiment (default: the model's name).
     """
-    runner = candidate_runner(side)
-    return precisions.precision(str(model), config, runner=runner, tracker=tracker, experiment=experiment, tags=tags)
+    return precisions.precision(str(model), config, runner=candidate_runner(side), **logged)
 
 
 def _check_together(ask: Callable[[Items], Any], candidates: Iterable[Items]) -> list[Any]:
@@ -90,9 +75,7 @@ def _reduce(
     backend: BackendName = "onnxruntime",
     precision: Precision = "fp32",
     tolerances: Tolerances | None = None,
-    experiment: str | None = None,
-    tracker: Tracker,
-    tags: Mapping[str, str],
+    **logged: Any,
 ) -> ReduceResult:
     """Find the smallest part of a model that still fails, and log it to MLflow as a model of its own.
 
@@ -108,7 +91,6 @@ def _reduce(
         backend: The back end under test.
         precision: Its precision.
         tolerances: When its outputs are good enough; by default those of the precision.
-        experiment: MLflow experiment (default: the model's name).
     """
     check: Check = engine_check(BuildConfig(precision=precision).on_backend(backend), tolerances)
     if command is not None:
@@ -121,19 +103,15 @@ def _reduce(
         )
     config = ReduceConfig() if config is None else config
     evaluate = _check_together if config.width > 1 else None
-    return reductions.reduce(model, check, config, tracker=tracker, experiment=experiment, tags=tags, evaluate=evaluate)
+    return reductions.reduce(model, check, config, evaluate=evaluate, **logged)
 
 
-@contextmanager
-def _on_gpu_of_side(tracker: Tracker, config: Any, given: Mapping[str, Any]) -> Iterator[Any]:
+def _place_of_side(tracker: object, config: object, given: Mapping[str, Any]) -> BackendName | None:
     tested = given.get("side") or given.get("backend")
-    with backend_slot(
-        "tensorrt" if tested == "tensorrt" and given.get("command") is None else "onnxruntime", config
-    ) as held:
-        yield held
+    return "tensorrt" if tested == "tensorrt" and given.get("command") is None else None
 
 
 triage = flow_of(triage_op)
-accuracy = flow_of(_accuracy, hold=_on_gpu_of_side)
-precision = flow_of(_precision, hold=_on_gpu_of_side)
-reduce = flow_of(_reduce, hold=_on_gpu_of_side, by_steps=True)
+accuracy = flow_of(_accuracy, place=_place_of_side)
+precision = flow_of(_precision, place=_place_of_side)
+reduce = flow_of(_reduce, place=_place_of_side, by_steps=True)

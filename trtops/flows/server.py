@@ -66,7 +66,7 @@ def isolate_server() -> None:
     """Let Prefect's server start in ``PREFECT_HOME``, and end with this process.
 
     Prefect starts it in the working folder of the flow, where it looks for modules: a ``fastapi.py`` next to a model
-    would run. Prefect has one server object per process, the first that is created.
+    would run.
     """
     from prefect.server.api import server  # takes a second, and only flows without a server need it
 
@@ -75,13 +75,5 @@ def isolate_server() -> None:
         command = [sys.executable, "-c", _PROGRAM.format(fd=theirs), *args[3:]]  # instead of `python -m uvicorn`
         return subprocess.Popen(command, cwd=PREFECT_HOME.value(), pass_fds=(theirs,), **options)
 
-    class IsolatedServer(server.SubprocessASGIServer):
-        def _run_uvicorn_command(self) -> subprocess.Popen[Any]:
-            # Replaces the name `subprocess` in that module; os.chdir would change the folder for all threads.
-            vars(server)["subprocess"] = SimpleNamespace(Popen=start, TimeoutExpired=subprocess.TimeoutExpired)
-            try:
-                return super()._run_uvicorn_command()
-            finally:
-                vars(server)["subprocess"] = subprocess
-
-    IsolatedServer()
+    # The name `subprocess` in that module alone; os.chdir would change the folder for all threads.
+    vars(server)["subprocess"] = SimpleNamespace(Popen=start, TimeoutExpired=subprocess.TimeoutExpired)

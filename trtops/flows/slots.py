@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TypeVar
 
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
@@ -17,8 +16,7 @@ from trtops.backend.engines import engine_backend
 from trtops.errors import BackendError
 from trtops.ops.campaign.config import Place
 from trtops.ops.campaign.workers import gpus_of
-
-T = TypeVar("T")
+from trtops.spec import BackendName
 
 
 @contextmanager
@@ -56,22 +54,23 @@ def gpu_slot(gpus: Sequence[str]) -> Iterator[str | None]:
 
 
 @contextmanager
-def backend_slot(backend: str, value: T) -> Iterator[T]:
-    """Hold the GPU that a back end uses in this process, if it needs one; yields a value unchanged."""
-    try:
-        gpu = engine_backend(backend).device_state().get("uuid_sha256")
-    except BackendError:
-        gpu = None  # the op reports what is missing, and marks its run
-    with gpu_slot(() if gpu is None else (gpu,)):
-        yield value
+def device_slot(where: Place | BackendName | None) -> Iterator[tuple[str, ...]]:
+    """Hold one of the GPUs of a place, or the one that a back end uses in this process.
 
-
-@contextmanager
-def place_slot(place: Place) -> Iterator[tuple[str, ...]]:
-    """Hold one of the GPUs of a place; yields it as ``devices`` for the op."""
-    gpus = gpus_of(place.backend, place.devices)
+    Yields the ``devices`` for the op: empty for its default.
+    """
+    if isinstance(where, Place):
+        gpus = gpus_of(where.backend, where.devices)
+    else:
+        gpus = {}
+        with suppress(BackendError):  # the op reports what is missing, and marks its run
+            state = {} if where is None else engine_backend(where).device_state()
+            gpus = {state["uuid_sha256"]: ""} if "uuid_sha256" in state else {}
     with gpu_slot(tuple(gpus)) as held:
-        yield place.devices if held is None else (gpus[held],)
+        if isinstance(where, Place):
+            yield where.devices if held is None else (gpus[held],)
+        else:
+            yield ()
 
 
 def limit_name(gpu: str) -> str:

@@ -34,21 +34,13 @@ _OTHER_SERVERS = ("PREFECT_API_", "PREFECT_PROFILE", "MLFLOW_", "TRTOPS_CREDENTI
 
 @dataclass(frozen=True, kw_only=True)
 class TeamState(Record):
-    """The configuration of the servers.
-
-    Attributes:
-        prefect_port: TCP port of Prefect's API and UI.
-        mlflow_port: TCP port of MLflow.
-        database: ``sqlite``, or the address of a PostgreSQL server that has the databases prefect, mlflow and
-            mlflow_auth.
-        limit: Number of flow runs that a worker runs at a time.
-        gpu: Whether there is a worker for the GPU pool.
-    """
+    """The configuration of the servers."""
 
     prefect_port: int = 4200
     mlflow_port: int = 5000
+    # Or the address of a PostgreSQL server that has the databases prefect, mlflow and mlflow_auth.
     database: str = "sqlite"
-    limit: int = 2
+    limit: int = 2  # flow runs at a time on a worker
     gpu: bool = field(default_factory=lambda: any(Path("/dev").glob("nvidia[0-9]*")))
 
     def __post_init__(self) -> None:
@@ -113,11 +105,7 @@ class Passwords:
 
     @classmethod
     def ensure(cls, folder: Path) -> Passwords:
-        """Read the passwords of a team's folder; they are created on first use.
-
-        Raises:
-            ConfigError: If others may read the file, or it lacks an entry.
-        """
+        """Read the passwords of a team's folder, created on first use; ConfigError if others may read the file."""
         file, config = folder / "passwords.ini", configparser.ConfigParser(interpolation=None)
         try:
             with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
@@ -162,14 +150,9 @@ def service_environment(folder: Path, extra: Mapping[str, str]) -> dict[str, str
 
 
 def client_environment(folder: Path | None = None, *, password: bool = True) -> dict[str, str]:
-    """The variables that a process of this machine needs to use the servers. MLflow's password stays in its file.
+    """The variables that a process of this machine needs to use the servers; ConfigError if none were started.
 
-    Args:
-        folder: The team's folder; the default one unless given.
-        password: Whether Prefect's password is among them; Prefect reads it from the environment only.
-
-    Raises:
-        ConfigError: If no servers were started.
+    MLflow's password stays in its file, while Prefect reads its own from the environment only.
     """
     folder = team_folder() if folder is None else folder
     state = read_state(folder)

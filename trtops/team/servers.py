@@ -67,17 +67,13 @@ class Service:
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceStatus(Record):
-    """The status of a process.
-
-    Attributes:
-        name: ``prefect``, ``mlflow``, ``worker-cpu`` or ``worker-gpu``.
-        state: ``up``, ``not answering``, ``dead`` (it ended by itself) or ``down`` (it was not started, or was ended).
-        text: The same on a line, with address, start and process id; and the end of its log, if it does not answer.
-    """
+    """The status of a process."""
 
     name: str
     state: str
+    """``up``, ``not answering``, ``dead`` (it ended by itself) or ``down`` (it was not started, or was ended)."""
     text: str
+    """All of it on a line; and the end of the log, if the process does not answer."""
 
 
 def up(
@@ -90,7 +86,7 @@ def up(
     """Start the servers and workers that are not up, and wait until all of them answer.
 
     Args:
-        folder: The team's folder; the default one unless given.
+        folder: The team's folder.
         wait_seconds: How long to wait for each.
         progress: Called with a line for each step.
         changes: Fields of :class:`trtops.team.access.TeamState`; None and what is not given stay as at the last start.

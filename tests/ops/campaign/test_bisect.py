@@ -79,18 +79,6 @@ def test_the_culprit_is_confirmed_completely(bisected: BisectResult):
     assert len(bisected.trials) <= 12
 
 
-@pytest.mark.parametrize("seed", range(amount(10, in_every_run=3)))
-def test_several_settings_take_a_dozen_builds(model, seed):
-    tracker = MemoryTracker()
-    found = debug_build(model[0], config(model[1], until=8, seed=seed), tracker=tracker)
-
-    result = bisect(*drawn_pair(found.run_id, tracker), tracker=tracker)
-
-    assert result.outcome == "confirmed" and result.complete
-    assert result.units > 1 and is_right(result)
-    assert len(result.trials) <= 16
-
-
 @pytest.mark.parametrize("seed", range(amount(20, in_every_run=3)))
 def test_until_decided_takes_a_dozen_builds(model, seed):
     result = debug_build(model[0], config(model[1], seed=seed), tracker=MemoryTracker())
@@ -99,13 +87,6 @@ def test_until_decided_takes_a_dozen_builds(model, seed):
     assert [c.describe() for c in first.culprits] == ["GeluApproximation=on"]
     assert 2 + len(first.trials) <= 12
     assert result.confirmed and all("GeluApproximation=on" in text for text in result.confirmed)
-
-
-def test_the_most_similar_builds_are_mixed(campaign, tracker, bisected):
-    result = bisect(campaign, config=BisectConfig(seed=3), tracker=tracker)
-
-    assert result.units == 1 < bisected.units
-    assert [c.describe() for c in result.culprits] == ["GeluApproximation=on"]
 
 
 def test_result_and_runs_are_logged(bisected, tracker):
@@ -256,24 +237,6 @@ def test_later_builds_avoid_the_culprit(model):
     assert result.good >= 6
 
 
-def test_given_culprit_is_tried_in_another_build(campaign, bisected, tracker):
-    seen = load_table(tracker, campaign)
-    (culprit,) = bisected.culprits
-    having = np.logical_and.reduce([unit.is_bad_in(seen) for unit in culprit.units])
-    other = next(
-        name for name in seen.named("good") if not having[seen.names.index(name)] and name != bisected.good_run
-    )
-
-    result = bisect(other, bisected.bad_run, tracker=tracker, given=culprit.units)
-
-    names = {unit.name for unit in culprit.units}
-    assert result.trials and names & set(result.trials[0].taken)
-    assert result.outcome == "sufficient" or all(is_right(result) and c.units for c in result.culprits)
-    assert result.outcome == "sufficient" or {u.name for c in result.culprits for u in c.units}.isdisjoint(names)
-    if result.outcome == "sufficient":
-        assert result.trials[-1].verdict == "bad" and not result.culprits and "needs nothing that" in result.summary
-
-
 @pytest.fixture(scope="module")
 def at_times_narrow(model: tuple[Path, Path]) -> tuple[MemoryTracker, str]:
     """A campaign, where two of five builds do not compute in the requested precision."""
@@ -299,16 +262,7 @@ def test_mixture_bad_in_precision_counts_as_good(bad_in, at_times_narrow, monkey
     assert {info.tags[Tag.BAD_IN] for info in evaluated.values()} == {"outputs precision", "precision"}
     assert {trial.verdict for trial in result.trials} == {"good", "bad"}
     assert result.outcome == "confirmed" and is_right(result)
-
-
-def test_builds_bad_in_precision_count_as_good(at_times_narrow):
-    tracker, campaign = at_times_narrow
-    table = load_table(tracker, campaign)
     aspects = {name: tracker.info(name).tags.get(Tag.BAD_IN, "") for name in table.names}
-    bad = next(name for name in table.named("bad") if aspects[name] == "outputs")
-
-    result = bisect(table.named("good")[0], bad, BisectConfig(max_builds=1), tracker=tracker)
-
     plan = BisectPlan.from_json(tracker.load(result.run_id).read_bytes(Artifact.BISECTION_PLAN))
     assert set(aspects.values()) == {"", "outputs", "precision", "outputs precision"}
     assert [is_bad for _, is_bad in plan.seen] == ["outputs" in aspects[name] for name in table.names]

@@ -1,14 +1,11 @@
 """A campaign on TensorRT and a real GPU: FP16 builds that differ, a tolerance between two groups of them, diff and
 proof by swap.
-
-Run with ``-s`` to read the log.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +14,9 @@ import pytest
 
 from tests import models
 from trtops import errors
-from trtops.backend.trt import library
 from trtops.comparator.report import Tolerances
 from trtops.ops.campaign.config import DebugBuildConfig
-from trtops.ops.campaign.debug_build import Progress, debug_build
+from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, diff_tactics
 from trtops.ops.campaign.promote import promote, resolve
 from trtops.ops.campaign.prove import ProveConfig, ProveResult, prove
@@ -85,19 +81,6 @@ def campaign(folder: Path, atol: float, **changes: object) -> DebugBuildConfig:
     return dataclasses.replace(usual, **changes)  # type: ignore[arg-type]
 
 
-def say(*words: object) -> None:
-    print(f"[{time.strftime('%H:%M:%S')}]", *words, flush=True)
-
-
-def tell(progress: Progress) -> None:
-    if progress.last is not None:
-        last, found = progress.last, progress.found
-        say(
-            f"{progress.done}/{progress.limit}: {last.verdict} in {last.build_seconds:.1f} s; {progress.good} good, "
-            f"{progress.bad} bad, {progress.error} errors{'; ' + found.conclusion if found else ''} {last.reasons[:1]}"
-        )
-
-
 def largest_errors(tracker: MlflowTracker, experiment: str) -> list[float]:
     runs = tracker.find(experiment, tags={Tag.KIND: "iteration"}, status="finished")
     return sorted(i.metrics["error", "scores", "max_abs"] for i in runs if ("error", "scores", "max_abs") in i.metrics)
@@ -123,10 +106,8 @@ def tolerance(model: Path, folder: Path, tracker: MlflowTracker) -> tuple[float,
             campaign(folder, 1e9, until=6, random_tactics=random),
             tracker=tracker,
             experiment=experiment,
-            progress=tell,
         )
         found = largest_errors(tracker, experiment)
-        say(f"largest errors of builds {experiment}: {[f'{e:.3g}' for e in found]}")
         middle = between_groups(found, least)
         if middle is not None:
             return middle, random
@@ -137,18 +118,12 @@ def test_campaign_of_sixteen_builds_and_proof(
     model: Path, folder: Path, tracker: MlflowTracker, tolerance: tuple[float, bool]
 ) -> None:
     atol, random = tolerance
-    say(f"{library.line().name}: tolerance {atol:.3g}, random tactics {random}")
-
     result = debug_build(
         model,
         campaign(folder, atol, until=16, random_tactics=random),
         tracker=tracker,
         experiment="campaign",
-        progress=tell,
     )
-    say(result.found.summary)
-    for suspect in result.found.suspects[:5]:
-        say(f"  {suspect.probability:.3f} good {suspect.good} bad {suspect.bad}: {suspect.describe()[:300]}")
     report = diff_tactics(DiffTacticsConfig(runs=(result.run_id,)), tracker=tracker)
 
     assert (result.iterations, result.errors) == (16, 0)
@@ -166,14 +141,12 @@ def test_campaign_of_sixteen_builds_and_proof(
             campaign(folder, atol, until=2, random_tactics=random, use_deny_list=True),
             tracker=tracker,
             experiment="avoided",
-            progress=tell,
         )
         environment = promote_and_resolve(result.run_id, model, tracker)
         denied = deny_list(tracker, environment)
         assert [entry.evidence for entry in denied.entries] == [confirmed[0].run_id]
         for info in tracker.find("avoided", tags={Tag.KIND: "iteration"}):
             log = tracker.load(info.id).read_bytes(Artifact.BUILD_LOG).decode()
-            say([line for line in log.splitlines() if "deny-list" in line][:3])
             assert "deny-list" in log
         assert avoided.iterations == 2
 
@@ -186,12 +159,8 @@ def proofs_of(run_id: str, suspects: tuple, tracker: MlflowTracker) -> list[Prov
             break
         try:
             proof = prove(run_id, ProveConfig(suspect=position, repeats=2), tracker=tracker)
-        except errors.ConfigError as exc:
-            say(f"suspect {position}: {exc}")
+        except errors.ConfigError:  # nothing of it can be swapped
             continue
-        say(f"suspect {position}, {proof.suspect[:200]}: {proof.outcome}. {proof.summary[:600]}")
-        for trial in proof.trials:
-            say(f"  {trial.swap}: {trial.verdict}, followed {trial.followed}, also {trial.also_changed[:3]}")
         proofs.append(proof)
     assert proofs
     return proofs
@@ -201,6 +170,5 @@ def promote_and_resolve(run_id: str, model: Path, tracker: MlflowTracker):  # ty
     good = next(info for info in tracker.find("campaign", parent=run_id) if info.verdict == "good")
     promoted = promote(good.id, tracker=tracker)
     found = resolve(model, tracker=tracker, backend="tensorrt")
-    say(f"promoted as {promoted.name}/{promoted.version}, alias {promoted.alias}")
     assert found.run_id == promoted.run_id, found.why
     return found.engine(tracker).environment

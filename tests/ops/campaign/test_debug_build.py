@@ -143,31 +143,6 @@ def test_proof_confirms_and_denies_the_culprit(decided, model, data, tracker) ->
     assert FAST in tracker.load(free.run_id).read_bytes(Artifact.TACTICS).decode()
 
 
-def test_cleared_suspects_are_not_confirmed(decided, tracker) -> None:
-    result, _ = decided
-    culprits = {"GeluApproximation", "GeluFusionL2", "BiasGeluFusion"}  # what a GELU needs to be approximated
-    cleared = [
-        place
-        for place, suspect in enumerate(result.found.suspects)
-        if not culprits & {name for name, _ in suspect.settings} and FAST not in suspect.describe()
-    ]
-    assert cleared
-    denied = len(tracker.find(tags={Tag.KIND: "deny"}))
-
-    proofs = []
-    for place in cleared[:5]:
-        try:
-            proofs.append(prove(result.run_id, ProveConfig(suspect=place, repeats=1, force=True), tracker=tracker))
-        except errors.ConfigError as exc:
-            assert "nothing can be swapped" in str(exc)
-
-    assert proofs and all(proof.outcome != "confirmed" for proof in proofs), [p.summary for p in proofs]
-    assert len(tracker.find(tags={Tag.KIND: "deny"})) == denied
-    if result.found.suspects[cleared[-1]].probability < 0.01:
-        with pytest.raises(errors.ConfigError, match="does not suspect"):
-            prove(result.run_id, ProveConfig(suspect=cleared[-1]), tracker=tracker)
-
-
 def _as_in(bad: RunInfo, data: Path) -> ConvertConfig:
     """A convert whose lot falls on what a bad iteration's fell on."""
     usual = config(data)
@@ -219,22 +194,6 @@ def test_diff_of_all_sources_agrees(decided, tracker, tmp_path: Path) -> None:
     assert by_folder.found == by_files.found and not by_folder.found.ordered
     assert {(c.layer, c.choice) for c in by_folder.found.suspects[0].choices} == {(layer, FAST) for layer in GELUS}
     assert by_files.experiment == "files" and by_folder.experiment == "tactics"
-
-
-def test_several_campaigns_are_ordered_by_end(model, data) -> None:
-    memory = MemoryTracker()
-    first, other, last = (debug_build(model, config(data, until=n), tracker=memory).run_id for n in (3, 2, 3))
-    single = memory.find(parent=other, tags={Tag.ITERATION: "1"})[0].id
-    ended = {info.id: info.end_time for info in memory.find(tags={Tag.KIND: "iteration"})}
-
-    sources = [{"runs": (last, single, first)}, {"runs": (first, single, last)}, {"experiment": "blocks"}]
-    results = [diff_tactics(DiffTacticsConfig(**source), tracker=memory) for source in sources]
-
-    tables = [CampaignTable.from_bytes(memory.load(r.run_id).read_bytes(Artifact.CAMPAIGN_TABLE)) for r in results]
-    assert [len(table) for table in tables] == [7, 7, 8]
-    for table in tables:
-        assert table.ordered and list(table.names) == sorted(table.names, key=ended.__getitem__)
-    assert results[0].found == results[1].found
 
 
 def test_diff_needs_one_source(tracker) -> None:
@@ -371,17 +330,7 @@ def test_resume_may_extend_but_not_change_builds(model, data) -> None:
     assert debug_build(resume=parent.id, tracker=memory) == result  # ended: nothing to do
 
 
-def test_campaign_is_locked_against_other_processes(decided, model, data) -> None:
-    memory = MemoryTracker()
-    with pytest.raises(errors.ConfigError):
-        debug_build(model, config(data, until=1), tracker=memory, evaluate=lambda engine: None)
-    [parent] = memory.find("blocks", tags={Tag.KIND: "debug_build"})
-
-    with held(f"campaign {parent.id}"), pytest.raises(errors.LogError, match="working on"):
-        debug_build(resume=parent.id, tracker=memory)
-
-
-def test_resume_needs_the_same_model(model, data, tmp_path: Path) -> None:
+def test_resume_needs_the_same_model_and_the_lock(model, data, tmp_path: Path) -> None:
     memory = MemoryTracker()
     with pytest.raises(errors.ConfigError):
         debug_build(model, config(data, until=1), tracker=memory, evaluate=lambda engine: None)
@@ -390,21 +339,12 @@ def test_resume_needs_the_same_model(model, data, tmp_path: Path) -> None:
 
     other = models.conv_net().write(tmp_path, "other")
 
+    with held(f"campaign {parent.id}"), pytest.raises(errors.LogError, match="working on"):
+        debug_build(resume=parent.id, tracker=memory)
     with pytest.raises(errors.ConfigError, match="digest"):
         debug_build(other, resume=parent.id, tracker=memory)
     with pytest.raises(errors.ConfigError, match="No model"):
         debug_build(tracker=memory)
-
-
-def test_invalid_configs_are_refused() -> None:
-    for wrong in (
-        {"until": 0},
-        {"until": "later"},
-        {"parallel": 0},
-        {"until": 400},
-    ):
-        with pytest.raises(errors.ConfigError):
-            DebugBuildConfig(**wrong)
 
 
 def trial(swap: str, verdict: str, **more: object) -> Trial:
@@ -508,13 +448,3 @@ def _first_two(table: CampaignTable) -> bytes:
         choices=table.choices,
         codes=table.codes[:2],
     ).to_bytes()
-
-
-def test_running_iterations_are_left_alone(model, data) -> None:
-    memory = MemoryTracker()
-    parent = memory.start("m", "campaign", kind="debug_build")
-    memory.start("m", "iteration 1", kind="iteration", parent=parent.id, tags={Tag.ITERATION: "1"})
-
-    found = campaigns.iterations(memory, memory.info(parent.id))
-
-    assert (found.whole, found.marked, found.running) == ({}, (), frozenset({1}))

@@ -15,6 +15,7 @@ from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import DebugBuildResult, Progress, debug_build
 from trtops.tracking import store
 from trtops.tracking.base import Tracker
+from trtops.tracking.campaigns import load_table
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.mlflow import MlflowTracker, embedded
 from trtops.tracking.offline import OfflineTracker
@@ -141,13 +142,6 @@ def test_long_outage_is_spooled_and_uploaded(
     fresh = MlflowTracker(server.address)
     assert what_is_kept(fresh, result.run_id) == undisturbed[1]
     assert fresh.find(status="running") == [] and len(fresh.find(result.experiment)) == 1 + BUILDS
-    assert {fresh.load(name).info.parent for name in result_names(fresh, result)} == {result.run_id}
-
-
-def result_names(tracker: Tracker, result: DebugBuildResult) -> tuple[str, ...]:
-    """The runs that the campaign's table names, some by the ids that they had while they were kept."""
-    from trtops.tracking.campaigns import load_table
-
-    names = tuple(load_table(tracker, result.run_id).names)
+    names = load_table(fresh, result.run_id).names  # some are the ids that the runs had while they were kept
     assert len(names) == BUILDS
-    return names
+    assert {fresh.load(name).info.parent for name in names} == {result.run_id}

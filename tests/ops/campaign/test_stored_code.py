@@ -159,10 +159,3 @@ def test_commands_of_a_run_need_permission(tracker, folder, tmp_path) -> None:
     result = debug_build(resume=run.id, tracker=tracker, allow_scripts=True)
     assert result.iterations == 2 and note.exists()
     note.unlink()
-
-
-def test_cyclic_parents_do_not_hang_promote(tracker, campaign, folder) -> None:
-    build = tracker.find(parent=campaign, tags={"trtops.kind": "iteration"})[0]
-    tracker._client.set_tag(build.id, "mlflow.parentRunId", build.id)
-
-    assert promote(build.id, PromoteConfig(model=str(folder / "conv_net.onnx")), tracker=tracker).version
