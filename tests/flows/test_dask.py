@@ -117,6 +117,10 @@ def test_worker_with_another_store_fails_the_flow(store: Path, case, tmp_path: P
     model, campaign = case
     with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
         with Client(cluster) as client:
-            client.run(os.environ.__setitem__, "TRTOPS_HOME", str(tmp_path / "other"))
+            client.run(use_store, str(tmp_path / "other"))
         with pytest.raises(errors.ConfigError, match=r"logs to .*other/mlflow\.db, not to the store of this flow"):
             debug_build(model, campaign, dask=cluster.scheduler_address)
+
+
+def use_store(folder: str) -> None:
+    os.environ["TRTOPS_HOME"] = folder  # a pickled os.environ would be a copy
