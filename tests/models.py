@@ -160,9 +160,10 @@ def conv_net() -> Case:
     return Case(proto, {"image": random(2, 3, 8, 8, seed=10)}, name="conv_net")
 
 
-def three_convolutions(batch: int, channels: int, size: int, scale: float, name: str) -> Case:
+def three_convolutions(batch: int, channels: int, size: int, scale: float | tuple[float, ...], name: str) -> Case:
     """Three convolutions with activations between them, which TensorRT builds without Myelin."""
-    weights = {f"w{i}": random(channels, channels, 3, 3, seed=i, scale=scale) for i in range(3)}
+    scales = scale if isinstance(scale, tuple) else (scale,) * 3
+    weights = {f"w{i}": random(channels, channels, 3, 3, seed=i, scale=each) for i, each in enumerate(scales)}
     dims = f"{batch},{channels},{size},{size}"
     text = f"""(float[{dims}] x) => (float[{dims}] y) {{
         [conv0] a = Conv<pads = [1,1,1,1]>(x, w0)
@@ -316,24 +317,7 @@ def overflowing() -> Case:
 
     The second one's outputs are in the hundreds of thousands, the third one's weights bring them back.
     """
-    width = 256
-    weights = {
-        "w0": random(width, width, 3, 3, seed=0, scale=0.02),
-        "w1": random(width, width, 3, 3, seed=1, scale=2e3),
-        "w2": random(width, width, 3, 3, seed=2, scale=2e-7),
-    }
-    proto = model(
-        f"""(float[16,{width},14,14] x) => (float[16,{width},14,14] y) {{
-            [conv0] a = Conv<pads = [1,1,1,1]>(x, w0)
-            [relu0] b = Relu(a)
-            [conv1] c = Conv<pads = [1,1,1,1]>(b, w1)
-            [relu1] d = Relu(c)
-            [conv2] y = Conv<pads = [1,1,1,1]>(d, w2)
-        }}""",
-        weights,
-        name="overflowing",
-    )
-    return Case(proto, {"x": random(16, width, 14, 14, seed=9)}, name="overflowing")
+    return three_convolutions(16, 256, 14, (0.02, 2e3, 2e-7), "overflowing")
 
 
 ALL: tuple[Callable[[], Case], ...] = (
