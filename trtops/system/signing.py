@@ -90,7 +90,7 @@ def verify(envelope: bytes, keys: Iterable[str | Path]) -> tuple[str, Mapping[st
 
 
 def peek(envelope: bytes) -> Mapping[str, Any]:
-    """The statement in an envelope, without checking the signature; SignatureError if there is none."""
+    """The statement in an envelope, without checking the signature; SignatureError if it holds no statement."""
     return _open_envelope(envelope)[1]
 
 
