@@ -16,7 +16,6 @@ from tests import models
 from trtops.comparator.report import Tolerances
 from trtops.ops.search.accuracy import AccuracyConfig
 from trtops.ops.search.precision import PrecisionConfig
-from trtops.ops.search.reduce import ReduceConfig
 from trtops.tracking.store import default_tracker
 
 pytestmark = pytest.mark.usefixtures("store", "prefect_home")
@@ -50,8 +49,7 @@ def test_precision_keeps_what_overflows(overflowing: Path, tmp_path: Path) -> No
     assert info.metrics["precision", "kept"] == 2
 
 
-@pytest.mark.parametrize("width", [1, 2])
-def test_reduce_follows_the_given_failure(overflowing: Path, tmp_path: Path, width: int) -> None:
+def test_reduce_follows_the_given_failure(overflowing: Path, tmp_path: Path) -> None:
     script = tmp_path / "check.py"
     script.write_text(
         "import onnx, sys\nops = {n.op_type for n in onnx.load(sys.argv[1]).graph.node}\n"
@@ -61,7 +59,6 @@ def test_reduce_follows_the_given_failure(overflowing: Path, tmp_path: Path, wid
 
     result = reduce(
         overflowing,
-        config=ReduceConfig(width=width),
         command=command,
         fail_codes=(3,),
         fail_regex=("wrong root",),

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trtops.comparator.report import Tolerances
-from trtops.flows.flow_of import flow_of, task_of
+from trtops.flows.flow_of import flow_of
 from trtops.ops.evaluation.command import CommandCheck
 from trtops.ops.evaluation.submodel import Check
 from trtops.ops.search import accuracy as accuracies
 from trtops.ops.search import precision as precisions
 from trtops.ops.search import reduce as reductions
-from trtops.ops.search.accuracy import AccuracyConfig, AccuracyResult, Side, make_side
-from trtops.ops.search.delta import Items
-from trtops.ops.search.precision import PrecisionConfig, PrecisionResult
-from trtops.ops.search.precision_engines import Side as CandidateSide
-from trtops.ops.search.precision_engines import candidate_runner
+from trtops.ops.search.accuracy import AccuracyConfig, AccuracyResult, Emulated
+from trtops.ops.search.precision import PrecisionConfig, PrecisionResult, emulated_runner
+from trtops.ops.search.precision_engines import EngineWriter
 from trtops.ops.search.reduce import ReduceConfig, ReduceResult, engine_check
 from trtops.ops.triaging.op import triage as triage_op
 from trtops.spec import BackendName, BuildConfig, Precision
@@ -28,7 +26,7 @@ def _accuracy(
     model: Path,
     config: AccuracyConfig | None = None,
     *,
-    side: Side = "onnxruntime",
+    side: Literal["onnxruntime", "tensorrt", "emulated"] = "onnxruntime",
     precision: Precision = "fp32",
     **logged: Any,
 ) -> AccuracyResult:
@@ -40,11 +38,18 @@ def _accuracy(
         side: What is under test: an engine of a back end, or 16 bit as a GPU rounds it, emulated on the CPU.
         precision: The precision of the side under test.
     """
-    return accuracies.accuracy(str(model), make_side(side, precision), config, **logged)
+    tested: BuildConfig | Emulated = Emulated("bf16" if precision == "bf16" else "fp16")
+    if side != "emulated":
+        tested = BuildConfig(precision=precision).on_backend(side)
+    return accuracies.accuracy(str(model), tested, config, **logged)
 
 
 def _precision(
-    model: Path, config: PrecisionConfig | None = None, *, side: CandidateSide = "emulated", **logged: Any
+    model: Path,
+    config: PrecisionConfig | None = None,
+    *,
+    side: Literal["emulated", "tensorrt"] = "emulated",
+    **logged: Any,
 ) -> PrecisionResult:
     """Search for the nodes that must stay in FP32, and log the answer to MLflow.
 
@@ -53,14 +58,8 @@ def _precision(
         config: Everything that can be chosen.
         side: What candidates are run by: 16 bit as a GPU rounds it, emulated on the CPU; or TensorRT engines.
     """
-    return precisions.precision(str(model), config, runner=candidate_runner(side), **logged)
-
-
-def _check_together(ask: Callable[[Items], Any], candidates: Iterable[Items]) -> list[Any]:
-    """Check candidates at the same time, each as a task; returns the answers in order."""
-    check_part = task_of(ask, "check part")
-    futures = [check_part.submit(parts) for parts in candidates]
-    return [future.result() for future in futures]
+    runner = EngineWriter().runner if side == "tensorrt" else emulated_runner
+    return precisions.precision(str(model), config, runner=runner, **logged)
 
 
 def _reduce(
@@ -101,9 +100,7 @@ def _reduce(
             fail_regex=fail_regex,
             timeout_seconds=timeout_seconds,
         )
-    config = ReduceConfig() if config is None else config
-    evaluate = _check_together if config.width > 1 else None
-    return reductions.reduce(model, check, config, evaluate=evaluate, **logged)
+    return reductions.reduce(model, check, config, **logged)
 
 
 def _place_of_side(tracker: object, config: object, given: Mapping[str, Any]) -> BackendName | None:

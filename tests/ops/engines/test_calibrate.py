@@ -51,7 +51,7 @@ def test_int8_demo_is_within_one_point(digits: Digits, algorithm) -> None:
 
     top1 = {engine.precision: engine.evaluation.accuracy.actual for engine in result.engines}  # type: ignore[union-attr]
     assert set(top1) == {"fp32", "fp16", "int8"} and result.samples == 64 and result.feeds == 4
-    assert result.engine("int8").evaluation.accuracy.samples == 599  # type: ignore[union-attr]
+    assert result.engines[-1].evaluation.accuracy.samples == 599  # type: ignore[union-attr]
     assert abs(top1["int8"] - top1["fp32"]) <= 0.01
     assert result.verdict == "good"
 
@@ -72,11 +72,11 @@ def test_calibration_run_holds_all_artifacts(digits: Digits) -> None:
     assert rows["relu_0"][2] == 0.0 and 0 < rows["relu_0"][4] <= 0.01
     assert json.loads(run.info.tags["mlflow.loggedArtifacts"]) == [{"path": "calibration/ranges.json", "type": "table"}]
     assert run.read_bytes("calibration/histograms_00.png").startswith(b"\x89PNG")
-    assert run.info.metrics["accuracy", "int8"] == result.engine("int8").evaluation.accuracy.actual  # type: ignore[union-attr]
+    assert run.info.metrics["accuracy", "int8"] == result.engines[-1].evaluation.accuracy.actual  # type: ignore[union-attr]
     assert run.info.metrics["calibration", "samples"] == 64
     children = tracker.find(parent=result.run_id)
     assert {child.id for child in children} == {engine.run_id for engine in result.engines}
-    int8 = tracker.load(result.engine("int8").run_id)
+    int8 = tracker.load(result.engines[-1].run_id)
     assert int8.read_bytes("caches/calibration.cache") == ours.to_bytes()
 
 
@@ -182,7 +182,7 @@ def test_calibration_data_evaluates_engines_by_default(conv_net: Path, tmp_path:
         ConvertConfig(build=QUICK, check=replace(SMALL_CHECK, data=str(folder)), calibration_data=str(folder)),
         tracker=MemoryTracker(),
     )
-    [output] = result.engine("int8").evaluation.report.outputs
+    [output] = result.engines[-1].evaluation.report.outputs
     assert output.statistics is not None and output.statistics.elements == 3 * 4 * 10
     assert result.verdict == evaluated.verdict
     scale = evaluated.evaluation.report.outputs[0].statistics

@@ -114,7 +114,7 @@ def test_outlier_layers_have_most_error(path: Path, style) -> None:
     assert {layer.layer for layer in result.layers[:2]} == {"mlp_in", "mlp_out"}
     assert sum(layer.share for layer in result.layers[:2]) > 0.9
     assert result.error > 0.1 and result.error_kept <= 0.02
-    assert len(result.layers) == 8 and result.inferences < 8 + 3 + 1 + 4
+    assert len(result.layers) == 8
 
 
 def test_larger_budgets_keep_fewer_layers(path: Path) -> None:

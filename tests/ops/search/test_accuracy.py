@@ -61,10 +61,11 @@ def test_observed_engines_have_the_settings_of_the_first(monkeypatch: pytest.Mon
         return builds[-1]
 
     monkeypatch.setattr("trtops.ops.search.accuracy.built_safely", build)
+    monkeypatch.setattr("trtops.ops.search.accuracy._WINDOW_BYTES", 1 << 14)
     case = models.transformer()
     config = BuildConfig(options=OnnxRuntimeOptions(allow_approximation=True, tactic_seed=3))
 
-    result = accuracy(case.proto, config, AccuracyConfig(window_bytes=1 << 14), feeds=[case.feed])
+    result = accuracy(case.proto, config, feeds=[case.feed])
 
     assert len(builds) == result.windows + 1 > 2
     assert len({each.tactics.settings for each in builds}) == 1 and builds[0].tactics.settings
@@ -87,9 +88,10 @@ def test_equal_sides_have_no_first_tensor() -> None:
 
 
 @pytest.mark.parametrize("iterations", [1, 3])
-def test_small_windows_give_the_same_numbers(iterations: int) -> None:
+def test_small_windows_give_the_same_numbers(iterations: int, monkeypatch: pytest.MonkeyPatch) -> None:
     one = compared(chain(), off_by("n5", 0.01), iterations=iterations)
-    many = compared(chain(), off_by("n5", 0.01), iterations=iterations, window_bytes=150)
+    monkeypatch.setattr("trtops.ops.search.accuracy._WINDOW_BYTES", 150)
+    many = compared(chain(), off_by("n5", 0.01), iterations=iterations)
     assert many.windows > one.windows and many.tensors == one.tensors
 
 

@@ -33,28 +33,21 @@ def numbered(number: int) -> Items:
     return frozenset([number])
 
 
-def least(holds: Callable[[int], bool], high: int, mode: Mode = "bisect", width: int = 1) -> tuple[int, int]:
-    """The number found, and how many rounds of tests it took."""
-    rounds = []
-
-    def evaluate(test: Callable[[Items], bool], sets: Iterable[Items]) -> list[bool]:
-        rounds.append(1)
-        return [test(each) for each in sets]
-
-    search = Search(lambda items: holds(*items), width=width, evaluate=evaluate)  # type: ignore[arg-type]
-    return search.least(numbered, high, mode), len(rounds)
+def least(holds: Callable[[int], bool], high: int, mode: Mode = "bisect") -> tuple[int, int]:
+    """The number found, and how many tests it took."""
+    search = Search(lambda items: holds(*items))
+    return search.least(numbered, high, mode), search.tests
 
 
-@given(st.integers(1, 300), st.integers(1, 8))
-def test_least_finds_the_threshold(high: int, width: int):
+@given(st.integers(1, 300))
+def test_least_finds_the_threshold(high: int):
     for threshold in {1, (high + 1) // 2, high}:
         for mode in MODES:
-            assert least(lambda n, t=threshold: n >= t, high, mode, width)[0] == threshold  # type: ignore[misc]
+            assert least(lambda n, t=threshold: n >= t, high, mode)[0] == threshold  # type: ignore[misc]
 
 
 def test_bisecting_takes_logarithmically_many_tests():
     assert least(lambda n: n >= 777, 1024)[1] <= 10
-    assert least(lambda n: n >= 777, 1024, width=3)[1] <= 5
 
 
 def test_least_of_a_test_that_is_not_monotone():
@@ -67,33 +60,31 @@ def test_least_of_a_test_that_is_not_monotone():
 def test_nothing_is_tested_twice_or_without_need():
     oracle = Oracle({2})
     search = Search(oracle)
-    assert search.first(numbered(i) for i in range(6)) == {2}
-    assert oracle.asked == [numbered(i) for i in range(3)]
-    assert search.holds([2]) and not search.holds([]) and len(oracle.asked) == search.tests == 3
+    assert [search.holds([i]) for i in (1, 2, 1)] == [False, True, False]
+    assert search.holds([2]) and not search.holds([]) and len(oracle.asked) == search.tests == 2
 
 
 def test_the_number_of_tests_is_limited():
-    for width in (1, 4):
-        search = Search(Oracle({0, 50, 99}), max_tests=7, width=width)
-        with pytest.raises(OutOfTestsError):
-            search.smallest(range(100))
-        assert search.tests == 7
+    search = Search(Oracle({0, 50, 99}), max_tests=7)
+    with pytest.raises(OutOfTestsError):
+        search.smallest(range(100))
+    assert search.tests == 7
 
 
-@given(st.integers(1, 200).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n - 1))), st.integers(1, 5))
-def test_halving_ends_at_the_needed_number(case: tuple[int, int], width: int):
+@given(st.integers(1, 200).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n - 1))))
+def test_halving_ends_at_the_needed_number(case: tuple[int, int]):
     length, needed = case
-    search = Search(Oracle({needed}), width=width)
+    search = Search(Oracle({needed}))
 
     assert search.halve(range(length)) == (needed, needed + 1)
-    assert width > 1 or search.tests <= math.ceil(math.log2(length)) + 1
+    assert search.tests <= math.ceil(math.log2(length)) + 1
 
 
-@given(st.sets(st.integers(0, 63), min_size=2, max_size=5), st.integers(1, 5))
-def test_halving_ends_where_neither_half_holds(needed: set[int], width: int):
+@given(st.sets(st.integers(0, 63), min_size=2, max_size=5))
+def test_halving_ends_where_neither_half_holds(needed: set[int]):
     oracle = Oracle(needed)
 
-    low, high = Search(oracle, width=width).halve(range(64))
+    low, high = Search(oracle).halve(range(64))
 
     middle = (low + high) // 2
     found = [frozenset(range(*ends)) for ends in ((low, high), (low, middle), (middle, high))]
@@ -111,14 +102,13 @@ def test_smallest_finds_exactly_what_is_needed(case: tuple[int, set[int]]):
     count, needed = case
 
     assert Search(Oracle(needed)).smallest(range(count)) == sorted(needed)
-    assert Search(Oracle(needed)).thin(list(range(count)), count // 2) == sorted(needed)
 
 
-@given(st.lists(st.sets(st.integers(0, 11), min_size=1, max_size=4), min_size=1, max_size=4), st.integers(1, 5))
-def test_every_set_without_one_item_was_tested(needed: list[set[int]], width: int):
+@given(st.lists(st.sets(st.integers(0, 11), min_size=1, max_size=4), min_size=1, max_size=4))
+def test_every_set_without_one_item_was_tested(needed: list[set[int]]):
     oracle = Oracle(*needed)
 
-    found = frozenset(Search(oracle, width=width).smallest(range(12)))
+    found = frozenset(Search(oracle).smallest(range(12)))
 
     assert oracle.holds(found)
     for item in found:

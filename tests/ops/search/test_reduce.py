@@ -7,9 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -230,45 +227,6 @@ def test_models_without_shapes_and_with_subgraphs():
         assert [last in node.outputs for node in reduced(check, case).culprits[0].nodes] == [True]
 
 
-# --- several at a time ----------------------------------------------------------------------------------------------
-
-
-def test_several_parts_are_checked_at_the_same_time():
-    at_once, most, lock, asked = 0, 0, threading.Lock(), []
-    two_met = threading.Event()
-
-    def slow(part: SubModel) -> bool:
-        nonlocal at_once, most
-        with lock:
-            asked.append(part.nodes)
-            at_once += 1
-            most = max(most, at_once)
-            if at_once == 2:
-                two_met.set()
-        if len(asked) > 1:  # the first check, of the whole model, is alone
-            two_met.wait()
-        time.sleep(0.01 * (len(part.nodes) % 3))
-        with lock:
-            at_once -= 1
-        return not {"n3", "n13"} <= names_in(part)
-
-    assert names(reduced(slow, width=3)) == [{"n3", "n13"}]
-    assert 1 < most <= 3 and len(asked) == len(set(asked))
-
-
-def test_a_caller_may_run_the_checks():
-    case, batches = branchy(), []
-    with ThreadPoolExecutor(2) as pool:
-
-        def evaluate(function, candidates):
-            batches.append(len(candidates))
-            return pool.map(function, candidates)
-
-        result = reduce(case.proto, Planted({"n6", "n19"}), ReduceConfig(width=2), feeds=[case.feed], evaluate=evaluate)
-
-    assert names(result) == [{"n6", "n19"}] and max(batches) == 2
-
-
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
@@ -455,7 +413,6 @@ def test_other_branches_are_frozen_or_inputs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"width": 0},
         {"max_checks": 0},
         {"reduce_inputs": False, "reduce_outputs": False},
     ],

@@ -86,7 +86,7 @@ def test_the_same_fails_as_for_polygraphy(options: dict[str, tuple], monkeypatch
 
 def test_a_command_that_inspects_the_model():
     look = "import sys, onnx; sys.exit(7 if 'Tanh' in {n.op_type for n in onnx.load(sys.argv[1]).graph.node} else 0)"
-    result = reduced(command(look, fail_codes=(7,)), width=2)
+    result = reduced(command(look, fail_codes=(7,)))
     assert [node.name for node in result.culprits[0].nodes] == ["c"]
     assert result.culprits[0].detail.startswith("exit code 7")
 
@@ -105,8 +105,6 @@ def test_a_command_may_read_a_fixed_file(tmp_path: Path):
 
     assert [node.name for node in reduced(check).culprits[0].nodes] == ["b"]
     assert not artifact.exists()
-    with pytest.raises(errors.ConfigError, match="width"):
-        reduced(check, width=2)
 
 
 @pytest.mark.parametrize(("then", "limit"), [(f"time.sleep({FOR_EVER})", 1.5), ("print('bye')", None)])

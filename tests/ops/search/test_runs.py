@@ -12,10 +12,9 @@ from tests import models
 from trtops import errors
 from trtops.backend.onnx.submodel import SubModel
 from trtops.ops.result import OpResult
-from trtops.ops.search.accuracy import Emulated, accuracy, make_side
+from trtops.ops.search.accuracy import Emulated, accuracy
 from trtops.ops.search.precision import precision
 from trtops.ops.search.reduce import reduce
-from trtops.spec import BuildConfig
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.schema import Tag
 
@@ -28,7 +27,7 @@ OPS: dict[str, tuple[Callable[..., OpResult], str]] = {
     "reduce": (lambda model, **options: reduce(model, has_no_add, **options), "multi_output reduce"),
     "precision": (precision, "multi_output precision"),
     "accuracy": (
-        lambda model, **options: accuracy(model, make_side("emulated", "fp16"), **options),
+        lambda model, **options: accuracy(model, Emulated("fp16"), **options),
         "multi_output accuracy emulated fp16",
     ),
 }
@@ -77,9 +76,3 @@ def test_without_a_store_nothing_is_kept(kind: str) -> None:
     result = OPS[kind][0](models.multi_output().proto)
     assert (result.run_id, result.url, result.experiment) == ("", "", "")
     assert result.page().startswith(f"# {kind} model: ")
-
-
-def test_sides_are_made_by_name() -> None:
-    assert make_side("tensorrt", "fp16") == BuildConfig(precision="fp16").on_backend("tensorrt")
-    assert make_side("emulated", "bf16") == Emulated("bf16")
-    assert make_side("emulated", "fp32") == Emulated("fp16")

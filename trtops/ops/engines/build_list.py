@@ -133,21 +133,12 @@ def build_list(
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
     convert_one: Convert | None = None,
-    progress: Callable[[int, int, str], None] | None = None,
 ) -> BuildListResult:
     """Build and evaluate the models of a list one after the other; log each build and a summary to runs of their own.
 
-    Args:
-        models: The list, or its file.
-        config: Which of its builds to make; all by default.
-        tracker: The tracking store.
-        experiment: Experiment of the summary; the list's name by default. Builds go to their models' experiments.
-        tags: Further tags of the summary and of each build.
-        convert_one: Makes one build; by default the convert op in this process.
-        progress: Called before each build with the number of builds made, of all builds, and the next build's name.
-
-    Returns:
-        The outcome of each build. If nothing was to be built, no summary is logged.
+    ``experiment`` is that of the summary (the list's name by default); builds go to their models' experiments.
+    ``convert_one`` makes one build; by default the convert op in this process. If nothing was to be built, no summary
+    is logged.
 
     Raises:
         FormatError: If the list cannot be read.
@@ -162,10 +153,8 @@ def build_list(
     experiment = experiment or Path(listed.path).stem
     with op_run(tracker, experiment, title, kind="build_list", tags=tags) as run:
         outcomes = []
-        for number, (build, plan) in enumerate(zip(wanted, plans)):
+        for build, plan in zip(wanted, plans):
             if not isinstance(plan, BuildOutcome):
-                if progress is not None:
-                    progress(number, len(wanted), _title_of(build))
                 plan = _make_build(build, tracker, convert_one, {**(tags or {}), **plan})
             outcomes.append(plan)
         result = BuildListResult(title=title, builds=tuple(outcomes)).kept_in(run, experiment)

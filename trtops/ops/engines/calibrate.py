@@ -83,32 +83,19 @@ class CalibrateConfig(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateResult(OpResult):
-    """The result of calibrating; caches, tables and pictures are in the run.
+    """The result of calibrating; caches, tables and pictures are in the run."""
 
-    Attributes:
-        verdict: Whether the INT8 engine is good enough.
-        reasons: Why not, one sentence each.
-        tensors: Number of tensors with a range.
-        excluded: Tensors without a range, because NaN or infinity occurred in them.
-        seconds: Wall time of the calibration, without building and evaluating.
-        engines: The engines, in the order of the config's ``compare_with``, INT8 last; each has a child run of its own.
-    """
-
-    verdict: Verdict
+    verdict: Verdict  # of the INT8 engine
     reasons: tuple[str, ...]
     algorithm: str
     cache_sha256: str
     data_sha256: str
     samples: int
     feeds: int
-    tensors: int
-    excluded: tuple[str, ...]
-    seconds: float
-    engines: tuple[ConvertResult, ...]
-
-    def engine(self, precision: Precision) -> ConvertResult:
-        """The engine of a precision; KeyError if none was built."""
-        return {engine.precision: engine for engine in self.engines}[precision]
+    tensors: int  # with a range
+    excluded: tuple[str, ...]  # tensors without a range, because NaN or infinity occurred in them
+    seconds: float  # of the calibration, without building and evaluating
+    engines: tuple[ConvertResult, ...]  # in the order of the config's compare_with, INT8 last; each has a child run
 
     @property
     def next_step(self) -> str:

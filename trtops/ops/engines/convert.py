@@ -85,29 +85,19 @@ class ConvertConfig(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertResult(OpResult):
-    """The result of convert; arrays and files are in the run.
-
-    Attributes:
-        verdict: Whether the engine is good enough.
-        reasons: Why not, one sentence each.
-        reused_from: Run whose engine was reused, because everything that decides an engine is the same.
-        precision: The requested precision.
-        build_seconds: Wall time of the build; of the earlier one if reused.
-        crashed: Settings that were left out because they crashed the builder's process.
-        skipped: Settings that the builder had no time to try.
-    """
+    """The result of convert; arrays and files are in the run."""
 
     verdict: Verdict
-    reasons: tuple[str, ...]
-    reused_from: str | None
-    precision: str
+    reasons: tuple[str, ...]  # why the engine is not good enough, one sentence each
+    reused_from: str | None  # the run whose engine was reused, because everything that decides an engine is the same
+    precision: str  # the requested one
     spec_sha256: str
     engine_sha256: str
     engine_bytes: int
-    build_seconds: float
+    build_seconds: float  # of the earlier build if reused
     evaluation: Evaluation
-    crashed: tuple[str, ...] = ()
-    skipped: tuple[str, ...] = ()
+    crashed: tuple[str, ...] = ()  # settings that were left out because they crashed the builder's process
+    skipped: tuple[str, ...] = ()  # settings that the builder had no time to try
 
     def body(self) -> Iterable[str]:
         """Reasons, the engine's origin, and the numbers."""

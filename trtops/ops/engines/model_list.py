@@ -150,21 +150,14 @@ class ListedModel(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ListedBuild(Record):
-    """One engine of a list.
+    """One engine of a list."""
 
-    Attributes:
-        model: The ONNX file, absolute; the pattern, if no file matches it.
-        entry: Its entry in the list.
-        place: File and line of that entry.
-        missing: Why it cannot be built; empty if nothing is missing.
-    """
-
-    model: str
+    model: str  # the ONNX file, absolute; the pattern, if no file matches it
     precision: Precision
     backend: BackendName
     entry: ListedModel
-    place: str
-    missing: str = ""
+    place: str  # file and line of the entry
+    missing: str = ""  # why it cannot be built
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,16 +183,8 @@ class ModelList(Record):
                     missing.append(f"{key}: {path} does not exist.")
             for file, backend, precision in itertools.product(files or [str(plain)], entry.backends, entry.precisions):
                 place = f"{self.path}:{line}" if line else self.path
-                found.append(
-                    ListedBuild(
-                        model=file,
-                        precision=precision,
-                        backend=backend,
-                        entry=entry,
-                        place=place,
-                        missing=" ".join(missing),
-                    )
-                )
+                own: dict[str, Any] = {"entry": entry, "place": place, "missing": " ".join(missing)}
+                found.append(ListedBuild(model=file, precision=precision, backend=backend, **own))
         return tuple(found)
 
     def problems(self) -> tuple[str, ...]:

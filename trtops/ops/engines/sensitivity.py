@@ -74,21 +74,13 @@ class LayerSensitivity(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class SensitivityResult(OpResult):
-    """The sensitivity of all layers, the worst first.
+    """The sensitivity of all layers, the worst first."""
 
-    Attributes:
-        error: Relative error with every layer quantized.
-        keep: Layers to keep in higher precision, for :attr:`trtops.spec.BuildConfig.keep`.
-        error_kept: Relative error with those kept, measured.
-        inferences: Number of models measured.
-    """
-
-    error: float
+    error: float  # relative, with every layer quantized
     budget: float
-    keep: tuple[str, ...]
-    error_kept: float
+    keep: tuple[str, ...]  # layers to keep in higher precision, for BuildConfig.keep
+    error_kept: float  # relative error with those kept, measured
     layers: tuple[LayerSensitivity, ...]
-    inferences: int
 
     @property
     def verdict(self) -> Verdict:
@@ -203,14 +195,11 @@ def _measure(
             f"No layer of {model.name} can be quantized: it has no FP32 {', '.join(INT8_OP_TYPES)} to quantize."
         )
     golden = outputs(folded)
-    inferences = 0
 
     def error(keep: Sequence[str]) -> float:
         """Relative error of the outputs with all layers quantized but those to keep."""
-        nonlocal inferences
         if len(set(keep)) == len(layers):
             return 0.0
-        inferences += 1
         quantized = type(folded)()
         quantized.CopyFrom(folded)
         insert_qdq(quantized, cache, style=config.style, keep=(*fixed, *keep), op_types=INT8_OP_TYPES)
@@ -251,7 +240,6 @@ def _measure(
             LayerSensitivity(layer=n, op=op_by_name[n], error=e, share=e**2 / total, kept=n in keep)
             for n, e in sorted(measured.items(), key=lambda item: -item[1])
         ),
-        inferences=inferences,
     )
 
 

@@ -78,11 +78,6 @@ class CommandCheck(Record):
         """All fields that decide the verdict."""
         return {name: value for name, value in self.to_dict().items() if name != "tell_passing"}
 
-    @property
-    def one_at_a_time(self) -> bool:
-        """Whether all runs share one file."""
-        return self.artifact is not None
-
     def __call__(self, part: SubModel) -> CheckOutcome:
         """Write the sub-model, and run the command on it; raises ConfigError if the program cannot be run."""
         with tempfile.TemporaryDirectory(prefix=temporary_prefix("check")) as folder:

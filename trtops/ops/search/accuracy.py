@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 _LONGEST_CHAIN = 12
 _SHOWN = 40  # tensors in the terminal
 _UNKNOWN_BYTES = 1 << 20
-
+_WINDOW_BYTES = 192 << 20  # of the tensors that are observed at the same time; smaller windows need more runs
 
 MakeRunner: TypeAlias = Callable[[onnx.ModelProto], BaseRunner]
 """Makes a runner of a model with any tensors as outputs. The model is read at activation."""
@@ -78,39 +78,16 @@ def reference(model: onnx.ModelProto) -> BaseRunner:
     return OnnxrtRunner(SessionFromMemory(model, optimized=False), "reference")
 
 
-Side: TypeAlias = Literal["onnxruntime", "tensorrt", "emulated"]
-"""What can be under test: an engine of a back end, or 16 bit emulated on the CPU."""
-
-
-def make_side(side: Side, precision: Precision) -> BuildConfig | Emulated:
-    """A side by its name, with default options; ``emulated`` is FP16 unless the precision is BF16."""
-    if side == "emulated":
-        return Emulated("bf16" if precision == "bf16" else "fp16")
-    return BuildConfig(precision=precision).on_backend(side)
-
-
-def side_name(side: BuildConfig | MakeRunner) -> str:
-    """The name of a side in the names of runs."""
-    if isinstance(side, BuildConfig):
-        return f"{side.backend} {side.precision}"
-    if isinstance(side, Emulated):
-        return f"emulated {side.to}"
-    return str(getattr(side, "__qualname__", type(side).__qualname__))
-
-
 class Built:
     """A side that builds engines.
 
     On ONNX Runtime later engines get the settings of the first, which observes no tensors: they have to compute as it
     does, and nothing is timed again.
-
-    Attributes:
-        layers: Layers of the first engine, by node and by tensor.
     """
 
     def __init__(self, config: BuildConfig) -> None:
         self.config = config
-        self.layers: dict[str, str] = {}
+        self.layers: dict[str, str] = {}  # of the first engine, by node and by tensor
         self._settings: TacticRecord | None = None
 
     def __call__(self, model: onnx.ModelProto) -> BaseRunner:
@@ -141,42 +118,32 @@ class AccuracyConfig(DataConfig):
 
     Attributes:
         tolerances: What each tensor must meet; by default what is expected of the precision under test.
-        window_bytes: Maximum size of the tensors that are observed at the same time; smaller windows need more runs.
     """
 
     tolerances: Tolerances | None = None
-    window_bytes: int = 192 << 20
 
     def __post_init__(self) -> None:
-        for name in ("iterations", "window_bytes"):
-            if getattr(self, name) < 1:
-                raise errors.ConfigError(f"{name} is {getattr(self, name)}; expected 1 or more.")
+        if self.iterations < 1:
+            raise errors.ConfigError(f"iterations is {self.iterations}; expected 1 or more.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorError(Record):
-    """The error of one tensor.
-
-    Attributes:
-        error: Euclidean norm of the difference over that of the reference; infinite if the difference has NaN or
-            infinity, and 1 if the reference is 0.
-        growth: ``error`` over the largest ``error`` of what its node reads; None if that is 0 or unknown.
-        magnitude: Largest finite absolute value in the reference.
-        nonfinite: Number of NaNs and infinities beyond those of the reference.
-        layer: The engine's layer that computes it; empty if unknown.
-    """
+    """The error of one tensor."""
 
     name: str
     node: str
     op: str
     verdict: Verdict
+    # Euclidean norm of the difference over that of the reference; infinite if the difference has NaN or infinity, and 1
+    # if the reference is 0. The growth is the error over the largest error of what the node reads.
     error: float
     growth: float | None = None
     max_abs: float = math.nan
-    magnitude: float = 0.0
-    nonfinite: int = 0
+    magnitude: float = 0.0  # largest finite absolute value in the reference
+    nonfinite: int = 0  # NaNs and infinities beyond those of the reference
     reference_nans: int = 0
-    layer: str = ""
+    layer: str = ""  # of the engine
 
 
 _COLUMNS = ("tensor", "node", "op", "verdict", "error", "growth", "max abs", "magnitude", "NaN/Inf", "layer")
@@ -188,24 +155,16 @@ def _cells(t: TensorError) -> tuple[str | float | None, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyResult(OpResult):
-    """Where two sides differ. ``bad`` if an output of the model does, with or without observed tensors.
-
-    Attributes:
-        first: The first tensor, in order of execution, that misses the tolerances.
-        origin: The tensor whose error exceeds that of what its node read by the largest factor.
-        first_nonfinite: The first tensor with NaN or infinity that the reference does not have.
-        reference_nan: The first tensor with NaN in the reference: the model itself is wrong there.
-        chain: From ``first_nonfinite`` (or else ``first``) upwards, always to the largest error that the node read.
-        disappears: Whether the outputs differ only if no tensors are observed.
-    """
+    """Where two sides differ. ``bad`` if an output of the model does, with or without observed tensors."""
 
     verdict: Verdict
-    first: str | None
-    origin: str | None
-    first_nonfinite: str | None
-    reference_nan: str | None = None
+    first: str | None  # tensor, in order of execution, that misses the tolerances
+    origin: str | None  # the tensor whose error exceeds that of what its node read by the largest factor
+    first_nonfinite: str | None  # tensor with NaN or infinity that the reference does not have
+    reference_nan: str | None = None  # first tensor with NaN in the reference: the model itself is wrong there
+    # From ``first_nonfinite`` (or else ``first``) upwards, always to the largest error that the node read.
     chain: tuple[str, ...] = ()
-    disappears: bool = False
+    disappears: bool = False  # the outputs differ only if no tensors are observed
     tensors: tuple[TensorError, ...] = field(default=(), repr=False)
     windows: int
     seconds: float = 0.0
@@ -276,7 +235,6 @@ def accuracy(
     actual: BuildConfig | MakeRunner,
     config: AccuracyConfig | None = None,
     *,
-    golden: MakeRunner = reference,
     feeds: Iterable[Feed] | None = None,
     tracker: Tracker | None = None,
     experiment: str | None = None,
@@ -286,8 +244,8 @@ def accuracy(
 ) -> AccuracyResult:
     """Compare every tensor of a model between two sides, and find where they begin to differ.
 
-    ``actual`` is the side under test: how to build an engine, or what makes a runner (:class:`Emulated`). ``golden`` is
-    taken to be right. ``feeds`` replace ``config.data``; ``file`` names a model in memory.
+    ``actual`` is the side under test: how to build an engine, or what makes a runner (:class:`Emulated`). The model
+    itself is taken to be right. ``feeds`` replace ``config.data``; ``file`` names a model in memory.
 
     Raises:
         ModelError: If the model cannot be used.
@@ -298,20 +256,21 @@ def accuracy(
     config = AccuracyConfig() if config is None else config
     subject = Subject.of(model, file)
     experiment = experiment or subject.name
-    name = f"{subject.name} accuracy {side_name(actual)}"
+    tested: Precision = "fp32"
+    side = getattr(actual, "__qualname__", type(actual).__qualname__)
+    if isinstance(actual, BuildConfig):
+        tested, side = actual.precision, f"{actual.backend} {actual.precision}"
+    elif isinstance(actual, Emulated):
+        tested, side = actual.to, f"emulated {actual.to}"
+    name = f"{subject.name} accuracy {side}"
     with op_run(tracker, experiment, name, kind="accuracy", model=subject.file, tags=tags, parent=parent) as run:
         opened = open_model(model)
         given = [dict(feed) for feed in config.open_for(opened, feeds)]
-        tested: Precision = "fp32"
-        if isinstance(actual, BuildConfig):
-            tested = actual.precision
-        elif isinstance(actual, Emulated):
-            tested = actual.to
         tolerances = tolerances_for(tested, config.tolerances, opened)
         if tolerances.clamped_equal is None:
             tolerances = replace(tolerances, clamped_equal=True)
         make = Built(actual) if isinstance(actual, BuildConfig) else actual
-        found = _Comparison(opened.proto(lean=True), make, golden, given, tolerances).run(config.window_bytes)
+        found = _Comparison(opened.proto(lean=True), make, given, tolerances).run()
         seconds = time.perf_counter() - started
         found = replace(found, title=f"accuracy {subject}", subject=str(subject.file or ""), seconds=seconds)
         result = found.kept_in(run, experiment)
@@ -336,16 +295,10 @@ class _Comparison:
     """One comparison of two sides. Errors of tensors are collected in order of execution."""
 
     def __init__(
-        self,
-        model: onnx.ModelProto,
-        actual: MakeRunner,
-        golden: MakeRunner,
-        feeds: Sequence[Feed],
-        tolerances: Tolerances,
+        self, model: onnx.ModelProto, actual: MakeRunner, feeds: Sequence[Feed], tolerances: Tolerances
     ) -> None:
         self.model = model
         self.actual = actual
-        self.golden = golden
         self.feeds = feeds
         self.tolerances = tolerances
         self.cutter = Cutter(model)
@@ -364,13 +317,13 @@ class _Comparison:
         shapes.infer_shapes(bare)
         self.values = shapes.values(bare.graph)
 
-    def run(self, window_bytes: int) -> AccuracyResult:
+    def run(self) -> AccuracyResult:
         """Compare all tensors, then the outputs without observed tensors, and explain what differs."""
         outputs = [value.name for value in self.model.graph.output]
         unobserved = self._run(self.actual)  # first, since the layers of this build are those to report
         observed_differs = False
         golden = list[dict[str, Any]]()
-        windows = self._windows(window_bytes) or [[]]
+        windows = self._windows() or [[]]
         for window in windows:
             actual, golden = self._run_observing([name for name in window if name not in outputs])
             compared = {output.name: output for output in compare_outputs(actual, golden, self.tolerances).outputs}
@@ -406,26 +359,24 @@ class _Comparison:
             windows=len(windows),
         )
 
-    def _windows(self, limit: int) -> list[list[str]]:
-        """Runs of tensors whose arrays have at most ``limit`` bytes, as far as their sizes are known."""
+    def _windows(self) -> list[list[str]]:
+        """Runs of tensors whose arrays have at most ``_WINDOW_BYTES``, as far as their sizes are known."""
         windows: list[list[str]] = []
         total = 0
         for name in self.makers:
-            size = self._bytes(name) * len(self.feeds)
-            if not windows or total + size > limit:
+            kind = self.values[name].type.tensor_type if name in self.values else None
+            size = _UNKNOWN_BYTES
+            if kind is not None and kind.HasField("shape"):
+                dims = [dim.dim_value for dim in kind.shape.dim]  # an unknown dimension is 0
+                tensor = onnx.TensorProto(data_type=kind.elem_type, dims=dims)
+                size = external.expected_bytes(tensor) or _UNKNOWN_BYTES
+            size *= len(self.feeds)
+            if not windows or total + size > _WINDOW_BYTES:
                 windows.append([])
                 total = 0
             windows[-1].append(name)
             total += size
         return windows
-
-    def _bytes(self, name: str) -> int:
-        value = self.values.get(name)
-        if value is None or not value.type.tensor_type.HasField("shape"):
-            return _UNKNOWN_BYTES
-        dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]  # an unknown dimension is 0
-        tensor = onnx.TensorProto(data_type=value.type.tensor_type.elem_type, dims=dims)
-        return external.expected_bytes(tensor) or _UNKNOWN_BYTES
 
     def _run_observing(self, names: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Run both sides with these tensors as further outputs."""
@@ -439,7 +390,7 @@ class _Comparison:
                 value.type.tensor_type.ClearField("shape")
             outputs.append(value)
         try:
-            golden = self._run(self.golden)
+            golden = self._run(reference)
             return self._run(self.actual), golden
         finally:
             del outputs[count:]

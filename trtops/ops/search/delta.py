@@ -10,12 +10,10 @@ test unless they mention monotone tests.
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from trtops import errors
 from trtops.ops.evaluation.submodel import CheckOutcome, CheckVerdict
@@ -26,8 +24,6 @@ log = logging.getLogger(__name__)
 
 Items: TypeAlias = frozenset[int]
 Mode: TypeAlias = Literal["bisect", "linear"]
-Evaluate: TypeAlias = "Callable[[Callable[[Items], bool], Sequence[Items]], Iterable[Any]]"
-"""Like the built-in ``map``: calls a function with each set and returns the results in order, in any threads."""
 
 
 class OutOfTestsError(Exception):
@@ -36,36 +32,20 @@ class OutOfTestsError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Step(Record):
-    """The answer for one set of items.
+    """The answer for one set of items."""
 
-    Attributes:
-        number: Counts answers from 1, including those of the search that is resumed.
-        stage: Stage of the search, such as ``whole`` or ``halves``.
-        items: The set as ranges: ``0-4,9``.
-        size: Number of nodes in it.
-        excess: Largest error as a multiple of the tolerances, if it was measured.
-    """
-
-    number: int
-    stage: str
-    items: str
-    size: int
+    number: int  # from 1, including the answers of the search that is resumed
+    stage: str  # of the search, such as "whole" or "halves"
+    items: str  # ranges: "0-4,9"
+    size: int  # number of nodes in the set
     verdict: CheckVerdict
     seconds: float
     detail: str = ""
-    excess: float | None = None
+    excess: float | None = None  # largest error as a multiple of the tolerances, if it was measured
 
 
 class Search:
-    """Tests sets of items, each set at most once, and keeps the answers in a debug replay.
-
-    Attributes:
-        steps: All answers in order, those of a resumed search first.
-        answers: The same by set.
-        resumed: Number of answers that were read from a replay.
-        tests: Number of tests run.
-        stage: What steps are labeled with.
-    """
+    """Tests sets of items, each set at most once, and keeps the answers in a debug replay."""
 
     def __init__(
         self,
@@ -73,38 +53,30 @@ class Search:
         *,
         holds_if: CheckVerdict = "pass",
         max_tests: int | None = None,
-        width: int = 1,
-        evaluate: Evaluate = map,
         size: Callable[[Items], int] = len,
         progress: Callable[[Step], None] | None = None,
     ) -> None:
-        """Prepare a search.
+        """Prepare a search for sets whose ``test`` has the verdict ``holds_if``, with at most ``max_tests`` tests.
 
-        Args:
-            test: Returns what :meth:`CheckOutcome.of` accepts.
-            holds_if: The verdict for which the test holds.
-            max_tests: Maximum number of tests; None for no limit.
-            width: Number of sets tested at the same time.
-            evaluate: Runs tests, at most ``width`` in one call.
-            size: The size of a set in its step.
-            progress: Called after each test, from the thread that ran it.
+        ``size`` is the size of a set in its step. ``progress`` is called after each test.
         """
-        self.steps: list[Step] = []
+        self.steps: list[Step] = []  # those of a resumed search first
         self.answers: dict[Items, Step] = {}
-        self.resumed = 0
-        self.tests = 0
-        self.stage = "whole"
+        self.resumed = 0  # answers that were read from a replay
+        self.stage = "whole"  # what steps are labeled with
         self.max_tests = max_tests
         self._test = test
         self._holds_if = holds_if
-        self._width = width
-        self._evaluate = evaluate
         self._size = size
         self._progress = progress
         self._replay: dict[str, IterationContext] = {}
         self._save_replay: str | None = None
         self._depends_on: dict[str, str] = {}
-        self._lock = threading.Lock()
+
+    @property
+    def tests(self) -> int:
+        """Number of tests run."""
+        return len(self.steps) - self.resumed
 
     def use_replays(self, load: str | None, save: str | None, count: int, depends_on: Mapping[str, str]) -> None:
         """Take the answers of an earlier search of ``count`` items, and write all answers to a file after each test.
@@ -143,68 +115,43 @@ class Search:
         self.steps.append(step)
         self.answers[items] = step
 
+    def holds(self, items: Iterable[int]) -> bool:
+        """Whether the test holds for a set; it is taken not to hold for the empty one.
+
+        Raises:
+            OutOfTestsError: If the answer is unknown and no more tests may run.
+        """
+        each = frozenset(items)
+        return bool(each) and self._answer(each)
+
+    def holds_for_none(self) -> bool:
+        """Whether the test holds for the empty set."""
+        return self._answer(frozenset())
+
     def _answer(self, items: Items) -> bool:
-        """Test one set and keep the answer. May run in any thread."""
-        started = time.perf_counter()
-        outcome = CheckOutcome.of(self._test(items))
-        seconds = time.perf_counter() - started
-        with self._lock:
+        """Whether the test holds for a set; its answer is kept."""
+        if items not in self.answers:
+            if self.max_tests is not None and self.tests >= self.max_tests:
+                raise OutOfTestsError
+            started = time.perf_counter()
+            outcome = CheckOutcome.of(self._test(items))
             step = Step(
                 number=len(self.steps) + 1,
                 stage=self.stage,
                 items=_as_ranges(items),
                 size=self._size(items),
                 verdict=outcome.verdict,
-                seconds=seconds,
+                seconds=time.perf_counter() - started,
                 detail=outcome.detail,
                 excess=outcome.excess,
             )
             self._keep(items, step)
             if self._save_replay is not None:
                 save_replay(self._replay, self._save_replay)
-        log.debug("Check %d (%s): %d nodes, %s, %.3f s", step.number, step.stage, step.size, step.verdict, seconds)
-        if self._progress is not None:
-            self._progress(step)
-        return step.verdict == self._holds_if
-
-    def ask(self, sets: Sequence[Items]) -> Iterator[bool]:
-        """Yield for each set whether the test holds. With a width of 1, sets are tested as they are consumed.
-
-        Raises:
-            OutOfTestsError: If a result is unknown and no more tests may run.
-        """
-        if self._width > 1:
-            self._run([each for each in dict.fromkeys(sets) if each and each not in self.answers])
-        for each in sets:
-            if each and each not in self.answers:
-                self._run([each])
-                if each not in self.answers:
-                    raise OutOfTestsError
-            yield bool(each) and self.answers[each].verdict == self._holds_if
-
-    def _run(self, sets: Sequence[Items]) -> None:
-        if self.max_tests is not None:
-            sets = sets[: max(self.max_tests - self.tests, 0)]
-        self.tests += len(list(self._evaluate(self._answer, sets)))
-
-    def holds(self, items: Iterable[int]) -> bool:
-        """Whether the test holds for one set."""
-        return next(self.ask([frozenset(items)]))
-
-    def holds_for_none(self) -> bool:
-        """Whether the test holds for the empty set, which is taken not to hold in all other searches."""
-        if frozenset() not in self.answers:
-            self._run([frozenset()])
-        return self.answers[frozenset()].verdict == self._holds_if
-
-    def first(self, sets: Iterable[Items]) -> Items | None:
-        """The first set for which the test holds, if any."""
-        remaining = iter(sets)
-        while batch := list(islice(remaining, self._width)):
-            for each, holds in zip(batch, self.ask(batch)):
-                if holds:
-                    return each
-        return None
+            log.debug("Check %d (%s): %d nodes, %s", step.number, step.stage, step.size, step.verdict)
+            if self._progress is not None:
+                self._progress(step)
+        return self.answers[items].verdict == self._holds_if
 
     def smallest_so_far(self) -> Items:
         """The smallest set for which a test held."""
@@ -217,18 +164,15 @@ class Search:
         The test is taken to hold for ``high`` and not for 0; neither is tested. ``bisect`` tests about ``log2(high)``
         sets and finds the smallest number for monotone tests; ``linear`` tests one number after the other, from 1.
         """
+        if mode == "linear":
+            return next((number for number in range(1, high) if self.holds(at(number))), high)
         low = 0
         while high - low > 1:
-            if mode == "linear":
-                numbers = list(range(low + 1, min(low + 1 + self._width, high)))
+            middle = (low + high) // 2
+            if self.holds(at(middle)):
+                high = middle
             else:
-                parts = min(self._width + 1, high - low)
-                numbers = [low + (high - low) * i // parts for i in range(1, parts)]
-            for number, holds in zip(numbers, self.ask([frozenset(at(number)) for number in numbers])):
-                if holds:
-                    high = number
-                    break
-                low = number
+                low = middle
         return high
 
     def halve(self, items: Sequence[int]) -> tuple[int, int]:
@@ -237,67 +181,39 @@ class Search:
         The test is taken to hold for all items. A single needed item is found with about ``log2(len(items))`` tests: if
         the first half does not hold, the second half is taken to hold, and is only tested if nothing is found in it.
         """
-
-        def sets(ranges: Iterable[tuple[int, int]]) -> list[Items]:
-            return [frozenset(items[low:high]) for low, high in ranges]
-
         path = [(0, len(items))]  # the test holds for the first; each later range is the second half of the one before
         while path[-1][1] - path[-1][0] > 1:
-            ahead: list[tuple[int, int]] = []
             low, high = path[-1]
-            while high - low > 1 and len(ahead) < self._width:
-                low = (low + high) // 2
-                ahead.append((low, high))
-            firsts = [(low, middle) for (low, _), (middle, _) in zip([path[-1], *ahead], ahead)]
-            holding = next((half for half, holds in zip(firsts, self.ask(sets(firsts))) if holds), None)
-            path = [*path, *ahead] if holding is None else [holding]
-        if len(path) == 1 or self.holds(sets(path[-1:])[0]):
+            middle = (low + high) // 2
+            if self.holds(items[low:middle]):
+                path = [(low, middle)]
+            else:
+                path.append((middle, high))
+        if len(path) == 1 or self.holds(items[path[-1][0] : path[-1][1]]):
             return path[-1]
         # Numbered from the end: the test does not hold for the last range, and holds for the first.
         last = len(path) - 1
-        return path[last - self.least(lambda number: sets([path[last - number]])[0], last)]
+        return path[last - self.least(lambda number: items[slice(*path[last - number])], last)]
 
     def smallest(self, items: Sequence[int]) -> list[int]:
         """A part of ``items`` for which the test holds and from which no single item can be left out, in their order.
 
-        The test is taken to hold for all items. This is Junker's QuickXplain ("Preferred explanations and relaxations
-        for over-constrained problems", AAAI 2004), which needs about ``2k log2(n / k) + 2k`` tests for ``k`` of ``n``
-        items if the test is monotone. Its answer is then checked by :meth:`thin`, which also covers other tests.
+        The test is taken to hold for all items. Every set of the result without one item was tested and does not hold.
         """
-
-        def needed(base: list[int], changed: bool, among: list[int]) -> list[int]:
-            if changed and base and self.holds(base):
-                return []
-            if len(among) == 1:
-                return among
-            first, second = among[: len(among) // 2], among[len(among) // 2 :]
-            of_second = needed(base + first, True, second)
-            return needed(base + of_second, bool(of_second), first) + of_second
-
-        found = needed([], False, list(items))
-        if len(found) < len(items) and self.holds(found):
-            return self.thin(found, 1)
-        return self.thin(list(items), len(items) // 2)
-
-    def thin(self, items: list[int], size: int) -> list[int]:
-        """Leave out chunks as long as the test holds for the rest; first of a size, in the end of one item each.
-
-        Zeller and Hildebrandt's ddmin (IEEE TSE 28(2), 2002) without tests of single chunks, and without starting over
-        after each chunk: about two tests per item where many items are needed. The test is taken to hold for all items.
-        Every set of the result without one item was tested and does not hold.
-        """
-        size = max(size, 1)
+        # Zeller and Hildebrandt's ddmin (IEEE TSE 28(2), 2002) without tests of single chunks, and without starting
+        # over after each chunk: about two tests per item where many items are needed. Chunks are left out as long as
+        # the test holds for the rest; first halves, in the end single items.
+        kept = list(items)
+        size = max(len(kept) // 2, 1)
         while True:
-            before = end = len(items)
+            before = end = len(kept)
             while end > 0:
-                ends = range(end, max(end - size * self._width, 0), -size)
-                rests = {stop: items[: max(stop - size, 0)] + items[stop:] for stop in ends}
-                answers = zip(rests, self.ask([frozenset(rest) for rest in rests.values()]))
-                found = next((stop for stop, holds in answers if holds), None)
-                end = max((min(ends) if found is None else found) - size, 0)
-                items = items if found is None else rests[found]
-            if size == 1 and len(items) == before:
-                return items
+                start = max(end - size, 0)
+                if self.holds(rest := kept[:start] + kept[end:]):
+                    kept = rest
+                end = start
+            if size == 1 and len(kept) == before:
+                return kept
             size = max(size // 2, 1)
 
 

@@ -139,11 +139,7 @@ def checking_candidates(
     config: RepeatConfig,
     progress: Callable[[RepeatStep], None] | None = None,
 ) -> Iterator[Callable[[Candidate], bool]]:
-    """Check candidates with a command: each is written, the command runs, and the files left behind are sorted.
-
-    Yields:
-        Whether a candidate passes; raises a ConfigError if the command cannot be run.
-    """
+    """Yield a function that checks a candidate: it is written, a command runs, and the files left behind are sorted."""
     numbers = itertools.count()
 
     def evaluate(candidate: Candidate) -> bool:
@@ -160,29 +156,19 @@ def checking_candidates(
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionResult(OpResult):
-    """The result of a precision search.
+    """The result of a precision search."""
 
-    Attributes:
-        outcome: ``good`` if all nodes can be lowered; ``mixed`` if some must be kept; ``bad`` if the tolerances are not
-            met even with all of them kept.
-        keep: Names of the nodes to keep in FP32, in the model's order.
-        minimal: Whether it was checked that no single node of ``keep`` can be lowered.
-        nodes: Nodes that can be lowered.
-        steps: All checks; the first is that of the model with all nodes lowered.
-        excess: Largest error of the result as a multiple of the tolerances; None if a command or function checked it.
-        latencies: Median latencies in ms, if the fastest model was searched.
-    """
-
+    # good: all nodes can be lowered; mixed: some must be kept; bad: the tolerances are not met with all of them kept.
     outcome: Literal["good", "mixed", "bad"]
     to: Literal["fp16", "bf16"] = "fp16"
-    keep: tuple[str, ...]
-    minimal: bool
-    nodes: int
+    keep: tuple[str, ...]  # names of nodes, in the model's order
+    minimal: bool  # it was checked that no single node of keep can be lowered
+    nodes: int  # that can be lowered
     checks: int
     seconds: float = 0.0
-    steps: tuple[Step, ...]
-    excess: float | None = None
-    latencies: Mapping[str, float] = field(default_factory=dict)
+    steps: tuple[Step, ...]  # the first is the check of the model with all nodes lowered
+    excess: float | None = None  # largest error over what is allowed; None if a command or function checked it
+    latencies: Mapping[str, float] = field(default_factory=dict)  # medians in ms, if the fastest model was searched
     path: str | None = None
 
     @property
@@ -254,8 +240,8 @@ def precision(
 ) -> PrecisionResult:
     """Find the nodes that must stay in FP32.
 
-    ``runner`` makes the runner of a candidate: :func:`emulated_runner`,
-    :func:`trtops.ops.search.precision_engines.candidate_runner`, or one that builds ``candidate.rewritten.model``.
+    ``runner`` makes the runner of a candidate: :func:`emulated_runner`, that of an
+    :class:`~trtops.ops.search.precision_engines.EngineWriter`, or one that builds ``candidate.rewritten.model``.
     ``evaluate`` says whether a candidate is good, instead of running and comparing it (:func:`checking_candidates` runs
     a command); then no data is generated. ``feeds`` replace ``config.data``; ``file`` names a model in memory.
 
@@ -314,7 +300,6 @@ class _PrecisionSearch:
         evaluate: Callable[[Candidate], bool] | None,
         progress: Callable[[Step], None] | None,
     ) -> None:
-        """Find the nodes that can be lowered, read the data, and run the model in FP32."""
         self.config = config
         self.original = without_functions(model.proto(lean=True))
         lowered = set(lower_precision(self.original, config.to, exclude=config.exclude).lowered)
@@ -349,7 +334,7 @@ class _PrecisionSearch:
         result = PrecisionResult(
             outcome=outcome,
             to=self.config.to,
-            keep=self.kept(keep),
+            keep=tuple(self.names[index] for index in sorted(keep)),
             minimal=minimal,
             nodes=len(self.names),
             checks=len(self.search.steps),
@@ -395,13 +380,10 @@ class _PrecisionSearch:
         limit = min(timed.values(), default=0.0) * _AS_FAST
         return min((items for items, latency in timed.items() if latency <= limit), key=len, default=fewest)
 
-    def kept(self, items: Iterable[int]) -> tuple[str, ...]:
-        """Names of some nodes, in the model's order."""
-        return tuple(self.names[index] for index in sorted(items))
-
     def candidate(self, items: Items) -> Candidate:
         """The candidate that keeps these nodes."""
-        return Candidate(original=self.original, keep=frozenset(self.kept(items)), config=self.config)
+        keep = frozenset(self.names[index] for index in items)
+        return Candidate(original=self.original, keep=keep, config=self.config)
 
     def test(self, items: Items) -> CheckOutcome:
         """Whether the model is accurate enough with these nodes in FP32."""
@@ -419,7 +401,7 @@ class _PrecisionSearch:
 
     def latency(self, items: Items) -> float | None:
         """Median latency in ms, of the back end under test, or of the model in ONNX Runtime if it is only emulated."""
-        if items in self.latencies:
+        if items in self.latencies:  # measured as one of the sets that the fastest is chosen from
             return self.latencies[items]
         candidate = self.candidate(items)
         check = CheckConfig(warm_up=3, latency_runs=_LATENCY_RUNS)

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from trtops import errors
 from trtops.backend import trt
@@ -15,15 +15,8 @@ from trtops.backend.common import save_bytes
 from trtops.backend.onnx.save import serialize
 from trtops.backend.trt.library import line
 from trtops.backend.trt.lines import Feature
-from trtops.ops.search.precision import Candidate, MakeRunner, emulated_runner
+from trtops.ops.search.precision import Candidate
 from trtops.system.processes import temporary_prefix
-
-Side: TypeAlias = Literal["emulated", "tensorrt"]
-
-
-def candidate_runner(side: Side) -> MakeRunner:
-    """What runs candidates: 16 bit emulated on the CPU, rounded as a GPU rounds it; or TensorRT engines."""
-    return EngineWriter().runner if side == "tensorrt" else emulated_runner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,20 +25,13 @@ class EngineWriter:
 
     Up to 10.x the network is weakly typed: the builder may use the lower precision, and binding layer precisions hold
     the nodes to keep. On releases that take precisions from the model, the candidate's model with its Casts is built.
-
-    Attributes:
-        network: Makes the network: builder, network, parser. By default that of the candidate's model.
-        config: Makes the builder config. By default that of the search's precision.
-        path: File for the engine.
-        kept_in: Precision of the kept layers: ``float32`` or ``float16``.
-        save_timing_cache: File in which timings are kept from one build to the next. A temporary one by default.
     """
 
-    network: Callable[[], Any] | None = None
-    config: Callable[..., Any] | None = None
+    network: Callable[[], Any] | None = None  # builder, network, parser; by default that of the candidate's model
+    config: Callable[..., Any] | None = None  # the builder config; by default that of the search's precision
     path: str = ""
-    kept_in: str = "float32"
-    save_timing_cache: str | None = None
+    kept_in: str = "float32"  # precision of the kept layers, or float16
+    save_timing_cache: str | None = None  # file with timings from one build to the next; a temporary one by default
     _folder: Any = field(default_factory=lambda: tempfile.TemporaryDirectory(prefix=temporary_prefix("precision")))
 
     def __call__(self, candidate: Candidate) -> None:

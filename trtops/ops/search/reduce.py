@@ -17,7 +17,6 @@ import shlex
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,7 +39,7 @@ from trtops.ops.evaluation.feeds import DataConfig, Feeds
 from trtops.ops.evaluation.submodel import Check, CheckOutcome, CheckVerdict, ComparisonCheck, EngineRunner, describe
 from trtops.ops.model.model_files import SaveConfig, Source, Subject, open_model
 from trtops.ops.result import OpResult, finish_with, op_run
-from trtops.ops.search.delta import Evaluate, Items, OutOfTestsError, Search, Step
+from trtops.ops.search.delta import Items, OutOfTestsError, Search, Step
 from trtops.ops.steps import run_step
 from trtops.record import Record
 from trtops.spec import BuildConfig
@@ -65,7 +64,6 @@ class ReduceConfig(DataConfig):
         inputs: Inputs of sub-models: ``real`` values as observed in the whole model, or ``declared`` types and shapes
             without data, for models that ONNX Runtime does not run.
         input_shapes: Shapes of dynamic inputs, by name, for random data; 1 for each dynamic dimension by default.
-        width: Number of sub-models checked at the same time.
         output: File for the reduced model. Its inputs are saved next to it as ``<name>_inputs.json``.
         save_as: Where the weights of these models go.
         min_good: File for the passing sub-model that is closest in size to the culprit.
@@ -79,7 +77,6 @@ class ReduceConfig(DataConfig):
     reduce_inputs: bool = True
     inputs: Literal["real", "declared"] = "real"
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    width: int = 1
     output: str | None = None
     save_as: SaveConfig = field(default_factory=SaveConfig)
     min_good: str | None = None
@@ -91,7 +88,7 @@ class ReduceConfig(DataConfig):
             raise errors.ConfigError(
                 "reduce_outputs and reduce_inputs are both False; expected one of them to be True."
             )
-        for name in ("width", "max_checks", "iterations"):
+        for name in ("max_checks", "iterations"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise errors.ConfigError(f"{name} is {value}; expected 1 or more.")
 
@@ -108,14 +105,11 @@ class CulpritNode(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Culprit(Record):
-    """A smallest sub-model that fails.
-
-    Attributes:
-        minimal: Whether every set without one node was checked and passes; False if ``max_checks`` stopped the search.
-            If only outputs or only inputs are reduced, this concerns nodes at the end or at the beginning.
-    """
+    """A smallest sub-model that fails."""
 
     nodes: tuple[CulpritNode, ...]
+    # Whether every set without one node was checked and passes; False if ``max_checks`` stopped the search. If only
+    # outputs or only inputs are reduced, this concerns nodes at the end or at the beginning.
     minimal: bool = True
     detail: str = ""
     path: str | None = None
@@ -137,26 +131,16 @@ class Culprit(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ReduceResult(OpResult):
-    """The result of a reduction: ``bad`` with a culprit if the model fails.
-
-    Attributes:
-        whole: The check's verdict on the whole model; ``error`` for a failure of another kind than the one searched
-            for.
-        nodes: Nodes in the whole model, without Constants.
-        resumed: Answers taken from a replay.
-        detail: How the whole model fails, or why it does not.
-        min_good: File of the passing sub-model, if it was requested and there is one.
-    """
+    """The result of a reduction: ``bad`` with a culprit if the model fails."""
 
     verdict: Verdict
-    whole: CheckVerdict = "pass"
+    whole: CheckVerdict = "pass"  # of the whole model; "error" for another failure than the one searched for
     culprits: tuple[Culprit, ...] = ()
-    nodes: int
+    nodes: int  # in the whole model, without Constants
     checks: int
-    resumed: int = 0
+    resumed: int = 0  # answers taken from a replay
     seconds: float
-    detail: str = ""
-    min_good: str | None = None
+    detail: str = ""  # how the whole model fails, or why it does not
 
     @property
     def next_step(self) -> str:
@@ -203,14 +187,12 @@ def reduce(
     parent: str | None = None,
     file: str | Path | None = None,
     progress: Callable[[Step], None] | None = None,
-    evaluate: Evaluate | None = None,
 ) -> ReduceResult:
     """Find the smallest part of a model that still fails a check.
 
     ``check`` says whether a sub-model passes (:mod:`trtops.ops.evaluation.submodel`): a callable, a comparison as
     :func:`engine_check` makes it, or a :class:`~trtops.ops.evaluation.command.CommandCheck`. ``feeds`` replace
-    ``config.data``; ``file`` names a model in memory. ``progress`` is called after each check, from the thread that ran
-    it. ``evaluate`` runs at most ``config.width`` checks at the same time, in this process; threads by default.
+    ``config.data``; ``file`` names a model in memory. ``progress`` is called after each check.
 
     Raises:
         ModelError: If the model cannot be used, or a sub-model is too large.
@@ -225,7 +207,7 @@ def reduce(
     name = f"{subject.name} reduce"
     with op_run(tracker, experiment, name, kind="reduce", model=subject.file, tags=tags, parent=parent) as run:
         opened = open_model(model)
-        found, steps = run_step("search", _find_culprits, opened, check, config, feeds, progress, evaluate)
+        found, steps = run_step("search", _find_culprits, opened, check, config, feeds, progress)
         result = replace(found, title=f"reduce {subject}", subject=str(subject.file or "")).kept_in(run, experiment)
         run.log_params({"model": opened.name, "check": describe(check), **config.to_dict()})
         if run is not NO_RUN:
@@ -240,14 +222,9 @@ def _find_culprits(
     config: ReduceConfig,
     feeds: Iterable[Feed] | None,
     progress: Callable[[Step], None] | None,
-    evaluate: Evaluate | None,
 ) -> tuple[ReduceResult, Sequence[Step]]:
     """The result, and every check."""
     started = time.perf_counter()
-    if config.width > 1 and getattr(check, "one_at_a_time", False):
-        raise errors.ConfigError(
-            f"width is {config.width}, but the check reads every sub-model from one file. Use {{model}} in its command."
-        )
     used = {path.resolve() for path in model.files()}
     artifact = getattr(check, "artifact", None)
     for name, path in [("output", config.output), ("min_good", config.min_good), ("artifact", artifact)]:
@@ -280,9 +257,7 @@ def _find_culprits(
         else:
             values = observe(cutter, given)
             stack.callback(values.close)
-        if evaluate is None:
-            evaluate = stack.enter_context(ThreadPoolExecutor(config.width)).map if config.width > 1 else map
-        reduction = _Reduction(cutter, values, check, config, freeze, progress, evaluate)
+        reduction = _Reduction(cutter, values, check, config, freeze, progress)
         search = reduction.search
         depends_on = {"model": model.info.sha256, "check": describe(check), "data": data}
         search.use_replays(config.load_replay, config.save_replay, len(cutter.parts), depends_on)
@@ -304,22 +279,19 @@ def _find_culprits(
                 "The check passed nothing, so it may be broken. Run it on a correct model. Its output: %s",
                 whole.detail.strip() or "none",
             )
-        min_good = None
         if config.min_good is not None and found and passing:
             size = len(reduction.nodes(found))
             closest = min(passing, key=lambda parts: (abs(len(reduction.nodes(parts)) - size), sorted(parts)))
             save_model(reduction.cut(closest).proto, config.min_good, **config.save_as.for_another())
-            min_good = config.min_good
         result = ReduceResult(
             verdict="bad" if found else "good",
             whole=whole.verdict,
             culprits=() if found is None else (reduction.save(found),),
             nodes=len(cutter.order),
-            checks=len(search.steps) - search.resumed,
+            checks=search.tests,
             resumed=search.resumed,
             seconds=time.perf_counter() - started,
             detail=whole.detail or ("" if found else "the whole model passes"),
-            min_good=min_good,
         )
     return result, search.steps
 
@@ -335,7 +307,6 @@ class _Reduction:
         config: ReduceConfig,
         freeze: bool,
         progress: Callable[[Step], None] | None,
-        evaluate: Evaluate,
     ) -> None:
         self.everything = frozenset(range(len(cutter.parts)))
         self._cutter = cutter
@@ -348,8 +319,6 @@ class _Reduction:
             self._check_part,
             holds_if="fail",
             max_tests=config.max_checks,
-            width=config.width,
-            evaluate=evaluate,
             size=lambda parts: len(self.nodes(parts)),
             progress=progress,
         )
@@ -392,7 +361,7 @@ class _Reduction:
         low, high = 0, len(parts)
         if self._config.mode == "bisect":
             low, high = self.search.halve(parts)
-        elif single := self.search.first(frozenset([part]) for part in parts):
+        elif single := next((frozenset([part]) for part in parts if self.search.holds([part])), None):
             return single
         found = self._shortest_end(self._shortest_beginning(parts[low:high]))
         self.search.stage = "nodes"
@@ -426,7 +395,8 @@ class _Reduction:
             maker = {name: part for part, index in members for name in self._cutter.makes(index)}
             needs = {(p, maker[n]) for p, index in members for n in self._cutter.reads(index) if maker.get(n, p) != p}
             inner = {needed if self._config.reduce_outputs else needing for needing, needed in needs}
-            found = self.search.first(parts - {end} for end in sorted(parts - inner, reverse=True))
+            ends = sorted(parts - inner, reverse=True)
+            found = next((parts - {end} for end in ends if self.search.holds(parts - {end})), None)
             if found is None:
                 return parts
             parts = found

@@ -90,13 +90,9 @@ def repeat(
 ) -> RepeatResult:
     """Make and check something until the config says to stop.
 
-    Args:
-        make: Makes what is checked, from the iteration's number. Errors of a back end give the verdict ``error``,
-            except for those that every iteration would meet.
-        check: The command, which reads a file that ``make`` wrote.
-        config: When to stop, and what to keep.
-        ask: Whether an iteration is good, instead of a command.
-        progress: Called after each iteration.
+    ``make`` makes what is checked, from the iteration's number, for the ``check`` to read; without one, ``ask`` says
+    whether an iteration is good. Errors of a back end give the verdict ``error``, except for those that every iteration
+    would meet. ``progress`` is called after each iteration.
     """
     if check is None and ask is None:
         raise errors.ConfigError("There is nothing to evaluate by. Add a check: --check <command>.")

@@ -35,7 +35,7 @@ def _show(result: Any, store: str | None) -> None:
         "comparison",
         flag("--emulate {fp16,bf16}", "instead of an engine: 16 bit, rounded as a GPU rounds", usual="an engine"),
     ),
-    configs.config_flags("comparison", "AccuracyConfig", {"window_bytes": "--window"}),
+    configs.config_flags("comparison", "AccuracyConfig"),
     groups.JSON,
     groups.TRACKING,
     configs.BACKEND,
