@@ -102,19 +102,7 @@ def test_bytes_graphs_and_tensorflow_are_converted() -> None:
         ({"outputs": ["r*", "scores", "r0"]}, ["r0", "r1", "scores"]),
         ({"outputs": ["image", "c[01]"]}, ["image", "c0", "c1"]),
         ({"mark_types": ["relu", "Conv"]}, ["r0", "r1", "c0", "c1"]),
-        (
-            {"outputs": "mark-all", "exclude_outputs": ["c*", "f"]},
-            ["n0", "r0", "r1", "p", "logits", "scores"],
-        ),
-    ],
-)
-def test_outputs_are_chosen_by_name_pattern_or_type(options: dict[str, object], expected: list[str]) -> None:
-    assert names(loaders.modify_outputs(models.conv_net().proto, **options).graph.output) == expected  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+        ({"outputs": "mark-all", "exclude_outputs": ["c*", "f"]}, ["n0", "r0", "r1", "p", "logits", "scores"]),
         ({"outputs": ["score"]}, "no tensor 'score'. Did you mean 'scores'"),
         ({"outputs": ["z*"]}, r"no tensor 'z\*'"),
         ({"outputs": []}, "No outputs were selected"),
@@ -123,9 +111,12 @@ def test_outputs_are_chosen_by_name_pattern_or_type(options: dict[str, object], 
         ({"exclude_outputs": ["ghost"]}, "no tensor 'ghost'"),
     ],
 )
-def test_outputs_that_match_nothing_are_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(errors.ConfigError, match=message):
-        loaders.modify_outputs(models.conv_net().proto, **options)  # type: ignore[arg-type]
+def test_outputs_are_chosen_by_name_pattern_or_type(options: dict[str, object], expected: list[str] | str) -> None:
+    if isinstance(expected, list):
+        assert names(loaders.modify_outputs(models.conv_net().proto, **options).graph.output) == expected  # type: ignore[arg-type]
+    else:
+        with pytest.raises(errors.ConfigError, match=expected):
+            loaders.modify_outputs(models.conv_net().proto, **options)  # type: ignore[arg-type]
 
 
 def test_extracted_parts_compute_the_same() -> None:

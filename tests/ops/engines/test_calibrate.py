@@ -134,8 +134,6 @@ def test_random_data_and_unknown_algorithms_are_refused(conv_net: Path) -> None:
         calibrate(conv_net, CalibrateConfig(build=QUICK), tracker=MemoryTracker())
     with pytest.raises(errors.ConfigError, match="Did you mean 'entropy'"):
         CalibrateConfig(algorithm="entrophy")  # type: ignore[arg-type]
-    with pytest.raises(errors.ConfigError, match="calibrator='onnxruntime'"):
-        CalibrateConfig(algorithm="percentile", calibrator="tensorrt")
 
 
 def test_caches_are_written_and_loaded(conv_net: Path, tmp_path: Path) -> None:

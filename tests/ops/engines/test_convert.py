@@ -17,7 +17,6 @@ from trtops.ops.engines.job import read_timing_cache
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig
 from trtops.tracking import builds, schema
-from trtops.tracking.base import StoredRun
 from trtops.tracking.memory import MemoryTracker
 
 QUICK = CheckConfig(latency_runs=3, warm_up=1)
@@ -33,16 +32,20 @@ def conv_net(tmp_path: Path) -> Path:
     return models.conv_net().write(tmp_path, "conv")
 
 
-def test_builds_are_read_back_and_run(tracker: MemoryTracker, conv_net: Path) -> None:
+def test_runs_hold_the_build_statistics_and_model(tracker: MemoryTracker, conv_net: Path) -> None:
     result = convert(conv_net, ConvertConfig(check=QUICK), tracker=tracker)
 
-    build = builds.load_build(tracker.load(result.run_id))
+    run = tracker.load(result.run_id)
+    build = builds.load_build(run)
     with engine_backend("onnxruntime").runner(build.engine) as runner:
         outputs = runner.infer(models.conv_net().feed)
-
     assert build.spec.digest == result.spec_sha256
     assert build.tactics.choices and build.layers and build.timing_cache
     assert set(outputs) == {value.name for value in models.conv_net().proto.graph.output}
+    assert all(("error", name, "max_abs") in run.info.metrics for name in outputs)
+    assert run.read_bytes("model/conv.onnx") == conv_net.read_bytes()
+    assert run.info.metrics["latency", "p50_ms"] > 0
+    assert ("latency", "device_p50_ms") not in run.info.metrics  # a processor has no device of its own
 
 
 def test_too_large_engines_are_bad(tracker: MemoryTracker, conv_net: Path) -> None:
@@ -55,19 +58,6 @@ def test_too_large_engines_are_bad(tracker: MemoryTracker, conv_net: Path) -> No
     assert f"{size} bytes; at most {size - 1}" in large.reasons[0]
     run = tracker.load(large.run_id).info
     assert run.params["max_engine_bytes"] == str(size - 1) and run.verdict == "bad"
-
-
-def test_run_holds_statistics_and_model(tracker: MemoryTracker, tmp_path: Path) -> None:
-    path = models.multi_output().write(tmp_path, "two")
-
-    result = convert(path, ConvertConfig(check=QUICK), tracker=tracker)
-
-    run = tracker.load(result.run_id)
-    for value in models.multi_output().proto.graph.output:
-        assert ("error", value.name, "max_abs") in run.info.metrics
-    assert run.read_bytes("model/two.onnx") == path.read_bytes()
-    assert run.info.metrics["latency", "p50_ms"] > 0
-    assert ("latency", "device_p50_ms") not in run.info.metrics  # a processor has no device of its own
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
@@ -92,27 +82,16 @@ def test_timing_cache_and_replay_repeat_a_build(tracker: MemoryTracker, tmp_path
     first = convert(path, ConvertConfig(check=QUICK), tracker=tracker)
     run = tracker.load(first.run_id)
 
-    cached = ConvertConfig(check=QUICK, timing_cache=str(run.local_path(schema.Artifact.TIMING_CACHE)))
+    file = str(run.local_path(schema.Artifact.TIMING_CACHE))
+    for cache in (file, f"run:{first.run_id}"):
+        cached = ConvertConfig(check=QUICK, timing_cache=cache, rebuild=True)
+        second = tracker.load(convert(path, cached, tracker=tracker).run_id)
+        assert second.info.metrics[schema.Metric.TIMING_CACHE_HITS] > 0
+        assert second.info.metrics[schema.Metric.TIMING_CACHE_MISSES] == 0
     replayed = ConvertConfig(check=QUICK, replay=str(run.local_path(schema.Artifact.TACTICS)))
-    second = builds.load_build(tracker.load(convert(path, cached, tracker=tracker).run_id))
     third = builds.load_build(tracker.load(convert(path, replayed, tracker=tracker).run_id))
 
-    assert second.timing_cache_use.hits > 0 and second.timing_cache_use.misses == 0
-    assert second.tactics.digest == third.tactics.digest == builds.load_build(run).tactics.digest
-
-
-def convert_with(cache: str, model: Path, tracker: MemoryTracker) -> StoredRun:
-    config = ConvertConfig(check=QUICK, timing_cache=cache, rebuild=True)
-    return tracker.load(convert(model, config, tracker=tracker).run_id)
-
-
-def test_run_cache_avoids_timing(tracker: MemoryTracker, conv_net: Path) -> None:
-    first = convert(conv_net, ConvertConfig(check=QUICK), tracker=tracker).run_id
-
-    again = convert_with(f"run:{first}", conv_net, tracker)
-
-    assert again.info.metrics[schema.Metric.TIMING_CACHE_HITS] > 0
-    assert again.info.metrics[schema.Metric.TIMING_CACHE_MISSES] == 0
+    assert builds.load_build(second).tactics.digest == third.tactics.digest == builds.load_build(run).tactics.digest
 
 
 def test_unsuitable_timing_caches_are_refused(tracker: MemoryTracker, conv_net: Path) -> None:
@@ -121,7 +100,7 @@ def test_unsuitable_timing_caches_are_refused(tracker: MemoryTracker, conv_net: 
     run.log_json(environment, schema.Artifact.ENVIRONMENT)
     run.finish("good")
     with pytest.raises(errors.ConfigError, match="has no timing cache"):
-        convert_with(f"run:{run.id}", conv_net, tracker)
+        convert(conv_net, ConvertConfig(check=QUICK, timing_cache=f"run:{run.id}"), tracker=tracker)
 
     built = convert(conv_net, ConvertConfig(check=QUICK), tracker=tracker).run_id
     elsewhere = replace(environment, device="Another CPU")
@@ -206,20 +185,15 @@ def test_unreadable_models_leave_no_run(
     assert all(run.tags[schema.Tag.ERROR].endswith(str(caught.value)) for run in failed)
 
 
-@pytest.mark.parametrize(
-    ("feed", "kind", "text"),
-    [
-        ({"wrong": np.zeros((1, 1, 2, 2), np.float32)}, errors.InputError, "'wrong'"),
-        ({"x": np.zeros((1, 2, 2), np.float32)}, errors.InputShapeError, r"\(1, 2, 2\)"),
-    ],
-)
-def test_unfit_feeds_leave_no_run(
-    tracker: MemoryTracker, tmp_path: Path, feed: dict[str, np.ndarray], kind: type[errors.TrtopsError], text: str
-) -> None:
+def test_unfit_feeds_leave_no_run(tracker: MemoryTracker, tmp_path: Path) -> None:
     path = models.identity().write(tmp_path, "identity")
-    np.savez(tmp_path / "x.npz", **feed)
-
-    with pytest.raises(kind, match=text):
-        convert(path, ConvertConfig(check=replace(QUICK, data=str(tmp_path / "x.npz"))), tracker=tracker)
+    config = ConvertConfig(check=replace(QUICK, data=str(tmp_path / "x.npz")))
+    for name, shape, kind, text in (
+        ("wrong", (1, 1, 2, 2), errors.InputError, "'wrong'"),
+        ("x", (1, 2, 2), errors.InputShapeError, r"\(1, 2, 2\)"),
+    ):
+        np.savez(tmp_path / "x.npz", **{name: np.zeros(shape, np.float32)})
+        with pytest.raises(kind, match=text):
+            convert(path, config, tracker=tracker)
 
     assert tracker.find() == []

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +11,6 @@ import pytest
 from onnx import helper, numpy_helper
 
 from tests import models
-from tests.waiting import until
 from trtops import errors
 from trtops.backend.base import BaseRunner
 from trtops.backend.onnx.submodel import SubModel
@@ -287,47 +281,17 @@ def test_a_replay_of_another_search_is_refused(tmp_path: Path):
             reduce(branchy().proto, Planted({"n1"}), config)
 
 
-KILLED = """
-    import sys, time
-    sys.path.insert(0, {root!r})
-    import importlib.util
-    spec = importlib.util.spec_from_file_location("test_reduce", {file!r})
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def test_every_answer_is_saved_before_the_next_check(tmp_path: Path):
+    replay, saved = tmp_path / "replay.json", []
 
-    class Slow(module.Planted):
-        def __call__(self, part):
-            with open({asked!r}, "a") as file:
-                print(*part.nodes, file=file)
-            if len(self.asked) == 7 and {hang}:
-                time.sleep(3600)
+    class Looking(Planted):
+        def __call__(self, part: SubModel) -> bool:
+            saved.append(len(load_json(replay)) if replay.exists() else 0)
             return super().__call__(part)
 
-    Slow.__module__ = "planted"
-    result = module.reduced(Slow({{"n4", "n18"}}), load_replay={load!r}, save_replay={save!r})
-    print(sorted(module.names(result)[0]), result.resumed)
-"""
+    result = reduced(Looking({"n4", "n18"}), save_replay=str(replay))
 
-
-def test_a_killed_reduction_repeats_only_the_last_check(tmp_path: Path):
-    asked = tmp_path / "asked.txt"
-    replay = str(tmp_path / "replay.json")
-    options = {"root": str(Path(__file__).parents[2]), "file": __file__, "asked": str(asked), "save": replay}
-    scripts = [
-        textwrap.dedent(KILLED).format(hang=hang, load=load, **options)
-        for hang, load in ((True, None), (False, replay))
-    ]
-    process = subprocess.Popen([sys.executable, "-c", scripts[0]])
-    until(lambda: asked.exists() and len(asked.read_text().splitlines()) == 8, while_alive=process)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-
-    done = subprocess.run([sys.executable, "-c", scripts[1]], check=True, capture_output=True, text=True)
-
-    assert done.stdout.split("]")[0] == "['n18', 'n4'" and done.stdout.split()[-1] == "7"
-    questions = asked.read_text().splitlines()
-    assert questions.count(questions[7]) == 2  # the one during which the process was killed
-    assert len(set(questions)) == len(questions) - 1
+    assert saved == list(range(result.checks)) and len(load_json(replay)) == result.checks
 
 
 def test_a_run_gets_numbers_steps_and_culprits():

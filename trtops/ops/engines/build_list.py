@@ -48,10 +48,6 @@ class BuildListConfig(Record):
     attempts: int = 3
     settle_seconds: float = 0.0
 
-    def __post_init__(self) -> None:
-        if self.attempts < 1:
-            raise errors.ConfigError(f"attempts is {self.attempts}; expected 1 or more.")
-
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOutcome(Record):

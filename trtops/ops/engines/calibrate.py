@@ -8,14 +8,13 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.common import open_atomically
 from trtops.backend.onnx.model import Model
 from trtops.calibration.cache import CalibrationCache
-from trtops.calibration.data import FeedDigest, batches, samples_in
+from trtops.calibration.data import batches
 from trtops.calibration.histogram import DEFAULT_PERCENTILE, Algorithm, Histogram, check_algorithm
 from trtops.json import save_json
 from trtops.metadata import TensorMetadata
@@ -25,17 +24,14 @@ from trtops.ops.evaluation.feeds import open_feeds
 from trtops.ops.result import OnProgress, OpResult, finish_with, op_run
 from trtops.ops.steps import run_step
 from trtops.record import Record
-from trtops.spec import BuildConfig, Precision, TensorRTOptions
+from trtops.spec import BuildConfig, Precision
 from trtops.system.processes import temporary_prefix
 from trtops.tables import markdown_table
 from trtops.tracking import schema
 from trtops.tracking.base import Run, Tracker, Verdict
 from trtops.tracking.tables import log_table
 
-Calibrator: TypeAlias = Literal["onnxruntime", "tensorrt"]
-
 _EVALUATED_FEEDS = 32
-_TENSORRT_ALGORITHMS = {"entropy": "entropy2", "minmax": "minmax"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +41,7 @@ class CalibrateConfig(Record):
     Attributes:
         data: Where calibration data comes from (:func:`trtops.ops.evaluation.feeds.open_feeds`). Random data is
             refused, because its ranges are meaningless.
-        calibrator: What runs the model: ONNX Runtime on the CPU, or TensorRT with its own calibrator (up to 10.16).
-        algorithm: How ranges are chosen (:meth:`trtops.calibration.histogram.Histogram.choose`). TensorRT's calibrators
-            support ``entropy`` and ``minmax``.
+        algorithm: How ranges are chosen (:meth:`trtops.calibration.histogram.Histogram.choose`).
         percentile: For the algorithm of that name.
         batch: Samples per feed; None uses feeds as they come.
         samples: Maximum number of samples; None uses all.
@@ -60,7 +54,6 @@ class CalibrateConfig(Record):
     """
 
     data: str | None = None
-    calibrator: Calibrator = "onnxruntime"
     algorithm: Algorithm = "entropy"
     percentile: float = DEFAULT_PERCENTILE
     batch: int | None = None
@@ -74,11 +67,6 @@ class CalibrateConfig(Record):
 
     def __post_init__(self) -> None:
         check_algorithm(self.algorithm, self.percentile)
-        if self.calibrator == "tensorrt" and self.algorithm not in _TENSORRT_ALGORITHMS:
-            raise errors.ConfigError(
-                f"TensorRT's calibrators do not support {self.algorithm!r}. Use one of "
-                f"{', '.join(_TENSORRT_ALGORITHMS)}, or calibrator='onnxruntime': its cache builds on TensorRT as well."
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +154,7 @@ def calibrate(
         run.log_params(schema.flat_params(config))
         run.set_tags({schema.Tag.MODEL_SHA256: loaded.info.sha256})
         start = time.perf_counter()
-        given = None if data is None else _CountedFeeds(open_feeds(data, TensorMetadata.of(loaded.info.inputs)))
+        given = None if data is None else _KeptFeeds(open_feeds(data, TensorMetadata.of(loaded.info.inputs)))
         cache, histograms = run_step("collect ranges", _collect_ranges, loaded, config, given, run, progress)
         seconds = time.perf_counter() - start
         _log_cache(run, cache, histograms, config, seconds)
@@ -216,21 +204,16 @@ def calibrate(
         return result.kept_in(run, experiment)
 
 
-class _CountedFeeds:
-    """Counts and digests feeds as they are read, and keeps the first ones to evaluate engines with."""
+class _KeptFeeds:
+    """Feeds of which the first ones are kept, to evaluate engines with."""
 
     def __init__(self, feeds: Iterable[Feed]) -> None:
         self._feeds = feeds
-        self.digest = FeedDigest()
-        self.feeds = self.samples = 0
         self.first: list[Feed] = []
 
     def __iter__(self) -> Iterator[Feed]:
         self.first = []
         for feed in self._feeds:
-            self.digest.add(feed)
-            self.feeds += 1
-            self.samples += samples_in(feed)
             if len(self.first) < _EVALUATED_FEEDS:
                 self.first.append(feed)
             yield feed
@@ -239,14 +222,12 @@ class _CountedFeeds:
 def _collect_ranges(
     model: Model, config: CalibrateConfig, data: Iterable[Feed] | None, run: Run, progress: OnProgress | None
 ) -> tuple[CalibrationCache, Mapping[str, Histogram]]:
-    """Calibrate: the cache, and the histograms behind it (none from TensorRT's calibrators).
+    """Calibrate: the cache, and the histograms behind it.
 
     What was collected before the data failed is logged to the run.
     """
     inputs = TensorMetadata.of(model.info.inputs)
     feeds = batches(open_feeds(config.data if data is None else data, inputs), config.batch, config.samples)
-    if config.calibrator == "tensorrt":
-        return _collect_with_tensorrt(model, config, feeds), {}
     from trtops.backend.onnxrt.calibration import collect
 
     try:
@@ -270,31 +251,6 @@ def _collect_ranges(
     return collected.cache, collected.histograms
 
 
-def _collect_with_tensorrt(model: Model, config: CalibrateConfig, feeds: Iterable[Feed]) -> CalibrationCache:
-    """Let TensorRT calibrate during a build, and discard the engine."""
-    from trtops.backend.trt.building.backend import TensorRTBackend
-
-    backend = TensorRTBackend(calibration_algorithm=_TENSORRT_ALGORITHMS[config.algorithm])
-    options = config.build.options if isinstance(config.build.options, TensorRTOptions) else TensorRTOptions()
-    counted = _CountedFeeds(feeds)
-    # The number of feeds is limited above.
-    build_config = replace(config.build, precision="int8", options=options, calibration_samples=2**31 - 1)
-    build = backend.build(model, build_config, calibration_data=counted)
-    if build.calibration_cache is None:
-        raise errors.CalibrationError("TensorRT calibrated nothing; does the model have Q/DQ nodes already?")
-    if counted.samples < config.min_samples:
-        raise errors.CalibrationError(
-            f"The calibration data has {counted.samples} samples; expected {config.min_samples} or more."
-        )
-    return replace(
-        CalibrationCache.from_bytes(build.calibration_cache),
-        samples=counted.samples,
-        feeds=counted.feeds,
-        data_sha256=counted.digest.hexdigest(),
-        model_sha256=model.info.sha256,
-    )
-
-
 def _log_cache(
     run: Run, cache: CalibrationCache, histograms: Mapping[str, Histogram], config: CalibrateConfig, seconds: float
 ) -> None:
@@ -306,7 +262,7 @@ def _log_cache(
         ("tensor", "amax", "scale", "lowest", "highest", "clipped"),
         ((e.name, e.amax, e.scale, e.low, e.high, e.clipped) for e in cache.ranges),
     )
-    if config.pictures > 0 and histograms:
+    if config.pictures > 0:
         from trtops.calibration.picture import histogram_pages
 
         for number, page in enumerate(histogram_pages(cache, histograms, config.pictures)):

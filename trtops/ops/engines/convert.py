@@ -134,33 +134,31 @@ class ConvertResult(OpResult):
         found = self.evaluation.computed
         return self.precision.upper() if found is None else found.name
 
-    def row(self) -> dict[str, str]:
-        """The engine in one line of a table, by column."""
-        evaluation = self.evaluation
-        outputs = evaluation.report.outputs
-        errors_of_outputs = [output.statistics.max_abs for output in outputs if output.statistics is not None]
-        agreements = [share for output in outputs if (share := output.value(_TOP1)) is not None]
-        found = evaluation.computed
-        return {
-            "build": self.called,
-            "kernels in it": "-" if found is None or found.share is None else f"{found.share:.0%}",
-            "verdict": self.verdict,
-            "largest error": f"{max(errors_of_outputs, default=float('nan')):.3g}",
-            "top-1 agreement": f"{min(agreements):.2%}" if agreements else "-",
-            "accuracy": f"{evaluation.accuracy.actual:.2%}" if evaluation.accuracy else "-",
-            "p50": f"{evaluation.latency.p50_ms:.3f} ms" if evaluation.latency else "-",
-            "engine": size(self.engine_bytes),
-            "build time": "reused" if self.reused_from else f"{self.build_seconds:.2f} s",
-            "run": self.run_id[:8],
-        }
-
 
 _TOP1 = next(metric for metric in RECORDED if metric.name == "top1_agreement")
 
 
 def builds_table(results: Iterable[ConvertResult], write: Callable[..., str] = table) -> str:
     """One line per engine, in plain text unless another function writes the table."""
-    rows = [result.row() for result in results]
+    rows = []
+    for result in results:
+        evaluation, found = result.evaluation, result.evaluation.computed
+        outputs = evaluation.report.outputs
+        errors_of_outputs = [output.statistics.max_abs for output in outputs if output.statistics is not None]
+        agreements = [share for output in outputs if (share := output.value(_TOP1)) is not None]
+        row = {
+            "build": result.called,
+            "kernels in it": "-" if found is None or found.share is None else f"{found.share:.0%}",
+            "verdict": result.verdict,
+            "largest error": f"{max(errors_of_outputs, default=float('nan')):.3g}",
+            "top-1 agreement": f"{min(agreements):.2%}" if agreements else "-",
+            "accuracy": f"{evaluation.accuracy.actual:.2%}" if evaluation.accuracy else "-",
+            "p50": f"{evaluation.latency.p50_ms:.3f} ms" if evaluation.latency else "-",
+            "engine": size(result.engine_bytes),
+            "build time": "reused" if result.reused_from else f"{result.build_seconds:.2f} s",
+            "run": result.run_id[:8],
+        }
+        rows.append(row)
     return write(list(rows[0]), [list(row.values()) for row in rows])
 
 

@@ -1,22 +1,6 @@
 """Model lists: YAML files of models to build, how to build them, and when an engine is good enough.
 
-An example::
-
-defaults:                          # for all models, unless they say otherwise
-  precisions: [fp32, fp16]
-  tolerances:
-    fp16: {atol: 0.01, rtol: 0.01}
-  policy: {bad: report}
-
-models:
-  - model: resnet50.onnx           # relative to the list, or an absolute path
-    data: images/
-    labels: labels.npy
-    precisions: [fp16, int8]
-    calibration_data: calibration/
-  - model: detectors/*.onnx        # each file of a pattern
-    backends: [tensorrt]
-    tensorrt: {workspace_bytes: 2147483648}
+``models`` lists :class:`ListedModel`, and ``defaults`` has values for all of them; see ``docs/pages/howto/nightly.md``.
 """
 
 from __future__ import annotations

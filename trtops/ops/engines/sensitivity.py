@@ -56,10 +56,6 @@ class SensitivityConfig(Record):
     style: Style = "onnxruntime"
     keep: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        if not self.budget > 0:
-            raise errors.ConfigError(f"The error budget is {self.budget}; expected more than 0.")
-
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSensitivity(Record):
