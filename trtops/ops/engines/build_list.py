@@ -135,9 +135,6 @@ def build_list(
     ``experiment`` is that of the summary (the list's name by default); builds go to their models' experiments.
     ``convert_one`` makes one build; by default the convert op in this process. If nothing was to be built, no summary
     is logged.
-
-    Raises:
-        FormatError: If the list cannot be read.
     """
     config = BuildListConfig() if config is None else config
     listed = models if isinstance(models, ModelList) else read_model_list(models)

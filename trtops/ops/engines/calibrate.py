@@ -120,7 +120,10 @@ def calibrate(
     """Calibrate a model, build INT8 from the cache, evaluate it next to other precisions, and log everything to runs.
 
     Feeds are read once, one at a time. The cache is logged as our JSON and as TensorRT's text, with a table of the
-    ranges and pictures of the histograms.
+    ranges and pictures of the histograms. An INT8 engine that is not good enough is a result, not an error.
+
+    CalibrationError if the data is bad, missing or too little. What was collected before is logged as
+    ``caches/calibration.partial.json`` to the failed run, and is the error's ``partial``.
 
     Args:
         model: The ONNX file.
@@ -131,14 +134,6 @@ def calibrate(
         tags: Further tags of the run.
         parent: Id of a parent run.
         progress: Called after every feed with the number of samples.
-
-    Returns:
-        The result. An INT8 engine that is not good enough is a result, not an error.
-
-    Raises:
-        CalibrationError: If the data is bad, missing or too little. What was collected before is logged as
-            ``caches/calibration.partial.json`` to the failed run, and is the error's ``partial``.
-        ConfigError: If there is no source of data.
     """
     config = CalibrateConfig() if config is None else config
     path = Path(model)
@@ -205,7 +200,7 @@ def calibrate(
 
 
 class _KeptFeeds:
-    """Feeds of which the first ones are kept, to evaluate engines with."""
+    """Feeds; the first ones are kept to evaluate engines with."""
 
     def __init__(self, feeds: Iterable[Feed]) -> None:
         self._feeds = feeds

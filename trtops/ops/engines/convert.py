@@ -175,7 +175,8 @@ def convert(
     """Build an engine from an ONNX file, compare it with the model itself, and log everything to a run.
 
     An engine of the same spec from the same environment is not built twice: the earlier one is evaluated again, with
-    the current data and tolerances. A changed file at the same path is another model.
+    the current data and tolerances. A changed file at the same path is another model. A bad engine is a result, not an
+    error. If there can be no verdict, the run, if it was started, is marked failed with the error's message.
 
     Args:
         model: The ONNX file.
@@ -185,12 +186,6 @@ def convert(
         tags: Further tags of the run.
         parent: Id of a parent run.
         built: Called with the build, made now or read from the store, before it is evaluated or logged.
-
-    Returns:
-        The result. A bad engine is a result, not an error.
-
-    Raises:
-        TrtopsError: If there can be no verdict; the run, if it was started, is marked failed with the message.
     """
     config = ConvertConfig() if config is None else config
     path = Path(model)

@@ -44,15 +44,13 @@ class DenyResult(OpResult):
             return
         yield from (f"- `{choice.layer}`: `{choice.tactic}`" for choice in self.entry.choices)
         yield from (f"- setting `{name}`: `{value}`" for name, value in self.entry.settings)
-        if self.entry.evidence:
-            yield from ("", f"Confirmed by run `{self.entry.evidence}`.")
+        yield from ("", f"Confirmed by run `{self.entry.evidence}`.")
 
 
 def deny(proof_run: str, *, tracker: Tracker, tags: Mapping[str, str] | None = None) -> DenyResult:
     """Add the tactics that a proof confirmed to the deny-list of its device and release.
 
-    Raises:
-        ConfigError: If the run is not a proof, or it confirmed nothing.
+    ConfigError if the run is not a proof, or it confirmed nothing.
     """
     proof_run = run_id_of(proof_run)
     stored = tracker.load(proof_run)
@@ -82,11 +80,7 @@ def deny(proof_run: str, *, tracker: Tracker, tags: Mapping[str, str] | None = N
 
 
 def pardon(deny_run: str, *, tracker: Tracker, why: str) -> DenyResult:
-    """Remove an entry, also a damaged one, from the deny-list. It stays in the tracking store, with the reason.
-
-    Raises:
-        ConfigError: If the run is not an entry of the deny-list.
-    """
+    """Remove an entry, also a damaged one, from the deny-list. It stays in the tracking store, with the reason."""
     deny_run = run_id_of(deny_run)
     info = tracker.info(deny_run)
     if info.kind != "deny" or schema.Tag.PARDONED in info.tags:

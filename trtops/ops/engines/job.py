@@ -69,9 +69,7 @@ def read_cache_file(path: str | None, field_name: str) -> bytes | None:
 def read_timing_cache(asked: str | None, tracker: Tracker, environment: Environment) -> bytes | None:
     """A timing cache from a file, or from a run (``run:<id>``); None if the option is not given.
 
-    Raises:
-        ConfigError: If the file cannot be read, or the run has no timing cache.
-        TimingCacheError: If the run's cache is of another device or release.
+    TimingCacheError if the run's cache is of another device or release.
     """
     if asked is None or not asked.startswith("run:"):
         return read_cache_file(asked, "timing_cache")

@@ -177,10 +177,9 @@ class ModelList(Record):
 
 
 def read_model_list(path: str | Path) -> ModelList:
-    """Read a list. Missing files are not errors, because the other models can be built (:meth:`ModelList.problems`).
+    """Read a list; FormatError if it is not YAML, or has unknown keys or invalid values, with the line of each.
 
-    Raises:
-        FormatError: If it is not YAML, or has unknown keys or invalid values; with the line of each.
+    Missing files are not errors, because the other models can be built (:meth:`ModelList.problems`).
     """
     document = read_yaml(path)
     top = document.data if document.data is not None else {}

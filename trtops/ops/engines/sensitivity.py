@@ -116,6 +116,7 @@ def sensitivity(
     """Measure each layer's share of the INT8 error, and propose layers to keep in higher precision.
 
     The worst layers are kept until the budget is met, and then those that were not needed are quantized again.
+    CalibrationError if the cache does not fit, no layer can be quantized, or there is no data.
 
     Args:
         model: The ONNX file.
@@ -127,9 +128,6 @@ def sensitivity(
         tags: Further tags of the run.
         parent: Id of a parent run.
         progress: Called after every layer.
-
-    Raises:
-        CalibrationError: If the cache does not fit, no layer can be quantized, or there is no data.
     """
     config = SensitivityConfig() if config is None else config
     path = model_file(model)

@@ -68,11 +68,7 @@ class Document:
 
 
 def read_yaml(path: str | Path) -> Document:
-    """Read a YAML file of text, numbers, truth values, lists and mappings.
-
-    Raises:
-        FormatError: If the file cannot be read, is not YAML, or has other values; the message has the line.
-    """
+    """Read a YAML file of text, numbers, truth values, lists and mappings; FormatError with the line if it is bad."""
     import yaml  # type: ignore[import-untyped]
 
     try:

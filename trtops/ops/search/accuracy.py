@@ -246,11 +246,6 @@ def accuracy(
 
     ``actual`` is the side under test: how to build an engine, or what makes a runner (:class:`Emulated`). The model
     itself is taken to be right. ``feeds`` replace ``config.data``; ``file`` names a model in memory.
-
-    Raises:
-        ModelError: If the model cannot be used.
-        InputError: If the data does not fit it.
-        BackendError: If a side cannot be built or run.
     """
     started = time.perf_counter()
     config = AccuracyConfig() if config is None else config

@@ -82,10 +82,8 @@ class Search:
         """Take the answers of an earlier search of ``count`` items, and write all answers to a file after each test.
 
         ``depends_on`` is what the answers depend on, such as the model's digest, by name.
-
-        Raises:
-            ConfigError: If the replay does not exist, or is of another tool, model, check or data.
-            FormatError: If it is damaged.
+        ConfigError if the replay does not exist, or is of another tool, model, check or data; FormatError if it is
+        damaged.
         """
         self._save_replay, self._depends_on = save, dict(depends_on)
         for key, context in ({} if load is None else load_replay(load)).items():
@@ -118,8 +116,7 @@ class Search:
     def holds(self, items: Iterable[int]) -> bool:
         """Whether the test holds for a set; it is taken not to hold for the empty one.
 
-        Raises:
-            OutOfTestsError: If the answer is unknown and no more tests may run.
+        OutOfTestsError if the answer is unknown and no more tests may run.
         """
         each = frozenset(items)
         return bool(each) and self._answer(each)

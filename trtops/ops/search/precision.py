@@ -244,13 +244,7 @@ def precision(
     :class:`~trtops.ops.search.precision_engines.EngineWriter`, or one that builds ``candidate.rewritten.model``.
     ``evaluate`` says whether a candidate is good, instead of running and comparing it (:func:`checking_candidates` runs
     a command); then no data is generated. ``feeds`` replace ``config.data``; ``file`` names a model in memory.
-
-    Raises:
-        ModelError: If the model cannot be used.
-        ConfigError: If an excluded name matches nothing, the output is the model's own file, or the fastest model is
-            requested of ``evaluate``, which measures nothing.
-        InputError: If the data does not fit the model.
-        BackendError: If the model does not run in FP32.
+    ConfigError if an excluded name matches nothing, or the output is the model's own file.
     """
     config = PrecisionConfig() if config is None else config
     if config.fastest and evaluate is not None:

@@ -193,13 +193,8 @@ def reduce(
     ``check`` says whether a sub-model passes (:mod:`trtops.ops.evaluation.submodel`): a callable, a comparison as
     :func:`engine_check` makes it, or a :class:`~trtops.ops.evaluation.command.CommandCheck`. ``feeds`` replace
     ``config.data``; ``file`` names a model in memory. ``progress`` is called after each check.
-
-    Raises:
-        ModelError: If the model cannot be used, or a sub-model is too large.
-        InputError: If the data does not fit the model.
-        BackendError: If ONNX Runtime cannot compute the values of the model's tensors.
-        ConfigError: If the replay belongs to another search, or an output path is the model's own.
-        Exception: Any exception of the check on the whole model. On a part it counts as another failure.
+    ConfigError if the replay belongs to another search, or an output path is the model's own. Any exception of the
+    check on the whole model passes through; on a part it counts as another failure.
     """
     config = ReduceConfig() if config is None else config
     subject = Subject.of(model, file)

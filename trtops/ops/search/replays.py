@@ -27,12 +27,7 @@ Decoder.register(IterationContext)(
 
 
 def load_replay(path: str | Path) -> dict[str, IterationContext]:
-    """Read a replay.
-
-    Raises:
-        FormatError: If the file is not a replay.
-        ConfigError: If the file does not exist.
-    """
+    """Read a replay; FormatError if the file is not one, ConfigError if it does not exist."""
     try:
         replay = load_json(path, "debug replay")
     except FileNotFoundError:
