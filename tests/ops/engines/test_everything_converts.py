@@ -138,9 +138,7 @@ def test_what_cannot_be_fed_or_kept_says_so(tmp_path: Path):
     sequence = h.make_tensor_sequence_value_info("x", 1, None)
     cases = {
         "OptionalGetElement": proto([node("Optional", ["x"], ["o"])], [vi("x", 1, ["n", 4])], [optional]),
-        "make it inside the model": proto(
-            [node("ConcatFromSequence", ["x"], ["y"], axis=0)], [sequence], [vi("y", 1, None)]
-        ),
+        "make it inside": proto([node("ConcatFromSequence", ["x"], ["y"], axis=0)], [sequence], [vi("y", 1, None)]),
     }
     for advice, model in cases.items():
         onnx.save(model, tmp_path / "model.onnx")

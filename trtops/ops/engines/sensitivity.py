@@ -97,8 +97,6 @@ class SensitivityResult(OpResult):
             for each in self.layers[:_SHOWN]
         )
         yield from ("", markdown_table(_COLUMNS, rows))
-        if len(self.layers) > _SHOWN:
-            yield from ("", f"And {len(self.layers) - _SHOWN} layers with less.")
 
 
 def sensitivity(

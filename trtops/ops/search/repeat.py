@@ -31,8 +31,7 @@ class RepeatConfig(Record):
         artifacts: Files to move to ``good/`` or ``bad/`` below ``folder`` after each iteration, with time and iteration
             added to their names.
         folder: Where these folders are.
-        intermediate: The file that the command reads; removed at the end unless ``keep_intermediate``.
-        keep_intermediate: Keep that file.
+        intermediate: The file that the command reads, if it is to be removed at the end.
         info: File for the iteration's number, as JSON, for the command to read.
         show: Whose output is kept: that of ``all`` checks, of ``failing`` ones, or of ``none``.
         load_replay: A debug replay of trtops or Polygraphy, whose iterations are not run again.
@@ -43,7 +42,6 @@ class RepeatConfig(Record):
     artifacts: tuple[str, ...] = ()
     folder: str = "trtops_artifacts"
     intermediate: str | None = None
-    keep_intermediate: bool = False
     info: str | None = None
     show: Literal["all", "failing", "none"] = "failing"
     load_replay: str | None = None
@@ -122,7 +120,7 @@ def repeat(
 
 def remove_files(config: RepeatConfig) -> None:
     """Remove the files of a search that are not to be kept."""
-    if config.intermediate is not None and not config.keep_intermediate:
+    if config.intermediate is not None:
         for path in (config.intermediate, f"{config.intermediate}.data"):  # a large model's weights
             Path(path).unlink(missing_ok=True)
     if config.info is not None:
