@@ -41,6 +41,15 @@ def test_killed_writer_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_finished_files_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.copyfileobj", refuse)
+
+    with open_atomically(tmp_path / "file") as file:
+        file.write(b"content")
+
+    assert (tmp_path / "file").read_bytes() == b"content"
+
+
 @pytest.mark.parametrize("lacking", ["nothing", "files without names", "links to them"])
 def test_write_works_without_unnamed_files_and_links(tmp_path: Path, monkeypatch, lacking) -> None:
     if lacking == "files without names":

@@ -70,7 +70,8 @@ def _unnamed_file(part: Path) -> Iterator[tuple[IO[bytes], Callable[[], None]]]:
         if not file.closed:
             file.flush()
         try:
-            os.link(f"/proc/self/fd/{descriptor}", part, follow_symlinks=True)
+            # With a folder given, Python calls linkat(2), which follows the link in /proc; link(2) would not.
+            os.link(f"/proc/self/fd/{descriptor}", part, src_dir_fd=descriptor, follow_symlinks=True)
         except OSError:  # no /proc, or links are not permitted
             import shutil
 
