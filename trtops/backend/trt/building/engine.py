@@ -59,10 +59,7 @@ load_plugins = immediately(LoadPlugins)
 
 @dataclass(frozen=True)
 class LoadRuntime:
-    """Loads a lean runtime, a shared library, for version compatible engines.
-
-    Raises BackendUnavailableError if TensorRT cannot load it.
-    """
+    """Loads a lean runtime, a shared library; raises BackendUnavailableError if TensorRT cannot load it."""
 
     path: str | os.PathLike[str]
 
@@ -82,9 +79,8 @@ load_runtime = immediately(LoadRuntime)
 class EngineBytesFromNetwork:
     """Builds an engine and returns its plan as ``trt.IHostMemory``, a buffer in host memory.
 
-    Raises ConfigError if there is no builder and network. Raises EngineBuildError if TensorRT builds no engine; the
-    message has TensorRT's last errors. Raises CalibrationError if INT8 calibration fails. Raises TacticMismatchError if
-    a replay was not followed. Raises TimingCacheError if the timing cache to load is of another device or release.
+    Raises EngineBuildError with TensorRT's last errors, CalibrationError, TacticMismatchError if a replay was not
+    followed, or TimingCacheError if the timing cache to load is of another device or release.
     """
 
     network: ValueOrCallable[NetworkParts]  # a network's parts, or a callable that makes them
@@ -128,8 +124,7 @@ class EngineBytesFromNetwork:
 def build_plan(builder: Any, network: Any, config: Any, *, selector: Any = None) -> Any:
     """Build a network, and return the plan as ``trt.IHostMemory``; ``selector`` is the config's algorithm selector.
 
-    Raises EngineBuildError if TensorRT builds no engine; the message has TensorRT's last errors. Raises
-    CalibrationError if INT8 calibration fails. Raises TacticMismatchError if a replay was not followed.
+    Raises EngineBuildError with TensorRT's last errors; CalibrationError; TacticMismatchError.
     """
     from trtops.backend.trt.building.calibrator import check_calibration
     from trtops.backend.trt.choices.selector import check_replay
