@@ -103,26 +103,25 @@ def with_wrong_weight(proto: onnx.ModelProto, factor: float = 1.05) -> onnx.Mode
 
 def with_offset(proto: onnx.ModelProto, output: str, offset: float) -> onnx.ModelProto:
     """The model with a constant added to one output."""
+    changed = _renamed(proto, output)
+    changed.graph.initializer.append(numpy_helper.from_array(np.array(offset, np.float32), "offset"))
+    changed.graph.node.append(onnx.helper.make_node("Add", ["before", "offset"], [output], "add_offset"))
+    return changed
+
+
+def _renamed(proto: onnx.ModelProto, output: str) -> onnx.ModelProto:
+    """A copy of a model whose output is now an inner tensor called ``before``."""
     changed = onnx.ModelProto()
     changed.CopyFrom(proto)
     for node in changed.graph.node:
-        for index, name in enumerate(node.output):
-            if name == output:
-                node.output[index] = "before_offset"
-    changed.graph.initializer.append(numpy_helper.from_array(np.array(offset, np.float32), "offset"))
-    changed.graph.node.append(onnx.helper.make_node("Add", ["before_offset", "offset"], [output], "add_offset"))
+        node.output[:] = ["before" if name == output else name for name in node.output]
     return changed
 
 
 def with_ballast(proto: onnx.ModelProto, rows: int = 50_000) -> onnx.ModelProto:
     """The model with a large table whose zero row is added to an output: the same outputs, a larger engine."""
-    changed = onnx.ModelProto()
-    changed.CopyFrom(proto)
-    output = changed.graph.output[0].name
-    for node in changed.graph.node:
-        for index, name in enumerate(node.output):
-            if name == output:
-                node.output[index] = "before_ballast"
+    output = proto.graph.output[0].name
+    changed = _renamed(proto, output)
     table = models.random(rows, 1, seed=5)
     table[0] = 0
     arrays = {"table": table, "nothing": np.array(0, np.float32), "ballast_shape": np.array([1], np.int64)}
@@ -135,7 +134,7 @@ def with_ballast(proto: onnx.ModelProto, rows: int = 50_000) -> onnx.ModelProto:
             make("Cast", ["zero_float"], ["zero_index"], "ballast_cast", to=onnx.TensorProto.INT64),
             make("Reshape", ["zero_index", "ballast_shape"], ["index"], "ballast_reshape"),
             make("Gather", ["table", "index"], ["row"], "ballast_row"),
-            make("Add", ["before_ballast", "row"], [output], "ballast_add"),
+            make("Add", ["before", "row"], [output], "ballast_add"),
         ]
     )
     return changed

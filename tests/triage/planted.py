@@ -104,19 +104,12 @@ def feed_of(proto: onnx.ModelProto, seed: int = 9, rows: int = 4) -> Weights:
 
 @dataclass(frozen=True)
 class Planted:
-    """A fault in a model.
-
-    Attributes:
-        name: A name for it.
-        kinds: Kinds that triage may give.
-        places: Names; triage has to give one of them.
-        make: Makes the model and the config, given a folder.
-    """
+    """A fault in a model: triage has to give one of the kinds and one of the places."""
 
     name: str
     kinds: tuple[str, ...]
     places: tuple[str, ...]
-    make: Callable[[Path], tuple[onnx.ModelProto, TriageConfig]]
+    make: Callable[[Path], tuple[onnx.ModelProto, TriageConfig]]  # given a folder
 
     def write(self, folder: Path) -> tuple[Path, TriageConfig]:
         """Write the model and its inputs."""

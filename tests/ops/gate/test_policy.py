@@ -75,12 +75,13 @@ first: maybe
 
 
 def test_invalid_value_is_reported_with_its_line(tmp_path: Path) -> None:
-    with pytest.raises(errors.FormatError, match=r"gate\.yaml:2: .*atol is -1"):
-        read_policy(write(tmp_path, "accuracy:\n  tolerances: {atol: -1}\n"))
-    with pytest.raises(errors.FormatError, match=r"gate\.yaml:1: .*ratio"):
-        read_policy(write(tmp_path, "latency: {ratio: fast}\n"))
-    with pytest.raises(errors.FormatError, match="expected limits"):
-        read_policy(write(tmp_path, "- latency\n"))
+    for text, message in (
+        ("accuracy:\n  tolerances: {atol: -1}\n", r"gate\.yaml:2: .*atol is -1"),
+        ("latency: {ratio: fast}\n", r"gate\.yaml:1: .*ratio"),
+        ("- latency\n", "expected limits"),
+    ):
+        with pytest.raises(errors.FormatError, match=message):
+            read_policy(write(tmp_path, text))
 
 
 def test_partial_limits_keep_their_defaults(tmp_path: Path) -> None:

@@ -90,11 +90,8 @@ def test_differing_starts_are_counted_instead_of_rounds() -> None:
     assert estimate(apart, 1.05, 0.99).decision == "open"
 
 
-def test_equal_rounds_decide_at_once() -> None:
+def test_three_equal_starts_decide_and_two_do_not() -> None:
     assert estimate(((0.0,) * 8,) * 3, 1.05, 0.99).decision == "below"
     assert estimate(((0.1,) * 8,) * 3, 1.05, 0.99).decision == "above"
-
-
-def test_two_starts_decide_nothing() -> None:
     assert estimate(((0.3,) * 8,) * 2, 1.05, 0.99).decision == "open"
     assert estimate(((0.3,) * 8, (0.0,) * 8, (0.001,) * 8), 1.05, 0.99).decision == "open"

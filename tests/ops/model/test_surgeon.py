@@ -114,7 +114,7 @@ def test_insert_refuses_cycles_and_unknown_tensors() -> None:
     assert known == sorted(known) and len(known) > 5
 
 
-def test_pruning_keeps_the_two_largest_of_four() -> None:
+def test_pruning_keeps_two_of_four_like_polygraphy() -> None:
     kernel = models.random(8, 8, 3, 3)
     matrix = models.random(8, 6)
     proto = models.model(
@@ -131,8 +131,6 @@ def test_pruning_keeps_the_two_largest_of_four() -> None:
     groups = np.sort(np.abs(matrix.T.reshape(6, 2, 4)), axis=2)[:, :, 2:]
     np.testing.assert_array_equal(np.sort(np.abs(kept["m"].T.reshape(6, 2, 4)), axis=2)[:, :, 2:], groups)
 
-
-def test_pruning_equals_polygraphys_result() -> None:
     from polygraphy.tools.sparse import SparsityPruner
 
     proto = models.conv_net().proto

@@ -34,26 +34,17 @@ _NOISE_RUNS = 3  # of the logged engine
 
 @dataclass(frozen=True)
 class Logged:
-    """A logged build, and everything needed to rebuild it.
+    """A logged build, and everything needed to rebuild it."""
 
-    Attributes:
-        build: The build; without the engine's bytes if these are damaged.
-        caches: Caches that the builder was given.
-        check: The data it runs on, and how it is evaluated.
-        recorded: The logged evaluation; None without one.
-        state: The logged state of the device.
-        missing: What was not logged, and what is used instead.
-    """
-
-    build: Build
+    build: Build  # without the engine's bytes if these are damaged or dropped
     engine_sha256: str
     model: Model
     caches: Caches
     check: CheckConfig
     tolerances: Tolerances
     recorded: Evaluation | None
-    state: Mapping[str, str]
-    missing: tuple[str, ...]
+    state: Mapping[str, str]  # of the device, as logged
+    missing: tuple[str, ...]  # files that were not logged, and what is used instead
 
 
 class MaterialFolder:
@@ -276,16 +267,11 @@ def _grade_build(way: WayName, logged: Logged, new: Build, backend: IsolatedBack
 
 @dataclass(frozen=True)
 class Outputs:
-    """Outputs of a new engine compared with those of the logged engine, or with golden outputs if that does not run.
-
-    Attributes:
-        why_not: Why the logged engine does not run here; empty if it does.
-        noise: Largest difference between runs of the logged engine, by output.
-    """
+    """Outputs of a new engine compared with those of the logged engine, or with golden outputs if that does not run."""
 
     report: ComparisonReport
-    why_not: str = ""
-    noise: Mapping[str, float] = field(default_factory=dict)
+    why_not: str = ""  # why the logged engine does not run here
+    noise: Mapping[str, float] = field(default_factory=dict)  # largest differences between runs of the logged engine
 
 
 def _run_in_child(

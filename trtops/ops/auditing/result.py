@@ -63,31 +63,21 @@ class Rebuild(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class RunAudit(Record):
-    """The audit of one run.
-
-    Attributes:
-        whole: True if it has a manifest that every file matches.
-        files: Number of files that match.
-        signature: Id of the key that signed it; empty if it was not verified.
-        grade: The best grade of its rebuilds; None if it was not rebuilt, or is not a build.
-        differences: Differences between the environments.
-        explanation: Why it cannot be rebuilt.
-        missing: Files that were not logged, and what was used instead.
-    """
+    """The audit of one run."""
 
     id: str
     name: str = ""
     experiment: str = ""
     kind: str = ""
-    whole: bool = True
-    files: int = 0
+    whole: bool = True  # it has a manifest that every file matches
+    files: int = 0  # that match
     contradictions: tuple[Contradiction, ...] = ()
-    signature: str = ""
-    grade: Grade | None = None
+    signature: str = ""  # id of the key that signed it
+    grade: Grade | None = None  # the best of its rebuilds; None if it was not rebuilt
     rebuilds: tuple[Rebuild, ...] = ()
-    differences: tuple[Difference, ...] = ()
-    explanation: str = ""
-    missing: tuple[str, ...] = ()
+    differences: tuple[Difference, ...] = ()  # between the environments
+    explanation: str = ""  # why it cannot be rebuilt
+    missing: tuple[str, ...] = ()  # files that were not logged, and what was used instead
 
     def passes(self, least: AtLeast) -> bool:
         """True if there are no contradictions and the grade, if any, is good enough."""

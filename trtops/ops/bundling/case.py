@@ -31,35 +31,21 @@ _FLAGS = {"fp16": "FP16", "bf16": "BF16", "fp8": "FP8", "int8": "INT8"}
 
 @dataclass(frozen=True)
 class Case:
-    """What the script of a bundle runs and checks.
-
-    Attributes:
-        name: A name for people.
-        model: The model as the back end gets it.
-        feeds: Inputs of each iteration.
-        golden: Expected outputs of each iteration.
-        verdict: The verdict to reproduce.
-        settings: Settings of the back end, as JSON values.
-        peaks: Outputs with largest magnitudes, and the values from which on they are too large.
-    """
+    """What the script of a bundle runs and checks."""
 
     name: str
     backend: str
-    model: onnx.ModelProto = field(repr=False)
+    model: onnx.ModelProto = field(repr=False)  # as the back end gets it
     feeds: Sequence[Feed] = field(repr=False)
     golden: Sequence[Mapping[str, Any]] = field(repr=False)
     tolerances: Tolerances
-    verdict: Verdict
-    settings: Mapping[str, JSONValue]
-    peaks: Mapping[str, float] = field(default_factory=dict)
+    verdict: Verdict  # to reproduce
+    settings: Mapping[str, JSONValue]  # of the back end
+    peaks: Mapping[str, float] = field(default_factory=dict)  # the values from which on outputs are too large
     reasons: tuple[str, ...] = ()
 
     def manifest(self) -> dict[str, JSONValue]:
-        """The content of ``case.json``.
-
-        Raises:
-            ReproductionError: If a tolerance needs more than the script can compute.
-        """
+        """The content of ``case.json``."""
         rules: dict[str, Any] = {}
         for name in self.golden[0]:
             tolerances = self.tolerances.of(name)
@@ -90,12 +76,7 @@ class Case:
 
 
 def case_of(logged: Logged, name: str, verdict: Verdict) -> Case:
-    """The case of a logged build, with the name and the verdict of its run.
-
-    Raises:
-        ReproductionError: If the verdict depends on something that a script cannot show.
-        TrtopsError: If data or model cannot be read.
-    """
+    """The case of a logged build, with the name and the verdict of its run."""
     model, recorded = logged.model, logged.recorded
     feeds = [{n: np.asarray(a) for n, a in feed.items()} for feed in logged.check.open_for(model)]
     case = Case(

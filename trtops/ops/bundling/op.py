@@ -71,21 +71,15 @@ class BundleConfig(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class BundleResult(OpResult):
-    """A bundle, with the verdict that it reproduces and the names of its members.
-
-    Attributes:
-        sha256: Digest of the zip file; equal cases give equal digests.
-        printed: Output of its script when it was tried here; empty if the back end is not installed here.
-        missing: What the run did not log, and what is used instead.
-    """
+    """A bundle, with the verdict that it reproduces and the names of its members."""
 
     repeats: Verdict
     path: str
-    sha256: str
+    sha256: str  # of the zip file; equal cases give equal digests
     size: int
     files: tuple[str, ...]
-    printed: str = ""
-    missing: tuple[str, ...] = ()
+    printed: str = ""  # by its script when it was tried; empty if the back end is not installed here
+    missing: tuple[str, ...] = ()  # from the run, and what is used instead
 
     @property
     def verdict(self) -> Verdict:
@@ -115,11 +109,8 @@ def bundle(run: str, config: BundleConfig | None = None, *, tracker: Tracker) ->
         tracker: The tracking store, which is only read.
 
     Raises:
-        RunNotFoundError: If there is no such run.
-        IncompleteRunError: If the run is incomplete or holds no build.
         ReproductionError: If the script does not reproduce the verdict; nothing is written.
         ConfigError: If the run names a script that is not allowed.
-        OSError: If the zip cannot be written.
     """
     config = BundleConfig() if config is None else config
     info = tracker.info(run_id_of(run))
@@ -154,7 +145,6 @@ def _extra_files(logged: Logged) -> dict[str, bytes]:
     files: dict[str, bytes | None] = {
         "spec.json": build.spec.to_json().encode("utf-8"),
         "tactics.json": build.tactics.to_json().encode("utf-8"),
-        "layers.json": json.dumps([layer.to_dict() for layer in build.layers], indent=1).encode("utf-8"),
         "caches/timing.cache": timing,
         "caches/calibration.cache": build.calibration_cache,
         "build.log": build.log.encode("utf-8"),
@@ -166,15 +156,8 @@ def _extra_files(logged: Logged) -> dict[str, bytes]:
 def _failed_case(
     info: RunInfo, tracker: Tracker, folder: MaterialFolder
 ) -> tuple[Case, Environment, dict[str, bytes], tuple[str, ...]]:
-    """The case of a failed build, its environment, further files, and what is missing.
-
-    Such a run has no manifest, so its files are read as they are; the model is checked by its digest.
-
-    Raises:
-        ReproductionError: If the run ended before it began to build.
-        ConfigError: If the model is missing.
-        FormatError: If a file is damaged.
-    """
+    """The case of a failed build, its environment, further files, and what is missing."""
+    # Such a run has no manifest, so its files are read as they are; the model is checked by its digest.
     spec_bytes = tracker.peek(info.id, schema.Artifact.SPEC)
     environment_bytes = tracker.peek(info.id, schema.Artifact.ENVIRONMENT)
     try:
@@ -190,14 +173,13 @@ def _failed_case(
     model = _failed_model(info, tracker, folder, spec.model_sha256)
     missing: tuple[str, ...] = ()
 
-    def logged(name: str) -> bytes | None:
-        material = materials.of(name)
-        return tracker.peek(info.id, material.path) if material is not None and material.path else None
-
-    kept = logged("data")
+    data, ranges = (
+        tracker.peek(info.id, material.path) if material is not None and material.path else None
+        for material in map(materials.of, ("data", "calibration_cache"))
+    )
     source: Iterable[Feed]
-    if check.data is not None and kept is not None:
-        source = from_json(kept)
+    if check.data is not None and data is not None:
+        source = from_json(data)
     else:
         missing = () if check.data is None else (f"data {check.data!r}: random data is used",)
         source = replace(check, data=None).open_for(model)
@@ -218,7 +200,6 @@ def _failed_case(
         settings={},
         reasons=(why,) if why else (),
     )
-    ranges = logged("calibration_cache")
     extra = {"spec.json": spec_bytes, **({"caches/calibration.cache": ranges} if ranges is not None else {})}
     environment = Environment.from_json(environment_bytes)
     return engine_case(case, spec.config, (), ranges), environment, extra, missing
@@ -247,9 +228,7 @@ def write_bundle(
 ) -> BundleResult:
     """Try the script of a case, and write its bundle to ``config.output``, with ``extra`` members by path.
 
-    Raises:
-        ReproductionError: If the script does not reproduce the verdict; nothing is written.
-        OSError: If the zip cannot be written.
+    Raises ``ReproductionError``, and writes nothing, if the script does not reproduce the verdict.
     """
     assert config.output is not None
     versions = {**dict(environment.packages), case.backend: environment.backend_version}

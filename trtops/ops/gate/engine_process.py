@@ -131,11 +131,8 @@ def _open_engine(engine: Engine, feeds: str) -> float:
 
 def _save_outputs(path: str) -> None:
     runner, feeds = _opened()
-    results = []
-    for feed in feeds:
-        outputs = {name: np.array(array) for name, array in runner.infer(feed).items()}
-        results.append(IterationResult(outputs, runtime=runner.last_inference_time(), runner_name="engine"))
-    RunResults([("engine", results)]).save(path)
+    outputs = [{name: np.array(array) for name, array in runner.infer(feed).items()} for feed in feeds]
+    RunResults([("engine", [IterationResult(each) for each in outputs])]).save(path)
 
 
 def _time_inferences(count: int) -> list[float]:

@@ -14,12 +14,12 @@ from trtops.ops.gate.noise_widths import OutputWidth
 from trtops.ops.gate.policy import AccuracyLimit, GrowthLimit, LatencyLimit, Policy
 from trtops.ops.gate.ratio import estimate
 from trtops.record import Record
-from trtops.spec import Environment, Layer, Precision
+from trtops.spec import Environment, Precision
 from trtops.tables import size
 
 Subject: TypeAlias = Literal[
     "release", "device", "build", "accepted", "reference", "accepted outputs", "accuracy", "latency", "size",
-    "build time", "precision", "tactics", "model", "gate",
+    "build time", "precision", "model", "gate",
 ]  # fmt: skip
 FindingOutcome: TypeAlias = Literal["pass", "refuse", "error", "open", "note"]
 Decision: TypeAlias = Literal["accept", "refuse", "measure more", "error"]
@@ -27,41 +27,27 @@ Decision: TypeAlias = Literal["accept", "refuse", "measure more", "error"]
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts(Record):
-    """Facts about one engine.
-
-    Attributes:
-        run_id: The run that holds it.
-        precision: The requested precision.
-        kernels: Number of kernels by the precision that they compute in.
-    """
+    """Facts about one engine, and the run that holds it."""
 
     run_id: str
     environment: Environment
     model_sha256: str
-    precision: Precision
+    precision: Precision  # as requested
     engine_bytes: int
     build_seconds: float
-    kernels: tuple[tuple[str, int], ...]
-    layers: tuple[Layer, ...]
+    kernels: tuple[tuple[str, int], ...]  # by the precision that they compute in
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured(Record):
-    """All that was measured of one candidate. What needs an accepted engine is None or empty without one.
-
-    Attributes:
-        reference: The candidate's outputs compared with the reference, under the policy's tolerances.
-        agreement: The candidate's outputs compared with the accepted ones.
-        widths: Noise and distance of each output.
-        candidate_top1: Accuracy on labelled data, if there are labels.
-    """
+    """All that was measured of one candidate. What needs an accepted engine is None or empty without one."""
 
     candidate: EngineFacts
     accepted: EngineFacts | None = None
-    reference: ComparisonReport
-    agreement: ComparisonReport | None = None
+    reference: ComparisonReport  # of the candidate's outputs with the golden ones
+    agreement: ComparisonReport | None = None  # of the candidate's outputs with the accepted ones
     widths: tuple[OutputWidth, ...] = ()
-    candidate_top1: Accuracy | None = None
+    candidate_top1: Accuracy | None = None  # on labelled data
     accepted_top1: Accuracy | None = None
     rounds: Rounds | None = None
 
@@ -77,7 +63,7 @@ class Finding(Record):
 
     @property
     def line(self) -> str:
-        """Subject and text in one line."""
+        """Subject and text."""
         return f"{self.subject}{f' of `{self.output}`' if self.output else ''}: {self.text}"
 
 
@@ -116,16 +102,6 @@ def evaluate_measured(measured: Measured, policy: Policy) -> tuple[Finding, ...]
         found.append(_growth_finding("build time", limits.build_time, *seconds, lambda value: f"{value:.2f} s"))
     if limits.precision_share is not None:
         found.append(_precision_finding(candidate, accepted, limits.precision_share))
-    # Builds usually differ in tactics, so this is information only.
-    old = {layer.name: layer for layer in accepted.layers}
-    shared = [(old[layer.name], layer) for layer in candidate.layers if layer.name in old]
-    tactics = [f"{b.name}: {b.tactic} -> {a.tactic}" for b, a in shared if b.tactic != a.tactic]
-    if tactics or len(candidate.layers) != len(accepted.layers):
-        text = (
-            f"{len(tactics)} of {len(shared)} common layers have another tactic; {len(candidate.layers)} layers, "
-            f"{len(accepted.layers)} before; {', '.join(tactics[:5])}"
-        )
-        found.append(Finding("tactics", "note", text))
     return tuple(found)
 
 

@@ -46,17 +46,12 @@ class MatrixResult(OpResult):
     def rows(self) -> Iterable[tuple[str | float | None, ...]]:
         """Rows of the table."""
         for cell in self.cells:
-            metrics = cell.metrics()
+            metrics, family = cell.metrics(), schema.Metric.GATE
+            widths = max((value for name, value in metrics.items() if name[1] == "widths"), default=None)
             yield (
-                Path(cell.subject).stem,
-                cell.precision,
-                cell.release,
-                cell.decision,
-                metrics.get((schema.Metric.GATE, "latency_ratio")),
-                max((value for name, value in metrics.items() if name[1] == "widths"), default=None),
-                metrics.get((schema.Metric.GATE, "size_ratio")),
-                cell.seconds,
-                cell.run_id,
+                *(Path(cell.subject).stem, cell.precision, cell.release, cell.decision),
+                *(metrics.get((family, "latency_ratio")), widths, metrics.get((family, "size_ratio"))),
+                *(cell.seconds, cell.run_id),
             )
 
     def sections(self) -> Iterable[Section]:
@@ -95,13 +90,6 @@ def gate_all(
         experiment: Experiment to log to; by default the name of the model, or ``gate`` for several combinations.
         tags: Further tags of all runs.
         progress: Called after each combination.
-
-    Returns:
-        The result of a single combination, or those of several. Of several, an unreadable model only ends its own
-        combinations.
-
-    Raises:
-        ConfigError: If two releases have the same name, or the candidate of the config is to be several.
     """
     config = GateConfig() if config is None else config
     releases = tuple(releases) or (config.release,)
@@ -127,7 +115,7 @@ def gate_all(
             where = {"tracker": tracker, "experiment": experiment, "tags": tags, "parent": run.id}
             try:
                 result = run_step(name, gate, model, own, **where)  # type: ignore[arg-type]
-            except errors.TrtopsError as exc:
+            except errors.TrtopsError as exc:  # an unreadable model only ends its own combinations
                 result = GateResult(
                     title=name,
                     subject=str(model),

@@ -59,17 +59,11 @@ def _refused_for(subject: Subject, *further: type[errors.TrtopsError]) -> Iterat
 
 
 class Measurement:
-    """The measurement of one candidate.
-
-    Attributes:
-        build: The candidate, once it is built or loaded.
-        holder: Id of the run that holds it: the gate's own if it is built now.
-    """
+    """The measurement of one candidate."""
 
     def __init__(self, model: Model, config: GateConfig, run: Run, tracker: Tracker) -> None:
-        """Nothing is done before :meth:`measure`."""
-        self.build: Build | None = None
-        self.holder = ""
+        self.build: Build | None = None  # once it is built or loaded
+        self.holder = ""  # id of the run that holds it: the gate's own if it is built now
         self._model = model
         self._config = config
         self._run = run
@@ -77,11 +71,7 @@ class Measurement:
         self._limits = config.policy.of(config.build.precision)
 
     def measure(self) -> Measured:
-        """Build, run, compare and time.
-
-        Raises:
-            RefusedError: If the candidate or the accepted engine cannot be built, loaded or run.
-        """
+        """Build, run, compare and time; raises ``RefusedError`` if an engine cannot be built, loaded or run."""
         config, model = self._config, self._model
         precision = config.build.precision
         feeds = list(config.check.open_for(model))
@@ -181,10 +171,9 @@ class Measurement:
         return build, accepted
 
     def _accepted_run(self, environment: Environment) -> RunInfo | None:
-        """The run of the engine to compare with; None if no engine was accepted.
+        """The run of the accepted engine for the same kind of device and the same precision, or None.
 
-        The kind of device and the precision must be the same. An engine of the same model is preferred, then one of
-        the same release, then the newest.
+        An engine of the same model is preferred, then one of the same release, then the newest.
         """
         config, tracker = self._config, self._tracker
         if config.accepted is not None:
@@ -237,5 +226,4 @@ def _facts(run_id: str, build: Build) -> EngineFacts:
         engine_bytes=len(build.engine.plan),
         build_seconds=build.seconds,
         kernels=check_precision(build).kernels,
-        layers=tuple(build.layers),
     )

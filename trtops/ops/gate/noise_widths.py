@@ -23,17 +23,12 @@ from trtops.spec import Precision
 
 @dataclass(frozen=True, kw_only=True)
 class OutputWidth(Record):
-    """Noise of one output, and the distance of the candidate; root mean squares in the unit of the output.
-
-    Attributes:
-        error: Difference between candidate and reference.
-        distance: Difference between candidate and accepted engine; infinite if either has NaN or infinite values.
-    """
+    """Noise of one output, and the distance of the candidate; root mean squares in the unit of the output."""
 
     name: str
     width: float
-    error: float
-    distance: float
+    error: float  # between candidate and golden outputs
+    distance: float  # between candidate and accepted engine; infinite if either has NaN or infinite values
 
     @property
     def distance_widths(self) -> float:
@@ -54,14 +49,8 @@ def measure_widths(
 ) -> tuple[OutputWidth, ...]:
     """Noise widths of all numeric outputs that have the same shape in all results.
 
-    Args:
-        candidate: Outputs of the candidate.
-        accepted: Outputs of the accepted engine in two runs.
-        golden: Expected outputs of the candidate.
-        reference: Outputs of the candidate's reference, and those with moved weights and inputs, if it can be moved.
-        precision: Precision of the candidate.
-        same_model: Whether the accepted engine was built from the same model. The error of one from another model is
-            unknown; it counts as accurate as the candidate.
+    ``accepted`` has the outputs of two runs. ``reference`` has the outputs of the candidate's model, and those with
+    moved weights and inputs, if it can be moved.
     """
     plain, moved = reference
     found = []
@@ -74,6 +63,7 @@ def measure_widths(
         mine, theirs, repeated, expected, unmoved, shifted = (np.asarray(column) for column in columns)
         rounding = root_mean_square(shifted - unmoved)
         error = root_mean_square(mine - expected)
+        # The error of an engine from another model is unknown; it counts as accurate as the candidate.
         accepted_error = root_mean_square(theirs - expected) if same_model else error
         run_to_run = root_mean_square(repeated - theirs) / math.sqrt(2)
         width = math.sqrt(rounding**2 + accepted_error**2 + run_to_run**2)

@@ -75,7 +75,8 @@ def gate(
 ) -> GateResult:
     """Build a candidate, compare it with the accepted engine, and decide by a policy.
 
-    Both engines run in their own processes, each with its own release, on the same device.
+    Both engines run in their own processes, each with its own release, on the same device. A release that cannot be
+    installed, a missing device, a failed build and an engine that does not run are refusals.
 
     Args:
         model: ONNX file of the candidate.
@@ -84,13 +85,6 @@ def gate(
         experiment: Experiment to log to; the name of the model file without its suffix if None.
         tags: Further tags of the run.
         parent: Id of a parent run.
-
-    Returns:
-        The decision and its reasons. A release that cannot be installed, a missing device, a failed build and an
-        engine that does not run are refusals.
-
-    Raises:
-        TrtopsError: If model, data or config cannot be used, or the tracking store is unavailable.
     """
     config = GateConfig() if config is None else config
     begin = time.perf_counter()

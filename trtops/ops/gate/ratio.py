@@ -29,17 +29,13 @@ _STARTS_DIFFER = 0.1  # p-value of the F-test below which starts are counted ins
 
 @dataclass(frozen=True, kw_only=True)
 class RatioEstimate(Record):
-    """A ratio of latencies with its interval at this look (infinite if unknown), compared with a limit.
-
-    Attributes:
-        decision: ``below`` or ``above`` if the whole interval is on that side of the limit; ``open`` otherwise.
-    """
+    """A ratio of latencies with its interval at this look (infinite if unknown), compared with a limit."""
 
     ratio: float
     low: float
     high: float
     rounds: int
-    decision: Literal["below", "above", "open"]
+    decision: Literal["below", "above", "open"]  # of the whole interval
 
 
 def estimate(starts: Starts, limit: float, confidence: float) -> RatioEstimate:

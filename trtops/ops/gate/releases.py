@@ -27,15 +27,11 @@ _COMPLETE = ".trtops-complete"
 
 @dataclass(frozen=True, kw_only=True)
 class Release(Record):
-    """A release of a back end, installed in a Python environment.
-
-    Attributes:
-        name: Name in tables.
-        path: A file of pinned packages for pip's ``-c`` (.txt), from which the environment is created; or the folder or
-            the interpreter of an existing environment. Empty for the environment of this process.
-    """
+    """A release of a back end, installed in a Python environment."""
 
     name: str
+    # A file of pinned packages for pip's -c (.txt), from which the environment is created; or the folder or the
+    # interpreter of an existing environment. Empty for the environment of this process.
     path: str = ""
 
     @classmethod
@@ -52,10 +48,6 @@ def interpreter_of(release: Release, backend: BackendName) -> str | None:
     """The interpreter of a release, whose environment is created if missing; None for this process' own.
 
     Environments are stored in the folder ``environments`` next to the runs, one per content of a constraints file.
-
-    Raises:
-        ConfigError: If the constraints file or the environment does not exist.
-        BackendUnavailableError: If the release cannot be installed; the message contains pip's reason.
     """
     if not release.path:
         return None

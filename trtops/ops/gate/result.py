@@ -27,23 +27,16 @@ DECIDED: dict[Decision, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class GateResult(OpResult):
-    """The decision on a candidate.
-
-    Attributes:
-        findings: All checks.
-        measured: The numbers; None if the candidate could not be built or run.
-        holder: Id of the run that holds the candidate's engine; empty without one.
-        alias: Its alias; empty unless it was registered, and so is ``version``.
-    """
+    """The decision on a candidate."""
 
     title: str = "gate"
     findings: tuple[Finding, ...]
     policy: Policy
     precision: Precision
     release: str
-    measured: Measured | None = None
-    holder: str = ""
-    alias: str = ""
+    measured: Measured | None = None  # None if the candidate could not be built or run
+    holder: str = ""  # id of the run that holds the engine
+    alias: str = ""  # empty unless it was registered, as is the version
     version: str = ""
     seconds: float = 0.0
 

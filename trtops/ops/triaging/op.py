@@ -31,14 +31,11 @@ _ANY = "*"
 
 
 class Question(NamedTuple):
-    """One question of the table: what it asks, and the function that answers it in a given run.
-
-    ``then`` has the next question by answer, or under ``*`` for all others. Without one, triage ends.
-    """
+    """One question of the table."""
 
     asks: str
-    ask: Callable[[Subject, str], Answer]
-    then: Mapping[str, str]
+    ask: Callable[[Subject, str], Answer]  # answers it, in a run below the one with this id
+    then: Mapping[str, str]  # the next question by answer, or under ``*`` for all others; without one, triage ends
 
 
 # The order rules out cheap causes first: no verdict on bad data or a broken model is valid, and an engine that is only
@@ -104,12 +101,6 @@ def triage(
         experiment: Experiment to log to; the model file's name without its ending by default.
         tags: Further tags of all runs.
         progress: Called before each question, and again with its answer.
-
-    Returns:
-        All questions with their answers. A fault that was found is a result, not an error.
-
-    Raises:
-        TrtopsError: Any error that prevents an answer; earlier answers are kept.
     """
     store: Tracker = MemoryTracker() if tracker is None else tracker
     config = TriageConfig() if config is None else config

@@ -57,34 +57,19 @@ class TriageConfig(Record):
 
 @dataclass(frozen=True)
 class Answer(Record):
-    """The answer to one question.
+    """The answer to one question."""
 
-    Attributes:
-        answer: The answer in a few words, which selects the next question.
-        evidence: What it rests on, one sentence each.
-        kind: The kind of fault, if the answer gives one.
-        places: Where the fault is, the most certain first: names of nodes, tensors, weights, inputs, tactics.
-        remedy: What corrects it, as a command or in words.
-        builds: Engines built.
-    """
-
-    answer: str
-    evidence: tuple[str, ...] = ()
-    kind: Kind | None = None
-    places: tuple[str, ...] = ()
-    remedy: str = ""
+    answer: str  # selects the next question
+    evidence: tuple[str, ...] = ()  # one sentence each
+    kind: Kind | None = None  # of fault, if the answer gives one
+    places: tuple[str, ...] = ()  # the most certain first: names of nodes, tensors, weights, inputs, tactics
+    remedy: str = ""  # a command, or in words
     builds: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step(Answer):
-    """One question with its answer; before the answer is known, that is empty.
-
-    Attributes:
-        question: The question's name.
-        asks: The question.
-        run_id: Its run, above the runs of what was done to answer it.
-    """
+    """One question, by its name and in words, with its answer, which is empty before it is known."""
 
     question: str
     asks: str
@@ -94,21 +79,13 @@ class Step(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class TriageResult(OpResult):
-    """Where a bad engine goes wrong, and why.
+    """Where a bad engine goes wrong, and why."""
 
-    Attributes:
-        verdict: ``good`` if nothing is wrong; ``bad`` if a fault was found; ``error`` if time ran out.
-        steps: The questions in order.
-        next_question: The next question, if time ran out; empty otherwise.
-        minimal: The smallest failing case, a file or an artifact of the run; empty if missing.
-        bundle: Its bundle, likewise.
-    """
-
-    verdict: Verdict
+    verdict: Verdict  # ``error`` if time ran out
     steps: tuple[Step, ...]
-    next_question: str = ""
-    minimal: str = ""
-    bundle: str = ""
+    next_question: str = ""  # if time ran out
+    minimal: str = ""  # the smallest failing case, a file or an artifact of the run
+    bundle: str = ""  # its bundle, likewise
 
     @property
     def kind(self) -> Kind:
