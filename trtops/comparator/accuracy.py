@@ -84,11 +84,7 @@ class AccuracyResult(UserDict[RunnerPair, list[dict[str, Match]]]):
         return next((m.metric_fields() for _, m in self._all_matches() if not isinstance(m, bool)), [])
 
     def matches_by_output(self, runner_pair: RunnerPair) -> dict[str, list[Match]]:
-        """The matches of each output: of every iteration, or their mean if ``aggregation`` is ``average``.
-
-        Raises:
-            ComparisonError: See :meth:`average_results`.
-        """
+        """The matches of each output: of every iteration, or their mean if ``aggregation`` is ``average``."""
         if self.aggregation == "average":
             return {name: [match] for name, match in self.average_results(runner_pair).items()}
         found: dict[str, list[Match]] = {}
@@ -124,12 +120,8 @@ class AccuracyResult(UserDict[RunnerPair, list[dict[str, Match]]]):
     def reevaluate(self, thresholds: Thresholds, aggregation: Aggregation | None = None) -> AccuracyResult:
         """Re-evaluate the stored numbers by other thresholds, in place, and return the result itself.
 
-        Args:
-            thresholds: One for all outputs, or by output with ``""`` for the others.
-            aggregation: How to evaluate from now on; unchanged by default.
-
-        Raises:
-            ComparisonError: If an output has no threshold, or no numbers for it.
+        ``thresholds`` are one for all outputs, or by output with ``""`` for the others; ``aggregation`` stays unless it
+        is given. ComparisonError if an output has no threshold, or no numbers for it; nothing is changed then.
         """
         changes: list[tuple[CompareResult, Threshold]] = []
         for name, match in self._all_matches():
@@ -212,13 +204,8 @@ class AccuracyResults(SavedResults, UserList[AccuracyResult]):
     ) -> AccuracyResults:
         """Re-evaluate the stored numbers by other thresholds, in place; results without a threshold are dropped.
 
-        Args:
-            thresholds: One or several, each for the result that has its numbers, and each for all outputs or by output
-                with ``""`` for the others.
-            aggregation: How to evaluate from now on; unchanged by default.
-
-        Raises:
-            ComparisonError: If a threshold fits no result, or not all of one. Nothing is changed then.
+        ``thresholds`` are one or several as in :meth:`AccuracyResult.reevaluate`, each for the result that has its
+        numbers. ComparisonError if one fits no result, or not all of one.
         """
         several = isinstance(thresholds, Sequence) and not isinstance(thresholds, Mapping)
         given = cast("Sequence[Thresholds]", thresholds if several else [thresholds])

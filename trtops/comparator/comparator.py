@@ -103,14 +103,9 @@ class Comparator:
 
     @staticmethod
     def postprocess(run_results: Runs, postprocess_func: PostprocessFunction) -> Any:
-        """Apply a function to every iteration's outputs.
+        """Apply a function, which takes an iteration and returns it or another, to every iteration's outputs.
 
-        Args:
-            run_results: Results, changed in place; an iterator of results; or a list of either.
-            postprocess_func: Takes an iteration and returns it, or another.
-
-        Returns:
-            The same results; for an iterator, an iterator of processed results.
+        Results are changed in place, and lists of results, too; for an iterator of results an iterator is returned.
         """
         if isinstance(run_results, RunResults):
             for _, iterations in run_results:
@@ -200,19 +195,10 @@ class Comparator:
         check_nan: bool | None = True,
         fail_fast: bool | None = False,
     ) -> Any:
-        """Whether outputs are free of NaN, and of infinities.
+        """Whether outputs are free of NaN, and of infinities, which are faults if ``check_inf``; NaN then is one, too.
 
-        Args:
-            run_results: Results; an iterator of results; or a list of either.
-            check_inf: Whether infinities are faults; NaN then is one, too.
-            check_nan: Whether NaN is a fault.
-            fail_fast: Whether to stop at the first fault.
-
-        Returns:
-            Whether there was no fault. For an iterator, an iterator of the same results that raises at the first fault.
-
-        Raises:
-            ComparisonError: From an iterator, at the first fault.
+        For an iterator of results an iterator of the same results is returned, which raises ComparisonError at the
+        first fault; for a list of results a list of answers.
         """
         nan, inf = check_nan is None or check_nan, bool(check_inf)
         if isinstance(run_results, RunResults):

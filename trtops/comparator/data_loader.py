@@ -149,8 +149,14 @@ class DataLoader:
         check_memory(f"Random data for input {name!r} of shape {fixed}", 16 * math.prod(fixed))
         if dtype is not None and (dtype.is_integral or dtype is DataType.BOOL):
             low, high = self._value_range(name, self.int_range)
-            cast = int if dtype.is_integral else bool
-            return _integers(random, fixed, dtype.numpy(), int(cast(low)), int(cast(high)))
+            cast, of_numpy = int if dtype.is_integral else bool, dtype.numpy()
+            first, end = int(cast(low)), int(cast(high)) + 1
+            if of_numpy.isbuiltin == 2:  # 4-bit integers, which numpy does not draw
+                return np.asarray(random.randint(first, end, fixed)).astype(of_numpy)
+            try:
+                return np.array(random.randint(first, end, fixed, of_numpy))
+            except ValueError as exc:
+                raise errors.ConfigError(f"The range ({first}, {end - 1}) does not fit {of_numpy}: {exc}.") from None
         if dtype is DataType.STRING:
             if name not in self.words:
                 raise errors.ConfigError("Random strings cannot be made. Supply string inputs.")
@@ -173,17 +179,6 @@ class DataLoader:
         if low > high:
             raise errors.ConfigError(f"The range of input {name!r} is ({low}, {high}); its start exceeds its end.")
         return low, high
-
-
-def _integers(
-    random: np.random.RandomState, shape: tuple[int, ...], dtype: np.dtype[Any], low: int, high: int
-) -> Array:
-    if dtype.isbuiltin == 2:  # 4-bit integers, which numpy does not draw
-        return np.asarray(random.randint(low, high + 1, shape)).astype(dtype)
-    try:
-        return np.array(random.randint(low, high + 1, shape, dtype))
-    except ValueError as exc:
-        raise errors.ConfigError(f"The range ({low}, {high}) does not fit {dtype}: {exc}.") from None
 
 
 def _static_shape(name: str, shape: Shape) -> tuple[int, ...]:
@@ -221,11 +216,7 @@ class DataLoaderCache:
         self._loaded = False
 
     def set_input_metadata(self, input_metadata: TensorMetadata) -> None:
-        """Set the next runner's inputs; the first call reads the data loader.
-
-        Raises:
-            InputError: If an item of the data loader is not arrays by name.
-        """
+        """Set the next runner's inputs; the first call reads the data loader. Errors as in :func:`check_feed`."""
         self.input_metadata = input_metadata
         if hasattr(self.data_loader, "input_metadata"):
             self.data_loader.input_metadata = input_metadata
@@ -265,8 +256,7 @@ def check_feed(feed: object) -> Mapping[str, Any]:
 def cast_feed(feed: Mapping[str, Any], inputs: Mapping[str, TensorSpec]) -> Mapping[str, Any]:
     """Inputs with numbers cast to the types of the model's inputs, with a warning; other names stay unchanged.
 
-    Raises:
-        InputDtypeError: If an array has values that the input's type does not hold.
+    InputDtypeError if an array has values that the input's type does not hold.
     """
     cast = {}
     for name, array in feed.items():

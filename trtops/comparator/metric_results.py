@@ -54,11 +54,7 @@ class Threshold:
 class SimpleThreshold(Threshold):
     """Tolerances for one error statistic, which fails if it exceeds both, as in :class:`SimpleCompareFunc`."""
 
-    METRIC_FIELDS: ClassVar[tuple[str, ...]] = (
-        *(error.result_field for error in ERRORS),
-        "quantile_absdiff",
-        "quantile_reldiff",
-    )
+    METRIC_FIELDS = (*(error.result_field for error in ERRORS), "quantile_absdiff", "quantile_reldiff")
 
     check_error_stat: str
     atol: float
@@ -67,16 +63,11 @@ class SimpleThreshold(Threshold):
 
     def __post_init__(self) -> None:
         if self.check_error_stat not in ERROR_STATS:
-            raise errors.ConfigError(
-                f"check_error_stat is {self.check_error_stat!r}. {errors.near(str(self.check_error_stat), ERROR_STATS)}"
-            )
+            hint = errors.near(str(self.check_error_stat), ERROR_STATS)
+            raise errors.ConfigError(f"check_error_stat is {self.check_error_stat!r}. {hint}")
 
     def passed(self, metric_values: Numbers) -> bool:
-        """Whether the statistic is within either tolerance.
-
-        Raises:
-            ComparisonError: If the statistic was not stored; ``elemwise`` has none.
-        """
+        """Whether the statistic is within either tolerance; ComparisonError if it was not stored, as for elemwise."""
         absolute = metric_values.get(f"{self.check_error_stat}_absdiff")
         relative = metric_values.get(f"{self.check_error_stat}_reldiff")
         if absolute is None or relative is None:

@@ -44,16 +44,13 @@ def error_figures(actual: Outputs, golden: Outputs) -> Iterator[tuple[str, bytes
     Outputs that cannot be compared are left out.
     """
     ours, theirs = iterations_of(actual, "actual"), iterations_of(golden, "golden")
-    for name in ours[0] if ours and theirs else ():
-        if name not in theirs[0]:
-            continue
+    for name in (name for name in ours[0] if name in theirs[0]):
         a, b = to_numpy(ours[0][name]), to_numpy(theirs[0][name])
-        if a.shape != b.shape or not a.size or holds_strings(a) or holds_strings(b):
-            continue
-        stem = file_stem(name)
-        yield f"{stem}.absolute.svg", _file_bytes(heatmap(a, b, name, "absolute"), "svg")
-        yield f"{stem}.relative.svg", _file_bytes(heatmap(a, b, name, "relative"), "svg")
-        yield f"{stem}.errors.svg", _file_bytes(error_plot(a, b, name), "svg")
+        if a.shape == b.shape and a.size and not (holds_strings(a) or holds_strings(b)):
+            stem = file_stem(name)
+            for kind in KINDS:
+                yield f"{stem}.{kind}.svg", _file_bytes(heatmap(a, b, name, kind), "svg")
+            yield f"{stem}.errors.svg", _file_bytes(error_plot(a, b, name), "svg")
 
 
 def save_and_show(figure: Figure, directory: str | None, file_name: str, show: bool) -> None:

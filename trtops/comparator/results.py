@@ -273,11 +273,7 @@ class RunResults(SavedResults, UserList[tuple[str, list[IterationResult]]]):
         return RunResults((name, iterations) for (name, _), iterations in joined.items())
 
     def save_iterations(self, directory: PathLike) -> None:
-        """Save to a new or empty directory, one file per iteration; the inverse of :meth:`load_streaming`.
-
-        Raises:
-            ConfigError: If the directory is not empty, or its name has a suffix.
-        """
+        """Save to a new or empty directory without a suffix, one file per iteration; see :meth:`load_streaming`."""
         if (writer := IterationWriter[RunResults](directory, "inference results")).single_file:
             raise errors.ConfigError(f"{directory} has a suffix, which means a single file. Use save() for that.")
         for run in self.split():
@@ -285,11 +281,7 @@ class RunResults(SavedResults, UserList[tuple[str, list[IterationResult]]]):
 
     @classmethod
     def load(cls, src: PathLike | IO[str] | IO[bytes]) -> Self:
-        """Load what :meth:`save` or :meth:`save_iterations` wrote, here or in Polygraphy.
-
-        Raises:
-            FormatError: If the file is damaged, or of another kind.
-        """
+        """Load what :meth:`save` or :meth:`save_iterations` wrote, here or in Polygraphy."""
         if isinstance(src, (str, os.PathLike)) and os.path.isdir(src):
             return cls(RunResults.concat(RunResults.load_streaming(src)))
         return super().load(src)

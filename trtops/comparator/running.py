@@ -61,7 +61,6 @@ def run_in_child(
 
     Raises:
         WorkerError: If the process crashes, is killed or takes more than ``timeout`` seconds.
-        TrtopsError: If the runner raises one.
         ConfigError: If the runner or the inputs cannot be sent to another process.
     """
     from trtops.system.worker import Worker  # imports multiprocessing

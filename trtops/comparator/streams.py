@@ -52,16 +52,10 @@ class IterationWriter(Generic[T]):
         *,
         keep_copies: bool = False,
     ) -> None:
-        """Prepare to write.
+        """Prepare to write to a file, or without a suffix to a directory, which must be empty or not exist.
 
-        Args:
-            path: A file, or without a suffix a directory that is empty or does not exist.
-            description: A name for the log and errors.
-            combine: Makes the content of a single file from all iterations.
-            keep_copies: Whether to copy iterations that are kept, because their arrays will be overwritten.
-
-        Raises:
-            ConfigError: If the directory is not empty, or is a file.
+        ``combine`` makes the content of a single file from all iterations, and ``keep_copies`` copies the iterations
+        that are kept for it, because their arrays will be overwritten.
         """
         self.path = None if path is None else Path(path)
         self.description, self.combine, self.keep_copies = description, combine, keep_copies

@@ -220,10 +220,7 @@ def measure_accuracy(
 ) -> Accuracy | None:
     """Accuracy of outputs, and of the golden ones, on data whose classes are in an ``.npy`` file; None without labels.
 
-    Raises:
-        ConfigError: If there is no such file.
-        FormatError: If it does not hold integers.
-        ComparisonError: If there are more or fewer labels than samples, or no output holds scores.
+    ComparisonError if there are more or fewer labels than samples, or no output holds scores.
     """
     if labels is None:
         return None

@@ -101,7 +101,7 @@ class CommandCheck(Record):
         return any(placeholder in argument for argument in self.command)
 
     def run(self, paths: Mapping[str, Path]) -> CheckOutcome:
-        """Run the command once with files by placeholder, and evaluate its exit code and output; errors as above."""
+        """Run the command once with files by placeholder, and evaluate its exit code and output."""
         arguments = list(self.command)
         for placeholder, path in paths.items():
             arguments = [argument.replace(placeholder, str(path)) for argument in arguments]

@@ -76,8 +76,7 @@ def compare(
         parent: Id of a parent run.
 
     Raises:
-        ConfigError: If a side is something else.
-        TrtopsError: If a side cannot be loaded or run. Outputs that differ are a result.
+        TrtopsError: If a side is something else, or cannot be loaded or run. Outputs that differ are a result.
     """
     config = CheckConfig() if config is None else config
     actual, golden = str(actual), str(golden)
