@@ -95,7 +95,7 @@ LINES = {
         "--trt --int8; m.onnx --experiment e; m.onnx --data-loader-script d.py; m.onnx --shape-inference"
     ),
     "debug accuracy": "m.onnx --trt; m.onnx --onnxrt; m.onnx --experiment e; m.onnx --data-loader-script d.py",
-    "debug repeat": "--until 3; --until 3 --check true",
+    "debug repeat": "--until 3; --until 3 --check true; --until 3 --iter-artifact x.onnx",
     "data merge": "a.json b.json -o o.json",
     "data concat": "a.json b.json -o o.json",
     "template trt-network": (
