@@ -41,10 +41,10 @@ def cache() -> CalibrationCache:
 
 
 def test_cache_becomes_text_of_the_release(model, cache) -> None:
-    text = int8.tensorrt_text(cache.to_bytes(), model, INT8, release="8.6.0", algorithm="minmax")
-    again = int8.tensorrt_text(text, model, INT8, release="10.3.0", algorithm="entropy2")
+    text = int8.tensorrt_text(cache.to_bytes(), model, INT8, release="8.6.0")
+    again = int8.tensorrt_text(text, model, INT8, release="10.3.0")
 
-    assert text.startswith(b"TRT-8600-MinMaxCalibration\nimage: ")
+    assert text.startswith(b"TRT-8600-EntropyCalibration2\nimage: ")
     assert again.startswith(b"TRT-100300-EntropyCalibration2\nimage: ")
     assert text.split(b"\n")[1:] == again.split(b"\n")[1:]
 
@@ -53,9 +53,9 @@ def test_incomplete_cache_needs_a_partial_fit(model, cache, caplog) -> None:
     part = models.without(cache, "r0").to_bytes()
 
     with pytest.raises(errors.CalibrationError, match="'r0'"):
-        int8.tensorrt_text(part, model, INT8, release="8.6.0", algorithm="entropy2")
+        int8.tensorrt_text(part, model, INT8, release="8.6.0")
     partial = replace(INT8, calibration_fit="partial")
-    assert b"r0: " not in int8.tensorrt_text(part, model, partial, release="8.6.0", algorithm="entropy2")
+    assert b"r0: " not in int8.tensorrt_text(part, model, partial, release="8.6.0")
     assert "r0" in caplog.text
 
 
@@ -63,11 +63,11 @@ def test_tensorrt_cache_may_lack_some_tensors(model) -> None:
     header = b"TRT-8600-EntropyCalibration2\n"
     theirs = header + b"image: 3c010204\n(Unnamed Layer* 4) [Shuffle]_output: 3c010204\n"
 
-    assert int8.tensorrt_text(theirs, model, INT8, release="8.6.0", algorithm="entropy2") == theirs
+    assert int8.tensorrt_text(theirs, model, INT8, release="8.6.0") == theirs
     with pytest.raises(errors.CalibrationError, match="another model"):
-        int8.tensorrt_text(header + b"input_1: 3c010204\n", model, INT8, release="8.6.0", algorithm="entropy2")
+        int8.tensorrt_text(header + b"input_1: 3c010204\n", model, INT8, release="8.6.0")
     with pytest.raises(errors.CalibrationError, match="cannot be read"):
-        int8.tensorrt_text(header + b"image: 3c01", model, INT8, release="8.6.0", algorithm="entropy2")
+        int8.tensorrt_text(header + b"image: 3c01", model, INT8, release="8.6.0")
 
 
 @pytest.mark.usefixtures("rtx")

@@ -15,7 +15,7 @@ from trtops.backend.base import BaseRunner, Build, Caches, Engine, Feed
 from trtops.backend.onnx.quantize import is_quantized
 from trtops.backend.trt import library
 from trtops.backend.trt.building import int8
-from trtops.backend.trt.building.calibrator import ALGORITHMS, CalibrationBatches, Calibrator
+from trtops.backend.trt.building.calibrator import CalibrationBatches, Calibrator
 from trtops.backend.trt.building.config import CreateConfig
 from trtops.backend.trt.building.engine import build_plan, engine_from_bytes
 from trtops.backend.trt.building.network import NetworkFromModel, NetworkFromOnnxPath
@@ -43,7 +43,6 @@ class TensorRTBackend:
 
     name: str = "tensorrt"  # name of the back end
     engine_suffix: str = ".engine"  # suffix of engine files
-    calibration_algorithm: str = "entropy2"  # one of :data:`trtops.backend.trt.building.calibrator.ALGORITHMS`
 
     def environment(self) -> Environment:
         """The environment of builds in this process.
@@ -323,16 +322,13 @@ class _Building:
             return None
         if self.caches.calibration is None and self.calibration_data is None:
             raise int8.nothing_to_calibrate_with()
-        algorithm, data = self.backend.calibration_algorithm, self.calibration_data
         path = os.path.join(folder, "calibration.cache")
         if self.caches.calibration is not None:
-            text = int8.tensorrt_text(
-                self.caches.calibration, self.model, self.build_config, release=self.line.version, algorithm=algorithm
-            )
+            text = int8.tensorrt_text(self.caches.calibration, self.model, self.build_config, release=self.line.version)
             with open(path, "wb") as file:
                 file.write(text)
-        feeds = itertools.islice(() if data is None else data, self.build_config.calibration_samples)
-        self.calibrator = Calibrator(feeds, cache=path, BaseClass=getattr(library.load(), ALGORITHMS[algorithm]))
+        feeds = itertools.islice(self.calibration_data or (), self.build_config.calibration_samples)
+        self.calibrator = Calibrator(feeds, cache=path)
         return self.calibrator
 
     def _calibration_cache(self) -> bytes | None:

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ALGORITHMS = {"entropy2": "IInt8EntropyCalibrator2", "minmax": "IInt8MinMaxCalibrator"}
-"""TensorRT's calibrator classes by trtops' names."""
-
 
 def Calibrator(
     data_loader: Iterable[Mapping[str, Any]],

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_CALIBRATIONS = {"entropy2": "EntropyCalibration2", "minmax": "MinMaxCalibration"}
-
 
 @dataclass(frozen=True)
 class Quantized:
@@ -37,7 +35,7 @@ class Quantized:
     data_sha256: str | None
 
 
-def tensorrt_text(data: bytes, model: Model, config: BuildConfig, *, release: str, algorithm: str) -> bytes:
+def tensorrt_text(data: bytes, model: Model, config: BuildConfig, *, release: str) -> bytes:
     """A calibration cache of either format as the text that one release's calibrator reads.
 
     The header is rewritten: a calibrator refuses caches of others and of other releases, although the scales mean the
@@ -55,7 +53,7 @@ def tensorrt_text(data: bytes, model: Model, config: BuildConfig, *, release: st
             len(wanted),
             ", ".join(missing[:8]),
         )
-    return cache.to_tensorrt(tensorrt_header(release, _CALIBRATIONS[algorithm]))
+    return cache.to_tensorrt(tensorrt_header(release, "EntropyCalibration2"))
 
 
 def quantize(model: Model, config: BuildConfig, cache: bytes | None, data: Iterable[Feed] | None) -> Quantized:
