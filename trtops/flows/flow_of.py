@@ -149,9 +149,8 @@ def flow_of(
         takes_all = "logged" in accepted
         call = functools.partial(op, **{key: each for key, each in supplied.items() if key in accepted or takes_all})
         config = given.get("config")
-        where = (
-            getattr(getattr(config, "build", None), "backend", None) if place is None else place(tracker, config, given)
-        )
+        backend = getattr(getattr(config, "build", None), "backend", None)
+        where = backend if place is None else place(tracker, config, given)
         with device_slot(where) as devices, steps_run_by(run_as_task):
             if devices:
                 given["config"] = replace(config, devices=devices)
