@@ -190,7 +190,7 @@ def test_each_calibrator_makes_an_int8_engine(name, tmp_path):
     assert "int8" in {layer.precision for layer in read_layers(engine)}
     assert np.linalg.norm(found - golden) < 0.2 * np.linalg.norm(golden)
     written = CalibrationCache.from_bytes(cache.read_bytes())
-    assert "x" in written and written.to_tensorrt() == cache.read_bytes()
+    assert "x" in written.by_name() and written.to_tensorrt() == cache.read_bytes()
     assert first.cache_contents == cache.read_bytes()
 
     again = Calibrator([], cache=cache, BaseClass=base, **options)
