@@ -30,8 +30,7 @@ def extend(extend_func: Callable[P, Any]) -> Callable[[Callable[..., Any]], Call
 
     A decorated function with enough parameters also gets the arguments of ``extend_func``, first.
 
-    Raises:
-        ConfigError: If the function has variadic parameters, or, when called, the wrong number of parameters.
+    Raises ConfigError if the function has variadic parameters, or, when called, the wrong number of parameters.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[P, Any]:

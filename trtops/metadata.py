@@ -129,8 +129,7 @@ class DataType(Enum):
         Returns:
             The data type; ``dtype`` itself, with a warning, if it is not known.
 
-        Raises:
-            ConfigError: If ``dtype`` is None, or the library is not known.
+        Raises ConfigError if ``dtype`` is None, or the library is not known.
         """
         return importlib.import_module("trtops.datatype").from_library(dtype, source_module)
 
@@ -138,8 +137,7 @@ class DataType(Enum):
     def to_dtype(dtype: Any, target_module: str) -> Any:
         """The data type of another library for a DataType; other values are returned unchanged.
 
-        Raises:
-            ConfigError: If the library is not known, or it has no such type.
+        Raises ConfigError if the library is not known, or it has no such type.
         """
         return importlib.import_module("trtops.datatype").to_library(dtype, target_module)
 
@@ -147,8 +145,7 @@ class DataType(Enum):
     def of(cls, dtype: object) -> DataType:
         """The data type for a DataType, a numpy dtype or scalar type, or the name of one.
 
-        Raises:
-            ConfigError: If there is no such data type.
+        Raises ConfigError if there is no such data type.
         """
         if isinstance(dtype, DataType):
             return dtype
@@ -319,10 +316,9 @@ class FeedCheck:
 def check_feed(inputs: Mapping[str, TensorSpec], feed: Mapping[str, Any]) -> None:
     """Check a feed (arrays by input name) against a model's inputs; None in a spec is not checked.
 
-    Raises:
-        InputError: If an input is not fed, or a name is fed that the model does not have.
-        InputDtypeError: If an array has another dtype or byte order than its input, or is not an array.
-        InputShapeError: If an array's shape does not fit its input.
+    Raises InputError if an input is not fed, or a name is fed that the model does not have; InputDtypeError if an array
+    has another dtype or byte order than its input, or is not an array; InputShapeError if an array's shape does not fit
+    its input.
     """
     for name in feed:
         if name not in inputs:

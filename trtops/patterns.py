@@ -19,8 +19,7 @@ def expand(patterns: Iterable[str], names: Iterable[str], *, of: str = "The mode
         of: Their owner, for the message.
         what: What they name, for the message.
 
-    Raises:
-        ConfigError: If a pattern matches nothing, or a plain name is not known.
+    Raises ConfigError if a pattern matches nothing, or a plain name is not known.
     """
     known = dict.fromkeys(names)
     found: dict[str, None] = {}

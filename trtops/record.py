@@ -105,8 +105,7 @@ class Record:
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Read what :meth:`to_dict` wrote.
 
-        Raises:
-            FormatError: If a key is unknown or missing, or a value has the wrong type.
+        Raises FormatError if a key is unknown or missing, or a value has the wrong type.
         """
         import pydantic  # 30 ms, and only needed for reading
 
@@ -125,8 +124,7 @@ class Record:
     def from_json(cls, text: str | bytes) -> Self:
         """Read what :meth:`to_json` wrote.
 
-        Raises:
-            FormatError: If the text is not JSON, or :meth:`from_dict` refuses its content.
+        Raises FormatError if the text is not JSON, or :meth:`from_dict` refuses its content.
         """
         try:
             data = json.loads(text)

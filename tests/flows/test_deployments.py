@@ -49,8 +49,6 @@ def test_list_and_folder_are_built(store: Path, tmp_path: Path):
     listed.write_text("models: []")
     assert nightly(listed, experiment="x").headline == "nothing to build"
     assert watch(tmp_path / "none").builds == ()
-    with pytest.raises(errors.ConfigError, match="attempts"):
-        watch(tmp_path, attempts=0)
     listed.write_text("modles: []")
     with pytest.raises(errors.FormatError, match="Did you mean 'models'"):
         nightly(listed)

@@ -96,8 +96,7 @@ class AccuracyResult(UserDict[RunnerPair, list[dict[str, Match]]]):
     def average_results(self, runner_pair: RunnerPair | None = None) -> dict[str, CompareResult]:
         """Each output's numbers averaged over the iterations, with their thresholds; of the first pair by default.
 
-        Raises:
-            ComparisonError: If an iteration has no numbers for an output, as after a mismatch of shapes.
+        Raises ComparisonError if an iteration has no numbers for an output, as after a mismatch of shapes.
         """
         iterations = self._iterations(runner_pair)
         averages = {}

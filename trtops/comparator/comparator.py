@@ -72,12 +72,9 @@ class Comparator:
         Returns:
             The outputs of all iterations by runner, in host memory; or an iterator of these.
 
-        Raises:
-            InputError: If the inputs do not fit a runner.
-            WorkerError: If a child process crashes or takes too long.
-            BackendError: If a runner fails.
-            ConfigError: If the places to save at are the same or not empty, streaming is combined with child processes,
-                or a runner cannot be sent to a child process.
+        Raises InputError if the inputs do not fit a runner; WorkerError if a child process crashes or takes too long;
+        BackendError if a runner fails; ConfigError if the places to save at are the same or not empty, streaming is
+        combined with child processes, or a runner cannot be sent to a child process.
         """
         loader: Feeds = DataLoader() if data_loader is None else data_loader
         places = (save_inputs_path, save_outputs_path, save_input_blob_path)
@@ -142,10 +139,9 @@ class Comparator:
         Returns:
             One result per compare function.
 
-        Raises:
-            ComparisonError: If the runs have different numbers of iterations.
-            ComparisonError: If something cannot be compared at all.
-            ConfigError: If averages are requested from a function without numbers, or together with ``fail_fast``.
+        Raises ComparisonError if the runs have different numbers of iterations; ComparisonError if something cannot be
+        compared at all; ConfigError if averages are requested from a function without numbers, or together with
+        ``fail_fast``.
         """
         # Slow to import, and scripts that only run runners need none of it.
         from trtops.comparator.accuracy import AccuracyResult, AccuracyResults

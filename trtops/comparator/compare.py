@@ -87,9 +87,8 @@ class BaseCompareFunc:
     def __call__(self, iter_result0: IterationResult, iter_result1: IterationResult) -> Matches:
         """Compare the outputs under test with the reference: a match per output that has a counterpart.
 
-        Raises:
-            ComparisonError: If no output has a counterpart, or something in them cannot be compared.
-            ComparisonError: If the metric cannot be computed here.
+        Raises ComparisonError if no output has a counterpart, or something in them cannot be compared; ComparisonError
+        if the metric cannot be computed here.
         """
         return self.compare(iter_result0, iter_result1, {})
 

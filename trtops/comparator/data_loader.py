@@ -69,8 +69,7 @@ class DataLoader:
             float_range: Like ``val_range``, for floating-point inputs only.
             words: Values to draw for inputs of strings, by name.
 
-        Raises:
-            ConfigError: If the backend module is not known.
+        Raises ConfigError if the backend module is not known.
         """
         self.seed = DEFAULT_SEED if seed is None else seed
         self.iterations = 1 if iterations is None else iterations
@@ -99,9 +98,8 @@ class DataLoader:
     def __getitem__(self, index: int) -> dict[str, Any]:
         """The inputs of one iteration, by name: new arrays in host memory.
 
-        Raises:
-            IndexError: If there are fewer iterations.
-            ConfigError: If the shape of an input is not known, or a range or dtype is invalid.
+        Raises IndexError if there are fewer iterations; ConfigError if the shape of an input is not known, or a range
+        or dtype is invalid.
         """
         if index >= self.iterations:
             raise IndexError(f"iteration {index} of {self.iterations}")
@@ -232,9 +230,8 @@ class DataLoaderCache:
     def __getitem__(self, iteration: int) -> dict[str, Any]:
         """One iteration's inputs, adapted to the runner that :meth:`set_input_metadata` was called for last.
 
-        Raises:
-            IndexError: If there are fewer iterations.
-            InputError: If an input is missing, or does not fit and the data loader cannot make one that does.
+        Raises IndexError if there are fewer iterations; InputError if an input is missing, or does not fit and the data
+        loader cannot make one that does.
         """
         feed = self.cache[iteration]
         if self.input_metadata is None:
@@ -273,9 +270,7 @@ def fit_feed(feed: Mapping[str, Any], inputs: Mapping[str, TensorSpec], make: An
 
     ``make`` is called with the name of an input for which nothing fits, and returns an array or None.
 
-    Raises:
-        InputError: If an input is missing.
-        InputShapeError: If an array does not fit the shape and cannot be reshaped.
+    Raises InputError if an input is missing; InputShapeError if an array does not fit the shape and cannot be reshaped.
     """
     fitted = {}
     for index, (name, spec) in enumerate(inputs.items()):

@@ -26,8 +26,7 @@ def lpips_distance(pairs: Sequence[tuple[Array, Array]]) -> float | None:
     Returns:
         The distance, 0 for equal images; None if the arrays are no such images.
 
-    Raises:
-        ComparisonError: If torch, lpips or its model cannot be had.
+    Raises ComparisonError if torch, lpips or its model cannot be had.
     """
     distances = []
     for a, b in pairs:

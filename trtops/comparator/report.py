@@ -157,9 +157,8 @@ class ComparisonReport(Record):
     def evaluate(self, tolerances: Tolerances) -> ComparisonReport:
         """The report under other tolerances, from the recorded statistics.
 
-        Raises:
-            ComparisonError: If a number is needed that was not recorded: a quantile level, or errors with another
-                treatment of infinities or NaNs where there are any.
+        Raises ComparisonError if a number is needed that was not recorded: a quantile level, or errors with another
+        treatment of infinities or NaNs where there are any.
         """
         outputs = tuple(_evaluate_output(output, tolerances) for output in self.outputs)
         return dataclasses.replace(self, verdict=_overall_verdict(outputs), outputs=outputs, tolerances=tolerances)
@@ -175,9 +174,8 @@ def compare_outputs(actual: Outputs, golden: Outputs, tolerances: Tolerances = T
         golden: The golden run, with as many iterations.
         tolerances: When an output counts as good.
 
-    Raises:
-        ComparisonError: If the runs have different numbers of iterations.
-        ComparisonError: If there is nothing to compare, or results hold more than one runner.
+    Raises ComparisonError if the runs have different numbers of iterations; ComparisonError if there is nothing to
+    compare, or results hold more than one runner.
     """
     ours, theirs = iterations_of(actual, "actual"), iterations_of(golden, "golden")
     if len(ours) != len(theirs):
@@ -263,9 +261,8 @@ def _evaluate_output(output: OutputComparison, tolerances: Tolerances) -> Output
 def _objections(name: str, stats: OutputStatistics, own: Tolerances) -> Iterable[str]:
     """Why an output does not meet its tolerances, one sentence each.
 
-    Raises:
-        ComparisonError: If the errors depend on how infinities, NaNs or clamped values were treated, and the tolerances
-            differ in that.
+    Raises ComparisonError if the errors depend on how infinities, NaNs or clamped values were treated, and the
+    tolerances differ in that.
     """
     infinite = stats.inf_count and stats.reference_inf_count and stats.infinities_equal != own.infinities_equal
     nan = stats.nan_count and stats.reference_nan_count and stats.nans_equal != own.nans_equal

@@ -290,8 +290,7 @@ class RunResults(SavedResults, UserList[tuple[str, list[IterationResult]]]):
     def load_streaming(path: PathLike | Sequence[PathLike], allow_dirs: bool = True) -> Iterator[RunResults]:
         """Load results one iteration at a time, from a directory of iterations, a file, or several of these.
 
-        Raises:
-            FormatError: If a file is damaged or of another kind, or a directory is not accepted (``allow_dirs``).
+        Raises FormatError if a file is damaged or of another kind, or a directory is not accepted (``allow_dirs``).
         """
         return iterate_files(path, lambda file: RunResults.load(file).split(), allow_dirs)
 

@@ -59,9 +59,8 @@ def run_in_child(
 ) -> list[IterationResult]:
     """Run a runner on all inputs in a new process, and put the inputs that it read into ``cache``.
 
-    Raises:
-        WorkerError: If the process crashes, is killed or takes more than ``timeout`` seconds.
-        ConfigError: If the runner or the inputs cannot be sent to another process.
+    Raises WorkerError if the process crashes, is killed or takes more than ``timeout`` seconds; ConfigError if the
+    runner or the inputs cannot be sent to another process.
     """
     from trtops.system.worker import Worker  # imports multiprocessing
 

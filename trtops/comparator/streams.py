@@ -25,8 +25,7 @@ def iterate_files(
 ) -> Iterator[T]:
     """Yield the iterations of files and directories one after the other; ``load`` loads the iterations of one file.
 
-    Raises:
-        FormatError: If a path is a directory and these are not accepted, or a directory without iterations.
+    Raises FormatError if a path is a directory and these are not accepted, or a directory without iterations.
     """
     for path in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
         if not Path(path).is_dir():

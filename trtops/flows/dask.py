@@ -17,9 +17,8 @@ from trtops import errors
 def dask_runner(address: str) -> Iterator[TaskRunner[Any]]:
     """The Dask cluster of a scheduler, for the time of a block. Its workers use the Prefect server of the flow.
 
-    Raises:
-        BackendUnavailableError: If prefect-dask is not installed.
-        ConfigError: If no scheduler answers there, or it has no workers.
+    Raises BackendUnavailableError if prefect-dask is not installed; ConfigError if no scheduler answers there, or it
+    has no workers.
     """
     try:
         from prefect_dask.task_runners import DaskTaskRunner

@@ -75,8 +75,7 @@ class OpFlow(Flow[P, R]):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the flow in this process and return its result, whatever its verdict.
 
-        Raises:
-            ConfigError: If a parameter is invalid; the flow run is marked failed with the same message.
+        Raises ConfigError if a parameter is invalid; the flow run is marked failed with the same message.
         """
         if prefect.context.FlowRunContext.get() is None:
             ensure_prefect_home()

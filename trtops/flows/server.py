@@ -36,8 +36,7 @@ def ensure_prefect_home() -> None:
     Its database is created once, under a lock: processes that start on an empty ``PREFECT_HOME`` at the same moment
     would all migrate the same file, and fail.
 
-    Raises:
-        TrackingError: If Prefect cannot create the database.
+    Raises TrackingError if Prefect cannot create the database.
     """
     if PREFECT_API_URL.value():
         return

@@ -34,20 +34,13 @@ class OpResult(Record):
 
     A subclass has a ``verdict``, as a field or a property, implements :meth:`body` or :meth:`sections`, and may
     override :attr:`headline`.
-
-    Attributes:
-        title: What was done, and to what: ``convert model.onnx``.
-        run_id: The run that holds everything; empty without one.
-        url: A page of the run; empty if no run was kept, or it ends with this process.
-        experiment: The run's experiment.
-        subject: The input file, as it was given; empty without one.
     """
 
-    title: str = ""
-    run_id: str = ""
-    url: str = ""
-    experiment: str = ""
-    subject: str = ""
+    title: str = ""  # what was done, and to what: ``convert model.onnx``
+    run_id: str = ""  # the run that holds everything; empty without one
+    url: str = ""  # a page of the run; empty if no run was kept, or it ends with this process
+    experiment: str = ""  # the run's experiment
+    subject: str = ""  # the input file, as it was given; empty without one
 
     if TYPE_CHECKING:
         # Not at run time: a dataclass would use it as the default of a subclass's field.

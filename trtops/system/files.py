@@ -30,8 +30,7 @@ def open_atomically(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         A binary file in the same folder. It has no name where the file system supports that (``O_TMPFILE`` in open(2)),
         so that a killed process leaves nothing behind.
 
-    Raises:
-        OSError: If it cannot be written; the error names ``path``.
+    Raises OSError if it cannot be written; the error names ``path``.
     """
     target = Path(os.path.realpath(path))
     part = _part_of(target)

@@ -21,8 +21,7 @@ _PLACE = Path("/tmp")
 def machine_folder() -> Path:
     """The folder of this user's locks on devices; created if missing.
 
-    Raises:
-        ConfigError: If another user owns it or can write to it, and could therefore redirect locks.
+    Raises ConfigError if another user owns it or can write to it, and could therefore redirect locks.
     """
     folder = _PLACE / f"trtops-locks-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
@@ -43,8 +42,7 @@ def held(name: str, folder: Path | None = None) -> Iterator[bool]:
         name: Name of the lock; any text.
         folder: Folder of the lock file, created if missing; :func:`machine_folder` by default.
 
-    Raises:
-        ConfigError: If the lock file cannot be created, or is a link.
+    Raises ConfigError if the lock file cannot be created, or is a link.
     """
     import filelock  # 30 ms, which most commands do not need
 
@@ -69,8 +67,7 @@ def held(name: str, folder: Path | None = None) -> Iterator[bool]:
 def locked(path: str | os.PathLike[str]) -> Iterator[None]:
     """Hold a lock for the duration of a block; waits until it is free. The file is created with its folder.
 
-    Raises:
-        OSError: If the file cannot be created, or is a link.
+    Raises OSError if the file cannot be created, or is a link.
     """
     import filelock
 

@@ -50,8 +50,7 @@ def statement(subjects: Mapping[str, str], predicate: Mapping[str, Any]) -> dict
 def sign(content: Mapping[str, Any]) -> bytes:
     """A statement in a DSSE envelope, signed with the key from the environment; JSON.
 
-    Raises:
-        ConfigError: If there is no such key, or it cannot be read.
+    Raises ConfigError if there is no such key, or it cannot be read.
     """
     from securesystemslib.dsse import Envelope
     from securesystemslib.signer import CryptoSigner  # type: ignore[attr-defined]
@@ -70,9 +69,8 @@ def verify(envelope: bytes, keys: Iterable[str | Path]) -> tuple[str, Mapping[st
         envelope: The result of :func:`sign`.
         keys: PEM files of public keys; one of these keys must have signed it.
 
-    Raises:
-        SignatureError: If no key matches, or this is not an envelope of a statement.
-        ConfigError: If a key cannot be read.
+    Raises SignatureError if no key matches, or this is not an envelope of a statement; ConfigError if a key cannot be
+    read.
     """
     from securesystemslib.exceptions import VerificationError
 

@@ -179,10 +179,8 @@ def statistics_of_iterations(
             and ``atol`` counts.
         class_axis: The axis of classes; by default the second of images and else the last longer than 1.
 
-    Raises:
-        ComparisonError: If there is no iteration, shapes differ, dtypes change between iterations, or one side holds
-            strings and the other does not.
-        ConfigError: If a quantile level is not between 0 and 1.
+    Raises ComparisonError if there is no iteration, shapes differ, dtypes change between iterations, or one side holds
+    strings and the other does not; ConfigError if a quantile level is not between 0 and 1.
     """
     for level in quantiles:
         if not 0 <= level <= 1:

@@ -107,8 +107,7 @@ class SharedReads:
     def model_digest(self, run: StoredRun) -> str | None:
         """The content digest of the model that a run logged; None if it logged none.
 
-        Raises:
-            ModelError: If the file is not a model.
+        Raises ModelError if the file is not a model.
         """
         entries = [e for e in run.manifest.artifacts if e.path.startswith(Artifact.MODEL)]
         key = tuple(entry.sha256 for entry in entries)
@@ -126,8 +125,7 @@ def check_integrity(run: StoredRun, shared: SharedReads) -> tuple[int, str, tupl
     Returns:
         The number of files that match, the key that signed the run (or an empty text), and the contradictions.
 
-    Raises:
-        TrackingUnavailableError: If the store becomes unavailable.
+    Raises TrackingUnavailableError if the store becomes unavailable.
     """
     facts = Facts(run.info)
     files = _check_files(run, facts)

@@ -40,10 +40,8 @@ def audit(
         tags: Further tags of the run.
         progress: Called after each run.
 
-    Raises:
-        RunNotFoundError: If a requested run does not exist.
-        ConfigError: If no run matches, or a key or folder cannot be read.
-        TrackingUnavailableError: If the store becomes unavailable.
+    Raises RunNotFoundError if a requested run does not exist; ConfigError if no run matches, or a key or folder cannot
+    be read; TrackingUnavailableError if the store becomes unavailable.
     """
     for key in config.keys:
         signing.key_id(key)
@@ -78,8 +76,7 @@ def audit(
 def choose_runs(config: AuditConfig, tracker: Tracker) -> tuple[str, ...]:
     """Ids of the runs to audit, in order.
 
-    Raises:
-        ConfigError: If no run matches.
+    Raises ConfigError if no run matches.
     """
     wanted = dict(config.tags)
     pairs = ((schema.Tag.KIND, config.kind), (schema.Tag.VERDICT, config.verdict))

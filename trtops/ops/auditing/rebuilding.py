@@ -67,8 +67,7 @@ class MaterialFolder:
 def gather(run: StoredRun, tracker: Tracker, folder: MaterialFolder) -> Logged:
     """Collect everything needed to rebuild the engine of a run.
 
-    Raises:
-        TrtopsError: If something essential is missing or damaged; the message names it.
+    Raises TrtopsError if something essential is missing or damaged; the message names it.
     """
     missing: list[str] = []
     held = builds.holder_of_engine(tracker, run.info)
@@ -221,8 +220,7 @@ def rebuild(way: WayName, logged: Logged, backend: IsolatedBackend) -> Rebuild:
 def builder_inputs(way: WayName, logged: Logged) -> tuple[BuildConfig, Caches]:
     """Config and caches for one way.
 
-    Raises:
-        ConfigError: If something it needs was not logged.
+    Raises ConfigError if something it needs was not logged.
     """
     build, caches = logged.build, logged.caches
     config = build.spec.config

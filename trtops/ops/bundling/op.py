@@ -108,9 +108,8 @@ def bundle(run: str, config: BundleConfig | None = None, *, tracker: Tracker) ->
         config: Options.
         tracker: The tracking store, which is only read.
 
-    Raises:
-        ReproductionError: If the script does not reproduce the verdict; nothing is written.
-        ConfigError: If the run names a script that is not allowed.
+    Raises ReproductionError if the script does not reproduce the verdict; nothing is written. Raises ConfigError if the
+    run names a script that is not allowed.
     """
     config = BundleConfig() if config is None else config
     info = tracker.info(run_id_of(run))

@@ -176,9 +176,8 @@ def evaluate(
 ) -> tuple[Evaluation, RunResults]:
     """Run an active runner, compare its outputs with golden ones, measure latency and accuracy; also the outputs.
 
-    Raises:
-        InputError: If a feed does not fit the model.
-        ComparisonError: If there are more or fewer golden outputs than feeds.
+    Raises InputError if a feed does not fit the model; ComparisonError if there are more or fewer golden outputs than
+    feeds.
     """
     outputs = run_step("run", collect, runner, feeds)
     latency = measure_latency(runner, feeds, config)

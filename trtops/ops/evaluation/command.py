@@ -33,30 +33,21 @@ class CommandCheck(Record):
     By default any exit code but 0 is the failure. The rules are Polygraphy's: a code in ``ignore_fail_codes`` passes,
     whatever was printed. With ``fail_codes`` only these are the failure, and with ``fail_regex`` as well only if an
     expression matches. With ``fail_regex`` alone a match is the failure, whatever the code.
-
-    Attributes:
-        command: The program and its arguments, without a shell. In each, ``{model}`` stands for the sub-model's path
-            (or ``{engine}`` for an engine's), ``{inputs}`` for a JSON file of its inputs, as Polygraphy's
-            ``--load-inputs`` reads them, and ``{golden}`` for one of the expected outputs, as ``--load-outputs`` reads
-            them.
-        fail_codes: Exit codes that are the failure. A signal counts as its negative number.
-        ignore_fail_codes: Exit codes that pass.
-        fail_regex: Regular expressions; one must match the output.
-        timeout_seconds: Time limit of one run; None sets no limit.
-        timeout_fails: Whether running out of time is the failure.
-        artifact: Where to write the sub-model for commands without ``{model}``. Sub-models are then checked one at a
-            time.
-        tell_passing: Whether the outcome of a passing check includes its output.
     """
 
+    # The program and its arguments, without a shell. In each, ``{model}`` stands for the sub-model's path (or
+    # ``{engine}`` for an engine's), ``{inputs}`` for a JSON file of its inputs, as Polygraphy's ``--load-inputs``
+    # reads them, and ``{golden}`` for one of the expected outputs, as ``--load-outputs`` reads them.
     command: tuple[str, ...]
+    # Exit codes that are the failure. A signal counts as its negative number.
     fail_codes: tuple[int, ...] = ()
-    ignore_fail_codes: tuple[int, ...] = ()
-    fail_regex: tuple[str, ...] = ()
-    timeout_seconds: float | None = None
-    timeout_fails: bool = False
+    ignore_fail_codes: tuple[int, ...] = ()  # exit codes that pass
+    fail_regex: tuple[str, ...] = ()  # regular expressions; one must match the output
+    timeout_seconds: float | None = None  # time limit of one run; None sets no limit
+    timeout_fails: bool = False  # whether running out of time is the failure
+    # Where to write the sub-model for commands without ``{model}``. Sub-models are then checked one at a time.
     artifact: str | None = None
-    tell_passing: bool = False
+    tell_passing: bool = False  # whether the outcome of a passing check includes its output
 
     def __post_init__(self) -> None:
         if not self.command:

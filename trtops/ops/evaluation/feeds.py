@@ -46,8 +46,7 @@ class Feeds:
     def __iter__(self) -> Iterator[Feed]:
         """Yield feeds: arrays by input name, in host memory, owned by the caller.
 
-        Raises:
-            InputError: If the source yields nothing, or anything but mappings of names to arrays.
+        Raises InputError if the source yields nothing, or anything but mappings of names to arrays.
         """
         count = 0
         for count, feed in enumerate(self._open(), start=1):
@@ -91,8 +90,7 @@ def open_feeds(
         seed: Seed of the first random feed; each next one counts up.
         readable: Returns the valid values of integer and string inputs; called only if there are any.
 
-    Raises:
-        ConfigError: If the path does not exist, or its suffix is unknown.
+    Raises ConfigError if the path does not exist, or its suffix is unknown.
     """
     if source is None:
         # Random integers index tables in many models, where values out of range crash or read garbage.

@@ -144,8 +144,7 @@ def run_in_16_bit(
 ) -> tuple[list[dict[str, npt.NDArray[Any]]], Overflows]:
     """The outputs of a model in 16 bit for each feed, and the tensors that overflow, in order of execution.
 
-    Raises:
-        BackendError: If the rewritten model does not run.
+    Raises BackendError if the rewritten model does not run.
     """
     from trtops.backend.onnx.emulate import LARGEST_FLOAT16, emulate_low_precision, watch_peaks
     from trtops.backend.onnx.precision import lower_precision

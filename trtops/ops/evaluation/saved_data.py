@@ -16,9 +16,8 @@ def merge(paths: Sequence[str | Path], output: str | Path) -> int:
 
     Of a file's runners the last counts, and of arrays with the same name the last.
 
-    Raises:
-        FormatError: If a file cannot be read, or is of another kind.
-        ComparisonError: If files have different numbers of iterations.
+    Raises FormatError if a file cannot be read, or is of another kind; ComparisonError if files have different numbers
+    of iterations.
     """
     merged: list[dict[str, Any]] = []
     for place, path in enumerate(paths):
@@ -42,9 +41,8 @@ def merge(paths: Sequence[str | Path], output: str | Path) -> int:
 def concat(paths: Sequence[str | Path], output: str | Path) -> int:
     """Concatenate the iterations of files of inputs, or of outputs; returns the number of iterations.
 
-    Raises:
-        FormatError: If a file cannot be read, or is of another kind.
-        ComparisonError: If inputs and outputs are mixed, or outputs are of different numbers of runners.
+    Raises FormatError if a file cannot be read, or is of another kind; ComparisonError if inputs and outputs are mixed,
+    or outputs are of different numbers of runners.
     """
     loaded = [_load_saved(path) for path in paths]
     runs = [held for held in loaded if isinstance(held, RunResults)]
