@@ -44,7 +44,7 @@ def list_runs(
     tags: Mapping[str, str] | None = None,
     limit: int | None = 50,
 ) -> list[Row]:
-    """Runs that match all filters, newest first. ``parent`` is an id or its beginning."""
+    """Runs that match all filters, newest first. ``parent`` is an id."""
     wanted = dict(tags or {})
     wanted |= {tag: value for tag, value in ((schema.Tag.KIND, kind), (schema.Tag.VERDICT, verdict)) if value}
     parent = None if parent is None else run_id_of(parent)

@@ -41,7 +41,7 @@ class AuditConfig(Record):
     """Which runs are audited, and how.
 
     Attributes:
-        runs: Run ids, or their beginnings.
+        runs: Run ids.
         experiment: All finished runs of an experiment.
         kind: Only runs of this kind.
         verdict: Only runs with this verdict.

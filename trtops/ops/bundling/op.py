@@ -104,7 +104,7 @@ def bundle(run: str, config: BundleConfig | None = None, *, tracker: Tracker) ->
     """Pack a run so that its verdict can be reproduced without trtops. The script is tried before the file is written.
 
     Args:
-        run: Run id, or its beginning, of a build or an iteration; also of a failed build.
+        run: Run id of a build or an iteration; also of a failed build.
         config: Options.
         tracker: The tracking store, which is only read.
 

@@ -31,7 +31,7 @@ class DiffTacticsConfig(Record):
     Files have no order: their diff is valid once, for a number of builds that was fixed beforehand.
 
     Attributes:
-        runs: Campaigns, by the ids of their runs or the beginning of these; and single builds or iterations.
+        runs: Campaigns, by the ids of their runs; and single builds or iterations.
         experiment: All evaluated builds of an experiment, those of campaigns included.
         tags: Only builds whose runs have these tags.
         folder: A folder with ``good/`` and ``bad/`` in it, as Polygraphy sorts its replays.

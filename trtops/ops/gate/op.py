@@ -30,8 +30,8 @@ class GateConfig(Record):
 
     Attributes:
         build: How the candidate is built.
-        candidate: Run id, or its beginning, of a candidate that exists; built now if None.
-        accepted: Run id, or its beginning, of the engine to compare with; if None, the last accepted one of this model,
+        candidate: Run id of a candidate that exists; built now if None.
+        accepted: Run id of the engine to compare with; if None, the last accepted one of this model,
             precision and device.
         check: Data to compare on, golden outputs and labels. Its tolerances and latency runs are not used.
         policy: What is accepted.
