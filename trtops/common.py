@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
-from trtops.json import Decoder, Encoder, add_json_methods
-from trtops.lazy import known_as
-from trtops.metadata import BoundedShape, MetadataTuple, TensorMetadata
+from trtops.lazy import exports, known_as
 
-__all__ = ["BoundedShape", "FormattedArray", "MetadataTuple", "TensorMetadata"]
+if TYPE_CHECKING:
+    from trtops.backend.trt.infer.formats import FormattedArray as FormattedArray
+    from trtops.metadata import BoundedShape as BoundedShape
+    from trtops.metadata import MetadataTuple as MetadataTuple
+    from trtops.metadata import TensorMetadata as TensorMetadata
 
-
-@add_json_methods("formatted array")
-@dataclass(eq=False)
-class FormattedArray:
-    """An array in another memory format than its shape, such as a vectorized TensorRT tensor."""
-
-    array: Any  # the bytes, on the host or, as a device view, on the device
-    shape: Sequence[int]  # the tensor's own
-
-
-@Encoder.register(FormattedArray)
-def _encode_formatted_array(formatted: FormattedArray) -> dict[str, Any]:
-    return {"array": formatted.array, "shape": list(formatted.shape)}
-
-
-@Decoder.register(FormattedArray)
-def _decode_formatted_array(members: dict[str, Any]) -> FormattedArray:
-    return FormattedArray(members["array"], members["shape"])
-
-
+__getattr__, __dir__ = exports(__name__)
 known_as(__name__, "struct")

@@ -248,7 +248,7 @@ class _Console(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             print(self.format(record), file=_stream_of(record), flush=True)
-        except Exception:
+        except Exception:  # as logging's own handlers: a line that cannot be written does not end the program
             self.handleError(record)
 
 

@@ -25,7 +25,7 @@ T = TypeVar("T")
 HOMES: dict[str, str] = {
     **dict.fromkeys(("RunResults", "IterationResult", "LazyArray", "LazyNumpyArray"), "trtops.comparator.results"),
     **dict.fromkeys(("AccuracyResult", "AccuracyResults"), "trtops.comparator.accuracy"),
-    "FormattedArray": "trtops.common",
+    "FormattedArray": "trtops.backend.trt.infer.formats",
     **dict.fromkeys(("TacticReplayData", "Algorithm", "TensorInfo"), "trtops.backend.trt.choices.selector"),
 }
 # The same by the end of a type's name, for the results and thresholds of all metrics.

@@ -29,7 +29,7 @@ _DEAD = "Its process ended without closing the run: it was killed or crashed."
 _REAP = "Run: trtops store reap"
 
 
-class Finding(NamedTuple):
+class StoreProblem(NamedTuple):
     """One problem: a run's id, a path or a process, and what is wrong with it."""
 
     subject: str
@@ -72,29 +72,29 @@ def close(tracker: Tracker, run: str, *, why: str = "", force: bool = False) -> 
     return [tracker.close(each.id, why or _DEAD) for each in (*below, info)]
 
 
-def check_store(tracker: OfflineTracker) -> list[Finding]:
+def check_store(tracker: OfflineTracker) -> list[StoreProblem]:
     """Find the problems of a store and of this machine. Nothing is changed; the files of a server are not checked."""
     found = [
-        Finding(f"run {info.id}", f"{info.name!r} is running, and its process is gone. {_REAP}")
+        StoreProblem(f"run {info.id}", f"{info.name!r} is running, and its process is gone. {_REAP}")
         for info in tracker.find(status="running")
         if owner.is_abandoned(info)
     ]
     for run in tracker.spool.runs():
-        found.append(Finding(f"run {run.id}", f"it is in the spool {run.folder}. Run: trtops store upload"))
+        found.append(StoreProblem(f"run {run.id}", f"it is in the spool {run.folder}. Run: trtops store upload"))
     for path, why in tracker.spool.damaged().items():
-        found.append(Finding(str(path), f"a spooled run is damaged: {why}"))
+        found.append(StoreProblem(str(path), f"a spooled run is damaged: {why}"))
     for process in processes.left_processes():
         text = f"the process that started {processes.describe(process)} is gone. {_REAP}"
-        found.append(Finding(f"process {process.pid}", text))
+        found.append(StoreProblem(f"process {process.pid}", text))
     for path in (*processes.left_folders(), *tracker.spool.abandoned()):
-        found.append(Finding(str(path), f"its process is gone. {_REAP}"))
+        found.append(StoreProblem(str(path), f"its process is gone. {_REAP}"))
     if tracker.store is not None:
         assert isinstance(tracker.inner, MlflowTracker)
         found += _check_files(tracker.inner, tracker.store)
     return found
 
 
-def _check_files(tracker: MlflowTracker, store: Store) -> Iterator[Finding]:
+def _check_files(tracker: MlflowTracker, store: Store) -> Iterator[StoreProblem]:
     # Folders first: a run is in the database before it has a folder.
     found = [each for each in store.artifacts.glob("*/*") if re.fullmatch("[0-9a-f]{32}", each.name) and each.is_dir()]
     known: set[str] = set()
@@ -105,12 +105,14 @@ def _check_files(tracker: MlflowTracker, store: Store) -> Iterator[Finding]:
         try:
             folder = local_folder(store.root, store.artifacts, uri)
         except errors.StoreError as exc:
-            yield Finding(f"run {info.id}", str(exc))
+            yield StoreProblem(f"run {info.id}", str(exc))
             continue
         if folder is not None and not (folder / Artifact.MANIFEST).is_file():
-            yield Finding(f"run {info.id}", f"{info.name!r} is incomplete: there is no {Artifact.MANIFEST} in {folder}")
+            yield StoreProblem(
+                f"run {info.id}", f"{info.name!r} is incomplete: there is no {Artifact.MANIFEST} in {folder}"
+            )
     for folder in sorted(folder for folder in found if folder.name not in known):
-        yield Finding(str(folder), "its files belong to no run. Remove it, or restore a backup.")
+        yield StoreProblem(str(folder), "its files belong to no run. Remove it, or restore a backup.")
     for file in sorted([*store.artifacts.rglob(f"{TEMPORARY}*"), *store.root.glob(".mlflow.db.*")]):
         if file.is_file() and file.stat().st_mtime < time.time() - _FORGOTTEN_SECONDS:
-            yield Finding(str(file), "it is half-written. Remove it.")
+            yield StoreProblem(str(file), "it is half-written. Remove it.")

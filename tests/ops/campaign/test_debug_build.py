@@ -20,7 +20,7 @@ from trtops import errors
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import DebugBuildResult, Progress, debug_build
 from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, diff_tactics
-from trtops.ops.campaign.prove import ProveConfig, Trial, conclude, prove
+from trtops.ops.campaign.prove import ProofTrial, ProveConfig, conclude, prove
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.engines.deny import deny, deny_list, pardon
 from trtops.ops.evaluation.command import CommandCheck
@@ -347,8 +347,8 @@ def test_resume_needs_the_same_model_and_the_lock(model, data, tmp_path: Path) -
         debug_build(tracker=memory)
 
 
-def trial(swap: str, verdict: str, **more: object) -> Trial:
-    return Trial(swap=swap, run_id="r", verdict=verdict, **({"followed": True} | more))  # type: ignore[arg-type]
+def trial(swap: str, verdict: str, **more: object) -> ProofTrial:
+    return ProofTrial(swap=swap, run_id="r", verdict=verdict, **({"followed": True} | more))  # type: ignore[arg-type]
 
 
 CONTROLS = (trial("good as it was", "good"), trial("bad as it was", "bad"))

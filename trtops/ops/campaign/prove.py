@@ -76,7 +76,7 @@ class ProveConfig(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial(Record):
+class ProofTrial(Record):
     """One build of a proof, with the verdict in the aspect under test, outputs or precision.
 
     ``followed`` is whether the suspect's layers got what was requested; ``also_changed`` are other layers that differ
@@ -104,7 +104,7 @@ class ProveResult(OpResult):
     suspect: str
     good_run: str
     bad_run: str
-    trials: tuple[Trial, ...]
+    trials: tuple[ProofTrial, ...]
     deny_run: str | None = None
 
     @property
@@ -240,7 +240,7 @@ def _make_trial(
     proof: Run,
     tracker: Tracker,
     evaluate: EngineEvaluator | None,
-) -> Trial:
+) -> ProofTrial:
     """Make one build of a proof; ``swapped`` are the suspect's units among the mixture's."""
     is_in, from_good = swap in ("bad as it was", "in"), swap in ("good as it was", "in")
     taken = swapped if swap == "in" else ~swapped if swap == "out" else np.full(len(swapped), is_in)
@@ -256,7 +256,7 @@ def _make_trial(
     strayed = own & set(outcome.strayed)
     if made.tactics is not None:
         strayed |= {choice.layer for choice in suspect.choices} & set(made.tactics.differing_layers(wanted))
-    return Trial(
+    return ProofTrial(
         swap=swap,
         run_id=run.id,
         verdict=verdict_in(tested_aspect(mixture.bad.info), tracker.info(run.id)) or made.verdict,
@@ -266,9 +266,9 @@ def _make_trial(
     )
 
 
-def conclude(trials: Iterable[Trial]) -> tuple[Outcome, str]:
+def conclude(trials: Iterable[ProofTrial]) -> tuple[Outcome, str]:
     """The outcome of a proof's builds, and the reason in words."""
-    by: dict[Swap, list[Trial]] = {}
+    by: dict[Swap, list[ProofTrial]] = {}
     for trial in trials:
         by.setdefault(trial.swap, []).append(trial)
     put_in, taken_out = by["in"], by["out"]
@@ -302,5 +302,5 @@ def conclude(trials: Iterable[Trial]) -> tuple[Outcome, str]:
     return "refuted", f"Refuted: {counted}."
 
 
-def _reason_text(trial: Trial) -> str:
+def _reason_text(trial: ProofTrial) -> str:
     return f" ({trial.reason[:300]})" if trial.reason else ""

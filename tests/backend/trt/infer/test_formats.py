@@ -59,3 +59,9 @@ def test_channels_lie_where_tensorrt_reads_them(make, components, expected):
 def test_unknown_layout_is_not_linear():
     with pytest.raises(ValueError, match="layout"):
         FormattedArray(np.zeros(8, np.uint8), (2, 2)).linear()
+
+
+def test_scripts_for_polygraphy_feed_the_runners_own_class():
+    from trtops import common
+
+    assert common.FormattedArray is FormattedArray

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from trtops.json import Decoder, Encoder, add_json_methods
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -71,13 +73,14 @@ class Layout:
         return np.ascontiguousarray(padded[kept])
 
 
+@add_json_methods("formatted array")
+@dataclass(eq=False)
 class FormattedArray:
-    """An array in a memory format that numpy does not have: raw bytes with their shape and layout, if it is known."""
+    """An array in a memory format that numpy does not have, such as a vectorized TensorRT tensor."""
 
-    def __init__(self, array: Any, shape: Sequence[int], layout: Layout | None = None) -> None:
-        self.array = array
-        self.shape = tuple(shape)
-        self.layout = layout
+    array: Any  # the bytes, on the host or, as a device view, on the device
+    shape: Sequence[int]  # the tensor's own
+    layout: Layout | None = None  # of an array that a runner returned
 
     @property
     def dtype(self) -> Any:
@@ -85,13 +88,17 @@ class FormattedArray:
         return self.array.dtype if self.layout is None else self.layout.dtype
 
     def linear(self) -> np.ndarray[Any, Any]:
-        """The tensor as a plain numpy array.
-
-        Raises ValueError if the layout is unknown.
-        """
+        """The tensor as a plain numpy array. Raises ValueError if the layout is unknown."""
         if self.layout is None:
             raise ValueError("The layout of this FormattedArray is unknown; only arrays returned by a runner have one.")
         return self.layout.unpack(self.array)
 
-    def __repr__(self) -> str:
-        return f"FormattedArray(shape={self.shape}, layout={self.layout})"
+
+@Encoder.register(FormattedArray)
+def _encode_formatted_array(formatted: FormattedArray) -> dict[str, Any]:
+    return {"array": formatted.array, "shape": list(formatted.shape)}
+
+
+@Decoder.register(FormattedArray)
+def _decode_formatted_array(members: dict[str, Any]) -> FormattedArray:
+    return FormattedArray(members["array"], members["shape"])
