@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from trtops.reports.document import Document, Section, Table
-from trtops.reports.facts import Facts, facts_of
+from trtops.reports.document import Document, Section
+from trtops.reports.sections import facts_of, next_commands
 from trtops.tracking import schema
 from trtops.tracking.base import RunInfo
 
+# Maximum rows of a table; the report shows all.
 _ROWS = 40
-"""Maximum rows of a table; the report shows all."""
 
 
 def description(document: Document, info: RunInfo, further: Iterable[Section] = ()) -> str:
@@ -19,30 +19,31 @@ def description(document: Document, info: RunInfo, further: Iterable[Section] = 
 
     Folded sections are left out, and the text is cut at whole lines to the size of a tag.
     """
-    facts = facts_of(info, document.verdict)
+    facts = {
+        title: ["", f"**{title}**", "", *(f"- {name}: {code(value)}" for name, value in group)] if group else []
+        for title, group in facts_of(info).items()
+    }
     repeated = not document.verdict or document.headline in ("", document.verdict)
     headline = "" if repeated else f": {_plain(document.headline)}"
     lines = [f"**{document.verdict or document.headline or 'done'}**{headline} · {_plain(document.title)}"]
     lines += ["", *(f"- {reason}" for reason in document.why)] if document.why else []
     for section in (*document.sections, *further):
-        lines += ["", *_section_lines(section)]
-    lines += _fact_lines("Size and speed", facts.size_and_speed) + _fact_lines("Machine", facts.machine)
-    following = [f"{command}  # {why}" for command, why in facts.following]
-    lines += ["", "**Next**", "", "```sh", *following, "```"]
-    lines += _fact_lines("Links", facts.links) + _fact_lines("Digests", facts.digests)
-    return _cut_to_fit(lines)
+        lines += [] if section.folded else ["", *_section_lines(section)]
+    commands = [f"{command}  # {why}" for command, why in next_commands(info, document.verdict)]
+    lines += [*facts["Size and speed"], *facts["Machine"], "", "**Next**", "", "```sh", *commands, "```"]
+    text = "\n".join([*lines, *facts["Links"], *facts["Digests"]])
+    if len(text) <= schema.MAX_TAG:
+        return text
+    note = "\n\nThe rest is in the report (artifact report/report.html)."
+    return text[: schema.MAX_TAG - len(note)].rpartition("\n")[0] + note
 
 
 def _section_lines(section: Section) -> list[str]:
-    if section.folded:
-        return []
     lines = [f"**{section.title}**", ""] if section.title else []
     lines += [section.text, ""] if section.text else []
-    return lines + (_table_lines(section.table) if section.table else [])
-
-
-def _table_lines(table: Table) -> list[str]:
-    lines = [f"| {' | '.join(map(_plain, table.columns))} |", "|---" * len(table.columns) + "|"]
+    if (table := section.table) is None:
+        return lines
+    lines += [f"| {' | '.join(map(_plain, table.columns))} |", "|---" * len(table.columns) + "|"]
     lines += [f"| {' | '.join(_cell_text(cell) for cell in row)} |" for row in table.rows[:_ROWS]]
     left = len(table.rows) - _ROWS
     return lines if left <= 0 else [*lines, "", f"{left} more in the report."]
@@ -50,10 +51,6 @@ def _table_lines(table: Table) -> list[str]:
 
 def _cell_text(cell: str | float | None) -> str:
     return "-" if cell is None else _plain(cell) if isinstance(cell, str) else f"{cell:.4g}"
-
-
-def _fact_lines(title: str, facts: Facts) -> list[str]:
-    return ["", f"**{title}**", "", *(f"- {name}: {code(value)}" for name, value in facts)] if facts else []
 
 
 def _plain(text: str) -> str:
@@ -64,14 +61,7 @@ def _plain(text: str) -> str:
 def code(text: str) -> str:
     """Any text as code in Markdown."""
     text = " ".join(text.split()) or " "
+    # Code ends at as many backticks as it began with, so there must be more than in the text.
     ticks = "`" * (max((len(run) for run in re.findall("`+", text)), default=0) + 1)
     edge = " " if text[0] == "`" or text[-1] == "`" else ""
     return f"{ticks}{edge}{text}{edge}{ticks}"
-
-
-def _cut_to_fit(lines: list[str]) -> str:
-    text = "\n".join(lines)
-    if len(text) <= schema.MAX_TAG:
-        return text
-    note = "\n\nThe rest is in the report (artifact report/report.html)."
-    return text[: schema.MAX_TAG - len(note)].rpartition("\n")[0] + note

@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 import base64
+import datetime
 import functools
 import hashlib
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jinja2
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from trtops.reports.charts import chart_view, short_name
-from trtops.reports.document import Document
-from trtops.reports.facts import facts_of, time_text
-from trtops.reports.run_view import RunView, stored_sections
+from trtops.reports.document import Chart, Document, Section
+from trtops.reports.sections import facts_of, next_commands
+from trtops.tracking.base import RunInfo
 
 _TEMPLATES = Path(__file__).parent / "templates"
+_MAX_BARS = 60
+_TONES = {"good": "good", "bad": "bad", "error": "crashed or hung", "plain": "value"}
 
 
-def page(document: Document, view: RunView) -> str:
-    """The report of a run as the text of an HTML file."""
-    info = view.info
+def page(document: Document, info: RunInfo, sections: Sequence[Section], pictures: Mapping[str, bytes | None]) -> str:
+    """The report of a run as the text of an HTML file, with pictures by their paths."""
+    # The page's policy allows the script with this digest and no other.
     script = (_TEMPLATES / "report.js").read_text("utf-8")
     return _environment().get_template("report.html").render(
         document=document,
         info=info,
-        facts=facts_of(info, document.verdict),
-        sections=[*document.sections, *stored_sections(view)],
-        pictures=[(path, found) for path in view.pictures if (found := picture(view.read(path), path))],
-        began=time_text(info.start_time),
+        facts=facts_of(info),
+        commands=list(next_commands(info, document.verdict)),
+        sections=[*document.sections, *sections],
+        pictures=[(path, found) for path, data in pictures.items() if (found := picture(data, path))],
+        began=datetime.datetime.fromtimestamp(info.start_time, datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         style=Markup((_TEMPLATES / "report.css").read_text("utf-8")),
         script=Markup(script),
         script_digest=base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii"),
@@ -59,8 +65,48 @@ def _environment() -> jinja2.Environment:
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table").disable(["image", "autolink"])
     environment.filters |= {
         "markdown": lambda text: Markup(markdown.render(text)),
-        "chart_view": chart_view,
-        "short_name": short_name,
+        "chart_view": _chart_view,
+        # The ends of a tensor's name differ most.
+        "short_name": lambda text: text if len(text) <= 38 else f"{text[:18]}…{text[-18:]}",
         "cell": lambda cell: f"{cell:.6g}" if isinstance(cell, float) else str(cell),
     }
     return environment
+
+
+def _chart_view(chart: Chart) -> dict[str, Any]:
+    """A chart's marks with places from 0 to 1 on both axes, and the ends of the axes.
+
+    All finite points are drawn, or the largest bars; the others are counted as ``hidden``.
+    """
+    points = [point for point in chart.points if math.isfinite(point.y) and math.isfinite(point.x)]
+    if chart.form == "bars":
+        points = sorted(points, key=lambda point: -point.y)[:_MAX_BARS]
+    positive = [point.y for point in points if point.y > 0]
+    logarithmic = bool(positive) and max(positive) > 100 * min(positive)
+    if logarithmic:
+        # Half a decade below the smallest value, so that its bar can be seen.
+        smallest = math.log10(min(positive)) - 0.5
+        values = [math.log10(point.y) if point.y > 0 else smallest for point in points]
+        ys, (low, high) = _places([smallest, *values])
+        y_range = (f"{10**low:.2g}", f"{10**high:.2g}")
+    else:
+        ys, (low, high) = _places([0.0, *(point.y for point in points)])
+        y_range = (f"{low:.4g}", f"{high:.4g}")
+    xs, (left, right) = _places([point.x for point in points])
+    marks = [
+        {"x": x, "y": y, "label": p.label, "value": f"{p.y:.4g}", "tone": p.tone} for x, y, p in zip(xs, ys[1:], points)
+    ]
+    return {
+        "marks": marks,
+        "x_range": (f"{left:.4g}", f"{right:.4g}"),
+        "y_range": y_range,
+        "logarithmic": logarithmic,
+        "legend": [(tone, text) for tone, text in _TONES.items() if any(point.tone == tone for point in points)],
+        "hidden": len(chart.points) - len(points),
+    }
+
+
+def _places(values: Sequence[float]) -> tuple[list[float], tuple[float, float]]:
+    """Values as shares of their range, and the range."""
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    return [(value - low) / ((high - low) or 1.0) for value in values], (low, high)
