@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from tests import models
 from tests.stores import copy_store
 from trtops.cli.main import main
 from trtops.comparator import RunResults
+from trtops.errors import RunNotFoundError
 from trtops.json import save_json
 from trtops.tracking.base import tracked
+from trtops.tracking.ids import run_id_of
 from trtops.tracking.schema import Artifact, Tag
 from trtops.tracking.store import open_tracker
 
@@ -103,7 +106,8 @@ def test_runs_are_named_by_their_ids(run, ids):
     one, other = ids["build"][-2:]
     campaign = ids["debug_build"][-1]
 
-    assert f"Run {one}" in run(f"runs show run:{one}")[1]
+    for given in (f"run:{one}", one[:8], one[:31].upper()):
+        assert f"Run {one}" in run(f"runs show {given}")[1]
     code, text = run(f"runs audit {one} {other} --no-rebuild --json")
     assert code == 0 and [each["id"] for each in json.loads(text)["runs"]] == [one, other]
     code, text = run(f"runs compare {one} run:{other}")
@@ -117,9 +121,19 @@ def test_runs_are_named_by_their_ids(run, ids):
 
 
 def test_unknown_run_ids_get_a_hint(run, caplog):
-    for given, said in (("8d6", "32 hexadecimal digits"), ("0" * 32, "has no run with the id")):
+    for given, said in (
+        ("8d6", "32 hexadecimal digits"),
+        ("0" * 8, "no run has an id"),
+        ("0" * 32, "has no run with the id"),
+    ):
         assert run(f"runs show {given}")[0] == 3
         assert said in caplog.text
+
+
+def test_ambiguous_run_ids_are_refused():
+    runs = [SimpleNamespace(id=f"8d6e3f1a{n:024}") for n in range(2)]
+    with pytest.raises(RunNotFoundError, match="several runs have ids that begin so"):
+        run_id_of("8d6e3f1a", SimpleNamespace(find=lambda **_: runs))
 
 
 def test_two_runs_are_compared(run, ids):
@@ -213,7 +227,7 @@ def test_a_suspect_is_proved_denied_and_pardoned(run, ids):
     mended = next(trial["run_id"] for trial in proof["trials"] if trial["swap"] == "out")
     assert run(f"runs promote {mended}")[0] == 0  # it is evaluated as the campaign evaluated
     entry = json.loads(run(f"runs deny {proof['run_id']} --json")[1])["run_id"]
-    assert entry in run("runs list --kind deny")[1]
+    assert entry[:8] in run("runs list --kind deny")[1]
     assert run(f"runs pardon {entry}")[0] == 2  # without a reason
     assert run(f"runs pardon {entry} --why mended")[0] == 0
     for kind, tag, whole in (

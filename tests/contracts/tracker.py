@@ -277,6 +277,7 @@ class TrackerContract:
         assert ids("m", tags={"x": "1", "y": "1"}) == [b]
         assert ids("m", tags={"x": "1"}, limit=1) == [c] and ids("m", limit=0) == []
         assert ids("m", tags={Tag.VERDICT: "good"}) == [b, parent]
+        assert ids(id_prefix=b[:8]) == [b] and ids("n", id_prefix=b[:8]) == []
         assert ids("m", status="running") == ids("m", tags={Tag.KIND: "accuracy"}) == [running]
         assert ids("m", tags={"x": "none"}) == ids("m", tags={"none": "1"}) == ids("none") == ids(parent="none") == []
 

@@ -156,7 +156,7 @@ def _place_of_campaign(tracker: Tracker, config: Any, given: Mapping[str, Any]) 
 
 
 def _place_of_run(tracker: Tracker, config: Any, given: Mapping[str, Any]) -> Place:
-    return promotions.promotion_place(tracker.info(run_id_of(given["run_id"])), config)
+    return promotions.promotion_place(tracker.info(run_id_of(given["run_id"], tracker)), config)
 
 
 debug_build = flow_of(_debug_build, base=_config_to_resume, place=lambda *_: None, by_steps=True)

@@ -47,7 +47,7 @@ def list_runs(
     """Runs that match all filters, newest first. ``parent`` is an id."""
     wanted = dict(tags or {})
     wanted |= {tag: value for tag, value in ((schema.Tag.KIND, kind), (schema.Tag.VERDICT, verdict)) if value}
-    parent = None if parent is None else run_id_of(parent)
+    parent = None if parent is None else run_id_of(parent, tracker)
     return [
         Row(
             id=info.id,
@@ -65,7 +65,7 @@ def list_runs(
 
 def inspect_run(run_id: str, tracker: Tracker) -> Inspection:
     """Tags, params, metrics and artifacts of a run."""
-    run_id = run_id_of(run_id)
+    run_id = run_id_of(run_id, tracker)
     info = tracker.info(run_id)
     files: list[tuple[str, int, str]] = []
     whole = True
@@ -116,7 +116,7 @@ class Line(Record):
 
 def side_by_side(run_ids: Sequence[str], tracker: Tracker) -> list[Line]:
     """Params, then metrics, of several runs."""
-    infos = [tracker.info(run_id_of(run_id)) for run_id in run_ids]
+    infos = [tracker.info(run_id_of(run_id, tracker)) for run_id in run_ids]
     metrics = [{"/".join(name): f"{value:.6g}" for name, value in info.metrics.items()} for info in infos]
     lines = []
     for kind, tables in (("param", [dict(info.params) for info in infos]), ("metric", metrics)):
@@ -141,7 +141,7 @@ def reevaluate(run_ids: Iterable[str], tolerances: Tolerances, tracker: Tracker)
     """Evaluate stored comparisons with other tolerances. Nothing runs, and the store does not change."""
     evaluated = []
     for run_id in run_ids:
-        stored = tracker.load(run_id_of(run_id))
+        stored = tracker.load(run_id_of(run_id, tracker))
         report = Evaluation.from_json(stored.read_bytes(schema.Artifact.ACCURACY)).report.evaluate(tolerances)
         info = stored.info
         before = info.verdict or ""
@@ -161,7 +161,7 @@ class Report(Record):
 
 def report(run: str, *, tracker: Tracker, output: str | Path | None = None) -> Report:
     """Write the HTML report of a run; by default to ``report-<run>.html``."""
-    run = run_id_of(run)
+    run = run_id_of(run, tracker)
     page = report_page(tracker, run)
     path = Path(output) if output is not None else Path(f"report-{run[:8]}.html")
     try:

@@ -70,8 +70,9 @@ class Tracker(Protocol):
         parent: str | None = None,
         status: RunStatus | None = None,
         limit: int | None = None,
+        id_prefix: str = "",
     ) -> list[RunInfo]:
-        """Runs that have all these tags, newest first."""
+        """Runs that have all these tags, and ids that begin with ``id_prefix``, newest first."""
         ...
 
     def close(self, run_id: str, why: str) -> RunInfo:

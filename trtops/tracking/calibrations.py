@@ -20,7 +20,7 @@ def load_cache(source: str, tracker: Tracker | None = None) -> CalibrationCache:
     if source.startswith(RUN_PREFIX):
         if tracker is None:
             raise errors.ConfigError(f"{source!r} names a run, but there is no store to read it from.")
-        run = tracker.load(run_id_of(source))
+        run = tracker.load(run_id_of(source, tracker))
         ours, theirs = Artifact.CALIBRATION_JSON, Artifact.CALIBRATION_CACHE
         return CalibrationCache.from_bytes(run.read_bytes(ours if ours in run.manifest else theirs))
     try:

@@ -63,7 +63,7 @@ def close(tracker: Tracker, run: str, *, why: str = "", force: bool = False) -> 
 
     Raises ConfigError if it has ended; LogError if its process may still be writing it.
     """
-    info = tracker.info(run_id_of(run))
+    info = tracker.info(run_id_of(run, tracker))
     if info.status != "running":
         raise errors.ConfigError(f"Run {info.id} has ended: it is {info.status}.")
     if not force:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 import uuid
+from typing import TYPE_CHECKING
 
 from trtops import errors
+
+if TYPE_CHECKING:
+    from trtops.tracking.base import Tracker
 
 RUN_PREFIX = "run:"
 """Prefix of a run where a file could be meant as well."""
@@ -31,14 +35,19 @@ def is_local(run_id: str) -> bool:
     return len(run_id) == 32 and run_id[12] == "8"
 
 
-def run_id_of(given: str) -> str:
-    """The id of a run as a user gave it, also after ``run:``.
+def run_id_of(given: str, tracker: Tracker) -> str:
+    """The id of a run as a user gave it: whole, or its first eight digits or more, also after ``run:``.
 
-    Raises RunNotFoundError if it cannot be an id.
+    Raises RunNotFoundError if it cannot be an id, or not exactly one run of the store begins with it.
     """
     digits = given.removeprefix(RUN_PREFIX).lower()
-    if not is_run_id(digits):
-        raise errors.RunNotFoundError(
-            f"Run {given!r}: expected the 32 hexadecimal digits of its id. See ids by: trtops runs list"
-        )
-    return digits
+    if is_run_id(digits):
+        return digits
+    if re.fullmatch("[0-9a-f]{8,31}", digits) is None:
+        expected = "expected the 32 hexadecimal digits of its id, or at least the first 8"
+        raise errors.RunNotFoundError(f"Run {given!r}: {expected}. See ids by: trtops runs list")
+    found = [info.id for info in tracker.find(id_prefix=digits, limit=2)]
+    if len(found) != 1:
+        count = "several runs have ids" if found else "no run has an id"
+        raise errors.RunNotFoundError(f"Run {given!r}: {count} that begin so. See ids by: trtops runs list")
+    return found[0]

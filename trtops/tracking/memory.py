@@ -117,6 +117,7 @@ class MemoryTracker:
         parent: str | None = None,
         status: RunStatus | None = None,
         limit: int | None = None,
+        id_prefix: str = "",
     ) -> list[RunInfo]:
         wanted = (tags or {}).items()
         with self._lock:
@@ -129,6 +130,7 @@ class MemoryTracker:
                 and parent in (None, data.parent)
                 and status in (None, data.status)
                 and wanted <= data.tags.items()
+                and run_id.startswith(id_prefix)
             ]
         return found[:limit]
 

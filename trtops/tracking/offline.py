@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from trtops import errors
 from trtops.tracking.ids import is_local
@@ -118,11 +118,11 @@ class OfflineTracker:
         parent: str | None = None,
         status: RunStatus | None = None,
         limit: int | None = None,
+        id_prefix: str = "",
     ) -> list[RunInfo]:
-        question = ("find", experiment, tuple(sorted((tags or {}).items())), parent, status, limit)
-        return self._answer(
-            question, lambda: self.inner.find(experiment, tags=tags, parent=parent, status=status, limit=limit)
-        )
+        question = ("find", experiment, tuple(sorted((tags or {}).items())), parent, status, limit, id_prefix)
+        wanted: dict[str, Any] = {"tags": tags, "parent": parent, "status": status, "limit": limit}
+        return self._answer(question, lambda: self.inner.find(experiment, **wanted, id_prefix=id_prefix))
 
     def peek(self, run_id: str, path: str) -> bytes | None:
         if (spooled := self._spooled(run_id)) is not None:

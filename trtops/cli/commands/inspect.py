@@ -104,10 +104,10 @@ def data(args: Options) -> Job:
 
 
 @command(
-    Group("run", flag("run", "the run's id, with or without run: before it")),
+    Group("run", flag("run", "the run's id, or its first eight digits or more")),
     groups.JSON,
     groups.STORE,
-    examples=("trtops inspect run 8d6e3f", "trtops inspect run run:8d6e3f --json"),
+    examples=("trtops inspect run 8d6e3f1a", "trtops inspect run run:8d6e3f1a --json"),
 )
 def run(args: Options) -> Job:
     """Show what the store holds of a run: params, numbers, tags and files. Exits with 1 if the run is incomplete."""

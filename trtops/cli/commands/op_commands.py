@@ -83,7 +83,7 @@ def calibrate(args: Options) -> Job:
     groups.SOURCE,
     groups.TRACKING,
     groups.JSON,
-    examples=("trtops compare run:8d6e3f model.onnx", "trtops inspect diff actual.json expected.json"),
+    examples=("trtops compare run:8d6e3f1a model.onnx", "trtops inspect diff actual.json expected.json"),
 )
 def compare(args: Options) -> Job:
     """Compare two sides, output by output.
@@ -161,7 +161,7 @@ def gate(args: Options) -> Job:
     ),
     groups.STORE,
     groups.JSON,
-    examples=("trtops report 8d6e3f1a2b3c4d5e6f708192a3b4c5d6 -o report.html",),
+    examples=("trtops report 8d6e3f1a -o report.html",),
 )
 def report(args: Options) -> Job:
     """Write a report of a run as one self-contained HTML file."""

@@ -67,21 +67,21 @@ def _show_list(rows: list[Any], store: str | None) -> None:
     cells = []
     for row in rows:
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.start_time))
-        cells.append((row.id, row.experiment, row.kind, row.status, row.verdict or "-", started, row.name))
+        cells.append((row.id[:8], row.experiment, row.kind, row.status, row.verdict or "-", started, row.name))
     say_table(("run", "experiment", "kind", "status", "verdict", "started", "name"), cells)
 
 
-show = replace(inspect.run, examples=("trtops runs show 8d6e3f",))
+show = replace(inspect.run, examples=("trtops runs show 8d6e3f1a",))
 
 
-@command(Group("runs", flag("runs+", "ids of runs")), *_READ, examples=("trtops runs compare 8d6e3f 1a2b3c",))
+@command(Group("runs", flag("runs+", "ids of runs")), *_READ, examples=("trtops runs compare 8d6e3f1a 1a2b3c4d",))
 def compare(args: Options) -> Job:
     """Show params and numbers of runs side by side, where they differ."""
     runs, place, as_json = tuple(args.runs), args.store, bool(args.json)
 
     def run() -> int:
         store = tracker("reads", place)
-        ids = [run_id_of(run) for run in runs]
+        ids = [run_id_of(run, store) for run in runs]
         lines = [line for line in ops.side_by_side(ids, store) if not line.same]
         if as_json:
             say_json(json_of(lines))
@@ -99,7 +99,7 @@ def compare(args: Options) -> Job:
     Group("runs", flag("runs+", "ids of runs with a comparison")),
     groups.STATISTICS,
     *_READ,
-    examples=("trtops runs evaluate 8d6e3f --check-error-stat max --atol 1e-3 --rtol 1e-2",),
+    examples=("trtops runs evaluate 8d6e3f1a --check-error-stat max --atol 1e-3 --rtol 1e-2",),
 )
 def evaluate(args: Options) -> Job:
     """Re-evaluate stored runs with other tolerances.
@@ -131,7 +131,7 @@ def evaluate(args: Options) -> Job:
     Group("rebuilding", flag("--by {replay,timing-cache,plain}+", "how runs are rebuilt (default: every way)")),
     configs.config_flags("rebuilding", "AuditConfig", {"keys": "--key"}, skip="runs experiment kind verdict tags ways"),
     *_READ,
-    examples=("trtops runs audit 8d6e3f", "trtops runs audit --experiment resnet50 --no-rebuild"),
+    examples=("trtops runs audit 8d6e3f1a", "trtops runs audit --experiment resnet50 --no-rebuild"),
 )
 def audit(args: Options) -> Job:
     """Check runs for consistency, rebuild them from the store alone, and grade each.
@@ -178,7 +178,7 @@ def prune(args: Options) -> Job:
     Group("run", flag("run", "a build's run, or an iteration's")),
     configs.config_flags("bundle", "BundleConfig", {"output": "-o --output", "timeout_seconds": "--script-timeout"}),
     *_READ,
-    examples=("trtops runs bundle 8d6e3f -o fault.zip",),
+    examples=("trtops runs bundle 8d6e3f1a -o fault.zip",),
 )
 def bundle(args: Options) -> Job:
     """Pack a run into one zip file that reproduces its verdict without trtops, with `python reproduce.py`.
@@ -193,7 +193,7 @@ def bundle(args: Options) -> Job:
     Group("run", flag("run", "a good build's run, or a good iteration's")),
     configs.config_flags("promotion", "PromoteConfig"),
     *_READ,
-    examples=("trtops runs promote 8d6e3f",),
+    examples=("trtops runs promote 8d6e3f1a",),
 )
 def promote(args: Options) -> Job:
     """Accept a good run's engine for all users: rebuilt from its tactics on this machine, verified, and registered."""
@@ -245,7 +245,7 @@ def resolve(args: Options) -> Job:
 @command(
     Group("run", flag("run", "a proof of `trtops debug prove`")),
     *_READ,
-    examples=("trtops runs deny 8d6e3f", "trtops runs list --kind deny"),
+    examples=("trtops runs deny 8d6e3f1a", "trtops runs list --kind deny"),
 )
 def deny(args: Options) -> Job:
     """Put a confirmed culprit on the deny-list, which later builds on the same device and release respect."""
@@ -259,7 +259,7 @@ def deny(args: Options) -> Job:
         flag("--why REASON", "why it is removed", required=True),
     ),
     *_READ,
-    examples=("trtops runs pardon 8d6e3f --why 'fixed by the new driver'",),
+    examples=("trtops runs pardon 8d6e3f1a --why 'fixed by the new driver'",),
 )
 def pardon(args: Options) -> Job:
     """Remove an entry from the deny-list. The entry stays in the store, with the reason."""
@@ -274,7 +274,7 @@ def pardon(args: Options) -> Job:
         flag("--force", "also if its process may still be writing"),
     ),
     groups.STORE,
-    examples=("trtops runs close 8d6e3f", "trtops runs close 8d6e3f --force --why 'the machine was returned'"),
+    examples=("trtops runs close 8d6e3f1a", "trtops runs close 8d6e3f1a --force --why 'the machine was returned'"),
 )
 def close(args: Options) -> Job:
     """Close a run that is left running, and the runs below it, after its process was killed or its machine is gone.

@@ -82,7 +82,7 @@ def choose_runs(config: AuditConfig, tracker: Tracker) -> tuple[str, ...]:
     pairs = ((schema.Tag.KIND, config.kind), (schema.Tag.VERDICT, config.verdict))
     wanted |= {tag: value for tag, value in pairs if value}
     if config.runs:
-        found = [run_id_of(run) for run in config.runs]
+        found = [run_id_of(run, tracker) for run in config.runs]
     elif config.accepted:
         infos = [tracker.info(version.run_id) for _, version in tracker.accepted()]
         found = [

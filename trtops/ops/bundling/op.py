@@ -112,7 +112,7 @@ def bundle(run: str, config: BundleConfig | None = None, *, tracker: Tracker) ->
     run names a script that is not allowed.
     """
     config = BundleConfig() if config is None else config
-    info = tracker.info(run_id_of(run))
+    info = tracker.info(run_id_of(run, tracker))
     config = replace(config, output=config.output or f"{info.experiment}-{info.id[:8]}.zip".replace("/", "-"))
     folder = MaterialFolder(config.materials)
     missing: tuple[str, ...]

@@ -75,7 +75,7 @@ def bisect(
     Raises ConfigError if there is no good or no bad build, or the two are not of one campaign; LogError if the process
     of a bisection to resume may still be alive.
     """
-    info = ended_if_whole(tracker, tracker.info(run_id_of(run)))
+    info = ended_if_whole(tracker, tracker.info(run_id_of(run, tracker)))
     if bad is None and info.kind == _KIND and info.status == "finished":
         return BisectResult.from_json(tracker.load(info.id).read_bytes(schema.Artifact.BISECTION))
     resumed: list[RunInfo] = []
@@ -116,10 +116,10 @@ def _title_of(plan: BisectPlan) -> str:
 
 def campaign_of(tracker: Tracker, run: str, bad: str | None = None, *, allow_scripts: bool = False) -> Campaign:
     """The campaign that a bisection belongs to; arguments as :func:`bisect` and its config take them."""
-    run_id = run_id_of(run)
+    run_id = run_id_of(run, tracker)
     if bad is not None:
         parents = []
-        for info in (tracker.info(run_id), tracker.info(run_id_of(bad))):
+        for info in (tracker.info(run_id), tracker.info(run_id_of(bad, tracker))):
             parent = None if info.parent is None else tracker.info(info.parent)
             # A mixture belongs to a bisection, and that to the campaign.
             parents.append(parent.parent if parent is not None and parent.kind == _KIND else info.parent)
@@ -151,7 +151,7 @@ def _plan_pair(
                 )
         pair = most_alike(table, table.named("good"), table.named("bad"))
     else:
-        pair = run_id_of(run), run_id_of(bad)
+        pair = run_id_of(run, tracker), run_id_of(bad, tracker)
     stored = [tracker.load(name) for name in pair]
     for build, wanted in zip(stored, ("good", "bad")):
         if build.info.verdict != wanted:

@@ -159,7 +159,7 @@ def debug_build(
     """
     with contextlib.ExitStack() as stack:
         if resume is not None:
-            resume = run_id_of(resume)
+            resume = run_id_of(resume, tracker)
             known = ended_if_whole(tracker, tracker.info(resume))
             campaigns.require_campaign(known)
             if known.status == "finished":

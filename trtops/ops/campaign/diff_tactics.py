@@ -116,7 +116,7 @@ def diff_tactics(
     Raises ConfigError if there is no such source, or it holds no evaluated build; RunNotFoundError if a run does not
     exist.
     """
-    config = replace(config, runs=tuple(run_id_of(run) for run in config.runs))
+    config = replace(config, runs=tuple(run_id_of(run, tracker) for run in config.runs))
     infos = [tracker.info(run_id) for run_id in config.runs]
     if config.experiment is not None:
         builds = tracker.find(config.experiment, tags=config.tags, status="finished")

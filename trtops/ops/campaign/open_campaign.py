@@ -17,7 +17,7 @@ def open_campaign(
     tracker: Tracker, run_id: str, *, model: str | Path | None = None, allow_scripts: bool = False
 ) -> Campaign:
     """Read a campaign from its parent run, finished or not."""
-    run_id = run_id_of(run_id)
+    run_id = run_id_of(run_id, tracker)
     info = tracker.info(run_id)
     campaigns.require_campaign(info)
     data = campaigns.read_config(tracker, info)

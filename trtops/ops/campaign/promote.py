@@ -138,7 +138,7 @@ def promote(
         IncompleteRunError: If the run is not complete.
     """
     config = PromoteConfig() if config is None else config
-    run_id = run_id_of(run_id)
+    run_id = run_id_of(run_id, tracker)
     stored = tracker.load(run_id)
     if stored.info.verdict != "good":
         raise errors.ConfigError(

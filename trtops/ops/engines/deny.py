@@ -52,7 +52,7 @@ def deny(proof_run: str, *, tracker: Tracker, tags: Mapping[str, str] | None = N
 
     ConfigError if the run is not a proof, or it confirmed nothing.
     """
-    proof_run = run_id_of(proof_run)
+    proof_run = run_id_of(proof_run, tracker)
     stored = tracker.load(proof_run)
     outcome = stored.info.tags.get(schema.Tag.PROOF)
     if outcome != "confirmed":
@@ -81,7 +81,7 @@ def deny(proof_run: str, *, tracker: Tracker, tags: Mapping[str, str] | None = N
 
 def pardon(deny_run: str, *, tracker: Tracker, why: str) -> DenyResult:
     """Remove an entry, also a damaged one, from the deny-list. It stays in the tracking store, with the reason."""
-    deny_run = run_id_of(deny_run)
+    deny_run = run_id_of(deny_run, tracker)
     info = tracker.info(deny_run)
     if info.kind != "deny" or schema.Tag.PARDONED in info.tags:
         raise errors.ConfigError(f"Run {deny_run} is not an entry of the deny-list.")

@@ -73,7 +73,7 @@ def read_timing_cache(asked: str | None, tracker: Tracker, environment: Environm
     """
     if asked is None or not asked.startswith("run:"):
         return read_cache_file(asked, "timing_cache")
-    run_id = run_id_of(asked.removeprefix("run:"))
+    run_id = run_id_of(asked, tracker)
     stored = tracker.load(run_id)
     there = Environment.from_json(stored.read_bytes(schema.Artifact.ENVIRONMENT))
     if there.device_key != environment.device_key:

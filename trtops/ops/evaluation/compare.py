@@ -82,7 +82,7 @@ def compare(
     actual, golden = str(actual), str(golden)
     if experiment is None:
         is_run = actual.startswith(RUN_PREFIX)
-        experiment = tracker.info(run_id_of(actual)).experiment if is_run else Path(actual).stem
+        experiment = tracker.info(run_id_of(actual, tracker)).experiment if is_run else Path(actual).stem
     name = " vs ".join(side if side.startswith(RUN_PREFIX) else Path(side).name for side in (actual, golden))
     with op_run(tracker, experiment, name, kind="compare", tags=tags, parent=parent) as run:
         run.log_params({"actual": actual, "golden": golden, **schema.flat_params({"check": config.to_dict()})})
@@ -97,7 +97,7 @@ def compare(
 def _evaluate_sides(actual: str, golden: str, check: CheckConfig, tracker: Tracker) -> Evaluation:
     under_test, right = _open_side(actual, tracker), _open_side(golden, tracker)
     model = next((side for side in (right, under_test) if isinstance(side, Model)), None)
-    runs = [tracker.info(run_id_of(side)) for side in (actual, golden) if side.startswith(RUN_PREFIX)]
+    runs = [tracker.info(run_id_of(side, tracker)) for side in (actual, golden) if side.startswith(RUN_PREFIX)]
     precisions = {info.params.get("precision") for info in runs}
     # Both sides may differ from the truth; the lowest precision bounds what can be expected of the comparison.
     precision: Precision = next((each for each in _LOWEST_FIRST if each in precisions), "fp32")
@@ -126,7 +126,7 @@ def _runner_of(side: Engine | Model) -> BaseRunner:
 
 def _open_side(side: str, tracker: Tracker) -> Engine | Model | RunResults:
     if side.startswith(RUN_PREFIX):
-        return builds.load_engine(builds.holder_of_engine(tracker, tracker.info(run_id_of(side))))
+        return builds.load_engine(builds.holder_of_engine(tracker, tracker.info(run_id_of(side, tracker))))
     path = Path(side)
     if not path.exists():
         raise errors.ConfigError(

@@ -129,7 +129,7 @@ class Measurement:
         """The candidate, loaded from its run or built and logged, and the run of the accepted engine."""
         config, run, model = self._config, self._run, self._model
         if config.candidate is not None:
-            stored = self._tracker.load(run_id_of(config.candidate))
+            stored = self._tracker.load(run_id_of(config.candidate, self._tracker))
             holder = builds.holder_of_engine(self._tracker, stored.info)
             build = builds.load_build(holder)
             if build.spec.model_sha256 != model.info.sha256:
@@ -177,7 +177,7 @@ class Measurement:
         """
         config, tracker = self._config, self._tracker
         if config.accepted is not None:
-            return tracker.info(run_id_of(config.accepted))
+            return tracker.info(run_id_of(config.accepted, tracker))
         name = registered_model(config.name or self._model.name)
         found: list[tuple[tuple[bool, bool, int], RunInfo]] = []
         for alias in tracker.aliases(name):

@@ -119,6 +119,7 @@ class MlflowTracker:
         parent: str | None = None,
         status: RunStatus | None = None,
         limit: int | None = None,
+        id_prefix: str = "",
     ) -> list[RunInfo]:
         if limit == 0:
             return []
@@ -130,8 +131,11 @@ class MlflowTracker:
         # The query may find more than the wanted runs.
         found = (
             info
-            for info in self._search(ids, _search_filter(tags or {}, parent, status), limit)
-            if wanted <= info.tags.items() and parent in (None, info.parent) and status in (None, info.status)
+            for info in self._search(ids, _search_filter(tags or {}, parent, status, id_prefix), limit)
+            if wanted <= info.tags.items()
+            and parent in (None, info.parent)
+            and status in (None, info.status)
+            and info.id.startswith(id_prefix)
         )
         return list(itertools.islice(found, limit))
 
@@ -345,7 +349,7 @@ class MlflowTracker:
         return files_of(self._connection, entity.info.run_id, entity.info.artifact_uri)
 
 
-def _search_filter(tags: Mapping[str, str], parent: str | None, status: RunStatus | None) -> str:
+def _search_filter(tags: Mapping[str, str], parent: str | None, status: RunStatus | None, id_prefix: str) -> str:
     """A query that finds at least the wanted runs: MLflow's language cannot quote every key and value."""
     wanted = dict(tags)
     if parent is not None:
@@ -359,6 +363,8 @@ def _search_filter(tags: Mapping[str, str], parent: str | None, status: RunStatu
         conditions += ["attributes.status != 'RUNNING'", "attributes.status != 'KILLED'"]
     elif status is not None:
         conditions.append(f"attributes.status = '{status.upper()}'")
+    if id_prefix:
+        conditions.append(f"attributes.run_id LIKE '{id_prefix}%'")
     return " and ".join(conditions)
 
 

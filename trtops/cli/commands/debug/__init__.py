@@ -71,7 +71,7 @@ def accuracy(args: Options) -> Job:
     configs.config_flags("bisection", "BisectConfig"),
     groups.STORE,
     groups.JSON,
-    examples=("trtops debug bisect 8d6e3f", "trtops debug bisect 11b2c9 77e0aa --max-builds 30"),
+    examples=("trtops debug bisect 8d6e3f1a", "trtops debug bisect 11b2c9d4 77e0aa52 --max-builds 30"),
 )
 def bisect(args: Options) -> Job:
     """Find the choice that makes a build bad, by building mixtures of a good and a bad build.
@@ -88,7 +88,7 @@ def bisect(args: Options) -> Job:
     configs.config_flags("proof", "ProveConfig"),
     groups.STORE,
     groups.JSON,
-    examples=("trtops debug prove 8d6e3f", "trtops debug prove 8d6e3f --suspect 1 --repeats 5 --no-deny"),
+    examples=("trtops debug prove 8d6e3f1a", "trtops debug prove 8d6e3f1a --suspect 1 --repeats 5 --no-deny"),
 )
 def prove(args: Options) -> Job:
     """Test a campaign's suspect: put it into a good build, and take it out of a bad one, by replay.
