@@ -73,7 +73,7 @@ EXCEPTIONS: dict[str, str] = {
     "json.serde.BaseCustomImpl": _STANDARD,
     "json.serde.Decoder": _STANDARD,
     "json.serde.Encoder": _STANDARD,
-    "json.serde.IterationWriter": "RunResults.save_iterations and the comparator write iterations",
+    "json.serde.IterationWriter": "Comparator.run writes iterations",
     "json.serde.iterate_from_files": "StreamingDataLoader and RunResults.load_streaming read iterations",
     "json.serde.iterate_json_list": "StreamingDataLoader reads them",
     "json.serde.list_iteration_files": "StreamingDataLoader and RunResults.load_streaming find them",

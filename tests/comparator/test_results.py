@@ -79,5 +79,3 @@ def test_other_kinds_of_files_are_refused(tmp_path):
         AccuracyResults.from_json(RunResults().to_json())
     with pytest.raises(FileNotFoundError):
         RunResults.load(tmp_path / "none.json")
-    with pytest.raises(errors.ConfigError, match="has a suffix"):
-        RunResults().save_iterations(tmp_path / "x.json")

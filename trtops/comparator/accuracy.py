@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import UserDict, UserList
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from trtops import errors
 from trtops.comparator.metric_results import CompareResult
-from trtops.comparator.results import IterationResult, SavedResults
+from trtops.comparator.results import IterationResult, SavedList
 from trtops.json import Decoder, Encoder
 
 if TYPE_CHECKING:
@@ -146,41 +146,20 @@ class AccuracyResult(UserDict[RunnerPair, list[dict[str, Match]]]):
         return self
 
 
-class AccuracyResults(SavedResults, UserList[AccuracyResult]):
+class AccuracyResults(SavedList[AccuracyResult]):
     """One :class:`AccuracyResult` per compare function; true if each is.
 
     With a single result, ``results[pair]``, ``stats``, ``percentage`` and the methods of a mapping are those of the
-    result, as in Polygraphy 0.49. ``lst`` is the list of results.
+    result, as in Polygraphy 0.49.
     """
 
     _DESCRIPTION = "accuracy results"
-
-    def __init__(self, lst: Iterable[AccuracyResult] | None = None) -> None:
-        """Hold results."""
-        super().__init__(() if lst is None else lst)
-
-    @property
-    def lst(self) -> list[AccuracyResult]:
-        """The results."""
-        return self.data
 
     def __bool__(self) -> bool:
         return all(map(bool, self.data))
 
     def __getitem__(self, key: Any) -> Any:
         return self.data[key] if isinstance(key, (int, slice)) else self._only_result()[key]
-
-    # As in the base class, with Polygraphy's names of parameters.
-    def append(self, elem: AccuracyResult) -> None:
-        """Add a compare function's result."""
-        self.data.append(elem)
-
-    def extend(self, elems: Iterable[AccuracyResult]) -> None:
-        """Add results of compare functions."""
-        self.data.extend(elems)
-
-    def __repr__(self) -> str:
-        return f"AccuracyResults({self.lst!r})"
 
     def _only_result(self) -> AccuracyResult:
         if len(self.lst) != 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -56,12 +55,7 @@ def holds_strings(array: Array) -> TypeIs[Array]:
 
 def dtype_name(array: Array) -> str:
     """The dtype's name as :class:`trtops.metadata.DataType` spells it; ``str`` for strings of any length."""
-    return _name_of(array.dtype)
-
-
-@functools.lru_cache(maxsize=256)
-def _name_of(dtype: np.dtype[Any]) -> str:
-    return "str" if dtype.kind in "USaOT" else dtype.name
+    return "str" if array.dtype.kind in "USaOT" else array.dtype.name
 
 
 def permuted_axes(shape: Sequence[int], wanted: Sequence[int]) -> list[int]:

@@ -48,8 +48,7 @@ class Comparator:
     ) -> Any:
         """Run runners on the same inputs.
 
-        Each runner is activated, run through all iterations and deactivated before the next. With ``streaming`` all are
-        active together and run one iteration at a time, so that results may be larger than memory.
+        Each runner is activated, run through all iterations and deactivated before the next.
 
         Args:
             runners: The runners.
@@ -61,13 +60,11 @@ class Comparator:
                 ``if __name__ == "__main__":``.
             subprocess_timeout: Seconds after which a child process is killed; never by default.
             subprocess_polling_interval: Accepted and ignored: a child process that dies is noticed at once.
-            save_inputs_path: Where to save the inputs: a file, or without a suffix a directory with one file per
-                iteration.
-            save_outputs_path: Where to save the results, in the same way.
-            save_input_blob_path: A directory to save each iteration's inputs in as raw bytes,
-                ``<iteration>/<input>.bin``.
-            streaming: Return an iterator of results with one iteration each. Its arrays may be overwritten when the
-                next one is taken.
+            save_inputs_path: A file for the inputs, or without a suffix a directory with one file per iteration.
+            save_outputs_path: The same for the results.
+            save_input_blob_path: A directory for the inputs as raw bytes, ``<iteration>/<input>.bin``.
+            streaming: Return an iterator of results with one iteration each, which may be overwritten when the next one
+                is taken. All runners are active together, and results may be larger than memory.
 
         Returns:
             The outputs of all iterations by runner, in host memory; or an iterator of these.
@@ -133,15 +130,11 @@ class Comparator:
             fail_fast: Whether to stop after the first iteration that does not match.
             comparisons: Pairs of places of runners; each with the next by default.
             compare_func: Called with two iterations, returns a match per output; one or several, which share
-                statistics. None stands for ``SimpleCompareFunc()``.
+                statistics and get a result each. None stands for ``SimpleCompareFunc()``.
             check_average: Evaluate the mean of each number over all iterations instead of each iteration.
 
-        Returns:
-            One result per compare function.
-
-        Raises ComparisonError if the runs have different numbers of iterations; ComparisonError if something cannot be
-        compared at all; ConfigError if averages are requested from a function without numbers, or together with
-        ``fail_fast``.
+        Raises ComparisonError if the runs have different numbers of iterations, or something cannot be compared;
+        ConfigError if averages are requested from a function without numbers, or together with ``fail_fast``.
         """
         # Slow to import, and scripts that only run runners need none of it.
         from trtops.comparator.accuracy import AccuracyResult, AccuracyResults

@@ -87,8 +87,8 @@ class BaseCompareFunc:
     def __call__(self, iter_result0: IterationResult, iter_result1: IterationResult) -> Matches:
         """Compare the outputs under test with the reference: a match per output that has a counterpart.
 
-        Raises ComparisonError if no output has a counterpart, or something in them cannot be compared; ComparisonError
-        if the metric cannot be computed here.
+        Raises ComparisonError if no output has a counterpart, an output cannot be compared, or the metric cannot be
+        computed here.
         """
         return self.compare(iter_result0, iter_result1, {})
 
@@ -108,7 +108,8 @@ class BaseCompareFunc:
                 one, other = (f"'{name}' (dtype={out.dtype}, shape={tuple(out.shape)})" for name, out in pair)
                 log_lines(START, f"{self.label} | Comparing Output: {one} with {other}", indent=1)
             found = self._match_pair(name0, out0, name1, out1, cache)
-            if matches.get(name0, True):  # of several counterparts the first that differs counts
+            # Of several counterparts the first that differs counts.
+            if matches.get(name0, True):
                 matches[name0] = found
             if self.fail_fast and not found:
                 break
@@ -277,6 +278,7 @@ class IndicesCompareFunc(BaseCompareFunc):
     label: ClassVar[str] = "indices"
     index_tolerance: PerOutput[int] = 0
     fail_fast: bool = False
+    # These are no options of this function in Polygraphy.
     check_shapes: bool = field(default=True, init=False, repr=False)
     find_output_func: FindOutput | None = field(default=None, init=False, repr=False)
 
@@ -363,14 +365,7 @@ _OF_METRICS = {comparison.name: _compare_func_class(comparison) for comparison i
 globals().update({kind.__name__: kind for kind in _OF_METRICS.values()})
 
 
-class _FunctionsByName(type):
-    def __getattr__(cls, name: str) -> type[BaseCompareFunc]:
-        raise AttributeError(
-            f"There is no compare function {name!r}. {errors.near(name, ['simple', 'indices', *_OF_METRICS])}"
-        )
-
-
-class CompareFunc(metaclass=_FunctionsByName):
+class CompareFunc:
     """The compare functions by name: ``CompareFunc.simple(atol=1e-3)``, ``CompareFunc.l2()``."""
 
     simple = SimpleCompareFunc

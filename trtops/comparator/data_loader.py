@@ -12,7 +12,7 @@ import numpy as np
 
 from trtops import errors
 from trtops.comparator.arrays import Array, permuted_axes, to_numpy
-from trtops.comparator.streams import PathLike, iterate_files, load_list
+from trtops.comparator.streams import PathLike, iterate_files, load_saved
 from trtops.metadata import (
     DEFAULT_SHAPE_VALUE,
     BoundedShape,
@@ -39,10 +39,8 @@ DEFAULT_SEED = 1
 class DataLoader:
     """Makes random inputs for a model: a sequence of feeds.
 
-    For the same seed, shapes, dtypes and ranges the arrays are bit for bit those of Polygraphy: iteration *i* draws
-    from ``numpy.random.RandomState(seed + i)``, input by input in the model's order.
-
-    ``input_metadata`` holds the inputs to make, and is set from the runner before a model is run.
+    For the same seed, shapes, dtypes and ranges the arrays are bit for bit those of Polygraphy. ``input_metadata``
+    holds the inputs to make, and is set from the runner before a model is run.
     """
 
     def __init__(
@@ -68,8 +66,6 @@ class DataLoader:
             int_range: Like ``val_range``, for integers and booleans only.
             float_range: Like ``val_range``, for floating-point inputs only.
             words: Values to draw for inputs of strings, by name.
-
-        Raises ConfigError if the backend module is not known.
         """
         self.seed = DEFAULT_SEED if seed is None else seed
         self.iterations = 1 if iterations is None else iterations
@@ -82,12 +78,6 @@ class DataLoader:
         self.module = data_loader_backend_module or "numpy"
         if self.module not in ("numpy", "torch"):
             raise errors.ConfigError(f"data_loader_backend_module is {self.module!r}; expected 'numpy' or 'torch'.")
-
-    def __repr__(self) -> str:
-        return (
-            f"DataLoader(seed={self.seed}, iterations={self.iterations}, "
-            f"input_metadata={dict(self.user_input_metadata) or None}, val_range={self.val_range})"
-        )
 
     def __len__(self) -> int:
         return self.iterations
@@ -106,7 +96,8 @@ class DataLoader:
         wanted = self.user_input_metadata if self.input_metadata is None else self.input_metadata
         if not wanted:
             _log.warning("The data loader has no input metadata, and makes no inputs")
-        # Polygraphy draws from numpy's legacy generator; default_rng would give other numbers for the same seed.
+        # Polygraphy draws from numpy's legacy generator, input by input in the model's order; default_rng would give
+        # other numbers for the same seed.
         random = np.random.RandomState(self.seed + index)
         ranges = self.val_range if isinstance(self.val_range, Mapping) else {}
         for what, names in [("input_metadata", self.user_input_metadata), ("val_range", ranges)]:
@@ -115,14 +106,13 @@ class DataLoader:
                     hint = errors.near(name, wanted)
                     _log.warning("%s names %r, which is not an input of the model. %s", what, name, hint)
         made = {name: self._make_input(name, spec, random) for name, spec in wanted.items()}
-        if self.module == "torch":
-            try:
-                return {name: to_torch(array) for name, array in made.items()}
-            except ImportError:
-                raise errors.BackendUnavailableError(
-                    "data_loader_backend_module='torch' needs torch. Install it, or use 'numpy'."
-                ) from None
-        return made
+        if self.module == "numpy":
+            return made
+        try:
+            return {name: to_torch(array) for name, array in made.items()}
+        except ImportError:
+            text = "data_loader_backend_module='torch' needs torch. Install it, or use 'numpy'."
+            raise errors.BackendUnavailableError(text) from None
 
     def _make_input(self, name: str, spec: TensorSpec, random: np.random.RandomState) -> Any:
         dtype, shape = spec.dtype, spec.shape
@@ -149,7 +139,8 @@ class DataLoader:
             low, high = self._value_range(name, self.int_range)
             cast, of_numpy = int if dtype.is_integral else bool, dtype.numpy()
             first, end = int(cast(low)), int(cast(high)) + 1
-            if of_numpy.isbuiltin == 2:  # 4-bit integers, which numpy does not draw
+            # Numpy does not draw 4-bit integers.
+            if of_numpy.isbuiltin == 2:
                 return np.asarray(random.randint(first, end, fixed)).astype(of_numpy)
             try:
                 return np.array(random.randint(first, end, fixed, of_numpy))
@@ -200,7 +191,11 @@ class StreamingDataLoader:
         self.allow_dirs = allow_dirs
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iterate_files(self.paths, lambda path: load_list(path, "inputs"), self.allow_dirs)
+        def read(path: PathLike) -> list[Any]:
+            content = load_saved(path)
+            return content if isinstance(content, list) else [content]
+
+        return iterate_files(self.paths, read, self.allow_dirs)
 
 
 class DataLoaderCache:

@@ -1,13 +1,11 @@
-"""The slack of tolerances: an error that prints as the tolerance, in five digits, is within it.
-
-The difference of two numbers that are a tolerance apart is a bit above it as often as a bit below: 1.1 and 1.0 differ
-by 0.10000002 in float32.
-"""
+"""The slack of tolerances: an error that prints as the tolerance, in five digits, is within it."""
 
 from __future__ import annotations
 
 import math
 
+# The difference of two numbers that are a tolerance apart is a bit above it as often as a bit below: 1.1 and 1.0 differ
+# by 0.10000002 in float32.
 _DIGITS = 5
 
 

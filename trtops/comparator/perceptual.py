@@ -13,23 +13,15 @@ from trtops.comparator.arrays import Array
 
 
 def lpips_distance(pairs: Sequence[tuple[Array, Array]]) -> float | None:
-    """The mean perceptual distance of pairs of images: LPIPS with AlexNet, in float32 on the CPU.
+    """The mean perceptual distance of pairs of images, 0 for equal ones: LPIPS with AlexNet, in float32 on the CPU.
 
-    Values up to 1 are taken to be scaled to 1, larger ones to 255.
-
-    Source: Zhang et al., "The Unreasonable Effectiveness of Deep Features as a Perceptual Metric", CVPR 2018, by the
-    package ``lpips``.
-
-    Args:
-        pairs: Images of any numeric dtype, ``(N, C, H, W)``, ``(N, H, W, C)`` or ``(C, H, W)`` with 1 or 3 channels.
-
-    Returns:
-        The distance, 0 for equal images; None if the arrays are no such images.
-
-    Raises ComparisonError if torch, lpips or its model cannot be had.
+    Images are of any numeric dtype, ``(N, C, H, W)``, ``(N, H, W, C)`` or ``(C, H, W)`` with 1 or 3 channels; None for
+    other arrays. ComparisonError if torch, lpips or its model is missing.
     """
+    # Zhang et al., "The Unreasonable Effectiveness of Deep Features as a Perceptual Metric", CVPR 2018.
     distances = []
     for a, b in pairs:
+        # Values up to 1 are taken to be scaled to 1, larger ones to 255.
         scale = 255.0 if max(float(a.max(initial=0)), float(b.max(initial=0))) > 1 else 1.0
         images = [_as_images(array, scale) for array in (a, b)]
         if images[0] is None or images[1] is None:
@@ -65,6 +57,7 @@ def _as_images(array: Array, scale: float) -> Array | None:
     if images.ndim != 4 or images.shape[1] not in (1, 3) or not images.size:
         return None
     scaled = images.astype(np.float32) / np.float32(scale)
+    # LPIPS expects values from -1 to 1.
     if scaled.min() >= 0:
         scaled = scaled * 2 - 1
     return np.ascontiguousarray(np.broadcast_to(scaled, (images.shape[0], 3, *images.shape[2:])))

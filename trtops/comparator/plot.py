@@ -25,15 +25,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["error_figures", "error_plot", "heatmap", "save_and_show"]
-
 Kind = Literal["absolute", "relative"]
 KINDS: tuple[Kind, ...] = ("absolute", "relative")
 
-_IMAGES = 16  # in a heat map
-_PIXELS = 512  # of an image's side
-_POINTS = 50_000  # drawn at random
-_LARGEST = 2_000  # further points with the largest errors
+# Images in a heat map, and pixels of an image's side: larger pictures take seconds to draw and show no more.
+_IMAGES, _PIXELS = 16, 512
+# Points that are drawn at random, and further points with the largest errors.
+_POINTS, _LARGEST = 50_000, 2_000
 
 _log = logging.getLogger(__name__)
 

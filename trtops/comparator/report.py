@@ -174,8 +174,7 @@ def compare_outputs(actual: Outputs, golden: Outputs, tolerances: Tolerances = T
         golden: The golden run, with as many iterations.
         tolerances: When an output counts as good.
 
-    Raises ComparisonError if the runs have different numbers of iterations; ComparisonError if there is nothing to
-    compare, or results hold more than one runner.
+    Raises ComparisonError if the runs have different numbers of iterations or none, or results hold several runners.
     """
     ours, theirs = iterations_of(actual, "actual"), iterations_of(golden, "golden")
     if len(ours) != len(theirs):

@@ -7,13 +7,13 @@ import weakref
 from collections import UserList
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 
 from trtops import config, errors, json
 from trtops.comparator.arrays import to_numpy
-from trtops.comparator.streams import IterationWriter, PathLike, iterate_files
+from trtops.comparator.streams import PathLike, iterate_files
 from trtops.json import Decoder, Encoder
 from trtops.torch_tensors import is_torch
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["IterationResult", "LazyArray", "RunResults"]
+
+T = TypeVar("T")
 
 
 class LazyArray:
@@ -141,10 +143,31 @@ def _decode_iteration(members: dict[str, Any]) -> IterationResult:
     return IterationResult(outputs, runtime, str(members["runner_name"]))
 
 
-class SavedResults:
-    """Results that can be saved in Polygraphy's format."""
+class SavedList(UserList[T]):
+    """A list of results that can be saved in Polygraphy's format; ``lst`` is the plain list."""
 
     _DESCRIPTION: ClassVar[str]
+
+    # This and the next three are as in the base class, with Polygraphy's names of parameters.
+    def __init__(self, lst: Iterable[T] | None = None) -> None:
+        """Hold results."""
+        super().__init__(() if lst is None else lst)
+
+    @property
+    def lst(self) -> list[T]:
+        """The results."""
+        return self.data
+
+    def append(self, elem: T) -> None:
+        """Add a result at the end, for a runner even if there is another one of its name."""
+        self.data.append(elem)
+
+    def extend(self, elems: Iterable[T]) -> None:
+        """Add results at the end."""
+        self.data.extend(elems)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.data!r})"
 
     def to_json(self) -> str:
         """The results as JSON text in Polygraphy's format."""
@@ -172,23 +195,14 @@ class SavedResults:
         raise errors.FormatError(f"{where} holds a {type(found).__name__}; expected {cls.__name__}.{hint}")
 
 
-class RunResults(SavedResults, UserList[tuple[str, list[IterationResult]]]):
+class RunResults(SavedList[tuple[str, list[IterationResult]]]):
     """The iterations of each runner, in the order in which they ran: a list of pairs that can be indexed by name.
 
     ``results["runner"]`` is the runner's list of :class:`IterationResult`, ``results[0]`` the pair of name and list. If
-    two runners have the same name, the name means the first. ``lst`` is the list.
+    two runners have the same name, the name means the first.
     """
 
     _DESCRIPTION = "inference results"
-
-    def __init__(self, lst: Iterable[tuple[str, list[IterationResult]]] | None = None) -> None:
-        """Hold pairs of a runner's name and its iterations."""
-        super().__init__(() if lst is None else lst)
-
-    @property
-    def lst(self) -> list[tuple[str, list[IterationResult]]]:
-        """The pairs."""
-        return self.data
 
     def items(self) -> Iterator[tuple[str, list[IterationResult]]]:
         """Pairs of a runner's name and its iterations."""
@@ -214,15 +228,6 @@ class RunResults(SavedResults, UserList[tuple[str, list[IterationResult]]]):
         """Add a runner from plain outputs: arrays by name for each iteration."""
         iterations = [IterationResult(outputs, runtime, runner_name) for outputs in out_list]
         self["custom_runner" if runner_name is None else runner_name] = iterations
-
-    # As in the base class, with Polygraphy's names of parameters.
-    def append(self, elem: tuple[str, list[IterationResult]]) -> None:
-        """Add a runner at the end, even if there is another one of its name."""
-        self.data.append(elem)
-
-    def extend(self, elems: Iterable[tuple[str, list[IterationResult]]]) -> None:
-        """Add runners at the end."""
-        self.data.extend(elems)
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, int):
@@ -250,9 +255,6 @@ class RunResults(SavedResults, UserList[tuple[str, list[IterationResult]]]):
     def __eq__(self, other: object) -> bool:
         return self.lst == other.lst if isinstance(other, RunResults) else NotImplemented
 
-    def __repr__(self) -> str:
-        return f"RunResults({self.lst!r})"
-
     def split(self) -> Iterator[RunResults]:
         """One result per iteration, each with the runners that have it."""
         for index in range(max(map(len, self.values()), default=0)):
@@ -272,16 +274,9 @@ class RunResults(SavedResults, UserList[tuple[str, list[IterationResult]]]):
                 joined.setdefault((name, seen[name]), []).extend(iterations)
         return RunResults((name, iterations) for (name, _), iterations in joined.items())
 
-    def save_iterations(self, directory: PathLike) -> None:
-        """Save to a new or empty directory without a suffix, one file per iteration; see :meth:`load_streaming`."""
-        if (writer := IterationWriter[RunResults](directory, "inference results")).single_file:
-            raise errors.ConfigError(f"{directory} has a suffix, which means a single file. Use save() for that.")
-        for run in self.split():
-            writer.append(run)
-
     @classmethod
     def load(cls, src: PathLike | IO[str] | IO[bytes]) -> Self:
-        """Load what :meth:`save` or :meth:`save_iterations` wrote, here or in Polygraphy."""
+        """Load a file, or a directory with a file per iteration, saved here or in Polygraphy."""
         if isinstance(src, (str, os.PathLike)) and os.path.isdir(src):
             return cls(RunResults.concat(RunResults.load_streaming(src)))
         return super().load(src)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -104,7 +105,7 @@ def stream(
     places: tuple[PathLike | None, PathLike | None, PathLike | None],
 ) -> Iterator[RunResults]:
     """Run runners one iteration at a time; ``places`` are where inputs, outputs and raw inputs are saved."""
-    writers = Writers(*places, keep_copies=True)
+    writers = Writers(*places)
     with contextlib.ExitStack() as stack:
         active = [stack.enter_context(runner) for runner in runners]
         inputs = [runner.get_input_metadata() for runner in active]
@@ -120,7 +121,9 @@ def stream(
                     outputs = runner.infer(fitted, check_inputs=False)
                     run.append((runner.name, [IterationResult(outputs, runner.last_inference_time(), runner.name)]))
                 warm_up = 0
-                writers.append(feed, run)
+                if any(places):
+                    # A single file is written at the end, when the runners have overwritten these arrays.
+                    writers.append(*copy.deepcopy((feed, run)))
                 yield run
         except GeneratorExit:  # the caller stopped early: save the results so far
             writers.close()
@@ -131,20 +134,14 @@ def stream(
 class Writers:
     """Saves inputs, outputs and raw inputs as a run goes; single files are written by :meth:`close`."""
 
-    def __init__(
-        self,
-        inputs: PathLike | None = None,
-        outputs: PathLike | None = None,
-        blobs: PathLike | None = None,
-        keep_copies: bool = False,
-    ) -> None:
+    def __init__(self, inputs: PathLike | None, outputs: PathLike | None, blobs: PathLike | None) -> None:
         real = [os.path.realpath(path) for path in (inputs, outputs, blobs) if path is not None]
         if len(set(real)) < len(real):
             raise errors.ConfigError(
                 f"Inputs, outputs and raw inputs must be saved at different places; found {', '.join(real)}."
             )
-        self.inputs = IterationWriter[Any](inputs, "inference inputs", keep_copies=keep_copies)
-        self.outputs = IterationWriter(outputs, "inference results", RunResults.concat, keep_copies=keep_copies)
+        self.inputs = IterationWriter[Any](inputs)
+        self.outputs = IterationWriter(outputs, RunResults.concat)
         self.blobs = None if blobs is None else Path(blobs)
         self.count = 0
 

@@ -6,7 +6,6 @@ A path with a suffix is one file for all iterations. A path without a suffix is 
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from trtops import errors
 from trtops.json import load_json, save_json
-from trtops.lazy import function
 
 T = TypeVar("T")
 PathLike: TypeAlias = "str | os.PathLike[str]"
@@ -43,21 +41,13 @@ def iterate_files(
 class IterationWriter(Generic[T]):
     """Saves iterations: to a directory at once, to a single file when it is closed; nothing without a path."""
 
-    def __init__(
-        self,
-        path: PathLike | None,
-        description: str,
-        combine: Callable[[list[T]], Any] = list,
-        *,
-        keep_copies: bool = False,
-    ) -> None:
+    def __init__(self, path: PathLike | None, combine: Callable[[list[T]], Any] = list) -> None:
         """Prepare to write to a file, or without a suffix to a directory, which must be empty or not exist.
 
-        ``combine`` makes the content of a single file from all iterations, and ``keep_copies`` copies the iterations
-        that are kept for it, because their arrays will be overwritten.
+        ``combine`` makes the content of a single file from all iterations.
         """
         self.path = None if path is None else Path(path)
-        self.description, self.combine, self.keep_copies = description, combine, keep_copies
+        self.combine = combine
         self.kept: list[T] = []
         self.count = 0
         self.single_file = self.path is not None and self.path.suffix != ""
@@ -72,29 +62,24 @@ class IterationWriter(Generic[T]):
     def append(self, item: T) -> None:
         """Add one iteration."""
         if self.single_file:
-            self.kept.append(copy.deepcopy(item) if self.keep_copies else item)
+            self.kept.append(item)
         elif self.path is not None:
-            save_json(item, self.path / f"{self.count:010d}.json", self.description)
+            save_json(item, self.path / f"{self.count:010d}.json")
         self.count += 1
 
     def close(self) -> None:
         """Write the single file."""
         if self.single_file and self.path is not None:
-            save_json(self.combine(self.kept), self.path, self.description)
+            save_json(self.combine(self.kept), self.path)
 
 
-# Archives import five modules of the standard library, which most runs do not need.
-_load_numpy = function("trtops.json.numpy_files.load_numpy")
-_archive_names = function("trtops.json.numpy_files.archive_names")
+def load_saved(path: PathLike) -> Any:
+    """What a file holds: an object that trtops or Polygraphy saved, or numpy's array or arrays by name."""
+    if os.fspath(path).endswith((".npy", ".npz")):
+        # Imports five modules of the standard library for archives, which most runs do not need.
+        from trtops.json.numpy_files import archive_names, load_numpy
 
-
-def load_list(path: PathLike, description: str) -> Iterator[Any]:
-    """The iterations of one file: the items of a list, or its only object."""
-    of_numpy = os.fspath(path).endswith(".npz") and not has_index(path)
-    content = _load_numpy(path) if of_numpy else load_json(path, description)
-    yield from content if isinstance(content, list) else [content]
-
-
-def has_index(path: PathLike) -> bool:
-    """Whether a file is an archive of trtops, and not of numpy."""
-    return os.fspath(path).endswith(".npz") and "index.json" in _archive_names(path)
+        # Archives of trtops have the suffix of numpy's, and an index.
+        if "index.json" not in archive_names(path):
+            return load_numpy(path)
+    return load_json(path, "inputs")

@@ -4,14 +4,12 @@ An entry makes a field of :class:`~trtops.comparator.OutputStatistics`, and so o
 metric ``error/<output>/<name>``. An entry with a tolerance makes a field of :class:`~trtops.comparator.Tolerances`. An
 entry with a limit makes a compare function with its threshold and result, and a command-line option. A new metric is an
 entry here, the function that computes it, and its test.
-
-The command line reads this table as it starts, so nothing here imports numpy: functions that need it are named by path.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from trtops.lazy import function
@@ -98,6 +96,7 @@ def _error(name: str, label: str, compute: Callable[[Totals], float], column: st
     )  # fmt: skip
 
 
+# The command line reads this table as it starts, and numpy is slow to import: functions that need it are named by path.
 _SCORES = "floating-point scores, with an axis of classes behind another one"
 _lpips = function("trtops.comparator.perceptual.lpips_distance")
 _agreement = function("trtops.comparator.metrics.rows.balanced_agreement")
@@ -151,7 +150,8 @@ METRICS = (
         "kl", "KL divergence", "lower", _kl, from_arrays=True, unit="nats",
         by_class=True, applies_to=_SCORES, log10=True, column="KL", tolerance="max_kl", limit=1e-3,
     ),
-    Metric(  # not recorded: it takes seconds, and needs torch
+    # Not recorded, because it takes seconds and needs torch.
+    Metric(
         "lpips", "perceptual distance", "lower", _lpips, from_arrays=True, title="LPIPS", recorded=False,
         applies_to="images with 1 or 3 channels", limit=0.1, function="perceptual_metrics",
         other_flags=("--lpips-tolerance",), polygraphy="lpips",
@@ -173,19 +173,14 @@ class Comparison:
     name: str
     label: str
     limits: Mapping[str, Metric]  # by option
-    key: str
-    threshold: str = field(init=False)  # names of classes
-    result: str = field(init=False)
-    compare_func: str = field(init=False)
+    threshold: str  # these three are names of classes
+    result: str
+    compare_func: str
 
-    def __post_init__(self) -> None:
-        for name, prefix, ending in (
-            ("threshold", self.key, "Threshold"),
-            ("result", self.name, "Result"),
-            ("compare_func", self.name, "CompareFunc"),
-        ):
-            camel_case = "".join(word.capitalize() for word in prefix.split("_"))
-            object.__setattr__(self, name, f"{camel_case}{ending}")
+
+def _comparison(name: str, label: str, limits: Mapping[str, Metric], key: str) -> Comparison:
+    of_name, of_key = ("".join(word.capitalize() for word in text.split("_")) for text in (name, key))
+    return Comparison(name, label, limits, f"{of_key}Threshold", f"{of_name}Result", f"{of_name}CompareFunc")
 
 
 _NAMED = {metric.name: metric for metric in METRICS}
@@ -193,10 +188,10 @@ _DISTANCE = {"l2_tolerance": _NAMED["l2"], "cosine_similarity_threshold": _NAMED
 _QUALITY = {"psnr_tolerance": _NAMED["psnr"], "snr_tolerance": _NAMED["snr"]}
 
 COMPARISONS = (
-    *(Comparison(m.function, m.title, {m.option: m}, m.key) for m in METRICS if m.limit is not None),
+    *(_comparison(m.function, m.title, {m.option: m}, m.key) for m in METRICS if m.limit is not None),
     # Functions of Polygraphy 0.49, which evaluate two numbers in one.
-    Comparison("distance_metrics", "distance", _DISTANCE, "distance"),
-    Comparison("quality_metrics", "quality", _QUALITY, "quality"),
+    _comparison("distance_metrics", "distance", _DISTANCE, "distance"),
+    _comparison("quality_metrics", "quality", _QUALITY, "quality"),
 )
 
 MORE_EXPORTS = {

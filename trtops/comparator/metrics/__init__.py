@@ -30,25 +30,14 @@ import numpy as np
 from trtops import errors
 from trtops.comparator.arrays import Array, dtype_name, holds_strings, to_numpy
 from trtops.comparator.limits import most
-from trtops.comparator.metrics.difference import EPSILON, difference_of
+from trtops.comparator.metrics.difference import difference_of
 from trtops.comparator.metrics.quantiles import measure_in_one_pass
 from trtops.comparator.metrics.rows import likely_axis
 from trtops.comparator.metrics.totals import Totals, largest_finite
 from trtops.comparator.table import RECORDED, with_fields
 from trtops.record import Record
 
-__all__ = [
-    "EPSILON",
-    "QUANTILES",
-    "OutputStatistics",
-    "Quantile",
-    "elementwise",
-    "statistics",
-    "statistics_of_iterations",
-]
-
-QUANTILES = (0.9, 0.99, 0.999)
-"""Quantile levels that are always recorded."""
+QUANTILES = (0.9, 0.99, 0.999)  # levels that are always recorded
 
 # Masks are filled with -1e9, -1e10 or the smallest float32; FP16 ends at 65504, and adding to that rounds it off.
 _FILLED = 1e9
@@ -97,12 +86,11 @@ class OutputStatistics(Record):
     atol: float
     rtol: float
     # Pairs of absolute and relative error that no other element exceeds in both, by falling absolute error. They decide
-    # whether any element violates given tolerances. NaN counts as infinite.
+    # whether any element violates given tolerances, without the arrays. NaN counts as infinite.
     frontier: tuple[tuple[float, float], ...] = field(default=(), repr=False)
     # False if neighbours in the frontier were joined: a good output within about a percent of the tolerances may then
     # be called bad. A bad one is still found.
     frontier_exact: bool = True
-    worst_index: int | None = None  # of the largest absolute error, flattened and counted on through the iterations
     infinities_equal: bool = False
     nans_equal: bool = False
     scale: float | None = None  # largest finite magnitude in the reference; None for strings
@@ -170,7 +158,7 @@ def statistics_of_iterations(
             tensors. Shapes may vary between iterations.
         quantiles: Quantile levels to record in addition to the median, each between 0 and 1.
         atol: Absolute tolerance to count violations with, in the output's unit.
-        rtol: Relative tolerance to count violations with, as a fraction of ``|reference|``.
+        rtol: The same, as a fraction of ``|reference|``.
         infinities_equal: Count infinities of equal sign as equal; otherwise their difference is NaN.
         nans_equal: Count NaNs at the same place as equal.
         clamped_equal: Count elements as equal that stand for infinity on both sides: the reference is beyond -1e9 or at
@@ -179,8 +167,8 @@ def statistics_of_iterations(
             and ``atol`` counts.
         class_axis: The axis of classes; by default the second of images and else the last longer than 1.
 
-    Raises ComparisonError if there is no iteration, shapes differ, dtypes change between iterations, or one side holds
-    strings and the other does not; ConfigError if a quantile level is not between 0 and 1.
+    Raises ComparisonError if there is no iteration, shapes differ, dtypes change between iterations, or one side alone
+    holds strings; ConfigError if a quantile level is not between 0 and 1.
     """
     for level in quantiles:
         if not 0 <= level <= 1:
@@ -228,7 +216,6 @@ def statistics_of_iterations(
         rtol=rtol,
         frontier=total.frontier.points(),
         frontier_exact=total.frontier.exact,
-        worst_index=total.worst,
         infinities_equal=infinities_equal,
         nans_equal=nans_equal,
         scale=None if differ.text else total.peak_b,

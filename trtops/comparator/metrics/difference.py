@@ -10,10 +10,11 @@ from trtops.comparator.arrays import Array, holds_strings
 EPSILON = 2.220446049250313e-16
 """Replaces a floating-point zero in the denominator of a relative error."""
 
-_SMALL_INTEGERS = {"int4", "uint4", "int2", "uint2"}  # dtypes of ml_dtypes do not have the kind "i"
+# Dtypes of ml_dtypes, which do not have the kind "i".
+_SMALL_INTEGERS = {"int4", "uint4", "int2", "uint2"}
 
+# Elements that are read at a time, so that temporary arrays stay in the cache.
 BLOCK = 1 << 15
-"""Elements that are read at a time, so that they stay in the cache."""
 
 
 class Difference:

@@ -11,8 +11,10 @@ import numpy as np
 
 from trtops.comparator.arrays import Array
 
-_POINTS = 128  # stored at most, two floats each
-_SAMPLE = 256  # elements of a block that a new pivot is chosen from
+# Points that are stored at most, two floats each: 2 KiB for each output of a saved report.
+_POINTS = 128
+# Elements of a block that a new pivot is chosen from.
+_SAMPLE = 256
 
 
 class Frontier:
@@ -48,7 +50,8 @@ class Frontier:
             return
         if self.d.size:  # else there is no pivot yet
             d, r = self._outside(d, r)
-        if d.size > _SAMPLE:  # the pivot rules out too few of these
+        # The pivot rules out too few of these, and finding their front takes a sort.
+        if d.size > _SAMPLE:
             step = d.size // _SAMPLE
             self.aim(d[::step], r[::step])
             d, r = self._outside(d, r)
@@ -90,5 +93,6 @@ def _pareto_front(d: Array, r: Array) -> tuple[Array, Array]:
     np.greater(r[1:], np.maximum.accumulate(r)[:-1], out=rises[1:])
     d, r = d[rises], r[rises]
     last = np.ones(d.size, bool)
-    np.not_equal(d[1:], d[:-1], out=last[:-1])  # of equal absolute errors, the one with the largest relative error
+    # Of equal absolute errors, the one with the largest relative error stays.
+    np.not_equal(d[1:], d[:-1], out=last[:-1])
     return d[last], r[last]

@@ -9,8 +9,11 @@ import numpy as np
 from trtops.comparator.arrays import Array
 from trtops.comparator.metrics.rows import hold_scores, row_blocks
 
-_SUM_TOLERANCE = 0.01  # of probabilities: bfloat16 rounds each by up to 0.4 %, in either direction
-_SMALLEST_HALF = 2.0**-24  # of the positive float16
+# How far from 1 a row of probabilities may sum up: bfloat16 rounds each by up to 0.4 %, in either direction.
+_SUM_TOLERANCE = 0.01
+# The smallest positive float16. Engines in half precision round smaller probabilities to 0, for which the divergence
+# would be infinite.
+_SMALLEST_HALF = 2.0**-24
 
 
 def kl_divergence(pairs: Sequence[tuple[Array, Array]]) -> float | None:
@@ -23,15 +26,10 @@ def kl_divergence(pairs: Sequence[tuple[Array, Array]]) -> float | None:
     are divided by their sums. Otherwise rows are logits, and their distribution is ``softmax(row)``; -inf rules a class
     out. A class of probability 0 in the reference adds nothing. Where logits of the output rule out a class that the
     reference has, the divergence is infinite. Where a probability of the output is 0 and the reference ``p > 0``, it
-    counts as ``min(p, 2**-24)``, the smallest positive float16, since engines in half precision round to 0. NaN in a
-    row, +inf, and logits that are all -inf give NaN. All is computed from logarithms in float64.
+    counts as ``min(p, 2**-24)``. NaN in a row, +inf, and logits that are all -inf give NaN.
 
-    Args:
-        pairs: Output and reference of each iteration.
-
-    Returns:
-        The divergence, never negative; None if the outputs hold no scores
-        (:func:`~trtops.comparator.metrics.rows.hold_scores`) or have no rows.
+    ``pairs`` are output and reference of each iteration. The divergence is never negative; None if the outputs hold no
+    scores (:func:`~trtops.comparator.metrics.rows.hold_scores`) or have no rows.
     """
     if not hold_scores(pairs):
         return None

@@ -1,9 +1,4 @@
-"""Exact quantiles of both errors, found while one pass over blocks adds up everything else.
-
-A random sample of n^(2/3) elements gives bounds between which a rank lies almost surely (Floyd and Rivest, "Expected
-Time Bounds for Selection", Communications of the ACM 18, 1975). Only elements between the bounds are kept. If a bound
-is wrong, the errors are computed once more and sorted.
-"""
+"""Exact quantiles of both errors, found while one pass over blocks adds up everything else."""
 
 from __future__ import annotations
 
@@ -17,7 +12,8 @@ from trtops.comparator.arrays import Array
 from trtops.comparator.metrics.difference import BLOCK, Difference
 from trtops.comparator.metrics.totals import Totals
 
-_SMALL = 1 << 17  # below, keeping and sorting all errors is faster than bounds around a few ranks
+# Below, keeping and sorting all errors is faster than bounds around a few ranks.
+_SMALL = 1 << 17
 _SAMPLE_ELEMENTS = 1 << 19
 
 
@@ -26,11 +22,8 @@ def measure_in_one_pass(
 ) -> list[tuple[float, float]]:
     """Add all elements to ``total``, and return the absolute and the relative error at each level.
 
-    Args:
-        pairs: Flat arrays of the output and its reference, one pair for each iteration.
-        differ: Computes errors.
-        total: Receives every block.
-        levels: Quantile levels, interpolated linearly.
+    ``pairs`` are flat arrays of the output and its reference, one pair for each iteration. Quantiles are interpolated
+    linearly.
     """
     elements = sum(a.size for a, _ in pairs)
     if not elements:
@@ -61,6 +54,7 @@ def measure_in_one_pass(
             continue
         picked = [bracket.pick() for bracket in brackets[series]]
         if small or None in picked:
+            # Rarely, a rank lies outside its bounds. The errors are then computed once more, and sorted.
             parts = kept[series] if small else [block[2 + series].copy() for block in blocks()]
             ordered = np.concatenate(parts) if len(parts) > 1 else parts[0]
             ordered.sort()
@@ -78,11 +72,14 @@ def _between(low: float, high: float, share: float) -> float:
     return low if share == 0 or low == high else low + (high - low) * share
 
 
+# A random sample of n^(2/3) elements gives bounds between which a rank lies almost surely (Floyd and Rivest, "Expected
+# Time Bounds for Selection", Communications of the ACM 18, 1975). Only elements between the bounds are kept.
 def _brackets(
     pairs: Sequence[tuple[Array, Array]], differ: Difference, total: Totals, levels: Sequence[float], elements: int
 ) -> tuple[list[_Bracket], list[_Bracket]]:
     """Brackets around the ranks of both errors, and a first guess of the frontier, from a random sample."""
     count = min(int(elements ** (2 / 3)), _SAMPLE_ELEMENTS)
+    # Drawn with a fixed seed, so that the same arrays take the same time in every run.
     where = np.random.default_rng(0).integers(0, elements, count)
     parts, offset = [], 0
     for whole_a, whole_b in pairs:
@@ -118,7 +115,8 @@ class _Bracket:
         at_low = int(np.count_nonzero(x == self.low))
         self.at_low += at_low
         self.below += x.size - int(np.count_nonzero(above)) - at_low
-        if self.low < self.high:  # equal elements are counted, not kept: outputs that are equal have errors of 0 only
+        # Equal elements are counted, not kept: outputs that are equal have errors of 0 only.
+        if self.low < self.high:
             self.at_high += int(np.count_nonzero(x == self.high))
             self.inside.append(x[above & (x < self.high)])
 

@@ -9,14 +9,15 @@ import numpy as np
 from trtops.comparator.arrays import Array
 from trtops.comparator.metrics.difference import BLOCK
 
-_TIE = 0.05  # of the row's range: what is nearer to the best class than that may win by rounding alone
+# Of the row's range: a class nearer to the best one than that may win by rounding alone.
+_TIE = 0.05
 
 
 def top1_agreement(pairs: Sequence[tuple[Array, Array]]) -> float | None:
     """The share of rows, along the last axis longer than 1, whose largest element is at the same place.
 
-    A place where the reference is within a twentieth of the row's range of its largest element agrees too: rounding
-    decides between two such classes. Rows with NaN do not agree. None if the outputs hold no scores or have no rows.
+    A place where the reference is within a twentieth of the row's range of its largest element agrees too. Rows with
+    NaN do not agree. None if the outputs hold no scores or have no rows.
     """
     if not hold_scores(pairs):
         return None
@@ -48,7 +49,7 @@ def balanced_agreement(pairs: Sequence[tuple[Array, Array]]) -> float | None:
     """The share of integers, booleans or strings that are equal; None for floating point, and without elements.
 
     Where one value makes up half of the reference or more, its share and the share of all other values are computed
-    separately and the smaller counts, so that a map of background alone does not agree with a map of mostly background.
+    separately and the smaller counts.
     """
     if any(_is_floating(b) for _, b in pairs) or not sum(b.size for _, b in pairs):
         return None
@@ -57,6 +58,7 @@ def balanced_agreement(pairs: Sequence[tuple[Array, Array]]) -> float | None:
     equal = ours == theirs
     if 2 * counts.max() < theirs.size:
         return float(equal.mean())
+    # A map of background alone must not agree with a map of mostly background.
     common = theirs == values[counts.argmax()]
     return float(min(equal[part].mean() for part in (common, ~common) if part.any()))
 

@@ -10,11 +10,12 @@ from trtops.comparator.arrays import Array
 from trtops.comparator.limits import most
 from trtops.comparator.metrics.frontier import Frontier
 
-_CONSTANT = 1e-12  # variance over the squared mean: below, what is left is the rounding of the sums
+# The variance over the squared mean, below which only the rounding of the sums is left.
+_CONSTANT = 1e-12
 
 
 class Totals:
-    """What one pass over blocks adds up. Medians are set afterwards; ``worst`` is the place of the largest error."""
+    """What one pass over blocks adds up. Medians are set afterwards."""
 
     max_abs: float = 0.0
     max_rel: float = 0.0
@@ -31,19 +32,16 @@ class Totals:
         self.dd = self.aa = self.bb = self.ab = 0.0  # dot products of the error, the output and the reference
         self.sum_a = self.sum_b = self.peak_b = 0.0
         self.peak = -math.inf
-        self.worst: int | None = None
         self.frontier = Frontier()
 
     def add(self, a: Array, b: Array, d: Array, r: Array) -> None:
         """Add a block of both arrays and both errors."""
         aa, bb, dd = _dot_product(a, a), _dot_product(b, b), _dot_product(d, d)
         top_d, top_r = float(d.max()), float(r.max())
+        self.max_abs, self.max_rel = _nan_max(self.max_abs, top_d), _nan_max(self.max_rel, top_r)
         # Comparisons are negated because every comparison with NaN is false, and NaN counts as larger than all.
-        if (not (top_d <= self.max_abs) and not math.isnan(self.max_abs)) or self.worst is None:
-            self.worst = self.elements + int(d.argmax())
-            self.max_abs = top_d
-        self.max_rel = _nan_max(self.max_rel, top_r)
-        if not (aa < math.inf and bb < math.inf and top_d < math.inf):  # else there is no NaN or infinity to count
+        # With finite sums there is no NaN or infinity, and counting them would take another pass.
+        if not (aa < math.inf and bb < math.inf and top_d < math.inf):
             self.nan_a += int(np.count_nonzero(np.isnan(a)))
             self.nan_b += int(np.count_nonzero(np.isnan(b)))
             self.inf_a += int(np.count_nonzero(np.isinf(a)))

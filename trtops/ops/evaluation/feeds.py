@@ -19,9 +19,7 @@ from trtops.backend.base import Feed
 from trtops.backend.common import invoke_from_script
 from trtops.calibration.data import FeedDigest
 from trtops.comparator.data_loader import DataLoader, cast_feed
-from trtops.comparator.streams import has_index
-from trtops.json import load_json
-from trtops.json.numpy_files import load_numpy
+from trtops.comparator.streams import load_saved
 from trtops.metadata import TensorMetadata, is_dynamic
 from trtops.record import Record
 from trtops.system.allowed import check_file
@@ -208,8 +206,7 @@ def _from_path(text: str, inputs: TensorMetadata) -> Feeds:
 
 
 def _read_file(path: Path, inputs: TensorMetadata) -> Iterable[Feed]:
-    of_json = path.suffix == ".json" or has_index(path)
-    loaded: Any = load_json(str(path)) if of_json else load_numpy(path)
+    loaded = load_saved(path)
     if isinstance(loaded, np.ndarray):
         if len(inputs) != 1:
             raise errors.InputError(

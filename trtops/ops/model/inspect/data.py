@@ -15,8 +15,8 @@ from trtops.comparator.arrays import to_numpy
 from trtops.comparator.data_loader import StreamingDataLoader
 from trtops.comparator.report_lines import histogram_lines, statistics_text
 from trtops.comparator.results import RunResults
+from trtops.comparator.streams import load_saved
 from trtops.json import load_json
-from trtops.json.numpy_files import load_numpy
 from trtops.ops.model.inspect.inspection import Inspection
 from trtops.record import JSONValue, to_jsonable
 
@@ -111,10 +111,9 @@ def _load_saved(path: Path) -> RunResults | AccuracyResults | list[Any]:
         if isinstance(load_json(str(first)), RunResults):
             return RunResults.load(path)
         return list(StreamingDataLoader(path))
-    if path.suffix in (".npy", ".npz"):
-        arrays = load_numpy(path)
-        return [{path.stem: arrays} if isinstance(arrays, np.ndarray) else arrays]
-    loaded = load_json(str(path))
+    loaded = load_saved(path)
+    if isinstance(loaded, np.ndarray):
+        return [{path.stem: loaded}]
     if isinstance(loaded, (RunResults, AccuracyResults)):
         return loaded
     feeds = [loaded] if isinstance(loaded, Mapping) else loaded
