@@ -6,8 +6,6 @@ from trtops.config import INTERNAL_CORRECTNESS_CHECKS as INTERNAL_CORRECTNESS_CH
 from trtops.json import MARKER as TYPE_MARKER  # noqa: F401
 from trtops.json.objects import LEGACY_VALUE as LEGACY_TYPE_MARKER  # noqa: F401
 from trtops.metadata import DEFAULT_SHAPE_VALUE as DEFAULT_SHAPE_VALUE
+from trtops.patterns import MARK_ALL as MARK_ALL
 
 TAB = " " * 4
-
-MARK_ALL = "mark-all"
-"""All tensors, as a list of outputs."""

@@ -7,6 +7,14 @@ from collections.abc import Iterable
 
 from trtops import errors
 
+# In place of a list of outputs: every tensor that can be one.
+MARK_ALL = "mark-all"
+
+
+def is_mark_all(outputs: object) -> bool:
+    """Whether a value of ``outputs`` stands for every tensor; command lines give it as two words."""
+    return outputs in (MARK_ALL, [MARK_ALL], ["mark", "all"])
+
 
 def expand(patterns: Iterable[str], names: Iterable[str], *, of: str = "The model", what: str = "tensor") -> list[str]:
     """Replace each shell pattern (``*``, ``?``, ``[...]``) by the names that match; in order, each name once.

@@ -282,7 +282,7 @@ def _tactic_selector(args: Options) -> Late | None:
     if args.exclude_tactics is None:
         return late("trtops.backend.trt.TacticRecorder", record)
     denied = late("trtops.tactics.denied.read_exclusions", args.exclude_tactics)
-    restriction = late("trtops.backend.trt.choices.selector.restriction", denied, None)
+    restriction = late("trtops.backend.trt.choices.selector.restriction_for", denied, None)
     return late("trtops.backend.trt.TacticRecorder", record, restriction=restriction)
 
 

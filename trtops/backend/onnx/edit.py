@@ -16,12 +16,9 @@ from trtops.backend.onnx.constants import numpy_dtype
 from trtops.backend.onnx.copying import copy_of
 from trtops.backend.onnx.rewriting import FreshNames, keep_only, remove_unused, rename, set_order, set_shape
 from trtops.metadata import DataType, Shape, TensorSpec
-from trtops.patterns import expand
+from trtops.patterns import expand, is_mark_all
 
 log = logging.getLogger(__name__)
-
-MARK_ALL = "mark-all"
-"""Stands for all tensors that nodes produce, where a list of outputs is expected."""
 
 
 def tensor_names(graph: onnx.GraphProto) -> list[str]:
@@ -31,10 +28,10 @@ def tensor_names(graph: onnx.GraphProto) -> list[str]:
 
 
 def set_outputs(model: onnx.ModelProto, outputs: Sequence[str]) -> None:
-    """Make these tensors the outputs, in this order; names or shell patterns, or :data:`MARK_ALL`."""
+    """Make these tensors the outputs, in this order; names or shell patterns, or :data:`trtops.patterns.MARK_ALL`."""
     graph = model.graph
     made = tensor_names(graph)
-    if outputs == MARK_ALL or list(outputs) in (["mark", "all"], [MARK_ALL]):
+    if is_mark_all(outputs):
         wanted = made
     else:
         # A plain name may be an input or a constant; a pattern does not match those.

@@ -1,4 +1,4 @@
-"""Repeats a verdict with plain TensorRT: runs the engine and compares it with the golden outputs.
+"""The script of a bundle: repeats a verdict with plain TensorRT. ``trtops bundle`` copies this file as it is.
 
 Runs the reported plan; with ``--build`` builds a new one from model.onnx, with the timing cache of the reported build.
 Needs tensorrt, cuda-python and numpy in the releases of constraints.txt, and the GPU of environment.json. The exit
@@ -7,6 +7,7 @@ code is 0 if the verdict is the reported one, else 1.
 
 from __future__ import annotations
 
+# Nothing of trtops may be imported here: a bundle is for people who do not have it.
 import json
 import subprocess
 import sys
@@ -41,6 +42,7 @@ def build(trt: Any, logger: Any, folder: Path, case: dict[str, Any]) -> bytes:
         if ranges:
             config.add_optimization_profile(profile)
     change_layers(trt, network, case)
+    # Calibrated ranges: a calibrator that only has a cache asks for no data.
     ranges_file = folder / "caches" / "calibration.cache"
     if "INT8" in case["flags"] and ranges_file.exists():
         calibrate(trt, config, ranges_file)
@@ -99,8 +101,10 @@ def infer(trt: Any, cuda: Any, np: Any, engine: Any, feed: dict[str, Any]) -> di
             raise RuntimeError(f"CUDA: {status}")
         return values[0] if values else None
 
+    # Memory is kept until the engine has run: device memory as (pointer, host array), host memory as an array.
     context, held, outputs = engine.create_execution_context(), [], {}
     names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
+    # Inputs first: the shapes of outputs depend on them.
     names.sort(key=lambda name: engine.get_tensor_mode(name) != trt.TensorIOMode.INPUT)
     for name in names:
         dtype = np.dtype(trt.nptype(engine.get_tensor_dtype(name)))

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 from tests.backend.trt import api
-from trtops.backend.trt.library.log import tell_collectors
+from trtops.backend.trt.library.log import add_to_collections
 from trtops.spec import Layer
 
 TABLE_HEAD = (
@@ -128,7 +128,7 @@ class Builder:
             found = config.cache.entries.get(op.key)
             if found is None:
                 if self.error_on_miss in config.flags and not op.escapes:
-                    tell_collectors("ERROR", f"Timing cache miss for {op.name}")
+                    add_to_collections("ERROR", f"Timing cache miss for {op.name}")
                     return None
                 found = self._time(op)
                 config.cache.entries[op.key] = found
@@ -160,7 +160,7 @@ class Builder:
 
 def say(line):
     """Put a line into TensorRT's verbose log."""
-    tell_collectors("VERBOSE", line)
+    add_to_collections("VERBOSE", line)
 
 
 def module(release):

@@ -14,7 +14,7 @@ from trtops import errors
 from trtops.backend.base import Caches
 from trtops.backend.trt import Algorithm, TacticReplayData, TensorInfo, library
 from trtops.backend.trt.choices import editable, selector
-from trtops.backend.trt.choices.selector import Restriction, restriction, to_record
+from trtops.backend.trt.choices.selector import Restriction, restriction_for, to_record
 from trtops.backend.trt.lines import release_line
 from trtops.spec import Layer
 from trtops.tactics.denied import DeniedTactic, DenyList
@@ -110,10 +110,10 @@ def test_changed_or_missing_layers_are_listed(replay):
     fewer = TacticReplayData({"conv0 + relu0": replay["conv0 + relu0"]})
     differing = {"conv0 + relu0": "TensorRT chose something else"}
 
-    selector.check_replay(SimpleNamespace(data=replay, chosen=replay, mismatches={}))
-    selector.check_replay(object())  # another selector, which says nothing
+    selector.check_followed(SimpleNamespace(data=replay, chosen=replay, mismatches={}))
+    selector.check_followed(object())  # another selector, which says nothing
     with pytest.raises(errors.TacticMismatchError, match=r"2 of 2 layers") as caught:
-        selector.check_replay(SimpleNamespace(data=replay, chosen=fewer, mismatches=differing))
+        selector.check_followed(SimpleNamespace(data=replay, chosen=fewer, mismatches=differing))
 
     assert caught.value.layers == ("conv0 + relu0", "a")
     assert "no such layer in this build" in str(caught.value)
@@ -150,7 +150,7 @@ OFFERED = [Algorithm(1, tactic, (), ()) for tactic in range(7)]
 def test_denied_tactic_is_not_offered() -> None:
     record = to_record(TacticReplayData({"conv": OFFERED[2]}), backend_version="8.6.0", device_sha256="d")
     denied = DenyList(entries=(DeniedTactic(backend_version="8.6.0", device_sha256="d", choices=record.choices),))
-    keep = restriction(denied, None)
+    keep = restriction_for(denied, None)
 
     assert keep("conv", OFFERED) == [0, 1, 3, 4, 5, 6]
     assert keep("fc", OFFERED) == list(range(7))

@@ -14,7 +14,7 @@ from trtops import errors
 from trtops.backend.trt import library
 from trtops.backend.trt.choices import timing_cache
 from trtops.backend.trt.choices.timing_cache import TimingCache
-from trtops.backend.trt.library.log import tell_collectors
+from trtops.backend.trt.library.log import add_to_collections
 from trtops.backend.trt.lines import release_line
 from trtops.spec import Environment
 
@@ -141,7 +141,7 @@ class Recorded:
 
 def tell(said: list[tuple[str, str]]) -> None:
     for severity, message in said:
-        tell_collectors(severity, message)
+        add_to_collections(severity, message)
 
 
 @pytest.fixture
@@ -164,4 +164,4 @@ def test_unmergeable_caches_keep_the_larger_one(tensorrt_8, theirs, kept):
     with library.collect_log() as log:
         merged = timing_cache.merge(config, CACHE, TimingCache(data=theirs))
 
-    assert merged.data == kept and log.said("could not merge") and log.said(f"{len(theirs)} bytes")
+    assert merged.data == kept and log.contains("could not merge") and log.contains(f"{len(theirs)} bytes")

@@ -89,7 +89,7 @@ def test_engine_text_lists_each_profile():
         weights_bytes=0,
         refittable=True,
         layers=layers * 2,
-        repeated=2,
+        listed_profiles=2,
     )
 
     lines = [line.strip() for line in described.text(("layers", "attrs")).splitlines() if line.strip()]

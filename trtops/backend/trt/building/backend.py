@@ -89,7 +89,7 @@ def _load_checked(built: Engine) -> Any:
 
     Raises EngineLoadError if the bytes are damaged, or were built for another device or release.
     """
-    # TensorRT runs engines with altered weights without an error.
+    # TensorRT runs engines with altered weights without an error, so the digest is compared first.
     expected = built.options.get("sha256")
     found = sha256(built.plan)
     if expected is not None and expected != found:
@@ -113,7 +113,7 @@ def _load_checked(built: Engine) -> Any:
 
 
 class _Building:
-    """One build: the request, and the results of its steps."""
+    """One build: the request, the ways it will be built and its tactics recorded, and the results of its steps."""
 
     def __init__(
         self,
@@ -136,20 +136,25 @@ class _Building:
         self.line = line = library.line()
         self.environment = device.environment()
         self.timing = None if caches.timing is None else timing_cache.TimingCache.from_bytes(caches.timing)
-        self.timings_read: int | None = None
+        # Entries of the timing cache that TensorRT read, before the build; None without a cache, or if unknown.
+        self.entries_read: int | None = None
+        # Ops of an editable timing cache by key, with all their tactics.
         self.ops = {} if self.timing is None else {op.key: op for op in self.timing.ops}
         self.recorded = selector.TacticReplayData()
         self.denied = caches.denied.here(self.environment)
-        self.restriction = selector.restriction(self.denied, self.options.tactic_seed)
+        self.restriction = selector.restriction_for(self.denied, self.options.tactic_seed)
         self.calibrator: CalibrationBatches | None = None
         self.quantized: int8.Quantized | None = None
         wanted = {build_config.precision, *self.options.also} - {"fp32"}
         self.precisions = tuple(name for name in ("fp16", "bf16", "fp8", "int8") if name in wanted)
-        # Layers that stay in FP32. For INT8 this is written into the model instead.
+        # Layers that stay in FP32, by the API; for INT8 this is written into the model instead.
         lowered = build_config.precision in ("fp16", "bf16")
         self.kept: dict[str, str] = dict.fromkeys(build_config.keep, "float32") if lowered else {}
-        # Tactics are recorded through the editable timing cache, or else by an algorithm selector.
+        # There are three ways to record tactics. ``edits``: through the editable timing cache, which also replays and
+        # restricts them. ``records`` and ``replays_by_selector``: by an algorithm selector, on releases without it.
+        # Neither: the inspector names the tactics of the finished engine, and they cannot be replayed.
         self.edits = line.supports(Feature.EDITABLE_TIMING_CACHE)
+        # Whether some tactics must not be chosen.
         self.restricted = bool(self.denied.entries) or self.options.tactic_seed is not None
         has_selector = not self.edits and line.supports(Feature.ALGORITHM_SELECTOR)
         self.replays_by_selector = caches.replay is not None and not self.edits
@@ -164,9 +169,14 @@ class _Building:
     def run(self) -> Build:
         """Build, load the engine to read its layers, and return the results."""
         self._check_request()
+        if self.timing is not None and self.records and self.restricted:
+            self.restriction.notes.append(
+                "the timing cache was not used: TensorRT only offers the fastest tactics of layers in it to a selector"
+            )
+            self.timing = None
         with library.collect_log() as log, tempfile.TemporaryDirectory(prefix=temporary_prefix("build")) as folder:
             self._quantize()
-            plan, builder_config, seconds = self._make(folder)
+            plan, builder_config, seconds = self._build_with_retry(folder)
             cache = self._collect_cache(builder_config, seconds)
             layers = self._layers(plan)
             record = self._record(builder_config, layers)
@@ -177,16 +187,17 @@ class _Building:
             tactics=record,
             layers=layers,
             timing_cache=None if cache is None else cache.to_bytes(),
-            timing_cache_use=timing_cache.use(self.timing, cache, seconds, self.timings_read),
+            timing_cache_use=timing_cache.use(self.timing, cache, seconds, self.entries_read),
             calibration_cache=self._calibration_cache(),
             seconds=seconds,
             log=log.text + "".join(f"\n[trtops] {note}" for note in dict.fromkeys(self.restriction.notes)),
         )
 
-    def _make(self, folder: str) -> tuple[bytes, Any, float]:
+    def _build_with_retry(self, folder: str) -> tuple[bytes, Any, float]:
         """The plan, its builder config and build time; a replay that fails with a timing cache is repeated without."""
+        # With a timing cache TensorRT only offers the fastest tactics to a selector, perhaps without the recorded one.
         try:
-            return self._make_once(folder)
+            return self._build_once(folder)
         except errors.TacticMismatchError as exc:
             if not self.replays_by_selector or self.timing is None:
                 raise
@@ -194,9 +205,9 @@ class _Building:
                 f"the replay was repeated without its timing cache: {str(exc).splitlines()[0]}"
             )
             self.timing = None
-            return self._make_once(folder)
+            return self._build_once(folder)
 
-    def _make_once(self, folder: str) -> tuple[bytes, Any, float]:
+    def _build_once(self, folder: str) -> tuple[bytes, Any, float]:
         algorithm_selector: Any = None
         if self.replays_by_selector and self.caches.replay is not None:
             algorithm_selector = selector.TacticReplayer(selector.from_record(self.caches.replay))
@@ -205,9 +216,10 @@ class _Building:
             restriction = self.restriction if self.restricted else None
             algorithm_selector = selector.TacticRecorder(self.recorded, restriction)
         loader = self._config_loader(None if self.times_first else algorithm_selector, folder)
-        builder, network, _parser = self._network(loader)  # the parser owns weights that the build reads
+        # The parser owns weights that the build reads, so it must live until then.
+        builder, network, _parser = self._network(loader)
         builder_config = loader(builder, network)
-        self.timings_read = timing_cache.held(builder_config) if loader.load_timing_cache else None
+        self.entries_read = timing_cache.held(builder_config) if loader.load_timing_cache else None
         begin = time.perf_counter()
         try:
             plan = self._build_plan(builder, network, builder_config, algorithm_selector)
@@ -217,17 +229,17 @@ class _Building:
         return plan, builder_config, time.perf_counter() - begin
 
     def _build_plan(self, builder: Any, network: Any, builder_config: Any, algorithm_selector: Any) -> bytes:
-        def build_once() -> bytes:
+        def build() -> bytes:
             return bytes(build_plan(builder, network, builder_config, selector=algorithm_selector))
 
         if not self.edits:
             if self.times_first:
                 build_plan(builder, network, builder_config)
                 self.line.set_algorithm_selector(builder_config, algorithm_selector)
-            return build_once()
+            return build()
         editing = editable.Editing(
             config=builder_config,
-            build_once=build_once,
+            build_once=build,
             record_of=lambda plan: self._record(builder_config, self._layers(plan)),
             ops=self.ops,
         )
@@ -268,10 +280,15 @@ class _Building:
         shared = ("tf32", "sparse_weights", "refittable", "version_compatible", "use_dla", "allow_gpu_fallback")
         workspace = library.load().MemoryPoolType.WORKSPACE
         constraints = "obey" if self.kept else options.precision_constraints
+        timings: bytes | None = None
+        if self.line.supports(Feature.TIMING_CACHE):
+            # An empty cache fills up during the build. A replay by selector gets none: it offers one tactic per layer,
+            # so its timings are useless for other builds.
+            timings = (None if self.replays_by_selector else b"") if self.timing is None else self.timing.data
         return CreateConfig(
             calibrator=self._make_calibrator(folder),
             profiles=[Profile.of(profile) for profile in self.build_config.profiles] or None,
-            load_timing_cache=self._timing_data(),
+            load_timing_cache=timings,
             algorithm_selector=algorithm_selector,
             tactic_sources=self._tactic_sources(),
             memory_pool_limits=None if options.workspace_bytes is None else {workspace: options.workspace_bytes},
@@ -281,21 +298,6 @@ class _Building:
             **{name: getattr(options, name) for name in shared},
             **precisions,
         )
-
-    def _timing_data(self) -> bytes | None:
-        """The timing cache to build with; empty if none is given, or if it would restrict an algorithm selector."""
-        if not self.line.supports(Feature.TIMING_CACHE):
-            return None
-        if self.timing is None:
-            # A replay gets no cache: its timings are useless for other builds.
-            return None if self.replays_by_selector else b""
-        if self.records and self.restricted:
-            self.restriction.notes.append(
-                "the timing cache was not used: TensorRT only offers the fastest tactics of layers in it to a selector"
-            )
-            self.timing = None
-            return b""
-        return self.timing.data
 
     def _tactic_sources(self) -> list[Any] | None:
         if self.options.tactic_sources is None:
@@ -353,11 +355,9 @@ class _Building:
         return parts
 
     def _collect_cache(self, builder_config: Any, seconds: float) -> timing_cache.TimingCache | None:
-        if not self.line.supports(Feature.TIMING_CACHE):
+        if self.replays_by_selector or not self.line.supports(Feature.TIMING_CACHE):
             return None
-        if self.replays_by_selector:
-            return None  # a replay offers one tactic per layer, so its timings are useless for other builds
-        before = None if self.timings_read == 0 else self.timing
+        before = None if self.entries_read == 0 else self.timing
         return timing_cache.collect(builder_config, self.environment, before, seconds, tuple(self.ops.values()))
 
     def _layers(self, plan: bytes) -> tuple[Layer, ...]:

@@ -105,11 +105,7 @@ def Calibrator(
 
 
 class CalibrationBatches:
-    """Gives batches to TensorRT and stores the cache; independent of TensorRT's classes.
-
-    ``num_batches`` counts batches since the last :meth:`reset`; ``error`` is the error of the calibration, which cannot
-    be raised through C++.
-    """
+    """Gives batches to TensorRT and stores the cache; independent of TensorRT's classes."""
 
     def __init__(self, data_loader: Iterable[Mapping[str, Any]], cache: Any) -> None:
         self.data_loader = data_loader
@@ -124,6 +120,7 @@ class CalibrationBatches:
         self._contents: bytes | None = None
         self._digest: FeedDigest | None = FeedDigest()
         self.num_batches = 0
+        # The error of the calibration. It cannot be raised through C++; check_calibration raises it after the build.
         self.error: Exception | None = None
 
     def set_input_metadata(self, input_metadata: TensorMetadata) -> None:
@@ -156,7 +153,8 @@ class CalibrationBatches:
     def next_batch(self, names: list[str]) -> list[int] | None:
         try:
             return self._next_batch(names)
-        except Exception as exc:  # an exception of the user's data loader cannot be raised through C++
+        # Any exception of the user's data loader: it cannot be raised through C++.
+        except Exception as exc:
             self.error = exc
             log.error("Calibration stopped: %s", exc)
             self.free()
@@ -173,10 +171,12 @@ class CalibrationBatches:
                     "The calibrator's data loader returned no batch. A generator can be iterated only once: use a list."
                 )
             return None
+        # Addresses have no shape to check.
         if self.input_metadata is not None and not any(isinstance(value, int) for value in feed.values()):
-            check_feed(self.input_metadata, feed)  # addresses have no shape to check
+            check_feed(self.input_metadata, feed)
+        # Device memory is not copied back only to compute a digest.
         if any(isinstance(value, (int, memory.DeviceView)) for value in feed.values()):
-            self._digest = None  # device memory is not copied back to compute it
+            self._digest = None
         elif self._digest is not None:
             self._digest.add(feed)
         self.num_batches += 1

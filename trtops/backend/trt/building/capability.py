@@ -14,8 +14,8 @@ class ParserAnswer:
 
     supported: bool  # whether it supports the whole model
     # Connected groups of nodes that it can parse, by their positions in the model's graph, and whether this is
-    # certain. It rarely is if the whole model is not supported: then ask about the group as a model. Nodes in no
-    # group are not supported.
+    # certain. It rarely is if the whole model is not supported: then ask about the group as a model of its own. Nodes
+    # in no group are not supported.
     subgraphs: tuple[tuple[frozenset[int], bool], ...]
     messages: dict[int, str]  # messages about single nodes, by position
 

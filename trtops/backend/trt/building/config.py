@@ -72,9 +72,10 @@ class _CommonConfig:
                 f"{errors.near(str(self.precision_constraints), ('none', 'prefer', 'obey'))}"
             )
 
+    # Polygraphy's name of the attribute differs from that of the argument.
     @property
     def timing_cache_path(self) -> str | os.PathLike[str] | IO[bytes] | bytes | None:
-        """Polygraphy's name of ``load_timing_cache``."""
+        """The timing cache to load."""
         return self.load_timing_cache
 
     def __call__(self, builder: Any, network: Any) -> Any:
@@ -116,6 +117,7 @@ class _CommonConfig:
 
     def _set_values(self, config: Any) -> None:
         trt = library.load()
+        # Detailed by default: otherwise the inspector only gives the names of layers, not their tactics.
         config.profiling_verbosity = (
             trt.ProfilingVerbosity.DETAILED if self.profiling_verbosity is None else self.profiling_verbosity
         )
@@ -164,6 +166,7 @@ class _CommonConfig:
 
     def _set_timing_cache(self, config: Any) -> None:
         line = library.line()
+        # With a timing cache TensorRT only offers the fastest tactics of layers in it to a selector.
         if self.load_timing_cache is None and self.algorithm_selector is not None:
             config.set_flag(library.load().BuilderFlag.DISABLE_TIMING_CACHE)
         elif self.load_timing_cache is not None:
@@ -202,6 +205,7 @@ class CreateConfig(_CommonConfig):
             config.set_flag(flags.TF32)
         else:
             config.clear_flag(flags.TF32)
+        # Strongly typed networks take precisions from their tensors, not from flags.
         if not line.supports(Feature.PRECISION_FLAGS) or (network is not None and line.is_strongly_typed(network)):
             if network is not None:
                 precision.check_network(network, self.precisions)

@@ -1,7 +1,4 @@
-"""Loaders that build, load and save engines, and that load plugins and runtimes.
-
-Modules that are only needed to build are imported by the build: most processes only load an engine and run it.
-"""
+"""Loaders that build, load and save engines, and that load plugins and runtimes."""
 
 from __future__ import annotations
 
@@ -96,6 +93,7 @@ class EngineBytesFromNetwork:
         return self.save_timing_cache
 
     def __call__(self) -> Any:
+        # Imported here: most processes only load an engine and run it, and start faster without these modules.
         from trtops.backend.trt.building.config import CreateConfig
         from trtops.backend.trt.building.network_changes import network_parts, with_config
         from trtops.backend.trt.choices import timing_cache
@@ -127,7 +125,7 @@ def build_plan(builder: Any, network: Any, config: Any, *, selector: Any = None)
     Raises EngineBuildError with TensorRT's last errors; CalibrationError; TacticMismatchError.
     """
     from trtops.backend.trt.building.calibrator import check_calibration
-    from trtops.backend.trt.choices.selector import check_replay
+    from trtops.backend.trt.choices.selector import check_followed
 
     line = library.line()
     with library.collect_log() as lines:
@@ -135,7 +133,7 @@ def build_plan(builder: Any, network: Any, config: Any, *, selector: Any = None)
     # These come first: they explain a missing engine better than TensorRT's log.
     if line.supports(Feature.CALIBRATOR):
         check_calibration(line.get_calibrator(config))
-    check_replay(selector)
+    check_followed(selector)
     if plan is None:
         raise errors.EngineBuildError(f"{line.name} built no engine. {lines.tail()}")
     return plan
@@ -194,7 +192,8 @@ class EngineFromBytes:
         allowed = self.allow_host_code
         if allowed is None:
             allowed = os.environ.get("TRTOPS_ALLOW_HOST_CODE") == "1"
-        if allowed:  # not set to False otherwise: the caller's runtime may already allow it
+        # Not set to False otherwise: the caller's runtime may already allow it.
+        if allowed:
             runtime.engine_host_code_allowed = True
         # Registers TensorRT's own plugins, which the engine may use; does nothing the second time.
         library.load().init_libnvinfer_plugins(library.get_trt_logger(), "")

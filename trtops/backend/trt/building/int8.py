@@ -38,13 +38,11 @@ class Quantized:
 def tensorrt_text(data: bytes, model: Model, config: BuildConfig, *, release: str) -> bytes:
     """A calibration cache of either format as the text that one release's calibrator reads.
 
-    The header is rewritten: a calibrator refuses caches of others and of other releases, although the scales mean the
-    same. Our own caches are checked for the model's tensors; TensorRT's caches use other names.
-
     Raises CalibrationError if the cache cannot be read or does not fit the model.
     """
     cache = read_cache(data)
     wanted = tensors_to_calibrate(model.proto(lean=True))
+    # A cache of TensorRT uses other names for some tensors, so it is never refused for those that it lacks.
     missing = fit(cache, wanted, config.calibration_fit if cache.tensorrt_header is None else "partial")
     if missing:
         log.warning(
@@ -53,6 +51,7 @@ def tensorrt_text(data: bytes, model: Model, config: BuildConfig, *, release: st
             len(wanted),
             ", ".join(missing[:8]),
         )
+    # With a new header: a calibrator refuses caches of others and of other releases, although the scales mean the same.
     return cache.to_tensorrt(tensorrt_header(release, "EntropyCalibration2"))
 
 

@@ -25,11 +25,8 @@ from trtops.system.processes import temporary_prefix
 if TYPE_CHECKING:
     import onnx
 
+# ``(builder, network)`` or ``(builder, network, parser)``.
 NetworkParts: TypeAlias = "tuple[Any, ...]"
-"""``(builder, network)`` or ``(builder, network, parser)``."""
-
-_IN_THE_ROOT = "/model.onnx"
-"""Path given to the parser for a model whose weights have absolute paths."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +86,7 @@ class ParserOptions:
         return precision.ModelPrecision.of(precisions_of(self.config), self.layer_precisions)
 
     def _parse_model(self, model: onnx.ModelProto, what: str) -> tuple[Any, Any, Any]:
-        """Parse a model in memory, after writing the requested precisions into it.
-
-        The parser reads the weights of a lean model (:meth:`trtops.backend.onnx.model.Model.proto`) from their files.
-        """
+        """Parse a model in memory, after writing the requested precisions into it."""
         from trtops.backend.onnx.model import is_lean
         from trtops.backend.onnx.save import serialize, serialize_lean
 
@@ -100,13 +94,15 @@ class ParserOptions:
         with tempfile.TemporaryDirectory(prefix=temporary_prefix("precision")) as folder:
             if wanted:
                 model = precision.write_into_model(model, wanted, Path(folder))
-            if not is_lean(model):
-                data = readable(serialize(model))
-                return self._parse(lambda parser: parser.parse(data), what)
-            lean = readable(serialize_lean(model))
-            return self._parse(lambda parser: parser.parse(lean, _IN_THE_ROOT), what)
+            lean = is_lean(model)
+            data = readable(serialize_lean(model) if lean else serialize(model))
+            # The parser reads the weights of a lean model from their files. Their paths are absolute, and the parser
+            # appends them to the folder of the model's path, which therefore must be the root.
+            place = ("/model.onnx",) if lean else ()
+            return self._parse(lambda parser: parser.parse(data, *place), what)
 
     def _parse(self, read: Callable[[Any], bool], what: str) -> tuple[Any, Any, Any]:
+        """Make a network and a parser, and call ``read`` with the parser; ``what`` is the model's name in errors."""
         line = library.line()
         trt = library.load()
         builder, network = create_network(None, self.strongly_typed, self.mark_unfused_tensors_as_debug_tensors)
@@ -127,18 +123,15 @@ class ParserOptions:
         return builder, network, parser
 
 
+# A base class of its own, so that the path is the first positional argument: fields of the last base come first.
 @dataclass(frozen=True)
 class _OnnxPath:
-    path: str | os.PathLike[str]
+    path: str | os.PathLike[str]  # the file
 
 
 @dataclass(frozen=True)
 class NetworkFromOnnxPath(ParserOptions, _OnnxPath):
-    """Parses an ONNX file, with its external data.
-
-    Attributes:
-        path: The file. The other attributes are those of :class:`ParserOptions`.
-    """
+    """Parses an ONNX file, with its external data."""
 
     def __call__(self) -> tuple[Any, Any, Any]:
         path = os.fspath(self.path)
@@ -151,7 +144,8 @@ class NetworkFromOnnxPath(ParserOptions, _OnnxPath):
         if library.line().reads_bare_constants:
             return self._parse(lambda parser: parser.parse_from_file(path), path)
         data = readable(Path(path).read_bytes())
-        return self._parse(lambda parser: parser.parse(data, path), path)  # external data is found relative to the path
+        # With the path, relative to which the parser searches external data.
+        return self._parse(lambda parser: parser.parse(data, path), path)
 
 
 network_from_onnx_path = immediately(NetworkFromOnnxPath)
@@ -161,7 +155,7 @@ network_from_onnx_path = immediately(NetworkFromOnnxPath)
 class NetworkFromModel(ParserOptions):
     """Parses a model in memory, whose weights may be in files (:meth:`trtops.backend.onnx.model.Model.proto`, lean)."""
 
-    # The model; not changed. The other attributes are those of :class:`ParserOptions`.
+    # The model; not changed.
     model: onnx.ModelProto = field(kw_only=True, repr=False)
 
     def __call__(self) -> tuple[Any, Any, Any]:
@@ -170,17 +164,12 @@ class NetworkFromModel(ParserOptions):
 
 @dataclass(frozen=True)
 class _OnnxBytes:
-    model_bytes: ValueOrCallable[bytes] = field(repr=False)
+    model_bytes: ValueOrCallable[bytes] = field(repr=False)  # the bytes, or a callable that makes them
 
 
 @dataclass(frozen=True)
 class NetworkFromOnnxBytes(ParserOptions, _OnnxBytes):
-    """Parses a serialized ONNX model that contains its weights.
-
-    Attributes:
-        model_bytes: The bytes, or a callable that makes them. The other attributes are those of
-            :class:`ParserOptions`.
-    """
+    """Parses a serialized ONNX model that contains its weights."""
 
     def __call__(self) -> tuple[Any, Any, Any]:
         data = value_of(self.model_bytes)

@@ -20,12 +20,9 @@ from trtops.backend.trt.describe.layers import io_of, layer_outputs, layers_of, 
 from trtops.backend.trt.library import dtypes
 from trtops.backend.trt.lines import Feature
 from trtops.func import make_iterable, value_of
-from trtops.patterns import expand
+from trtops.patterns import expand, is_mark_all
 
 log = logging.getLogger(__name__)
-
-MARK_ALL = "mark-all"
-"""Value of ``outputs``: every tensor that can be an output becomes one. ``["mark", "all"]`` means the same."""
 
 
 def network_parts(made: Any) -> NetworkParts:
@@ -40,7 +37,7 @@ def network_parts(made: Any) -> NetworkParts:
 
 
 @dataclass(frozen=True)
-class _Postprocess:
+class _NetworkChange:
     """A loader that changes the network of another loader. A network that was given directly is changed in place."""
 
     network: ValueOrCallable[NetworkParts]  # the network's parts, or a callable that makes them
@@ -56,7 +53,7 @@ class _Postprocess:
 
 
 @dataclass(frozen=True)
-class PostprocessNetwork(_Postprocess):
+class PostprocessNetwork(_NetworkChange):
     """Calls a function on a network."""
 
     func: Callable[..., None]  # called as ``func(network=network)``; changes it in place
@@ -75,14 +72,14 @@ postprocess_network = immediately(PostprocessNetwork)
 
 
 @dataclass(frozen=True)
-class ModifyNetworkOutputs(_Postprocess):
+class ModifyNetworkOutputs(_NetworkChange):
     """Replaces a network's outputs.
 
     Raises ConfigError if the network has no tensor or layer type of a name, or no output is left.
     """
 
-    # Names or patterns (``conv*``) of the tensors that replace the outputs, or :data:`MARK_ALL`. None keeps the
-    # outputs.
+    # Names or patterns (``conv*``) of the tensors that replace the outputs, or
+    # :data:`trtops.patterns.MARK_ALL` for every tensor that can be one. None keeps the outputs.
     outputs: Sequence[str] | str | None = None
     exclude_outputs: Sequence[str] | None = None  # names or patterns of outputs to remove
     # Types of layers (``CONVOLUTION``) whose outputs become the network's.
@@ -113,7 +110,7 @@ class ModifyNetworkOutputs(_Postprocess):
             return [name for name, kind in layer_outputs(network) if kind in names]
         if self.outputs is None:
             return None
-        if self.outputs == MARK_ALL or list(self.outputs) in ([MARK_ALL], ["mark", "all"]):
+        if is_mark_all(self.outputs):
             return markable(network)
         return expand(
             [self.outputs] if isinstance(self.outputs, str) else self.outputs, tensors, of="The network", what="tensor"
@@ -124,10 +121,8 @@ modify_network_outputs = immediately(ModifyNetworkOutputs)
 
 
 @dataclass(frozen=True)
-class SetLayerPrecisions(_Postprocess):
+class SetLayerPrecisions(_NetworkChange):
     """Sets the precision of layers; ``precision_constraints`` of the builder config make it binding.
-
-    On releases without per-layer precisions the ONNX model is changed before it is parsed.
 
     Raises ConfigError if the network has no layer of a name.
     """
@@ -138,6 +133,7 @@ class SetLayerPrecisions(_Postprocess):
     def __call__(self) -> NetworkParts:
         if library.line().supports(Feature.LAYER_PRECISION):
             return super().__call__()
+        # Without per-layer precisions the ONNX model is changed before it is parsed.
         loader = with_layer_precisions(self.network, self.layer_precisions)
         if loader is None:
             library.line().require(Feature.LAYER_PRECISION)
@@ -155,7 +151,7 @@ set_layer_precisions = immediately(SetLayerPrecisions)
 
 
 @dataclass(frozen=True)
-class SetTensorDatatypes(_Postprocess):
+class SetTensorDatatypes(_NetworkChange):
     """Sets the data types of a network's inputs and outputs.
 
     Raises ConfigError if a name is no input or output.
@@ -179,7 +175,7 @@ set_tensor_datatypes = immediately(SetTensorDatatypes)
 
 
 @dataclass(frozen=True)
-class SetTensorFormats(_Postprocess):
+class SetTensorFormats(_NetworkChange):
     """Sets the allowed memory formats of a network's inputs and outputs.
 
     Raises ConfigError if a name is no input or output, or a format does not exist.
@@ -211,7 +207,7 @@ set_tensor_formats = immediately(SetTensorFormats)
 
 
 @dataclass(frozen=True)
-class SetDecomposableAttentions(_Postprocess):
+class SetDecomposableAttentions(_NetworkChange):
     """Lets the builder split attention layers that have no fused kernel."""
 
     def change(self, network: Any) -> None:
@@ -222,7 +218,7 @@ set_decomposable_attentions = immediately(SetDecomposableAttentions)
 
 
 @dataclass(frozen=True)
-class MarkDebug(_Postprocess):
+class MarkDebug(_NetworkChange):
     """Marks tensors for a debug listener; unlike outputs, they hardly prevent fusion.
 
     Raises ConfigError if the network has no tensor of a name.
@@ -243,7 +239,7 @@ def with_config(loader: Any, config: Any) -> Any:
     """A network loader with the builder config that it is for; other callables and networks unchanged."""
     if isinstance(loader, ParserOptions):
         return loader if loader.config is not None else dataclasses.replace(loader, config=config)
-    if isinstance(loader, _Postprocess):
+    if isinstance(loader, _NetworkChange):
         return dataclasses.replace(loader, network=with_config(loader.network, config))
     return loader
 
@@ -253,7 +249,7 @@ def with_layer_precisions(loader: Any, layer_precisions: Mapping[str, object]) -
     if isinstance(loader, ParserOptions):
         merged = {**(loader.layer_precisions or {}), **layer_precisions}
         return dataclasses.replace(loader, layer_precisions=merged)
-    if isinstance(loader, _Postprocess):
+    if isinstance(loader, _NetworkChange):
         inner = with_layer_precisions(loader.network, layer_precisions)
         return None if inner is None else dataclasses.replace(loader, network=inner)
     return None

@@ -61,6 +61,7 @@ def write_into_model(model: onnx.ModelProto, wanted: ModelPrecision, weights: Pa
         return model
     from trtops.backend.onnx.precision import convert_to_fp16
 
+    # Inputs and outputs keep their types, so that the engine takes the feeds of the model.
     return convert_to_fp16(model, keep_io=True, exclude=excluded, weights=weights)
 
 
@@ -91,10 +92,11 @@ def _fp32_nodes(model: onnx.ModelProto, wanted: ModelPrecision) -> list[str] | N
 
 
 def check_network(network: Any, precisions: Iterable[str]) -> None:
-    """Check that a strongly typed network has the precisions that a builder config asks for.
+    """Check that a strongly typed network has the precisions that a builder config requests.
 
-    Raises UnsupportedFeatureError if it does not; the config alone cannot add them.
+    Raises UnsupportedFeatureError if it does not.
     """
+    # Without this check, fp16=True would silently build in FP32: the config cannot add precisions to such a network.
     wanted = set(precisions)
     if not wanted:
         return

@@ -1,8 +1,6 @@
 """Reads the timed tactics from TensorRT's log, on releases with an editable timing cache (10.8 and later).
 
-There is no call for this. In editable mode the builder writes a table into its verbose log for each op that it times:
-the op's name, its key in the timing cache, every tactic with its kernel and cost, and the one selected; since 11 the
-ONNX nodes too. NVIDIA reads the same table in its sample ``sampleEditableTimingCache``, whose README prints one.
+There is no call for this. In editable mode the builder writes a table into its verbose log for each op that it times.
 """
 
 from __future__ import annotations
@@ -37,6 +35,8 @@ class TimedOp(Record):
         return next((c.kernel for c in self.candidates if c.tactic_hash == tactic_hash), "")
 
 
+# The table has the op's name, its key in the timing cache, every tactic with its kernel and cost, and the one selected;
+# since 11 the ONNX nodes too. NVIDIA's sample ``sampleEditableTimingCache`` reads it, and its README prints one.
 _OP = re.compile(r"Autotuning op (?P<op>.*)\(key: (?P<key>0x[0-9a-fA-F]+)\)(?P<rest>.*)")
 _ONNX_NODE = re.compile(r"\[ONNX Layer: ([^\]]+)\]")
 _CANDIDATE = re.compile(r"\s*\d+, (?P<cost>[^,\s]+), [^,\s]+, [^,\s]+, (?P<kernel>.+?), (?P<hash>0x[0-9a-fA-F]+),")
@@ -46,13 +46,13 @@ _SELECTED = re.compile(r"The selected tactic is \(tactic hash, cost\(in ms\)\):\
 def read_log(messages: Iterable[str]) -> tuple[TimedOp, ...]:
     """The ops that a build timed, in the log's order.
 
-    The messages are those of one thread, verbose ones too; each may hold several lines. Of an op that was timed again
-    the last table counts. A table without a selection, from a build that ended in the middle, is left out.
+    The messages are those of one thread, verbose ones too; each may hold several lines.
     """
     found: dict[str, TimedOp] = {}
     op: re.Match[str] | None = None
     candidates: list[Candidate] = []
     for line in (line for message in messages for line in message.splitlines()):
+        # A table ends with the selected tactic. One without it comes from a build that was cut short, and is left out.
         if begun := _OP.search(line):
             op, candidates = begun, []
         elif op is None:
@@ -64,6 +64,7 @@ def read_log(messages: Iterable[str]) -> tuple[TimedOp, ...]:
         elif _SELECTED.search(line):
             key = op["key"].lower()
             nodes = tuple(_ONNX_NODE.findall(op["rest"]))
+            # Of an op that was timed again the last table counts, in its place in the log.
             found.pop(key, None)
             found[key] = TimedOp(op=op["op"], key=key, onnx_nodes=nodes, candidates=tuple(candidates))
             op = None
@@ -71,5 +72,5 @@ def read_log(messages: Iterable[str]) -> tuple[TimedOp, ...]:
 
 
 def merged(first: Iterable[TimedOp], second: Iterable[TimedOp]) -> tuple[TimedOp, ...]:
-    """Two tables as one; of an op in both, what ``second`` says counts."""
+    """The ops of two tables; for an op in both, that of ``second`` is used."""
     return tuple({entry.key: entry for entry in (*first, *second)}.values())

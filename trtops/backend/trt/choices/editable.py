@@ -3,9 +3,8 @@
 In editable mode each op has an entry in the timing cache: a key, and the hash of the chosen tactic. The builder's log
 gives the op of a key and the other tactics that were timed for it (:mod:`.autotuning`); the engine inspector gives the
 kernel of each layer. A layer belongs to a key only if both agree. A build whose keys are all in the cache times
-nothing, so a tactic is replayed by writing the recorded hashes, and replaced by writing another one and building
-again, as in NVIDIA's sample ``sampleEditableTimingCache``. Afterwards the entries are compared, by hash. Layers inside
-fused regions have no entry; they are recorded as not replayable.
+nothing, so a tactic is replayed by writing the recorded hash, and replaced by writing another one and building again,
+as in NVIDIA's sample ``sampleEditableTimingCache``. Layers inside fused regions have no entry, and cannot be replayed.
 """
 
 from __future__ import annotations
@@ -25,13 +24,12 @@ from trtops.spec import Layer
 from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticChoice, TacticRecord
 
+# Prefix of a record's settings for entries that belong to no layer.
 _ENTRY = "entry "
+# Time of a replayed entry. The value does not matter: there is no other candidate.
 _MILLISECONDS = 1e-3
-"""Time of a replayed entry. The value does not matter: there is no other candidate."""
-
-
+# Limit of builds that replace denied tactics: a replacement may change other choices, so several may be needed.
 _MOST_REPLACEMENTS = 8
-"""Limit of builds that replace denied tactics: a replacement may change other choices, so several may be needed."""
 
 
 @dataclass
@@ -58,12 +56,12 @@ class Editing:
         """Build with the fastest tactics, or with random ones; denied tactics are replaced by the next fastest.
 
         Args:
-            seed: See :func:`write_drawn`; None lets the builder choose.
+            seed: See :func:`write_random_choices`; None lets the builder choose.
             denied: Tactics that must not be chosen, all of this device and release.
         """
         plan = self._build()
         if seed is not None:
-            write_drawn(self.config, self.ops.values(), seed)
+            write_random_choices(self.config, self.ops.values(), seed)
             plan = self._build()
         for _ in range(_MOST_REPLACEMENTS if denied.entries else 0):
             replaced = replace_denied(self.config, self.record_of(plan), self.ops, denied)
@@ -84,21 +82,21 @@ class Editing:
 def prepare_replay(config: Any, record: TacticRecord) -> None:
     """Restrict a builder config's timing cache to a record's entries, and forbid the builder to time anything.
 
-    Other entries are removed, so that an op that the record does not contain cannot use them.
+    The config must be in editable mode, with the timing cache of the recorded build.
 
-    The config is in editable mode, with the timing cache of the recorded build: TensorRT updates entries but adds none.
     Raises FormatError if the record was not made through the editable timing cache; TacticMismatchError if the cache
     lacks some of its keys.
     """
     wanted = entries_of(record)
     line = library.line()
+    # TensorRT updates entries of its cache, but adds none.
     unknown = line.update_timing_entries(config, {key: (value, _MILLISECONDS) for key, value in wanted.items()})
     if unknown:
         names = _layers_by_key(record)
         reason = "no entry of this key in the timing cache; build with the cache of the recorded build"
         selector.raise_mismatch({names.get(key, key): reason for key in unknown}, len(wanted))
     others = line.timing_entries(config).keys() - wanted.keys()
-    # A time that is not a number removes an entry.
+    # Other entries are removed, so that an op that the record lacks cannot use them: a time of NaN removes an entry.
     line.update_timing_entries(config, {key: (0, math.nan) for key in others})
     line.set_flag(config, Feature.COMPILATION_CACHE_SWITCH)
     line.set_flag(config, Feature.TIMING_CACHE_MISS_ERROR)
@@ -106,8 +104,6 @@ def prepare_replay(config: Any, record: TacticRecord) -> None:
 
 def check_replay(config: Any, record: TacticRecord) -> None:
     """Compare the builder config's timing cache with the replayed record, after the build.
-
-    Added entries are errors too: the flag for cache misses does not catch every miss.
 
     Raises TacticMismatchError if an entry holds another tactic, is gone, or was added.
     """
@@ -119,6 +115,7 @@ def check_replay(config: Any, record: TacticRecord) -> None:
         for key, value in wanted.items()
         if key not in found or found[key][0] != value
     }
+    # Added entries are errors too: the flag for cache misses does not catch every miss.
     added = {
         key: f"timed again ({found[key][0]:#x}): the record has no such entry" for key in found.keys() - wanted.keys()
     }
@@ -151,15 +148,14 @@ def replace_denied(config: Any, record: TacticRecord, ops: Mapping[str, TimedOp]
     return notes
 
 
-def write_drawn(config: Any, ops: Iterable[TimedOp], seed: int) -> None:
-    """Give each op the fastest of a random half of its tactics, after a build; the next build uses it.
-
-    This is what TensorRT chooses from the half that an algorithm selector offers (:class:`.selector.Restriction`).
-    """
+def write_random_choices(config: Any, ops: Iterable[TimedOp], seed: int) -> None:
+    """Give each op the fastest of a random half of its tactics, after a build; the next build uses it."""
+    # As with algorithm selectors: TensorRT takes the fastest of the half that ``selector.Restriction`` offers.
     held = library.line().timing_entries(config)
     written = {}
     for op in ops:
         if op.key in held and op.candidates:
+            # The op's name is in the seed, so the choice does not depend on the order of ops.
             draw = random.Random(f"{seed} {op.op} {len(op.candidates)}")
             drawn = draw.sample(op.candidates, (len(op.candidates) + 1) // 2)
             best = min(drawn, key=lambda candidate: candidate.milliseconds)
@@ -180,6 +176,7 @@ def to_record(
     ``entries`` are tactic hash and milliseconds by key, after the build; ``ops`` were timed by this build or by those
     that made its cache.
     """
+    # Each op belongs to one layer at most, so it is removed from here once its layer is found.
     free = {op.key: op for op in ops if op.key in entries}
     choices = []
     for found in layers:
@@ -191,8 +188,9 @@ def to_record(
         tactic_hash = entries[op.key][0]
         chosen = Candidate(tactic_hash=tactic_hash, kernel=op.kernel_of(tactic_hash), milliseconds=0.0)
         choices.append(_tactic_choice(found.name, found.op, op, chosen))
-    tied = {choice.key for choice in choices}
-    rest = sorted((f"{_ENTRY}{key}", hex(value)) for key, (value, _) in entries.items() if key not in tied)
+    # Entries of no layer, such as those of combinations that were not used, are needed for a replay as well.
+    with_layer = {choice.key for choice in choices}
+    rest = sorted((f"{_ENTRY}{key}", hex(value)) for key, (value, _) in entries.items() if key not in with_layer)
     return TacticRecord(
         mechanism="editable_timing_cache",
         backend_version=backend_version,
@@ -223,14 +221,12 @@ def _tactic_choice(layer: str, layer_type: str, op: TimedOp, chosen: Candidate) 
 
 
 def _op_of(layer: Layer, ops: Iterable[TimedOp], entries: Mapping[str, tuple[int, float]]) -> TimedOp | None:
-    """The op that a layer was built from: kernel and name, or kernel and ONNX nodes, agree; None if it is ambiguous.
-
-    TensorRT names a layer after its op with a suffix ("matMul1_myl0_0"). If several ops match ("conv" and "conv_1" for
-    "conv_1_myl0_3"), the longest name is the right one.
-    """
+    """The op that a layer was built from: kernel and name, or kernel and ONNX nodes, agree; None if it is ambiguous."""
     kernel, number = _kernel_and_number(layer)
     chosen = ((op, entries[op.key][0]) for op in ops)
     agreeing = [op for op, found in chosen if found == number or (kernel and op.kernel_of(found) == kernel)]
+    # TensorRT names a layer after its op with a suffix ("matMul1_myl0_0"). If several ops match ("conv" and "conv_1"
+    # for "conv_1_myl0_3"), the longest name is the right one.
     named = [
         op
         for op in agreeing

@@ -21,8 +21,9 @@ from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticChoice, TacticRecord, TensorFormat
 
 
+# Files hold names, since TensorRT's enums cannot be made without TensorRT; scripts compare with ``trt.float32``.
 class TypeName(str):
-    """The name of a TensorRT data type, ``DataType.FLOAT``; also equal to the type itself (``trt.float32``)."""
+    """The name of a TensorRT data type, ``DataType.FLOAT``; also equal to the type itself."""
 
     @property
     def name(self) -> str:
@@ -179,7 +180,7 @@ class Restriction:
         return sorted(draw.sample(kept, (len(kept) + 1) // 2))
 
 
-def restriction(denied: DenyList, seed: int | None) -> Restriction:
+def restriction_for(denied: DenyList, seed: int | None) -> Restriction:
     """The restriction for a seed and a deny-list with entries of this device and release."""
     algorithms = {
         (choice.layer, algorithm)
@@ -217,6 +218,7 @@ def TacticRecorder(
         def report_algorithms(self, contexts: list[Any], choices: list[Any]) -> None:
             for context, choice in zip(contexts, choices):
                 data.add(context.name, Algorithm.from_trt(context, choice))
+            # The last call of a build: TensorRT reports all layers at once.
             if path is not None:
                 data.save(path)
 
@@ -226,9 +228,8 @@ def TacticRecorder(
 def TacticReplayer(replay: str | os.PathLike[str] | IO[Any] | TacticReplayData) -> Any:
     """Create an algorithm selector that makes TensorRT choose recorded tactics.
 
-    TensorRT chooses freely for layers that are not in the replay, and for the reformat layers that it inserts
-    ("Reformatting CopyNode"), for which it asks no selector. Layers where the replay could not be followed are in the
-    selector's ``mismatches``; :func:`check_replay` raises them after the build, since an exception cannot pass C++.
+    TensorRT chooses freely for layers that are not in the replay, and for the reformat layers that it inserts. Layers
+    where the replay could not be followed are in the selector's ``mismatches``; :func:`check_followed` raises them.
 
     Raises UnsupportedFeatureError if this release has no algorithm selectors; FormatError if the file is not a replay.
     """
@@ -246,12 +247,14 @@ def TacticReplayer(replay: str | os.PathLike[str] | IO[Any] | TacticReplayData) 
             self.mismatches: dict[str, str] = {}
 
         def select_algorithms(self, context: Any, choices: list[Any]) -> list[int]:
+            # TensorRT does not call this for the layers "Reformatting CopyNode" that it inserts.
             wanted = data.get(context.name)
             if wanted is None:
                 return list(range(len(choices)))
             offered = [Algorithm.from_trt(context, choice) for choice in choices]
             if wanted in offered:
                 return [offered.index(wanted)]
+            # An exception cannot pass C++, so the mismatch is stored and the build continues.
             self.mismatches[context.name] = f"not among the {len(offered)} tactics that TensorRT offers"
             return list(range(len(choices)))
 
@@ -266,7 +269,7 @@ def TacticReplayer(replay: str | os.PathLike[str] | IO[Any] | TacticReplayData) 
     return Replayer()
 
 
-def check_replay(selector: Any) -> None:
+def check_followed(selector: Any) -> None:
     """Raise if a :func:`TacticReplayer` was not followed, after the build; other selectors pass.
 
     Raises TacticMismatchError if some layer got another tactic, or the replay names layers that the build did not have.

@@ -1,8 +1,6 @@
 """Timing caches: one per device and TensorRT release, safe with concurrent writers.
 
-A cache file of trtops begins with a line of JSON: the device and release, the number of entries, the time they took,
-and, for editable caches, the ops and tactics of its keys. TensorRT's own bytes follow. Files with only TensorRT's
-bytes (from trtexec or other tools) are read as well; TensorRT decides whether they fit.
+Files with only TensorRT's bytes (from trtexec or other tools) are read as well; TensorRT decides whether they fit.
 """
 
 from __future__ import annotations
@@ -22,10 +20,13 @@ from trtops.spec import Environment
 from trtops.system.files import open_atomically
 from trtops.system.locks import locked
 
+# A cache file of trtops begins with this and a line of JSON: the device and release, the number of entries, the time
+# they took, and, for editable caches, the ops and tactics of its keys. TensorRT's own bytes follow.
 _MAGIC = b"trtops timing cache 1 "
-_NOT_USED = "The timing cache will not be used"
+# TensorRT returns a cache even if it refused the data, so its messages have to be read. A part of every message about
+# the data of Myelin, TensorRT's compiler of fused layers:
 _COMPILER = "myelinCache"
-"""Part of every message about the data of Myelin, TensorRT's compiler of fused layers, in a cache."""
+_NOT_USED = "The timing cache will not be used"
 _REFUSALS = (
     _NOT_USED,
     "different TensorRT version",
@@ -103,20 +104,19 @@ def read(source: str | os.PathLike[str] | IO[bytes] | bytes) -> TimingCache:
 def apply(config: Any, cache: TimingCache) -> None:
     """Give a builder config a timing cache.
 
-    TensorRT 8.6 cannot read the data of Myelin, its compiler of fused layers, back from a cache. The build then uses
-    the rest, and a warning in the log gives the number of entries.
-
-    Raises TimingCacheError if TensorRT refuses the cache, or would build without it for another reason.
+    Raises TimingCacheError if TensorRT refuses the cache, or would build without it.
     """
     line = library.line()
     with library.collect_log(here=True) as log:
         taken = line.set_timing_cache(config, cache.data)
     if not taken or (cache.data and _is_refused(log)):
         raise _refusal_error(cache, log)
-    if cache.data and log.said(_COMPILER):
+    # TensorRT 8.6 cannot read the compiler's data back from a cache. The build then uses the other entries.
+    if cache.data and log.contains(_COMPILER):
         entries = held(config)
+        # With nothing read, an empty cache takes its place, which fills up during the build.
         if entries == 0:
-            line.set_timing_cache(config, b"")  # an empty one fills up during the build
+            line.set_timing_cache(config, b"")
         library.log_warning(
             f"{line.name} did not read the data of its compiler (Myelin) in the timing cache: "
             f"{'an unknown number' if entries is None else entries} of {cache.entries or 'its'} entries are used, "
@@ -134,23 +134,23 @@ def _serialize_and_count(config: Any) -> tuple[bytes | None, int | None]:
     # Only TensorRT's log has the number, in a verbose message of the serializing thread.
     with library.collect_log(verbose=True, here=True) as log:
         data = library.line().get_timing_cache(config)
-    return data, None if data is None else _count_entries(log)
+    for _, message in reversed(log.lines):
+        if match := re.search(r"Serialized (\d+) timing cache entries", message):
+            return data, int(match[1])
+    return data, None
 
 
 def _is_refused(log: library.LogLines) -> bool:
-    """Whether TensorRT refused a cache, and not only the compiler's part of it.
-
-    A message about the compiler's part comes with a general one that the cache will not be used. The general message
-    without the other one, or any other error, is about the whole cache.
-    """
+    """Whether TensorRT refused a cache, and not only the compiler's part of it."""
     complaints = [
         message
         for severity, message in log.lines
         if severity in ("INTERNAL_ERROR", "ERROR") or any(refusal in message for refusal in _REFUSALS)
     ]
-    if not any(_COMPILER in message for message in complaints):
-        return bool(complaints)
-    return any(_COMPILER not in message and _NOT_USED not in message for message in complaints)
+    # A message about the compiler's part comes with a general one that the cache will not be used. Without the former,
+    # the general one is about the whole cache.
+    about_compiler = any(_COMPILER in message for message in complaints)
+    return any(not about_compiler or (_COMPILER not in message and _NOT_USED not in message) for message in complaints)
 
 
 def _refusal_error(cache: TimingCache, log: library.LogLines) -> errors.TimingCacheError:
@@ -183,72 +183,62 @@ def collect(
     )
 
 
-def _count_entries(log: library.LogLines) -> int | None:
-    """Entries of the cache that was serialized last, from TensorRT's log; None if unknown."""
-    for _, message in reversed(log.lines):
-        if match := re.search(r"Serialized (\d+) timing cache entries", message):
-            return int(match[1])
-    return None
-
-
 def use(
     before: TimingCache | None, after: TimingCache | None, seconds: float, read: int | None = None
 ) -> TimingCacheUse:
-    """How much a cache helped one build.
+    """How much a cache helped one build; the saved time is the time that its entries took, minus this build's.
 
-    TensorRT does not report which entries it used, so all that it read count as hits. This is exact if the build added
-    none and the cache was made with the same model; otherwise it is an upper bound. The saved time is the time that the
-    entries took, minus this build's.
     ``read`` is the number of entries that TensorRT read (:func:`held` before the build), by default all.
     """
     if before is None or not before.data or after is None:
         return TimingCacheUse(misses=(after.entries or 0) if after is not None else 0)
+    # TensorRT does not report which entries it used, so all that it read count as hits. This is exact if the build
+    # added none and the cache was made with the same model; otherwise it is an upper bound.
     hits = (before.entries or 0) if read is None else read
     misses = max((after.entries or 0) - hits, 0)
     return TimingCacheUse(hits=hits, misses=misses, saved_seconds=max(before.seconds - seconds, 0.0) if hits else 0.0)
 
 
-def merge(config: Any, cache: TimingCache, other: TimingCache) -> TimingCache:
-    """Add the entries of another cache to those of a builder config.
+def merge(config: Any, cache: TimingCache, earlier: TimingCache) -> TimingCache:
+    """Add the entries of an earlier cache to those of a builder config.
 
-    TensorRT 8.6 may be unable to add a cache with compiled code (:func:`apply`). Then the larger cache is returned,
-    and a warning in the log says that the other one is lost.
+    ``cache`` is the config's own; if both have an entry, its entry is kept. If TensorRT cannot add the earlier cache,
+    the larger one is returned, and a warning in the log says that the other one is lost.
 
-    ``cache`` is the config's own; if both have an entry, its entry is kept. ``seconds`` of the result is the larger of
-    the two, since they may have the same entries.
-
-    Raises TimingCacheError if their keys differ, or TensorRT refuses the other one for another reason.
+    Raises TimingCacheError if their keys differ, or TensorRT refuses the earlier one for another reason.
     """
-    keys = {key for key in (cache.key, other.key) if key is not None}
+    keys = {key for key in (cache.key, earlier.key) if key is not None}
     if len(keys) > 1:
         raise errors.TimingCacheError(
             f"Timing caches of different devices or releases cannot be merged: {', '.join(sorted(keys))}."
         )
     with library.collect_log(here=True) as log:
-        created = config.create_timing_cache(other.data)
+        created = config.create_timing_cache(earlier.data)
         if _is_refused(log):
-            raise _refusal_error(other, log)
+            raise _refusal_error(earlier, log)
         # Into the config's own cache: serializing it first would lose the compiler's data on 8.6.
         merged = created is not None and config.get_timing_cache().combine(created, False)
-    if _is_refused(log) or not (merged or log.said(_COMPILER)):
-        raise _refusal_error(other, log)
+    if _is_refused(log) or not (merged or log.contains(_COMPILER)):
+        raise _refusal_error(earlier, log)
     data, entries = _serialize_and_count(config)
     assert data is not None
+    # TensorRT 8.6 may be unable to add a cache with compiled code.
     if not merged:
         library.log_warning(
             f"{library.line().name} could not merge two timing caches: it does not read the data of its compiler "
-            f"(Myelin) in the earlier one. Of the earlier one, {len(other.data)} bytes, and the new one, {len(data)} "
+            f"(Myelin) in the earlier one. Of the earlier one, {len(earlier.data)} bytes, and the new one, {len(data)} "
             "bytes, the larger one is kept. To keep all timings, use one file per model."
         )
-        kept = other if len(other.data) > len(data) else replace(cache, data=data, entries=entries)
+        kept = earlier if len(earlier.data) > len(data) else replace(cache, data=data, entries=entries)
         return replace(kept, key=cache.key)
-    if log.said(_COMPILER):
+    if log.contains(_COMPILER):
         library.log_warning(
             f"{library.line().name} did not read the data of its compiler (Myelin) in the timing cache to merge; "
             f"both together have {'an unknown number of' if entries is None else entries} entries."
         )
-    ops = autotuning.merged(other.ops, cache.ops)
-    return replace(cache, data=data, entries=entries, seconds=max(cache.seconds, other.seconds), ops=ops)
+    ops = autotuning.merged(earlier.ops, cache.ops)
+    # The larger of the times, since both may have the same entries.
+    return replace(cache, data=data, entries=entries, seconds=max(cache.seconds, earlier.seconds), ops=ops)
 
 
 def save(config: Any, cache: TimingCache, path: str | os.PathLike[str], *, raw: bool) -> TimingCache:

@@ -21,6 +21,7 @@ from trtops.record import Record
 _REFORMATS = re.compile(r"reformat", re.IGNORECASE)
 _NAMED_ALREADY = re.compile(r"\b(FP32|FP16|BF16|INT8|FP8|INT32|INT64|BOOL|Half|Float|format)\b", re.IGNORECASE)
 _OF_COPIES = re.compile(r"^Reformatting CopyNode|^Reformat")
+# Numbers that TensorRT appends to a node's name, such as ``_myl0_3`` by its compiler.
 _NUMBER_AT_THE_END = re.compile(r"(_myl\d+_\d+|_clone_\d+|_\(\d+\)|\.\d+)+$")
 _WRAPPED = re.compile(r"^\w+\((.*)\)$")
 _FOREIGN = re.compile(r"^\{ForeignNode\[(.*)\]\}$")
@@ -162,24 +163,25 @@ def align(a: EngineLayers, b: EngineLayers) -> Alignment:
     inserted = [_inserted_by_place(engine, groups) for engine in (a, b)]
     boundaries = [
         Boundary(
-            before=place[0],
-            after=place[1],
-            a=_inserted(a, inserted[0].get(place, [])),
-            b=_inserted(b, inserted[1].get(place, [])),
+            before=before,
+            after=after,
+            a=_inserted(a, inserted[0].get((before, after), [])),
+            b=_inserted(b, inserted[1].get((before, after), [])),
         )
-        for place in {**inserted[0], **inserted[1]}
+        for before, after in {**inserted[0], **inserted[1]}
     ]
     return Alignment(rows=tuple(rows), boundaries=tuple(sorted(boundaries, key=lambda x: x.weight, reverse=True)))
 
 
+# The group of each ONNX node: nodes that share a layer in either engine are in one group, directly or through others.
 _Groups = dict[str, tuple[str, ...]]
-"""The group of each ONNX node: nodes that share a layer in either engine are in one group."""
 
 
 def _groups(layers: Iterable[LayerDescription]) -> _Groups:
     """The groups, in order of execution in the first engine."""
     groups: _Groups = {}
     for layer in layers:
+        # Joins the groups of all nodes of the layer.
         joined = tuple(dict.fromkeys(node for own in nodes_of(layer) for node in groups.get(own, (own,))))
         groups.update(dict.fromkeys(joined, joined))
     return groups
@@ -211,6 +213,7 @@ def _format_text(tensor: TensorDescription) -> str:
     return f"{tensor.dtype} {words}".strip()
 
 
+# The groups before and after.
 _Place = tuple[tuple[str, ...], tuple[str, ...]]
 
 
@@ -225,7 +228,8 @@ def _inserted_by_place(engine: EngineLayers, groups: _Groups) -> dict[_Place, li
     def nearest_group(one: LayerDescription, upwards: bool) -> tuple[str, ...]:
         """The nearest group in one direction; empty if the engine begins or ends first."""
         seen, waiting = {one.name}, [one]
-        for current in waiting:  # grows in the loop
+        # A breadth-first search: the list grows in the loop.
+        for current in waiting:
             if upwards:
                 others = [makers[tensor.name] for tensor in current.inputs if tensor.name in makers]
             else:

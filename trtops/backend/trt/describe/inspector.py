@@ -1,7 +1,6 @@
 """Describes an engine as data and as text: layers, tactics, precisions, formats, weights, profiles.
 
-Layers come from TensorRT's engine inspector. Its JSON is not strict: strings contain raw control characters, and single
-layers may be damaged. Of a layer that cannot be read, only the name is known.
+Layers come from TensorRT's engine inspector. Of a layer that cannot be read, only the name is known.
 """
 
 from __future__ import annotations
@@ -57,9 +56,7 @@ class LayerDescription(Record):
         return Layer(
             name=self.name,
             op=self.op,
-            tactic=" #".join(part for part in (self.tactic, self.tactic_value) if part)
-            if self.tactic
-            else (f"#{self.tactic_value}" if self.tactic_value else ""),
+            tactic=f"{self.tactic} #{self.tactic_value}".lstrip() if self.tactic_value else self.tactic,
             precision=self.precision,
             inputs=tuple(tensor.name for tensor in self.inputs),
             outputs=tuple(tensor.name for tensor in self.outputs),
@@ -80,7 +77,7 @@ class EngineDescription(Record):
     weights_bytes: int  # bytes of the weights that the layers list
     refittable: bool  # whether weights can be replaced
     layers: tuple[LayerDescription, ...]  # layers in order of execution; before TensorRT 10, for each profile
-    repeated: int = 1  # number of profiles that the layers are listed for
+    listed_profiles: int = 1  # number of profiles that the layers are listed for
 
     def text(self, show: Sequence[str] = ()) -> str:
         """The description as text; ``show`` may contain ``layers``, ``attrs`` and ``weights``."""
@@ -95,8 +92,8 @@ class EngineDescription(Record):
             f"---- {len(self.profiles)} Profile(s) ({len(self.inputs) + len(self.outputs)} Tensor(s) Each) ----",
             *self._profile_lines(),
         ]
-        per_profile = " Per Profile" if self.repeated > 1 else ""
-        count = len(self.layers) // self.repeated
+        per_profile = " Per Profile" if self.listed_profiles > 1 else ""
+        count = len(self.layers) // self.listed_profiles
         lines += section(f"{count} Layer(s){per_profile}", self._layer_lines(count, show) if show else [])
         return under("==== TensorRT Engine ====", lines)
 
@@ -113,10 +110,10 @@ class EngineDescription(Record):
 
     def _layer_lines(self, count: int, show: Sequence[str]) -> Iterator[str]:
         for place, layer in enumerate(self.layers):
-            if self.repeated > 1 and place % count == 0:
+            if self.listed_profiles > 1 and place % count == 0:
                 yield f"- Profile: {place // count}"
-            indent = "    " if self.repeated > 1 else ""
-            yield from (f"{indent}{line}" for line in _layer_lines(place % count, layer, show))
+            indent = "    " if self.listed_profiles > 1 else ""
+            yield from (f"{indent}{line}" for line in _lines_of_layer(place % count, layer, show))
             yield ""
 
 
@@ -131,7 +128,7 @@ def section(title: str, lines: Iterable[str]) -> list[str]:
     return [f"---- {title} ----", *lines, ""]
 
 
-def _layer_lines(index: int, layer: LayerDescription, show: Sequence[str]) -> Iterator[str]:
+def _lines_of_layer(index: int, layer: LayerDescription, show: Sequence[str]) -> Iterator[str]:
     title = f"Layer {index:<4} | {layer.name} [Op: {layer.op.partition('/')[0] or 'Unknown'}]"
     yield from layer_lines(title, list(map(str, layer.inputs)), list(map(str, layer.outputs)))
     if "attrs" in show:
@@ -156,14 +153,14 @@ def describe_engine(engine: Any) -> EngineDescription:
         inputs=tuple(inputs.values()),
         outputs=tuple(outputs.values()),
         profiles=tuple(
-            tuple(profile_range(engine, name, index) for name in inputs)
+            tuple(_shape_range(engine, name, index) for name in inputs)
             for index in range(engine.num_optimization_profiles)
         ),
         device_memory_bytes=line.device_memory_bytes(engine),
         weights_bytes=sum(WIDTHS.get(kind, 0) * count for found in layers for kind, count in found.weights),
         refittable=bool(engine.refittable),
         layers=layers,
-        repeated=line.profiles_listed(engine),
+        listed_profiles=line.profiles_listed(engine),
     )
 
 
@@ -176,7 +173,8 @@ def engine_io(engine: Any) -> tuple[TensorMetadata, TensorMetadata]:
         dtype = dtypes.from_trt(engine.get_tensor_dtype(name))
         shape = tuple(engine.get_tensor_shape(name))
         if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT:
-            bounds = profile_range(engine, name, 0)
+            bounds = _shape_range(engine, name, 0)
+            # Values of a shape tensor are not bounds of its shape.
             fits = len(bounds.min) == len(shape)
             inputs.add(name, dtype, shape, bounds.min if fits else None, bounds.max if fits else None)
         else:
@@ -184,8 +182,8 @@ def engine_io(engine: Any) -> tuple[TensorMetadata, TensorMetadata]:
     return inputs, outputs
 
 
-def profile_range(engine: Any, name: str, profile_index: int) -> ShapeRange:
-    """The shapes of an input in a profile, or a shape tensor's values; TensorRT 8.6 only gives the first value."""
+def _shape_range(engine: Any, name: str, profile_index: int) -> ShapeRange:
+    """The shapes of an input in a profile, or a shape tensor's values."""
     low, opt, high = library.line().profile_range(engine, name, profile_index)
     return ShapeRange(name=name, min=low, opt=opt, max=high)
 
@@ -195,10 +193,11 @@ def read_layers(engine: Any) -> tuple[LayerDescription, ...]:
     trt = library.load()
     inspector = engine.create_engine_inspector()
     text = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
+    # One damaged layer makes the whole text unreadable. Then the layers are read one by one.
     try:
         return parse_layers(text)
     except errors.FormatError:
-        pass  # one damaged layer makes the whole text unreadable, so read layers one by one
+        pass
     layers = []
     for index in range(engine.num_layers):
         text = inspector.get_layer_information(index, trt.LayerInformationFormat.JSON)
@@ -211,10 +210,8 @@ def read_layers(engine: Any) -> tuple[LayerDescription, ...]:
 
 
 def parse_layers(text: str) -> tuple[LayerDescription, ...]:
-    """Layers from the inspector's JSON about an engine.
-
-    Raises FormatError if it is not JSON, also with raw control characters allowed.
-    """
+    """Layers from the inspector's JSON about an engine. Raises FormatError if it cannot be read."""
+    # Not strict, since strings contain raw control characters.
     try:
         content = json.loads(text, strict=False)
     except (ValueError, RecursionError) as exc:
@@ -279,10 +276,8 @@ def _type_named_in(text: str) -> str:
 
 
 def _layer_precision(inputs: Sequence[TensorDescription], outputs: Sequence[TensorDescription], weights: Any) -> str:
-    """A layer's compute precision: the data type of its first input or output that layers compute in.
-
-    Or that of its weights, if it is narrower: a first layer may read FP32 and round it.
-    """
+    """A layer's compute precision, from the data types of its inputs, outputs and weights; empty if unknown."""
+    # The narrower of the first input and the weights: a network's first layer may read FP32 and round it.
     declared = next((t.dtype for t in (*inputs, *outputs) if t.dtype in _COMPUTING), "")
     stored = _type_named_in(str(weights.get("Type", ""))) if isinstance(weights, dict) else ""
     return min((kind for kind in (declared, stored) if kind in _COMPUTING), key=_COMPUTING.index, default="")

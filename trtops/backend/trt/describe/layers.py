@@ -14,11 +14,9 @@ def layers_of(network: Any) -> list[Any]:
 
 
 def specialize(layer: Any) -> Any:
-    """Set a layer's Python class to that of its type, and return it; ``get_layer`` returns a plain ``ILayer``.
-
-    The class is found by name, ignoring case: ``MATRIX_MULTIPLY`` is ``IMatrixMultiplyLayer``.
-    """
+    """Set a layer's Python class to that of its type, and return it; ``get_layer`` returns a plain ``ILayer``."""
     trt = library.load()
+    # The class is found by name, ignoring case: ``MATRIX_MULTIPLY`` is ``IMatrixMultiplyLayer``.
     wanted = f"i{layer.type.name.replace('_', '')}layer".lower()
     own = next((cls for name, cls in vars(trt).items() if name.lower() == wanted), None)
     if own is not None:
@@ -27,19 +25,19 @@ def specialize(layer: Any) -> Any:
 
 
 def attribute_names(layer: Any) -> list[str]:
-    """Names of a layer's own attributes, beyond those of ``ILayer``, that are valid in its state.
-
-    Left out are two-dimensional paddings and windows of a layer over volumes, and values that come from inputs.
-    """
+    """Names of a layer's own attributes, beyond those of ``ILayer``, that are valid in its state."""
     trt = library.load()
     specialize(layer)
-    ignored: frozenset[str] = frozenset()
+    ignored: tuple[str, ...] = ()
     if isinstance(layer, (trt.IPoolingLayer, trt.IConvolutionLayer, trt.IDeconvolutionLayer)):
-        ignored = frozenset({"padding", "stride", "window_size"}) if len(layer.get_input(0).shape) > 4 else ignored
+        # Volumes have these attributes with ``_nd``; the two-dimensional ones raise errors.
+        if len(layer.get_input(0).shape) > 4:
+            ignored = ("padding", "stride", "window_size")
+    # Values that come from a second input make the attribute invalid.
     elif isinstance(layer, trt.IResizeLayer) and layer.num_inputs > 1:
-        ignored = frozenset({"scales"})
+        ignored = ("scales",)
     elif isinstance(layer, trt.ISliceLayer) and layer.num_inputs > 1:
-        ignored = frozenset({"shape", "start", "stride"})
+        ignored = ("shape", "start", "stride")
     names = [name for name in dir(layer) if not name.startswith("__") and not hasattr(trt.ILayer, name)]
     return [name for name in names if name not in ignored]
 
@@ -51,6 +49,7 @@ def attributes_of(layer: Any) -> dict[str, Any]:
     for name in attribute_names(layer):
         try:
             value = getattr(layer, name)
+            # Some values, such as unset dimensions, only raise an error when they are printed.
             str(value)
         except (RuntimeError, ValueError, TypeError):
             continue

@@ -94,7 +94,7 @@ def _network_layer(layer: Any) -> NetworkLayer:
     found = attributes_of(layer)
     arrays = {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
     attrs = {name: str(value) for name, value in found.items() if name not in arrays}
-    # Some layers have a type of their own, such as an activation's, which hides the layer's.
+    # ``attributes_of`` has changed the layer's class. Some have a type of their own, such as an activation's.
     if not str(layer.type).startswith("LayerType."):
         attrs["type"] = str(layer.type)
     return NetworkLayer(

@@ -61,11 +61,11 @@ def make_debug_listener() -> Any:
 
         def process_debug_tensor(self, addr: int, location: Any, type: Any, shape: Any, name: str, stream: int) -> bool:
             dtype: DataType = dtypes.from_trt(type)
+            # numpy has no data types smaller than a byte.
             if dtype.itemsize < 1:
-                return True  # numpy has no data types smaller than a byte
-            memory.call(
-                "cudaStreamSynchronize", stream
-            )  # the content is complete once the stream has reached this point
+                return True
+            # The content is complete once the stream has reached this point.
+            memory.call("cudaStreamSynchronize", stream)
             array = np.empty(tuple(shape), dtype.numpy())
             kind = "cudaMemcpyHostToHost" if location == trt.TensorLocation.HOST else "cudaMemcpyDeviceToHost"
             memory.copy(array.ctypes.data, int(addr), array.nbytes, kind)

@@ -28,6 +28,7 @@ class Layout:
         sizes = self._vector_sizes()
         if 0 in sizes:
             return 0
+        # From the last vector's position, since strides may leave gaps.
         last = sum((size - 1) * stride for size, stride in zip(sizes, self.strides))
         return (last + 1) * self.components * self.dtype.itemsize
 
@@ -55,6 +56,7 @@ class Layout:
             vectors[..., 0] = array
             return
         dim = self.vectorized_dim
+        # CHW4 of 6 channels: 2 channels of padding, split into (2, 4), and the 4 moved to the end.
         padding = [(0, 0)] * array.ndim
         padding[dim] = (0, -array.shape[dim] % self.components)
         padded = np.pad(array, padding)

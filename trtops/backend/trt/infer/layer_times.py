@@ -15,7 +15,7 @@ from trtops.backend.trt.infer.runner import TrtRunner
 def layer_times(engine: Any, feed: Feed, *, runs: int = 20, warm_up: int = 5) -> Mapping[str, float]:
     """Mean time of each layer, in milliseconds; times of layers with the same name are added.
 
-    TensorRT synchronizes after each layer while profiling, so the sum is longer than an inference.
+    The sum is longer than an inference: TensorRT synchronizes after each layer while profiling.
 
     Raises InferenceError if TensorRT reports no layer.
     """
@@ -36,6 +36,7 @@ def layer_times(engine: Any, feed: Feed, *, runs: int = 20, warm_up: int = 5) ->
         times = Times()
         runner.context.profiler = times
         for number in range(warm_up + runs):
+            # The first runs include the loading of kernels and low clocks.
             if number == warm_up:
                 times.ms.clear()
             runner.infer(feed)

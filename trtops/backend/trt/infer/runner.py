@@ -26,15 +26,10 @@ class TrtRunner(BaseRunner):
 
     Buffers live as long as the activation and grow as needed. Inputs in host memory go through pinned memory; inputs on
     the device (:class:`~trtops.cuda.DeviceView`, CUDA tensors) are used where they are. Outputs come in pinned memory
-    that the next inference overwrites.
+    that the next inference overwrites. Copies and the engine are queued on one CUDA stream, and :meth:`infer` returns
+    when the stream has finished.
 
-    Copies and the engine are queued on one CUDA stream. :meth:`infer` returns when the stream has finished.
-
-    An engine does not keep its model's order of outputs (TensorRT 8.6 sorts them). A runner made by
-    :meth:`TensorRTBackend.runner <trtops.backend.trt.building.backend.TensorRTBackend.runner>` returns them in the
-    model's order. For other engines ``output_order`` sets the order; the default is the engine's.
-
-    ``engine``, ``context`` and ``stream`` are there while the runner is active.
+    ``engine``, ``context`` and ``stream`` exist while the runner is active.
     """
 
     def __init__(
@@ -95,9 +90,11 @@ class TrtRunner(BaseRunner):
         self._listener: Any = None
         self._is_timed = False
         self._manages_memory = False
+        # Arguments of the current `infer`, which the base class does not pass to `infer_impl`.
         self._copy_out = True
         self._raw = False
         self._outputs_prepared = False
+        # Whether an output's size is only known during the inference.
         self._has_late_sizes = False
         self._int32_inputs: frozenset[str] = frozenset()
 
@@ -134,8 +131,9 @@ class TrtRunner(BaseRunner):
 
     def deactivate_impl(self) -> None:
         """Free buffers, stream and events; engine and context are freed with their last reference."""
+        # A failed inference may have left queued copies, which still use the buffers.
         if self.stream is not None:
-            self.stream.synchronize()  # a failed inference may have left queued copies
+            self.stream.synchronize()
         for slot in (*self._inputs, *self._outputs):
             slot.free()
         if self._memory is not None:
@@ -158,6 +156,7 @@ class TrtRunner(BaseRunner):
                 self._inputs.append(Input(execution, name, profile))
             else:
                 self._outputs.append(Output(execution, name, profile))
+        # An engine does not keep its model's order of outputs (TensorRT 8.6 sorts them).
         places = {name: place for place, name in enumerate(self.output_order)}
         self._outputs.sort(key=lambda slot: places.get(slot.name, len(places)))
         # Releases without INT64 (8.6) convert a model's INT64 inputs to INT32; feeds of the model must still work.
@@ -284,7 +283,8 @@ class TrtRunner(BaseRunner):
         assert stream is not None
         # An event is reached when the stream has finished everything before it.
         fed, computed = self._events
-        self._is_timed = False  # events of a failed inference must not be read
+        # Events of a failed inference must not be read.
+        self._is_timed = False
         # False until all inputs are set: if one is refused, the ones before it already have new shapes.
         changed = not self._outputs_prepared
         self._outputs_prepared = False
@@ -302,10 +302,12 @@ class TrtRunner(BaseRunner):
         if not self.context.execute_async_v3(stream.ptr):
             self._raise_execution_error()
         computed.record(stream)
+        # TensorRT reports these sizes while the engine runs.
         if self._has_late_sizes:
-            stream.synchronize()  # TensorRT reports these sizes while the engine runs
+            stream.synchronize()
         results = {slot.name: slot.fetch(self._copy_out, self._raw) for slot in self._outputs}
-        stream.synchronize()  # before this, outputs are incomplete and pinned inputs may still be read
+        # Before this, outputs are incomplete and pinned inputs may still be read.
+        stream.synchronize()
         self._is_timed = True
         if debug:
             results.update(debug)

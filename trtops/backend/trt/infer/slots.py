@@ -45,7 +45,8 @@ class Slot:
         self.numpy_dtype: np.dtype[Any] = np.dtype(np.uint8) if self.dtype.itemsize < 1 else self.dtype.numpy()
         self.device: memory.DeviceArray | None = None
         self.pinned: memory.PinnedArray | None = None
-        self.host: np.ndarray[Any, Any] | None = None  # a view of the pinned memory
+        # The view of the pinned memory that the last inference used; None once the shape has changed.
+        self.host: np.ndarray[Any, Any] | None = None
         self.host_as_bytes = False
         self.shape: tuple[int, ...] | None = None
         self.address = 0
@@ -65,7 +66,8 @@ class Slot:
 
     def reserve_device(self, nbytes: int) -> int:
         """Reserve device memory of at least ``nbytes``, and return its address."""
-        nbytes = max(nbytes, 1)  # TensorRT refuses a null address, even for an empty tensor
+        # TensorRT refuses a null address, even for an empty tensor.
+        nbytes = max(nbytes, 1)
         if self.device is None:
             self.device = memory.DeviceArray.raw((nbytes,))
         else:
@@ -185,7 +187,8 @@ class Input(Slot):
             return
         low, _, high = self._value_range
         values = array.reshape(-1).tolist()
-        known = len(low)  # 8.6 does not return the range of every value
+        # 8.6 does not return the range of every value.
+        known = len(low)
         if not _in_range(values[:known], low, high):
             raise errors.InputShapeError(
                 f"Shape tensor {self.name!r} has values {values}; the current profile expects min {low}, max {high}"
@@ -199,7 +202,8 @@ class Input(Slot):
         host = self._staging_memory(value.array.nbytes if raw else None)
         stream = self.execution.stream
         assert self.device is not None and self.pinned is not None
-        self.set_address(self.device.ptr)  # the previous value may have been on the device, at another address
+        # The previous value may have been on the device, at another address.
+        self.set_address(self.device.ptr)
         if raw:
             host[...] = np.asarray(value.array).reshape(-1).view(np.uint8)
         elif not self.is_linear:
@@ -258,7 +262,8 @@ class Output(Slot):
 
     def _use_allocator(self) -> None:
         self.allocator = callbacks.make_output_allocator(self.reserve_device)
-        self.address = 0  # a later shape of known size must set its address again
+        # A later shape of known size must set its address again.
+        self.address = 0
         if not self.execution.context.set_output_allocator(self.name, self.allocator):
             raise errors.InferenceError(f"TensorRT refuses an output allocator for {self.name!r}.")
 
@@ -267,14 +272,13 @@ class Output(Slot):
         if self.allocator is not None:
             self.shape, self.host = self.allocator.shape, None
         assert self.shape is not None
-        if self.on_host:
+        # The allocator reserves device memory, also for outputs that TensorRT would write to the host.
+        if self.on_host and self.allocator is None:
             assert self.pinned is not None
-            return (
-                self.pinned.view(self.shape, self.numpy_dtype).copy() if self.allocator is None else self._download(raw)
-            )
-        if not copy_out:
-            return memory.DeviceView(self._address(), self.shape, self.dtype)
-        return self._download(raw)
+            return self.pinned.view(self.shape, self.numpy_dtype).copy()
+        if copy_out or self.on_host:
+            return self._download(raw)
+        return memory.DeviceView(self._address(), self.shape, self.dtype)
 
     def _address(self) -> int:
         return self.address if self.allocator is None else int(self.allocator.address)

@@ -14,8 +14,8 @@ from trtops.backend.trt.library import memory
 from trtops.record import Record, digest
 from trtops.spec import Environment
 
+# Packages that may rewrite a model on its way to TensorRT, so their releases belong to a build's environment.
 REWRITERS = ("onnx", "onnx-graphsurgeon", "onnxruntime", "numpy", "ml_dtypes")
-"""Packages that may rewrite a model on its way to TensorRT."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Converts data types of TensorRT and trtops. By name, since not every release has every type."""
+"""Converts data types of TensorRT and trtops."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from trtops import errors
 from trtops.backend.trt import library
 from trtops.metadata import DataType
 
+# By name, since not every release has every type.
 _NAMES = {
     "FLOAT": DataType.FLOAT32,
     "HALF": DataType.FLOAT16,

@@ -13,7 +13,8 @@ from trtops.backend.trt import library
 def FileReader(filepath: str | os.PathLike[str], BaseClass: type | None = None) -> Any:
     """Create a reader from which TensorRT deserializes an engine, block by block.
 
-    Use it in a ``with`` block or close it with ``free()``. ``BaseClass`` is TensorRT's newest reader class by default.
+    Use it in a ``with`` block or close it with ``free()``. ``BaseClass`` is ``IStreamReader`` by default, or
+    ``IStreamReaderV2`` on releases without it.
 
     Raises EngineLoadError if there is no such file; UnsupportedFeatureError if this release reads engines only from
     memory.

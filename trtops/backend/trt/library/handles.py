@@ -20,7 +20,8 @@ def make_builder() -> Any:
     with collect_log() as log:
         try:
             return trt.Builder(get_trt_logger())
-        except TypeError as exc:  # raised by the bindings if C++ returned no builder
+        # The bindings raise this if C++ returned no builder.
+        except TypeError as exc:
             raise errors.BackendUnavailableError(f"{line().name} could not make a builder. {log.tail()}") from exc
 
 
@@ -30,7 +31,8 @@ def make_runtime() -> Any:
     Raises BackendUnavailableError if there is no usable GPU.
     """
     trt = load_for_device()
-    require_device(building=False)  # without a GPU, TensorRT 8.6 would crash
+    # Without a GPU, TensorRT 8.6 would crash.
+    require_device(building=False)
     return trt.Runtime(get_trt_logger())
 
 

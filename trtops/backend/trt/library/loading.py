@@ -1,7 +1,6 @@
 """Imports TensorRT or TensorRT-RTX once, and checks that its bindings read numpy arrays correctly.
 
-TensorRT-RTX is used if :data:`trtops.config.USE_TENSORRT_RTX` is set. A process uses only one of the two: their
-bindings register the same C++ types.
+TensorRT-RTX is used if :data:`trtops.config.USE_TENSORRT_RTX` is set.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from trtops.backend.trt.lines import ReleaseLine, release_line
 
 def uses_rtx() -> bool:
     """Whether this process uses TensorRT-RTX instead of TensorRT."""
+    # Never both in one process: their bindings register the same C++ types.
     return config.USE_TENSORRT_RTX
 
 
@@ -36,11 +36,11 @@ def load() -> Any:
 def load_for_device() -> Any:
     """Return :func:`load`'s module, for callers that use the GPU next.
 
-    The first call starts a thread that creates the CUDA context, which may not be ready when this returns; the first
-    CUDA call waits for it. On an H200 this takes a quarter of a second, enough to import TensorRT and read a plan.
-
-    A missing GPU is reported by :func:`require_device`.
+    The first call starts a thread that creates the CUDA context; the first CUDA call waits for it. A missing GPU is
+    reported by :func:`require_device`.
     """
+    # Creating the context takes a quarter of a second on an H200, enough to import TensorRT and read a plan. Once the
+    # module is imported, there is nothing to do at the same time.
     if not _import_and_check.cache_info().currsize:
         threading.Thread(target=_make_cuda_context, name="trtops-cuda").start()
     return load()
@@ -97,10 +97,8 @@ def _import_rtx() -> Any:
 
 
 def _load_rtx_libraries() -> None:
-    """Load the libraries of ONNX Runtime's TensorRT-RTX provider, so that the bindings find them.
-
-    The dynamic linker does not search for a library whose soname is already loaded.
-    """
+    """Load the libraries of ONNX Runtime's TensorRT-RTX provider, so that the bindings find them."""
+    # The dynamic linker does not search for a library whose soname is already loaded.
     spec = importlib.util.find_spec("onnxruntime_ep_nv_tensorrt_rtx")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         for stem in ("libtensorrt_rtx.so.*", "libtensorrt_onnxparser_rtx.so.*"):
@@ -111,10 +109,9 @@ def _load_rtx_libraries() -> None:
 def check_numpy(module: Any) -> None:
     """Check that a small array passes through the bindings and back unchanged.
 
-    Bindings built against numpy 1 (TensorRT 8.6 to 10.0) silently read arrays of numpy 2 as zeros.
-
     Raises BackendUnavailableError if other values come back.
     """
+    # Bindings built against numpy 1 (TensorRT 8.6 to 10.0) silently read arrays of numpy 2 as zeros.
     sent = np.arange(1, 5, dtype=np.float32)
     found = np.array(module.Weights(sent).numpy())
     if found.shape != sent.shape or not np.array_equal(found, sent):

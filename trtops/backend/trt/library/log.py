@@ -23,19 +23,17 @@ _LEVELS = {
 
 
 class LogLines:
-    """Messages that TensorRT logged during :func:`collect_log`.
-
-    Attributes:
-        lines: Severity name and text of each message, oldest first; verbose ones only on request.
-    """
+    """Messages that TensorRT logged during :func:`collect_log`."""
 
     def __init__(self, verbose: bool, thread: int | None = None) -> None:
+        # Severity name and text of each message, oldest first; verbose ones only on request.
         self.lines: list[tuple[str, str]] = []
         self.verbose = verbose
         self.thread = thread
 
-    def hear(self, severity: str, message: str) -> None:
-        """Store a message if it matches; called in the thread that logs it."""
+    def add(self, severity: str, message: str) -> None:
+        """Store a message unless it is filtered out."""
+        # This runs in the thread that logs, so the current thread is the one to compare.
         if (severity != "VERBOSE" or self.verbose) and self.thread in (None, threading.get_ident()):
             self.lines.append((severity, message))
 
@@ -52,7 +50,7 @@ class LogLines:
                 return "TensorRT's last messages:\n  " + "\n  ".join(found[-count:])
         return "TensorRT logged no error."
 
-    def said(self, fragment: str) -> bool:
+    def contains(self, fragment: str) -> bool:
         """Whether a message contains a text."""
         return any(fragment in message for _, message in self.lines)
 
@@ -71,15 +69,16 @@ def collect_log(verbose: bool = False, *, here: bool = False) -> Iterator[LogLin
         _collectors.remove(lines)
 
 
-def tell_collectors(severity: str, message: str) -> None:
+def add_to_collections(severity: str, message: str) -> None:
     """Add a message to all active collections."""
-    for lines in tuple(_collectors):  # a copy: other threads may change the list
-        lines.hear(severity, message)
+    # A copy: other threads may change the list.
+    for lines in tuple(_collectors):
+        lines.add(severity, message)
 
 
 def log_warning(message: str) -> None:
     """Log a warning of trtops like a message of TensorRT."""
-    tell_collectors("WARNING", f"trtops: {message}")
+    add_to_collections("WARNING", f"trtops: {message}")
     LOGGER.warning("%s", message)
 
 
@@ -88,6 +87,7 @@ def get_trt_logger() -> Any:
     return _make_logger(load())
 
 
+# One per process: TensorRT keeps using the first logger that it was given, and warns about others.
 @functools.cache
 def _make_logger(trt: Any) -> Any:
     base: Any = trt.ILogger
@@ -101,7 +101,7 @@ def _make_logger(trt: Any) -> Any:
 
         def log(self, severity: Any, msg: str) -> None:
             name = severity.name
-            tell_collectors(name, msg)
+            add_to_collections(name, msg)
             level = _LEVELS.get(name, logging.INFO)
             if LOGGER.isEnabledFor(level):
                 LOGGER.log(level, "%s", msg)

@@ -1,8 +1,4 @@
-"""Device memory, pinned host memory, streams and events of the CUDA runtime.
-
-The CUDA runtime comes from cuda-python, whose module moved between releases: ``cuda.bindings.runtime`` from 12.6 on,
-``cuda.cudart`` before.
-"""
+"""Device memory, pinned host memory, streams and events of the CUDA runtime, through cuda-python."""
 
 from __future__ import annotations
 
@@ -30,6 +26,7 @@ def cudart() -> Any:
     Raises BackendUnavailableError if cuda-python is not installed.
     """
     failed: list[str] = []
+    # The module moved in cuda-python 12.6.
     for name in ("cuda.bindings.runtime", "cuda.cudart"):
         try:
             return importlib.import_module(name)
@@ -59,7 +56,8 @@ def cuda_error(function: str, status: Any) -> errors.InferenceError:
     cuda = cudart()
     name = cuda.cudaGetErrorName(status)[1]
     text = cuda.cudaGetErrorString(status)[1]
-    cuda.cudaGetLastError()  # clears it; TensorRT would report it as an error of its next launch
+    # Clears the error: TensorRT would report it as one of its next launch.
+    cuda.cudaGetLastError()
     return errors.InferenceError(f"CUDA: {function} failed with {as_text(name)} ({as_text(text)}).")
 
 
@@ -220,14 +218,15 @@ class DeviceArray(DeviceView):
 
         Raises InputShapeError if this needs more bytes than the array has.
         """
-        seen = DeviceView(self.ptr, self.shape if shape is None else shape, self.dtype if dtype is None else dtype)
-        if seen.nbytes > self.nbytes:
-            raise errors.InputShapeError(f"A view of {seen.nbytes} bytes does not fit into {self!r}.")
-        return seen
+        made = DeviceView(self.ptr, self.shape if shape is None else shape, self.dtype if dtype is None else dtype)
+        if made.nbytes > self.nbytes:
+            raise errors.InputShapeError(f"A view of {made.nbytes} bytes does not fit into {self!r}.")
+        return made
 
     def free(self) -> None:
         """Free device memory; does nothing the second time."""
         if self.allocated_nbytes:
+            # Forgotten before it is freed: if CUDA refuses, the garbage collector must not free it a second time.
             pointer, self.ptr, self.allocated_nbytes = self.ptr, 0, 0
             call("cudaFree", pointer)
 

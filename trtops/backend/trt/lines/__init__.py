@@ -33,6 +33,7 @@ def release_line(trt: Any) -> ReleaseLine:
 
     Raises BackendUnavailableError if nothing is known of its release (before 8.6, and 9.x).
     """
+    # By what the modules contain, not by version numbers: TensorRT-RTX counts its own, and 9.x is neither 8 nor 10.
     if has(trt, "IRuntimeCache"):
         return TensorRTRTX(trt)
     if not has(trt, "IInt8EntropyCalibrator2"):

@@ -22,10 +22,10 @@ class ReleaseLine:
     """One release of TensorRT: its features, found by probing, and its API."""
 
     title: ClassVar[str] = "TensorRT"
+    # Features that probing finds although they do nothing.
     lacks: ClassVar[frozenset[Feature]] = frozenset()
-    """Features that probing finds although they do nothing."""
+    # Whether the ONNX parser reads Constant nodes with plain numbers (``value_ints`` and similar) correctly.
     reads_bare_constants: ClassVar[bool] = True
-    """Whether the ONNX parser reads Constant nodes with plain numbers (``value_ints`` and similar) correctly."""
 
     def __init__(self, trt: Any) -> None:
         self.trt = trt
@@ -105,6 +105,7 @@ class ReleaseLine:
         for index in range(network.num_layers):
             layer = network.get_layer(index)
             if layer.type == self.trt.LayerType.ATTENTION_INPUT:
+                # ``get_layer`` returns a plain ILayer, which has no ``attention``.
                 layer.__class__ = self.trt.IAttentionInputLayer
                 layer.attention.decomposable = True
 
@@ -212,9 +213,8 @@ class ReleaseLine:
 
     def create_context(self, engine: Any, strategy: AllocationStrategy) -> Any:
         """An execution context; None if TensorRT could not make one."""
-        return engine.create_execution_context() if strategy == "static" else self._create_unallocated_context(engine)
-
-    def _create_unallocated_context(self, engine: Any) -> Any:
+        if strategy == "static":
+            return engine.create_execution_context()
         self.require(Feature.ALLOCATION_STRATEGY)
         return engine.create_execution_context(self.trt.ExecutionContextAllocationStrategy.USER_MANAGED)
 
@@ -245,6 +245,7 @@ class ReleaseLine:
 
     def tensor_layout(self, engine: Any, name: str, profile_index: int) -> tuple[Any, int, int]:
         """The layout of an I/O tensor: its format, the vectorized dimension or -1, and components per element."""
+        # With the profile: a tensor may have another format in each.
         return (
             engine.get_tensor_format(name, profile_index),
             int(engine.get_tensor_vectorized_dim(name, profile_index)),

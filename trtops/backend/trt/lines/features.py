@@ -12,9 +12,11 @@ from typing import Any
 class Feature(Enum):
     """Something that only some releases of TensorRT have."""
 
-    # A dotted name in the ``tensorrt`` module that exists where the feature does; the feature in words; the first
-    # release that has it, empty if only TensorRT-RTX does, and the last one, or None; whether TensorRT-RTX has it; and
-    # what to do on a release without it.
+    # The six values of a row are the arguments of __init__: ``probe``, a dotted name in the ``tensorrt`` module that
+    # exists where the feature does; ``title``, the feature in words; ``since``, the first release that has it, empty if
+    # only TensorRT-RTX does; ``last``, the last one, or None; ``rtx``, whether TensorRT-RTX has it; and ``instead``,
+    # what to do on a release without it. The releases only serve messages and the support table; a running release is
+    # probed.
 
     # fmt: off
     PRECISION_FLAGS = (
@@ -85,11 +87,11 @@ class Feature(Enum):
         "Leave dla_workspace_allocation_strategy out.")
     # fmt: on
 
-    def __init__(self, probe: str, title: str, since: str, until: str | None, rtx: bool, instead: str) -> None:
+    def __init__(self, probe: str, title: str, since: str, last: str | None, rtx: bool, instead: str) -> None:
         self.probe = probe
         self.title = title
         self.since = since
-        self.last = until
+        self.last = last
         self.rtx = rtx
         self.instead = instead
 

@@ -1,4 +1,4 @@
-"""TensorRT-RTX, for GeForce and RTX GPUs: as 11, but builds without a GPU and keeps no timings."""
+"""TensorRT-RTX, for GeForce and RTX GPUs: like 11, but it builds without a GPU and stores no timings."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from trtops.backend.trt.lines.trt11 import TensorRT11
 
 
 class TensorRTRTX(TensorRT11):
-    """1.x. Kernels are compiled on the device at run time, so there is nothing to time while building."""
+    """1.x."""
 
     title: ClassVar[str] = "TensorRT-RTX"
+    # The names exist, but kernels are compiled on the device at run time: there is nothing to time while building.
     lacks: ClassVar[frozenset[Feature]] = frozenset(
         {Feature.TIMING_CACHE, Feature.EDITABLE_TIMING_CACHE, Feature.TIMING_CACHE_MISS_ERROR}
     )

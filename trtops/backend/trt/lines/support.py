@@ -7,6 +7,7 @@ from typing import NamedTuple
 from trtops.backend.trt.lines import Feature
 from trtops.tables import markdown_table
 
+# Releases in the table: title, (major, minor), and whether it is TensorRT-RTX.
 RELEASES: tuple[tuple[str, tuple[int, int], bool], ...] = (
     ("8.6", (8, 6), False),
     ("10.8", (10, 8), False),
@@ -14,7 +15,6 @@ RELEASES: tuple[tuple[str, tuple[int, int], bool], ...] = (
     ("11.4", (11, 4), False),
     ("RTX 1.7", (1, 7), True),
 )
-"""Releases in the table: title, (major, minor), and whether it is TensorRT-RTX."""
 
 
 class Capability(NamedTuple):

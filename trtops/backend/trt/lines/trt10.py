@@ -9,10 +9,11 @@ from trtops.backend.trt.lines.features import Feature, has
 
 
 class TensorRT10(ReleaseLine):
-    """10.0 to 10.16. Everything that names its sizes in 64 bits (``_v2``) came with 10.1."""
+    """10.0 to 10.16."""
 
     def __init__(self, trt: Any) -> None:
         super().__init__(trt)
+        # The functions with 64-bit sizes (``_v2``) came with 10.1; 10.0 only has those with 32 bits.
         self.is_first = not has(trt, "ICudaEngine.device_memory_size_v2")
 
     def device_memory_bytes(self, engine: Any) -> int:

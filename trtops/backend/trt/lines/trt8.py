@@ -11,7 +11,8 @@ from trtops.backend.trt.lines.features import Feature
 class TensorRT8(ReleaseLine):
     """8.6.x. Tensor layouts do not depend on the profile, and device memory is always that of the largest profile."""
 
-    reads_bare_constants = False  # seen on 8.6.0: the numbers silently arrive changed
+    # Seen on 8.6.0: the numbers silently arrive changed.
+    reads_bare_constants = False
 
     def network_flags(self, strongly_typed: bool) -> int:
         """Flags for ``Builder.create_network``: explicit batch has to be asked for."""
@@ -32,11 +33,9 @@ class TensorRT8(ReleaseLine):
         )
 
     def profile_values(self, engine: Any, name: str, profile_index: int) -> list[tuple[int, ...]]:
-        """The min, opt and max values of a shape tensor input; empty if it has none.
-
-        The bindings of 8.6 use the number of dimensions as the number of values: they return only the first value of a
-        vector, and no value of a scalar.
-        """
+        """The min, opt and max values of a shape tensor input; empty if it has none."""
+        # The bindings of 8.6 use the number of dimensions as the number of values: they return only the first value of
+        # a vector, and no value of a scalar.
         if not engine.is_shape_inference_io(name):
             return []
         return [tuple(values) for values in engine.get_profile_shape_input(profile_index, name)]
