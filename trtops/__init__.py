@@ -81,8 +81,8 @@ if TYPE_CHECKING:
 
     # Store runs
     from trtops.tracking.memory import MemoryTracker as MemoryTracker
+    from trtops.tracking.records import runs_frame as runs_frame
     from trtops.tracking.store import default_tracker as default_tracker
-    from trtops.tracking.tables import runs_frame as runs_frame
 
     # isort: split
 

@@ -17,7 +17,7 @@ from trtops.comparator import RunResults
 from trtops.errors import RunNotFoundError
 from trtops.json import save_json
 from trtops.tracking.base import tracked
-from trtops.tracking.ids import run_id_of
+from trtops.tracking.records import run_id_of
 from trtops.tracking.schema import Artifact, Tag
 from trtops.tracking.store import open_tracker
 

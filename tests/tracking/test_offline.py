@@ -19,10 +19,10 @@ from trtops import errors
 from trtops.tracking import owner
 from trtops.tracking.base import RunStatus, Tracker, tracked
 from trtops.tracking.check import reap
-from trtops.tracking.ids import is_local, new_local_id
 from trtops.tracking.location import Store
 from trtops.tracking.memory import MemoryRun, MemoryTracker
 from trtops.tracking.offline import OfflineTracker
+from trtops.tracking.records import is_local, new_local_id
 from trtops.tracking.schema import Tag
 from trtops.tracking.spool import Spool, SpooledRun, default_spool, upload
 
@@ -371,7 +371,8 @@ def test_malformed_spooled_run_is_refused(tmp_path: Path, changes: dict[str, obj
     tags = {Tag.LOCAL_ID: new_local_id()}
     folder = tmp_path / tags[Tag.LOCAL_ID]
     folder.mkdir()
-    run = SpooledRun("s", None, "m", "r", None, 1.0, tags=tags, metrics={("a",): math.inf}, folder=folder)
+    fields = {"store": "s", "experiment": "m", "name": "r", "parent": None, "start_time": 1.0}
+    run = SpooledRun(**fields, tags=tags, metrics={("a",): math.inf}, folder=folder)
     (folder / "run.json").write_bytes(run.to_json())
     assert SpooledRun.from_folder(folder) == run
 

@@ -11,8 +11,8 @@ import pandas as pd
 from trtops.tracking import schema
 from trtops.tracking.base import tracked
 from trtops.tracking.memory import MemoryTracker
+from trtops.tracking.records import runs_frame
 from trtops.tracking.store import open_tracker
-from trtops.tracking.tables import log_table, runs_frame
 
 COLUMNS = ("tensor", "amax", "kept")
 ROWS = [("gpu_0/softmax:1", 1.5, True), ("日本", 2.0, False)]
@@ -21,7 +21,7 @@ ROWS = [("gpu_0/softmax:1", 1.5, True), ("日本", 2.0, False)]
 def test_tables_equal_mlflow_tables(tmp_path: Path) -> None:
     tracker = open_tracker(tmp_path / "mlruns")
     with tracked(tracker, "tables", "ours", kind="calibrate") as run:
-        log_table(run, "calibration/ranges.json", COLUMNS, ROWS)
+        run.log_table("calibration/ranges.json", COLUMNS, ROWS)
     client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlruns/mlflow.db")
     theirs = client.create_run(client.get_run(run.id).info.experiment_id).info.run_id
     client.log_table(theirs, pd.DataFrame(ROWS, columns=list(COLUMNS)), "calibration/ranges.json")
@@ -35,7 +35,7 @@ def test_tables_equal_mlflow_tables(tmp_path: Path) -> None:
 def test_nan_and_infinity_become_null() -> None:
     tracker = MemoryTracker()
     with tracked(tracker, "tables", "run", kind="calibrate") as run:
-        log_table(run, "t.json", ["x"], [[float("nan")], [float("inf")], [None], ["nan"], [1]])
+        run.log_table("t.json", ["x"], [[float("nan")], [float("inf")], [None], ["nan"], [1]])
 
     assert json.loads(tracker.load(run.id).read_bytes("t.json"))["data"] == [[None], [None], [None], ["nan"], [1]]
 

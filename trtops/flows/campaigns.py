@@ -30,7 +30,7 @@ from trtops.ops.campaign.iteration import IterationResult, iterate_once
 from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.campaign.prove import prove as prove_op
 from trtops.tracking.base import Tracker
-from trtops.tracking.ids import run_id_of
+from trtops.tracking.records import run_id_of
 
 T = TypeVar("T")
 

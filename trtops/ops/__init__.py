@@ -132,6 +132,6 @@ if TYPE_CHECKING:
     from trtops.ops.triaging.op import triage as triage
     from trtops.ops.triaging.result import TriageConfig as TriageConfig
     from trtops.ops.triaging.result import TriageResult as TriageResult
-    from trtops.tracking.calibrations import load_cache as load_cache
+    from trtops.tracking.builds import load_cache as load_cache
 
 __getattr__, __dir__ = exports(__name__)

@@ -16,7 +16,7 @@ from trtops.system.files import open_atomically
 from trtops.tables import size
 from trtops.tracking import schema
 from trtops.tracking.base import RunStatus, Tracker, Verdict
-from trtops.tracking.ids import run_id_of
+from trtops.tracking.records import run_id_of
 
 
 @dataclass(frozen=True, kw_only=True)

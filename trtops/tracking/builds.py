@@ -8,15 +8,18 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from trtops import errors
 from trtops.backend.base import Build, Engine, TimingCacheUse
+from trtops.calibration.cache import CalibrationCache
 from trtops.record import digest
 from trtops.spec import BuildSpec, Environment, Layer
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import schema
 from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker, incomplete
+from trtops.tracking.records import RUN_PREFIX, run_id_of
 from trtops.tracking.schema import Artifact, Metric, Tag
 
 log = logging.getLogger(__name__)
@@ -109,6 +112,24 @@ def load_build(run: StoredRun, *, engine: bool = True) -> Build:
 def load_timing_cache(run: StoredRun) -> bytes | None:
     """The timing cache of a run's build, or None."""
     return _read_if_present(run, Artifact.TIMING_CACHE)
+
+
+def load_cache(source: str, tracker: Tracker | None = None) -> CalibrationCache:
+    """Read a calibration cache from a file of either format, or from a run (``run:<id>``).
+
+    Raises ConfigError if there is no such file, or a run is named without a tracker; FormatError if it is not a
+    calibration cache; TrackingError if the run is missing or incomplete, or has none.
+    """
+    if source.startswith(RUN_PREFIX):
+        if tracker is None:
+            raise errors.ConfigError(f"{source!r} names a run, but there is no store to read it from.")
+        run = tracker.load(run_id_of(source, tracker))
+        ours, theirs = Artifact.CALIBRATION_JSON, Artifact.CALIBRATION_CACHE
+        return CalibrationCache.from_bytes(run.read_bytes(ours if ours in run.manifest else theirs))
+    try:
+        return CalibrationCache.from_bytes(Path(source).read_bytes())
+    except OSError as exc:
+        raise errors.ConfigError(f"Calibration cache {source!r} cannot be read: {exc.strerror}.") from None
 
 
 def load_engine(run: StoredRun, environment: Environment | None = None) -> Engine:

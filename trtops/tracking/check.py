@@ -14,11 +14,11 @@ from trtops import errors
 from trtops.system import processes
 from trtops.tracking import owner
 from trtops.tracking.base import RunInfo, Tracker
-from trtops.tracking.ids import run_id_of
 from trtops.tracking.location import Store
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.mlflow.artifacts import local_folder
 from trtops.tracking.offline import OfflineTracker
+from trtops.tracking.records import run_id_of
 from trtops.tracking.run import TEMPORARY
 from trtops.tracking.schema import Artifact, Tag
 

@@ -13,42 +13,24 @@ from pathlib import Path
 from trtops import errors
 from trtops.record import sha256
 from trtops.tracking import owner
-from trtops.tracking.base import (
+from trtops.tracking.records import (
     ArtifactEntry,
-    Manifest,
-    MetricName,
     RegisteredVersion,
+    RunData,
     RunInfo,
     RunStatus,
-    StoredRun,
+    Tags,
+    check_registration,
+    is_local,
 )
-from trtops.tracking.ids import is_local
-from trtops.tracking.records import Tags
-from trtops.tracking.registry import check_registration
-from trtops.tracking.run import (
-    Run,
-    Scratch,
-    check_reopening,
-    failure_note,
-    new_run,
-    read_manifest,
-)
-from trtops.tracking.schema import Artifact, Kind, Tag
+from trtops.tracking.run import Run, Scratch, StoredRun, check_reopening, failure_note, new_run, read_manifest
+from trtops.tracking.schema import Artifact, Kind, MetricName, Tag
 
 
-@dataclass
-class _Data:
+@dataclass(kw_only=True)
+class _Data(RunData):
     """Everything about one run."""
 
-    experiment: str
-    name: str
-    parent: str | None
-    start_time: float
-    status: RunStatus = "running"
-    end_time: float | None = None
-    tags: dict[str, str] = field(default_factory=dict)
-    params: dict[str, str] = field(default_factory=dict)
-    metrics: dict[MetricName, float] = field(default_factory=dict)
     artifacts: dict[str, bytes] = field(default_factory=dict)
 
 
@@ -88,26 +70,30 @@ class MemoryTracker:
             if known and (earlier := self._with_local_id(tags[Tag.LOCAL_ID])) is not None:
                 return self._rewrite(earlier)
             run_id = uuid.uuid4().hex
-            data = self._runs[run_id] = _Data(experiment, name, parent, time.time() if began is None else began)
-        run = MemoryRun(run_id, data, self._lock)
-        run.set_tags(tags)
-        return run
+            began = time.time() if began is None else began
+            data = _Data(experiment=experiment, name=name, parent=parent, start_time=began, tags=dict(tags))
+            self._runs[run_id] = data
+            return MemoryRun(run_id, data, self._lock)
 
     def info(self, run_id: str) -> RunInfo:
         with self._lock:
             run_id = self._stored_id(run_id)
-            data = self._runs[run_id]
-            return RunInfo(
-                id=run_id, experiment=data.experiment, name=data.name, parent=data.parent, status=data.status,
-                start_time=data.start_time, end_time=data.end_time, tags=dict(data.tags), params=dict(data.params),
-                metrics=dict(data.metrics),
-            )  # fmt: skip
+            return self._runs[run_id].info_as(run_id)
 
     def load(self, run_id: str) -> StoredRun:
-        info, data = self.info(run_id), self._data(run_id)
-        return _MemoryStoredRun(
-            info, read_manifest(run_id, data.artifacts.get(Artifact.MANIFEST)), data, self._scratch.folder()
-        )
+        artifacts = self._data(run_id).artifacts
+
+        def fetch(entry: ArtifactEntry) -> Path | None:
+            if (data := artifacts.get(entry.path)) is None:
+                return None
+            file = self._scratch.folder() / sha256(data) / Path(entry.path).name
+            if not file.exists():
+                file.parent.mkdir(exist_ok=True)
+                file.write_bytes(data)
+            return file
+
+        manifest = read_manifest(run_id, artifacts.get(Artifact.MANIFEST))
+        return StoredRun(self.info(run_id), manifest, fetch, artifacts.get)
 
     def find(
         self,
@@ -177,7 +163,8 @@ class MemoryTracker:
                 artifacts.pop(path, None)
 
     def register(self, name: str, run_id: str, path: str, *, alias: str, tags: Tags | None = None) -> RegisteredVersion:
-        check_registration(self, name, run_id, path, alias)
+        check_registration(name, alias)
+        self.load(run_id).local_path(path)
         with self._lock:
             versions = self._versions.setdefault(name, [])
             number = str(len(versions) + 1)
@@ -229,10 +216,7 @@ class MemoryRun(Run):
 
     def _put_params(self, params: Mapping[str, str]) -> None:
         with self._store_lock:
-            for name, value in params.items():
-                if (old := self._data.params.get(name, value)) != value:
-                    raise errors.LogError(f"Param {name!r} of run {self.id} is {old!r}; it cannot become {value!r}.")
-            self._data.params.update(params)
+            self._data.add_params(params)
 
     def _put_tags(self, tags: Mapping[str, str]) -> None:
         with self._store_lock:
@@ -251,23 +235,3 @@ class MemoryRun(Run):
     def _end(self, status: RunStatus, at: float | None = None) -> None:
         with self._store_lock:
             self._data.status, self._data.end_time = status, time.time() if at is None else at
-
-
-class _MemoryStoredRun(StoredRun):
-    def __init__(self, info: RunInfo, manifest: Manifest, data: _Data, folder: Path) -> None:
-        super().__init__(info, manifest)
-        self._data = data
-        self._folder = folder
-
-    def unlisted(self, path: str) -> bytes | None:
-        return self._data.artifacts.get(path)
-
-    def _fetch(self, entry: ArtifactEntry) -> Path | None:
-        data = self._data.artifacts.get(entry.path)
-        if data is None:
-            return None
-        file = self._folder / sha256(data) / Path(entry.path).name
-        if not file.exists():
-            file.parent.mkdir(exist_ok=True)
-            file.write_bytes(data)
-        return file

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trtops import errors
-from trtops.tracking.ids import is_local
-from trtops.tracking.records import ArtifactEntry, RunInfo, RunStatus, Tags, incomplete
+from trtops.tracking.records import ArtifactEntry, RunInfo, RunStatus, Tags, incomplete, is_local
 from trtops.tracking.run import Run, StoredRun, new_run, read_manifest, write_artifact
 from trtops.tracking.schema import Artifact, Kind, MetricName
 from trtops.tracking.spool import AWAY, Spool, SpooledRun, SpoolTarget, upload
@@ -58,7 +57,10 @@ class OfflineTracker:
     ) -> OfflineRun:
         experiment, name, first = new_run(experiment, name, kind, tags)
         first = {**self.inner.context, **first}
-        record = SpooledRun(self.shown, None, experiment, name, parent, time.time(), tags=first)
+        began = time.time()
+        record = SpooledRun(
+            store=self.shown, experiment=experiment, name=name, parent=parent, start_time=began, tags=first
+        )
         inner: Run | None = None
         why = f"Its parent {parent} is in the spool."
         if parent is None or not is_local(parent) or (parent := self._stored_id(parent)) is not None:
@@ -84,8 +86,9 @@ class OfflineTracker:
         inner = self.inner.reopen(run_id)
         info = self.inner.info(run_id)
         record = SpooledRun(
-            self.shown, info.id, info.experiment, info.name, info.parent, info.start_time, dict(info.tags),
-            params=dict(info.params), metrics=dict(info.metrics), artifacts={e.path: e for e in inner.logged()},
+            store=self.shown, run_id=info.id, experiment=info.experiment, name=info.name, parent=info.parent,
+            start_time=info.start_time, tags=dict(info.tags), params=dict(info.params), metrics=dict(info.metrics),
+            artifacts={entry.path: entry for entry in inner.logged()},
         )  # fmt: skip
         run = self._runs[inner.id] = OfflineRun(self, record, inner)
         run.continue_from(inner.logged())
@@ -106,7 +109,8 @@ class OfflineTracker:
         if (spooled := self._spooled(run_id)) is not None:
             if spooled.status == "running":
                 raise incomplete(run_id, "it is still being written")
-            return _SpooledStoredRun(spooled)
+            manifest = read_manifest(spooled.id, spooled.read(Artifact.MANIFEST))
+            return StoredRun(spooled.info(), manifest, lambda entry: spooled.file(entry.path), spooled.read)
         # A complete run does not change.
         return self._answer(("load", run_id), lambda: self.inner.load(run_id))
 
@@ -207,13 +211,8 @@ class OfflineRun(Run):
 
     def _put_params(self, params: Mapping[str, str]) -> None:
         with self._lock:
-            if not self._put(lambda run: run._put_params(params)):
-                for name, value in params.items():
-                    if (old := self.record.params.get(name, value)) != value:
-                        raise errors.LogError(
-                            f"Param {name!r} of run {self.id} is {old!r}; it cannot become {value!r}."
-                        )
-            self.record.params.update(params)
+            self._put(lambda run: run._put_params(params))
+            self.record.add_params(params)
 
     def _put_tags(self, tags: Mapping[str, str]) -> None:
         with self._lock:
@@ -275,17 +274,3 @@ class OfflineRun(Run):
                     self.go_offline(str(why))
                 except errors.LogError as exc:
                     raise type(why)(f"{why} {exc}") from why
-
-
-class _SpooledStoredRun(StoredRun):
-    """A complete run in the spool."""
-
-    def __init__(self, run: SpooledRun) -> None:
-        super().__init__(run.info(), read_manifest(run.id, run.read(Artifact.MANIFEST)))
-        self._run = run
-
-    def unlisted(self, path: str) -> bytes | None:
-        return self._run.read(path)
-
-    def _fetch(self, entry: ArtifactEntry) -> Path | None:
-        return self._run.file(entry.path)

@@ -1,18 +1,64 @@
-"""The data of runs: manifests, searches, registered versions."""
+"""The data of runs: ids, what was logged, manifests, searches, and registered versions."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import re
+import uuid
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from trtops import errors
 from trtops.record import JSONValue, Record
 from trtops.tracking.schema import KINDS, Kind, MetricName, Tag
 from trtops.verdict import VERDICTS, Verdict
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from trtops.tracking.base import Tracker
+
 RunStatus: TypeAlias = Literal["running", "finished", "failed", "killed"]
 Tags: TypeAlias = Mapping[str, str]
+
+# Marks a run where a file could be meant as well.
+RUN_PREFIX = "run:"
+
+
+def is_run_id(text: str) -> bool:
+    """True for 32 hexadecimal digits."""
+    return re.fullmatch("[0-9a-f]{32}", text) is not None
+
+
+def run_id_of(given: str, tracker: Tracker) -> str:
+    """The id of a run as a user gave it: whole, or its first eight digits or more, also after ``run:``.
+
+    Raises RunNotFoundError if it cannot be an id, or not exactly one run of the store begins with it.
+    """
+    digits = given.removeprefix(RUN_PREFIX).lower()
+    if is_run_id(digits):
+        return digits
+    if re.fullmatch("[0-9a-f]{8,31}", digits) is None:
+        expected = "expected the 32 hexadecimal digits of its id, or at least the first 8"
+        raise errors.RunNotFoundError(f"Run {given!r}: {expected}. See ids by: trtops runs list")
+    found = [info.id for info in tracker.find(id_prefix=digits, limit=2)]
+    if len(found) != 1:
+        count = "several runs have ids" if found else "no run has an id"
+        raise errors.RunNotFoundError(f"Run {given!r}: {count} that begin so. See ids by: trtops runs list")
+    return found[0]
+
+
+def new_local_id() -> str:
+    """A run id made by the run's own process. Every run has one, as a tag."""
+    # It keeps a run from being made twice after an interruption, and a run of the spool can be found by it after the
+    # upload. Stores use UUIDs of version 4, so version 8 at this place distinguishes it.
+    digits = uuid.uuid4().hex
+    return f"{digits[:12]}8{digits[13:]}"
+
+
+def is_local(run_id: str) -> bool:
+    """True for an id of :func:`new_local_id`."""
+    return len(run_id) == 32 and run_id[12] == "8"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +80,8 @@ class Manifest(Record):
     def to_dict(self) -> dict[str, JSONValue]:
         """The manifest as JSON values."""
         values = super().to_dict()
-        if not self.dropped:  # a signature covers the manifest as it was first written
+        # A signature covers the manifest as it was first written.
+        if not self.dropped:
             del values["dropped"]
         return values
 
@@ -79,6 +126,36 @@ class RunInfo:
         return next((kind for kind in KINDS if kind == self.tags.get(Tag.KIND)), None)
 
 
+@dataclass(kw_only=True)
+class RunData:
+    """All that was logged to a run but the content of its artifacts, as it changes."""
+
+    experiment: str
+    name: str
+    parent: str | None
+    start_time: float
+    tags: dict[str, str]
+    params: dict[str, str] = field(default_factory=dict)
+    metrics: dict[MetricName, float] = field(default_factory=dict)
+    status: RunStatus = "running"
+    end_time: float | None = None
+
+    def info_as(self, run_id: str) -> RunInfo:
+        """The run as searches return it, under this id."""
+        return RunInfo(
+            id=run_id, experiment=self.experiment, name=self.name, parent=self.parent, status=self.status,
+            start_time=self.start_time, end_time=self.end_time, tags=dict(self.tags), params=dict(self.params),
+            metrics=dict(self.metrics),
+        )  # fmt: skip
+
+    def add_params(self, params: Mapping[str, str]) -> None:
+        """Add params; all or none. Raises LogError if one has another value already."""
+        for name, value in params.items():
+            if (old := self.params.get(name, value)) != value:
+                raise errors.LogError(f"Param {name!r} of run {self.name!r} is {old!r}; it cannot become {value!r}.")
+        self.params.update(params)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RegisteredVersion(Record):
     """One version of a registered model: an artifact of a run, with tags of its own."""
@@ -90,9 +167,41 @@ class RegisteredVersion(Record):
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
+def check_registration(name: str, alias: str) -> None:
+    """Refuse names of registered models and aliases that MLflow refuses or reads as a version."""
+    if not re.fullmatch(r"[\w\-]{1,255}", alias) or alias.lower() == "latest" or re.fullmatch(r"[vV]\d+", alias):
+        raise errors.ConfigError(
+            f"Alias {alias!r}: expected 1 to 255 letters, digits, '_' or '-', and neither 'latest' nor a version's "
+            "number."
+        )
+    if not name.strip() or len(name) > 250 or set("/:") & set(name):
+        raise errors.ConfigError(f"Registered model {name[:60]!r}: expected 1 to 250 characters without '/' and ':'.")
+
+
 def incomplete(run_id: str, why: str) -> errors.IncompleteRunError:
     """The error for a run that is not complete, with the reason and what to do."""
     return errors.IncompleteRunError(
         f"Run {run_id} is incomplete: {why}. It was interrupted while logging, or its files were changed since. "
         "Use another run, or repeat this one."
     )
+
+
+def runs_frame(runs: Iterable[RunInfo]) -> pd.DataFrame:
+    """A table with a row for each run, such as those that ``tracker.find()`` returns, and its id as index.
+
+    Params and metrics are columns named ``params.<name>`` and ``metrics.<part>/<part>``; start times are in UTC.
+    """
+    import pandas as pd  # takes half a second
+
+    rows = [
+        {
+            "run_id": run.id, "experiment": run.experiment, "name": run.name, "kind": run.kind, "status": run.status,
+            "verdict": run.verdict, "started": pd.to_datetime(run.start_time, unit="s", utc=True),
+            **{f"params.{name}": value for name, value in run.params.items()},
+            **{f"metrics.{'/'.join(name)}": value for name, value in run.metrics.items()},
+        }
+        for run in runs
+    ]  # fmt: skip
+    fixed = ["run_id", "experiment", "name", "kind", "status", "verdict", "started"]
+    frame: pd.DataFrame = (pd.DataFrame(rows) if rows else pd.DataFrame(columns=fixed)).set_index("run_id")
+    return frame

@@ -1,6 +1,6 @@
 """Runs being written and runs read back: checks, encodings, the manifest written last, and a single end.
 
-A store implements the abstract methods of :class:`Run` and :class:`StoredRun`.
+A store implements the abstract methods of :class:`Run`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import errno
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -16,7 +17,7 @@ import tempfile
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,8 +27,7 @@ from trtops.system import signing
 from trtops.system.masking import masked, masked_json
 from trtops.system.processes import temporary_prefix
 from trtops.tracking import owner, schema
-from trtops.tracking.ids import new_local_id
-from trtops.tracking.records import ArtifactEntry, Manifest, RunInfo, RunStatus, incomplete
+from trtops.tracking.records import ArtifactEntry, Manifest, RunInfo, RunStatus, incomplete, new_local_id
 from trtops.tracking.schema import Artifact, Kind, MetricName, Tag
 from trtops.verdict import Verdict
 
@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 
 _SIGNED = (Artifact.SPEC, Artifact.ENVIRONMENT, Artifact.MATERIALS)
 
+# Prefix of files that are being written; MLflow uses the same and leaves them out of its listings.
 TEMPORARY = ".artifact.uploading."
-"""Prefix of files that are being written; MLflow uses the same and leaves them out of its listings."""
 
 
 class Run(ABC):
@@ -110,6 +110,15 @@ class Run(ABC):
             self.log_text(value.to_json(), path)
         else:
             self.log_text(json.dumps(to_jsonable(value), indent=2, ensure_ascii=False, allow_nan=False), path)
+
+    def log_table(self, path: str, columns: Sequence[str], rows: Iterable[Sequence[JSONValue]]) -> None:
+        """Write a table in the format of ``mlflow.log_table``, which the UI shows; a run can have one."""
+        # JSON has no NaN and no infinities, so they become null.
+        data: list[JSONValue] = [
+            [None if isinstance(value, float) and not math.isfinite(value) else value for value in row] for row in rows
+        ]
+        self.log_json({"columns": list(columns), "data": data}, path)
+        self.set_tags({Tag.TABLES: json.dumps([{"path": path, "type": "table"}])})
 
     def logged(self) -> tuple[ArtifactEntry, ...]:
         """The artifacts that were logged so far."""
@@ -267,12 +276,24 @@ class _NoRun:
 NO_RUN = cast("Run", _NoRun())
 
 
-class StoredRun(ABC):
-    """A complete run, read back. Every file is checked against the manifest when it is read."""
+class StoredRun:
+    """A complete run, read back. Every file is checked against the manifest when it is read.
 
-    def __init__(self, info: RunInfo, manifest: Manifest) -> None:
+    ``fetch`` returns a local file that should have an artifact's content, or None. ``unlisted`` reads a file that the
+    manifest does not name, such as its signature, without a check; or returns None.
+    """
+
+    def __init__(
+        self,
+        info: RunInfo,
+        manifest: Manifest,
+        fetch: Callable[[ArtifactEntry], Path | None],
+        unlisted: Callable[[str], bytes | None],
+    ) -> None:
         self.info = info
         self.manifest = manifest
+        self.unlisted = unlisted
+        self._fetch = fetch
         self._entries = {entry.path: entry for entry in manifest.artifacts}
         self._checked: dict[str, tuple[Path, int, int]] = {}
 
@@ -282,7 +303,8 @@ class StoredRun(ABC):
         Raises IncompleteRunError if the manifest does not name it, or its size or digest does not match.
         """
         entry, file = self._find(path)
-        if (size := file.stat().st_size) != entry.size:  # before it is read, since it may be of any size
+        # Before it is read, since a file that was changed may be of any size.
+        if (size := file.stat().st_size) != entry.size:
             raise self._mismatch(entry, size)
         data = file.read_bytes()
         if len(data) != entry.size or sha256(data) != entry.sha256:
@@ -317,14 +339,6 @@ class StoredRun(ABC):
             f"{entry.path!r} has {size} bytes and other content than its manifest says "
             f"({entry.size} bytes, SHA-256 {entry.sha256[:12]})",
         )
-
-    @abstractmethod
-    def unlisted(self, path: str) -> bytes | None:
-        """A file that the manifest does not name, such as its signature; or None. Not checked."""
-
-    @abstractmethod
-    def _fetch(self, entry: ArtifactEntry) -> Path | None:
-        """A local file that should have the artifact's content, or None."""
 
 
 class Scratch:

@@ -53,7 +53,7 @@ class Tag:
     ERROR = "trtops.error"
     OWNER = "trtops.owner"
     HOST = "trtops.host"
-    LOCAL_ID = "trtops.local_id"  # id made by the run's own process (trtops.tracking.ids)
+    LOCAL_ID = "trtops.local_id"  # id made by the run's own process (trtops.tracking.records)
     MODEL_SHA256 = "trtops.model.sha256"
     MODEL_PATH = "trtops.model.path"
     CRASHED = "trtops.crashed"  # settings that crashed the builder, as a JSON list
@@ -90,7 +90,7 @@ class Tag:
     MANIFEST_SHA256 = "trtops.manifest.sha256"  # digest of the original manifest, so that changes show
     DIGESTS = "trtops.digests"  # digests of the artifacts by path, as JSON
     LISTED = "trtops.listed"  # equal for equal builds of a model list
-    TABLES = "mlflow.loggedArtifacts"  # artifacts that the UI shows as tables (trtops.tracking.tables)
+    TABLES = "mlflow.loggedArtifacts"  # artifacts that the UI shows as tables
     NOTE = "mlflow.note.content"  # Markdown on the run's page
 
 

@@ -1,6 +1,6 @@
 """The spool: a folder of runs that their store could not take, uploaded later.
 
-Each run is a folder named by its local id (:func:`trtops.tracking.ids.new_local_id`)::
+Each run is a folder named by its local id (:func:`trtops.tracking.records.new_local_id`)::
 
     <local id>/
         run.json    all that was logged to the run, and the SHA-256 of each artifact
@@ -30,27 +30,26 @@ from trtops import errors
 from trtops.record import sha256, sha256_file, to_jsonable
 from trtops.system import processes
 from trtops.system.files import sync_to_disk
-from trtops.tracking.ids import is_local, is_run_id
 from trtops.tracking.location import Store, default_root
-from trtops.tracking.records import ArtifactEntry, RunInfo, RunStatus
+from trtops.tracking.records import ArtifactEntry, RunData, RunInfo, is_local, is_run_id
 from trtops.tracking.run import check_path
-from trtops.tracking.schema import Artifact, MetricName, Tag
+from trtops.tracking.schema import Artifact, Tag
 
 if TYPE_CHECKING:
     from trtops.tracking.memory import MemoryTracker
     from trtops.tracking.mlflow import MlflowTracker
 
+# Trackers that runs can be uploaded to: they can make a run with given tags, or continue the run that has them.
 SpoolTarget: TypeAlias = "MlflowTracker | MemoryTracker"
-"""A tracker that runs can be uploaded to: it can make a run with given tags, or write on to the run that has them."""
 
+# The errors of a store that cannot take a run now.
 AWAY = (errors.TrackingUnavailableError, errors.NoRoomError)
-"""The errors of a store that cannot take a run now."""
 
 _WRITING = ".writing."
 
 
-@dataclass
-class SpooledRun:
+@dataclass(kw_only=True)
+class SpooledRun(RunData):
     """Everything that was logged to a run, except the content of its artifacts.
 
     ``parent`` is a local id if the parent is in the spool too. Artifacts include the manifest; those that the store has
@@ -59,17 +58,8 @@ class SpooledRun:
 
     # Address of the store that it is meant for, without a password, and its id there if the store made it.
     store: str
-    run_id: str | None
-    experiment: str
-    name: str
-    parent: str | None
-    start_time: float
-    tags: dict[str, str]
-    params: dict[str, str] = field(default_factory=dict)
-    metrics: dict[MetricName, float] = field(default_factory=dict)
+    run_id: str | None = None
     artifacts: dict[str, ArtifactEntry] = field(default_factory=dict)
-    status: RunStatus = "running"
-    end_time: float | None = None
     only_in_store: tuple[str, ...] = ()
     folder: Path = Path()
 
@@ -85,11 +75,7 @@ class SpooledRun:
 
     def info(self) -> RunInfo:
         """The run as searches return it."""
-        return RunInfo(
-            id=self.id, experiment=self.experiment, name=self.name, parent=self.parent, status=self.status,
-            start_time=self.start_time, end_time=self.end_time, tags=dict(self.tags), params=dict(self.params),
-            metrics=dict(self.metrics),
-        )  # fmt: skip
+        return self.info_as(self.id)
 
     def to_json(self) -> bytes:
         """The run as ASCII JSON, since names may contain what UTF-8 cannot."""

@@ -18,7 +18,7 @@ from trtops.ops.engines.calibrate import CalibrateConfig, calibrate
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
-from trtops.tracking.calibrations import load_cache
+from trtops.tracking.builds import load_cache
 from trtops.tracking.memory import MemoryTracker
 
 QUICK = BuildConfig(precision="int8", options=OnnxRuntimeOptions(tactics=(), timing_iterations=1))

@@ -15,7 +15,7 @@ from trtops.cli.jobs import Job, command, no_verdict, op_job
 from trtops.cli.logs import say, say_json, say_result
 from trtops.cli.script import given, late, loaded
 from trtops.errors import ConfigError
-from trtops.tracking.ids import RUN_PREFIX
+from trtops.tracking.records import RUN_PREFIX
 
 
 @command(

@@ -11,7 +11,7 @@ from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, op_job
 from trtops.cli.logs import say, say_ending, say_page
 from trtops.cli.script import late
-from trtops.tracking.ids import RUN_PREFIX
+from trtops.tracking.records import RUN_PREFIX
 
 if TYPE_CHECKING:
     from trtops.ops.triaging.result import Step, TriageResult

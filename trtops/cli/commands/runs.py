@@ -14,7 +14,7 @@ from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, json_of, no_verdict, op_job, tracker
 from trtops.cli.logs import say, say_ending, say_json, say_table
 from trtops.errors import near
-from trtops.tracking.ids import run_id_of
+from trtops.tracking.records import run_id_of
 from trtops.tracking.schema import KINDS
 
 

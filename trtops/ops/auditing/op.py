@@ -18,7 +18,7 @@ from trtops.ops.result import OnProgress, finish_with, op_run
 from trtops.system import signing
 from trtops.tracking import builds, schema
 from trtops.tracking.base import StoredRun, Tracker
-from trtops.tracking.ids import run_id_of
+from trtops.tracking.records import run_id_of
 
 
 def audit(

@@ -33,7 +33,7 @@ from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.model import Bools
 from trtops.tracking import campaigns, schema
 from trtops.tracking.base import Run, RunInfo, Tracker, ended_if_whole, tracked
-from trtops.tracking.ids import run_id_of
+from trtops.tracking.records import run_id_of
 from trtops.tracking.schema import Kind
 from trtops.verdict import VERDICTS
 

@@ -17,7 +17,7 @@ from trtops.tactics.replays import Skipped, load_replay_folder, load_replays
 from trtops.tactics.table import By, CampaignTable
 from trtops.tracking import campaigns, schema
 from trtops.tracking.base import Run, RunInfo, Tracker, Verdict
-from trtops.tracking.ids import run_id_of
+from trtops.tracking.records import run_id_of
 
 _CAMPAIGN, _BUILDS = "debug_build", ("build", "iteration")
 _SHOWN = 10  # skipped runs and files on a page

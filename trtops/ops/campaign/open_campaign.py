@@ -10,7 +10,7 @@ from trtops.ops.evaluation.feeds import scripts_of
 from trtops.system.allowed import ask_for
 from trtops.tracking import campaigns, schema
 from trtops.tracking.base import RunInfo, Tracker
-from trtops.tracking.ids import run_id_of
+from trtops.tracking.records import run_id_of
 
 
 def open_campaign(

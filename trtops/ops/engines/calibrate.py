@@ -29,7 +29,6 @@ from trtops.system.processes import temporary_prefix
 from trtops.tables import markdown_table
 from trtops.tracking import schema
 from trtops.tracking.base import Run, Tracker, Verdict
-from trtops.tracking.tables import log_table
 
 _EVALUATED_FEEDS = 32
 
@@ -251,8 +250,7 @@ def _log_cache(
 ) -> None:
     run.log_bytes(cache.to_tensorrt(), schema.Artifact.CALIBRATION_CACHE)
     run.log_json(cache, schema.Artifact.CALIBRATION_JSON)
-    log_table(
-        run,
+    run.log_table(
         schema.Artifact.CALIBRATION_RANGES,
         ("tensor", "amax", "scale", "lowest", "highest", "clipped"),
         ((e.name, e.amax, e.scale, e.low, e.high, e.clipped) for e in cache.ranges),

@@ -12,7 +12,7 @@ from trtops.spec import Environment
 from trtops.tactics.denied import DeniedTactic, DenyList
 from trtops.tracking import schema
 from trtops.tracking.base import Tracker, Verdict
-from trtops.tracking.ids import run_id_of
+from trtops.tracking.records import run_id_of
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from trtops.ops.evaluation.feeds import Feeds, open_feeds
 from trtops.spec import BuildConfig, BuildSpec, Environment
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Tracker
-from trtops.tracking.ids import run_id_of
+from trtops.tracking.records import run_id_of
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from trtops.record import Record
 from trtops.tables import markdown_table
 from trtops.tracking import schema
 from trtops.tracking.base import Tracker, Verdict
-from trtops.tracking.calibrations import load_cache
-from trtops.tracking.tables import log_table
+from trtops.tracking.builds import load_cache
 
 if TYPE_CHECKING:
     import onnx
@@ -138,8 +137,7 @@ def sensitivity(
         cache = load_cache(calibration_cache, tracker) if isinstance(calibration_cache, str) else calibration_cache
         result = _measure(loaded, cache, config, data, progress)
         result = replace(result, title=f"sensitivity {path.name}", subject=str(path)).kept_in(run, experiment)
-        log_table(
-            run,
+        run.log_table(
             schema.Artifact.SENSITIVITY,
             _COLUMNS,
             ((each.layer, each.op, each.error, each.share, each.kept) for each in result.layers),

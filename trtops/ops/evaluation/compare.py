@@ -27,7 +27,7 @@ from trtops.reports.document import Section
 from trtops.spec import Precision
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Tracker, Verdict
-from trtops.tracking.ids import RUN_PREFIX, run_id_of
+from trtops.tracking.records import RUN_PREFIX, run_id_of
 
 _LOWEST_FIRST: tuple[Precision, ...] = ("int8", "fp8", "bf16", "fp16")
 

@@ -15,7 +15,6 @@ from trtops.record import Record
 from trtops.spec import BackendName, Precision
 from trtops.tracking import schema
 from trtops.tracking.base import Run
-from trtops.tracking.tables import log_table
 
 if TYPE_CHECKING:
     from trtops.backend.base import Build
@@ -137,4 +136,4 @@ def log_kernels(run: Run, build: Build) -> None:
     columns = ("layer", "op", "asked for", "computes in", "counted")
     asked = build.spec.config.precision
     rows = ((layer, op, asked, precision, counted) for layer, op, precision, counted in _kernels(build))
-    log_table(run, schema.Artifact.PRECISIONS, columns, rows)
+    run.log_table(schema.Artifact.PRECISIONS, columns, rows)

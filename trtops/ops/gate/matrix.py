@@ -19,7 +19,6 @@ from trtops.reports.document import Section, Table
 from trtops.spec import Precision
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Tracker, Verdict
-from trtops.tracking.tables import log_table
 
 _COLUMNS = ("model", "precision", "release", "decision", "latency ratio", "widths", "size ratio", "seconds", "run")
 
@@ -136,7 +135,7 @@ def gate_all(
         matrix = MatrixResult(cells=tuple(results)).kept_in(run, experiment)
         run.log_json(matrix, schema.Artifact.GATE)
         run.log_text(matrix.page(), schema.Artifact.GATE_PAGE)
-        log_table(run, schema.Artifact.GATE_TABLE, _COLUMNS, (list(row) for row in matrix.rows()))
+        run.log_table(schema.Artifact.GATE_TABLE, _COLUMNS, (list(row) for row in matrix.rows()))
         counts = Counter(result.decision for result in results)
         run.log_metrics({(schema.Metric.GATE, decision): float(count) for decision, count in counts.items()})
         finish_with(run, matrix, tracker)

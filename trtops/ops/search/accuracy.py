@@ -45,7 +45,6 @@ from trtops.tables import table
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import schema
 from trtops.tracking.base import NO_RUN, Tracker
-from trtops.tracking.tables import log_table
 from trtops.verdict import Verdict
 
 log = logging.getLogger(__name__)
@@ -279,7 +278,7 @@ def accuracy(
                     (schema.Metric.ACCURACY, "seconds"): result.seconds,
                 }
             )
-            log_table(run, schema.Artifact.ACCURACY_TENSORS, _COLUMNS, map(_cells, result.tensors))
+            run.log_table(schema.Artifact.ACCURACY_TENSORS, _COLUMNS, map(_cells, result.tensors))
             run.log_json(result, schema.Artifact.ACCURACY_RESULT)
             run.log_text(result.text(), schema.Artifact.ACCURACY_FINDINGS)
         finish_with(run, result, tracker)

@@ -1,4 +1,4 @@
-"""One run in MLflow: being written, and read."""
+"""One run in MLflow, being written, and its status."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtops.tracking import schema
-from trtops.tracking.base import ArtifactEntry, Manifest, MetricName, RunInfo, RunStatus
+from trtops.tracking.base import ArtifactEntry, MetricName, RunStatus
 from trtops.tracking.mlflow.artifacts import Files
 from trtops.tracking.mlflow.connection import Connection
-from trtops.tracking.run import Run, StoredRun
+from trtops.tracking.run import Run
 
 if TYPE_CHECKING:
     from mlflow.entities import Run as MlflowRunEntity
@@ -66,20 +66,6 @@ class MlflowRun(Run):
 
     def _end(self, status: RunStatus, at: float | None = None) -> None:
         self._connection.end(self.id, shown_status(status, self._verdict), at)
-
-
-class MlflowStoredRun(StoredRun):
-    """A complete run in MLflow."""
-
-    def __init__(self, info: RunInfo, manifest: Manifest, files: Files) -> None:
-        super().__init__(info, manifest)
-        self._files = files
-
-    def unlisted(self, path: str) -> bytes | None:
-        return self._files.peek(path)
-
-    def _fetch(self, entry: ArtifactEntry) -> Path | None:
-        return self._files.get(entry)
 
 
 def shown_status(status: RunStatus, verdict: str | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,22 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from trtops import errors
 from trtops.system.masking import masked, masked_json
 from trtops.tracking import owner, schema
-from trtops.tracking.base import RegisteredVersion, RunInfo, RunStatus, StoredRun
-from trtops.tracking.ids import is_local
 from trtops.tracking.location import Store
 from trtops.tracking.mlflow.artifacts import Files, check_id, files_of
 from trtops.tracking.mlflow.connection import Connection
 from trtops.tracking.mlflow.installed import library
-from trtops.tracking.mlflow.run import MlflowRun, MlflowStoredRun, read_status, shown_status
-from trtops.tracking.records import Tags
-from trtops.tracking.registry import artifact_of, check_registration, source_of
-from trtops.tracking.run import (
-    check_reopening,
-    error_text,
-    failure_note,
-    new_run,
-    read_manifest,
-)
+from trtops.tracking.mlflow.run import MlflowRun, read_status, shown_status
+from trtops.tracking.records import RegisteredVersion, RunInfo, RunStatus, Tags, check_registration, is_local
+from trtops.tracking.run import StoredRun, check_reopening, error_text, failure_note, new_run, read_manifest
 from trtops.tracking.schema import Artifact, Kind, Tag
 
 if TYPE_CHECKING:
@@ -109,7 +101,7 @@ class MlflowTracker:
         entity = self._entity(run_id)
         files = self._files(entity)
         manifest = read_manifest(run_id, files.peek(Artifact.MANIFEST))
-        return MlflowStoredRun(self._info(entity), manifest, files)
+        return StoredRun(self._info(entity), manifest, files.get, files.peek)
 
     def find(
         self,
@@ -192,7 +184,8 @@ class MlflowTracker:
             files.remove(path)
 
     def register(self, name: str, run_id: str, path: str, *, alias: str, tags: Tags | None = None) -> RegisteredVersion:
-        check_registration(self, name, run_id, path, alias)
+        check_registration(name, alias)
+        self.load(run_id).local_path(path)
         if self._registered_model(name) is None:
             try:
                 self._call(self._client.create_registered_model, name)
@@ -204,7 +197,7 @@ class MlflowTracker:
         version = self._call(
             self._client.create_model_version,
             name,
-            source_of(run_id, path),
+            f"runs:/{run_id}/{path}",
             run_id,
             tags=dict(tags or {}),
             description=f"{info.params.get('precision', '').upper()} engine for {place}",
@@ -237,8 +230,14 @@ class MlflowTracker:
 
     def _version(self, name: str, number: str) -> RegisteredVersion:
         version = self._call(self._client.get_model_version, name, number)
-        run_id, path = artifact_of(name, number, str(version.source))
-        return RegisteredVersion(name=name, version=number, run_id=run_id, path=path, tags=dict(version.tags))
+        # MLflow accepts any path as a source. Only an artifact of a run has a manifest to be checked against.
+        match = re.fullmatch(r"runs:/(\w+)/(.+)", source := str(version.source))
+        if match is None or ".." in match[2].split("/"):
+            raise errors.StoreError(
+                f"Version {number} of {name!r} points to {source!r}, which is not an artifact of a run, so its content "
+                "cannot be checked. Promote a run instead."
+            )
+        return RegisteredVersion(name=name, version=number, run_id=match[1], path=match[2], tags=dict(version.tags))
 
     def _entity(self, run_id: str) -> MlflowRunEntity:
         missing = errors.RunNotFoundError(

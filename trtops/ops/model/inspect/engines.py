@@ -21,7 +21,7 @@ from trtops.record import Record
 from trtops.tables import markdown_table, size
 from trtops.tracking import builds
 from trtops.tracking.base import Tracker, Verdict
-from trtops.tracking.ids import run_id_of
+from trtops.tracking.records import run_id_of
 
 _NODES_SHOWN = 3
 

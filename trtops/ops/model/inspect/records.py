@@ -10,7 +10,7 @@ from trtops.record import to_jsonable
 from trtops.tables import table
 from trtops.tactics.record import algorithm_text, read_record
 from trtops.tracking.base import Tracker
-from trtops.tracking.calibrations import load_cache
+from trtops.tracking.builds import load_cache
 
 if TYPE_CHECKING:
     import onnx
