@@ -40,10 +40,6 @@ ERRORS = "an error has an exit code of its own, 3, where Polygraphy exits with 1
 OTHER_CODES: dict[str, tuple[int, str]] = {
     "run no_kernel.onnx --trt": (1, ERRORS),
     "run identity.onnx --trt --strongly-typed": (1, ERRORS),
-    "debug precision three_layers.onnx --fp16 --mode linear --check true": (
-        0,
-        "a check that passes whatever comes out is refused",
-    ),
 }
 """Commands that exit with 3 here, with Polygraphy's exit code and the reason."""
 

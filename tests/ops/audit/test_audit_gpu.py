@@ -31,7 +31,7 @@ from trtops.tracking.schema import Tag
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.slow,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1500),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 

@@ -98,7 +98,8 @@ def test_a_planted_reformat_is_the_first_boundary(engines: dict[str, str], folde
 
     result = compared(engines, "fp16", "planted", folder)
 
-    first = result.alignment.boundaries[0]
+    # Boundaries that both engines have differ by noise, which is large when other processes use the GPU.
+    first = next(each for each in result.alignment.boundaries if not each.a.bytes)
     assert pinned in (*first.before, *first.after), result.page()
     assert (first.b.ms or 0) > (first.a.ms or 0)
     row = next(row for row in result.alignment.rows if pinned in row.nodes)
