@@ -14,8 +14,7 @@ from tests import models
 from tests.benchmarks.harness import benchmark, full_size, timed
 from tests.keys import new_key
 from tests.servers import MlflowServer
-from trtops.ops.auditing.config import AuditConfig
-from trtops.ops.auditing.op import audit
+from trtops.ops.auditing.op import AuditConfig, audit
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.record import sha256

@@ -11,7 +11,7 @@ import pytest
 from flows.audit import audit
 from tests import models
 from trtops import errors
-from trtops.ops.auditing.config import AuditConfig
+from trtops.ops.auditing.op import AuditConfig
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.tracking.schema import Tag

@@ -13,8 +13,7 @@ from flows.deployments import FILE
 from trtops import errors, flows
 from trtops.flows.flow_of import VerdictError, flow_of, run_as_task, worth_a_retry
 from trtops.ops.engines.convert import ConvertConfig
-from trtops.ops.result import OpResult
-from trtops.ops.steps import run_step
+from trtops.ops.result import OpResult, run_step
 from trtops.record import Record, option_fields
 from trtops.tracking.base import Tracker
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from trtops.flows.flow_of import flow_of
 from trtops.ops.auditing import op as audits
-from trtops.ops.auditing.config import AuditConfig
+from trtops.ops.auditing.op import AuditConfig
 from trtops.ops.auditing.result import AuditResult
 from trtops.ops.bundling.op import bundle as bundle_op
 from trtops.ops.campaign.config import Place

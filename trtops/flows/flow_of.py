@@ -28,8 +28,7 @@ from trtops import errors
 from trtops.flows.server import ensure_prefect_home
 from trtops.flows.slots import device_slot
 from trtops.ops.campaign.config import Place
-from trtops.ops.result import OpResult
-from trtops.ops.steps import steps_run_by
+from trtops.ops.result import OpResult, steps_run_by
 from trtops.record import OptionField, Record, option_fields, with_options
 from trtops.spec import BackendName
 from trtops.system.masking import mask_log_records, masked, masked_json
@@ -50,6 +49,9 @@ arguments. A GPU of it is held while the op runs. None: the op needs no GPU, or 
 _OF_PYTHON = {"tracker", "tags", "parent", "progress", "submit", "evaluate", "built", "convert_one", "feeds", "file",
               "given", "together", "chance"}  # fmt: skip
 """Parameters of ops that take Python objects, or that only other ops set."""
+
+_SHARED = {"model": "The ONNX file.", "experiment": "MLflow experiment (default: the name of the model or list)."}
+"""Descriptions of parameters that many ops have, unless an op's own docstring has them."""
 
 _NAMING = ("model", "models", "folder", "actual", "golden", "campaign_run", "run_id", "run", "bad", "runs", "resume",
            "experiment", "precision", "precisions", "side", "backend")  # fmt: skip
@@ -114,7 +116,7 @@ def flow_of(
             for the defaults.
         place: Where the op needs a GPU; by default the back end of the config's ``build``, if it has one.
         existing: Whether a missing store is an error, since the op reads runs; or the options that name runs.
-        by_steps: Whether the op runs its steps by :func:`trtops.ops.steps.run_step`. Any other op is one task.
+        by_steps: Whether the op runs its steps by :func:`trtops.ops.result.run_step`. Any other op is one task.
     """
     name = op.__name__.lstrip("_")
     accepted = inspect.signature(op).parameters
@@ -205,7 +207,7 @@ def _signature(
     op: Callable[..., Any], config_class: type[Record] | None, options: Mapping[str, OptionField]
 ) -> tuple[inspect.Signature, dict[str, str]]:
     """The flow's signature, and the description of each parameter."""
-    parameters, texts = [], dict(parameter_docstrings(inspect.getdoc(op)))
+    parameters, texts = [], {**_SHARED, **dict(parameter_docstrings(inspect.getdoc(op)))}
 
     def add(name: str, kind: Any, text: str) -> None:
         parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind | None, default=None))
@@ -214,7 +216,7 @@ def _signature(
     for each in inspect.signature(op).parameters.values():
         if each.name == "logged":
             if "experiment" not in options:
-                add("experiment", str, "MLflow experiment (default: the name of the model or list).")
+                add("experiment", str, _SHARED["experiment"])
         elif each.name == "config":
             parameters.append(each.replace(annotation=config_class | None, default=None))  # type: ignore[operator]
             texts["config"] = "All options in one value; an option that is given on its own replaces the one in here."

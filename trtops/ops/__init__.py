@@ -1,6 +1,8 @@
 """The ops: functions that take a frozen config and return a frozen result, for Python, the command line and flows.
 
-Names are imported on first use, so that each op loads only its own dependencies.
+Arguments that ops share: ``tracker`` is the tracking store; ``experiment`` is the experiment to log to, by default the
+name of the model; ``tags`` are further tags of the run; ``parent`` is the id of a run that it belongs to; ``progress``
+is called after each item.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from trtops.lazy import exports
 
 if TYPE_CHECKING:
     from trtops.backend.onnx.edit import unbounded_tensors as unbounded_tensors
-    from trtops.ops.auditing.config import AuditConfig as AuditConfig
+    from trtops.ops.auditing.op import AuditConfig as AuditConfig
     from trtops.ops.auditing.op import audit as audit
     from trtops.ops.auditing.prune import prune_runs as prune_runs
     from trtops.ops.auditing.result import AuditResult as AuditResult
@@ -134,4 +136,5 @@ if TYPE_CHECKING:
     from trtops.ops.triaging.result import TriageResult as TriageResult
     from trtops.tracking.builds import load_cache as load_cache
 
+# Names are imported on first use, so that each op loads only its own dependencies.
 __getattr__, __dir__ = exports(__name__)

@@ -1,16 +1,18 @@
-"""The base of all results of ops, and the run of an op."""
+"""What all ops share: results, the run of an op in the tracking store, and its steps."""
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
 from trtops.errors import InvalidModelError
-from trtops.record import Record
+from trtops.record import JSONValue, Record, to_jsonable
 from trtops.system.masking import masked
 from trtops.tables import markdown_table
 
@@ -22,10 +24,19 @@ if TYPE_CHECKING:
     from trtops.tracking.schema import Kind
     from trtops.verdict import Verdict
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 OnProgress: TypeAlias = Callable[[int, "int | None"], None]
 """Called with the amount done, and the total or None if it is not known."""
 
+StepRunner: TypeAlias = Callable[[str, Callable[[], Any]], Any]
+"""Calls a function as a step of the given name, and returns its result."""
+
 LONGEST_NAME = 250  # characters of a run's name that stores accept
+
+# A variable of the context, since flows run ops in several threads of one process.
+_step_runner: ContextVar[StepRunner | None] = ContextVar("step_runner", default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +123,18 @@ class OpResult(Record):
         return self if not run.id else replace(self, run_id=run.id, url=run.url, experiment=masked(experiment))
 
 
+@dataclass(frozen=True)
+class Inspection:
+    """The content of a file or run, as a record for programs and as text; both are created on request."""
+
+    describe: Callable[[], Record | JSONValue]
+    text: Callable[[], str]
+
+    def to_json(self) -> JSONValue:
+        """The result as JSON values."""
+        return to_jsonable(self.describe())
+
+
 def _cell_text(cell: str | float | None) -> str:
     return "-" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else str(cell)
 
@@ -165,3 +188,25 @@ def model_file(path: str | Path) -> Path:
     if not path.exists():
         raise InvalidModelError(f"{path.absolute()} does not exist; expected an ONNX file.")
     return path
+
+
+def run_step(name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call a function as a step of an op: a task in a flow, a plain call everywhere else.
+
+    It may be called again if infrastructure was lost, so it must allow that.
+    """
+    runner = _step_runner.get()
+    if runner is None:
+        return function(*args, **kwargs)
+    result: R = runner(name, functools.partial(function, *args, **kwargs))
+    return result
+
+
+@contextmanager
+def steps_run_by(runner: StepRunner) -> Iterator[None]:
+    """Let a function run the steps of all ops that are called in the block, in this thread."""
+    token = _step_runner.set(runner)
+    try:
+        yield
+    finally:
+        _step_runner.reset(token)

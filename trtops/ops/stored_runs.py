@@ -9,7 +9,7 @@ from pathlib import Path
 from trtops import errors
 from trtops.comparator.report import Tolerances
 from trtops.ops.evaluation.check import Evaluation
-from trtops.ops.model.inspect.inspection import Inspection
+from trtops.ops.result import Inspection
 from trtops.record import JSONValue, Record
 from trtops.reports.present import report_page
 from trtops.system.files import open_atomically

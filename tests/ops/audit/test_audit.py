@@ -1,4 +1,4 @@
-"""Which runs an audit selects, how it resumes after a kill, and its command."""
+"""Which runs an audit selects, and its command."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from tests.keys import new_key
 from tests.ops.audit.conftest import Logged
 from trtops import errors
 from trtops.cli.main import main
-from trtops.ops.auditing.config import AuditConfig
-from trtops.ops.auditing.op import audit, choose_runs
+from trtops.ops.auditing.op import AuditConfig, audit, choose_runs
 from trtops.ops.campaign.promote import resolve
 from trtops.system import signing
 from trtops.tracking.schema import Artifact, Tag
@@ -21,7 +20,7 @@ def test_runs_are_selected_by_every_filter(pristine: Logged) -> None:
     tracker, runs = pristine.tracker, pristine.runs
 
     assert choose_runs(AuditConfig(runs=(runs["fp32"], runs["fp16"])), tracker) == (runs["fp32"], runs["fp16"])
-    builds = choose_runs(AuditConfig(experiment="conv_net", kind="build"), tracker)
+    builds = choose_runs(AuditConfig(experiment="conv_net", tags=((Tag.KIND, "build"),)), tracker)
     assert set(builds) == {runs[each] for each in ("fp32", "fp16", "int8", "reused")}
     assert choose_runs(AuditConfig(accepted=True), tracker) == (runs["accepted"],)
     drawn = [choose_runs(AuditConfig(experiment="conv_net", sample=2, seed=seed), tracker) for seed in range(8)]

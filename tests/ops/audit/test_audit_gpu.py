@@ -18,9 +18,8 @@ import pytest
 
 from tests import models
 from tests.servers import MlflowServer
-from trtops.ops.auditing.config import AuditConfig, reaches
-from trtops.ops.auditing.op import audit
-from trtops.ops.auditing.result import AuditResult
+from trtops.ops.auditing.op import AuditConfig, audit
+from trtops.ops.auditing.result import AuditResult, reaches
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, Precision, TensorRTOptions

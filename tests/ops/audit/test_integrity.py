@@ -10,8 +10,7 @@ import pytest
 
 from tests.keys import new_key
 from tests.ops.audit.conftest import Logged
-from trtops.ops.auditing.config import AuditConfig
-from trtops.ops.auditing.op import audit
+from trtops.ops.auditing.op import AuditConfig, audit
 from trtops.ops.auditing.result import RunAudit
 from trtops.record import sha256
 from trtops.system import signing

@@ -11,8 +11,7 @@ from tests.ops.audit.conftest import Logged
 from tests.servers import MlflowServer
 from trtops import errors
 from trtops.cli.main import main
-from trtops.ops.auditing.config import AuditConfig
-from trtops.ops.auditing.op import audit
+from trtops.ops.auditing.op import AuditConfig, audit
 from trtops.ops.auditing.prune import prune_runs
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.mlflow import MlflowTracker

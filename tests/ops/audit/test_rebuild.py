@@ -14,10 +14,9 @@ from tests import models
 from tests.gates import kept, with_wrong_weight, write
 from tests.ops.audit.conftest import ONE_THREAD, QUICK, Logged
 from trtops.backend.base import Caches
-from trtops.ops.auditing.config import AuditConfig, reaches
-from trtops.ops.auditing.op import audit
+from trtops.ops.auditing.op import AuditConfig, audit
 from trtops.ops.auditing.rebuilding import builder_inputs
-from trtops.ops.auditing.result import RunAudit
+from trtops.ops.auditing.result import RunAudit, reaches
 from trtops.ops.campaign.workers import close_workers
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.gate.op import GateConfig, gate

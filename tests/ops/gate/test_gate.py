@@ -28,12 +28,11 @@ from trtops import errors
 from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.ops.campaign.promote import resolve
-from trtops.ops.gate.findings import decide, evaluate_measured
 from trtops.ops.gate.matrix import MatrixResult, gate_all
 from trtops.ops.gate.op import GateConfig, gate
 from trtops.ops.gate.policy import AccuracyLimit, LatencyLimit, Limits, Policy
 from trtops.ops.gate.releases import Release, interpreter_of
-from trtops.ops.gate.result import GateResult
+from trtops.ops.gate.result import GateResult, decide, evaluate_measured
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.schema import Artifact, Tag

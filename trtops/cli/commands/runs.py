@@ -15,7 +15,7 @@ from trtops.cli.jobs import Job, command, json_of, no_verdict, op_job, tracker
 from trtops.cli.logs import say, say_ending, say_json, say_table
 from trtops.errors import near
 from trtops.tracking.records import run_id_of
-from trtops.tracking.schema import KINDS
+from trtops.tracking.schema import KINDS, Tag
 
 
 def _known_kind(text: str) -> str:
@@ -129,7 +129,7 @@ def evaluate(args: Options) -> Job:
 @command(
     Group("runs", flag("runs*", "ids of runs"), _FILTERS),
     Group("rebuilding", flag("--by {replay,timing-cache,plain}+", "how runs are rebuilt (default: every way)")),
-    configs.config_flags("rebuilding", "AuditConfig", {"keys": "--key"}, skip="runs experiment kind verdict tags ways"),
+    configs.config_flags("rebuilding", "AuditConfig", {"keys": "--key"}, skip="runs experiment tags ways"),
     *_READ,
     examples=("trtops runs audit 8d6e3f1a", "trtops runs audit --experiment resnet50 --no-rebuild"),
 )
@@ -138,17 +138,16 @@ def audit(args: Options) -> Job:
 
     `trtops report` writes the result as a page. Exits with 1 if one does not pass.
     """
+    named = ((Tag.KIND, args.kind), (Tag.VERDICT, args.verdict))
     config = configs.make(
         args,
         "AuditConfig",
         runs=tuple(args.runs or ()),
         experiment=args.of_experiment,
-        kind=args.kind,
-        verdict=args.verdict,
-        tags=tuple(args.tag or ()),
+        tags=(*(args.tag or ()), *(each for each in named if each[1])),
         ways=tuple(way.replace("-", " ") for way in args.by) if args.by else None,
     )
-    if not (config.runs or config.filters or config.accepted):
+    if not (config.runs or config.experiment or config.tags or config.accepted):
         raise UsageError("give ids of runs, or a filter such as --experiment NAME, or --accepted")
     return op_job(args, "audit", config, store="reads", show=_show_audit, progress=("Auditing", "runs"))
 

@@ -105,11 +105,9 @@ class SharedReads:
         return self._tables[campaign]
 
     def model_digest(self, run: StoredRun) -> str | None:
-        """The content digest of the model that a run logged; None if it logged none.
-
-        Raises ModelError if the file is not a model.
-        """
+        """The content digest of the model that a run logged; None if it logged none, ModelError if it is no model."""
         entries = [e for e in run.manifest.artifacts if e.path.startswith(Artifact.MODEL)]
+        # By the files' digests: many runs log the same model, and reading it takes longer than all other checks.
         key = tuple(entry.sha256 for entry in entries)
         if key and key not in self._models:
             files = [run.local_path(entry.path) for entry in entries]
@@ -122,10 +120,7 @@ class SharedReads:
 def check_integrity(run: StoredRun, shared: SharedReads) -> tuple[int, str, tuple[Contradiction, ...]]:
     """Compare everything that a run states in several places.
 
-    Returns:
-        The number of files that match, the key that signed the run (or an empty text), and the contradictions.
-
-    Raises TrackingUnavailableError if the store becomes unavailable.
+    Returns the number of files that match, the key that signed the run (or an empty text), and the contradictions.
     """
     facts = Facts(run.info)
     files = _check_files(run, facts)
@@ -152,6 +147,7 @@ def _check_files(run: StoredRun, facts: Facts) -> int:
             files += 1
         except errors.IncompleteRunError as exc:
             facts.wrong(entry.path, str(exc))
+    # As it was first written: engines that were deleted later are still named in the tags.
     manifest = run.manifest.original()
     found = sha256(manifest.to_json().encode("utf-8"))
     facts.tag(Artifact.MANIFEST, Tag.MANIFEST_SHA256, "the file", found)
@@ -185,6 +181,7 @@ def _check_build(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
         source = Artifact.ENVIRONMENT if name.startswith("env.") else Artifact.SPEC
         facts.add(f"param {name}", {"the store's params": info.params.get(name, _NONE), source: value})
     stored, reused_from = run, info.tags.get(Tag.REUSED_FROM)
+    # A build that reused an engine has no file of it; the earlier run has.
     if reused_from is not None:
         stored = shared.tracker.load(reused_from)
         for tag in (Tag.MODEL_SHA256, Tag.SPEC_SHA256, Tag.BUILD_KEY):
@@ -279,7 +276,7 @@ def _check_campaign(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     table = CampaignTable.from_bytes(run.read_bytes(place))
     for verdict, count in campaigns.counts(table).items():
         facts.metric(f"iterations that are {verdict}", (Metric.ITERATIONS, verdict), place, count)
-    # A missing child may have been deleted.
+    # A missing child may have been deleted, which is no contradiction.
     children = {i.id: i for i in shared.tracker.find(run.info.experiment, parent=run.info.id, status="finished")}
     for code, child in zip(table.verdicts, table.names):
         if child in children:
@@ -305,6 +302,7 @@ def _check_registry(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
         for tag in (Tag.MODEL_SHA256, Tag.ENGINE_SHA256, *builds.ENVIRONMENT_TAGS):
             what = {Tag.MODEL_SHA256: "model", Tag.ENGINE_SHA256: "engine"}.get(tag, f"registry ({tag})")
             facts.tag(what, tag, place, version.tags.get(tag, _NONE), _NONE)
+        # Aliases that users set are their own; ours name model and device, and then perhaps the precision.
         if alias.startswith("model-"):
             model, device = info.tags.get(Tag.MODEL_SHA256, "")[:12], info.tags.get(Tag.DEVICE_SHA256, "")[:12]
             expected = f"model-{model}_device-{device}"

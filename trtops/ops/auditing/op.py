@@ -5,20 +5,64 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtops import errors
-from trtops.ops.auditing.config import GRADES, AuditConfig
 from trtops.ops.auditing.integrity import BUILDS, SharedReads, check_integrity
 from trtops.ops.auditing.rebuilding import MaterialFolder, environment_differences, gather, rebuild
-from trtops.ops.auditing.result import AuditResult, Contradiction, RunAudit
+from trtops.ops.auditing.result import GRADES, LEAST, WAYS, AtLeast, AuditResult, Contradiction, RunAudit, WayName
 from trtops.ops.campaign.workers import close_workers, warm_backend
 from trtops.ops.result import OnProgress, finish_with, op_run
+from trtops.record import Record
 from trtops.system import signing
 from trtops.tracking import builds, schema
 from trtops.tracking.base import StoredRun, Tracker
 from trtops.tracking.records import run_id_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditConfig(Record):
+    """Which runs are audited, and how.
+
+    Attributes:
+        runs: Run ids.
+        experiment: All finished runs of an experiment.
+        tags: Only runs with these tags, as names and values.
+        accepted: All runs that an alias of the registry points to.
+        sample: Number of runs drawn at random from those found; all if None.
+        seed: Seed of the draw.
+        rebuild: Rebuild each engine and grade it; otherwise only check integrity.
+        ways: How engines are rebuilt.
+        at_least: The grade that every run must reach.
+        materials: Folder that is searched by digest for models that were not logged.
+        keys: PEM files of public keys; every build must be signed with one of them.
+        timeout_seconds: Time limit of a build and of its first inferences; None waits without limit.
+    """
+
+    runs: tuple[str, ...] = ()
+    experiment: str | None = None
+    tags: tuple[tuple[str, str], ...] = ()
+    accepted: bool = False
+    sample: int | None = None
+    seed: int = 0
+    rebuild: bool = True
+    ways: tuple[WayName, ...] = WAYS
+    at_least: AtLeast = "tactics"
+    materials: str | None = None
+    keys: tuple[str, ...] = ()
+    timeout_seconds: float | None = 1800.0
+
+    def __post_init__(self) -> None:
+        for name, value, known in (("at_least", self.at_least, tuple(LEAST)), *(("ways", w, WAYS) for w in self.ways)):
+            if value not in known:
+                raise errors.ConfigError(f"{name}: {value!r}. {errors.near(value, known)}")
+        if self.rebuild and not self.ways:
+            raise errors.ConfigError(f"ways is empty; expected some of {', '.join(WAYS)}.")
+        if self.sample is not None and self.sample < 1:
+            raise errors.ConfigError(f"sample is {self.sample}; expected 1 or more.")
+        if self.runs and (self.experiment or self.tags or self.accepted):
+            raise errors.ConfigError("Both run ids and a filter are given; give one of the two.")
 
 
 def audit(
@@ -31,18 +75,10 @@ def audit(
 ) -> AuditResult:
     """Check runs for contradictions, rebuild their engines, and grade each.
 
-    A run that cannot be read or rebuilt is part of the result.
-
-    Args:
-        config: Which runs, and how.
-        tracker: The tracking store; model, caches, tactic records and data are only taken from it.
-        experiment: Experiment of the audit's own run; ``audit`` by default.
-        tags: Further tags of the run.
-        progress: Called after each run.
-
-    Raises RunNotFoundError if a requested run does not exist; ConfigError if no run matches, or a key or folder cannot
-    be read; TrackingUnavailableError if the store becomes unavailable.
+    Everything is taken from the tracking store. A run that cannot be read or rebuilt is part of the result.
+    RunNotFoundError if a run id does not exist; ConfigError if no run matches, or a key or folder cannot be read.
     """
+    # Keys and folder are checked first: an audit takes hours.
     for key in config.keys:
         signing.key_id(key)
     if config.materials is not None and not Path(config.materials).is_dir():
@@ -74,13 +110,8 @@ def audit(
 
 
 def choose_runs(config: AuditConfig, tracker: Tracker) -> tuple[str, ...]:
-    """Ids of the runs to audit, in order.
-
-    Raises ConfigError if no run matches.
-    """
+    """Ids of the runs to audit, in order; ConfigError if no run matches."""
     wanted = dict(config.tags)
-    pairs = ((schema.Tag.KIND, config.kind), (schema.Tag.VERDICT, config.verdict))
-    wanted |= {tag: value for tag, value in pairs if value}
     if config.runs:
         found = [run_id_of(run, tracker) for run in config.runs]
     elif config.accepted:
@@ -92,11 +123,13 @@ def choose_runs(config: AuditConfig, tracker: Tracker) -> tuple[str, ...]:
         ]
     else:
         infos = tracker.find(config.experiment, tags=wanted, status="finished")
-        found = [info.id for info in infos if info.kind is not None and (config.kind or info.kind != "audit")]
+        # Audits are left out unless they are asked for: each would be audited by all later ones.
+        found = [i.id for i in infos if i.kind is not None and (i.kind != "audit" or schema.Tag.KIND in wanted)]
     found = list(dict.fromkeys(found))
     if not found:
         raise errors.ConfigError("No run matches. Give run ids, another filter, or accepted.")
     if config.sample is not None and config.sample < len(found):
+        # Sorted first, so that a seed draws the same runs in whatever order the store lists them.
         found = random.Random(config.seed).sample(sorted(found), config.sample)
     return tuple(found)
 
@@ -154,5 +187,6 @@ def _rebuild_run(
     except errors.BackendError as exc:  # the back end or the device is not available here
         why = f"{type(exc).__name__}: {exc}"
         return replace(audited, grade="cannot be rebuilt", explanation=why, missing=logged.missing)
+    # The best way counts: replay and timing cache exist because a plain build may choose other tactics each time.
     grade = min((each.grade for each in made), key=GRADES.index)
     return replace(audited, grade=grade, rebuilds=made, differences=differences, missing=logged.missing)

@@ -40,6 +40,7 @@ def prune_runs(*, tracker: Tracker, older_than_days: float = 30.0, apply: bool =
     if not older_than_days >= 0:
         raise errors.ConfigError(f"older_than_days is {older_than_days}; expected 0 or more.")
     before = time.time() - older_than_days * 86400.0
+    # Engines that are deployed, are the evidence for one, or belong to a run that reused them instead of a copy.
     needed = {run for _, v in tracker.accepted() for run in (v.run_id, v.tags.get(schema.Tag.EVIDENCE, ""))}
     needed |= {info.tags.get(schema.Tag.REUSED_FROM, "") for info in tracker.find()}
     engines = {}
@@ -53,6 +54,7 @@ def prune_runs(*, tracker: Tracker, older_than_days: float = 30.0, apply: bool =
         entry = next((e for e in stored.manifest.artifacts if e.path.startswith(f"{builds.ENGINE_STEM}.")), None)
         if entry is not None:
             engines[info.id] = entry
+            # Only the engine: all that rebuilds it stays, and the manifest keeps its digest.
             if apply:
                 tracker.drop(info.id, [entry.path])
     return PruneResult(title="prune", engines=engines, applied=apply)

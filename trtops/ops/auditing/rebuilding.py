@@ -16,8 +16,7 @@ from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
-from trtops.ops.auditing.config import Grade, WayName
-from trtops.ops.auditing.result import Difference, Rebuild
+from trtops.ops.auditing.result import Difference, Grade, Rebuild, WayName
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.evaluation.check import CheckConfig, Evaluation, tolerances_for
 from trtops.ops.evaluation.outputs import collect, golden_outputs
@@ -51,7 +50,6 @@ class MaterialFolder:
     """A folder with models that runs did not log, found by the digest of their content. Each is read once."""
 
     def __init__(self, path: str | None) -> None:
-        """Nothing is read before the first search."""
         self._path = path
 
     @functools.cached_property
@@ -65,10 +63,7 @@ class MaterialFolder:
 
 
 def gather(run: StoredRun, tracker: Tracker, folder: MaterialFolder) -> Logged:
-    """Collect everything needed to rebuild the engine of a run.
-
-    Raises TrtopsError if something essential is missing or damaged; the message names it.
-    """
+    """Everything needed to rebuild the engine of a run; TrtopsError if something essential is missing or damaged."""
     missing: list[str] = []
     held = builds.holder_of_engine(tracker, run.info)
     engine = next((e for e in held.manifest.original().artifacts if e.path.startswith(f"{builds.ENGINE_STEM}.")), None)
@@ -81,7 +76,8 @@ def gather(run: StoredRun, tracker: Tracker, folder: MaterialFolder) -> Logged:
     if not build.engine.plan:
         missing.append(f"the engine with SHA-256 {engine.sha256}: outputs are compared with the golden ones")
     parent = _campaign_of(run, tracker)
-    sources = list(dict.fromkeys(filter(None, (run, held, parent))))  # the nearest first
+    # The nearest first: an iteration may have data of its own, and its campaign has it for all of them.
+    sources = list(dict.fromkeys(filter(None, (run, held, parent))))
     kept = _materials_of(held) or Materials(check={})
 
     def given(name: str) -> bytes | None:
@@ -101,6 +97,7 @@ def gather(run: StoredRun, tracker: Tracker, folder: MaterialFolder) -> Logged:
     calibration = build.calibration_cache
     if spec.config.precision == "int8" and calibration is None:
         calibration = cache("calibration cache or data", "calibration_cache", spec.calibration_sha256)
+    # Usually the replayed record is the build's own; another one was logged as a material.
     replay = None if spec.replay_sha256 is None else build.tactics
     if replay is not None and replay.digest != spec.replay_sha256:
         if (data := given("replay")) is not None:
@@ -174,7 +171,7 @@ def _check_config(
         if (given := getattr(check, name)) is None:
             continue
         digest = ""
-        for source in sources:  # the nearest first
+        for source in sources:
             material = (_materials_of(source) or Materials(check={})).of(name)
             if material is not None:
                 digest = f" (SHA-256 {material.sha256})"
@@ -185,6 +182,7 @@ def _check_config(
             missing.append(f"{name} {given!r}{digest}: {instead} used")
     if check.data is not None and found["data"] is None:
         found["golden"] = None  # golden outputs of other data do not fit
+    # Outputs are compared and nothing else, so labels, plots and latency only take time.
     return replace(check, labels=None, plots="never", latency_runs=0, **found)  # type: ignore[arg-type]
 
 
@@ -218,10 +216,7 @@ def rebuild(way: WayName, logged: Logged, backend: IsolatedBackend) -> Rebuild:
 
 
 def builder_inputs(way: WayName, logged: Logged) -> tuple[BuildConfig, Caches]:
-    """Config and caches for one way.
-
-    Raises ConfigError if something it needs was not logged.
-    """
+    """Config and caches for one way; ConfigError if something it needs was not logged."""
     build, caches = logged.build, logged.caches
     config = build.spec.config
     if way == "plain":
@@ -231,6 +226,7 @@ def builder_inputs(way: WayName, logged: Logged) -> tuple[BuildConfig, Caches]:
     if way == "timing cache":
         if build.timing_cache is None:
             raise errors.ConfigError("no timing cache was logged")
+        # The cache that the build wrote, which has a timing for each of its choices.
         return config, replace(caches, timing=build.timing_cache, replay=None)
     # A seed would choose other tactics, and a deny-list might refuse recorded ones.
     replayed = Caches.replaying(build.tactics, build.timing_cache, calibration=caches.calibration)
@@ -252,6 +248,7 @@ def _grade_build(way: WayName, logged: Logged, new: Build, backend: IsolatedBack
     arguments = (new.engine, old.engine if old.engine.plan else None, logged.model, logged.check, logged.tolerances)
     outputs = backend.worker.run(_run_in_child, *arguments, timeout=backend.timeout)
     grade, why = _grade_outputs(outputs)
+    # Equal tactics are the better grade, unless the outputs show that something else differs.
     if not made.tactics and grade != "drifted":
         grade, why = "tactics equal", f"outputs: {why}"
     differing = []
@@ -293,6 +290,7 @@ def _run_in_child(
                 for output in compare_outputs(other, first, tolerances).outputs:
                     if math.isfinite(largest := _max_abs(output.statistics)):
                         noise[output.name] = max(noise.get(output.name, 0.0), largest)
+            # Kernels that sum in changing order differ from run to run; a new engine may differ by as much.
             return Outputs(compare_outputs(ours, first, tolerances), noise=noise)
     return Outputs(compare_outputs(ours, golden_outputs(model, feeds, check.golden), tolerances), why_not)
 

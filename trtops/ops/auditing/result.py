@@ -1,16 +1,43 @@
-"""Results of an audit, and how they are shown."""
+"""Results of an audit: contradictions, and grades of rebuilt engines."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
 
-from trtops.ops.auditing.config import GRADES, AtLeast, Grade, WayName, reaches
 from trtops.ops.result import OpResult
 from trtops.record import Record
 from trtops.reports.document import Section, Table
 from trtops.tracking.base import Verdict
+
+Grade: TypeAlias = Literal[
+    "bytes equal", "tactics equal", "outputs equal", "within tolerance", "drifted", "cannot be rebuilt"
+]
+"""Agreement of a rebuilt engine with the logged one, best first."""
+
+GRADES: tuple[Grade, ...] = get_args(Grade)
+
+AtLeast: TypeAlias = Literal["bytes", "tactics", "outputs", "tolerance"]
+"""The grade that a run must reach."""
+
+LEAST: dict[AtLeast, Grade] = {
+    "bytes": "bytes equal",
+    "tactics": "tactics equal",
+    "outputs": "outputs equal",
+    "tolerance": "within tolerance",
+}
+
+WayName: TypeAlias = Literal["replay", "timing cache", "plain"]
+"""How an engine is rebuilt: with its recorded tactics, with its timing cache, or with its original inputs only."""
+
+WAYS: tuple[WayName, ...] = get_args(WayName)
+
+
+def reaches(grade: Grade, least: AtLeast) -> bool:
+    """True if a grade is at least as good as required."""
+    return GRADES.index(grade) <= GRADES.index(LEAST[least])
 
 
 @dataclass(frozen=True, kw_only=True)

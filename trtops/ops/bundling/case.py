@@ -57,6 +57,7 @@ class Case:
                     "with numpy. Evaluate the run with other tolerances first (trtops runs evaluate), or bundle "
                     "another run."
                 )
+            # JSON has no infinity; a difference of two floats never exceeds this.
             numbers = {key: 1e300 if value == "inf" else value for key, value in given.items() if key in RULES}
             rules[name] = {"atol": 0.0, "rtol": 0.0, **numbers, "check_dtypes": tolerances.check_dtypes}
         found = to_jsonable(
@@ -107,7 +108,29 @@ def engine_case(
     """The case of an engine, with the model and the settings of its build; without settings, those of ONNX Runtime."""
     options = config.options
     if isinstance(options, TensorRTOptions):
-        return replace(case, settings=_tensorrt_settings(config, options))
+        lowered = {config.precision, *options.also} - {"fp32"}
+        flags = [_FLAGS[each] for each in sorted(lowered) if each in _FLAGS]
+        flags += [name for name, given in (("TF32", options.tf32), ("SPARSE_WEIGHTS", options.sparse_weights)) if given]
+        keep = config.keep if config.precision in ("fp16", "bf16") else ()
+        if keep:
+            flags.append("OBEY_PRECISION_CONSTRAINTS")
+        sources = options.tactic_sources
+        profiles: list[JSONValue] = [
+            {r.name: [list(r.min), list(r.opt), list(r.max)] for r in profile.shapes} for profile in config.profiles
+        ]
+        return replace(
+            case,
+            settings={
+                "flags": list(flags),
+                "cleared_flags": [] if options.tf32 else ["TF32"],  # TensorRT sets it by default
+                "optimization_level": options.optimization_level,
+                "workspace_bytes": options.workspace_bytes,
+                "tactic_sources": None if sources is None else [name.upper() for name in sources],
+                "profiles": profiles,
+                "keep": list(keep),
+                "mark": list(config.mark),
+            },
+        )
     assert isinstance(options, OnnxRuntimeOptions)
     candidate = Candidate.from_settings(settings)
     return replace(
@@ -123,34 +146,14 @@ def engine_case(
     )
 
 
-def _tensorrt_settings(config: BuildConfig, options: TensorRTOptions) -> dict[str, JSONValue]:
-    lowered = {config.precision, *options.also} - {"fp32"}
-    flags = [_FLAGS[each] for each in sorted(lowered) if each in _FLAGS]
-    flags += [name for name, given in (("TF32", options.tf32), ("SPARSE_WEIGHTS", options.sparse_weights)) if given]
-    keep = config.keep if config.precision in ("fp16", "bf16") else ()
-    if keep:
-        flags.append("OBEY_PRECISION_CONSTRAINTS")
-    profiles: list[JSONValue] = [
-        {r.name: [list(r.min), list(r.opt), list(r.max)] for r in profile.shapes} for profile in config.profiles
-    ]
-    return {
-        "flags": list(flags),
-        "cleared_flags": [] if options.tf32 else ["TF32"],  # TensorRT sets it by default
-        "optimization_level": options.optimization_level,
-        "workspace_bytes": options.workspace_bytes,
-        "tactic_sources": None if options.tactic_sources is None else [name.upper() for name in options.tactic_sources],
-        "profiles": profiles,
-        "keep": list(keep),
-        "mark": list(config.mark),
-    }
-
-
 def emulated_case(case: Case, precision: LowPrecision) -> Case:
     """The case of a model in 16 bit, rounded as on a GPU, that overflows or has wrong outputs."""
+    # The model itself does the rounding, so that ONNX Runtime on any CPU shows what a GPU does.
     low = lower_precision(case.model, precision).model
     emulate_low_precision(low)
     peaks = watch_peaks(low) if precision == "fp16" else {}
     settings: dict[str, JSONValue] = {
+        # Optimizers would remove the Casts that round.
         "optimization_level": "ORT_DISABLE_ALL",
         "session_config": {},
         "disabled_optimizers": [],

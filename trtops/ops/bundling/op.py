@@ -101,15 +101,15 @@ class BundleResult(OpResult):
 
 
 def bundle(run: str, config: BundleConfig | None = None, *, tracker: Tracker) -> BundleResult:
-    """Pack a run so that its verdict can be reproduced without trtops. The script is tried before the file is written.
+    """Pack a run so that its verdict can be reproduced without trtops.
+
+    ReproductionError, and no file, if the script does not reproduce the verdict; ConfigError if the run names a script
+    that is not allowed.
 
     Args:
         run: Run id of a build or an iteration; also of a failed build.
         config: Options.
-        tracker: The tracking store, which is only read.
-
-    Raises ReproductionError if the script does not reproduce the verdict; nothing is written. Raises ConfigError if the
-    run names a script that is not allowed.
+        tracker: The tracking store.
     """
     config = BundleConfig() if config is None else config
     info = tracker.info(run_id_of(run, tracker))
@@ -125,6 +125,7 @@ def bundle(run: str, config: BundleConfig | None = None, *, tracker: Tracker) ->
         if schema.Artifact.MATERIALS in stored.manifest:
             materials = read_materials(stored.read_bytes(schema.Artifact.MATERIALS))
             scripts = [] if materials is None else scripts_of(CheckConfig.from_dict(materials.check).data)
+            # The store may be shared: anyone who can write to it could otherwise run code here.
             ask_for(info.id, scripts, (), allowed=config.allow_scripts)
         logged = gather(stored, tracker, folder)
         name = f"{info.experiment} {logged.build.spec.config.precision}"
@@ -225,10 +226,7 @@ def _failed_model(info: RunInfo, tracker: Tracker, folder: MaterialFolder, diges
 def write_bundle(
     case: Case, config: BundleConfig, environment: Environment, *, extra: Mapping[str, bytes] | None = None
 ) -> BundleResult:
-    """Try the script of a case, and write its bundle to ``config.output``, with ``extra`` members by path.
-
-    Raises ``ReproductionError``, and writes nothing, if the script does not reproduce the verdict.
-    """
+    """Try the script of a case, and write its bundle to ``config.output``, with ``extra`` members by path."""
     assert config.output is not None
     versions = {**dict(environment.packages), case.backend: environment.backend_version}
     pins = [f"{name}=={versions[name]}" for name in _REQUIRED[case.backend] if versions.get(name)]
@@ -245,6 +243,7 @@ def write_bundle(
         files |= {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
     printed = ""
     if find_spec(case.backend) is not None:
+        # Tried before anything is written: a bundle that shows nothing wastes the time of those who get it.
         good, printed = _try_script(files, config.timeout_seconds)
         if not good:
             lines = [line for line in printed.splitlines() if line.startswith("verdict: ")]
@@ -253,7 +252,7 @@ def write_bundle(
                 f"Without trtops the case gives {found} instead of {case.verdict}:\n{printed}\n"
                 "The verdict depends on something that the script does not reproduce; nothing was written."
             )
-    # Host name and commit are private.
+    # Host name and commit are private, and bundles are made for strangers.
     public = {k: v for k, v in environment.to_dict().items() if k not in ("host", "git_commit")}
     files |= {"environment.json": json.dumps(public, indent=1, ensure_ascii=False).encode("utf-8"), **(extra or {})}
     files["issue.md"] = masked("\n".join(_issue_lines(case, environment, printed)) + "\n").encode("utf-8")

@@ -29,8 +29,7 @@ from trtops.ops.campaign.open_campaign import stored_config
 from trtops.ops.campaign.workers import close_workers, warm_backend
 from trtops.ops.evaluation.feeds import check_source
 from trtops.ops.evaluation.outputs import golden_outputs
-from trtops.ops.result import LONGEST_NAME, OpResult, finish_with
-from trtops.ops.steps import run_step
+from trtops.ops.result import LONGEST_NAME, OpResult, finish_with, run_step
 from trtops.record import sha256
 from trtops.system.allowed import check_command
 from trtops.system.locks import held

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trtops import errors
-from trtops.ops.result import OpResult, finish_with, op_run
-from trtops.ops.steps import run_step
+from trtops.ops.result import OpResult, finish_with, op_run, run_step
 from trtops.record import Record
 from trtops.tactics.diff import diff
 from trtops.tactics.findings import TacticDiff

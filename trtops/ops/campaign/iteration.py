@@ -21,8 +21,7 @@ from trtops.comparator.results import RunResults
 from trtops.json import save_json
 from trtops.ops.campaign.config import Campaign, Order
 from trtops.ops.campaign.workers import warm_backend
-from trtops.ops.engines.deny import deny_list
-from trtops.ops.engines.job import BuildJob, read_cache_file
+from trtops.ops.engines.job import BuildJob, deny_list, read_cache_file
 from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_evaluation, tolerances_for
 from trtops.ops.evaluation.command import CommandCheck
 from trtops.ops.evaluation.outputs import Emulation, collect, emulate, golden_outputs

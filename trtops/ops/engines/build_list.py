@@ -133,14 +133,14 @@ def build_list(
     """Build and evaluate the models of a list one after the other; log each build and a summary to runs of their own.
 
     ``experiment`` is that of the summary (the list's name by default); builds go to their models' experiments.
-    ``convert_one`` makes one build; by default the convert op in this process. If nothing was to be built, no summary
-    is logged.
+    ``convert_one`` makes one build; by default the convert op in this process.
     """
     config = BuildListConfig() if config is None else config
     listed = models if isinstance(models, ModelList) else read_model_list(models)
     wanted = [build for build in listed.builds() if config.backends is None or build.backend in config.backends]
     plans = [_plan_build(build, config, tracker) for build in wanted]
     title = f"build list {Path(listed.path).name}"
+    # A folder may be watched every minute: a visit that finds nothing new leaves no run.
     if all(isinstance(plan, BuildOutcome) and plan.outcome == "skipped" for plan in plans):
         return BuildListResult(title=title, builds=tuple(plan for plan in plans if isinstance(plan, BuildOutcome)))
     experiment = experiment or Path(listed.path).stem
@@ -177,11 +177,13 @@ def _plan_build(build: ListedBuild, config: BuildListConfig, tracker: Tracker) -
     except errors.ModelError:  # its build will fail, and is found again by the file's bytes
         model_sha256 = sha256_file(build.model)
     convert_config = build.entry.config(build.precision, build.backend)
+    # The environment is a part of the key: a new release or driver can choose other tactics, so all is built again.
     key = digest([model_sha256, convert_config.digest, environment.build_digest()])
     failed = 0
     for info in tracker.find(tags={schema.Tag.KIND: "build", schema.Tag.LISTED: key}):
         if info.status == "finished":
             return _outcome_of(build, "skipped", "The tracking store has it.")
+        # A run whose process died stays "running", and would keep the model from being built for ever.
         if info.status == "running" and not owner.is_abandoned(info):
             return _outcome_of(build, "skipped", "It is being built.")
         failed += 1
@@ -204,18 +206,19 @@ def _make_build(
             result = convert(build.model, config, tracker=tracker, experiment=experiment, tags=tags)
         else:
             result = convert_one(build.model, config, experiment, tags)
-    except errors.TrtopsError as exc:
+    except Exception as exc:  # a defect of ours or of a library must not stop the other builds either
+        known = isinstance(exc, errors.TrtopsError)
+        if not known:
+            log.exception("%s failed", _title_of(build))
         if key and len(tracker.find(tags=key)) == before:
             # A model that cannot be read leaves no run. Without one, a watched folder would try it again each time.
             with (
-                contextlib.suppress(errors.TrtopsError),
+                contextlib.suppress(Exception),
                 op_run(tracker, experiment, Path(build.model).stem, kind="build", model=build.model, tags=tags),
             ):
                 raise
-        return _outcome_of(build, "error", str(exc), seconds=time.monotonic() - start)
-    except Exception as exc:  # a defect of ours or of a library must not stop the other builds
-        log.exception("%s failed", _title_of(build))
-        return _outcome_of(build, "error", f"{type(exc).__name__}: {exc}", seconds=time.monotonic() - start)
+        why = str(exc) if known else f"{type(exc).__name__}: {exc}"
+        return _outcome_of(build, "error", why, seconds=time.monotonic() - start)
     latency = result.evaluation.latency
     return _outcome_of(
         build,

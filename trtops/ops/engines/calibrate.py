@@ -21,8 +21,7 @@ from trtops.metadata import TensorMetadata
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, builds_table, convert
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.feeds import open_feeds
-from trtops.ops.result import OnProgress, OpResult, finish_with, op_run
-from trtops.ops.steps import run_step
+from trtops.ops.result import OnProgress, OpResult, finish_with, op_run, run_step
 from trtops.record import Record
 from trtops.spec import BuildConfig, Precision
 from trtops.system.processes import temporary_prefix
@@ -118,21 +117,11 @@ def calibrate(
 ) -> CalibrateResult:
     """Calibrate a model, build INT8 from the cache, evaluate it next to other precisions, and log everything to runs.
 
-    Feeds are read once, one at a time. The cache is logged as our JSON and as TensorRT's text, with a table of the
+    ``data`` replaces the config's source. The cache is logged as our JSON and as TensorRT's text, with a table of the
     ranges and pictures of the histograms. An INT8 engine that is not good enough is a result, not an error.
 
     CalibrationError if the data is bad, missing or too little. What was collected before is logged as
     ``caches/calibration.partial.json`` to the failed run, and is the error's ``partial``.
-
-    Args:
-        model: The ONNX file.
-        config: What to calibrate with and how to evaluate.
-        tracker: The tracking store.
-        data: Calibration data, instead of the config's source.
-        experiment: Experiment to log to; the model file's name without its suffix by default.
-        tags: Further tags of the run.
-        parent: Id of a parent run.
-        progress: Called after every feed with the number of samples.
     """
     config = CalibrateConfig() if config is None else config
     path = Path(model)
@@ -161,6 +150,7 @@ def calibrate(
                 check = replace(check, data=f"{folder}/feeds.json")
                 save_json([dict(feed) for feed in given.first], f"{folder}/feeds.json", "the first calibration feeds")
         engines = []
+        # INT8 comes last, since its engine gives the verdict.
         precisions: list[Precision] = [*(each for each in dict.fromkeys(config.compare_with) if each != "int8"), "int8"]
         for precision in precisions:
             convert_config = ConvertConfig(
@@ -201,6 +191,8 @@ def calibrate(
 class _KeptFeeds:
     """Feeds; the first ones are kept to evaluate engines with."""
 
+    # Data from Python may be a generator, which can be read only once, and be too large to keep.
+
     def __init__(self, feeds: Iterable[Feed]) -> None:
         self._feeds = feeds
         self.first: list[Feed] = []
@@ -216,14 +208,12 @@ class _KeptFeeds:
 def _collect_ranges(
     model: Model, config: CalibrateConfig, data: Iterable[Feed] | None, run: Run, progress: OnProgress | None
 ) -> tuple[CalibrationCache, Mapping[str, Histogram]]:
-    """Calibrate: the cache, and the histograms behind it.
-
-    What was collected before the data failed is logged to the run.
-    """
+    """The cache, and the histograms behind it. What was collected before the data failed is logged to the run."""
     inputs = TensorMetadata.of(model.info.inputs)
     feeds = batches(open_feeds(config.data if data is None else data, inputs), config.batch, config.samples)
     from trtops.backend.onnxrt.calibration import collect
 
+    # Feeds are read once and one at a time: calibration data is often larger than memory.
     try:
         collected = collect(
             model.proto(lean=True),
@@ -248,6 +238,7 @@ def _collect_ranges(
 def _log_cache(
     run: Run, cache: CalibrationCache, histograms: Mapping[str, Histogram], config: CalibrateConfig, seconds: float
 ) -> None:
+    # TensorRT's text has only scales; the JSON also has what they were chosen from.
     run.log_bytes(cache.to_tensorrt(), schema.Artifact.CALIBRATION_CACHE)
     run.log_json(cache, schema.Artifact.CALIBRATION_JSON)
     run.log_table(

@@ -17,8 +17,7 @@ from trtops.backend.worker import IsolatedBackend, may_crash, warm_worker
 from trtops.comparator.results import RunResults
 from trtops.comparator.table import RECORDED
 from trtops.metadata import TensorMetadata, check_feed
-from trtops.ops.engines.deny import deny_list
-from trtops.ops.engines.job import BuildJob, read_cache_file, read_timing_cache
+from trtops.ops.engines.job import BuildJob, deny_list, read_cache_file, read_timing_cache
 from trtops.ops.evaluation.attribution import attribute
 from trtops.ops.evaluation.check import (
     CheckConfig,
@@ -31,8 +30,7 @@ from trtops.ops.evaluation.check import (
 )
 from trtops.ops.evaluation.outputs import emulate, golden_outputs
 from trtops.ops.evaluation.precision_check import check_precision, log_kernels
-from trtops.ops.result import OpResult, finish_with, model_file, op_run
-from trtops.ops.steps import run_step
+from trtops.ops.result import OpResult, finish_with, model_file, op_run, run_step
 from trtops.record import Record
 from trtops.reports.document import Section
 from trtops.spec import BuildConfig
@@ -175,17 +173,8 @@ def convert(
     """Build an engine from an ONNX file, compare it with the model itself, and log everything to a run.
 
     An engine of the same spec from the same environment is not built twice: the earlier one is evaluated again, with
-    the current data and tolerances. A changed file at the same path is another model. A bad engine is a result, not an
-    error. If there can be no verdict, the run, if it was started, is marked failed with the error's message.
-
-    Args:
-        model: The ONNX file.
-        config: What to build and how to evaluate it; by default an FP32 engine on ONNX Runtime with random data.
-        tracker: The tracking store.
-        experiment: Experiment to log to; the model file's name without its suffix by default.
-        tags: Further tags of the run.
-        parent: Id of a parent run.
-        built: Called with the build, made now or read from the store, before it is evaluated or logged.
+    the current data and tolerances. A bad engine is a result, not an error. ``built`` is called with the build, made
+    now or read from the store, before it is evaluated.
     """
     config = ConvertConfig() if config is None else config
     path = Path(model)
@@ -196,6 +185,7 @@ def convert(
     # A script may take minutes to make its data, so it only runs when the data is needed.
     if config.check.data is not None and ".py" not in config.check.data:
         check_feed(inputs, next(iter(feeds)))
+    # ONNX Runtime is always there; TensorRT and its GPU may not be.
     if config.build.backend != "onnxruntime":
         engine_backend(config.build.backend).environment()
     experiment = experiment or path.stem
@@ -212,6 +202,7 @@ def convert(
 @contextlib.contextmanager
 def _open_backend(config: ConvertConfig) -> Iterator[EngineBackend]:
     """The back end, in a child process if the config requires one."""
+    # ONNX Runtime's optimizers crash on some models below FP32, and would take the whole process with them.
     if may_crash(config.build) if config.isolated is None else config.isolated:
         with warm_worker() as worker:
             yield IsolatedBackend(config.build.backend, config.timeout_seconds, worker)
@@ -242,6 +233,7 @@ def _build_and_evaluate(
     )
     key = builds.build_key(job.spec, environment)
     builds.log_spec(run, job.spec, environment, key)
+    # Spec and check have params of their own names, so only the rest of the config is added.
     own = {name: value for name, value in config.to_dict().items() if name not in ("build", "check")}
     run.log_params(schema.flat_params(own))
     log_materials(run, caches=caches, check=check, feeds=feeds, data=check.data, golden=check.golden)
@@ -256,6 +248,7 @@ def _build_and_evaluate(
         try:
             build, crashed = run_step("build", _build, job, backend, tracker, run, next(iter(feeds)))
         except errors.BackendError:
+            # With its model, a failed build can be bundled and sent to the makers of the back end.
             with contextlib.suppress(errors.TrtopsError, OSError):  # the builder's error matters more
                 _log_model(run, model, config)
             raise
@@ -297,11 +290,13 @@ def _build(
     job: BuildJob, backend: EngineBackend, tracker: Tracker, run: Run, feed: Feed
 ) -> tuple[Build, tuple[str, ...]]:
     """The build, and the settings that are left out because they crash the builder."""
+    # The state of the device, such as its clock, can explain why the builder chose other tactics than before.
     run.set_tags({schema.Tag.DEVICE_STATE + name: value for name, value in backend.device_state().items()})
     if not isinstance(backend, IsolatedBackend):
         return replace(job.build(backend), spec=job.spec), ()
     avoid = builds.crashed_settings(tracker, job.spec.model_sha256, job.environment)
 
+    # Logged at once: if this process dies as well, the next build of the model still avoids the settings.
     def log_crash(settings: tuple[str, ...]) -> None:
         nonlocal avoid
         avoid = settings
@@ -329,6 +324,7 @@ def _evaluate(
     """The evaluation, the engine's outputs and the golden outputs."""
     check = config.check
     tolerances = tolerances_for(config.build.precision, check.tolerances, model)
+    # Marked tensors become outputs of the engine that the model itself does not have.
     if config.build.mark:
         tolerances = replace(tolerances, allow_extra_outputs=True)
     golden = run_step("run reference", golden_outputs, model, feeds, check.golden)
@@ -338,6 +334,7 @@ def _evaluate(
         evaluation, outputs = evaluate(runner, golden, feeds, check, tolerances)
         if not config.attribute_error:
             stack.close()  # frees the engine's memory before the model is emulated
+        # Whether the model in this precision is bad on any hardware, or only this engine of it.
         emulated = None
         if computed.low_precision is not None:
             emulated = emulate(model, computed.low_precision, feeds, golden, tolerances, config.build.keep)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from trtops import errors
 from trtops.ops.result import OpResult, finish_with, op_run
-from trtops.spec import Environment
-from trtops.tactics.denied import DeniedTactic, DenyList
+from trtops.tactics.denied import DeniedTactic
 from trtops.tracking import schema
 from trtops.tracking.base import Tracker, Verdict
 from trtops.tracking.records import run_id_of
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,28 +87,3 @@ def pardon(deny_run: str, *, tracker: Tracker, why: str) -> DenyResult:
     with op_run(tracker, info.experiment, "pardon", kind="deny", tags=tags) as run:
         finish_with(run, result, tracker, evaluated=False)
     return result.kept_in(run, info.experiment)
-
-
-def deny_list(tracker: Tracker, environment: Environment) -> DenyList:
-    """The tactics that builds in an environment must not use.
-
-    Damaged entries are left out with a warning, which names the run.
-    """
-    place = {
-        schema.Tag.KIND: "deny",
-        schema.Tag.BACKEND_VERSION: environment.backend_version,
-        schema.Tag.DEVICE_SHA256: environment.device_sha256,
-    }
-    found = tracker.find(tags=place, status="finished")
-    pardoned = {info.tags.get(schema.Tag.PARDONED) for info in found}
-    runs = [info.id for info in reversed(found) if info.id not in pardoned and schema.Tag.PARDONED not in info.tags]
-    entries = []
-    for run_id in runs:
-        try:
-            entries.append(DeniedTactic.from_json(tracker.load(run_id).read_bytes(schema.Artifact.DENIED)))
-        except errors.TrackingUnavailableError:
-            raise
-        except errors.TrtopsError as exc:
-            hint = "Prove it again, or: trtops runs pardon"
-            log.warning("An entry of the deny-list is ignored: %s %s %s", exc, hint, run_id)
-    return DenyList(entries=tuple(dict.fromkeys(entries)))

@@ -5,6 +5,7 @@ All ops that build engines for the tracking store use this module, so that the s
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +16,12 @@ from trtops.metadata import TensorMetadata
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.feeds import Feeds, open_feeds
 from trtops.spec import BuildConfig, BuildSpec, Environment
+from trtops.tactics.denied import DeniedTactic, DenyList
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Tracker
 from trtops.tracking.records import run_id_of
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,9 @@ class BuildJob:
         check: CheckConfig,
         calibration_data: str | None,
     ) -> BuildJob:
-        """Compute the spec. This reads INT8 calibration data for its digest; by default the data of the check."""
+        """Compute the spec. INT8 is calibrated with the data of the check by default."""
         feeds, data_sha256 = None, None
+        # Calibration data is read for its digest: other data gives other ranges, and so another engine.
         if config.precision == "int8" and caches.calibration is None:
             inputs = TensorMetadata.of(model.info.inputs)
             source = check.open_for(model) if calibration_data is None else open_feeds(calibration_data, inputs)
@@ -85,3 +90,25 @@ def read_timing_cache(asked: str | None, tracker: Tracker, environment: Environm
     if cache is None:
         raise errors.ConfigError(f"Run {run_id} has no timing cache (timing_cache={asked!r}). Name a run with a build.")
     return cache
+
+
+def deny_list(tracker: Tracker, environment: Environment) -> DenyList:
+    """The tactics that builds in an environment must not use. Damaged entries are left out with a warning."""
+    place = {
+        schema.Tag.KIND: "deny",
+        schema.Tag.BACKEND_VERSION: environment.backend_version,
+        schema.Tag.DEVICE_SHA256: environment.device_sha256,
+    }
+    found = tracker.find(tags=place, status="finished")
+    pardoned = {info.tags.get(schema.Tag.PARDONED) for info in found}
+    runs = [info.id for info in reversed(found) if info.id not in pardoned and schema.Tag.PARDONED not in info.tags]
+    entries = []
+    for run_id in runs:
+        try:
+            entries.append(DeniedTactic.from_json(tracker.load(run_id).read_bytes(schema.Artifact.DENIED)))
+        except errors.TrackingUnavailableError:  # without the store, a build could use a denied tactic
+            raise
+        except errors.TrtopsError as exc:
+            hint = "Prove it again, or: trtops runs pardon"
+            log.warning("An entry of the deny-list is ignored: %s %s %s", exc, hint, run_id)
+    return DenyList(entries=tuple(dict.fromkeys(entries)))

@@ -153,8 +153,9 @@ class ModelList(Record):
     lines: tuple[int, ...]
 
     def builds(self) -> tuple[ListedBuild, ...]:
-        """Every engine of the list, in its order; patterns are expanded now."""
+        """Every engine of the list, in its order."""
         found = []
+        # Expanded here and not when the list is read: an entry may name files that a job writes later.
         for entry, line in zip(self.models, self.lines):
             # The pattern without the escapes of glob.escape()
             plain = Path(re.sub(r"\[([*?[])\]", r"\1", entry.model))
@@ -195,6 +196,7 @@ def read_model_list(path: str | Path) -> ModelList:
     elif document.record(ListedModel, ("defaults",), {**defaults, "model": "-"}) is None:
         defaults = {}  # so that the entries do not repeat these problems
     folder, models, lines = Path(path).resolve().parent, [], []
+    # Every entry is read before errors are raised, so that a list is corrected in one go.
     for number, entry in enumerate(top.get("models") or []):
         place = ("models", number)
         if not isinstance(entry, dict):

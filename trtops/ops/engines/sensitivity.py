@@ -112,7 +112,6 @@ def sensitivity(
 ) -> SensitivityResult:
     """Measure each layer's share of the INT8 error, and propose layers to keep in higher precision.
 
-    The worst layers are kept until the budget is met, and then those that were not needed are quantized again.
     CalibrationError if the cache does not fit, no layer can be quantized, or there is no data.
 
     Args:
@@ -121,7 +120,7 @@ def sensitivity(
         config: How to measure.
         tracker: The tracking store.
         data: Input data, instead of the config's source.
-        experiment: Experiment to log to; the model file's name without its suffix by default.
+        experiment: Experiment to log to.
         tags: Further tags of the run.
         parent: Id of a parent run.
         progress: Called after every layer.
@@ -171,6 +170,7 @@ def _measure(
     feeds = list(batches(source, config.batch, config.samples))
     proto = model.proto()
     always_kept = kept_names(proto, config.keep)
+    # Folded first, as for a build: Q/DQ nodes would keep a convolution and its batch normalization apart.
     folded = fold(proto, SessionLog())
     op_by_name = {n: node.op_type for node in folded.graph.node for n in (node.name, *node.output) if n}
     fixed = tuple(name for name in op_by_name if name in always_kept)
@@ -195,6 +195,7 @@ def _measure(
         insert_qdq(quantized, cache, style=config.style, keep=(*fixed, *keep), op_types=INT8_OP_TYPES)
         return _relative_error(outputs(quantized), golden)
 
+    # Each layer is measured as the only quantized one, so that errors of other layers neither hide nor add to its own.
     whole = error(())
     measured: dict[str, float] = {}
     for number, name in enumerate(layers, start=1):
@@ -214,12 +215,14 @@ def _measure(
                 high, error_kept = middle, found
             else:
                 low = middle
+        # The worst layers are kept until the budget is met.
         keep = ranked[:high]
         # Errors were measured one layer at a time. Together with the other layers, some may not be needed.
         for name in reversed(keep[-_PRUNED:]):
             fewer = [other for other in keep if other != name]
             if (found := error(fewer)) <= config.budget:
                 keep, error_kept = fewer, found
+    # Errors of different layers are taken as independent, so their squares add up to the whole.
     total = sum(value**2 for value in measured.values()) or 1.0
     return SensitivityResult(
         error=whole,

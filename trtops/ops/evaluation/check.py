@@ -21,7 +21,7 @@ from trtops.ops.evaluation.attribution import Attribution
 from trtops.ops.evaluation.feeds import DataConfig
 from trtops.ops.evaluation.outputs import Emulation, collect
 from trtops.ops.evaluation.precision_check import PrecisionCheck
-from trtops.ops.steps import run_step
+from trtops.ops.result import run_step
 from trtops.record import Record
 from trtops.spec import Precision
 from trtops.tables import markdown_table

@@ -1,7 +1,4 @@
-"""Run and time the two engines of a gate, each in its own process with its own release.
-
-The functions called in the child need few packages: an environment of a release contains little else.
-"""
+"""Run and time the two engines of a gate, each in its own process with its own release."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from trtops.record import Record
 from trtops.system.locks import locked, machine_folder
 from trtops.system.processes import temporary_prefix
 
-_VISIT_SECONDS = 0.02
+_VISIT_SECONDS = 0.02  # short, so that a clock that drifts hardly changes within a round of four visits
 _MIN_INFERENCES, _MAX_INFERENCES = 3, 200  # of one visit
 _WARM_UP = 2
 
@@ -73,16 +70,18 @@ class EngineProcess:
 def measure_rounds(candidate: EngineProcess, accepted: EngineProcess, limit: LatencyLimit, *, on_cpu: bool) -> Rounds:
     """Time two open engines alternately until the ratio is decided, or the maximum number of rounds is reached.
 
-    The first look uses the current processes, each further look fresh ones. On a CPU, only one gate measures at a time.
+    The first look uses the current processes, each further look fresh ones.
     """
     starts: list[tuple[float, ...]] = []
     mine: list[float] = []
     theirs: list[float] = []
+    # On a CPU, two gates at a time would measure each other. GPUs are held by the caller.
     with locked(machine_folder() / "gate_on_cpu") if on_cpu else contextlib.nullcontext():
         while True:
             count = math.ceil(_VISIT_SECONDS / max(accepted.seconds, 1e-7))
             count = min(_MAX_INFERENCES, max(_MIN_INFERENCES, count))
             ratios = []
+            # A B B A, then B A A B: neither engine always comes first.
             for number in range(limit.rounds):
                 outer, inner = (candidate, accepted) if number % 2 else (accepted, candidate)
                 first, second, third, fourth = (each.visit(count) for each in (outer, inner, inner, outer))
@@ -113,7 +112,8 @@ def save_feeds(feeds: Sequence[Feed], path: Path) -> None:
     RunResults([("feeds", [IterationResult(dict(feed)) for feed in feeds])]).save(str(path))
 
 
-# The state of a child process: the open engine, and its inputs.
+# The state of a child process: the open engine, and its inputs. The functions below are called in it, so they and their
+# imports must need few packages: the environment of a release has little else than its back end.
 _open: list[tuple[BaseRunner, list[Feed]]] = []
 
 
@@ -152,5 +152,6 @@ def _opened() -> tuple[BaseRunner, list[Feed]]:
 
 
 def _last_seconds(runner: BaseRunner) -> float:
+    # A GPU's own time has no noise of Python and the driver's queue.
     on_device = runner.last_device_time()
     return runner.last_inference_time() if on_device is None else on_device

@@ -9,12 +9,10 @@ from itertools import product
 from pathlib import Path
 
 from trtops import errors
-from trtops.ops.gate.findings import Finding
 from trtops.ops.gate.op import GateConfig, accept, gate
 from trtops.ops.gate.releases import Release
-from trtops.ops.gate.result import DECIDED, GateResult
-from trtops.ops.result import OnProgress, OpResult, finish_with, op_run
-from trtops.ops.steps import run_step
+from trtops.ops.gate.result import DECIDED, Finding, GateResult
+from trtops.ops.result import OnProgress, OpResult, finish_with, op_run, run_step
 from trtops.reports.document import Section, Table
 from trtops.spec import Precision
 from trtops.tracking import builds, schema
@@ -77,21 +75,12 @@ def gate_all(
 ) -> GateResult | MatrixResult:
     """Gate every combination, one after the other; several of them in child runs, with one table.
 
-    All candidates are compared with the engines that were accepted before the first of them. Accepted ones are
-    registered at the end, in order.
-
-    Args:
-        models: ONNX files.
-        config: How each is built and compared.
-        releases: Releases of the back end; that of the config if empty.
-        precisions: Precisions to build in; that of the config if empty.
-        tracker: The tracking store and its registry.
-        experiment: Experiment to log to; by default the name of the model, or ``gate`` for several combinations.
-        tags: Further tags of all runs.
-        progress: Called after each combination.
+    ``config`` has the release and the precision, unless ``releases`` or ``precisions`` are given. All candidates are
+    compared with the engines that were accepted before the first of them.
     """
     config = GateConfig() if config is None else config
     releases = tuple(releases) or (config.release,)
+    # The name is all that tells the rows of two releases apart.
     if len({release.name for release in releases}) < len(releases):
         raise errors.ConfigError("Two releases have the same name; give each its own (name=path).")
     cells = [

@@ -18,16 +18,15 @@ from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
 from trtops.ops.campaign.promote import registered_model
 from trtops.ops.campaign.workers import free_device
-from trtops.ops.engines.deny import deny_list
-from trtops.ops.engines.job import BuildJob, read_cache_file
+from trtops.ops.engines.job import BuildJob, deny_list, read_cache_file
 from trtops.ops.evaluation.check import measure_accuracy, tolerances_for
 from trtops.ops.evaluation.outputs import collect, moved_reference
 from trtops.ops.evaluation.precision_check import check_precision
 from trtops.ops.gate.engine_process import EngineProcess, measure_rounds, save_feeds
-from trtops.ops.gate.findings import EngineFacts, Finding, Measured, Subject
 from trtops.ops.gate.noise_widths import measure_widths
 from trtops.ops.gate.policy import AccuracyLimit
 from trtops.ops.gate.releases import HERE, Release, interpreter_of
+from trtops.ops.gate.result import EngineFacts, Finding, Measured
 from trtops.spec import Environment
 from trtops.system.processes import temporary_prefix
 from trtops.tracking import builds, schema
@@ -43,13 +42,13 @@ if TYPE_CHECKING:
 class RefusedError(Exception):
     """A candidate that cannot be measured; caught by the gate, which reports the ``finding``."""
 
-    def __init__(self, subject: Subject, reason: Exception) -> None:
+    def __init__(self, subject: str, reason: Exception) -> None:
         super().__init__(str(reason))
         self.finding = Finding(subject, "refuse", f"{type(reason).__name__}: {reason}")
 
 
 @contextlib.contextmanager
-def _refused_for(subject: Subject, *further: type[errors.TrtopsError]) -> Iterator[None]:
+def _refused_for(subject: str, *further: type[errors.TrtopsError]) -> Iterator[None]:
     """Turn errors of the back end, and further ones, into a refusal."""
     kinds: tuple[type[errors.TrtopsError], ...] = (errors.BackendError, *further)
     try:
@@ -71,7 +70,7 @@ class Measurement:
         self._limits = config.policy.of(config.build.precision)
 
     def measure(self) -> Measured:
-        """Build, run, compare and time; raises ``RefusedError`` if an engine cannot be built, loaded or run."""
+        """Build, run, compare and time; RefusedError if an engine cannot be built, loaded or run."""
         config, model = self._config, self._model
         precision = config.build.precision
         feeds = list(config.check.open_for(model))
@@ -80,6 +79,7 @@ class Measurement:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=temporary_prefix("gate"))))
             file = folder / "feeds.npz"
             save_feeds(feeds, file)
+            # Held to the end, so that no other build or gate changes the clock of this GPU in between.
             device = stack.enter_context(free_device(config.build.backend, config.devices))
             backend = self._open_release(config.release, device, stack)
             build, accepted = self._candidate(backend, feeds)
@@ -171,10 +171,7 @@ class Measurement:
         return build, accepted
 
     def _accepted_run(self, environment: Environment) -> RunInfo | None:
-        """The run of the accepted engine for the same kind of device and the same precision, or None.
-
-        An engine of the same model is preferred, then one of the same release, then the newest.
-        """
+        """The run of the accepted engine for the same kind of device and the same precision, or None."""
         config, tracker = self._config, self._tracker
         if config.accepted is not None:
             return tracker.info(run_id_of(config.accepted, tracker))
@@ -192,6 +189,7 @@ class Measurement:
             if info.params.get("precision") == config.build.precision:
                 same_model = tags.get(Tag.MODEL_SHA256) == self._model.info.sha256
                 same_release = tags.get(Tag.BACKEND_VERSION) == environment.backend_version
+                # One of the same model is preferred, then one of the same release, then the newest.
                 found.append(((same_model, same_release, int(version.version)), info))
         return max(found, key=lambda each: each[0])[1] if found else None
 
@@ -200,6 +198,7 @@ class Measurement:
         with _refused_for("accepted", errors.IncompleteRunError, errors.RunNotFoundError):
             build = builds.load_build(builds.holder_of_engine(self._tracker, info))
             wanted = build.engine.environment
+            # Engines only run with the release that built them.
             tried = []
             for release in dict.fromkeys((self._config.release, *self._config.others, HERE)):
                 try:

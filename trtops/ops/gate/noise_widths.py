@@ -1,11 +1,7 @@
-"""Noise widths of outputs: how much correct engines of one model differ.
+"""Noise widths of outputs: how much correct engines of one model differ, as root mean squares.
 
-Kernels round in different orders and precisions, so correct engines differ. The effect of rounding is measured: the
-reference runs again with every weight and input moved at random by up to one rounding unit of the precision. Added to
-it are the error of the accepted engine against the reference, and its difference from run to run. The three are
-independent, so their squares add up. A width is at least one rounding unit of the output.
-
-A distance in widths is the root mean square of a difference of outputs, divided by the noise width.
+A width has three parts: the effect of rounding (the reference runs again with every weight and input moved at random by
+up to one rounding unit of the precision), the error of the accepted engine, and its difference from run to run.
 """
 
 from __future__ import annotations
@@ -49,8 +45,7 @@ def measure_widths(
 ) -> tuple[OutputWidth, ...]:
     """Noise widths of all numeric outputs that have the same shape in all results.
 
-    ``accepted`` has the outputs of two runs. ``reference`` has the outputs of the candidate's model, and those with
-    moved weights and inputs, if it can be moved.
+    ``accepted`` has the outputs of two runs; ``reference`` those of the candidate's model, as it is and moved.
     """
     plain, moved = reference
     found = []
@@ -65,8 +60,11 @@ def measure_widths(
         error = root_mean_square(mine - expected)
         # The error of an engine from another model is unknown; it counts as accurate as the candidate.
         accepted_error = root_mean_square(theirs - expected) if same_model else error
+        # The difference of two runs has the noise of both.
         run_to_run = root_mean_square(repeated - theirs) / math.sqrt(2)
+        # The three are independent, so their squares add up.
         width = math.sqrt(rounding**2 + accepted_error**2 + run_to_run**2)
+        # Not less than one rounding unit: an engine may happen to repeat the reference exactly.
         width = max(width, UNITS[precision] * root_mean_square(expected))
         found.append(OutputWidth(name=name, width=width, error=error, distance=root_mean_square(mine - theirs)))
     return tuple(found)

@@ -12,11 +12,10 @@ from trtops.backend.onnx.model import Model
 from trtops.ops.campaign.promote import alias_of, register_accepted, registered_model
 from trtops.ops.campaign.workers import close_workers
 from trtops.ops.evaluation.check import CheckConfig, Evaluation, log_evaluation
-from trtops.ops.gate.findings import evaluate_measured
 from trtops.ops.gate.measurement import Measurement, RefusedError
 from trtops.ops.gate.policy import Policy
 from trtops.ops.gate.releases import HERE, Release
-from trtops.ops.gate.result import GateResult
+from trtops.ops.gate.result import GateResult, evaluate_measured
 from trtops.ops.result import finish_with, model_file, op_run
 from trtops.record import Record
 from trtops.spec import BuildConfig
@@ -77,14 +76,6 @@ def gate(
 
     Both engines run in their own processes, each with its own release, on the same device. A release that cannot be
     installed, a missing device, a failed build and an engine that does not run are refusals.
-
-    Args:
-        model: ONNX file of the candidate.
-        config: What to build, and the policy.
-        tracker: The tracking store and its registry.
-        experiment: Experiment to log to; the name of the model file without its suffix if None.
-        tags: Further tags of the run.
-        parent: Id of a parent run.
     """
     config = GateConfig() if config is None else config
     begin = time.perf_counter()
@@ -124,6 +115,7 @@ def gate(
         run.log_text(result.page(), schema.Artifact.GATE_PAGE)
         run.set_tags({schema.Tag.GATE: result.decision})
         finish_with(run, result, tracker)
+    # After the run has ended: the registry must not name an engine whose run is incomplete.
     if result.decision == "accept" and config.register and measurement.build is not None and result.holder:
         registered = config.name or path.stem
         version, alias = accept(tracker, result.holder, measurement.build, name=registered, evidence=result.run_id)
@@ -132,11 +124,8 @@ def gate(
 
 
 def accept(tracker: Tracker, run_id: str, build: Build, *, name: str, evidence: str) -> tuple[RegisteredVersion, str]:
-    """Register a candidate as the accepted engine; returns the version and its alias.
-
-    If an engine of another precision holds the alias of this device and release, the precision is appended to the
-    alias.
-    """
+    """Register a candidate as the accepted engine; returns the version and its alias."""
+    # The alias names model and device. If an engine of another precision has it, this one gets an alias of its own.
     holder = tracker.registered(registered_model(name), alias_of(build.spec.model_sha256, build.engine.environment))
     precision = build.spec.config.precision
     taken = holder is not None and tracker.info(holder.run_id).params.get("precision", "") != precision

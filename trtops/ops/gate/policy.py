@@ -38,18 +38,11 @@ def _check_bounds(record: object, **bounds: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyLimit(Record):
-    """How much slower a candidate may be.
+    """How much slower a candidate may be."""
 
-    Attributes:
-        ratio: Largest ratio of the candidate's latency to the accepted engine's.
-        confidence: Probability that an engine whose true ratio is the limit is not decided wrongly, over all looks.
-        rounds: Rounds between two looks. Each look uses fresh processes; the third is the first to decide.
-        max_rounds: Maximum number of rounds.
-    """
-
-    ratio: float = 1.05
-    confidence: float = 0.99
-    rounds: int = 6
+    ratio: float = 1.05  # largest ratio of the candidate's latency to the accepted engine's
+    confidence: float = 0.99  # that an engine whose true ratio is the limit is not decided wrongly, over all looks
+    rounds: int = 6  # between two looks
     max_rounds: int = 96
 
     def __post_init__(self) -> None:
@@ -60,15 +53,10 @@ class LatencyLimit(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class GrowthLimit(Record):
-    """A candidate is refused if a cost exceeds that of the accepted engine by both the ratio and the slack.
-
-    Attributes:
-        ratio: Largest cost as a multiple of the accepted engine's.
-        slack: Growth that is always allowed, in bytes or seconds.
-    """
+    """A candidate is refused if a cost exceeds that of the accepted engine by both the ratio and the slack."""
 
     ratio: float
-    slack: float
+    slack: float  # in bytes or seconds; small engines grow by large ratios for small reasons
 
     def __post_init__(self) -> None:
         _check_bounds(self, ratio=1, slack=0)
@@ -80,19 +68,13 @@ class GrowthLimit(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyLimit(Record):
-    """How accurate a candidate must be. Noise widths are defined in :mod:`trtops.ops.gate.noise_widths`.
+    """How accurate a candidate must be."""
 
-    Attributes:
-        tolerances: For the outputs compared with the reference; the defaults of the precision if None.
-        widths: Largest distance of an output from the accepted one, in noise widths; None for a retrained model.
-        widths_per_output: The same for single outputs.
-        top1_drop: Largest loss of accuracy on labelled data, as a fraction of all samples; None disables it.
-    """
-
-    tolerances: Tolerances | None = None
+    tolerances: Tolerances | None = None  # compared with the reference; the defaults of the precision if None
+    # Largest distance of an output from the accepted one, in noise widths; None for a retrained model.
     widths: float | None = 2.5
     widths_per_output: Mapping[str, float | None] = field(default_factory=dict)
-    top1_drop: float | None = 0.005
+    top1_drop: float | None = 0.005  # largest loss of accuracy on labelled data, as a fraction of all samples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,11 +114,7 @@ class Policy(Record):
 
 
 def read_policy(path: str | Path) -> Policy:
-    """Read a policy file.
-
-    Raises:
-        FormatError: With every problem and its line.
-    """
+    """Read a policy file; FormatError with every problem and its line."""
     document = read_yaml(path)
     data = {} if document.data is None else document.data
     if not isinstance(data, dict):

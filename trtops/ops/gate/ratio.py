@@ -1,10 +1,4 @@
-"""Decide whether a candidate is slower, from ratios of latencies measured in rounds.
-
-A round times both engines twice in the order A B B A (every other round B A A B), so that a drifting clock affects both
-alike. Its value is the logarithm of the ratio of the medians. Memory layout and thread placement are the same in all
-rounds of a process, so each look uses fresh processes. If these differ by more than their rounds explain, each process
-counts as one value, its median.
-"""
+"""Decide whether a candidate is slower, from logarithms of ratios of latencies measured in rounds."""
 
 from __future__ import annotations
 
@@ -42,6 +36,8 @@ def estimate(starts: Starts, limit: float, confidence: float) -> RatioEstimate:
     """Estimate a ratio and compare it with the largest allowed one, with a confidence over all looks together."""
     from scipy import stats
 
+    # Memory layout and thread placement are the same in all rounds of a process, so rounds are not independent. If
+    # processes differ by more than their rounds explain, each counts as one value, its median.
     values = [value for start in starts for value in start]
     rounds = len(values)
     if len(starts) > 2:

@@ -45,10 +45,7 @@ HERE = Release(name="here")
 
 
 def interpreter_of(release: Release, backend: BackendName) -> str | None:
-    """The interpreter of a release, whose environment is created if missing; None for this process' own.
-
-    Environments are stored in the folder ``environments`` next to the runs, one per content of a constraints file.
-    """
+    """The interpreter of a release, whose environment is created if missing; None for this process' own."""
     if not release.path:
         return None
     if not release.path.endswith(".txt"):
@@ -64,10 +61,12 @@ def interpreter_of(release: Release, backend: BackendName) -> str | None:
     except (OSError, UnicodeDecodeError) as exc:
         raise errors.ConfigError(f"Release {release.name!r}: {release.path} cannot be read: {exc}.") from None
     packages = (*_REQUIRED, *_OF_BACKEND[backend])
+    # Built wheels depend on Python and machine, so an environment on a shared disk is not used by another kind.
     key = digest([pins, packages, platform.python_version(), platform.machine()])[:12]
     folder = default_root() / "environments" / f"{backend}-{key}"
     python = str(folder / "bin" / "python")
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    # PYTHONPATH would let this process' packages shadow those of the release.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder.parent / f"{folder.name}.lock"):
@@ -90,5 +89,6 @@ def interpreter_of(release: Release, backend: BackendName) -> str | None:
             raise errors.BackendUnavailableError(
                 f"Release {release.name!r} cannot be installed from {release.path}: {why}"
             ) from None
+        # Written last: without it, the folder is of an installation that was killed.
         (folder / _COMPLETE).touch()
     return python

@@ -1,20 +1,32 @@
-"""The result of a gate, and how it is shown."""
+"""The result of a gate: measured numbers, findings of a policy on them, and the decision.
+
+Measuring is left to other modules, so that any past run can be evaluated again with another policy.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
-from trtops.ops.gate.findings import Decision, Finding, Measured, decide
-from trtops.ops.gate.policy import Policy
+from trtops.comparator.report import ComparisonReport
+from trtops.ops.evaluation.check import Accuracy
+from trtops.ops.gate.engine_process import Rounds
+from trtops.ops.gate.noise_widths import OutputWidth
+from trtops.ops.gate.policy import AccuracyLimit, GrowthLimit, LatencyLimit, Policy
 from trtops.ops.gate.ratio import RatioEstimate, estimate
 from trtops.ops.result import OpResult
+from trtops.record import Record
 from trtops.reports.document import Chart, Point, Section, Table
-from trtops.spec import Precision
+from trtops.spec import Environment, Precision
 from trtops.tables import size
 from trtops.tracking import schema
 from trtops.tracking.base import MetricName, Verdict
+
+FindingOutcome: TypeAlias = Literal["pass", "refuse", "error", "open", "note"]
+Decision: TypeAlias = Literal["accept", "refuse", "measure more", "error"]
 
 _SHOWN = {"refuse": "**refused**", "error": "**error**", "open": "**open**", "note": "note", "pass": "passes"}
 _MAX_OUTPUTS = 50
@@ -23,6 +35,147 @@ _OUTPUT_COLUMNS = ("output", "noise width", "error", "distance from the accepted
 DECIDED: dict[Decision, str] = {
     "accept": "accepted", "refuse": "refused", "measure more": "more measurement is needed", "error": "error",
 }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFacts(Record):
+    """Facts about one engine, and the run that holds it."""
+
+    run_id: str
+    environment: Environment
+    model_sha256: str
+    precision: Precision  # as requested
+    engine_bytes: int
+    build_seconds: float
+    kernels: tuple[tuple[str, int], ...]  # by the precision that they compute in
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(Record):
+    """All that was measured of one candidate. What needs an accepted engine is None or empty without one."""
+
+    candidate: EngineFacts
+    accepted: EngineFacts | None = None
+    reference: ComparisonReport  # of the candidate's outputs with the golden ones
+    agreement: ComparisonReport | None = None  # of the candidate's outputs with the accepted ones
+    widths: tuple[OutputWidth, ...] = ()
+    candidate_top1: Accuracy | None = None  # on labelled data
+    accepted_top1: Accuracy | None = None
+    rounds: Rounds | None = None
+
+
+@dataclass(frozen=True)
+class Finding(Record):
+    """The result of one check, with the number and its limit as a text."""
+
+    subject: str  # what was checked, such as "latency"
+    outcome: FindingOutcome
+    text: str
+    output: str = ""
+
+    @property
+    def line(self) -> str:
+        """Subject and text."""
+        return f"{self.subject}{f' of `{self.output}`' if self.output else ''}: {self.text}"
+
+
+def decide(findings: Iterable[Finding]) -> Decision:
+    """The decision that follows from all checks."""
+    # A refusal needs no further measurement, so it comes before open questions.
+    outcomes = {finding.outcome for finding in findings}
+    if "refuse" in outcomes:
+        return "refuse"
+    return "error" if "error" in outcomes else "measure more" if "open" in outcomes else "accept"
+
+
+def evaluate_measured(measured: Measured, policy: Policy) -> tuple[Finding, ...]:
+    """Compare measured numbers with a policy."""
+    limits = policy.of(measured.candidate.precision)
+    candidate, accepted = measured.candidate, measured.accepted
+    found: list[Finding] = []
+    if limits.accuracy is not None:
+        bad = [output for output in measured.reference.outputs if output.verdict == "bad"]
+        found += [Finding("reference", "refuse", "; ".join(output.reasons), output.name) for output in bad]
+        if not bad:
+            count = len(measured.reference.outputs)
+            found.append(Finding("reference", "pass", f"{count} outputs are within the tolerances"))
+    if accepted is None:
+        return (*found, Finding("accepted", "note", "there is no accepted engine to compare with"))
+    if candidate.model_sha256 != accepted.model_sha256:
+        text = f"another model ({candidate.model_sha256[:12]}) than the accepted one ({accepted.model_sha256[:12]})"
+        found.append(Finding("model", "note", text))
+    if limits.accuracy is not None:
+        found += _output_findings(measured, limits.accuracy)
+    if limits.latency is not None and measured.rounds is not None:
+        found.append(_latency_finding(measured.rounds, limits.latency))
+    if limits.size is not None:
+        found.append(_growth_finding("size", limits.size, candidate.engine_bytes, accepted.engine_bytes, size))
+    if limits.build_time is not None:
+        seconds = (candidate.build_seconds, accepted.build_seconds)
+        found.append(_growth_finding("build time", limits.build_time, *seconds, lambda value: f"{value:.2f} s"))
+    if limits.precision_share is not None:
+        found.append(_precision_finding(candidate, accepted, limits.precision_share))
+    return tuple(found)
+
+
+def _output_findings(measured: Measured, limit: AccuracyLimit) -> Iterator[Finding]:
+    """Checks of the outputs against those of the accepted engine, and of the accuracy on labels."""
+    assert measured.agreement is not None
+    refused = 0
+    for output in measured.widths:
+        allowed = limit.widths_per_output.get(output.name, limit.widths)
+        if allowed is not None and output.distance_widths > allowed:
+            refused += 1
+            text = (
+                f"{output.distance_widths:.3g} noise widths from the accepted output ({output.distance:.3g}; a width "
+                f"is {output.width:.3g}); the limit is {allowed:g}"
+            )
+            yield Finding("accepted outputs", "refuse", text, output.name)
+    with_width = {output.name for output in measured.widths}
+    for bad in measured.agreement.outputs:  # of another shape, or missing
+        if bad.name not in with_width and bad.statistics is None and bad.verdict == "bad":
+            refused += 1
+            yield Finding("accepted outputs", "refuse", "; ".join(bad.reasons), bad.name)
+    if not refused:
+        furthest = max((output.distance_widths for output in measured.widths), default=0.0)
+        yield Finding("accepted outputs", "pass", f"the largest distance is {furthest:.2g} noise widths")
+    mine, theirs = measured.candidate_top1, measured.accepted_top1
+    if mine is not None and theirs is not None and limit.top1_drop is not None:
+        text = (
+            f"{mine.actual:.2%} of {mine.samples} samples are correct, {theirs.actual:.2%} before; a drop of "
+            f"{limit.top1_drop:.2%} is allowed"
+        )
+        yield Finding("accuracy", "refuse" if theirs.actual - mine.actual > limit.top1_drop else "pass", text)
+
+
+def _latency_finding(rounds: Rounds, limit: LatencyLimit) -> Finding:
+    found = estimate(rounds.starts, limit.ratio, limit.confidence)
+    text = (
+        f"{found.ratio:.3f} times the accepted engine's ({rounds.candidate_ms:.3g} ms against {rounds.accepted_ms:.3g} "
+        f"ms), between {found.low:.3f} and {found.high:.3f} after {found.rounds} rounds; {limit.ratio:g} is allowed"
+    )
+    if found.decision == "open":
+        text += ". More measurement is needed: raise max_rounds, choose another ratio, or use a quieter machine"
+    outcomes: dict[str, FindingOutcome] = {"below": "pass", "above": "refuse", "open": "open"}
+    return Finding("latency", outcomes[found.decision], text)
+
+
+def _growth_finding(
+    subject: str, limit: GrowthLimit, mine: float, theirs: float, shown: Callable[[Any], str]
+) -> Finding:
+    text = f"{shown(mine)}, {shown(theirs)} before; {limit.ratio:g} times that plus {shown(limit.slack)} is allowed"
+    return Finding(subject, "refuse" if limit.exceeded(mine, theirs) else "pass", text)
+
+
+def _precision_finding(candidate: EngineFacts, accepted: EngineFacts, allowed: float) -> Finding:
+    after, before = (
+        defaultdict(float, {name: count / sum(dict(each.kernels).values()) for name, count in each.kernels})
+        for each in (candidate, accepted)
+    )
+    name = max(sorted({*before, *after}) or ["fp32"], key=lambda n: abs(after[n] - before[n]))
+    over = abs(after[name] - before[name]) > allowed + 1e-9
+    text = f"{after[name]:.0%} of the kernels compute in {name}, {before[name]:.0%} before; a change of {allowed:.0%} "
+    return Finding("precision", "refuse" if over else "pass", f"{text}is allowed")
 
 
 @dataclass(frozen=True, kw_only=True)

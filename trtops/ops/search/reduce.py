@@ -38,9 +38,8 @@ from trtops.ops.evaluation.check import tolerances_for
 from trtops.ops.evaluation.feeds import DataConfig, Feeds
 from trtops.ops.evaluation.submodel import Check, CheckOutcome, CheckVerdict, ComparisonCheck, EngineRunner, describe
 from trtops.ops.model.model_files import SaveConfig, Source, Subject, open_model
-from trtops.ops.result import OpResult, finish_with, op_run
+from trtops.ops.result import OpResult, finish_with, op_run, run_step
 from trtops.ops.search.delta import Items, OutOfTestsError, Search, Step
-from trtops.ops.steps import run_step
 from trtops.record import Record
 from trtops.spec import BuildConfig
 from trtops.system.processes import temporary_prefix

@@ -17,7 +17,7 @@ from trtops.comparator.report_lines import histogram_lines, statistics_text
 from trtops.comparator.results import RunResults
 from trtops.comparator.streams import load_saved
 from trtops.json import load_json
-from trtops.ops.model.inspect.inspection import Inspection
+from trtops.ops.result import Inspection
 from trtops.record import JSONValue, to_jsonable
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtops.ops.model.inspect.inspection import Inspection
+from trtops.ops.result import Inspection
 from trtops.record import to_jsonable
 from trtops.tables import table
 from trtops.tactics.record import algorithm_text, read_record
