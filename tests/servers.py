@@ -14,7 +14,8 @@ from pathlib import Path
 from typing_extensions import Self
 
 from trtops.tracking.location import Store
-from trtops.tracking.mlflow import MlflowTracker, server_command
+from trtops.tracking.mlflow import MlflowTracker
+from trtops.tracking.mlflow.embedded import server_command
 
 
 class MlflowServer:

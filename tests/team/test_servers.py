@@ -20,7 +20,7 @@ from trtops.cli.main import main
 from trtops.team import access, servers
 from trtops.team.access import Passwords, TeamState, write_state
 from trtops.team.servers import Service
-from trtops.tracking.mlflow.credentials import read_credentials
+from trtops.tracking.mlflow.installed import read_credentials
 
 CONFIG: dict[str, Any] = {"prefect_port": 0, "mlflow_port": 0, "gpu": False}
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"

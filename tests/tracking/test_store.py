@@ -17,7 +17,7 @@ from trtops.cli.main import main
 from trtops.tracking import location, store
 from trtops.tracking.base import tracked
 from trtops.tracking.check import reap
-from trtops.tracking.mlflow import MlflowTracker, embedded, known_revisions
+from trtops.tracking.mlflow import MlflowTracker, embedded
 
 fork = multiprocessing.get_context("fork")
 
@@ -180,7 +180,7 @@ def test_newer_store_is_refused_unchanged(new_store, tmp_path: Path):
 
 def test_older_store_is_refused_unchanged(new_store, tmp_path: Path):
     root = new_store(tmp_path / "mlruns")
-    revision(root, change_to=known_revisions()[1])
+    revision(root, change_to=embedded.known_revisions()[1])
     before = (root / "mlflow.db").read_bytes()
 
     with pytest.raises(errors.StoreError, match=f"mlflow db upgrade sqlite:///{root}/mlflow.db"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from trtops.team.servers import status
-from trtops.tracking.health import HealthFinding, server_finding
+from trtops.tracking.check import HealthFinding, server_finding
 
 
 def team_findings() -> list[HealthFinding]:

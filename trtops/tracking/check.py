@@ -1,26 +1,38 @@
-"""Problems of a store: runs of dead processes, files without runs, runs without files, and half-written files."""
+"""Whether stores and servers work, for ``trtops doctor``, and the problems of a store, for ``trtops store``.
+
+Problems are runs of dead processes, files without runs, runs without files, and half-written files.
+"""
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import os
 import re
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
 
 import psutil
 
 from trtops import errors
+from trtops.record import Record
 from trtops.system import processes
+from trtops.system.masking import masked
 from trtops.tracking import owner
 from trtops.tracking.base import RunInfo, Tracker
-from trtops.tracking.location import Store
+from trtops.tracking.location import Store, resolve
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.mlflow.artifacts import local_folder
 from trtops.tracking.offline import OfflineTracker
 from trtops.tracking.records import run_id_of
 from trtops.tracking.run import TEMPORARY
 from trtops.tracking.schema import Artifact, Tag
+from trtops.tracking.spool import default_spool
 
 # Younger half-written files may still be in use.
 _FORGOTTEN_SECONDS = 3600.0
@@ -28,12 +40,65 @@ _FORGOTTEN_SECONDS = 3600.0
 _DEAD = "Its process ended without closing the run: it was killed or crashed."
 _REAP = "Run: trtops store reap"
 
+# A run's id, a path or a process, and what is wrong with it.
+Problem: TypeAlias = "tuple[str, str]"
 
-class StoreProblem(NamedTuple):
-    """One problem: a run's id, a path or a process, and what is wrong with it."""
+
+@dataclass(frozen=True, kw_only=True)
+class HealthFinding(Record):
+    """The state of one thing; ``none`` if it is missing, which is no problem. ``remedy`` is a command to copy."""
 
     subject: str
+    state: Literal["ok", "none", "problem"]
     text: str
+    remedy: str = ""
+
+    def line(self) -> str:
+        """The finding in a line or two of text."""
+        return f"{self.state:<8} {self.subject}: {self.text}" + (f"\n{'':<9}do: {self.remedy}" if self.remedy else "")
+
+
+def store_findings(location: str | Path | None = None) -> list[HealthFinding]:
+    """Whether the store exists, can be opened and written, and has spooled runs. Makes nothing."""
+    try:
+        where = resolve(location)
+        if not isinstance(where, Store):
+            found = [server_finding("MLflow", where, "/health")]
+        elif not where.database.exists():
+            text = f"none in {where.root} yet; the first recorded run makes it"
+            found = [HealthFinding(subject="store", state="none", text=text)]
+        else:
+            MlflowTracker(where)
+            if not os.access(where.root, os.W_OK):
+                raise errors.StoreError(f"{where.root} is read-only here")
+            found = [HealthFinding(subject="store", state="ok", text=str(where.root))]
+    except errors.TrtopsError as exc:
+        return [HealthFinding(subject="store", state="problem", text=str(exc))]
+    if spooled := len(default_spool(where if isinstance(where, Store) else None).runs()):
+        text = f"{spooled} runs on this machine were not uploaded yet"
+        found.append(HealthFinding(subject="spool", state="problem", text=text, remedy="trtops store upload"))
+    return found
+
+
+def server_finding(name: str, address: str, path: str, *, login: str = "") -> HealthFinding:
+    """Whether a server answers a request of ``path``; ``login`` is ``user:password``, if it needs one."""
+    request = urllib.request.Request(address.rstrip("/") + path)
+    if login:
+        request.add_header("Authorization", f"Basic {base64.b64encode(login.encode()).decode()}")
+    shown = masked(address)
+    try:
+        with urllib.request.urlopen(request, timeout=5):
+            return HealthFinding(subject=name, state="ok", text=f"answers at {shown}")
+    except urllib.error.HTTPError as exc:
+        if exc.code in (401, 403):
+            return HealthFinding(subject=name, state="ok", text=f"answers at {shown}, and needs a password")
+        text = f"answers at {shown} with {exc.code} {exc.reason}"
+    except (OSError, ValueError) as exc:
+        text = f"does not answer at {shown}: {getattr(exc, 'reason', exc)}"
+    variable = "MLFLOW_TRACKING_URI" if name == "MLflow" else "PREFECT_API_URL"
+    local = "127.0.0.1" in os.environ.get(variable, "")
+    remedy = f"{'trtops team up' if local else 'ask who runs the server'}; or work without it: unset {variable}"
+    return HealthFinding(subject=name, state="problem", text=text, remedy=remedy)
 
 
 def reap(tracker: Tracker) -> list[RunInfo]:
@@ -72,29 +137,29 @@ def close(tracker: Tracker, run: str, *, why: str = "", force: bool = False) -> 
     return [tracker.close(each.id, why or _DEAD) for each in (*below, info)]
 
 
-def check_store(tracker: OfflineTracker) -> list[StoreProblem]:
+def check_store(tracker: OfflineTracker) -> list[Problem]:
     """Find the problems of a store and of this machine. Nothing is changed; the files of a server are not checked."""
     found = [
-        StoreProblem(f"run {info.id}", f"{info.name!r} is running, and its process is gone. {_REAP}")
+        (f"run {info.id}", f"{info.name!r} is running, and its process is gone. {_REAP}")
         for info in tracker.find(status="running")
         if owner.is_abandoned(info)
     ]
     for run in tracker.spool.runs():
-        found.append(StoreProblem(f"run {run.id}", f"it is in the spool {run.folder}. Run: trtops store upload"))
+        found.append((f"run {run.id}", f"it is in the spool {run.folder}. Run: trtops store upload"))
     for path, why in tracker.spool.damaged().items():
-        found.append(StoreProblem(str(path), f"a spooled run is damaged: {why}"))
+        found.append((str(path), f"a spooled run is damaged: {why}"))
     for process in processes.left_processes():
         text = f"the process that started {processes.describe(process)} is gone. {_REAP}"
-        found.append(StoreProblem(f"process {process.pid}", text))
+        found.append((f"process {process.pid}", text))
     for path in (*processes.left_folders(), *tracker.spool.abandoned()):
-        found.append(StoreProblem(str(path), f"its process is gone. {_REAP}"))
+        found.append((str(path), f"its process is gone. {_REAP}"))
     if tracker.store is not None:
         assert isinstance(tracker.inner, MlflowTracker)
         found += _check_files(tracker.inner, tracker.store)
     return found
 
 
-def _check_files(tracker: MlflowTracker, store: Store) -> Iterator[StoreProblem]:
+def _check_files(tracker: MlflowTracker, store: Store) -> Iterator[Problem]:
     # Folders first: a run is in the database before it has a folder.
     found = [each for each in store.artifacts.glob("*/*") if re.fullmatch("[0-9a-f]{32}", each.name) and each.is_dir()]
     known: set[str] = set()
@@ -105,14 +170,12 @@ def _check_files(tracker: MlflowTracker, store: Store) -> Iterator[StoreProblem]
         try:
             folder = local_folder(store.root, store.artifacts, uri)
         except errors.StoreError as exc:
-            yield StoreProblem(f"run {info.id}", str(exc))
+            yield f"run {info.id}", str(exc)
             continue
         if folder is not None and not (folder / Artifact.MANIFEST).is_file():
-            yield StoreProblem(
-                f"run {info.id}", f"{info.name!r} is incomplete: there is no {Artifact.MANIFEST} in {folder}"
-            )
+            yield f"run {info.id}", f"{info.name!r} is incomplete: there is no {Artifact.MANIFEST} in {folder}"
     for folder in sorted(folder for folder in found if folder.name not in known):
-        yield StoreProblem(str(folder), "its files belong to no run. Remove it, or restore a backup.")
+        yield str(folder), "its files belong to no run. Remove it, or restore a backup."
     for file in sorted([*store.artifacts.rglob(f"{TEMPORARY}*"), *store.root.glob(".mlflow.db.*")]):
         if file.is_file() and file.stat().st_mtime < time.time() - _FORGOTTEN_SECONDS:
-            yield StoreProblem(str(file), "it is half-written. Remove it.")
+            yield str(file), "it is half-written. Remove it."

@@ -13,7 +13,7 @@ from trtops.cli.flags import Options
 from trtops.cli.jobs import Job, command, json_of
 from trtops.cli.logs import say, say_json
 from trtops.errors import TrtopsError
-from trtops.tracking.health import HealthFinding, store_findings
+from trtops.tracking.check import HealthFinding, store_findings
 
 _PACKAGES = ("onnx", "onnxruntime", "onnx-graphsurgeon", "mlflow", "prefect", "numpy", "tensorrt", "torch", "tf2onnx")
 

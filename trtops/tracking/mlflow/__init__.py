@@ -14,8 +14,4 @@ MLflow is imported on first use, which takes 2 s.
 
 from __future__ import annotations
 
-from trtops.tracking.mlflow.installed import known_revisions, release, server_command
-from trtops.tracking.mlflow.run import MlflowRun
-from trtops.tracking.mlflow.tracker import MlflowTracker
-
-__all__ = ["MlflowRun", "MlflowTracker", "known_revisions", "release", "server_command"]
+from trtops.tracking.mlflow.tracker import MlflowTracker as MlflowTracker

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from trtops import errors
 from trtops.system.masking import masked
 from trtops.tracking.location import Store, resolve, wait_seconds
-from trtops.tracking.mlflow.credentials import use_credentials_file
-from trtops.tracking.mlflow.embedded import ensure_store
-from trtops.tracking.mlflow.installed import drop_connections_after_fork, library, translated
+from trtops.tracking.mlflow.embedded import drop_connections_after_fork, ensure_store
+from trtops.tracking.mlflow.installed import library, translated, use_credentials_file
 from trtops.tracking.run import Scratch
 
 if TYPE_CHECKING:
@@ -26,8 +25,8 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+# Seconds between attempts; each pause is twice the one before.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
-"""Seconds between attempts; each pause is twice the one before."""
 
 
 class Connection:

@@ -6,19 +6,21 @@ database is made here, under a lock, and appears whole; and its version is check
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import sqlite3
+import sys
 import tempfile
 from contextlib import closing
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from trtops import errors
 from trtops.system.locks import locked
 from trtops.system.processes import temporary_prefix
 from trtops.tracking.location import Store, resolve
-from trtops.tracking.mlflow.installed import create_database, known_revisions, release, server_command
+from trtops.tracking.mlflow.installed import SETTINGS, library, translated
 
 
 def ensure_store(location: str | Path | Store | None = None) -> Store:
@@ -31,11 +33,17 @@ def ensure_store(location: str | Path | Store | None = None) -> Store:
         raise errors.StoreError(f"{store} is a server; expected an embedded store's folder. Run this on its machine.")
     if not store.database.exists():
         _create_store(store)
-    check_version(store)
+    _check_version(store)
     return store
 
 
 def _create_store(store: Store) -> None:
+    """Make a database with MLflow's schema and default experiment; takes seconds."""
+    library()
+    from mlflow.exceptions import MlflowException
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+    from sqlalchemy.exc import SQLAlchemyError
+
     try:
         with locked(store.root / ".init.lock"):
             if store.database.exists():
@@ -43,17 +51,20 @@ def _create_store(store: Store) -> None:
             for leftover in store.root.glob(f".{store.database.name}.*"):
                 leftover.unlink()
             building = store.root / f".{store.database.name}.{os.getpid()}"
-            create_database(building, store.artifacts)
+            SqlAlchemyStore(f"sqlite:///{building}", str(store.artifacts))  # type: ignore[no-untyped-call]
+            # Readers do not wait for a writer, so that the UI works while runs are logged.
             with closing(sqlite3.connect(building)) as database:
                 database.execute("PRAGMA journal_mode = WAL")
             os.rename(building, store.database)
+    except (SQLAlchemyError, MlflowException) as exc:
+        raise translated(exc, str(store.root)) from exc
     except OSError as exc:
         raise errors.StoreError(
             f"Store {store.root} cannot be made: {exc.strerror or exc}. Set TRTOPS_HOME to another folder."
         ) from exc
 
 
-def check_version(store: Store) -> None:
+def _check_version(store: Store) -> None:
     """Refuse a store that another MLflow release wrote, before MLflow can change it."""
     try:
         address = f"{store.database.as_uri()}?mode=ro"
@@ -67,7 +78,7 @@ def check_version(store: Store) -> None:
     head, *older = known_revisions()
     if found == head:
         return
-    start = f"Store {store.root} has MLflow schema {found}; the installed MLflow {release()} has {head}."
+    start = f"Store {store.root} has MLflow schema {found}; the installed MLflow {library().__version__} has {head}."
     if found in older:
         raise errors.StoreError(
             f"{start} It is older. Copy {store.database.name}, then upgrade it by: "
@@ -77,6 +88,40 @@ def check_version(store: Store) -> None:
         f"{start} A newer MLflow wrote it, and nothing was changed. Install that release, or set "
         "TRTOPS_HOME to another folder."
     )
+
+
+@functools.cache
+def known_revisions() -> tuple[str, ...]:
+    """The revisions of the database schema that the installed MLflow knows, its own first."""
+    from alembic.script import ScriptDirectory
+
+    scripts = ScriptDirectory(str(Path(library().__file__).parent / "store" / "db_migrations"))
+    return tuple(script.revision for script in scripts.walk_revisions())
+
+
+@functools.cache
+def drop_connections_after_fork() -> None:
+    """Make SQLAlchemy's pools drop the connections of a parent process, which SQLite cannot share (from its manual)."""
+    from sqlalchemy import event, exc, pool
+
+    @event.listens_for(pool.Pool, "connect")
+    def note_process(connection: Any, record: Any) -> None:
+        record.info["pid"] = os.getpid()
+
+    @event.listens_for(pool.Pool, "checkout")
+    def check_process(connection: Any, record: Any, proxy: Any) -> None:
+        if record.info.get("pid", os.getpid()) != os.getpid():
+            record.dbapi_connection = proxy.dbapi_connection = None
+            raise exc.DisconnectionError("The connection belongs to the parent process.")
+
+
+def server_command(store: Store, port: int) -> tuple[list[str], dict[str, str]]:
+    """The command that serves an embedded store and its UI on this machine, and its environment."""
+    command = [
+        *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"),
+        *("--backend-store-uri", store.uri, "--artifacts-destination", str(store.artifacts)),
+    ]
+    return command, {**SETTINGS, **os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 
 
 def serve(location: str | Path | None = None, *, port: int = 5000) -> NoReturn:

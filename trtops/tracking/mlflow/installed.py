@@ -1,21 +1,19 @@
-"""The installed MLflow: imported quietly, its databases and server, and its exceptions as errors of ours."""
+"""The installed MLflow: imported quietly, with a password from a file, and its exceptions as errors of ours."""
 
 from __future__ import annotations
 
+import configparser
 import functools
 import logging
 import os
-import sys
+import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trtops import errors
 from trtops.system.masking import masked
 
-if TYPE_CHECKING:
-    from trtops.tracking.location import Store
-
-_SETTINGS = {
+SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -23,11 +21,15 @@ _SETTINGS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
 }
 
+# MLflow reads user and password from two environment variables, which every child process inherits, or from one file in
+# the home folder for all servers. This variable names a file in the same format, read for each request.
+_CREDENTIALS = "TRTOPS_CREDENTIALS"
+
 
 def library() -> Any:
     """MLflow, imported without output and telemetry. Retries are left to trtops."""
     # Each time: MLflow reads them at each call, and a program may restore its own.
-    for name, value in _SETTINGS.items():
+    for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     return _imported()
 
@@ -43,58 +45,54 @@ def _imported() -> Any:
     return mlflow
 
 
-@functools.cache
-def drop_connections_after_fork() -> None:
-    """Make SQLAlchemy's pools drop the connections of a parent process, which SQLite cannot share (from its manual)."""
-    from sqlalchemy import event, exc, pool
-
-    @event.listens_for(pool.Pool, "connect")
-    def note_process(connection: Any, record: Any) -> None:
-        record.info["pid"] = os.getpid()
-
-    @event.listens_for(pool.Pool, "checkout")
-    def check_process(connection: Any, record: Any, proxy: Any) -> None:
-        if record.info.get("pid", os.getpid()) != os.getpid():
-            record.dbapi_connection = proxy.dbapi_connection = None
-            raise exc.DisconnectionError("The connection belongs to the parent process.")
-
-
-def release() -> str:
-    """The installed MLflow's release."""
-    return str(library().__version__)
+def use_credentials_file() -> None:
+    """Make MLflow read user and password from the file that ``TRTOPS_CREDENTIALS`` names, if it names one."""
+    if os.environ.get(_CREDENTIALS):
+        os.environ.setdefault("MLFLOW_TRACKING_AUTH", _FileProvider().get_name())
+        _register()
 
 
 @functools.cache
-def known_revisions() -> tuple[str, ...]:
-    """The revisions of the database schema that the installed MLflow knows, its own first."""
-    from alembic.script import ScriptDirectory
-
-    scripts = ScriptDirectory(str(Path(library().__file__).parent / "store" / "db_migrations"))
-    return tuple(script.revision for script in scripts.walk_revisions())
-
-
-def create_database(file: Path, artifacts: Path) -> None:
-    """Make a database with the installed MLflow's schema and its default experiment; takes seconds."""
+def _register() -> None:
     library()
-    from mlflow.exceptions import MlflowException
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-    from sqlalchemy.exc import SQLAlchemyError
+    from mlflow.tracking.request_auth import registry
 
+    # MLflow's only other way is an entry point, which needs another installation in every checkout.
+    registry._request_auth_provider_registry.register(_FileProvider)  # type: ignore[no-untyped-call]
+
+
+class _FileProvider:
+    """The interface of MLflow's registry of authentication."""
+
+    def get_name(self) -> str:
+        return "trtops"
+
+    def get_auth(self) -> Any:
+        from requests.auth import HTTPBasicAuth
+
+        file = os.environ.get(_CREDENTIALS)
+        return HTTPBasicAuth(*read_credentials(Path(file))) if file else None
+
+
+def read_credentials(file: Path) -> tuple[str, str]:
+    """User and password from a file with ``mlflow_tracking_username`` and ``mlflow_tracking_password``."""
+    parser = configparser.ConfigParser(interpolation=None)
     try:
-        SqlAlchemyStore(f"sqlite:///{file}", str(artifacts))  # type: ignore[no-untyped-call]
-    except (SQLAlchemyError, MlflowException) as exc:
-        raise translated(exc, str(file.parent)) from exc
+        mode = stat.S_IMODE(file.stat().st_mode)
+        parser.read_string(file.read_text(encoding="utf-8"))
+        found = parser["mlflow"]["mlflow_tracking_username"], parser["mlflow"]["mlflow_tracking_password"]
+    except OSError as exc:
+        raise errors.StoreError(f"{_CREDENTIALS}: {file}: {exc.strerror}.") from exc
+    except (configparser.Error, KeyError):
+        raise errors.StoreError(
+            f"{_CREDENTIALS}: {file} lacks mlflow_tracking_username or mlflow_tracking_password in section [mlflow]."
+        ) from None
+    if mode & 0o077:
+        raise errors.StoreError(f"{_CREDENTIALS}: {file} has mode {mode:o}; others can read it. Run: chmod 600 {file}")
+    return found
 
 
-def server_command(store: Store, port: int) -> tuple[list[str], dict[str, str]]:
-    """The command that serves an embedded store and its UI on this machine, and its environment."""
-    command = [
-        *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"),
-        *("--backend-store-uri", store.uri, "--artifacts-destination", str(store.artifacts)),
-    ]
-    return command, {**_SETTINGS, **os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-
-
+# Parts of error texts that mean that nothing can be written, with their explanations.
 _NO_SPACE = {
     "disk is full": "the disk is full. Free some space and run again",
     "No space left": "the disk is full. Free some space and run again",
@@ -102,7 +100,6 @@ _NO_SPACE = {
     "readonly database": "it is read-only",
     "Read-only file system": "it is on a read-only file system",
 }
-"""Parts of error texts that mean that nothing can be written, with their explanations."""
 
 
 def translated(exc: Exception, location: str) -> errors.TrackingError:
@@ -122,6 +119,7 @@ def translated(exc: Exception, location: str) -> errors.TrackingError:
             f"{location} refused access: {text} Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
             "TRTOPS_CREDENTIALS to a file with both."
         )
+    # MLflow has no error code for an answer that did not come, and wraps the HTTP client's exceptions in texts.
     transient = (
         isinstance(exc, (requests.ConnectionError, requests.Timeout))
         or (response is not None and response.status_code in (429, 502, 503, 504))
