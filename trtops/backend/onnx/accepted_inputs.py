@@ -1,8 +1,4 @@
-"""Values that a model accepts for its inputs: row numbers of embeddings, known words, masks that hide nothing.
-
-Numbers between 0 and 1 are fine for most inputs. An integer that selects rows of a table is different: random data
-should select from all rows, and from nothing else.
-"""
+"""Values that a model accepts for its inputs: row numbers of embeddings, known words, masks that hide nothing."""
 
 from __future__ import annotations
 
@@ -50,6 +46,8 @@ def accepted_inputs(model: onnx.ModelProto) -> AcceptedInputs:
             continue
         if node.op_type in _MOVING and node.input[0] in source:
             source[node.output[0]] = source[node.input[0]]
+        # Numbers between 0 and 1 are fine for most inputs. An integer that selects rows of a table is different: random
+        # data should select from all rows, and from nothing else.
         if walk.is_onnx_op(node, "Gather") and len(node.input) > 1 and node.input[0] in constants:
             dims = constants[node.input[0]].dims
             axis = walk.int_attribute(node, "axis", 0)

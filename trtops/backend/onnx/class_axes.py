@@ -1,8 +1,4 @@
-"""The outputs of a model that are class scores, and the axis of their classes.
-
-Only what a model states counts: a softmax before the output, an ArgMax that reads it, or a name. A top-1 agreement of
-other outputs, such as hidden states or a key cache, has no meaning.
-"""
+"""The outputs of a model that are class scores, and the axis of their classes."""
 
 from __future__ import annotations
 
@@ -21,6 +17,8 @@ _SCORES = re.compile(
 
 def class_axes(model: onnx.ModelProto) -> dict[str, int]:
     """The class axis of each floating-point output with class scores, by output name; weights are not read."""
+    # Only what a model states counts: a softmax before the output, an ArgMax that reads it, or a name. A top-1
+    # agreement of other outputs, such as hidden states or a key cache, has no meaning.
     makers = walk.makers(model.graph.node)
     chosen = {
         node.input[0]: walk.int_attribute(node, "axis", 0)

@@ -12,6 +12,7 @@ from trtops import errors
 from trtops.backend.onnx import walk
 from trtops.backend.onnx.copying import copy_of
 
+# Element type by attribute (ONNX operator Constant, opset 12 and later).
 _ELEMENTS: dict[str, Any] = {
     "value_float": np.float32,
     "value_floats": np.float32,
@@ -20,7 +21,6 @@ _ELEMENTS: dict[str, Any] = {
     "value_string": object,
     "value_strings": object,
 }
-"""Element type by attribute (ONNX operator Constant, opset 12 and later)."""
 _TYPES = {name: onnx.AttributeProto.AttributeType.Value(name.removeprefix("value_").upper()) for name in _ELEMENTS}
 
 

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 M = TypeVar("M")
 
+# Fills the second tensor, which is empty, with a replacement for the first, which must not be changed.
 PutTensor: TypeAlias = Callable[[TensorProto, TensorProto], None]
-"""Fills the second tensor, which is empty, with a replacement for the first, which must not be changed."""
 
+# Fields of models, graphs, functions, nodes, attributes and sparse tensors that contain tensors at some depth.
 _TENSOR_FIELDS = frozenset(
     (
         *("graph", "functions", "node", "initializer", "sparse_initializer", "attribute"),
         *("t", "tensors", "g", "graphs", "sparse_tensor", "sparse_tensors", "values", "indices"),
     )
 )
-"""Fields of models, graphs, functions, nodes, attributes and sparse tensors that contain tensors at some depth."""
 
 _TENSOR_ATTRIBUTES = frozenset(
     AttributeProto.AttributeType.Value(name)
@@ -66,8 +66,9 @@ def _copy_part(part: Any, target: Any, put: PutTensor) -> None:
     kind = type(part).__name__
     if kind == "TensorProto":
         put(part, target)
+    # Most nodes have no tensors, and are copied in one go, which is faster.
     elif kind == "NodeProto" and all(attribute.type not in _TENSOR_ATTRIBUTES for attribute in part.attribute):
-        target.CopyFrom(part)  # in one go, since most nodes have no tensors
+        target.CopyFrom(part)
     else:
         target.SetInParent()
         _copy(part, target, put)
@@ -88,14 +89,16 @@ def put_small(limit_bytes: int) -> PutTensor:
 
 
 def copy_of(message: M) -> M:
-    """A copy of a message of any size; it is not serialized, since protobuf's limit for that is 2 GiB."""
+    """A copy of a message of any size."""
+    # Not through bytes: protobuf serializes at most 2 GiB.
     copy: Any = type(message)()
     copy.CopyFrom(message)
     return cast(M, copy)
 
 
 def add_copy(messages: Any, message: M) -> M:
-    """Append a copy to a repeated field, and return it; its own ``append`` serializes, with protobuf's 2 GiB limit."""
+    """Append a copy to a repeated field, and return it."""
+    # The field's own ``append`` serializes, with protobuf's limit of 2 GiB.
     copy = messages.add()
     copy.CopyFrom(message)
     return cast(M, copy)
@@ -105,7 +108,8 @@ def message_bytes(message: Any) -> int:
     """The size of a message once serialized; 2 GiB for one that protobuf cannot serialize."""
     try:
         return int(message.ByteSize())
-    except EncodeError:  # some releases return the size of what is too large, others raise
+    # Some releases of protobuf return the size of what is too large, others raise this.
+    except EncodeError:
         return 1 << 31
 
 

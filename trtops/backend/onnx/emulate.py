@@ -1,9 +1,6 @@
 """16-bit models on CPUs without 16-bit kernels, rounded where a GPU would round.
 
-On most CPUs ONNX Runtime computes 16-bit nodes in FP32 and does not round between two of them: what overflows in FP16
-does not overflow there, and a GPU's errors do not show. Here every 16-bit node becomes an FP32 node between Cast nodes
-of its own, which ONNX Runtime keeps, so that each result is rounded once. Sums that a GPU computes in 16 bit inside one
-node are not emulated.
+Sums that a GPU computes in 16 bit inside one node are not emulated.
 """
 
 from __future__ import annotations
@@ -22,7 +19,8 @@ from trtops.backend.onnx.rewriting import replace_nodes
 
 LARGEST_FLOAT16 = 65504.0
 
-_STANDS_FOR_INFINITY = 1e9  # masks are filled with such values, which may be clamped in 16 bit
+# Masks are filled with such values, which may be clamped in 16 bit.
+_STANDS_FOR_INFINITY = 1e9
 _LARGE_WEIGHT = 64 << 20  # bytes
 _LOW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 _LEFT_ALONE = frozenset({"Cast", "CastLike", "Shape", "Size", "Constant"})
@@ -34,6 +32,9 @@ def emulate_low_precision(model: onnx.ModelProto) -> None:
     The model is one from :func:`trtops.backend.onnx.precision.lower_precision`. Types of inputs and outputs stay. Nodes
     with bodies stay, and their bodies are changed.
     """
+    # On most CPUs ONNX Runtime computes 16-bit nodes in FP32 and does not round between two of them: what overflows in
+    # FP16 does not overflow there, and a GPU's errors do not show. Here every 16-bit node becomes an FP32 node between
+    # Cast nodes of its own, which ONNX Runtime keeps, so that each result is rounded once.
     shapes.infer_shapes(model)
     _emulate_graph(model.graph, {}, {}, itertools.count())
 
@@ -66,7 +67,8 @@ def _emulate_graph(
                 node.input[i] = widened[name]
                 continue
             if name not in casts:
-                casts[name] = f"{name}/float32/{next(numbers)}"  # numbered, since a body may have its own
+                # Numbered, since a body may have its own.
+                casts[name] = f"{name}/float32/{next(numbers)}"
                 nodes.append(helper.make_node("Cast", [name], [casts[name]], to=TensorProto.FLOAT))
             node.input[i] = casts[name]
         nodes.append(node)

@@ -4,8 +4,7 @@ ONNX lets a tensor name a file next to the model, with an offset and a length (`
 are untrusted, so the file must lie inside the model's folder after links are resolved.
 
 A tensor in memory can also be *anchored*: it names a file by an absolute path that was checked before. A model of many
-gigabytes can then be cut, rewritten and run while its weights stay in their files. An anchor is valid in this process
-and its children only: it begins with a random number, which no file can name.
+gigabytes can then be cut, rewritten and run while its weights stay in their files.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ if TYPE_CHECKING:
 
 BLOCK = 1 << 20
 
+# Bytes; readers that map the file want weights aligned for vector instructions.
 ALIGNMENT = 64
-"""Bytes; readers that map the file want weights aligned for vector instructions."""
-
 _SMALL_BYTES = 1 << 16
+# A random number, which no file can name: an anchor is valid in this process and its children only.
 _ANCHOR = f"anchor-{shared_secret()}:"
 
 # Types with fewer than eight bits are packed (TensorProto.raw_data in onnx.proto).

@@ -1,7 +1,6 @@
 """Constant folding: values that do not depend on a model's inputs are computed once and become weights.
 
-Shapes are constant where shape inference knows them, also partly: of ``(batch, 16, 8)`` the 16 is known, and a Gather
-or Slice of only that is folded. ONNX Runtime computes the values, all those of a pass in one session. A node that it
+Shapes are constant where shape inference knows them, also partly. ONNX Runtime computes the values. A node that it
 cannot evaluate stays, with everything that depends on it; the rest is folded all the same.
 """
 
@@ -161,11 +160,9 @@ class _Folding:
     def _evaluate_all(
         self, nodes: list[onnx.NodeProto], wanted: Sequence[str], known: KnownTensors
     ) -> dict[str, onnx.TensorProto]:
-        """Compute these outputs of the nodes; nodes that cannot be evaluated are recorded as stuck and omitted.
-
-        All are computed in one session. If that fails, each half is, down to the nodes at fault: a few more sessions
-        for each of those, where one session per node would take far longer.
-        """
+        """Compute these outputs of the nodes; nodes that cannot be evaluated are recorded as stuck and omitted."""
+        # All are computed in one session. If that fails, each half is, down to the nodes at fault: a few more sessions
+        # for each of those, where one session per node would take far longer.
         if not wanted:
             return {}
         try:

@@ -1,9 +1,4 @@
-"""Checks that small files do not cost more than the machine has: nested functions, and vectors that keep growing.
-
-Shape inference, ONNX's checker, ONNX Runtime and TensorRT all inline a model's functions. Thirty functions that each
-call the previous one twice take two kilobytes, and a thousand million nodes. ONNX's data propagation follows values to
-infer computed shapes; it stores each element of a vector in about a hundred bytes.
-"""
+"""Checks that small files do not cost more than the machine has: nested functions, and vectors that keep growing."""
 
 from __future__ import annotations
 
@@ -17,7 +12,8 @@ from trtops.system.limits import NODES, node_limit
 if TYPE_CHECKING:
     import onnx
 
-_MAX_DEPTH = 200  # of nested calls: more than any exporter writes, and less than overflows the stack of what inlines
+# Of nested calls: more than any exporter writes, and less than overflows the stack of what inlines.
+_MAX_DEPTH = 200
 _MAX_LENGTH = 1 << 16
 _PROPAGATING = {"Add", "Cast", "Concat", "Gather", "Identity", "Mul", "Range", "Slice", "Sub", "Squeeze", "Unsqueeze"}
 _ASSUMED_RANK = 8  # of tensors without a declaration
@@ -28,6 +24,8 @@ def check_inlined_size(model: onnx.ModelProto, where: str = "") -> None:
 
     InvalidModelError if functions are recursive, or the count is above ``TRTOPS_NODE_LIMIT``.
     """
+    # Shape inference, ONNX's checker, ONNX Runtime and TensorRT all inline a model's functions. Thirty functions that
+    # each call the previous one twice take two kilobytes, and a thousand million nodes.
     if not model.functions:
         return
     functions = {(function.domain, function.name): function.node for function in model.functions}
@@ -67,6 +65,7 @@ def check_inlined_size(model: onnx.ModelProto, where: str = "") -> None:
 
 def can_propagate_values(model: onnx.ModelProto) -> bool:
     """Whether data propagation is affordable: no vector gets long, nor is joined with itself repeatedly."""
+    # Data propagation follows values to infer computed shapes, and stores each element of a vector in about 100 bytes.
     lengths: dict[str, int] = {}  # of vectors; these and the ranks are upper bounds
     ranks: dict[str, int] = {}
     for graph in walk.graphs(model.graph):

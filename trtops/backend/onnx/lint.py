@@ -1,10 +1,4 @@
-"""Problems of a model, found node by node.
-
-If ONNX's checker accepts a model and ONNX Runtime loads and runs it, the model has no errors. Otherwise each node is
-run by itself on the values that the nodes before it computed. Nodes after a failing node have no values to run on: they
-are loaded where the types of their inputs are declared or can be inferred, and are reported as unchecked elsewhere. So
-no node is blamed for the failure of another.
-"""
+"""Problems of a model, found node by node."""
 
 from __future__ import annotations
 
@@ -36,19 +30,21 @@ from trtops.tables import table
 log = logging.getLogger(__name__)
 
 _SHAPE_BYTES = 1024
+# Larger random inputs are not made: a hostile model may declare any shape.
 _MAX_ELEMENTS = 1 << 26
-_WEIGHTS_NEED_NO_INPUTS = 4  # the first IR version in which weights need not be declared as inputs too
+# The first IR version in which weights need not be declared as inputs too.
+_WEIGHTS_NEED_NO_INPUTS = 4
 
 Level: TypeAlias = Literal["exception", "error", "warning"]
+# Polygraphy's names of what found a problem; ``onnx_graphsurgeon`` stands for checks of the graph itself.
 Source: TypeAlias = Literal["onnx_checker", "onnx_loader", "onnx_graphsurgeon", "onnxruntime"]
-"""Polygraphy's names of what found a problem; ``onnx_graphsurgeon`` stands for checks of the graph itself."""
 
+# Types for which ONNX Runtime has few kernels on CPUs, so that a missing one is no error of the model.
 _FOR_ACCELERATORS = {
     TensorProto.BFLOAT16: "bfloat16",
     TensorProto.FLOAT8E4M3FN: "float8e4m3fn",
     TensorProto.FLOAT8E5M2: "float8e5m2",
 }
-"""Types for which ONNX Runtime has few kernels on CPUs, so that a missing one is no error of the model."""
 
 _KNOWN_DOMAINS = frozenset(
     {"", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training", "com.microsoft"}
@@ -141,7 +137,8 @@ def lint(
     fatal = list(_weight_entries(model))
     try:
         walk.execution_order(graph.node)
-    except errors.InvalidModelError as exc:  # nodes form a cycle
+    # Nodes form a cycle.
+    except errors.InvalidModelError as exc:
         fatal.insert(0, _graph_entry("error", str(exc)))
     whole = [*_duplicate_entries(graph), *([] if fatal else _checker_entries(model))]
     named = [*_name_entries(graph, names), *_unused_entries(graph, names, model.model.ir_version)]
@@ -150,6 +147,10 @@ def lint(
         return LintReport(passing=(), failing=(), unchecked=tuple(names), entries=tuple(entries))
     broken = {name for entry in named if entry.level == "error" for name in entry.nodes}
     run = _Run(model, dict(feed or {}), names, path)
+    # If ONNX's checker accepts a model and ONNX Runtime loads and runs it, the model has no errors. Otherwise each node
+    # is run by itself on the values that the nodes before it computed. Nodes after a failing node have no values to run
+    # on: they are loaded where the types of their inputs are declared or can be inferred, and are reported as unchecked
+    # elsewhere. So no node is blamed for the failure of another.
     has_errors = any(entry.level == "error" for entry in entries)
     if has_errors or not run.run_whole():
         run.run_node_by_node(broken)
@@ -309,8 +310,9 @@ class _Run:
     def run_whole(self) -> bool:
         """Run the whole model; True if that worked."""
         source: onnx.ModelProto | str = self.model
+        # ONNX Runtime would copy initializers, but not inputs.
         if self.left_out:
-            source = _with_inputs(self.model, self.left_out)  # ONNX Runtime would copy initializers
+            source = _with_inputs(self.model, self.left_out)
         elif self.path is not None:
             source = str(self.path)
         elif model_bytes(self.model) >= PROTOBUF_LIMIT:
@@ -352,9 +354,10 @@ class _Run:
             node, name = graph.node[i], self.names[i]
             if name not in broken:
                 values.update(zip(filter(None, node.output), self._try_node(node, name, values)))
+            # So that not all tensors are in memory at once.
             for used in walk.uses(node):
                 if last_reader[used] == i:
-                    values.pop(used, None)  # so that not all tensors are in memory at once
+                    values.pop(used, None)
         behind = tuple(name for name in self.names if name in self.unchecked)
         if behind:
             message = (

@@ -1,7 +1,4 @@
-"""Models without the values of their large weights, for tools that need only types and shapes.
-
-The values in a large file are skipped where they are, which is fifty times as fast as parsing them.
-"""
+"""Models without the values of their large weights, for tools that need only types and shapes."""
 
 from __future__ import annotations
 
@@ -22,12 +19,10 @@ from trtops.backend.onnx.parsing import parse_proto, read_proto
 if TYPE_CHECKING:
     import onnx
 
+# Files with fewer bytes are parsed as a whole, which is faster.
 SMALL_FILE = 8 << 20
-"""Files with fewer bytes are parsed as a whole, which is faster."""
-
+# Weights with more bytes than this are left out.
 LARGE = 16 << 10
-"""Weights with more bytes than this are left out."""
-
 # Integers may be shapes or indices, and divisions by zero fail.
 _WEIGHT_TYPES = frozenset((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE))
 _PLAIN_FIELDS = frozenset(("dims", "data_type", "name", "doc_string", "raw_data", "external_data", "data_location"))
@@ -49,7 +44,8 @@ class ModelWithoutWeights:
     def tensors(self) -> Iterator[onnx.TensorProto]:
         """Every tensor in the model except those left out."""
         initializers = len(self.model.graph.initializer)
-        for i, tensor in enumerate(walk.tensors(self.model)):  # which yields the initializers first
+        # Tensors come with the initializers first.
+        for i, tensor in enumerate(walk.tensors(self.model)):
             if i >= initializers or tensor.name not in self.left_out:
                 yield tensor
 
@@ -57,17 +53,19 @@ class ModelWithoutWeights:
 def load_without_weights(path: str | Path) -> ModelWithoutWeights:
     """Read a model file and its external data, without the values of large weights; all of it is checked to exist."""
     folder = Path(path).absolute().parent
+    # If that fails, the usual way of reading reports what is wrong.
     try:
         model, skipped = _parse_without_values(path)
     except (OSError, ValueError, DecodeError, errors.InvalidModelError):
-        model, skipped = read_proto(path), set()  # which reports what is wrong
+        model, skipped = read_proto(path), set()
     initializers = model.graph.initializer
     names = Counter(tensor.name for tensor in initializers)
     if any(not initializers[i].name or names[initializers[i].name] > 1 for i in skipped):
         model, skipped = read_proto(path), set()
         initializers = model.graph.initializer
     left_out: set[str] = set()
-    for i, tensor in enumerate(walk.tensors(model)):  # which yields the initializers first
+    # Tensors come with the initializers first, so an index below their number is an initializer's.
+    for i, tensor in enumerate(walk.tensors(model)):
         is_initializer = i < len(initializers) and tensor.name and names[tensor.name] == 1
         if i in skipped or (is_initializer and _is_large_weight(tensor, len(tensor.raw_data))):
             if external.is_external(tensor):
@@ -94,6 +92,7 @@ def _is_large_weight(tensor: onnx.TensorProto, raw_bytes: int) -> bool:
 
 def _parse_without_values(path: str | Path) -> tuple[onnx.ModelProto, set[int]]:
     """A model without the raw data of large weights, and the indices of the initializers concerned."""
+    # Skipping the values in a large file is fifty times as fast as parsing them.
     model, skipped = ModelProto(), set()
     with open(path, "rb") as file:
         descriptor = file.fileno()
@@ -131,10 +130,8 @@ def _parse_without_values(path: str | Path) -> tuple[onnx.ModelProto, set[int]]:
 
 
 def _fields(descriptor: int, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-    """Number (0 for scalars), start, content and stop of each field of the protobuf message in this range of a file.
-
-    A field begins with a varint of its number and kind (https://protobuf.dev/programming-guides/encoding).
-    """
+    """Number (0 for scalars), start, content and stop of each field of the protobuf message in this range of a file."""
+    # A field begins with a varint of its number and kind (https://protobuf.dev/programming-guides/encoding).
     while start < stop:
         head = os.pread(descriptor, min(20, stop - start), start)
         tag, at = _varint(head, 0)

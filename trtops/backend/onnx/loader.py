@@ -1,8 +1,7 @@
 """Loaders of ONNX models, each with a function in snake_case that calls the loader immediately.
 
 A loader takes a model as a ``ModelProto``, a :class:`trtops.backend.onnx.Model`, or a callable that returns a
-``ModelProto``. Loaders may change what a callable returns in place. They copy a model given as a value before they
-change it, unless ``copy=False``; ``copy=True`` copies either.
+``ModelProto``.
 """
 
 from __future__ import annotations
@@ -42,7 +41,9 @@ def _model_to_read(source: OnnxModel) -> onnx.ModelProto:
 
 
 def _model_to_change(source: OnnxModel, copy: bool | None) -> onnx.ModelProto:
-    """The model, which may be changed: a copy if it was given as a value, unless ``copy`` says otherwise."""
+    """The model, which may be changed."""
+    # What a callable returns has no other owner, and is changed in place. A model given as a value is copied first.
+    # ``copy`` overrides both.
     made = _model_to_read(source)
     given = isinstance(source, onnx.ModelProto)
     return copy_of(made) if copy is True or (copy is None and given) else made
@@ -57,7 +58,6 @@ class OnnxFromPath:
     ignore_external_data: bool = False  # such a model has structure but no weights
 
     def __call__(self) -> onnx.ModelProto:
-        """Load the model."""
         log.info("Loading model: %s", self.path)
         model = read_proto(self.path)
         if not self.ignore_external_data:
@@ -72,7 +72,6 @@ class OnnxFromBytes:
     serialized_onnx: ValueOrCallable[bytes] = field(repr=False)
 
     def __call__(self) -> onnx.ModelProto:
-        """Parse the model."""
         return parse_proto(value_of(self.serialized_onnx))
 
 
@@ -83,7 +82,6 @@ class GsFromOnnx:
     model: OnnxModel = field(repr=False)
 
     def __call__(self) -> gs.Graph:
-        """Import the model into a new graph."""
         import onnx_graphsurgeon as gs
 
         return gs.import_onnx(_model_to_read(self.model))
@@ -98,7 +96,6 @@ class OnnxFromTfGraph:
     optimize: bool = True  # before and after the conversion
 
     def __call__(self) -> onnx.ModelProto:
-        """Convert the graph."""
         try:
             import tensorflow as tf  # type: ignore[import-untyped]
             import tf2onnx
@@ -139,7 +136,6 @@ class ModifyOutputs:
     mark_types: Sequence[str] | None = None  # types of nodes whose outputs are selected, instead of names
 
     def __call__(self) -> onnx.ModelProto:
-        """Change the outputs."""
         model = _model_to_change(self.model, self.copy)
         outputs = self.outputs
         if self.mark_types is not None:
@@ -163,7 +159,6 @@ class ConvertToFp16:
     copy: bool | None = None
 
     def __call__(self) -> onnx.ModelProto:
-        """Rewrite the model."""
         return precision.convert_to_fp16(_model_to_read(self.model))
 
 
@@ -183,7 +178,6 @@ class FoldConstants:
     allow_onnxruntime_shape_inference: bool = True
 
     def __call__(self) -> onnx.ModelProto:
-        """Fold constants."""
         model = _model_to_change(self.model, self.copy)
         fold.fold_constants(
             model,
@@ -209,7 +203,6 @@ class SetUpperBound:
     copy: bool | None = None
 
     def __call__(self) -> onnx.ModelProto:
-        """Set the bounds."""
         model = _model_to_change(self.model, self.copy)
         applied = edit.set_upper_bounds(model, self.upper_bounds)
         log.info("Upper bounds set: %s", applied)
@@ -227,7 +220,6 @@ class InferShapes:
     allow_onnxruntime: bool = True  # symbolic inference, where ONNX's own leaves ranks unknown
 
     def __call__(self) -> onnx.ModelProto:
-        """Infer types and shapes."""
         given = value_of(self.model)
         if isinstance(given, (str, Path)):
             model = onnx_from_path(given, self.external_data_dir)
@@ -244,7 +236,7 @@ class InferShapes:
 
 @dataclass(frozen=True)
 class ExtractSubgraph:
-    """Extracts the part of a model, or of an ONNX-GraphSurgeon graph, between some tensors.
+    """Extracts the part of a model, or of an ONNX-GraphSurgeon graph, between some tensors; returns the same kind.
 
     Dtypes and shapes that the metadata leaves out are inferred. ``check_meta`` warns about unknown ones.
     """
@@ -255,7 +247,6 @@ class ExtractSubgraph:
     check_meta: bool = True
 
     def __call__(self) -> Any:
-        """Extract the part: a new ``ModelProto``, or a new graph if a graph was given."""
         made = value_of(self.model)
         if isinstance(made, (onnx.ModelProto, Model)):
             model = _model_to_change(made, None if made is self.model else False)
@@ -285,7 +276,6 @@ class SaveOnnx:
     all_tensors_to_one_file: bool = True
 
     def __call__(self) -> onnx.ModelProto:
-        """Write the files."""
         model = _model_to_read(self.model)
         log.info("Saving ONNX model to: %s", self.path)
         save.save_model(
@@ -305,7 +295,6 @@ class BytesFromOnnx:
     model: OnnxModel = field(repr=False)
 
     def __call__(self) -> bytes:
-        """Serialize the model."""
         return save.serialize(_model_to_read(self.model))
 
 

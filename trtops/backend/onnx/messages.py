@@ -1,8 +1,4 @@
-"""ONNX's protobuf messages, without importing the rest of the ``onnx`` package.
-
-Importing ``onnx`` takes 50 ms of processor time, as long as all the rest of a short command. The generated messages
-take 10 ms and are the classes that the package itself uses, whichever is imported first.
-"""
+"""ONNX's protobuf messages, without importing the rest of the ``onnx`` package."""
 
 from __future__ import annotations
 
@@ -22,6 +18,8 @@ def _load_messages() -> Any:
     """The generated module alone; the whole package where it is loaded already or has to be."""
     from google.protobuf.internal import api_implementation  # type: ignore[import-untyped]
 
+    # Importing ``onnx`` takes 50 ms of processor time, as long as all the rest of a short command. The generated
+    # messages take 10 ms and are the classes that the package itself uses, whichever is imported first.
     package = importlib.util.find_spec("onnx")
     # With protobuf 3's C++ implementation the module makes new classes each time it runs.
     if "onnx" in sys.modules or package is None or api_implementation.Type() == "cpp":

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from trtops.spec import ModelInfo
 
 _DIGEST_FORMAT = b"trtops model digest 1\n"
-_STRUCTURE_BYTES = 16 << 10  # larger tensors are not part of a model's structure
+# Larger tensors are not part of a model's structure; shapes, axes and indices are.
+_STRUCTURE_BYTES = 16 << 10
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Model:
 
     @property
     def name(self) -> str:
-        """The model's name: its file's name without the extension."""
+        """The model's name; by default the file's name without the extension."""
         return self.info.name
 
     def proto(self, *, lean: bool = False) -> onnx.ModelProto:
@@ -94,12 +95,12 @@ class Model:
 def model_digest(model: onnx.ModelProto, folder: Path | None = None) -> str:
     """SHA-256 of what a model computes, as 64 hexadecimal digits.
 
-    It covers every name, attribute, shape, operator set and weight; weights by their bytes, however they are stored. It
-    does not cover producers, documentation strings and metadata properties. External data is read from ``folder``, one
-    block at a time.
+    It covers every name, attribute, shape, operator set and weight, but no producers, comments and metadata properties.
+    External data is read from ``folder``, one block at a time.
     """
 
     def put_digest(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
+        # By their bytes, so that a weight counts the same whether it is inside, outside or in a typed field.
         copying.copy_header(tensor, target)
         target.raw_data = _tensor_digest(tensor, folder)
 
@@ -141,15 +142,13 @@ def _tensor_digest(tensor: onnx.TensorProto, folder: Path | None) -> bytes:
     return sha.digest()
 
 
-_LARGE_BYTES = (1 << 31) - (1 << 26)  # protobuf's limit, less a margin for everything but weights
+# Protobuf's limit, less a margin for everything but weights.
+_LARGE_BYTES = (1 << 31) - (1 << 26)
 
 
 def is_large(model: onnx.ModelProto, *, widened: bool = False) -> bool:
-    """Whether a model's weights are near or above 2 GiB, protobuf's limit for one message.
-
-    Computed from shapes: a message's own ``ByteSize`` serializes it, and raises above 2 GiB. With ``widened``, 16-bit
-    weights count as if they were FP32.
-    """
+    """Whether a model's weights are near or above 2 GiB; ``widened`` counts 16-bit weights as if they were FP32."""
+    # Computed from shapes: a message's own ``ByteSize`` serializes it, and raises above 2 GiB.
     low = (TensorProto.FLOAT16, TensorProto.BFLOAT16) if widened else ()
     sizes = ((external.expected_bytes(tensor) or 0, tensor.data_type in low) for tensor in walk.tensors(model))
     return sum(size << doubled for size, doubled in sizes) > _LARGE_BYTES
@@ -181,7 +180,8 @@ def raw_bytes(tensor: onnx.TensorProto) -> bytes:
     expected = external.expected_bytes(tensor)
     raw: bytes = tensor.raw_data
     if not tensor.HasField("raw_data"):
-        from onnx import numpy_helper  # slow to import, and most weights have raw data
+        # Slow to import, and most weights have raw data.
+        from onnx import numpy_helper
 
         try:
             raw = numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
@@ -201,7 +201,8 @@ def _model_info(model: onnx.ModelProto, name: str, folder: Path | None, where: s
         sha256 = model_digest(model, folder)
     except errors.ModelError as exc:
         raise type(exc)(f"{where}{exc}") from None
-    from trtops.spec import ModelInfo  # slow to import, and not needed by commands that only parse a file
+    # Slow to import, and not needed by commands that only parse a file.
+    from trtops.spec import ModelInfo
 
     return ModelInfo(
         name=name,

@@ -44,6 +44,7 @@ def parse_proto(data: bytes, where: str = "") -> onnx.ModelProto:
         raise errors.InvalidModelError(
             f"{where}not an ONNX model, or truncated ({len(data)} bytes, beginning with {data[:8]!r})."
         ) from None
+    # Every reader of a file is protected here: all tools that follow may inline functions.
     check_inlined_size(model, where)
     if not model.HasField("graph") or not model.opset_import:
         missing = "operator set" if model.HasField("graph") else "graph"
@@ -58,6 +59,7 @@ def parse_proto(data: bytes, where: str = "") -> onnx.ModelProto:
                 "".join((node.name, node.op_type, node.domain, *node.input, *node.output))
                 if node.attribute:
                     "".join([attribute.name for attribute in node.attribute])
-    except (TypeError, UnicodeDecodeError):  # protobuf returns text that is not UTF-8 as bytes, or raises
+    # Protobuf returns text that is not UTF-8 as bytes, or raises an error.
+    except (TypeError, UnicodeDecodeError):
         raise errors.InvalidModelError(f"{where}has names that are not text: not an ONNX model, or damaged.") from None
     return model

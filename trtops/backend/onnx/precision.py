@@ -1,9 +1,7 @@
 """Models rewritten to compute in 16-bit floating point.
 
-Every node is either *lowered*, so that it reads and produces 16-bit tensors, or kept. Casts connect the two. ONNX's
-schema of an operator states which inputs and outputs can be 16-bit, so inputs that must be FP32 (such as Resize's
-scales) stay so. Nodes without a schema (custom operators), If, Loop and Scan are kept, and the bodies of the latter are
-rewritten.
+Every node is either *lowered*, so that it reads and produces 16-bit tensors, or kept. Casts connect the two. Nodes
+without a schema (custom operators), If, Loop and Scan are kept, and the bodies of the latter are rewritten.
 """
 
 from __future__ import annotations
@@ -304,11 +302,10 @@ class _Rewrite:
                 scope[name] = _Tensor(None, name) if low else _Tensor(name, None)
 
     def _low_ports(self, node: onnx.NodeProto, scope: _Scope, types: _Types) -> _Ports:
-        """The inputs and outputs of a node that can be 16-bit; none for a node to keep.
-
-        A schema gives each input and output a type variable, and lists the allowed types of each variable. Everything
-        with one variable has one type, so the decision is per variable, not per input and output.
-        """
+        """The inputs and outputs of a node that can be 16-bit; none for a node to keep."""
+        # ONNX's schema of an operator gives each input and output a type variable, and lists the allowed types of each
+        # variable; so inputs that must be FP32 (such as Resize's scales) stay so. Everything with one variable has one
+        # type, so the decision is per variable, not per input and output.
         if node.op_type in _KEPT_TYPES or walk.node_name(node) in self.excluded or node.op_type in _TYPED_BY_INPUT:
             return _KEPT
         if node.op_type == "Cast":

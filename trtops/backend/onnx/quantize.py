@@ -1,16 +1,4 @@
-"""INT8 in a model: QuantizeLinear and DequantizeLinear (Q/DQ) nodes from the ranges of a calibration cache.
-
-There are two styles, since the back ends recognize different patterns:
-
-``tensorrt``: every activation that enters a quantized layer passes one symmetric Q/DQ pair (zero point 0), its weights
-one pair per output channel; biases and outputs have none. This is TensorRT's explicit quantization on every release
-that supports it (developer guide, "Explicit Quantization"); TensorRT moves the pairs itself and fuses around them.
-
-``onnxruntime``: activations are unsigned with a zero point, so that both ends of a tensor's range are used (ONNX
-Runtime rewrites signed ones on x86, but not all alike, and then fuses less); biases are stored in INT32; the outputs of
-convolutions and element-wise layers are quantized as well, after the activation function that follows, since ONNX
-Runtime has integer kernels only for that pattern; layers that only move values keep the scale of their input.
-"""
+"""INT8 in a model: QuantizeLinear and DequantizeLinear (Q/DQ) nodes from the ranges of a calibration cache."""
 
 from __future__ import annotations
 
@@ -35,14 +23,23 @@ from trtops.system.limits import limited_memory
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+# The back ends recognize different patterns. ``tensorrt``: every activation that enters a quantized layer passes one
+# symmetric Q/DQ pair (zero point 0), its weights one pair per output channel; biases and outputs have none. This is
+# TensorRT's explicit quantization on every release that supports it (developer guide, "Explicit Quantization").
+# ``onnxruntime``: activations are unsigned with a zero point, so that both ends of a tensor's range are used (ONNX
+# Runtime rewrites signed ones on x86, but not all alike, and then fuses less); biases are stored in INT32; the outputs
+# of convolutions and element-wise layers are quantized as well, after the activation function that follows, since ONNX
+# Runtime has integer kernels only for that pattern; layers that only move values keep the scale of their input.
 Style: TypeAlias = Literal["tensorrt", "onnxruntime"]
 
+# Layers that can be quantized: those that take most of the time.
 OP_TYPES: tuple[str, ...] = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-"""Layers that can be quantized: those that take most of the time."""
-
-_MIN_OPSET = 13  # the first in which Q/DQ nodes have channels
-_LARGEST_BIAS = 2.0**30  # in INT32: half of the range is left for the sum
-_SMALLEST = float(np.finfo(np.float32).tiny)  # scale: some kernels flush subnormal ones to zero, and divide by them
+# The first operator set in which Q/DQ nodes have channels.
+_MIN_OPSET = 13
+# In INT32: half of the range is left for the sum.
+_LARGEST_BIAS = 2.0**30
+# The smallest scale: some kernels flush subnormal ones to zero, and divide by them.
+_SMALLEST = float(np.finfo(np.float32).tiny)
 
 # ONNX Runtime computes these from INT8 to FP32 directly, so their outputs need no rounding.
 _FLOAT_OUTPUTS = frozenset({"Gemm", "MatMul"})
@@ -146,7 +143,7 @@ def insert_qdq(
     Args:
         model: The model, with all its weights inside.
         cache: Ranges by tensor name.
-        style: The patterns to write; see this module.
+        style: The patterns to write, for one of the back ends.
         keep: Layers that stay in FP32: names of nodes or their outputs, shell patterns of names, or op types.
         op_types: Types of layers to quantize, out of :data:`OP_TYPES`.
         policy: With ``partial``, layers stay in FP32 if the cache lacks their ranges (:func:`trtops.calibration.fit`).
@@ -163,7 +160,8 @@ def insert_qdq(
         try:
             with limited_memory(own=8 * model.ByteSize()):
                 model.CopyFrom(onnx.version_converter.convert_version(model, _MIN_OPSET))
-        except Exception as exc:  # the converter raises RuntimeError and types of its own
+        # The converter raises RuntimeError and types of its own.
+        except Exception as exc:
             raise errors.InvalidModelError(
                 f"The model has operator set {found}; Q/DQ nodes per channel need {_MIN_OPSET}, to which ONNX cannot "
                 f"convert it ({exc}). Export it with a newer operator set."
@@ -243,11 +241,7 @@ class _Params:
 
 
 class _Writer:
-    """Writes Q/DQ pairs into one model.
-
-    The order of the steps matters: weights and biases are rewired while the layers' own inputs still have their
-    original names, and readers of quantized tensors last, by the readers recorded at the beginning.
-    """
+    """Writes Q/DQ pairs into one model."""
 
     def __init__(
         self,
@@ -272,6 +266,8 @@ class _Writer:
 
     def write(self, layers: Sequence[_Layer]) -> None:
         """Write the pairs of these layers, and sort the nodes."""
+        # The order of the steps matters: weights and biases are rewired while the layers' own inputs still have their
+        # original names, and readers of quantized tensors last, by the readers recorded at the beginning.
         tensors = self._scale_roots(layers)
         quantized = {tuple(layer.node.output) for layer in layers}
         params = {name: self._activation_params(name, tensors) for name in tensors}
@@ -354,7 +350,8 @@ class _Writer:
         low, high = entry.interval
         node = self.maker.get(roots[name])
         if entry.low is None and node is not None and node.op_type in _NOT_NEGATIVE:
-            low = 0.0  # the cache has only the largest magnitude, as TensorRT's caches do
+            # The cache has only the largest magnitude, as TensorRT's caches do.
+            low = 0.0
         scale = max((high - low) / 255, _SMALLEST) if high > low else 1.0
         return _Params(np.asarray(scale, np.float32), np.asarray(round(-low / scale), np.uint8))
 
@@ -385,11 +382,9 @@ class _Writer:
         node.input[2] = self._store_quantized(node.input[2], rounded.astype(np.int32), params)
 
     def _least_scale(self, node: onnx.NodeProto, params: Mapping[str, _Params]) -> Any:
-        """The smallest scales of a layer's weights, one or per channel, with which its bias fits into INT32.
-
-        If activations are tiny, a bias is billions of products. It may not stay in FP32: ONNX Runtime (seen in 1.31.1)
-        quantizes it by itself, and overflows become zeros.
-        """
+        """The smallest scales of a layer's weights, one or per channel, with which its bias fits into INT32."""
+        # If activations are tiny, a bias is billions of products. It may not stay in FP32: ONNX Runtime (seen in
+        # 1.31.1) quantizes it by itself, and overflows become zeros.
         if len(node.input) < 3 or node.input[2] not in self.constants:
             return 0.0
         bias = np.abs(tensor_array(self.constants[node.input[2]]).astype(np.float64))

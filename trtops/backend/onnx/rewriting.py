@@ -56,15 +56,14 @@ def set_shape(tensor_type: Any, shape: Iterable[Dim]) -> None:
 
 def replace_nodes(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
     """Replace a graph's nodes by copies of others, which may be among its own."""
-    del graph.node[:]  # protobuf keeps removed messages alive as long as they are referenced
+    # Protobuf keeps removed messages alive as long as they are referenced, so ``nodes`` stays valid.
+    del graph.node[:]
     graph.node.extend(nodes)
 
 
 def remove_unused(graph: onnx.GraphProto) -> None:
-    """Remove nodes, weights and declarations that no output depends on, and sort the nodes. Inputs stay.
-
-    Nodes that produce a graph input are cut off: the way back from the outputs ends at inputs.
-    """
+    """Remove nodes, weights and declarations that no output depends on, and sort the nodes. Inputs stay."""
+    # Nodes that produce a graph input are cut off: the way back from the outputs ends at inputs.
     weights = walk.initializer_names(graph)
     inputs = {value.name for value in graph.input} - weights
     needed = {value.name for value in graph.output} - inputs

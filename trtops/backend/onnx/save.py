@@ -17,13 +17,12 @@ from trtops.backend.onnx import copying, external, walk
 from trtops.backend.onnx.model import is_lean, raw_bytes
 from trtops.system.files import replaced_together
 
+# Bytes of a message that protobuf still serializes, with a margin.
 PROTOBUF_LIMIT = (1 << 31) - (1 << 20)
-"""Bytes of a message that protobuf still serializes, with a margin."""
-
 _SHAPE_BYTES = 1024
 
+# Writes one weight; returns its file, relative to the model's folder, and its offset.
 _WriteWeight: TypeAlias = Callable[[bytes], "tuple[Path, int]"]
-"""Writes one weight; returns its file, relative to the model's folder, and its offset."""
 
 
 def serialize(model: onnx.ModelProto) -> bytes:
@@ -57,7 +56,8 @@ def serialize_lean(model: onnx.ModelProto) -> bytes:
 def _checked_bytes(model: onnx.ModelProto) -> bytes:
     """The bytes of a model with all weights that are to be inside."""
     data = None
-    with contextlib.suppress(EncodeError):  # some releases of protobuf fail above 2 GiB, others return the bytes
+    # Some releases of protobuf fail above 2 GiB, others return the bytes.
+    with contextlib.suppress(EncodeError):
         data = model.SerializeToString()
     if data is None or len(data) >= PROTOBUF_LIMIT:
         raise errors.InvalidModelError(
@@ -127,7 +127,8 @@ def save_model(
             numbers = itertools.count()
 
             def write_own_file(data: bytes) -> tuple[Path, int]:
-                name = location / f"tensor_{next(numbers):06}.bin"  # a tensor's name may not be a file name
+                # A number: a tensor's name may not be a file name.
+                name = location / f"tensor_{next(numbers):06}.bin"
                 with open_part(path.parent / name) as own:
                     own.write(data)
                 return name, 0

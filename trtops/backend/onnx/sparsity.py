@@ -1,8 +1,6 @@
 """2:4 structured sparsity: two of every four neighboring weights along the reduced axis are zero.
 
-Sparse tensor cores skip those zeros (NVIDIA, "Accelerating Sparse Deep Neural Networks", arXiv:2104.08378). The axis is
-the input channels of Conv, and the inner dimension of MatMul and Gemm; it is traced through Cast, Transpose and
-quantization to the weight itself.
+Sparse tensor cores skip those zeros (NVIDIA, "Accelerating Sparse Deep Neural Networks", arXiv:2104.08378).
 """
 
 from __future__ import annotations
@@ -82,7 +80,7 @@ def reduced_axes(graph: onnx.GraphProto) -> dict[str, int]:
 
 
 def _reduced_operands(node: onnx.NodeProto) -> Iterator[tuple[str, int]]:
-    """Operands of a node, each with its reduced axis."""
+    """Operands of a node, each with its reduced axis: input channels, or the inner dimension of a product."""
     if not walk.is_onnx_op(node) or len(node.input) < 2:
         return
     if node.op_type == "Conv":

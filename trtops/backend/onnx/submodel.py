@@ -1,11 +1,7 @@
 """Sub-models: any set of a model's nodes as a model of its own, fast enough to do it repeatedly.
 
-A tensor that enters the set becomes an input with its observed dtype and shape, with two exceptions that become
-weights: tensors that depend only on weights, and tensors that depend only on shapes (the ``Shape -> Gather -> Concat``
-chains before a Reshape). Their values are fixed once the model's shapes are, and back ends refuse many of them as
-inputs. A tensor that leaves the set becomes an output if nothing in the set reads it, or if it is an output of the
-whole model: further outputs would keep back ends from fusing what they fuse in the whole.
-
+A tensor that enters the set becomes an input with its observed dtype and shape, or a weight if its value is fixed. A
+tensor that leaves the set becomes an output if nothing in the set reads it, or if it is an output of the whole model.
 Values come from an implementation of :class:`Values`.
 """
 
@@ -41,8 +37,8 @@ _SEQUENCE_OPS = frozenset(
         "Optional", "ZipMap",
     )
 )  # fmt: skip
-_MIN_IR_VERSION = 4  # from which on weights need not be inputs too
-
+# From which on weights need not be inputs too.
+_MIN_IR_VERSION = 4
 
 _Constant: TypeAlias = "onnx.TensorProto | onnx.SparseTensorProto | onnx.NodeProto"
 
@@ -151,21 +147,17 @@ class Cutter:
         for index in self.order:
             for name in self._reads[index]:
                 self._readers.setdefault(name, []).append(index)
-        self._graph_inputs = [v.name for v in model.graph.input if v.name not in self._constants]
+        # The whole model's, without those that have a weight as default.
+        self.inputs = [v.name for v in model.graph.input if v.name not in self._constants]
         self._graph_outputs = {value.name for value in model.graph.output}
         self._non_tensors = _non_tensors(model.graph, self.order)
-        if unsupported := self._non_tensors.intersection(self._graph_inputs):
+        if unsupported := self._non_tensors.intersection(self.inputs):
             raise errors.UnsupportedFeatureError(
                 f"Input {min(unsupported)!r} is a sequence, map or optional; expected only tensors. Cut the model "
                 "after it first."
             )
         self._fixed = self._find_fixed()
         self.parts = self._find_parts()
-
-    @property
-    def inputs(self) -> list[str]:
-        """Names of the whole model's inputs, without those that have a weight as default."""
-        return self._graph_inputs
 
     def reads(self, index: int) -> list[str]:
         """The tensors that a node and its sub-graphs read, without weights."""
@@ -224,7 +216,7 @@ class Cutter:
             )
         inside = sorted(nodes, key=self._position.__getitem__)
         inputs, frozen = self._inputs_and_frozen(inside, values)
-        if freeze_branches and not {*inputs}.issubset(self._graph_inputs):
+        if freeze_branches and not {*inputs}.issubset(self.inputs):
             branches = self._branch_values(inside, inputs, values)
             frozen |= branches
             inputs = [name for name in inputs if name not in branches]
@@ -259,15 +251,13 @@ class Cutter:
         if entering and len(frozen) == len(entering):
             # Back ends would compute a model without inputs while loading it, which would hide a failure.
             frozen = {}
-        own = set(entering).intersection(self._graph_inputs)
-        inputs = [n for n in self._graph_inputs if n in own] + [n for n in entering if n not in own and n not in frozen]
+        own = set(entering).intersection(self.inputs)
+        inputs = [n for n in self.inputs if n in own] + [n for n in entering if n not in own and n not in frozen]
         return inputs, frozen
 
     def _branch_values(self, inside: Iterable[int], inputs: Collection[str], values: Values) -> Arrays:
-        """Tensors that enter from other branches, by name, where they are the same for every feed.
-
-        A node without predecessors inside keeps its inputs, or back ends would compute it while loading.
-        """
+        """Tensors that enter from other branches, by name, where they are the same for every feed."""
+        # A node without predecessors inside keeps its inputs, or back ends would compute it while loading.
         flowing: set[str] = set()
         frozen: Arrays = {}
         for index in inside:
@@ -283,9 +273,9 @@ class Cutter:
     def _outputs_of(self, inside: list[int]) -> list[str]:
         """Names of a sub-model's outputs: outputs of the whole, and tensors that only nodes outside read.
 
-        Tensors that are also read inside are no outputs, or back ends could not fuse them as they do in the whole
-        model. If none is left, the outputs are the tensors that nothing reads.
+        If it has no such tensors, the outputs are the tensors that nothing reads.
         """
+        # With tensors that are also read inside, back ends could not fuse what they fuse in the whole model.
         members = set(inside)
         made = [name for index in inside for name in self.visible(index)]
         leaving = [
@@ -294,7 +284,10 @@ class Cutter:
         return leaving or [n for n in made if n not in self._readers]
 
     def _find_fixed(self) -> set[str]:
-        """Tensors whose values depend only on weights and shapes; not random numbers, which would become constant."""
+        """Tensors whose values depend only on weights and shapes."""
+        # These values are fixed once the model's shapes are (the ``Shape -> Gather -> Concat`` chains before a
+        # Reshape), and back ends refuse many of them as inputs. Random numbers would become constant, so they do not
+        # count.
         fixed: set[str] = set()
         for index in self.order:
             node = self.model.graph.node[index]

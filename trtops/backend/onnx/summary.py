@@ -126,8 +126,8 @@ def _named_bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]
             yield f"{attribute.name}[{i}]", body
 
 
+# Attributes whose number is a data type.
 _DTYPE_ATTRIBUTES = ("to", "dtype", "target_type")
-"""Attributes whose number is a data type."""
 
 _VALUE_FIELDS = {
     AttributeProto.INT: "i",

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     import numpy as np
     import onnx
 
+# Time limit of one inference.
 MAX_SECONDS = 300.0
-"""Time limit of one inference."""
-
-_MAX_SUSPECT_BYTES = 1 << 22  # larger models are not suspect: a hostile one needs far fewer bytes
+# Larger models are not suspect: a hostile one needs far fewer bytes.
+_MAX_SUSPECT_BYTES = 1 << 22
 
 
 def load(model: onnx.ModelProto | str) -> Any:
@@ -84,11 +84,9 @@ def evaluate(
 
 
 def check_loads(source: bytes | str) -> None:
-    """Load a suspect model, given as bytes or file, in a child process first.
-
-    Some small models make ONNX Runtime propagate vectors until there is no memory left, which native code of other
-    threads may not survive.
-    """
+    """Load a suspect model, given as bytes or file, in a child process first."""
+    # Some small models make ONNX Runtime propagate vectors until there is no memory left, which native code of other
+    # threads may not survive.
     size = os.path.getsize(source) if isinstance(source, str) else len(source)
     if size > _MAX_SUSPECT_BYTES:
         return
@@ -131,12 +129,10 @@ def _fits_into_memory(source: bytes | str) -> bool:
 
 
 def limit_run_memory(options: Any) -> None:
-    """Let sessions with these options share an arena allocator limited to a third of ``TRTOPS_MEMORY_LIMIT``.
-
-    The rest is for inputs, outputs, and the allocator's bookkeeping, which is nearly twice as large as the tensors if a
-    loop creates millions of small ones. Unlike a limit of the process, this fails only the allocation that is too
-    large, and native code of other threads keeps enough memory.
-    """
+    """Let sessions with these options share an arena allocator limited to a third of ``TRTOPS_MEMORY_LIMIT``."""
+    # The rest is for inputs, outputs, and the allocator's bookkeeping, which is nearly twice as large as the tensors if
+    # a loop creates millions of small ones. Unlike a limit of the process, this fails only the allocation that is too
+    # large, and native code of other threads keeps enough memory.
     _register_limited_arena(os.getpid())
     options.add_session_config_entry("session.use_env_allocators", "1")
 

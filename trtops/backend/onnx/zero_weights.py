@@ -1,9 +1,4 @@
-"""Zeros instead of large weights, where their values cannot affect whether a model runs.
-
-A convolution fails because of shapes, never because of its weights' values; an index that is too large, or a computed
-size, can fail. So everything that depends on a weight is followed through the graph, and may only be read where no
-value can make a node fail or change a shape.
-"""
+"""Zeros instead of large weights, where their values cannot affect whether a model runs."""
 
 from __future__ import annotations
 
@@ -48,6 +43,9 @@ def can_run_on_zero_weights(model: onnx.ModelProto, weights: Collection[str]) ->
     graph = model.graph
     if any(function.domain in ("", "ai.onnx") for function in model.functions):
         return False  # the model redefines operators of ONNX
+    # A convolution fails because of shapes, never because of its weights' values; an index that is too large, or a
+    # computed size, can fail. So everything that depends on a weight is followed through the graph, and may only be
+    # read where no value can make a node fail or change a shape.
     dependent = set(weights)
     if not dependent.isdisjoint(value.name for value in graph.input):
         return False  # the model may declare another type or shape

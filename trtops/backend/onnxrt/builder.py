@@ -211,7 +211,8 @@ def _rewrite(
 ) -> _Rewritten:
     """Rewrite the model to the requested precision, and mark further outputs."""
     proto = model.proto(lean=True)
-    if is_large(proto, widened=True):  # ONNX Runtime widens 16-bit weights to FP32 on a CPU
+    # ONNX Runtime widens 16-bit weights to FP32 on a CPU.
+    if is_large(proto, widened=True):
         raise errors.EngineBuildError(
             f"Model {model.name!r} has about 2 GiB of weights or more; ONNX Runtime's engine format holds at most 2 "
             "GiB. Build it with TensorRT."

@@ -1,8 +1,4 @@
-"""INT8 on ONNX Runtime: collects the ranges of all tensors over data, and writes them into a model as Q/DQ nodes.
-
-``onnxruntime.quantization`` is not used to collect: here only one feed and its tensors are in memory at a time, and the
-ranges collected so far survive a failure of the data. See :mod:`trtops.calibration.histogram`.
-"""
+"""INT8 on ONNX Runtime: collects the ranges of all tensors over data, and writes them into a model as Q/DQ nodes."""
 
 from __future__ import annotations
 
@@ -34,8 +30,8 @@ from trtops.metadata import TensorMetadata, TensorSpec, check_feed
 from trtops.system.limits import limited_memory, too_much
 from trtops.system.processes import temporary_prefix
 
+# Layers to quantize for ONNX Runtime: they take most of the time, and it has integer kernels for them.
 INT8_OP_TYPES = ("Conv", "Gemm", "MatMul")
-"""Layers to quantize for ONNX Runtime: they take most of the time, and it has integer kernels for them."""
 
 MIN_SAMPLES = 2
 
@@ -94,6 +90,8 @@ def collect(
         CalibrationError: If there are too few samples, a feed does not fit the model or contains NaN or infinity, the
             model fails on it, or the source of the feeds raises. ``partial`` has the ranges collected before.
     """
+    # Not with ``onnxruntime.quantization``: here only one feed and its tensors are in memory at a time, and the ranges
+    # collected so far survive a failure of the data.
     check_algorithm(algorithm, percentile)
     counted = counted or algorithm != "minmax"
     session = _session_with_all_outputs(model)
@@ -131,7 +129,8 @@ def collect(
         while max_feeds is None or done < max_feeds:
             try:
                 feed = next(source, None)
-            except Exception as exc:  # raised by the user's data loader
+            # Whatever the user's data loader raises.
+            except Exception as exc:
                 raise errors.CalibrationError(
                     f"The calibration data failed at feed {done + 1}: {type(exc).__name__}: {exc}"
                 ) from exc
@@ -201,9 +200,9 @@ def _checked_arrays(number: int, feed: Feed, inputs: TensorMetadata) -> dict[str
 def fold(proto: onnx.ModelProto, log: SessionLog) -> onnx.ModelProto:
     """Return the model with constants folded and batch normalizations merged, in ONNX's own ops.
 
-    Quantizing first would insert Q/DQ nodes between a convolution and its batch normalization, which would not merge.
     The model must be below 2 GiB, and is not changed.
     """
+    # Quantizing first would insert Q/DQ nodes between a convolution and its batch normalization, which would not merge.
     options = session_options(log_id=log.log_id)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("calibration")) as folder:

@@ -37,7 +37,8 @@ def pack(
     """Return an engine with the session options that it is loaded with and those that it was built with."""
     options: dict[str, JSONValue] = {
         "version": _VERSION,
-        "plan_sha256": sha256(plan),  # ONNX Runtime loads a plan with damaged weights without an error
+        # ONNX Runtime loads a plan with damaged weights without an error.
+        "plan_sha256": sha256(plan),
         "providers": list(providers),
         "intra_op_threads": threads,
         "built_with": {
@@ -110,10 +111,8 @@ def open_plan(
 
 
 def check_place(built: Environment) -> None:
-    """Check that an engine built in an environment can run here.
-
-    Optimized graphs contain kernels, and weights in their layouts, for one release and one kind of processor.
-    """
+    """Check that an engine built in an environment can run here."""
+    # Optimized graphs contain kernels, and weights in their layouts, for one release and one kind of processor.
     if built.backend_version != ort.__version__:
         raise errors.EngineLoadError(
             f"The engine was built by ONNX Runtime {built.backend_version}; this is {ort.__version__}. Build it again, "

@@ -1,7 +1,4 @@
-"""Runs a session on numpy arrays, torch tensors, and types that numpy lacks.
-
-A module of its own because it imports numpy and ONNX Runtime, which creating a runner does not need.
-"""
+"""Runs a session on numpy arrays, torch tensors, and types that numpy lacks."""
 
 from __future__ import annotations
 
@@ -100,7 +97,8 @@ def _arrays_of(name: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def _to_ort_values(feed: Mapping[str, np.ndarray[Any, Any]], inputs: TensorMetadata) -> dict[str, ort.OrtValue]:
-    from onnx import TensorProto  # a slow import, needed for such types only
+    # A slow import, needed for such types only.
+    from onnx import TensorProto
 
     values = {}
     for name, array in feed.items():

@@ -35,7 +35,8 @@ class SessionFromOnnx:
         InvalidModelError if the model is missing, damaged or contradicts itself, UnsupportedFeatureError if an op has
         no kernel, BackendUnavailableError if this ONNX Runtime lacks an execution provider.
         """
-        from trtops.backend.onnxrt import session  # imports ONNX Runtime, which creating a loader does not need
+        # Imports ONNX Runtime, which creating a loader does not need.
+        from trtops.backend.onnxrt import session
 
         providers = session.find_providers(session.DEFAULT_PROVIDERS if self.providers is None else self.providers)
         options = session.session_options()

@@ -99,7 +99,8 @@ def successive_halving(lanes: Sequence[Lane], feed: Feed, turns: int, budget: Bu
     """Time lanes in turns, at most ``turns`` times each, and keep only the faster half after every round."""
     standing = list(lanes)
     for turn in range(turns):
-        shift = turn % len(standing)  # a different lane begins each turn, since the first place may be slower
+        # A different lane begins each turn, since the first place may be slower.
+        shift = turn % len(standing)
         for lane in standing[shift:] + standing[:shift]:
             lane.run(feed)
         if budget.left <= 0:

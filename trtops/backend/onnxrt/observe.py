@@ -46,7 +46,8 @@ class Observed:
         for name, array in arrays.items():
             array = np.asarray(array)
             total += array.nbytes
-            if array.dtype.kind not in "OUS":  # strings are small, and their bytes are not in the array
+            # Strings are small, and their bytes are not in the array.
+            if array.dtype.kind not in "OUS":
                 if self._in_memory + array.nbytes > self._limit:
                     array = self._to_file(array)
                 else:
@@ -115,7 +116,8 @@ def observe(cutter: Cutter, feeds: Sequence[Feed], *, limit_bytes: int = DEFAULT
     start, length = 0, _FIRST_PIECE
     while start < len(cutter.order):
         end = min(start + length, len(cutter.order))
-        while not may_part[end - 1]:  # a sequence cannot be passed from one session to the next
+        # A sequence cannot be passed from one session to the next.
+        while not may_part[end - 1]:
             end += 1
         piece = cutter.cut(cutter.order[start:end], observed, expose="all")
         known = {name: observed.arrays(name) for name in piece.inputs}

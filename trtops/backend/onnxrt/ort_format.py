@@ -1,9 +1,7 @@
 """Reads ONNX Runtime's own model format: the nodes of an engine with their execution providers.
 
 The format is a flatbuffer (schema: ``onnxruntime/core/flatbuffers/schema/ort.fbs`` in ONNX Runtime's repository; layout
-of flatbuffers: https://flatbuffers.dev/internals/). A field keeps its place in its table in all releases. The
-onnxruntime package has a generated reader, but importing it sets the root logger to debug level and changes
-``sys.path``, and it is slow; so the few fields needed here are read by their places.
+of flatbuffers: https://flatbuffers.dev/internals/).
 """
 
 from __future__ import annotations
@@ -59,7 +57,9 @@ def read(content: bytes) -> tuple[list[Node], dict[str, str]]:
     return nodes, types
 
 
-# Places of fields in their tables, from the schema: counted from 0 in the order of declaration. A union takes two
+# The onnxruntime package has a generated reader, but importing it sets the root logger to debug level and changes
+# ``sys.path``, and it is slow; so the few fields needed here are read by their places. A field keeps its place in its
+# table in all releases. Places are from the schema: counted from 0 in the order of declaration. A union takes two
 # places, its type and then its value.
 _SESSION_MODEL = 1
 _MODEL_GRAPH = 7

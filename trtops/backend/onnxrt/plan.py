@@ -24,11 +24,10 @@ _NUMBER = re.compile(r"_token_\d+(?=$|/)")
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The optimized graph of an engine.
+    """The optimized graph of an engine."""
 
-    Optimizing a model twice the same way gives the same graph, but with nodes in another order and other numbers in
-    generated names. Both are normalized here.
-    """
+    # Optimizing a model twice the same way gives the same graph, but with nodes in another order and other numbers in
+    # generated names. Both are normalized here.
 
     nodes: tuple[Node, ...]  # its nodes, including those of control flow bodies, each after its inputs' nodes
     depths: tuple[int, ...]  # for each node, the number of nodes on the longest path to it
@@ -52,7 +51,8 @@ def read_plan(plan: bytes) -> Plan:
         label = digest([*identity, [label for _, label in sources], outputs])
         made.update((name, (depth, f"{label}:{index}")) for index, name in enumerate(node.outputs))
         ranked.append((depth, label, node))
-    ranked.sort(key=lambda entry: entry[:2])  # neither depends on the order in the file
+    # By depth and label: both are independent of the order in the file.
+    ranked.sort(key=lambda entry: entry[:2])
     return Plan(
         nodes=tuple(node for _, _, node in ranked),
         depths=tuple(depth for depth, _, _ in ranked),

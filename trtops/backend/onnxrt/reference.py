@@ -1,7 +1,4 @@
-"""Runs models as they are, without optimizations: for golden outputs, and to examine tensors.
-
-Threads of these sessions sleep between runs, so that they do not disturb what is timed at the same time.
-"""
+"""Runs models as they are, without optimizations: for golden outputs, and to examine tensors."""
 
 from __future__ import annotations
 
@@ -31,8 +28,10 @@ class SessionFromMemory:
 
     def __call__(self) -> ort.InferenceSession:
         """Create the session, which belongs to the caller; raises as :class:`SessionFromOnnx`."""
+        # Interleaved: the threads sleep between runs, so that they do not disturb what is timed at the same time.
         level = None if self.optimized else ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        if is_large(self.model) and not is_lean(self.model):  # protobuf cannot serialize it
+        # Protobuf cannot serialize it, so it goes through a file.
+        if is_large(self.model) and not is_lean(self.model):
             with tempfile.TemporaryDirectory(prefix=temporary_prefix("model")) as folder:
                 path = Path(folder, "model.onnx")
                 save_model(self.model, path, external_data_path="")

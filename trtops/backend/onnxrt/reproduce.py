@@ -1,10 +1,11 @@
-"""Repeat a verdict with plain ONNX Runtime: run the model and compare its outputs with the golden outputs.
+"""The script of a bundle: repeat a verdict with plain ONNX Runtime. ``trtops bundle`` copies this file as it is.
 
 Needs numpy and onnxruntime in the releases of constraints.txt. Exit code 0 if the verdict is the reported one, else 1.
 """
 
 from __future__ import annotations
 
+# Nothing of trtops may be imported here: a bundle is for people who do not have it.
 import json
 import subprocess
 import sys

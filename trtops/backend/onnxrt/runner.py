@@ -39,7 +39,8 @@ class OnnxrtRunner(BaseRunner):
 
     def activate_impl(self) -> None:
         """Get the session and the metadata of its inputs and outputs."""
-        from trtops.backend.onnxrt.inference import Inference  # imports numpy and ONNX Runtime
+        # Imports numpy and ONNX Runtime, which creating a runner does not need.
+        from trtops.backend.onnxrt.inference import Inference
 
         session = value_of(self._source)
         self._inputs = TensorMetadata.of(_tensor_spec(node) for node in session.get_inputs())

@@ -29,11 +29,10 @@ _MAX_EXHAUSTIVE = 3
 # After this many settings that crashed the process, whole levels of optimization are switched off instead.
 _MAX_CRASHES = 4
 
+# Returns why a candidate may not be built, given the names of the applicable tactics; None if it may.
 WhyDenied: TypeAlias = "Callable[[Candidate, tuple[str, ...]], str | None]"
-"""Returns why a candidate may not be built, given the names of the applicable tactics; None if it may."""
-
+# A shape for each input, by name.
 Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
-"""A shape for each input, by name."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,8 @@ class Search:
     def _without_default(self, tactics: Sequence[Tactic], why_denied: WhyDenied) -> Choice:
         """Choose where the default cannot be built: the fastest candidate with one tactic toggled, or a lower level."""
         reason = self.failed[Candidate().id]
-        if MEMORY in reason:  # the unoptimized model would need the same memory at run time
+        # The unoptimized model would need the same memory at run time.
+        if MEMORY in reason:
             raise errors.EngineBuildError(reason)
         hopeless = "has no kernel" in reason or len(self.avoid) >= _MAX_CRASHES
         usable = self._distinct_by_graph([] if hopeless else [Candidate.toggling([t.name]) for t in tactics])
@@ -140,11 +140,9 @@ class Search:
         return sorted(seconds, key=lambda candidate: seconds[candidate])
 
     def _applicable_tactics(self, tactics: Iterable[Tactic], *, limited: bool) -> tuple[str, ...]:
-        """Names of the tactics that change the graph when toggled alone; while there is time, if ``limited``.
-
-        A tactic that changes the graph only together with another is not found: trying all pairs would optimize the
-        model a hundred times.
-        """
+        """Names of the tactics that change the graph when toggled alone; while there is time, if ``limited``."""
+        # A tactic that changes the graph only together with another is not found: trying all pairs would optimize the
+        # model a hundred times.
         usual = self._signature(Candidate())
         assert usual is not None
         found: list[str] = []
@@ -161,11 +159,9 @@ class Search:
         return tuple(found)
 
     def _can_afford(self, candidate: Candidate, waiting: int) -> bool:
-        """Return whether there is time for a candidate, with ``waiting`` others that have yet to be timed.
-
-        A candidate that an earlier build skipped is skipped again, unless this build has a time of its own: builds with
-        the same timing cache must choose alike.
-        """
+        """Return whether there is time for a candidate, with ``waiting`` others that have yet to be timed."""
+        # A candidate that an earlier build skipped is skipped again, unless this build has a time of its own: builds
+        # with the same timing cache must choose alike.
         key = self._key(candidate.id)
         skipped = key in self.cache.skipped
         if key in self.cache.graphs and not skipped:
@@ -186,7 +182,8 @@ class Search:
         if None in known:
             try:
                 inference = self.measurement.first_seconds([self._feed(shapes) for shapes in self.shapes])
-            except errors.InferenceError:  # the timing will fail alike, and log the reason
+            # The timing will fail alike, and log the reason.
+            except errors.InferenceError:
                 inference = 0.0
         self.budget.begin(start, inference)
         self.log.add(
@@ -204,10 +201,8 @@ class Search:
         return list(by_graph.values())
 
     def _without_idle(self, candidate: Candidate) -> Candidate:
-        """The candidate without the tactics that change nothing in combination with the others.
-
-        A tactic record must not name settings that had no effect.
-        """
+        """The candidate without the tactics that change nothing in combination with the others."""
+        # A tactic record must not name settings that had no effect.
         for name in candidate.toggled:
             rest = Candidate.toggling(set(candidate.toggled) - {name})
             if self._signature(rest) == self._signature(candidate):
@@ -264,10 +259,11 @@ class Search:
 def random_candidates(names: Sequence[str], seed: int) -> Iterator[Candidate]:
     """Yield combinations of tactics in random order, each once; the same for the same names and seed.
 
-    The first combinations of consecutive seeds differ until all (or a thousand) have occurred, since repeating one in a
-    campaign adds no information. A campaign begins with all approximations, then the default: approximations are the
-    first suspects, and these two builds differ in nothing else.
+    The first combinations of consecutive seeds differ until all (or a thousand) have occurred. A campaign begins with
+    all approximations, then the default.
     """
+    # Repeating a combination in a campaign adds no information. Approximations are the first suspects, and the first
+    # two builds differ in nothing else.
     total = 1 << len(names)
     drawn = min(total, CAMPAIGN_SEEDS)
     campaign, number = divmod(seed, CAMPAIGN_SEEDS)

@@ -22,23 +22,21 @@ if TYPE_CHECKING:
 
 ModelSource: TypeAlias = "bytes | str | os.PathLike[str] | onnx.ModelProto"
 
+# An execution provider's name, or its name with its options.
 Provider: TypeAlias = "str | tuple[str, Mapping[str, Any]]"
-"""An execution provider's name, or its name with its options."""
 
+# The exceptions of ONNX Runtime, which have no common base class.
 ORT_ERRORS: tuple[type[Exception], ...] = (
     *(kind for kind in vars(_state).values() if isinstance(kind, type) and issubclass(kind, Exception)),
     RuntimeError,
     ValueError,
 )
-"""The exceptions of ONNX Runtime, which have no common base class."""
 
 DEFAULT_PROVIDERS: tuple[str, ...] = ("CPUExecutionProvider",)
-
+# Model files smaller than this have no weights that would justify large tensors; their run memory is limited.
 SMALL = 1 << 20
-"""Model files smaller than this have no weights that would justify large tensors; their run memory is limited."""
-
+# Maximum number of threads within one operator: ONNX Runtime starts any number, whatever the machine.
 MAX_THREADS = 1 << 12
-"""Maximum number of threads within one operator: ONNX Runtime starts any number, whatever the machine."""
 
 _NO_KERNEL = re.compile(r"Could not find an implementation for (\S+?)\((-?\d+)\) node with name '(.*?)'")
 _NO_OP = re.compile(r"(\S+?)\((-?\d+)\) is not a registered function/op|No Op registered for (\S+)")
@@ -86,11 +84,9 @@ def session_options(threads: int = 0, *, log_id: str | None = None) -> ort.Sessi
 
 
 def sleep_between_runs(options: ort.SessionOptions) -> None:
-    """Let a session's threads sleep after a run.
-
-    By default they spin for up to a second, waiting for the next run (``session.force_spinning_stop``), and take cores
-    from other sessions: on two cores, a session timed in turns with another one appeared twice as slow.
-    """
+    """Let a session's threads sleep after a run."""
+    # By default they spin for up to a second, waiting for the next run, and take cores from other sessions: on two
+    # cores, a session timed in turns with another one appeared twice as slow.
     options.add_session_config_entry("session.force_spinning_stop", "1")
 
 
@@ -108,7 +104,8 @@ def create_session(source: ModelSource, options: ort.SessionOptions, providers: 
             return _new_session(serialize_lean(source), "The model", size, options, providers)
         try:
             source = source.SerializeToString()
-        except Exception as exc:  # EncodeError or ValueError, depending on protobuf's release
+        # EncodeError or ValueError, depending on protobuf's release.
+        except Exception as exc:
             raise errors.InvalidModelError(
                 f"The model cannot be serialized ({exc}); a message holds at most 2 GiB. Save it with external data "
                 "and give its path."

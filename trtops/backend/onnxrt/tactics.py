@@ -1,9 +1,7 @@
 """The choices that the builder varies and times.
 
 A tactic is one graph optimizer of ONNX Runtime that is on or off for the whole engine; ONNX Runtime offers no finer
-choice. The list has the optimizers that change which kernels run, without those that only clean up (constant folding
-and sharing, dead nodes) and those for other hardware. ``tests/backend/onnxrt/test_tactics.py`` has a model for each
-whose optimized graph differs with and without it.
+choice.
 """
 
 from __future__ import annotations
@@ -30,9 +28,12 @@ class Tactic:
     level: str = ""
 
 
+# Without this optimizer an INT8 model computes in FP32.
 INTEGER_KERNELS = "QDQSelectorActionTransformer"
-"""Without this optimizer an INT8 model computes in FP32."""
 
+# All tactics, in the order in which the builder tries them: the optimizers that change which kernels run, without those
+# that only clean up (constant folding and sharing, dead nodes) and those for other hardware. For each,
+# ``tests/backend/onnxrt/test_tactics.py`` has a model whose optimized graph differs with and without it.
 TACTICS: tuple[Tactic, ...] = (
     Tactic("NchwcTransformer"),  # convolutions and pooling on blocked channels (NCHWc)
     Tactic("NhwcTransformer"),  # quantized and half-precision convolutions on channels last
@@ -56,13 +57,12 @@ TACTICS: tuple[Tactic, ...] = (
         ops=("Gelu", "BiasGelu"),
     ),
 )
-"""All tactics, in the order in which the builder tries them."""
 
+# Switched off where ONNX Runtime fails under every other setting; never varied for speed.
 FALLBACKS: tuple[Tactic, ...] = (
     Tactic("ExtendedOptimizations", level="ORT_ENABLE_BASIC"),  # all optimizers beyond the basic ones
     Tactic("AllOptimizations", level="ORT_DISABLE_ALL"),
 )
-"""Switched off where ONNX Runtime fails under every other setting; never varied for speed."""
 
 _BY_NAME = {tactic.name: tactic for tactic in (*TACTICS, *FALLBACKS)}
 
@@ -150,9 +150,8 @@ class Candidate:
 
 
 def overflows_in_8_bits(processor: Processor) -> bool:
-    """Return whether sums of unsigned by signed 8-bit products saturate at 16 bits: on x86 without VNNI instructions.
-
-    ONNX Runtime can use unsigned weights there; see its guide to quantization on x86-64.
-    """
+    """Return whether sums of unsigned by signed 8-bit products saturate at 16 bits."""
+    # They do on x86 without VNNI instructions. ONNX Runtime can use unsigned weights there; see its guide to
+    # quantization on x86-64.
     is_x86 = processor.machine.lower() in ("x86_64", "amd64")
     return is_x86 and not any("vnni" in name for name in processor.instruction_sets)

@@ -154,7 +154,6 @@ class _Building:
         # restricts them. ``records`` and ``replays_by_selector``: by an algorithm selector, on releases without it.
         # Neither: the inspector names the tactics of the finished engine, and they cannot be replayed.
         self.edits = line.supports(Feature.EDITABLE_TIMING_CACHE)
-        # Whether some tactics must not be chosen.
         self.restricted = bool(self.denied.entries) or self.options.tactic_seed is not None
         has_selector = not self.edits and line.supports(Feature.ALGORITHM_SELECTOR)
         self.replays_by_selector = caches.replay is not None and not self.edits

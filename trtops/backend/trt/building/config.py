@@ -72,12 +72,6 @@ class _CommonConfig:
                 f"{errors.near(str(self.precision_constraints), ('none', 'prefer', 'obey'))}"
             )
 
-    # Polygraphy's name of the attribute differs from that of the argument.
-    @property
-    def timing_cache_path(self) -> str | os.PathLike[str] | IO[bytes] | bytes | None:
-        """The timing cache to load."""
-        return self.load_timing_cache
-
     def __call__(self, builder: Any, network: Any) -> Any:
         """Create the config; without a network, profiles and calibration are left out.
 

@@ -87,11 +87,6 @@ class EngineBytesFromNetwork:
     # fails, a warning gives the reason, the file is not changed, and the engine is returned.
     save_timing_cache: str | os.PathLike[str] | IO[bytes] | None = None
 
-    @property
-    def timing_cache_path(self) -> str | os.PathLike[str] | IO[bytes] | None:
-        """Polygraphy's name of ``save_timing_cache``."""
-        return self.save_timing_cache
-
     def __call__(self) -> Any:
         # Imported here: most processes only load an engine and run it, and start faster without these modules.
         from trtops.backend.trt.building.config import CreateConfig
@@ -152,11 +147,6 @@ class EngineFromNetwork:
     save_timing_cache: str | os.PathLike[str] | IO[bytes] | None = None  # as for :class:`EngineBytesFromNetwork`
     runtime: Any = None  # as for :class:`EngineFromBytes`, like ``dla_workspace_allocation_strategy``
     dla_workspace_allocation_strategy: Any = None
-
-    @property
-    def timing_cache_path(self) -> str | os.PathLike[str] | IO[bytes] | None:
-        """Polygraphy's name of ``save_timing_cache``."""
-        return self.save_timing_cache
 
     def __call__(self) -> Any:
         plan = engine_bytes_from_network(self.network, self.config, self.save_timing_cache)

@@ -1,7 +1,4 @@
-"""Loaders that change a network: its outputs, precisions, data types and formats.
-
-For each class there is a function in snake_case that creates the loader and calls it.
-"""
+"""Loaders that change a network: its outputs, precisions, data types and formats."""
 
 from __future__ import annotations
 

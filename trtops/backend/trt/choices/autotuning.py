@@ -64,7 +64,7 @@ def read_log(messages: Iterable[str]) -> tuple[TimedOp, ...]:
         elif _SELECTED.search(line):
             key = op["key"].lower()
             nodes = tuple(_ONNX_NODE.findall(op["rest"]))
-            # Of an op that was timed again the last table counts, in its place in the log.
+            # Of an op that was timed again, the last table counts.
             found.pop(key, None)
             found[key] = TimedOp(op=op["op"], key=key, onnx_nodes=nodes, candidates=tuple(candidates))
             op = None

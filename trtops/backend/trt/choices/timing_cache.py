@@ -114,7 +114,7 @@ def apply(config: Any, cache: TimingCache) -> None:
     # TensorRT 8.6 cannot read the compiler's data back from a cache. The build then uses the other entries.
     if cache.data and log.contains(_COMPILER):
         entries = held(config)
-        # With nothing read, an empty cache takes its place, which fills up during the build.
+        # If nothing was read, an empty cache is set, which fills up during the build.
         if entries == 0:
             line.set_timing_cache(config, b"")
         library.log_warning(

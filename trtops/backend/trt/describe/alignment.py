@@ -213,7 +213,6 @@ def _format_text(tensor: TensorDescription) -> str:
     return f"{tensor.dtype} {words}".strip()
 
 
-# The groups before and after.
 _Place = tuple[tuple[str, ...], tuple[str, ...]]
 
 

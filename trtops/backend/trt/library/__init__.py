@@ -1,7 +1,4 @@
-"""Access to TensorRT and CUDA: import, log, builders and runtimes, device memory, and the device's state.
-
-The names below are used as this module's: ``library.load()``.
-"""
+"""Access to TensorRT and CUDA: import, log, builders and runtimes, device memory, and the device's state."""
 
 from __future__ import annotations
 
