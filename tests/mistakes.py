@@ -75,7 +75,7 @@ MISTAKES = (
         3,
         "convert model.onnx --convert-to ort --experiment e --load-inputs other_shape.npz",
         "convert('model.onnx', ConvertConfig(check=CheckConfig(data='other_shape.npz')), tracker=tracker)",
-        "InputShapeError",
+        "InputError",
     ),
     Mistake(
         "TensorRT is not installed",

@@ -170,13 +170,3 @@ def test_critical_logs_and_raises(caplog: pytest.LogCaptureFixture) -> None:
         G_LOGGER.critical("stop", KeyError)
 
     assert [record.levelno for record in caplog.records] == [G_LOGGER.CRITICAL] * 2
-
-
-def test_callbacks_get_every_change() -> None:
-    heard: list[int] = []
-    G_LOGGER.register_callback(lambda severity: heard.append(severity.get()))
-    with pytest.raises(ZeroDivisionError), G_LOGGER.verbosity(G_LOGGER.VERBOSE):
-        raise ZeroDivisionError
-    G_LOGGER._callbacks.pop()
-
-    assert heard == [G_LOGGER.severity, G_LOGGER.VERBOSE, G_LOGGER.severity]

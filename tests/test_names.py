@@ -80,6 +80,11 @@ EXCEPTIONS: dict[str, str] = {
     "logger.logger.LoggerIndent": "what G_LOGGER.indent() returns",
     "logger.logger.LoggerVerbosity": "what G_LOGGER.verbosity() returns",
     "logger.logger.SeverityTrie": "G_LOGGER.module_severity answers the same question: get(path)",
+    "logger.logger.Logger.register_callback": "logs of back ends follow Python's levels",
+    **{
+        f"logger.logger.Logger({each})": "there is one logger; its attributes can be set"
+        for each in ("severity", "colors", "letter", "timestamp", "line_info")
+    },
     "logger.logger.Logger.SEVERITY_COLOR_MAPPING": _LEVELS,
     "logger.logger.Logger.SEVERITY_LETTER_MAPPING": _LEVELS,
     "cuda.cuda.Cuda.check": _RUNTIME,
@@ -220,7 +225,7 @@ def test_further_module_names_are_the_same():
     from trtops.comparator.struct import RunResults
 
     assert RunResults is Same and EngineFromBytes is trt.EngineFromBytes and trtops.backend.base.runner is base
-    assert trtops.datatype.datatype.DataType.__module__ == "trtops.metadata"
+    assert trtops.datatype.datatype.DataType.__module__ == "trtops.datatype"
 
 
 def test_derived_loaders_use_call_impl():

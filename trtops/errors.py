@@ -44,14 +44,6 @@ class InputError(TrtopsError, ValueError):
     """A feed does not fit the model's inputs: a name is missing or not known, or an array does not fit."""
 
 
-class InputShapeError(InputError):
-    """An array has a shape that the model or the optimization profile does not accept."""
-
-
-class InputDtypeError(InputError):
-    """An array has another dtype than the model's input."""
-
-
 class FormatError(TrtopsError, ValueError):
     """A saved file cannot be read: truncated, of another kind, hostile, or of a newer version."""
 
@@ -87,17 +79,12 @@ class InferenceError(BackendError):
 class CalibrationError(BackendError):
     """INT8 calibration failed: no data, bad data, or a cache that does not fit the model.
 
-    ``partial`` is the incomplete ``trtops.calibration.CalibrationCache``, or None; ``missing`` are the names of the
-    tensors that a cache lacks.
+    ``partial`` is the incomplete ``trtops.calibration.CalibrationCache``, or None.
     """
 
-    def __init__(self, message: str, *, partial: object = None, missing: Iterable[str] = ()) -> None:
+    def __init__(self, message: str, *, partial: object = None) -> None:
         super().__init__(message)
         self.partial = partial
-        self.missing = tuple(missing)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (str(self),), {"partial": self.partial, "missing": self.missing}
 
 
 class TimingCacheError(BackendError):
@@ -111,18 +98,11 @@ class TacticMismatchError(BackendError):
         super().__init__(message)
         self.layers = tuple(layers)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (str(self), self.layers)
-
 
 class WorkerError(BackendError):
     """A child process crashed, hung (``timed_out``) or ran out of memory; the message has its last log lines."""
 
     timed_out = False
-
-
-class ReproductionError(TrtopsError):
-    """A bundle would not repeat the verdict that it reports."""
 
 
 class SignatureError(TrtopsError):

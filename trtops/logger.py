@@ -1,9 +1,7 @@
 """Polygraphy's ``G_LOGGER``, on top of Python's logger named ``trtops``.
 
-trtops itself logs through ``logging.getLogger(__name__)`` and leaves handlers to the program. Importing this module
-sets the logger to ``INFO`` unless it has a level; the first message through ``G_LOGGER`` adds a handler, unless the
-program set up logging itself. Messages of scripts go to standard output, as in Polygraphy; critical ones and trtops'
-own messages go to standard error, except results such as the lines of a comparison.
+Messages of scripts go to standard output, as in Polygraphy; critical ones and trtops' own messages go to standard
+error, except results such as the lines of a comparison.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ import enum
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -47,18 +46,13 @@ class LogMode(enum.IntEnum):
 class ModuleSeverity(dict[str, int]):
     """Severities by path below the package (``"backend/trt"``), with ``""`` for all others."""
 
-    def get(self, path: str | None = None, default: int | None = None) -> int:  # type: ignore[override]
+    def get(self, path: str = "") -> int:  # type: ignore[override]
         """Return the severity of a path: that of the longest known path above it."""
-        found, parts = self[""] if default is None else default, _path_parts(path or "")
-        for known in sorted(self, key=len):
-            if known and _path_parts(known) == parts[: len(_path_parts(known))]:
-                found = self[known]
-        return found
+        above = [known for known in self if f"{_logger_name(path)}.".startswith(f"{_logger_name(known)}.")]
+        return self[max(above, key=len)]
 
 
 def _log_at(severity: int, *, error_ok: bool = False) -> Any:
-    """Return a method that logs with a severity; ``mode`` is that of :meth:`Logger.log`."""
-
     def log(self: Logger, message: Message, mode: LogMode = LogMode.EACH) -> None:
         self.log(message, severity, mode, stack_depth=3, error_ok=error_ok)
 
@@ -79,31 +73,22 @@ class Logger:
     ERROR = logging.ERROR
     CRITICAL = logging.CRITICAL
 
-    def __init__(
-        self,
-        severity: Severity | None = None,
-        colors: bool = True,
-        letter: bool = True,
-        timestamp: bool = False,
-        line_info: bool = False,
-    ) -> None:
-        """Make a logger; ``severity`` is the first :attr:`module_severity`."""
-        self.colors = colors  # on a terminal, unless NO_COLOR is in the environment
-        self.letter = letter  # for the severity
-        self.timestamp = timestamp
-        self.line_info = line_info  # the file and line that logged
+    def __init__(self) -> None:
+        """Make the logger of the process."""
+        self.colors = True  # on a terminal, unless NO_COLOR is in the environment
+        self.letter = True  # for the severity
+        self.timestamp = False
+        self.line_info = False  # the file and line that logged
         self.use_python_logging_system = False  # whether only the program's own handlers get messages
         self._logger = logging.getLogger("trtops")
-        self._callbacks: list[Callable[[ModuleSeverity], object]] = []
         self._once: set[str] = set()
-        self._file: logging.FileHandler | None = None
+        self._file: _Output | None = None
         for name in ("ULTRA_VERBOSE", "SUPER_VERBOSE", "EXTRA_VERBOSE", "START", "FINISH"):
             logging.addLevelName(getattr(self, name), name)
+        # A program that set a level before this import keeps it.
         if self._logger.level == logging.NOTSET:
             self._logger.setLevel(self.INFO)
         self._severity = ModuleSeverity({"": self._logger.level})
-        if severity is not None:
-            self.module_severity = severity
 
     @property
     def module_severity(self) -> ModuleSeverity:
@@ -117,12 +102,9 @@ class Logger:
     def module_severity(self, value: Severity) -> None:
         wanted = ModuleSeverity({"": self.INFO, **value} if isinstance(value, Mapping) else {"": value})
         for path in self._severity.keys() | wanted.keys():
-            python_logger = logging.getLogger(".".join(["trtops", *_path_parts(path)]))
-            python_logger.setLevel(dict.get(wanted, path, logging.NOTSET))
+            logging.getLogger(_logger_name(path)).setLevel(dict.get(wanted, path, logging.NOTSET))
         self._severity = wanted
         self._ensure_console()
-        for callback in self._callbacks:
-            callback(wanted)
 
     @property
     def severity(self) -> int:
@@ -155,24 +137,18 @@ class Logger:
     @property
     def log_file(self) -> str | None:
         """A file that gets every line as well, overwritten when set. Folders are created as needed."""
-        return None if self._file is None else self._file.baseFilename
+        return None if self._file is None or self._file.file is None else self._file.file.name
 
     @log_file.setter
     def log_file(self, path: str | os.PathLike[str] | None) -> None:
-        if self._file is not None:
+        if self._file is not None and self._file.file is not None:
             self._logger.removeHandler(self._file)
-            self._file.close()
+            self._file.file.close()
             self._file = None
         if path is not None:
             Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
-            self._file = logging.FileHandler(path, mode="w", encoding="utf-8")
-            self._file.setFormatter(_Formatter(self, terminal=False))
+            self._file = _Output(self, open(path, "w", encoding="utf-8"))  # noqa: SIM115 - open while it is set
             self._logger.addHandler(self._file)
-
-    def register_callback(self, callback: Callable[[ModuleSeverity], object]) -> None:
-        """Call back now, and whenever the severity changes."""
-        callback(self._severity)
-        self._callbacks.append(callback)
 
     def log(
         self,
@@ -210,10 +186,10 @@ class Logger:
         if severity >= self.severity:
             record = logging.LogRecord("trtops", severity, __file__, 0, message, None, None)
             record.on_stdout = True
-            print(_Formatter(self, terminal=True).format(record), flush=True)
-            if self._file is not None:
-                self._file.handle(record)
+            for output in filter(None, (_Output(self), self._file)):
+                output.emit(record)
 
+    # Only the verbose levels tolerate errors of callables, as in Polygraphy.
     ultra_verbose = _log_at(ULTRA_VERBOSE, error_ok=True)
     super_verbose = _log_at(SUPER_VERBOSE, error_ok=True)
     extra_verbose = _log_at(EXTRA_VERBOSE, error_ok=True)
@@ -233,50 +209,43 @@ class Logger:
     exit = critical
 
     def _ensure_console(self) -> None:
-        """Add a handler if messages have none."""
+        """Add a handler if messages have none, so that a program that set up logging gets each message once."""
         handled = any(handler is not self._file for handler in self._logger.handlers)
         of_program = self._logger.propagate and logging.getLogger().handlers
         if not (handled or of_program or self.use_python_logging_system):
-            console = _Console()
-            console.setFormatter(_Formatter(self, terminal=True))
-            self._logger.addHandler(console)
+            self._logger.addHandler(_Output(self))
 
 
-class _Console(logging.Handler):
-    """Writes to the current ``sys.stderr``, or ``sys.stdout`` if a message says so."""
+class _Output(logging.Handler):
+    """Writes lines such as ``[I] (12:00:00) [logger.py:7] text``; the logger's attributes select the parts.
 
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            print(self.format(record), file=_stream_of(record), flush=True)
-        except Exception:  # as logging's own handlers: a line that cannot be written does not end the program
-            self.handleError(record)
+    They go to a file, or else to the current ``sys.stderr``, or ``sys.stdout`` if a message says so.
+    """
 
-
-def _stream_of(record: logging.LogRecord) -> TextIO:
-    return sys.stdout if getattr(record, "on_stdout", False) else sys.stderr
-
-
-class _Formatter(logging.Formatter):
-    """Formats lines such as ``[I] (12:00:00) [logger.py:7] text``; the logger's attributes select the parts."""
-
-    def __init__(self, settings: Logger, *, terminal: bool) -> None:
+    def __init__(self, settings: Logger, file: TextIO | None = None) -> None:
         super().__init__()
         self.settings = settings
-        self.terminal = terminal
+        self.file = file
 
-    def format(self, record: logging.LogRecord) -> str:
-        letter, color = _STYLES.get(record.levelno, (record.levelname, 0))
-        prefix = f"[{letter}] " if self.settings.letter else ""
-        if self.settings.timestamp:
-            prefix += f"({self.formatTime(record, '%H:%M:%S')}) "
-        if self.settings.line_info:
-            prefix += f"[{record.filename}:{record.lineno}] "
-        text = prefix + record.getMessage().replace("\n", "\n" + " " * len(prefix))
-        if record.exc_info:
-            text += "\n" + self.formatException(record.exc_info)
-        text = masked(text)
-        colored = self.terminal and self.settings.colors and color and "NO_COLOR" not in os.environ
-        return f"\x1b[{color}m{text}\x1b[0m" if colored and _stream_of(record).isatty() else text
+    def emit(self, record: logging.LogRecord) -> None:
+        file = self.file or (sys.stdout if getattr(record, "on_stdout", False) else sys.stderr)
+        # As in logging's own handlers, a line that cannot be written does not end the program.
+        try:
+            letter, color = _STYLES.get(record.levelno, (record.levelname, 0))
+            prefix = f"[{letter}] " if self.settings.letter else ""
+            if self.settings.timestamp:
+                prefix += f"({time.strftime('%H:%M:%S')}) "
+            if self.settings.line_info:
+                prefix += f"[{record.filename}:{record.lineno}] "
+            text = prefix + record.getMessage().replace("\n", "\n" + " " * len(prefix))
+            if record.exc_info:
+                text += "\n" + logging.Formatter().formatException(record.exc_info)
+            text = masked(text)
+            if self.settings.colors and color and "NO_COLOR" not in os.environ and file.isatty():
+                text = f"\x1b[{color}m{text}\x1b[0m"
+            print(text, file=file, flush=True)
+        except Exception:
+            self.handleError(record)
 
 
 def module_line(module: ModuleType, name: str) -> str:
@@ -284,8 +253,9 @@ def module_line(module: ModuleType, name: str) -> str:
     return f"{name} | Version: {module.__version__} | Path: {[os.path.realpath(folder) for folder in module.__path__]}"
 
 
-def _path_parts(path: str) -> list[str]:
-    return [part for part in path.removesuffix(".py").replace(os.sep, "/").split("/") if part]
+def _logger_name(path: str) -> str:
+    """The Python logger of a path such as ``backend/trt/runner.py``."""
+    return ".".join(["trtops", *filter(None, path.removesuffix(".py").replace(os.sep, "/").split("/"))])
 
 
 G_LOGGER = Logger()

@@ -1,20 +1,17 @@
-"""Data types, shapes and tensor metadata, shared by all back ends. Nothing here imports a back end."""
+"""Shapes and tensor metadata, shared by all back ends. Nothing here imports a back end."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from types import DynamicClassAttribute
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trtops import errors
+from trtops.datatype import DataType as DataType
 from trtops.record import Record
 
 if TYPE_CHECKING:
-    import numpy as np
     from typing_extensions import Self
 
 Dim: TypeAlias = "int | str | None"
@@ -24,148 +21,6 @@ DEFAULT_SHAPE_VALUE = 1
 """Default size of a dynamic dimension, the same as Polygraphy's."""
 
 Shape: TypeAlias = tuple[Dim, ...]
-
-
-class DataType(Enum):
-    """Element types of tensors. The value is the type's name in numpy or ml_dtypes.
-
-    Name and text are the member's name in lower case (``float8e4m3fn``). numpy accepts a member as a dtype.
-    """
-
-    FLOAT64 = "float64"
-    FLOAT32 = "float32"
-    FLOAT16 = "float16"
-    BFLOAT16 = "bfloat16"
-    FLOAT8E4M3FN = "float8_e4m3fn"
-    FLOAT8E4M3FNUZ = "float8_e4m3fnuz"
-    FLOAT8E5M2 = "float8_e5m2"
-    FLOAT8E5M2FNUZ = "float8_e5m2fnuz"
-    FLOAT8E8M0 = "float8_e8m0fnu"
-    FLOAT4 = "float4_e2m1fn"
-    INT64 = "int64"
-    INT32 = "int32"
-    INT16 = "int16"
-    INT8 = "int8"
-    INT4 = "int4"
-    UINT64 = "uint64"
-    UINT32 = "uint32"
-    UINT16 = "uint16"
-    UINT8 = "uint8"
-    BOOL = "bool"
-    STRING = "str"
-
-    @DynamicClassAttribute
-    def name(self) -> str:
-        """The member's name in lower case."""
-        return self._name_.lower()
-
-    def __str__(self) -> str:
-        return self.name
-
-    def __repr__(self) -> str:
-        return f"DataType.{self._name_}"
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The numpy dtype; numpy reads this attribute."""
-        return self.numpy()
-
-    @property
-    def is_floating(self) -> bool:
-        """Whether the type is a floating-point type of any width."""
-        return "float" in self.value
-
-    @property
-    def is_integral(self) -> bool:
-        """Whether the type is an integer type, signed or not; bool is not."""
-        return "int" in self.value
-
-    @property
-    def itemsize(self) -> float:
-        """Bytes per element: 0.5 for 4-bit types, 0 for strings, whose size varies."""
-        bits = {"bool": 8, "str": 0}.get(self.value)
-        if bits is None:
-            bits = int(self.value.split("_")[0].lstrip("abcdefghijklmnopqrstuvwxyz"))
-        return bits / 8 if bits % 8 else bits // 8
-
-    def numpy(self) -> np.dtype[Any]:
-        """The numpy dtype; bfloat16, 8-bit floats and 4-bit types come from ml_dtypes (a dependency of onnx)."""
-        import numpy as np
-
-        if self is DataType.STRING:
-            return np.dtype(np.str_)
-        try:
-            dtype: np.dtype[Any] = np.dtype(self.value)
-        except TypeError:
-            import ml_dtypes
-
-            dtype = np.dtype(getattr(ml_dtypes, self.value))
-        return dtype
-
-    def onnx(self) -> int:
-        """The element type of ``onnx.TensorProto``; like the methods below, raises ConfigError without one."""
-        return int(self.to_dtype(self, "onnx"))
-
-    def onnxruntime(self) -> str:
-        """ONNX Runtime's name of the type: ``tensor(float)``."""
-        return str(self.to_dtype(self, "onnxruntime"))
-
-    def tensorrt(self) -> Any:
-        """The member of ``tensorrt.DataType``."""
-        return self.to_dtype(self, "tensorrt")
-
-    def torch(self) -> Any:
-        """The dtype of PyTorch."""
-        return self.to_dtype(self, "torch")
-
-    @classmethod
-    def from_dtype(cls, dtype: object, source_module: str | None = None) -> Any:
-        """The data type for one of numpy, ONNX, ONNX Runtime, TensorRT or PyTorch.
-
-        Args:
-            dtype: The other library's data type; a DataType is returned unchanged.
-            source_module: The library; all are tried by default.
-
-        Returns:
-            The data type; ``dtype`` itself, with a warning, if it is not known.
-
-        Raises ConfigError if ``dtype`` is None, or the library is not known.
-        """
-        return importlib.import_module("trtops.datatype").from_library(dtype, source_module)
-
-    @staticmethod
-    def to_dtype(dtype: Any, target_module: str) -> Any:
-        """The data type of another library for a DataType; other values are returned unchanged.
-
-        Raises ConfigError if the library is not known, or it has no such type.
-        """
-        return importlib.import_module("trtops.datatype").to_library(dtype, target_module)
-
-    @classmethod
-    def of(cls, dtype: object) -> DataType:
-        """The data type for a DataType, a numpy dtype or scalar type, or the name of one.
-
-        Raises ConfigError if there is no such data type.
-        """
-        if isinstance(dtype, DataType):
-            return dtype
-        if isinstance(dtype, str):
-            known = cls.__members__.get(dtype.upper())
-            if known is not None:
-                return known
-        import numpy as np
-
-        try:
-            name = np.dtype(dtype).name  # type: ignore[call-overload]
-        except TypeError:
-            name = str(dtype)
-        if name == "object" or name.startswith("str"):
-            return cls.STRING
-        try:
-            return cls(name)
-        except ValueError:
-            hint = errors.near(name, [member.value for member in cls])
-            raise errors.ConfigError(f"Unknown data type {dtype!r}. {hint}") from None
 
 
 def is_dynamic(dim: Dim) -> bool:
@@ -178,7 +33,8 @@ def shape_accepts(shape: Sequence[Dim], actual: Sequence[int]) -> bool:
     return len(shape) == len(actual) and all(is_dynamic(d) or d == a for d, a in zip(shape, actual))
 
 
-@dataclass(frozen=True)
+# Not frozen like other records, since scripts for Polygraphy change entries of metadata in place.
+@dataclass(unsafe_hash=True)
 class TensorSpec(Record):
     """Name, data type and shape of a tensor."""
 
@@ -186,6 +42,9 @@ class TensorSpec(Record):
     dtype: DataType | None = None  # None if not known
     shape: Shape | None = None  # None if the rank is not known
     docstring: str | None = None  # a comment to print with it
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, DataType.of(value) if name == "dtype" and value is not None else value)
 
     def __iter__(self) -> Iterator[Any]:
         """Data type and shape, so that ``dtype, shape = metadata["x"]``."""
@@ -203,22 +62,11 @@ class TensorSpec(Record):
 
 
 class MetadataTuple(TensorSpec):
-    """An entry of :class:`TensorMetadata`, which scripts for Polygraphy change in place; the rest is frozen."""
+    """A spec without a name, which it gets from :class:`TensorMetadata`."""
 
-    def __init__(self, dtype: object, shape: Shape | None, docstring: str | None = None, *, name: str = "") -> None:
-        """Make an entry; it gets its name when it is put into metadata."""
-        super().__init__(name, None if dtype is None else DataType.of(dtype), shape, docstring)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, DataType.of(value) if name == "dtype" and value is not None else value)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, TensorSpec):
-            return NotImplemented
-        mine, its = ((s.name, s.dtype, s.shape, s.docstring) for s in (self, other))
-        return mine == its
-
-    __hash__ = TensorSpec.__hash__
+    def __init__(self, dtype: object, shape: Shape | None, docstring: str | None = None) -> None:
+        """Make a spec; ``dtype`` is anything that :meth:`DataType.of` accepts."""
+        super().__init__("", dtype, shape, docstring)  # type: ignore[arg-type]
 
 
 class TensorMetadata(dict[str, TensorSpec]):
@@ -248,16 +96,15 @@ class TensorMetadata(dict[str, TensorSpec]):
     ) -> Self:
         """Add one tensor, and return the metadata itself.
 
-        ``dtype`` is anything that :meth:`DataType.of` accepts. In ``shape``, -1, None or a name stands for a dynamic
-        dimension. Bounds are kept on the shape, as ``.min`` and ``.max``.
+        In ``shape``, -1, None or a name stands for a dynamic dimension. Bounds become its ``.min`` and ``.max``.
         """
         bounded = None if shape is None else BoundedShape(shape, min=min_shape, max=max_shape)
-        self[name] = MetadataTuple(dtype, bounded, docstring, name=name)
+        self[name] = TensorSpec(name, dtype, bounded, docstring)  # type: ignore[arg-type]
         return self
 
     def __setitem__(self, name: str, spec: TensorSpec) -> None:
         if not spec.name:
-            object.__setattr__(spec, "name", name)
+            spec = TensorSpec(name, spec.dtype, spec.shape, spec.docstring)
         super().__setitem__(name, spec)
 
     def __str__(self) -> str:
@@ -268,10 +115,7 @@ class TensorMetadata(dict[str, TensorSpec]):
         for name, spec in self.items():
             dtype = None if spec.dtype is None else spec.dtype.value
             text += f".add({name!r}, {dtype!r}, {None if spec.shape is None else list(spec.shape)}"
-            for option, value in (("min_shape", "min"), ("max_shape", "max")):
-                if bound := getattr(spec.shape, value, None):
-                    text += f", {option}={list(bound)}"
-            text += f", docstring={spec.docstring!r})" if spec.docstring else ")"
+            text += f", {getattr(spec.shape, 'min', None)}, {getattr(spec.shape, 'max', None)}, {spec.docstring!r})"
         return text
 
 
@@ -316,22 +160,20 @@ class FeedCheck:
 def check_feed(inputs: Mapping[str, TensorSpec], feed: Mapping[str, Any]) -> None:
     """Check a feed (arrays by input name) against a model's inputs; None in a spec is not checked.
 
-    Raises InputError if an input is not fed, or a name is fed that the model does not have; InputDtypeError if an array
-    has another dtype or byte order than its input, or is not an array; InputShapeError if an array's shape does not fit
-    its input.
+    Raises InputError if an input is not fed, a name is fed that the model does not have, or an array has another
+    dtype, byte order or shape than its input.
     """
     for name in feed:
         if name not in inputs:
-            raise errors.InputError(
-                f"The feed has {name!r}, which is not an input of this model. {errors.near(name, inputs)}"
-            )
+            hint = errors.near(name, inputs)
+            raise errors.InputError(f"The feed has {name!r}, which is not an input of this model. {hint}")
     for name, spec in inputs.items():
         array = feed.get(name)
         if array is None:
             fed = ", ".join(map(repr, feed)) or "nothing"
             raise errors.InputError(f"Input {name!r} is not fed; expected {spec}, found {fed}.")
         if not hasattr(array, "dtype"):
-            raise errors.InputDtypeError(
+            raise errors.InputError(
                 f"Input {name!r} is a {type(array).__name__}; expected an array. Convert it with numpy.asarray(...)."
             )
         if spec.dtype is not None:
@@ -339,19 +181,15 @@ def check_feed(inputs: Mapping[str, TensorSpec], feed: Mapping[str, Any]) -> Non
             # Names of one type differ between libraries, such as "<U5" and "str".
             with contextlib.suppress(errors.ConfigError):
                 found = found if found == wanted else DataType.of(found).value
-            if found != wanted:
-                torch = str(array.dtype).startswith("torch.")
-                how = f".to(torch.{wanted})" if torch else f".astype({wanted!r})"
-                raise errors.InputDtypeError(
-                    f"Input {name!r} has dtype {found}; expected {wanted}. Convert it, for example with {how}."
-                )
-            if not getattr(array.dtype, "isnative", True):
-                raise errors.InputDtypeError(
-                    f"Input {name!r} has dtype {array.dtype}, whose bytes are in another order than this machine's. "
-                    f"Convert it with .astype({wanted!r})."
+            # TensorRT and ONNX Runtime would read the bytes of another order as other numbers.
+            if found != wanted or not getattr(array.dtype, "isnative", True):
+                how = f"to(torch.{wanted})" if str(array.dtype).startswith("torch.") else f"astype({wanted!r})"
+                raise errors.InputError(
+                    f"Input {name!r} has dtype {array.dtype if found == wanted else found}; expected {wanted} in this "
+                    f"machine's byte order. Convert it, for example with .{how}."
                 )
         if spec.shape is not None and not shape_accepts(spec.shape, array.shape):
-            raise errors.InputShapeError(
+            raise errors.InputError(
                 f"Input {name!r} has shape {tuple(array.shape)}; expected {spec.shape}"
                 f"{' (any size where a dimension is a name, None or -1)' if any(map(is_dynamic, spec.shape)) else ''}."
             )

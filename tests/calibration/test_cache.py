@@ -151,6 +151,5 @@ def test_missing_tensors_are_refused_or_left_out() -> None:
 
     assert fit(known, ["image", "relu_0"]) == ()
     assert fit(known, ["image", "relu_1"], "partial") == ("relu_1",)
-    with pytest.raises(errors.CalibrationError, match=r"'relu_1'.*Did you mean 'relu_0'") as caught:
+    with pytest.raises(errors.CalibrationError, match=r"'relu_1'.*Did you mean 'relu_0'"):
         fit(known, ["image", "relu_1"])
-    assert caught.value.missing == ("relu_1",)

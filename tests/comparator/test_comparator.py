@@ -80,7 +80,7 @@ def test_inputs_are_adapted_or_refused(caplog):
     results = Comparator.run([Echo()], fitting)
     assert [it["y"].tolist() for it in results["echo"]] == [[0, 1, 2], [0, 1, 2]]
     assert "cast from float64 to float32" in caplog.text and "closest" in caplog.text
-    with pytest.raises(errors.InputShapeError, match=r"'x' has shape \(4,\); expected \(3,\)"):
+    with pytest.raises(errors.InputError, match=r"'x' has shape \(4,\); expected \(3,\)"):
         Comparator.run([Echo()], [{"x": np.zeros(4, np.float32)}])
     with pytest.raises(errors.InputError):
         Comparator.run([Echo()], [{}])

@@ -78,5 +78,5 @@ def test_arrays_are_permuted_reshaped_and_cast(array):
 
 def test_integer_overflow_in_casts_is_refused():
     for value in (300, np.nan):
-        with pytest.raises(errors.InputDtypeError, match="values that int8 does not hold"):
+        with pytest.raises(errors.InputError, match="values that int8 does not hold"):
             fit_feed({"x": np.array([value])}, TensorMetadata().add("x", np.int8, (1,)))

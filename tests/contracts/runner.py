@@ -82,14 +82,14 @@ class RunnerContract:
         for feed, error, message in (
             ({}, errors.InputError, "'x' is not fed"),
             ({"X": x}, errors.InputError, r"'X'.*Did you mean 'x'|'X'.*Known: 'x'"),
-            ({"x": x.astype(np.float64)}, errors.InputDtypeError, "float64; expected float32"),
-            ({"x": x.astype(">f4")}, errors.InputDtypeError, "order"),
-            ({"x": x.tolist()}, errors.InputDtypeError, "is a list"),
+            ({"x": x.astype(np.float64)}, errors.InputError, "float64; expected float32"),
+            ({"x": x.astype(">f4")}, errors.InputError, "order"),
+            ({"x": x.tolist()}, errors.InputError, "is a list"),
         ):
             with pytest.raises(error, match=message):
                 runner.infer(feed)
         for shape in ((1, 1, 2, 3), (1, 1, 2), (4,)):
-            with pytest.raises(errors.InputShapeError, match=rf"(?s){re.escape(str(shape))}.*1, 1, 2, 2"):
+            with pytest.raises(errors.InputError, match=rf"(?s){re.escape(str(shape))}.*1, 1, 2, 2"):
                 runner.infer({"x": np.zeros(shape, np.float32)})
         case.check(runner.infer)
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.waiting import is_gone, until
 from trtops.cli.main import main
 from trtops.system import locks, processes
 from trtops.tracking import owner
@@ -31,18 +29,12 @@ DEAD = replace(owner.current(), pid=2**22 + 1, started=1)
 
 @pytest.fixture(autouse=True)
 def own_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Folders for temporary files and locks without those of other tests, and only left processes started here."""
+    """Folders for temporary files and locks without those of other tests."""
     folder = tmp_path / "tmp"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(locks, "_PLACE", folder)
-    all_left = processes.left_processes
-    monkeypatch.setattr(
-        processes,
-        "left_processes",
-        lambda: [each for each in all_left() if each.environ().get("TMPDIR") == str(folder)],
-    )
     yield folder
     tempfile.tempdir = None
 
@@ -113,57 +105,31 @@ def test_half_written_files_are_found_when_old(tracker: OfflineTracker, root: Pa
 
 
 LEAVE = """
-import os, subprocess, sys, tempfile
+import tempfile, time
 from trtops.system import processes
-from trtops.ops.evaluation.command import run_group
 from trtops.tracking.mlflow import MlflowTracker
 MlflowTracker({root!r}).start("m", "left", kind="build")
 tempfile.mkdtemp(prefix=processes.temporary_prefix("check"))
-command = "import os, time; open({pid!r}, 'w').write(str(os.getpid())); time.sleep(3600)"
-run_group([sys.executable, "-c", command], tempfile.TemporaryFile(), None)
+print("ready", flush=True)
+time.sleep(3600)
 """
 
 
-@pytest.fixture
-def killed(root: Path, tmp_path: Path) -> Iterator[int]:
-    """Kills a process while its child command runs; yields the child's process id."""
-    note = tmp_path / "pid"
-    process = subprocess.Popen([sys.executable, "-c", LEAVE.format(root=str(root), pid=str(note))])
-    until(lambda: note.exists() and note.read_text(), while_alive=process)
-    process.kill()
-    process.wait()
-    pid = int(note.read_text())
-    yield pid
-    if not is_gone(pid):
-        os.kill(pid, signal.SIGKILL)
-
-
-def test_leftovers_of_killed_processes_are_found_and_reaped(tracker: OfflineTracker, killed: int, capsys) -> None:
+def test_leftovers_of_killed_processes_are_found_and_reaped(tracker: OfflineTracker, root: Path, capsys) -> None:
+    command = [sys.executable, "-c", LEAVE.format(root=str(root))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        assert found(tracker) == {} and remove_leftovers(tracker) == []
+        process.kill()
     [info] = tracker.find(status="running")
     [folder] = processes.left_folders()
-    assert found(tracker).keys() == {f"run {info.id}", f"process {killed}", folder.name}
-    assert not is_gone(killed) and folder.exists()
+    assert found(tracker).keys() == {f"run {info.id}", folder.name}
 
     assert main(["store", "reap", "--root", str(tracker.store.root)]) == 0
 
     output = capsys.readouterr().out
-    assert output.startswith("1 runs closed.") and f"process {killed}" in output and str(folder) in output
-    until(lambda: is_gone(killed))
+    assert output.startswith("1 runs closed.") and str(folder) in output and not folder.exists()
     assert tracker.info(info.id).status == "killed" and found(tracker) == {}
-
-
-def test_live_processes_keep_their_folders_and_children(tracker: OfflineTracker) -> None:
-    with (
-        tempfile.TemporaryDirectory(prefix=processes.temporary_prefix("check")) as folder,
-        subprocess.Popen(
-            [sys.executable, "-c", "input()"],
-            stdin=subprocess.PIPE,
-            env={**os.environ, processes.STARTED_BY: processes.mark()},
-        ) as child,
-    ):
-        assert found(tracker) == {} and remove_leftovers(tracker) == []
-        assert child.poll() is None and Path(folder).exists()
-        child.communicate(b"\n")
 
 
 def test_spooled_damaged_and_abandoned_runs(tracker: OfflineTracker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import zipfile
 from pathlib import Path
 
 from tests.triage.planted import FAULTS, Planted
-from trtops.errors import ReproductionError
+from trtops.errors import ConfigError
 from trtops.ops.bundling.op import BundleConfig, bundle
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.triaging.op import triage
@@ -62,7 +62,7 @@ def show_bundles(folder: Path) -> bool:
         count += 1
         try:
             made = bundle(run.run_id, BundleConfig(output=f"{place}.zip"), tracker=tracker)
-        except ReproductionError as exc:
+        except ConfigError as exc:
             print(f"{fault.name:32} {run.verdict:5} refused: {exc}"[:200], flush=True)
             continue
         with zipfile.ZipFile(made.path) as archive:

@@ -227,6 +227,5 @@ def fit(cache: CalibrationCache, tensors: Iterable[str], policy: FitPolicy = "re
         raise errors.CalibrationError(
             f"The calibration cache has {len(known)} tensors and lacks {len(missing)} of the {len(wanted)} to be "
             f"quantized: {', '.join(map(repr, missing[:8]))}. {reason} {advice}",
-            missing=missing,
         )
     return missing

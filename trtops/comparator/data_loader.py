@@ -248,7 +248,7 @@ def check_feed(feed: object) -> Mapping[str, Any]:
 def cast_feed(feed: Mapping[str, Any], inputs: Mapping[str, TensorSpec]) -> Mapping[str, Any]:
     """Inputs with numbers cast to the types of the model's inputs, with a warning; other names stay unchanged.
 
-    InputDtypeError if an array has values that the input's type does not hold.
+    InputError if an array has values that the input's type does not hold.
     """
     cast = {}
     for name, array in feed.items():
@@ -265,7 +265,7 @@ def fit_feed(feed: Mapping[str, Any], inputs: Mapping[str, TensorSpec], make: An
 
     ``make`` is called with the name of an input for which nothing fits, and returns an array or None.
 
-    Raises InputError if an input is missing; InputShapeError if an array does not fit the shape and cannot be reshaped.
+    Raises InputError if an input is missing, or an array does not fit the shape and cannot be reshaped.
     """
     fitted = {}
     for index, (name, spec) in enumerate(inputs.items()):
@@ -314,13 +314,11 @@ def _cast_array(array: Array, name: str, dtype: DataType) -> Array:
     if dtype.is_integral and array.size and array.dtype.kind in "fiub":
         limits = np.iinfo(dtype.numpy()) if dtype.numpy().isbuiltin == 1 else None
         if limits is not None and not (limits.min <= float(array.min()) and float(array.max()) <= limits.max):
-            raise errors.InputDtypeError(f"Input {name!r} has values that {dtype.value} does not hold.")
+            raise errors.InputError(f"Input {name!r} has values that {dtype.value} does not hold.")
     try:
         return array.astype(dtype.numpy())
     except (TypeError, ValueError) as exc:
-        raise errors.InputDtypeError(
-            f"Input {name!r} cannot be cast from {array.dtype} to {dtype.value}: {exc}."
-        ) from None
+        raise errors.InputError(f"Input {name!r} cannot be cast from {array.dtype} to {dtype.value}: {exc}.") from None
 
 
 def _reshape_array(array: Array, name: str, shape: Shape) -> Array:
@@ -329,7 +327,7 @@ def _reshape_array(array: Array, name: str, shape: Shape) -> Array:
     if not missing and sorted(known) == sorted(array.shape):
         moved = np.ascontiguousarray(array.transpose(permuted_axes(array.shape, known)))
     elif missing > 1 or (missing == 1 and (not rest or array.size % rest)) or (not missing and rest != array.size):
-        raise errors.InputShapeError(f"Input {name!r} has shape {array.shape}; expected {tuple(shape)}.")
+        raise errors.InputError(f"Input {name!r} has shape {array.shape}; expected {tuple(shape)}.")
     else:
         moved = array.reshape([d if isinstance(d, int) and d >= 0 else array.size // rest for d in shape])
     _log.warning("Input %r is reshaped from %s to %s", name, array.shape, moved.shape)

@@ -72,7 +72,7 @@ def run_in_child(
     try:
         results, feeds = worker.run(_run_in_this_process, runner, cache, warm_up, timeout=timeout)
     finally:
-        worker.kill()
+        worker.close(0)
     cache.cache, cache._loaded = feeds, True
     return results
 

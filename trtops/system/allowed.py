@@ -22,26 +22,24 @@ _INTERPRETER = re.compile(r"(python|pypy)[\d.]*|bash|sh|dash|zsh|perl|ruby|node"
 
 def check_file(path: str | os.PathLike[str], what: str = "script") -> None:
     """Raise ConfigError if a file with code is not in an allowed folder; links are resolved. ``what`` is its kind."""
-    folders = _allowed_folders()
-    if folders is not None and not _is_in(Path(path), folders):
-        raise errors.ConfigError(_refusal_text(f"{what} {os.fspath(path)}", folders))
+    if not _is_in(Path(path)):
+        raise _refused(f"{what} {os.fspath(path)}")
 
 
 def check_command(command: Sequence[str]) -> None:
     """Raise ConfigError if neither the program of a command nor its interpreter's script is in an allowed folder."""
-    folders = _allowed_folders()
-    if folders is None:
+    if _allowed_folders() is None:
         return
     import shutil  # slow to import, and every command imports this module
 
     program = shutil.which(command[0])
-    if program is None or _is_in(Path(program), folders):
+    if program is None or _is_in(Path(program)):
         return  # the caller reports a program that does not exist
+    # An interpreter is outside of the folder, as a rule: its script decides, if the first argument is one.
     if len(command) > 1 and _INTERPRETER.fullmatch(Path(program).name) and Path(command[1]).is_file():
-        if _is_in(Path(command[1]), folders):
-            return
-        raise errors.ConfigError(_refusal_text(f"script {command[1]}", folders))
-    raise errors.ConfigError(_refusal_text(f"command {' '.join(command)!r}", folders))
+        check_file(command[1])
+    else:
+        raise _refused(f"command {' '.join(command)!r}")
 
 
 def ask_for(run_id: str, scripts: Sequence[str], commands: Sequence[Sequence[str]], *, allowed: bool) -> None:
@@ -60,8 +58,8 @@ def ask_for(run_id: str, scripts: Sequence[str], commands: Sequence[Sequence[str
             check_command(command)
         return
     raise errors.ConfigError(
-        f"Run {run_id} would run {' and '.join(found)} on this machine. Nothing was run, because anyone with write "
-        "access to the store can put such code there. Inspect it, then allow it: --allow-scripts (in Python and flows: "
+        f"Run {run_id} would run {' and '.join(found)} on this machine, and anyone with write access to the store can "
+        "put such code there. Nothing was run. Inspect it, then allow it: --allow-scripts (in Python and flows: "
         "allow_scripts=True)."
     )
 
@@ -71,17 +69,14 @@ def _allowed_folders() -> list[Path] | None:
     return None if text is None else [Path(part).resolve() for part in text.split(os.pathsep) if part]
 
 
-def _is_in(path: Path, folders: list[Path]) -> bool:
-    real = path.resolve()
-    return any(real.is_relative_to(folder) for folder in folders)
+def _is_in(path: Path) -> bool:
+    folders = _allowed_folders()
+    return folders is None or any(path.resolve().is_relative_to(folder) for folder in folders)
 
 
-def _refusal_text(what: str, folders: list[Path]) -> str:
-    if folders:
-        places = ", ".join(map(str, folders))
-        return f"The {what} may not be run: {VARIABLE} only allows files in {places}. Move it there."
-    return (
-        f"The {what} may not be run: no folder is allowed here. The parameters of a deployment come from anyone who "
-        f"can reach the server, so a run only executes files in folders that its worker allows: start the worker with "
-        f"{VARIABLE}=<folder>:<folder>, or set the variable in the deployment's job_variables.env."
+def _refused(what: str) -> errors.ConfigError:
+    places = ", ".join(map(str, _allowed_folders() or ()))
+    return errors.ConfigError(
+        f"The {what} may not be run: {VARIABLE} only allows files in {places or 'no folder'}. Move it there, or start "
+        f"the worker with {VARIABLE}=<folder>:<folder> (a deployment: job_variables.env)."
     )

@@ -23,14 +23,8 @@ def write_open_file(file: Any, data: Any) -> None:
 def open_atomically(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """Open a new file that replaces ``path`` when the block ends without an error.
 
-    Args:
-        path: The file; its folder is created if missing. A link is followed. Devices and pipes are written directly.
-
-    Yields:
-        A binary file in the same folder. It has no name where the file system supports that (``O_TMPFILE`` in open(2)),
-        so that a killed process leaves nothing behind.
-
-    Raises OSError if it cannot be written; the error names ``path``.
+    The folder is created if missing. A link is followed. Devices and pipes are written directly. Raises OSError if the
+    file cannot be written; the error names ``path``.
     """
     target = Path(os.path.realpath(path))
     part = _part_of(target)
@@ -40,9 +34,20 @@ def open_atomically(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
                 yield device
             return
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _unnamed_file(part) as (file, give_name):
-            yield file
-            give_name()
+        # A file without a name (O_TMPFILE in open(2)), so that a killed process leaves nothing behind. Some file
+        # systems do not support it.
+        try:
+            descriptor = os.open(part.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
+        except (OSError, AttributeError):
+            descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666)
+        try:
+            with open(os.dup(descriptor), "wb") as file:  # a duplicate, since the caller may close it
+                yield file
+            if not part.exists():
+                # With a folder given, Python calls linkat(2), which follows the link in /proc; link(2) would not.
+                os.link(f"/proc/self/fd/{descriptor}", part, src_dir_fd=descriptor, follow_symlinks=True)
+        finally:
+            os.close(descriptor)
         part.replace(target)
     except BaseException as exc:
         part.unlink(missing_ok=True)
@@ -53,36 +58,6 @@ def open_atomically(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 def _part_of(target: Path) -> Path:
     return target.with_name(f".{target.name[:100]}.{os.urandom(6).hex()}.part")
-
-
-@contextlib.contextmanager
-def _unnamed_file(part: Path) -> Iterator[tuple[IO[bytes], Callable[[], None]]]:
-    """A new file without a name, and the function that names it ``part``; named at once where that is not supported."""
-    try:
-        descriptor = os.open(part.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
-    except (OSError, AttributeError):  # not supported by the file system, or by the operating system
-        with open(part, "xb") as file:
-            yield file, lambda: None
-        return
-
-    def give_name() -> None:
-        if not file.closed:
-            file.flush()
-        try:
-            # With a folder given, Python calls linkat(2), which follows the link in /proc; link(2) would not.
-            os.link(f"/proc/self/fd/{descriptor}", part, src_dir_fd=descriptor, follow_symlinks=True)
-        except OSError:  # no /proc, or links are not permitted
-            import shutil
-
-            os.lseek(descriptor, 0, os.SEEK_SET)
-            with open(os.dup(descriptor), "rb") as source, open(part, "xb") as copy:
-                shutil.copyfileobj(source, copy)
-
-    try:
-        with open(os.dup(descriptor), "wb") as file:  # a duplicate, since the caller may close it
-            yield file, give_name
-    finally:
-        os.close(descriptor)
 
 
 def sync_to_disk(path: str | os.PathLike[str]) -> None:

@@ -1,10 +1,8 @@
 """Limits on memory and graph size for files from untrusted sources.
 
 A file of two kilobytes can request any amount of memory: by a declared shape, by nodes that double their input, by an
-archive of zeros. Sizes that are known in advance are checked before allocation. Native code runs with a limit on memory
-of this process, so that an allocation fails instead of exhausting the machine.
-
-``TRTOPS_MEMORY_LIMIT`` and ``TRTOPS_NODE_LIMIT`` override the defaults.
+archive of zeros. Sizes that are known in advance are checked before allocation; native code runs with a limit on the
+memory of this process. ``TRTOPS_MEMORY_LIMIT`` and ``TRTOPS_NODE_LIMIT`` override the defaults.
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ from trtops import errors
 MEMORY = "TRTOPS_MEMORY_LIMIT"
 NODES = "TRTOPS_NODE_LIMIT"
 
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _lock = threading.Lock()
 _users = 0
 _before: tuple[int, int] | None = None
@@ -28,11 +25,12 @@ _before: tuple[int, int] | None = None
 
 def memory_limit() -> int:
     """Bytes that reading a file may take beyond the file's own size: ``TRTOPS_MEMORY_LIMIT``, by default 1.75 GiB."""
-    text = os.environ.get(MEMORY) or "1792M"  # with the process' own memory, this stays below 2 GiB
+    # With the process' own memory, the default stays below 2 GiB.
+    text = os.environ.get(MEMORY) or "1792M"
     found = re.fullmatch(r"(\d{1,15})\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if found is None or not int(found[1]):
         raise errors.ConfigError(f"{MEMORY} is {text!r}; expected bytes, such as 4G or 512M.")
-    return int(found[1]) * _UNITS[found[2]]
+    return int(found[1]) << 10 * " kmgt".index(found[2] or " ")
 
 
 def node_limit() -> int:
@@ -45,32 +43,26 @@ def node_limit() -> int:
 
 def check_memory(what: str, size: int, own: int = 0) -> None:
     """Raise InputError if ``size`` bytes exceed the limit plus ``own``, such as the size of the file itself."""
-    limit = memory_limit()
-    if size > limit + own:
+    limit = memory_limit() + own
+    if size > limit:
         raise errors.InputError(
-            f"{what} would take {in_gib(size)} of memory; the limit is {in_gib(limit + own)}. If this is intended, set "
-            f"{MEMORY} to a higher value."
+            f"{what} would take {size / (1 << 30):.3g} GiB of memory; the limit is {limit / (1 << 30):.3g} GiB. "
+            f"If this is intended, set {MEMORY} to a higher value."
         )
-
-
-def in_gib(size: int) -> str:
-    """Format bytes as GiB."""
-    return f"{size / (1 << 30):.3g} GiB"
 
 
 def too_much(what: str) -> str:
     """The message after native code ran out of memory under :func:`limited_memory`."""
-    limit = in_gib(memory_limit())
-    return f"{what} takes more than {limit} of memory. If this is intended, set {MEMORY} to a higher value."
+    limit = memory_limit() / (1 << 30)
+    return f"{what} takes more than {limit:.3g} GiB of memory. If this is intended, set {MEMORY} to a higher value."
 
 
 @contextlib.contextmanager
 def limited_memory(own: int = 0) -> Iterator[None]:
-    """Limit how much memory this process may add during a block.
+    """Limit how much memory this process may add during a block to the limit and ``own`` bytes, such as weights.
 
-    Beyond the limit, native code fails with ``bad_alloc`` and Python with ``MemoryError``. Blocks may be nested and
-    may run in several threads; the outermost one sets the limit. No effect where the system has no such limit. ``own``
-    bytes are permitted beyond the limit, such as weights that must be loaded.
+    Beyond it, native code fails with ``bad_alloc`` and Python with ``MemoryError``. Blocks may be nested and may run in
+    several threads; the outermost one sets the limit. No effect where the system has no such limit.
     """
     global _users, _before
     with _lock:

@@ -1,8 +1,6 @@
 """Locks between processes. The kernel releases a lock when its holder ends, however it ends.
 
-A lock file lies next to what it guards: in the store of a campaign or, for devices of the machine, in a folder of this
-user that is the same for all processes regardless of ``TMPDIR``. Lock files stay where they are: removing one would let
-two processes hold the same lock.
+Lock files stay where they are: removing one would let two processes hold the same lock.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ from pathlib import Path
 
 from trtops import errors
 
+# The same for all processes of this machine, regardless of TMPDIR.
 _PLACE = Path("/tmp")
 
 
@@ -38,17 +37,15 @@ def machine_folder() -> Path:
 def held(name: str, folder: Path | None = None) -> Iterator[bool]:
     """Try to hold a lock for the duration of a block; yields False if another thread or process holds it.
 
-    Args:
-        name: Name of the lock; any text.
-        folder: Folder of the lock file, created if missing; :func:`machine_folder` by default.
-
-    Raises ConfigError if the lock file cannot be created, or is a link.
+    The lock file is in ``folder``, which is created if missing; by default in :func:`machine_folder`. ``name`` is any
+    text. Raises ConfigError if the file cannot be created, or is a link.
     """
     import filelock  # 30 ms, which most commands do not need
 
     folder = machine_folder() if folder is None else folder
     path = folder / "".join(c if c.isalnum() or c == "-" else "_" for c in name)
-    lock = filelock.FileLock(path, mode=0o664, blocking=False, thread_local=False)  # a store may belong to a group
+    # A store may belong to a group. Not local to a thread, so that another thread does not get the lock again.
+    lock = filelock.FileLock(path, mode=0o664, blocking=False, thread_local=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()

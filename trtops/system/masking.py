@@ -25,45 +25,40 @@ _PUBLIC_NAME = r"(?i)_(FILE|PATH|DIR|URL|URI|ID|USERNAME|USER|COUNT|LIMIT|PARALL
 # Patterns are compiled on first use: most texts need none, and every process imports this module.
 # The second alternative is a password with a slash, which should have been encoded; text after a port is a path.
 _USERINFO = r"(?<=://)(?:[^/\s\"'<>\\`]+@|[^/@:\s\"'<>\\`]+:(?!\d+/)[^\s\"'<>\\`]+@)"
-_TOKENS: tuple[tuple[tuple[str, ...], str, str], ...] = (
-    (("AKIA", "ASIA"), r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b", MASK),
-    (("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"\bgh[pousr]_[A-Za-z0-9]{30,}\b", MASK),
-    (("github_pat_",), r"\bgithub_pat_\w{20,}\b", MASK),
-    (("glpat-",), r"\bglpat-[\w-]{20,}", MASK),
-    (("xox",), r"\bxox[abeoprs]-[\w-]{10,}", MASK),
-    (("hf_",), r"\bhf_[A-Za-z0-9]{30,}\b", MASK),
-    (("sk-",), r"\bsk-[\w-]{20,}", MASK),
-    (("AIza",), r"\bAIza[\w-]{35}", MASK),
-    (("nvapi-",), r"\bnvapi-[\w-]{20,}", MASK),
-    (("pnu_", "pnb_"), r"\bpn[ub]_[A-Za-z0-9]{20,}\b", MASK),
-    (("dapi",), r"\bdapi[0-9a-f]{32}\b", MASK),
-    (("npm_",), r"\bnpm_[A-Za-z0-9]{36}\b", MASK),
-    (("pypi-",), r"\bpypi-[\w-]{40,}", MASK),
-    (("eyJ",), r"\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{10,}", MASK),
-    (
-        ("PRIVATE KEY-----",),
-        r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
-        MASK,
-    ),
-    (("uthorization",), r"(?i)\b(authorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic|token)\s+)[^\s\"']+", rf"\1{MASK}"),
-    (("AccountKey=", "SharedAccessSignature="), r"\b(AccountKey=|SharedAccessSignature=)[^;\s\"']+", rf"\1{MASK}"),
+# Substrings that a token contains (a fast test), and the pattern of the token; its group 1, if any, is kept.
+_TOKENS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("AKIA", "ASIA"), r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
+    (("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"\bgh[pousr]_[A-Za-z0-9]{30,}\b"),
+    (("github_pat_",), r"\bgithub_pat_\w{20,}\b"),
+    (("glpat-",), r"\bglpat-[\w-]{20,}"),
+    (("xox",), r"\bxox[abeoprs]-[\w-]{10,}"),
+    (("hf_",), r"\bhf_[A-Za-z0-9]{30,}\b"),
+    (("sk-",), r"\bsk-[\w-]{20,}"),
+    (("AIza",), r"\bAIza[\w-]{35}"),
+    (("nvapi-",), r"\bnvapi-[\w-]{20,}"),
+    (("pnu_", "pnb_"), r"\bpn[ub]_[A-Za-z0-9]{20,}\b"),
+    (("dapi",), r"\bdapi[0-9a-f]{32}\b"),
+    (("npm_",), r"\bnpm_[A-Za-z0-9]{36}\b"),
+    (("pypi-",), r"\bpypi-[\w-]{40,}"),
+    (("eyJ",), r"\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{10,}"),
+    (("PRIVATE KEY-----",), r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"),
+    (("uthorization",), r"(?i)\b(authorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic|token)\s+)[^\s\"']+"),
+    (("AccountKey=", "SharedAccessSignature="), r"\b(AccountKey=|SharedAccessSignature=)[^;\s\"']+"),
     (
         ("?", "&"),
         r"(?i)([?&](?:x-amz-signature|x-amz-security-token|x-goog-signature|sig|token|access_token|api_?key|password)=)"
         r"[^&\s\"'<>]+",
-        rf"\1{MASK}",
     ),
 )
-"""Substrings that a token contains (a fast test), the pattern of the token, and its replacement."""
 
 
 def masked(text: str) -> str:
     """Text without recognized secrets: tokens and values become ``***``; users and passwords in URLs are removed."""
     if "://" in text:
         text = re.sub(_USERINFO, "", text)
-    for hints, form, instead in _TOKENS:
+    for hints, form in _TOKENS:
         if any(hint in text for hint in hints):
-            text = re.sub(form, instead, text)
+            text = re.sub(form, lambda found: (found[1] if found.lastindex else "") + MASK, text)
     for value in _secrets_in(tuple(os.environ.items())):
         if value in text:
             whole = re.escape(value)

@@ -1,8 +1,7 @@
-"""Find out which processes are alive, and clean up what dead processes left behind.
+"""Find out which processes are alive, and which temporary folders dead processes left behind.
 
-Temporary folders carry the mark of their process in their name. Child processes carry it in their environment
-(:data:`STARTED_BY`). A mark consists of the process id, the start time in seconds (process ids are reused) and the pid
-namespace (containers count for themselves).
+Temporary folders carry the mark of their process in their name. A mark consists of the process id, the start time in
+seconds (process ids are reused) and the pid namespace (containers count for themselves).
 """
 
 from __future__ import annotations
@@ -14,17 +13,8 @@ import secrets
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import psutil
 
 # psutil takes 20 ms to import, and most commands only need a name for a temporary folder.
-
-STARTED_BY = "TRTOPS_PARENT"
-"""Environment variable that holds the mark of the parent. Such a process must not outlive its parent."""
-
-_MARKED = re.compile(r"trtops\.[a-z]+\.(\d+-\d+-\d+)\.\w+(\.\w+)?")
 
 
 def started_at(pid: int) -> int | None:
@@ -52,10 +42,9 @@ def is_alive(pid: int, started: int | None) -> bool:
 
 def pid_namespace() -> str:
     """The pid namespace of this process, such as ``pid:[4026531836]``; empty where the system has none."""
-    try:
+    with contextlib.suppress(OSError):
         return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
+    return ""
 
 
 def mark() -> str:
@@ -86,7 +75,8 @@ def left_folders() -> list[Path]:
     """Temporary files and folders of this user whose processes are gone."""
     found = []
     for path in Path(tempfile.gettempdir()).glob("trtops.*"):
-        matched = _MARKED.fullmatch(path.name)
+        matched = re.fullmatch(r"trtops\.[a-z]+\.(\d+-\d+-\d+)\.\w+(\.\w+)?", path.name)
+        # Another user of the machine could give any folder such a name.
         with contextlib.suppress(OSError):
             if matched and path.lstat().st_uid == os.getuid() and is_gone(matched[1]):
                 found.append(path)
@@ -99,26 +89,3 @@ def remove_folder(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
-
-
-def left_processes() -> list[psutil.Process]:
-    """Processes of this user that should have ended with a parent that is gone."""
-    import psutil
-
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):  # processes of other users have no readable environment
-            parent = process.environ().get(STARTED_BY)
-            if parent is not None and is_gone(parent) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
-
-
-def describe(process: psutil.Process) -> str:
-    """The id and the command line of a process, which is empty if it cannot be read."""
-    import psutil
-
-    words: list[str] = []
-    with contextlib.suppress(psutil.Error):
-        words = process.cmdline()
-    return f"process {process.pid} ({' '.join(words)[:200]})"

@@ -1,8 +1,7 @@
 """Sign runs and verify signatures: in-toto statements in DSSE envelopes, with the team's own keys.
 
-securesystemslib does the cryptography; no service is contacted. ``TRTOPS_SIGNING_KEY`` is the path of a PEM file with
-the private key, or the PEM text; ``TRTOPS_SIGNING_PASSWORD`` decrypts it. The key is read for each signature and not
-cached.
+``TRTOPS_SIGNING_KEY`` is the path of a PEM file with the private key, or the PEM text; ``TRTOPS_SIGNING_PASSWORD``
+decrypts it. The key is read for each signature and not cached. No service is contacted.
 """
 
 from __future__ import annotations
@@ -48,29 +47,21 @@ def statement(subjects: Mapping[str, str], predicate: Mapping[str, Any]) -> dict
 
 
 def sign(content: Mapping[str, Any]) -> bytes:
-    """A statement in a DSSE envelope, signed with the key from the environment; JSON.
-
-    Raises ConfigError if there is no such key, or it cannot be read.
-    """
+    """A statement in a DSSE envelope, as JSON; ConfigError if the key from the environment cannot be read."""
     from securesystemslib.dsse import Envelope
     from securesystemslib.signer import CryptoSigner  # type: ignore[attr-defined]
 
-    signer = CryptoSigner(_private_key())
     payload = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("utf-8")
     envelope = Envelope(payload, PAYLOAD_TYPE, {})
-    envelope.sign(signer)
+    envelope.sign(CryptoSigner(_private_key()))
     return json.dumps(envelope.to_dict(), indent=1).encode("ascii")
 
 
 def verify(envelope: bytes, keys: Iterable[str | Path]) -> tuple[str, Mapping[str, Any]]:
-    """Return the id of the key that signed an envelope, and the statement in it.
+    """Return the id of the key that signed an envelope, and the statement in it; ``keys`` are PEM files.
 
-    Args:
-        envelope: The result of :func:`sign`.
-        keys: PEM files of public keys; one of these keys must have signed it.
-
-    Raises SignatureError if no key matches, or this is not an envelope of a statement; ConfigError if a key cannot be
-    read.
+    Raises SignatureError if none of the public keys matches, or this is not an envelope of a statement; ConfigError if
+    a key cannot be read.
     """
     from securesystemslib.exceptions import VerificationError
 
@@ -79,11 +70,9 @@ def verify(envelope: bytes, keys: Iterable[str | Path]) -> tuple[str, Mapping[st
     try:
         return next(iter(found.verify(known, threshold=1))), content
     except (VerificationError, ValueError):
-        signers = ", ".join(key[:12] for key in found.signatures) or "no key"
-        wanted = ", ".join(key.keyid[:12] for key in known) or "none"
         raise errors.SignatureError(
-            f"The signature is by {signers}, which is not one of the given keys ({wanted}). Sign it with one of them, "
-            "or pass the public key of its signer."
+            f"The signature is by {', '.join(found.signatures) or 'no key'}, which is not one of the given keys "
+            f"({', '.join(key.keyid for key in known) or 'none'}). Pass the public key of its signer."
         ) from None
 
 
@@ -111,27 +100,22 @@ def key_id(public: str | Path) -> str:
 
 
 def _private_key() -> PrivateKeyTypes:
-    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    value = os.environ.get(KEY_VARIABLE, "")
-    if not value:
-        raise errors.ConfigError(f"There is no signing key: set {KEY_VARIABLE} to a PEM file.")
+    value, password = os.environ.get(KEY_VARIABLE, ""), os.environ.get(PASSWORD_VARIABLE)
     try:
         text = value.encode() if value.startswith("-----BEGIN") else Path(value).read_bytes()
+        return load_pem_private_key(text, password.encode() if password else None)
     except OSError as exc:
         raise errors.ConfigError(f"The file in {KEY_VARIABLE} cannot be read: {exc.strerror}.") from None
-    password = os.environ.get(PASSWORD_VARIABLE)
-    try:
-        return load_pem_private_key(text, password.encode() if password else None)
-    except (ValueError, TypeError, UnsupportedAlgorithm):  # the message could quote the key
+    # The library's message could quote the key. Its class UnsupportedAlgorithm derives from Exception only.
+    except Exception:
         raise errors.ConfigError(
             f"{KEY_VARIABLE} is not a private key in PEM form, or {PASSWORD_VARIABLE} does not decrypt it."
         ) from None
 
 
 def _public_key(path: str | Path) -> Key:
-    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
     from securesystemslib.signer import SSlibKey  # type: ignore[attr-defined]
 
@@ -140,5 +124,5 @@ def _public_key(path: str | Path) -> Key:
         return key
     except OSError as exc:
         raise errors.ConfigError(f"Public key {path} cannot be read: {exc.strerror}.") from None
-    except (ValueError, TypeError, UnsupportedAlgorithm) as exc:
+    except Exception as exc:  # as above
         raise errors.ConfigError(f"{path} is not a public key in PEM form ({type(exc).__name__}).") from None

@@ -6,7 +6,6 @@ Problems are runs of dead processes, files without runs, runs without files, and
 from __future__ import annotations
 
 import base64
-import contextlib
 import os
 import re
 import time
@@ -16,8 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
-
-import psutil
 
 from trtops import errors
 from trtops.record import Record
@@ -107,18 +104,11 @@ def reap(tracker: Tracker) -> list[RunInfo]:
 
 
 def remove_leftovers(tracker: OfflineTracker) -> list[str]:
-    """End processes and remove folders that dead processes left on this machine; returns descriptions."""
-    removed = []
-    for process in processes.left_processes():
-        description = processes.describe(process)
-        # psutil compares start times, so that a new process with the same id is not killed.
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-            removed.append(description)
-    for path in (*processes.left_folders(), *tracker.spool.abandoned()):
+    """Remove folders that dead processes left on this machine, and return their paths."""
+    removed = [*processes.left_folders(), *tracker.spool.abandoned()]
+    for path in removed:
         processes.remove_folder(path)
-        removed.append(str(path))
-    return removed
+    return [*map(str, removed)]
 
 
 def close(tracker: Tracker, run: str, *, why: str = "", force: bool = False) -> list[RunInfo]:
@@ -148,9 +138,6 @@ def check_store(tracker: OfflineTracker) -> list[Problem]:
         found.append((f"run {run.id}", f"it is in the spool {run.folder}. Run: trtops store upload"))
     for path, why in tracker.spool.damaged().items():
         found.append((str(path), f"a spooled run is damaged: {why}"))
-    for process in processes.left_processes():
-        text = f"the process that started {processes.describe(process)} is gone. {_REAP}"
-        found.append((f"process {process.pid}", text))
     for path in (*processes.left_folders(), *tracker.spool.abandoned()):
         found.append((str(path), f"its process is gone. {_REAP}"))
     if tracker.store is not None:

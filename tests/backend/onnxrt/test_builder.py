@@ -252,9 +252,8 @@ def test_unusable_calibration_caches_are_refused(backend, model, conv_model):
         with pytest.raises(errors.CalibrationError):
             backend.build(conv_model, config("int8"), caches=Caches(calibration=cache))
     foreign = backend.build(conv_model, config("int8"), calibration_data=feeds(1)).calibration_cache
-    with pytest.raises(errors.CalibrationError, match="another model") as caught:
+    with pytest.raises(errors.CalibrationError, match="another model"):
         backend.build(model, config("int8"), caches=Caches(calibration=foreign))
-    assert caught.value.missing
 
 
 def test_impossible_options_are_refused(backend, model, monkeypatch):

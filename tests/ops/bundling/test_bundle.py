@@ -91,7 +91,7 @@ def test_uncomputable_tolerance_is_refused(tmp_path: Path, tracker: MemoryTracke
     run = convert(
         models.conv_net().write(tmp_path), ConvertConfig(check=replace(CHECK, tolerances=tolerances)), tracker=tracker
     )
-    with pytest.raises(errors.ReproductionError, match="evaluated by min_snr"):
+    with pytest.raises(errors.ConfigError, match="evaluated by min_snr"):
         bundle(run.run_id, BundleConfig(output=str(tmp_path / "b.zip")), tracker=tracker)
 
 
@@ -141,7 +141,7 @@ def test_run_that_never_built_is_refused(tmp_path: Path) -> None:
     tracker = MemoryTracker()
     with pytest.raises(OSError, match="disk is gone"), op_run(tracker, "e", "n", kind="build") as run:
         raise OSError("the disk is gone")
-    with pytest.raises(errors.ReproductionError, match=r"nothing can be reproduced: .*disk is gone"):
+    with pytest.raises(errors.ConfigError, match=r"nothing can be reproduced: .*disk is gone"):
         bundle(run.id, BundleConfig(output=str(tmp_path / "b.zip")), tracker=tracker)
 
 

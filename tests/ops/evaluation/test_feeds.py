@@ -85,5 +85,5 @@ def test_numbers_are_cast_with_a_warning(tmp_path, caplog):
         assert (found["x"].dtype, found["n"].dtype, found["other"].dtype) == (np.float32, np.int32, np.float64)
         assert found["x"].tolist() == [1.5, 2.0]
     assert "Input 'x' is cast from float64 to float32" in caplog.text
-    with pytest.raises(errors.InputDtypeError, match="values that int32 does not hold"):
+    with pytest.raises(errors.InputError, match="values that int32 does not hold"):
         list(open_feeds([{"n": np.array([2**40])}], inputs))

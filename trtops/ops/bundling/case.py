@@ -52,7 +52,7 @@ class Case:
             given = {key: value for key, value in tolerances.to_dict().items() if value not in (None, False, {})}
             beyond = given.keys() - RULES - {"allow_extra_outputs"}
             if beyond:
-                raise errors.ReproductionError(
+                raise errors.ConfigError(
                     f"Output {name!r} is evaluated by {', '.join(sorted(beyond))}, which the script cannot compute "
                     "with numpy. Evaluate the run with other tolerances first (trtops runs evaluate), or bundle "
                     "another run."
@@ -96,7 +96,7 @@ def case_of(logged: Logged, name: str, verdict: Verdict) -> Case:
         return engine_case(case, build.spec.config, build.tactics.settings, logged.caches.calibration)
     if recorded.emulated is not None and recorded.emulated.verdict == "bad":
         return emulated_case(case, recorded.emulated.precision)
-    raise errors.ReproductionError(
+    raise errors.ConfigError(
         f"The outputs of {name} are correct: it is bad because {'; '.join(case.reasons)}. Running the model does not "
         "show that."
     )

@@ -103,7 +103,7 @@ class BundleResult(OpResult):
 def bundle(run: str, config: BundleConfig | None = None, *, tracker: Tracker) -> BundleResult:
     """Pack a run so that its verdict can be reproduced without trtops.
 
-    ReproductionError, and no file, if the script does not reproduce the verdict; ConfigError if the run names a script
+    ConfigError, and no file, if the script does not reproduce the verdict; ConfigError if the run names a script
     that is not allowed.
 
     Args:
@@ -121,7 +121,7 @@ def bundle(run: str, config: BundleConfig | None = None, *, tracker: Tracker) ->
     else:
         stored = tracker.load(info.id)
         if stored.info.verdict is None:
-            raise errors.ReproductionError(f"Run {info.id} has no verdict to reproduce.")
+            raise errors.ConfigError(f"Run {info.id} has no verdict to reproduce.")
         if schema.Artifact.MATERIALS in stored.manifest:
             materials = read_materials(stored.read_bytes(schema.Artifact.MATERIALS))
             scripts = [] if materials is None else scripts_of(CheckConfig.from_dict(materials.check).data)
@@ -166,9 +166,7 @@ def _failed_case(
         raise errors.FormatError(f"Run {info.id}: {schema.Artifact.MATERIALS} is not JSON ({exc}).") from None
     why = info.tags.get(schema.Tag.ERROR, "")
     if spec_bytes is None or environment_bytes is None or materials is None:
-        raise errors.ReproductionError(
-            f"Run {info.id} failed before it began to build, so nothing can be reproduced: {why}"
-        )
+        raise errors.ConfigError(f"Run {info.id} failed before it began to build, so nothing can be reproduced: {why}")
     spec, check = BuildSpec.from_json(spec_bytes), CheckConfig.from_dict(materials.check)
     model = _failed_model(info, tracker, folder, spec.model_sha256)
     missing: tuple[str, ...] = ()
@@ -248,7 +246,7 @@ def write_bundle(
         if not good:
             lines = [line for line in printed.splitlines() if line.startswith("verdict: ")]
             found = lines[-1].split()[1] if lines else "no verdict"
-            raise errors.ReproductionError(
+            raise errors.ConfigError(
                 f"Without trtops the case gives {found} instead of {case.verdict}:\n{printed}\n"
                 "The verdict depends on something that the script does not reproduce; nothing was written."
             )
@@ -296,7 +294,7 @@ def _try_script(files: Mapping[str, bytes], timeout_seconds: float) -> tuple[boo
         output.seek(0)
         printed = masked(output.read().decode(errors="replace").replace(f"{folder}/", ""))
     if code is None:
-        raise errors.ReproductionError(
+        raise errors.ConfigError(
             f"The script of the bundle did not end within {timeout_seconds:g} s. Increase the limit."
         )
     return code == 0, printed

@@ -21,7 +21,7 @@ from trtops.json import save_json
 from trtops.ops.evaluation.submodel import CheckOutcome, CheckVerdict
 from trtops.record import JSONValue, Record
 from trtops.system.allowed import check_command
-from trtops.system.processes import STARTED_BY, mark, temporary_prefix
+from trtops.system.processes import temporary_prefix
 
 _TAIL_CHARACTERS = 2000
 
@@ -133,7 +133,6 @@ def run_group(arguments: list[str], output: IO[bytes], timeout_seconds: float | 
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={**os.environ, STARTED_BY: mark()},
         )
     except OSError as exc:
         raise errors.ConfigError(f"The check command {arguments[0]!r} cannot be run: {exc.strerror or exc}.") from exc

@@ -362,7 +362,7 @@ def _as_int32(name: str, value: Any) -> Any:
         return value
     narrowed = value.astype(np.int32)
     if not np.array_equal(narrowed, value):
-        raise errors.InputDtypeError(
+        raise errors.InputError(
             f"Input {name!r} has int64 values beyond int32, and {library.line().name} has no int64. Use TensorRT 10 "
             "or later."
         )

@@ -150,11 +150,11 @@ class Input(Slot):
             )
         # 8.6 accepts shapes outside the profile here, and crashes when it infers output shapes from them.
         if not _in_range(shape, self._smallest, self._largest):
-            raise errors.InputShapeError(self._shape_refusal(shape))
+            raise errors.InputError(self._shape_refusal(shape))
         with library.collect_log() as log:
             accepted = self.execution.context.set_input_shape(self.name, shape)
         if not accepted:
-            raise errors.InputShapeError(self._shape_refusal(shape) + log.tail())
+            raise errors.InputError(self._shape_refusal(shape) + log.tail())
         self.shape = shape
         self.host = None
         return True
@@ -190,7 +190,7 @@ class Input(Slot):
         # 8.6 does not return the range of every value.
         known = len(low)
         if not _in_range(values[:known], low, high):
-            raise errors.InputShapeError(
+            raise errors.InputError(
                 f"Shape tensor {self.name!r} has values {values}; the current profile expects min {low}, max {high}"
                 f"{'' if known == len(values) else f' for the first {known}'}."
             )
@@ -226,7 +226,7 @@ class Input(Slot):
         nbytes = self.nbytes()
         if raw_nbytes is not None:
             if raw_nbytes < nbytes:
-                raise errors.InputShapeError(
+                raise errors.InputError(
                     f"Input {self.name!r} of shape {self.shape} takes {nbytes} bytes in its format; the "
                     f"FormattedArray has {raw_nbytes}."
                 )

@@ -152,7 +152,7 @@ class DeviceView:
     def copy_to(self, host_buffer: np.ndarray[Any, Any], stream: Stream | None = None) -> np.ndarray[Any, Any]:
         """Copy into a host array of the same dtype and size; asynchronously if a stream is given.
 
-        Raises InputShapeError if the host array is of another size or not contiguous.
+        Raises InputError if the host array is of another size or not contiguous.
         """
         self._check(host_buffer)
         copy(host_buffer.ctypes.data, self.ptr, self.nbytes, "cudaMemcpyDeviceToHost", stream)
@@ -164,7 +164,7 @@ class DeviceView:
 
     def _check(self, host_buffer: np.ndarray[Any, Any]) -> None:
         if host_buffer.nbytes != self.nbytes or not host_buffer.flags.c_contiguous:
-            raise errors.InputShapeError(
+            raise errors.InputError(
                 f"A host array of shape {host_buffer.shape} and dtype {host_buffer.dtype} does not hold "
                 f"{self.shape} of {self.dtype}, or is not contiguous."
             )
@@ -216,11 +216,11 @@ class DeviceArray(DeviceView):
     def view(self, shape: Sequence[int] | None = None, dtype: object = None) -> DeviceView:
         """A view with another shape or dtype; valid until this array is resized or freed.
 
-        Raises InputShapeError if this needs more bytes than the array has.
+        Raises InputError if this needs more bytes than the array has.
         """
         made = DeviceView(self.ptr, self.shape if shape is None else shape, self.dtype if dtype is None else dtype)
         if made.nbytes > self.nbytes:
-            raise errors.InputShapeError(f"A view of {made.nbytes} bytes does not fit into {self!r}.")
+            raise errors.InputError(f"A view of {made.nbytes} bytes does not fit into {self!r}.")
         return made
 
     def free(self) -> None:
