@@ -170,7 +170,7 @@ class Artifact:
     GATE_TABLE = "gate/table.json"
     SPEC = "spec.json"
     ENVIRONMENT = "environment.json"
-    MATERIALS = "materials.json"  # inputs of a build (trtops.tracking.materials)
+    MATERIALS = "materials.json"  # inputs of a build (trtops.tracking.builds)
     MATERIALS_FOLDER = "materials/"
     AUDIT_RESULT = "audit/result.json"
     AUDIT_PAGE = "audit/report.md"

@@ -31,7 +31,7 @@ from trtops.tactics.table import CampaignTable
 from trtops.tracking.campaigns import load_table
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.mlflow import MlflowTracker
-from trtops.tracking.mlflow.run import MlflowRun
+from trtops.tracking.mlflow.tracker import MlflowRun
 from trtops.tracking.schema import Artifact, Tag
 
 NARROW = PrecisionCheck(

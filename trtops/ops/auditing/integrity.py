@@ -24,7 +24,7 @@ from trtops.tactics.record import TacticRecord
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import builds, campaigns, schema
 from trtops.tracking.base import MetricName, RegisteredVersion, RunInfo, StoredRun, Tracker
-from trtops.tracking.materials import Materials, read_materials
+from trtops.tracking.builds import Materials, read_materials
 from trtops.tracking.schema import Artifact, Metric, Tag
 from trtops.tracking.signatures import check_signature
 from trtops.verdict import VERDICTS

@@ -26,7 +26,7 @@ from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, schema
 from trtops.tracking.base import StoredRun, Tracker, incomplete
-from trtops.tracking.materials import Materials, read_materials
+from trtops.tracking.builds import Materials, read_materials
 
 _NOISE_RUNS = 3  # of the logged engine
 

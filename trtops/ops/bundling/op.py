@@ -38,7 +38,7 @@ from trtops.system.processes import temporary_prefix
 from trtops.tables import size
 from trtops.tracking import schema
 from trtops.tracking.base import RunInfo, Tracker
-from trtops.tracking.materials import read_materials
+from trtops.tracking.builds import read_materials
 from trtops.tracking.records import run_id_of
 from trtops.verdict import Verdict
 

@@ -38,7 +38,7 @@ from trtops.tactics.diff import diff
 from trtops.tactics.findings import TacticDiff
 from trtops.tracking import builds, campaigns, schema
 from trtops.tracking.base import Run, RunInfo, Tracker, Verdict, ended_if_whole
-from trtops.tracking.materials import log_materials
+from trtops.tracking.builds import log_materials
 from trtops.tracking.records import run_id_of
 
 _ALWAYS_DIFFED = 100  # builds up to which the diff is updated after each; later in steps of 2 %

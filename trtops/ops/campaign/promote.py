@@ -27,7 +27,7 @@ from trtops.spec import BackendName, Environment
 from trtops.system.allowed import ask_for
 from trtops.tracking import builds, campaigns, schema
 from trtops.tracking.base import RegisteredVersion, Run, RunInfo, StoredRun, Tracker, Verdict, incomplete
-from trtops.tracking.materials import log_materials
+from trtops.tracking.builds import log_materials
 from trtops.tracking.records import run_id_of
 from trtops.tracking.signatures import require_signed
 

@@ -38,7 +38,7 @@ from trtops.tables import size, table
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Run, Tracker, Verdict
-from trtops.tracking.materials import log_materials
+from trtops.tracking.builds import log_materials
 
 log = logging.getLogger(__name__)
 

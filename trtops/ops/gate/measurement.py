@@ -31,7 +31,7 @@ from trtops.spec import Environment
 from trtops.system.processes import temporary_prefix
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Run, RunInfo, Tracker
-from trtops.tracking.materials import log_materials
+from trtops.tracking.builds import log_materials
 from trtops.tracking.records import run_id_of
 from trtops.tracking.schema import Tag
 

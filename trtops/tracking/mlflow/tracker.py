@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
+import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,10 +17,17 @@ from trtops.tracking.location import Store
 from trtops.tracking.mlflow.artifacts import Files, check_id, files_of
 from trtops.tracking.mlflow.connection import Connection
 from trtops.tracking.mlflow.installed import library
-from trtops.tracking.mlflow.run import MlflowRun, read_status, shown_status
-from trtops.tracking.records import RegisteredVersion, RunInfo, RunStatus, Tags, check_registration, is_local
-from trtops.tracking.run import StoredRun, check_reopening, error_text, failure_note, new_run, read_manifest
-from trtops.tracking.schema import Artifact, Kind, Tag
+from trtops.tracking.records import (
+    ArtifactEntry,
+    RegisteredVersion,
+    RunInfo,
+    RunStatus,
+    Tags,
+    check_registration,
+    is_local,
+)
+from trtops.tracking.run import Run, StoredRun, check_reopening, error_text, failure_note, new_run, read_manifest
+from trtops.tracking.schema import Artifact, Kind, MetricName, Tag
 
 if TYPE_CHECKING:
     from mlflow.entities import Run as MlflowRunEntity
@@ -113,23 +120,33 @@ class MlflowTracker:
         limit: int | None = None,
         id_prefix: str = "",
     ) -> list[RunInfo]:
-        if limit == 0:
-            return []
         ids = self._all_experiments() if experiment is None else self._known_experiment(masked(experiment))
+        if not ids or limit == 0:
+            return []
         if parent is not None and is_local(parent):
             known = self._call(self._with_local_id, self._all_experiments(), parent)
             parent = parent if known is None else known.info.run_id
-        wanted = (tags or {}).items()
-        # The query may find more than the wanted runs.
-        found = (
-            info
-            for info in self._search(ids, _search_filter(tags or {}, parent, status, id_prefix), limit)
-            if wanted <= info.tags.items()
-            and parent in (None, info.parent)
-            and status in (None, info.status)
-            and info.id.startswith(id_prefix)
-        )
-        return list(itertools.islice(found, limit))
+        wanted, found = (tags or {}).items(), list[RunInfo]()
+        query, order = _search_filter(tags or {}, parent, status, id_prefix), ["attributes.start_time DESC"]
+        # MLflow takes a millisecond for each run that it returns, so pages are no larger than needed.
+        size = _PAGE if limit is None else min(_PAGE, max(limit, 20))
+        for entity in self._pages(self._client.search_runs, ids, query, size=size, order_by=order):
+            try:
+                info = self._info(entity)
+            except errors.IncompleteRunError as exc:
+                log.warning("Skipped: %s", exc)
+                continue
+            # The query may find more than the wanted runs.
+            if (
+                wanted <= info.tags.items()
+                and parent in (None, info.parent)
+                and status in (None, info.status)
+                and info.id.startswith(id_prefix)
+            ):
+                found.append(info)
+            if len(found) == limit:
+                break
+        return found
 
     def all_runs(self) -> Iterator[tuple[RunInfo, bool, str]]:
         """Every run, also of other programs, with True if it is deleted, and the address of its artifacts."""
@@ -144,14 +161,14 @@ class MlflowTracker:
     def close(self, run_id: str, why: str) -> RunInfo:
         entity = self._entity(run_id)
         run_id = entity.info.run_id
-        if read_status(entity.info.status, entity.data.tags) == "running":
+        if _read_status(entity.info.status, entity.data.tags) == "running":
             files = self._files(entity)
             whole = files.peek(Artifact.MANIFEST) is not None
             if not whole:
                 tags = {Tag.ERROR: error_text(why), Tag.NOTE: failure_note(run_id, why)}
                 self._connection.log_batch(run_id, tags=tags)
             verdict = entity.data.tags.get(Tag.VERDICT)
-            self._connection.end(run_id, shown_status("finished", verdict) if whole else "KILLED")
+            self._connection.end(run_id, _shown_status("finished", verdict) if whole else "KILLED")
             files.sweep()
         return self.info(run_id)
 
@@ -308,18 +325,6 @@ class MlflowTracker:
             if not token:
                 return
 
-    def _search(self, experiment_ids: list[str], query: str, limit: int | None) -> Iterator[RunInfo]:
-        if not experiment_ids:
-            return
-        # MLflow takes a millisecond for each run that it returns, so pages are no larger than needed.
-        size = _PAGE if limit is None else min(_PAGE, max(limit, 20))
-        order = ["attributes.start_time DESC"]
-        for entity in self._pages(self._client.search_runs, experiment_ids, query, size=size, order_by=order):
-            try:
-                yield self._info(entity)
-            except errors.IncompleteRunError as exc:
-                log.warning("Skipped: %s", exc)
-
     def _info(self, entity: MlflowRunEntity) -> RunInfo:
         """A run without its artifacts."""
         info, stored = entity.info, entity.data.tags
@@ -330,7 +335,7 @@ class MlflowTracker:
                 experiment=self._experiment_name(info.experiment_id),
                 name=info.run_name or "",
                 parent=stored.get(_PARENT),
-                status=read_status(info.status, stored),
+                status=_read_status(info.status, stored),
                 start_time=info.start_time / 1000,
                 end_time=None if info.end_time is None or info.status == "RUNNING" else info.end_time / 1000,
                 tags=dict(stored),
@@ -348,6 +353,78 @@ class MlflowTracker:
         return files_of(self._connection, entity.info.run_id, entity.info.artifact_uri)
 
 
+class MlflowRun(Run):
+    """A run in MLflow, being written."""
+
+    def __init__(self, connection: Connection, entity: MlflowRunEntity, files: Files) -> None:
+        super().__init__(entity.info.run_id, connection.url(entity.info.experiment_id, entity.info.run_id))
+        self._connection = connection
+        self._files = files
+        self._started = int(entity.info.start_time)
+        self._verdict = entity.data.tags.get(Tag.VERDICT)
+        self._metrics = {key: schema.read_number(value) for key, value in entity.data.metrics.items()}
+        self._timestamps: dict[str, int] = {}
+
+    def _sync(self, paths: Iterable[str]) -> None:
+        self._files.sync(paths)
+
+    def _put_params(self, params: Mapping[str, str]) -> None:
+        self._connection.log_batch(self.id, params=params)
+
+    def _put_tags(self, tags: Mapping[str, str]) -> None:
+        self._connection.log_batch(self.id, tags=tags)
+        self._verdict = tags.get(Tag.VERDICT, self._verdict)
+
+    def _put_metrics(self, metrics: Mapping[MetricName, float]) -> None:
+        changed: dict[str, float] = {}
+        for name, value in metrics.items():
+            key = schema.metric_key(name)
+            before = self._metrics.get(key)
+            if before is None or not (before == value or (math.isnan(before) and math.isnan(value))):
+                changed[key] = value
+                self._timestamps[key] = self._next_timestamp(key)
+        stored = {key: (schema.stored_number(value), self._timestamps[key]) for key, value in changed.items()}
+        self._connection.log_batch(self.id, metrics=stored)
+        self._metrics.update(changed)
+
+    def _next_timestamp(self, key: str) -> int:
+        """The timestamp for a metric: of two values with the same one MLflow shows the larger, not the newer."""
+        if key in self._timestamps:
+            return self._timestamps[key] + 1
+        if key not in self._metrics:
+            return self._started
+        # An earlier process logged it, and this run was reopened.
+        history = self._connection.call(self._connection.client.get_metric_history, self.id, key)
+        return max(int(each.timestamp) for each in history) + 1
+
+    def _put_artifact(self, source: Path | bytes, path: str) -> ArtifactEntry:
+        return self._files.put(source, path)
+
+    def _end(self, status: RunStatus, at: float | None = None) -> None:
+        self._connection.end(self.id, _shown_status(status, self._verdict), at)
+
+
+def _shown_status(status: RunStatus, verdict: str | None) -> str:
+    """The status in MLflow: a finished run with a bad verdict must not have a green check in its tables."""
+    return "FAILED" if status == "finished" and verdict in ("bad", "error") else status.upper()
+
+
+def _read_status(shown: str, tags: Mapping[str, str]) -> RunStatus:
+    """The status that :func:`_shown_status` was given: only a finished run has a manifest."""
+    if shown == "FAILED" and tags.get(Tag.MANIFEST_SHA256):
+        return "finished"
+    return _STATUS[shown]
+
+
+_STATUS: dict[str, RunStatus] = {
+    "RUNNING": "running",
+    "SCHEDULED": "running",
+    "FINISHED": "finished",
+    "FAILED": "failed",
+    "KILLED": "killed",
+}
+
+
 def _search_filter(tags: Mapping[str, str], parent: str | None, status: RunStatus | None, id_prefix: str) -> str:
     """A query that finds at least the wanted runs: MLflow's language cannot quote every key and value."""
     wanted = dict(tags)
@@ -358,7 +435,7 @@ def _search_filter(tags: Mapping[str, str], parent: str | None, status: RunStatu
         for key, value in wanted.items()
         if value and value.isprintable() and not set("'\"`\\") & {*key, *value}
     ]
-    if status == "finished":  # bad runs are shown as failed (mlflow.run.shown_status)
+    if status == "finished":  # bad runs are shown as failed (_shown_status)
         conditions += ["attributes.status != 'RUNNING'", "attributes.status != 'KILLED'"]
     elif status is not None:
         conditions.append(f"attributes.status = '{status.upper()}'")
