@@ -84,16 +84,9 @@ def capability(
 ) -> CapabilityReport:
     """Check which nodes of a model a back end supports. TensorRT's parser needs no GPU.
 
-    Args:
-        model: The model; not changed.
-        backend: The back end.
-        input_shapes: Shapes of inputs, by name, from which the parts' shapes are inferred.
-        partition: Whether to divide the model into supported and unsupported parts.
-        output_dir: Where to write the parts, as ONNX models; None writes none.
-        save_as: Where the parts' weights go; data files are named after the parts.
-
-    Raises BackendUnavailableError if the back end's library is not installed; ConfigError if there is no input with the
-    name of a shape.
+    ``partition`` divides the model into supported and refused parts, which are written to ``output_dir`` as ONNX models
+    if it is given. Shapes of inputs, by name, are needed to infer those of the parts. BackendUnavailableError if the
+    back end's library is not installed; ConfigError if there is no input with the name of a shape.
     """
     opened = open_model(model)
     proto = opened.proto()
@@ -137,10 +130,7 @@ def capability(
 
 
 def _refused_by_parser(cutter: Cutter, nodes: Collection[int] | None, values: Values) -> dict[int, str]:
-    """The parser's messages about the nodes that it refuses, by index; for some nodes by themselves, or for all.
-
-    Groups about which the parser is not certain are cut out and checked again, until it is or nothing gets smaller.
-    """
+    """The parser's messages about the nodes that it refuses, by index; for some nodes by themselves, or for all."""
     part = cutter.model if nodes is None else cutter.cut(nodes, values).proto
     wanted = frozenset(cutter.order if nodes is None else nodes)
     answer = ask_parser(serialize(part))
@@ -155,6 +145,7 @@ def _refused_by_parser(cutter: Cutter, nodes: Collection[int] | None, values: Va
     groups = [(frozenset(place[i] for i in group if i in place), certain) for group, certain in answer.subgraphs]
     known = frozenset().union(*(group for group, _ in groups))
     refused = {index: reasons.get(index, "") for index in wanted - known}
+    # Groups about which the parser is not certain are cut out and checked again, until it is or nothing gets smaller.
     for group, certain in groups:
         if certain or not group:
             continue
@@ -170,10 +161,7 @@ def _refused_by_parser(cutter: Cutter, nodes: Collection[int] | None, values: Va
 
 
 def segments(cutter: Cutter, refused: Collection[int]) -> list[list[int]]:
-    """The nodes in few parts in order of execution, each entirely refused or entirely supported.
-
-    The order is greedy: all ready nodes of the present kind go into a part before the other kind follows.
-    """
+    """The nodes in few parts in order of execution, each entirely refused or entirely supported."""
     makers = {name: index for index in cutter.order for name in cutter.makes(index)}
     waits = {index: {makers[name] for name in cutter.reads(index) if name in makers} for index in cutter.order}
     together = {index: part for part in cutter.parts for index in part}
@@ -181,6 +169,7 @@ def segments(cutter: Cutter, refused: Collection[int]) -> list[list[int]]:
     done: set[int] = set()
     found: list[list[int]] = []
     remaining = list(cutter.order)
+    # Greedy: all ready nodes of the present kind go into a part before the other kind follows.
     while remaining:
         kind = remaining[0] in bad
         segment: list[int] = []

@@ -40,6 +40,7 @@ def boxes(described: Any) -> list[Box]:
                 details += [f"{title} {text}"] if spec.name else []
         attributes: Any = getattr(node, "attributes", ()) or getattr(node, "attrs", ())
         details += [f"{name} = {value}" for name, value in attributes]
+        # An engine's layer has no attributes; these are what people look for.
         details += [f"{field}: {value}" for field in ("tactic", "precision") if (value := getattr(node, field, ""))]
         inputs, outputs = (tuple(s.name for s in specs if s.name) for specs in (node.inputs, node.outputs))
         name = node.name or next(iter(outputs), "")
@@ -48,7 +49,7 @@ def boxes(described: Any) -> list[Box]:
 
 
 def places(found: Sequence[Box]) -> list[tuple[float, int]]:
-    """The column and row of each box, which is below all boxes that it reads from, and near their mean column."""
+    """The column and row of each box, which is below all boxes that it reads from."""
     maker = {tensor: index for index, box in enumerate(found) for tensor in box.outputs}
     before = [{maker[t] for t in box.inputs if maker.get(t, index) < index} for index, box in enumerate(found)]
     rows: list[int] = []
@@ -57,6 +58,7 @@ def places(found: Sequence[Box]) -> list[tuple[float, int]]:
     by_row: list[list[int]] = [[] for _ in range(max(rows, default=-1) + 1)]
     for index, row in enumerate(rows):
         by_row[row].append(index)
+    # Each row is sorted by the mean column of what its boxes read, so that most edges run straight down.
     widest = max(map(len, by_row), default=0)
     columns = [0.0] * len(found)
     for members in by_row:
@@ -123,10 +125,12 @@ def serve_page(text: str, port: int, ready: Callable[[str], object]) -> None:
             """Requests are not logged."""
 
     try:
+        # Only for this machine: models are often secret.
         server = ThreadingHTTPServer(("127.0.0.1", port), Page)
     except (OSError, OverflowError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else exc
         raise errors.ConfigError(f"Port {port} cannot be used: {why}; give another, or 0 for any.") from None
     with server:
         ready(f"http://127.0.0.1:{server.server_address[1]}/")
+        # Polled often, so that Ctrl-C ends it at once.
         server.serve_forever(poll_interval=0.1)

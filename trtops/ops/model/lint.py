@@ -23,17 +23,12 @@ if TYPE_CHECKING:
 def lint(model: Source, *, input_shapes: Mapping[str, Shape] | None = None, feed: Feed | None = None) -> LintReport:
     """Check a model, which is not changed; see :func:`trtops.backend.onnx.lint.lint`.
 
-    A file that is not a model, or whose external data is missing, is a finding as well. Large weights are not used
-    where no finding can depend on their values.
-
-    Args:
-        model: The model.
-        input_shapes: Shapes of inputs with dynamic dimensions, by name; 1 for each such dimension unless given.
-        feed: Arrays to run the model on; random data unless given.
-
-    Raises ConfigError if there is no input with the name of a shape.
+    The model is run on ``feed``, or on random data in which dynamic dimensions without a shape in ``input_shapes`` are
+    1. A file that is not a model, or whose external data is missing, is a finding as well. ConfigError if there is no
+    input with the name of a shape.
     """
     try:
+        # Large weights are left out where no finding can depend on their values: they take most of the time.
         if isinstance(model, (str, Path)):
             bare = load_without_weights(model)
             if bare.left_out and not _can_leave_out(bare):

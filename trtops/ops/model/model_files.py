@@ -38,10 +38,8 @@ class Subject:
 
     @classmethod
     def of(cls, model: Source, file: str | Path | None = None) -> Subject:
-        """Name a model without reading it; ``file`` is the file from which a model in memory was made.
-
-        Raises InvalidModelError if the model is a path that does not exist.
-        """
+        """Name a model; ``file`` is the file from which a model in memory was made."""
+        # Without reading it: the run of an op begins before, and records an unreadable model as its error.
         if file is None and not isinstance(model, ModelProto):
             file = model.path if isinstance(model, Model) else model_file(model)
         if file is not None:
@@ -53,7 +51,7 @@ class Subject:
 
 
 def inputs_with_shapes(inputs: TensorMetadata, shapes: Mapping[str, Shape]) -> TensorMetadata:
-    """A model's inputs, some with other shapes; a shape of an unknown input raises ConfigError."""
+    """A model's inputs, some with other shapes; ConfigError if there is no input with the name of a shape."""
     changed = TensorMetadata.of(inputs.values())
     for name, shape in shapes.items():
         if name not in inputs:

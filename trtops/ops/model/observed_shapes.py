@@ -23,15 +23,8 @@ def with_observed_shapes(
 ) -> onnx.ModelProto:
     """Run a model once, and return a copy with the shapes and types that its tensors had, except those in sub-graphs.
 
-    This includes inputs and outputs: dynamic dimensions become static.
-
-    Args:
-        model: The model, or its path; not changed.
-        feeds: Source of inputs (:func:`trtops.ops.evaluation.feeds.open_feeds`); the first feed is used. The default is
-            random data.
-
-    Raises ModelError if the model cannot be used; InputError if the data does not fit it; BackendError if ONNX Runtime
-    does not run it.
+    Dynamic dimensions of inputs and outputs become static as well. The first feed of the source is used; random data by
+    default. InputError if the data does not fit the model; BackendError if ONNX Runtime does not run it.
     """
     opened = open_model(model)
     inputs = TensorMetadata.of(opened.info.inputs)
@@ -57,6 +50,7 @@ def with_observed_shapes(
     for value in (*graph.input, *graph.output):
         if value.name in values:
             value.type.CopyFrom(values[value.name].type)
+    # Inputs and outputs declare their own types; value_info is for the tensors between them.
     outside = {value.name for value in (*graph.input, *graph.output)}
     declared = [value for value in graph.value_info if value.name not in values]
     del graph.value_info[:]

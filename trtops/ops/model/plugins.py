@@ -48,13 +48,9 @@ def match_plugins(
 ) -> tuple[Match, ...]:
     """Find the places in a model where plugins fit; the result includes plugins without a place.
 
-    Args:
-        model: The model, or its path; not changed.
-        folder: The folder with the plugins' folders. Their scripts are executed, so the folder must be trusted.
-        include: Names of the plugins to search for; all unless given.
-        exclude: Names of plugins to skip.
-
-    Raises ConfigError if the folder has no plugins, or lacks a named one, or a script returns something else.
+    ``folder`` has a folder for each plugin. Their scripts are executed, so it must be trusted. ``include`` names the
+    plugins to search for, all if it is empty. ConfigError if the folder has no plugins, or lacks a named one, or a
+    script returns something else.
     """
     known = sorted(path.parent.name for path in Path(folder).glob(f"*/{PATTERN}"))
     if not known:
@@ -80,6 +76,7 @@ def match_plugins(
 
 
 def _parse_match(found: Mapping[str, Any], where: str) -> Match:
+    # From a script or from a file that users edit: either may have anything in it.
     places = found["instances"] or ()
     for place in places:
         if not isinstance(place, Mapping) or not {"inputs", "outputs"} <= set(place):
@@ -136,6 +133,7 @@ def replace_plugins(
     ConfigError if a tensor is not in the model, two places share an output, or ``output`` is a file of the model.
     """
 
+    # ONNX-GraphSurgeon makes a model of its own, so the changed one is returned.
     def put_in(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
         check_structure(proto)
         graph = gs_from_onnx(proto)
@@ -143,6 +141,7 @@ def replace_plugins(
         for match in matches:
             script = Path(folder, match.name, PATTERN)
             put: Callable[..., Any] = _insert_node
+            # Most plugins have no function of their own, and the folder is not needed for them.
             if script.is_file() and "def replace_with_plugin" in script.read_text(encoding="utf-8"):
                 put = import_from_script(script, "replace_with_plugin")
             tensors = graph.tensors()
@@ -167,12 +166,13 @@ def replace_plugins(
 def _insert_node(
     graph: Any, input_tensors: list[Any], output_tensors: list[Any], attrs: Mapping[str, Any], op: str
 ) -> bool:
-    """Insert a node between tensors; the nodes that it replaces are removed with everything unused."""
+    """Insert a node between tensors, instead of what made the outputs."""
     if any(made.op == op for tensor in output_tensors for made in tensor.inputs):
         raise errors.ConfigError(
             f"{', '.join(t.name for t in output_tensors)}: a {op} node already produces this; two places of a plugin "
             "share it. Remove one of them from the file."
         )
+    # The nodes that made these tensors lose their readers; the clean-up at the end removes them.
     for tensor in output_tensors:
         tensor.inputs.clear()
     name = f"{op}_{len(graph.nodes)}"

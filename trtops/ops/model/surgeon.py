@@ -116,6 +116,7 @@ def remove_nodes(
             inputs = [name for name in node.input if name and name not in constants]
             outputs = [name for name in node.output if name]
             removed.append(walk.label(node))
+            # Which input would stand for the output is not known otherwise.
             if len(inputs) != 1 or len(outputs) != 1:
                 raise errors.ConfigError(
                     f"{removed[-1]} has {len(inputs)} inputs and {len(outputs)} outputs; expected one of each, to pass "
@@ -155,7 +156,7 @@ def sanitize(
     upper_bounds: Mapping[str, int] | None = None,
     save_as: SaveConfig | None = None,
 ) -> SurgeonResult:
-    """Clean a model: other shapes and outputs, order, unused nodes, constants, and bounds on sizes, in this order.
+    """Clean a model: other shapes and outputs, order, unused nodes, constants, and bounds on sizes.
 
     Args:
         model: The model.
@@ -176,6 +177,8 @@ def sanitize(
         save_as: Where weights go.
     """
 
+    # The order matters: new shapes and outputs decide what is unused or constant, and folding computes sizes that would
+    # need a bound otherwise.
     def clean(proto: onnx.ModelProto) -> list[str]:
         check_structure(proto)
         changes = []
@@ -252,6 +255,7 @@ def reconstruct_weights(
     """Restore the weights of a stripped model from the original model, or with random values if it is None."""
     known = None if original is None else _load_with_weights(original)[0]
 
+    # A stripped model is only consistent once its weights are back, so it is checked afterwards.
     def put_back(proto: onnx.ModelProto) -> list[str]:
         names = weights.reconstruct_weights(proto, known)
         check_structure(proto)
@@ -272,6 +276,7 @@ def operate(
     """
     proto, files = _load_with_weights(model)
     save_as = save_as or SaveConfig()
+    # A write that fails half-way would destroy the only copy.
     if output is not None:
         data = Path(output).parent / (save_as.external_data or f"{Path(output).name}.data")
         if Path(output).resolve() in files or data.resolve() in files:

@@ -1,8 +1,6 @@
 """Accuracy: find the first tensor at which two back ends or precisions differ.
 
-Every tensor is compared, in order of execution, in windows that fit into memory. Making a tensor an output can change
-what a back end fuses, and so remove the error. The model's own outputs are therefore compared twice, with and without
-observed tensors.
+Every tensor is compared, in order of execution, in windows that fit into memory.
 """
 
 from __future__ import annotations
@@ -78,11 +76,7 @@ def reference(model: onnx.ModelProto) -> BaseRunner:
 
 
 class Built:
-    """A side that builds engines.
-
-    On ONNX Runtime later engines get the settings of the first, which observes no tensors: they have to compute as it
-    does, and nothing is timed again.
-    """
+    """A side that builds engines; on ONNX Runtime all with the settings of the first."""
 
     def __init__(self, config: BuildConfig) -> None:
         self.config = config
@@ -99,7 +93,9 @@ class Built:
         return engine_backend(self.config.backend).runner(build.engine, self.config.backend)
 
     def _build(self, model: Model) -> Build:
+        # The first engine observes no tensors. Later ones have to compute as it does, and nothing is timed again.
         if self._settings is not None:
+            # A seed would choose other tactics than the replayed ones.
             config = replace(self.config, options=replace(self.config.options, tactic_seed=None))
             try:
                 return built_safely(model, config, Caches(replay=self._settings))
@@ -261,6 +257,7 @@ def accuracy(
         opened = open_model(model)
         given = [dict(feed) for feed in config.open_for(opened, feeds)]
         tolerances = tolerances_for(tested, config.tolerances, opened)
+        # Masks hold the smallest FP32 number, which a lower precision cannot represent and clamps.
         if tolerances.clamped_equal is None:
             tolerances = replace(tolerances, clamped_equal=True)
         make = Built(actual) if isinstance(actual, BuildConfig) else actual
@@ -299,7 +296,8 @@ class _Comparison:
         # The node that makes each tensor that can be observed.
         self.makers = {name: index for index in self.cutter.order for name in self.cutter.visible(index)}
         self.found: dict[str, TensorError] = {}
-        # Types and shapes, inferred from the shapes of the largest feed.
+        # Types and shapes, inferred from the shapes of the largest feed, since windows must fit it. Small weights are
+        # kept, because shapes are computed from them.
         largest = max(
             ({n: np.shape(a) for n, a in f.items()} for f in feeds), key=lambda s: sum(map(math.prod, s.values()))
         )
@@ -314,6 +312,8 @@ class _Comparison:
     def run(self) -> AccuracyResult:
         """Compare all tensors, then the outputs without observed tensors, and explain what differs."""
         outputs = [value.name for value in self.model.graph.output]
+        # Making a tensor an output can change what a back end fuses, and so remove the error. The model's own outputs
+        # are therefore compared twice, without and with observed tensors.
         unobserved = self._run(self.actual)  # first, since the layers of this build are those to report
         observed_differs = False
         golden = list[dict[str, Any]]()
@@ -334,6 +334,7 @@ class _Comparison:
         for entry in tensors:
             before = self._error_before(entry.name)
             if entry.verdict == "bad" and entry.error and before < math.inf:
+                # The bound keeps a node whose inputs are exact from having an infinite factor.
                 steps[entry.name] = entry.error / max(before, 1e-9)
         chain: list[str] = []
         above = nonfinite or first
@@ -391,6 +392,7 @@ class _Comparison:
 
     def _run(self, make: MakeRunner) -> list[dict[str, Any]]:
         with make(self.model) as runner:
+            # A runner may write the next outputs into the same arrays, so they are copied if there is a next feed.
             if len(self.feeds) == 1:
                 return [dict(runner.infer(self.feeds[0]))]
             return [{name: np.array(array) for name, array in runner.infer(feed).items()} for feed in self.feeds]

@@ -1,10 +1,8 @@
-"""Delta debugging: find a smallest set of items for which a test holds.
+"""Delta debugging: find a smallest set of items for which a test holds, and keep the answers in a debug replay.
 
 The searches of reduce and precision differ only in their test. Reduce tests whether a set of nodes still fails;
-precision tests whether a model is accurate enough with a set of nodes in FP32. Both number their items from 0.
-
-A test is *monotone* if it holds for every superset of a set for which it holds. Promises in this module hold for any
-test unless they mention monotone tests.
+precision tests whether a model is accurate enough with a set of nodes in FP32. Both number their items from 0. Promises
+hold for any test unless they mention *monotone* ones, which hold for every superset of a set for which they hold.
 """
 
 from __future__ import annotations
@@ -12,12 +10,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
 from trtops import errors
+from trtops.json import Decoder, Encoder, load_json, save_json
 from trtops.ops.evaluation.submodel import CheckOutcome, CheckVerdict
-from trtops.ops.search.replays import IterationContext, load_replay, save_replay
 from trtops.record import Record
 
 log = logging.getLogger(__name__)
@@ -42,6 +41,37 @@ class Step(Record):
     seconds: float
     detail: str = ""
     excess: float | None = None  # largest error as a multiple of the tolerances, if it was measured
+
+
+@dataclass
+class IterationContext:
+    """One answer of a debug replay; name and fields are Polygraphy's."""
+
+    state: dict[str, Any] = field(default_factory=dict)
+    iteration_info: dict[str, Any] = field(default_factory=dict)
+    success: bool = True
+
+
+Encoder.register(IterationContext)(lambda context: dict(vars(context)))
+Decoder.register(IterationContext)(
+    lambda members: IterationContext(members["state"], members["iteration_info"], members["success"])
+)
+
+
+def load_replay(path: str | Path) -> dict[str, IterationContext]:
+    """Read a replay; FormatError if the file is not one, ConfigError if it does not exist."""
+    try:
+        replay = load_json(path, "debug replay")
+    except FileNotFoundError:
+        raise errors.ConfigError(f"Debug replay {str(path)!r} does not exist.") from None
+    if not isinstance(replay, dict) or not all(isinstance(c, IterationContext) for c in replay.values()):
+        raise errors.FormatError(f"{path} is not a debug replay; expected an object of IterationContext by _N<index>.")
+    return replay
+
+
+def save_replay(replay: Mapping[str, IterationContext], path: str | Path) -> None:
+    """Write a replay, a JSON object of answers by question as in Polygraphy."""
+    save_json(dict(replay), path, "debug replay")
 
 
 class Search:
@@ -81,9 +111,8 @@ class Search:
     def use_replays(self, load: str | None, save: str | None, count: int, depends_on: Mapping[str, str]) -> None:
         """Take the answers of an earlier search of ``count`` items, and write all answers to a file after each test.
 
-        ``depends_on`` is what the answers depend on, such as the model's digest, by name.
-        ConfigError if the replay does not exist, or is of another tool, model, check or data; FormatError if it is
-        damaged.
+        ``depends_on`` is what the answers depend on, such as the model's digest, by name. ConfigError if the replay
+        does not exist, or is of another tool, model, check or data; FormatError if it is damaged.
         """
         self._save_replay, self._depends_on = save, dict(depends_on)
         for key, context in ({} if load is None else load_replay(load)).items():
@@ -100,6 +129,7 @@ class Search:
                     )
             step = Step.from_dict(context.state["step"])
             ends = [run.split("-") for run in step.items.split(",") if run]
+            # A replay may come from another machine, or have been edited.
             if not all(end.isdigit() and int(end) < count for run in ends for end in run):
                 raise errors.FormatError(f"{load}: {step.items!r} are not nodes of this model. It is damaged.")
             self._keep(frozenset(item for run in ends for item in range(int(run[0]), int(run[-1]) + 1)), step)
@@ -118,6 +148,7 @@ class Search:
 
         OutOfTestsError if the answer is unknown and no more tests may run.
         """
+        # No nodes cannot fail, and a model of none could not be written.
         each = frozenset(items)
         return bool(each) and self._answer(each)
 
@@ -143,6 +174,7 @@ class Search:
                 excess=outcome.excess,
             )
             self._keep(items, step)
+            # After each answer, since a check can crash the whole machine and may have taken hours.
             if self._save_replay is not None:
                 save_replay(self._replay, self._save_replay)
             log.debug("Check %d (%s): %d nodes, %s", step.number, step.stage, step.size, step.verdict)
@@ -175,9 +207,9 @@ class Search:
     def halve(self, items: Sequence[int]) -> tuple[int, int]:
         """A range of positions for which the test holds while it holds for neither half, or a range of length one.
 
-        The test is taken to hold for all items. A single needed item is found with about ``log2(len(items))`` tests: if
-        the first half does not hold, the second half is taken to hold, and is only tested if nothing is found in it.
+        The test is taken to hold for all items. A single needed item is found with about ``log2(len(items))`` tests.
         """
+        # If the first half does not hold, the second half is taken to hold, and only the last range is tested.
         path = [(0, len(items))]  # the test holds for the first; each later range is the second half of the one before
         while path[-1][1] - path[-1][0] > 1:
             low, high = path[-1]
@@ -215,7 +247,8 @@ class Search:
 
 
 def _as_ranges(items: Iterable[int]) -> str:
-    """Numbers as text, with runs shortened: ``0-4,9``. A replay of all answers is written after each one."""
+    """Numbers as text, with runs shortened: ``0-4,9``."""
+    # Short, because all answers are written after each one, and a model may have thousands of nodes.
     runs: list[list[int]] = []
     for item in sorted(items):
         if runs and item == runs[-1][1] + 1:

@@ -1,7 +1,6 @@
 """Precision: find the nodes that must stay in FP32 so that a 16-bit model is accurate enough.
 
-Each set of nodes is tested by writing its Casts into the ONNX model and running that. By default ONNX Runtime runs it
-on the CPU, with every 16-bit result rounded as a GPU rounds it.
+Each set of nodes is tested by writing its Casts into the ONNX model and running that.
 """
 
 from __future__ import annotations
@@ -96,6 +95,7 @@ class Candidate:
     keep: frozenset[str]
     config: PrecisionConfig
 
+    # Cached, since writer and runner of one candidate both need it, and a large model takes seconds to rewrite.
     @cached_property
     def rewritten(self) -> Rewritten:
         """The model in mixed precision; inputs and outputs stay FP32."""
@@ -306,6 +306,7 @@ class _PrecisionSearch:
         self.evaluate = evaluate
         self.latencies: dict[Items, float | None] = {}
         self.search = Search(self.test, max_tests=config.max_checks, progress=progress)
+        # Answers of a replay only hold for the same question.
         depends_on = {
             "model": model.info.sha256,
             "precision": f"{config.to} without {', '.join(config.exclude) or 'exceptions'}",
@@ -341,6 +342,7 @@ class _PrecisionSearch:
 
     def find(self) -> tuple[Items, Literal["good", "mixed", "bad"], bool]:
         """The nodes to keep, what that means, and whether it was checked that none of them can be lowered."""
+        # Most models need nothing in FP32, so that is tested first; with all nodes in FP32 the check itself is tested.
         if self.search.holds_for_none():
             return frozenset(), "good", True
         if not self.everything or not self.search.holds(self.everything):
@@ -356,14 +358,12 @@ class _PrecisionSearch:
             return self.search.smallest_so_far(), "mixed", False
 
     def fastest(self, fewest: Items) -> Items:
-        """The fastest set that passes: the smallest, others that passed, and some with more nodes in FP32.
-
-        A Cast between two precisions can cost more than an operator saves in 16 bit. So small gaps between nodes in
-        FP32 are closed as well.
-        """
+        """The fastest set that passes: the smallest, others that passed, and some with more nodes in FP32."""
         passed = sorted((items for items, step in self.search.answers.items() if step.verdict == "pass"), key=len)
         sets = [fewest, *passed[:4], self.everything]
         places = sorted(fewest)
+        # A Cast between two precisions can cost more than an operator saves in 16 bit, so gaps between nodes in FP32
+        # are closed as well: small ones, and all.
         for gap in (2, 4, len(self.names)):
             pairs = itertools.pairwise(places)
             sets.append(fewest.union(*(range(low, high) for low, high in pairs if high - low <= gap)))
@@ -387,6 +387,7 @@ class _PrecisionSearch:
         try:
             with self.make(candidate) as runner:
                 outputs = [{k: np.array(v) for k, v in runner.infer(feed).items()} for feed in self.feeds]
+        # Some mixtures of precisions do not build or run: that is an answer about this set of nodes.
         except (errors.BackendError, errors.ModelError) as exc:
             log.warning("%d nodes kept: %s", len(items), exc)
             return CheckOutcome(verdict="fail", detail=str(exc))

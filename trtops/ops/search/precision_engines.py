@@ -21,11 +21,7 @@ from trtops.system.processes import temporary_prefix
 
 @dataclass(frozen=True, kw_only=True)
 class EngineWriter:
-    """Makes TensorRT engines of candidates.
-
-    Up to 10.x the network is weakly typed: the builder may use the lower precision, and binding layer precisions hold
-    the nodes to keep. On releases that take precisions from the model, the candidate's model with its Casts is built.
-    """
+    """Makes TensorRT engines of candidates."""
 
     network: Callable[[], Any] | None = None  # builder, network, parser; by default that of the candidate's model
     config: Callable[..., Any] | None = None  # the builder config; by default that of the search's precision
@@ -51,6 +47,8 @@ class EngineWriter:
         return Path(self._folder.name, "timing.cache")
 
     def _network_and_config(self, candidate: Candidate) -> tuple[Callable[[], Any], Callable[..., Any]]:
+        # Up to 10.x the network is weakly typed: the builder may use the lower precision, and binding layer precisions
+        # hold the nodes to keep. Later releases take precisions from the model, so its Casts are built.
         by_layer = line().supports(Feature.LAYER_PRECISION)
         if self.network is not None:
             network = self.network

@@ -256,6 +256,7 @@ def _find_culprits(
         depends_on = {"model": model.info.sha256, "check": describe(check), "data": data}
         search.use_replays(config.load_replay, config.save_replay, len(cutter.parts), depends_on)
         try:
+            # The whole model first: without its failure there is nothing to search for.
             search.holds(reduction.everything)
             whole = search.answers[reduction.everything]
             found = reduction.culprit() if whole.verdict == "fail" else None
@@ -267,6 +268,7 @@ def _find_culprits(
                     config.save_replay,
                 )
             raise
+        # A check that passes nothing, such as a misspelled command, would make any node the culprit.
         passing = [parts for parts, step in search.answers.items() if step.verdict == "pass"]
         if found and not passing:
             log.warning(
@@ -328,7 +330,7 @@ class _Reduction:
     def _check_part(self, parts: Items) -> CheckOutcome:
         try:
             return CheckOutcome.of(self._check(self.cut(parts)))
-        except errors.ConfigError:
+        except errors.ConfigError:  # every part would meet it
             raise
         except Exception as exc:  # of a part it is an error of another kind than the one searched for
             if parts == self.everything:
@@ -429,6 +431,7 @@ def _log_result(run: Run, result: ReduceResult, steps: Iterable[Step]) -> None:
     )
     run.log_json(result, schema.Artifact.REDUCE_RESULT)
     run.log_text("".join(f"{step.to_json(indent=None)}\n" for step in steps), schema.Artifact.REDUCE_STEPS)
+    # Logged as well as saved: the run is to be complete without files of this machine.
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("reduce")) as folder:
         for number, culprit in enumerate(result.culprits, start=1):
             path = Path(folder, f"culprit_{number}.onnx")

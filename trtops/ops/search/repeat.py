@@ -15,7 +15,7 @@ from typing import Literal
 
 from trtops import errors
 from trtops.ops.evaluation.command import CommandCheck, run_group
-from trtops.ops.search.replays import IterationContext, load_replay, save_replay
+from trtops.ops.search.delta import IterationContext, load_replay, save_replay
 from trtops.record import Record
 from trtops.verdict import Verdict
 
@@ -108,6 +108,7 @@ def repeat(
             else:
                 step = iterate(number, make, check, config, ask)
             steps.append(step)
+            # After each iteration, so that a search that is killed can resume.
             if config.save_replay is not None:
                 replay[f"_N{number}"] = IterationContext({}, {"iteration": number}, step.verdict == "good")
                 save_replay(replay, config.save_replay)
@@ -157,6 +158,7 @@ def iterate(
             outcome = check.evaluate(code, printed)
             verdict = "good" if outcome.verdict == "pass" else "bad" if outcome.verdict == "fail" else "error"
             detail = outcome.detail.split("\n")[0]
+    # The time keeps files of an earlier search from being replaced.
     label = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_N{number}"
     sort_artifacts(config.artifacts, config.folder, good=verdict == "good", label=label)
     shown = config.show == "all" or (config.show == "failing" and verdict != "good")

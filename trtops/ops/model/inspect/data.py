@@ -35,16 +35,9 @@ def inspect_data(
 ) -> Inspection:
     """Inspect saved inputs, outputs or comparisons; the text has Polygraphy's layout.
 
-    Args:
-        path: A ``.json`` file of trtops or Polygraphy, a folder of such files with one iteration each, an ``.npz`` or
-            an ``.npy``.
-        show_values: Whether to print values.
-        histogram: Whether to print histograms.
-        all_iterations: Whether to show every iteration, or only the first.
-        items: Number of values to print at the ends of each axis; -1 prints all.
-        line_width: Maximum length of lines of values; -1 sets no limit.
-
-    Raises FormatError if it cannot be read, or has no arrays; ConfigError if the file does not exist.
+    The path is a ``.json`` file of trtops or Polygraphy, a folder of such files with one iteration each, an ``.npz`` or
+    an ``.npy``. ``items`` values are printed at the ends of each axis, in lines of at most ``line_width`` characters;
+    -1 sets no limit. FormatError if it cannot be read, or has no arrays; ConfigError if the file does not exist.
     """
     saved = _load_saved(Path(path))
     if isinstance(saved, AccuracyResults):
@@ -171,8 +164,10 @@ def summarize(array: Any) -> dict[str, JSONValue]:
     }
     if array.dtype.kind not in "fiub" and "float" not in array.dtype.name:
         return summary
+    # Sums in FP16 overflow.
     numbers = array.astype(np.float64, copy=False)
     summary |= {"nan": int(np.isnan(numbers).sum()), "inf": int(np.isinf(numbers).sum())}
+    # One NaN would make every statistic NaN, and hide what the other values are.
     finite = numbers[np.isfinite(numbers)]
     if finite.size:
         summary |= {
@@ -189,8 +184,7 @@ def summarize(array: Any) -> dict[str, JSONValue]:
 def tensors_text(engine: EngineDescription, path: str | Path) -> str:
     """An engine's layers with statistics of their tensors, from the first iteration of saved outputs.
 
-    The outputs are from ``trtops run --save-outputs``; with ``--mark-unfused-tensors-as-debug-tensors`` they have all
-    tensors that were not fused. ConfigError if the file does not exist, FormatError if it has no outputs.
+    ConfigError if the file does not exist, FormatError if it has no outputs.
     """
     if not Path(path).exists():
         raise errors.ConfigError(f"{str(path)!r} does not exist; expected saved outputs (trtops run --save-outputs).")
@@ -203,6 +197,7 @@ def tensors_text(engine: EngineDescription, path: str | Path) -> str:
         lines.append(f"{layer.name} [Op: {layer.op}]")
         for arrow, each in (("   ", layer.inputs), (" ->", layer.outputs)):
             for tensor in each:
+                # Only tensors that were outputs or debug tensors (--mark-unfused-tensors-as-debug-tensors) were saved.
                 text = "not saved"
                 if tensor.name in tensors:
                     array = np.asarray(tensors[tensor.name])

@@ -185,8 +185,7 @@ def inspect_engines(
 ) -> InspectEnginesResult:
     """Compare two engines, and log the result to an experiment if one is given.
 
-    Raises ConfigError if an engine is neither a file nor a run; FormatError if a file is not the engine inspector's
-    JSON; EngineLoadError if an engine cannot be loaded here.
+    ConfigError if an engine is neither a file nor a run; EngineLoadError if it cannot be loaded here.
     """
     name = f"engines {Path(config.a).name} and {Path(config.b).name}"
     kept = None if experiment is None else tracker
@@ -225,6 +224,7 @@ def _read_engine(source: str, profile: bool, tracker: Tracker | None) -> tuple[E
         return _described(trt.EngineFromPath(str(path))(), profile)
     if path.suffix == ".json" or path.is_file():
         try:
+            # With replacements: names of layers come from the model and need not be UTF-8.
             layers = parse_layers(path.read_bytes().decode("utf-8", "replace"))
         except OSError as exc:
             raise errors.ConfigError(
@@ -251,6 +251,7 @@ def _read_engine(source: str, profile: bool, tracker: Tracker | None) -> tuple[E
     # The engine cannot be loaded here, so its layers are those that its build recorded, without formats.
     recorded = []
     for layer in build.layers:
+        # A record's tactic is the kernel's name and its number: "name #0x12ab".
         tactic, _, value = layer.tactic.partition("#")
         recorded.append(
             LayerDescription(
@@ -277,14 +278,13 @@ def _described(engine: Any, profile: bool) -> tuple[EngineLayers, dict[str, int]
 
 
 def read_layer_times(path: str | Path) -> dict[str, float]:
-    """Milliseconds by layer name from a file: trtexec's ``--exportProfile``, or a JSON object of numbers.
-
-    Raises ConfigError if it cannot be read; FormatError if it is neither.
-    """
+    """Milliseconds by layer name from a file: trtexec's ``--exportProfile``, or a JSON object of numbers."""
     try:
+        # Not strict: TensorRT writes layer names with raw control characters.
         content = json.loads(Path(path).read_bytes(), strict=False)
         if isinstance(content, dict):
             return {str(name): float(ms) for name, ms in content.items()}
+        # trtexec's first entry only has the number of runs.
         timed = [entry for entry in content if "name" in entry]
         return {str(entry["name"]): float(entry["averageMs"]) for entry in timed}
     except OSError as exc:

@@ -24,16 +24,10 @@ ENGINE_SUFFIXES = (".engine", ".plan", ".trt")
 def inspect_model(
     model: str | Path | ModelProto, *, show: Collection[Show] = (), infer_shapes: bool = False
 ) -> Inspection:
-    """Inspect an ONNX model, a TensorRT engine, or an engine of ONNX Runtime.
+    """Inspect an ONNX model, a TensorRT engine, or an engine of ONNX Runtime (``.ort``).
 
-    Args:
-        model: An ONNX file, a model in memory, an ``.engine`` or ``.plan``, or an ``.ort`` file.
-        show: What to show besides inputs and outputs; ``weights`` of an ONNX model reads their values, which may be in
-            other files.
-        infer_shapes: Whether to infer shapes that an ONNX model does not declare.
-
-    Raises ModelError if it is not a model; EngineLoadError if an engine cannot be loaded here; BackendUnavailableError
-    if TensorRT is needed and not installed.
+    ``show`` names what to show besides inputs and outputs; ``infer_shapes`` adds shapes that an ONNX model does not
+    declare. ModelError if it is not a model; EngineLoadError if an engine cannot be loaded here.
     """
     if isinstance(model, (str, Path)):
         path = Path(model)
@@ -42,6 +36,7 @@ def inspect_model(
         if path.suffix in ENGINE_SUFFIXES:
             described = trt.describe_engine(trt.EngineFromPath(str(path))())
             return Inspection(lambda: described, lambda: described.text(tuple(show)))
+        # Only values of weights need the other files that they may be in.
         model = onnx.onnx_from_path(path) if "weights" in show else read_proto(path)
     proto = onnx.infer_shapes(model, allow_onnxruntime=False) if infer_shapes else model
     return Inspection(lambda: summary.describe(proto), lambda: summary.summary(proto, show))

@@ -46,6 +46,7 @@ def inspect_tactics(path: str | Path) -> Inspection:
     """Inspect a tactic record of trtops or Polygraphy."""
     record = read_record(path)
 
+    # Polygraphy's lines come first, then what it does not print.
     def text() -> str:
         settings = [f"    {name} = {value}" for name, value in record.settings]
         rows = (
