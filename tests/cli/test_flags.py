@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import re
 import shlex
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests import models
+from trtops import ops
 from trtops.cli import registry
 from trtops.cli.commands.runs import tag
 from trtops.cli.flags import Flag, Parser, UsageError, flags_of, without_effect
@@ -20,117 +23,42 @@ from trtops.cli.values import READERS, attribute, constraint, tensor, until
 from trtops.comparator.table import METRICS
 from trtops.errors import ConfigError
 from trtops.json import save_json
+from trtops.record import option_fields
 
 _COMPARED = " ".join(metric.function for metric in METRICS if metric.limit is not None)
+_SCRIPT = "--data-loader-script d.py"
 LINES = {
-    "run": (
-        "m.onnx --onnxrt --trt; m.onnx --trt --version-compatible; m.onnx --onnxrt --trt --int8; m.onnx --onnxrt "
-        "--trt --compare indices {compared}; m.onnx --onnxrt --trt --shape-inference; m.onnx --data-loader-script "
-        "d.py --onnxrt; m.onnx --onnxrt --trt-engine e.engine; m.bin --onnxrt; m.onnx --onnxrt --save-onnx s.onnx; "
-        "m.onnx --onnxrt --trt --check-error-stat mean; m.keras --trt; m.py --trt; m.onnx --onnxrt --experiment e; "
-        "m.pb --onnxrt --opset 11; m.ckpt --model-type ckpt --onnxrt; m.onnx --onnxrt --trt --save-heatmaps h"
-    ),
-    "convert": (
-        "m.onnx -o m.engine; m.onnx --version-compatible; m.onnx --int8; m.onnx --int8 --data-loader-script d.py; "
-        "m.onnx --experiment e; m.onnx --experiment e --trt; m.onnx --experiment e --onnxrt; m.onnx -o o.onnx; m.onnx "
-        "--shape-inference; m.bin -o m.engine; m.pb --opset 11; m.ckpt --model-type ckpt; m.py; m.onnx --convert-to "
-        "ort"
-    ),
-    "calibrate": (
-        "m.onnx --load-inputs d.json --trt; m.onnx --load-inputs d.json; m.onnx; m.onnx --data-loader-script d.py"
-    ),
-    "compare": "a.json b.json; a.json b.json --data-loader-script d.py",
-    "gate": "m.onnx --trt; m.onnx; m.onnx --data-loader-script d.py",
-    "triage": (
-        "m.onnx --experiment e; m.onnx --experiment e --trt; m.onnx --experiment e --onnxrt; m.onnx --trt "
-        "--data-loader-script d.py"
-    ),
-    "sensitivity": "m.onnx --calibration-cache c.cache; m.onnx; m.onnx --calibration-cache c --data-loader-script d.py",
-    "inspect model": (
-        "m.onnx --display-as trt; m.onnx; m.engine; m.engine --show layers; m.onnx --visual; m.bin --display-as trt; "
-        "m.bin --shape-inference; m.pb --shape-inference; m.py --display-as trt; m.ckpt --model-type ckpt; m.onnx "
-        "--shape-inference"
-    ),
-    "inspect data": "d.json",
-    "inspect diff": "a.json b.json; a.json b.json --data-loader-script d.py",
-    "inspect tactics": "r.json",
+    "run": f"--onnxrt --trt; --onnxrt --trt --compare indices {_COMPARED}; --onnxrt --trt-engine e.engine; m.bin "
+    f"--onnxrt; --onnxrt --save-onnx s.onnx; --onnxrt --trt --check-error-stat mean; m.keras --trt; m.py --trt; m.pb "
+    f"--onnxrt --opset 11; m.ckpt --model-type ckpt --onnxrt; --onnxrt --trt --save-heatmaps h; --onnxrt {_SCRIPT}",
+    "convert": "; --experiment e --trt; --experiment e --onnxrt; -o o.onnx; m.bin -o m.engine; m.pb --opset 11; m.ckpt "
+    f"--model-type ckpt; m.py; --convert-to ort; --int8 {_SCRIPT}",
+    "calibrate": f"--load-inputs d.json; ; {_SCRIPT}",
+    "triage": "--experiment e; --experiment e --trt; --experiment e --onnxrt",
+    "inspect model": "--display-as trt; ; m.engine; m.engine --show layers; --visual; m.bin --display-as trt; m.bin "
+    "--shape-inference; m.pb --shape-inference; m.py --display-as trt; m.ckpt --model-type ckpt",
     "inspect diff-tactics": "--dir replays; --good g; --bad b; ",
-    "inspect engines": "a.json b.json; a.engine b.engine --profile; a b",
-    "inspect capability": "m.onnx --with-partitioning; m.onnx; m.onnx --shape-inference",
-    "inspect sparsity": "m.onnx",
+    "inspect engines": "a.json b.json; a.engine b.engine --profile; ",
+    "inspect capability": "; --with-partitioning",
     "inspect calibration": "c.cache; run:c",
-    "inspect run": "abc",
-    "check lint": "m.onnx; m.onnx --data-loader-script d.py",
-    "check compatibility": "m.onnx; m.onnx --onnxrt",
-    "check accuracy": "acc.json; acc.json --compare {compared}; acc.json --check-error-stat mean",
-    "surgeon extract": (
-        "m.onnx -o o.onnx; m.onnx -o o.onnx --shape-inference; m.onnx -o o.onnx --force-fallback-shape-inference; "
-        "m.onnx --force-fallback-shape-inference --data-loader-script d.py"
-    ),
-    "surgeon sanitize": (
-        "m.onnx -o o.onnx; m.onnx -o o.onnx --shape-inference; m.onnx -o o.onnx --force-fallback-shape-inference; "
-        "m.onnx -o o.onnx --force-fallback-shape-inference --data-loader-script d.py"
-    ),
-    "surgeon insert": (
-        "m.onnx -o o.onnx --op Relu --inputs a --outputs b; m.onnx -o o.onnx --shape-inference --op Relu --inputs a "
-        "--outputs b"
-    ),
-    "surgeon prune": "m.onnx -o o.onnx",
-    "surgeon weight-strip": "m.onnx -o o.onnx",
-    "surgeon weight-reconstruct": "m.onnx -o o.onnx",
-    "debug build": (
-        "m.onnx --until 3; m.onnx --until 3 --version-compatible; m.onnx --until 3 --int8; m.onnx --until 3 --check "
-        "true; m.onnx --until 3 --experiment e; m.bin --until 3; m.onnx --until 3 --experiment e --onnxrt; m.onnx "
-        "--until 3 --shape-inference; m.py --until 3; m.pb --until 3 --opset 11; m.ckpt --model-type ckpt --until 3; "
-        "m.onnx --until 3 --int8 --data-loader-script d.py"
-    ),
-    "debug bisect": "abc",
-    "debug prove": "abc",
-    "debug reduce": (
-        "m.onnx; m.onnx --check true; m.onnx --onnxrt; m.onnx --experiment e; m.onnx --data-loader-script d.py; "
-        "m.onnx --min-good g.onnx"
-    ),
-    "debug precision": (
-        "m.onnx; m.onnx --trt --version-compatible; m.onnx --trt; m.onnx --check true; m.onnx --bf16 --trt; m.onnx "
-        "--trt --int8; m.onnx --experiment e; m.onnx --data-loader-script d.py; m.onnx --shape-inference"
-    ),
-    "debug accuracy": "m.onnx --trt; m.onnx --onnxrt; m.onnx --experiment e; m.onnx --data-loader-script d.py",
+    "check accuracy": f"; --compare {_COMPARED}; --check-error-stat mean",
+    "surgeon extract": f"; --force-fallback-shape-inference; --force-fallback-shape-inference {_SCRIPT}",
+    "surgeon sanitize": f"; --force-fallback-shape-inference; --force-fallback-shape-inference {_SCRIPT}",
+    "debug build": f"--until 3; --until 3 --check true; --until 3 --experiment e --onnxrt; m.bin --until 3; m.py "
+    f"--until 3; m.pb --until 3 --opset 11; m.ckpt --model-type ckpt --until 3; --until 3 --int8 {_SCRIPT}",
+    "debug reduce": "; --check true; --min-good g.onnx",
+    "debug precision": "; --check true; --bf16 --trt; --trt --int8; --trt --version-compatible",
     "debug repeat": "--until 3; --until 3 --check true; --until 3 --iter-artifact x.onnx",
-    "data merge": "a.json b.json -o o.json",
-    "data concat": "a.json b.json -o o.json",
-    "template trt-network": (
-        "m.onnx -o n.py; m.pb -o n.py; m.py -o n.py; m.ckpt -o n.py --model-type ckpt; m.onnx -o n.py --shape-inference"
-    ),
-    "template trt-config": (
-        "-o c.py; -o c.py --version-compatible; -o c.py --int8; -o c.py --int8 --data-loader-script d.py"
-    ),
-    "template onnx-gs": "m.onnx -o g.py; m.onnx -o g.py --shape-inference",
-    "plugin list": "m.onnx --plugin-dir p; m.onnx --plugin-dir p --shape-inference",
-    "plugin match": "m.onnx --plugin-dir p; m.onnx --plugin-dir p --shape-inference",
-    "plugin replace": "m.onnx --plugin-dir p; m.onnx --plugin-dir p --shape-inference",
-    "build-list": "models.yaml",
-    "team up": "",
-    "team down": "",
-    "team status": "",
-    "team env": "",
-    "team password": "mlflow",
-    "report": "abc",
-    "runs list": "",
-    "runs show": "abc",
-    "runs compare": "abc def",
-    "runs evaluate": "abc --l2-threshold 7; abc",
+    "template trt-network": "; m.pb -o n.py; m.py -o n.py; m.ckpt -o n.py --model-type ckpt",
+    "template trt-config": f"; --int8 {_SCRIPT}",
+    "runs evaluate": "--l2-threshold 7; ",
     "runs audit": "--experiment e; --accepted",
-    "runs prune": "",
-    "runs bundle": "abc",
-    "runs promote": "abc",
-    "runs resolve": "m.onnx; m.onnx --trt",
-    "runs deny": "abc",
-    "runs close": "abc",
-    "runs pardon": "abc --why mended",
-    "doctor": "",
-    "completion": "bash",
 }
-"""Lines of each command, separated by ``;``, where an option changes one. Other tests use the first."""
+"""Lines of commands, separated by ``;``, where an option changes one. Those that name no other model are added to the
+arguments and options that are required."""
+
+TOGGLES = ("--onnxrt", "--trt", "--int8", "--experiment e", "--shape-inference", "--version-compatible", _SCRIPT)
+"""Options that make others count; each that a command has is added to its first line."""
 
 WITHOUT_CHANGE = {
     *(f"{command} --fp32" for command in ("run", "convert", "debug build")),  # the default, tested below
@@ -162,7 +90,17 @@ def commands() -> Iterator[tuple[str, registry.Path]]:
 
 
 def lines_of(command: str) -> list[str]:
-    return [line.strip() for line in LINES[command].format(compared=_COMPARED).split(";")]
+    shortest = []
+    for flag in flags_of_command(tuple(command.split())):
+        value = str(flag.choices[0]) if flag.choices else "m.onnx" if "model" in flag.dest else "abc"
+        if flag.positional and (flag.takes in ("one", "many") or flag.dest == "model_file"):
+            shortest.append(value)
+        elif flag.required:
+            shortest += [flag.names[0], value]
+    known = {name for flag in flags_of_command(tuple(command.split())) for name in flag.names}
+    first, *more = (line.strip() for line in LINES.get(command, "").split(";"))
+    lines = [first, *more, *(f"{first} {toggle}".strip() for toggle in TOGGLES if toggle.split()[0] in known)]
+    return [line if line and not line.startswith("-") else " ".join([*shortest, line]).strip() for line in lines]
 
 
 def flags_of_command(path: registry.Path) -> list[Flag]:
@@ -186,16 +124,16 @@ def words_of(flag: Flag) -> list[str]:
     return SAMPLES.get(flag.convert, ["sample.py" if "FUNCTION" in (flag.shown or "") else "sample"])
 
 
-_parsers: dict[registry.Path, Parser] = {}
+@functools.cache
+def parser_for(path: registry.Path) -> Parser:
+    return parser_of(path, load(path))
 
 
 def plan_of(path: registry.Path, words: list[str]) -> Any:
-    """The job of a line; None if it is refused."""
-    module = load(path)
-    parser = _parsers.setdefault(path, parser_of(path, module))
-    args = parser.parse(words)
+    """What the job of a line will do."""
+    args = parser_for(path).parse(words)
     args.words = ["trtops"]
-    return contents(module.plan(args))
+    return contents(load(path).plan(args))
 
 
 def contents(value: Any) -> Any:
@@ -245,7 +183,7 @@ def test_every_example_parses():
             if example.startswith("trtops"):
                 words = shlex.split(example.replace("\\\n", " "))[1:]
                 found, rest = registry.find(words)
-                parser_of(found, load(found)).parse([w for w in rest if w != ">" and not w.startswith("~")])
+                parser_for(found).parse([w for w in rest if w != ">" and not w.startswith("~")])
 
 
 def test_every_command_has_the_log_options():
@@ -253,7 +191,7 @@ def test_every_command_has_the_log_options():
     for command, path in commands():
         base = lines_of(command)[0].split()
         for flag in LOGGING.flags[1:]:
-            args = parser_of(path, load(path)).parse([flag.names[0], *words.get(flag.names[0], []), "-v", *base])
+            args = parser_for(path).parse([flag.names[0], *words.get(flag.names[0], []), "-v", *base])
             assert getattr(args, flag.dest)
 
 
@@ -271,18 +209,18 @@ def test_options_without_effect_warn():
         for flag in flags_of_command(path):
             if flag.idle:
                 words = [flag.names[0], *words_of(flag)]
-                args = parser_of(path, load(path)).parse([*base, *words])
+                args = parser_for(path).parse([*base, *words])
                 assert plan_of(path, [*base, *words]) == plan_of(path, base)
                 expected = [f"{flag.names[0]} has no effect here: {flag.idle}"]
                 assert without_effect(load(path).groups, args, words) == expected
 
 
-@pytest.mark.parametrize("command", ["run", "convert", "debug build"])
-def test_fp32_contradicts_lower_precisions(command):
-    path, base = tuple(command.split()), lines_of(command)[0].split()
-    assert plan_of(path, [*base, "--fp32"]) == plan_of(path, base)
-    with pytest.raises(UsageError, match="exclude each other"):
-        plan_of(path, [*base, "--fp32", "--fp16"])
+def test_fp32_contradicts_lower_precisions():
+    for path in (("run",), ("convert",), ("debug", "build")):
+        base = lines_of(" ".join(path))[0].split()
+        assert plan_of(path, [*base, "--fp32"]) == plan_of(path, base)
+        with pytest.raises(UsageError, match="exclude each other"):
+            plan_of(path, [*base, "--fp32", "--fp16"])
 
 
 @pytest.mark.parametrize(
@@ -329,36 +267,57 @@ def config_of(command: str, line: str) -> Any:
     return next(configs(plan_of(tuple(command.split()), line.split())))
 
 
-def test_recorded_builds_have_layer_precisions():
-    line = (
-        "m.onnx --experiment e --layer-precisions a:fp16 --precision-constraints b:fp32 --use-dla --allow-gpu-fallback"
-    )
-    build = config_of("convert", line).build
-
+def test_options_reach_the_config():
+    build = config_of(
+        "convert",
+        "m.onnx --experiment e --layer-precisions a:fp16 --precision-constraints b:fp32 --use-dla --allow-gpu-fallback",
+    ).build
     assert build.precision == "fp32"  # the back end allows what layers want
     assert build.options.layer_precisions == (("a", "float16"), ("b", "float32"))
     assert build.options.precision_constraints == "obey"
     assert build.options.use_dla and build.options.allow_gpu_fallback
 
+    config = config_of(
+        "convert",
+        "m.onnx --experiment e --min-precision-share 0.5 --no-keep-model --latency-runs 3 --isolated "
+        "--build-timeout 9 --plots never --data d.json --max-engine-bytes 4096",
+    )
+    assert (config.check.min_precision_share, config.check.latency_runs, config.check.plots) == (0.5, 3, "never")
+    assert (config.keep_model, config.isolated, config.timeout_seconds) == (False, True, 9.0)
+    assert (config.check.data, config.max_engine_bytes) == ("d.json", 4096)
 
-def test_diff_tactics_takes_good_and_bad_records():
     both = config_of("inspect diff-tactics", "--good g --bad b")
-
-    assert both == config_of("debug diff-tactics", "g b")
-    assert both.good == "g" and both.bad == "b"
+    assert both == config_of("debug diff-tactics", "g b") and (both.good, both.bad) == ("g", "b")
     assert config_of("inspect diff-tactics", "--runs r").runs == ("r",)
     assert config_of("inspect diff-tactics", "--of-experiment e").experiment == "e"
     assert config_of("inspect diff-tactics", "--dir d").folder == "d"
     assert config_of("runs audit", "--experiment e").experiment == "e"
 
 
-def test_options_of_a_config_reach_it():
-    config = config_of(
-        "convert",
-        "m.onnx --experiment e --min-precision-share 0.5 --no-keep-model --latency-runs 3 --isolated "
-        "--build-timeout 9 --plots never --data d.json --max-engine-bytes 4096",
-    )
+def test_help_shows_defaults():
+    for path in registry.COMMANDS:
+        shown = " ".join(parser_for(path).format_help().split())
+        for flag in flags_of_command(path):
+            assert not flag.usual or f"(default: {flag.usual})" in shown
+            takes_none = flag.positional or flag.takes in ("switch", "count", "runner", "rest")
+            if (
+                takes_none
+                or flag.required
+                or flag.refuse
+                or flag.idle
+                or not (flag.choices or flag.convert in (int, float))
+            ):
+                continue
+            assert flag.usual or flag.default or re.search("default|unless", flag.help), (path, flag.names)
 
-    assert (config.check.min_precision_share, config.check.latency_runs, config.check.plots) == (0.5, 3, "never")
-    assert (config.keep_model, config.isolated, config.timeout_seconds) == (False, True, 9.0)
-    assert (config.check.data, config.max_engine_bytes) == ("d.json", 4096)
+
+def test_defaults_in_help_are_those_of_the_config():
+    fields = {".".join(("ReduceConfig", *option.path)): option for option in option_fields(ops.ReduceConfig)}
+    derived = [flag for flag in flags_of_command(("debug", "reduce")) if flag.derived]
+
+    assert len(derived) > 5
+    for flag in derived:
+        default = fields[flag.dest].default
+        if flag.usual and default not in (None, ()):
+            assert flag.usual == str(default)
+        assert flag.help.split("; by")[0].lower() in fields[flag.dest].help.lower() or flag.help.startswith("do not: ")

@@ -32,28 +32,6 @@ REFUSED = {
 }  # fmt: skip
 """Options that end the command with what to use instead."""
 
-WARNED = {
-    "run": {"--freeze-graph", "--gpu-memory-fraction", "--allow-growth", "--xla", "--sequential-runners"},
-    "convert": {"--freeze-graph"},
-    "inspect model": {"--freeze-graph", "--save-timing-cache"},
-    "check lint": {"--iterations", "--providers", "--graph-optimization-level"},
-    "check accuracy": {"--no-shape-check", "--fail-fast", "--infinities-compare-equal"},
-    "surgeon extract": {"--iterations"},
-    "surgeon sanitize": {"--iterations", "--partitioning"},
-    "template trt-network": {"--freeze-graph"},
-    "template trt-config": {"--model-type"},
-    "template onnx-gs": {"--input-shapes"},
-    "debug reduce": {"--no-shape-inference", "--force-fallback-shape-inference", "--no-onnxruntime-shape-inference"},
-    **{
-        f"plugin {each}": {
-            "--input-shapes", "--seed", "--val-range", "--iterations", "--data-loader-backend-module", "--load-inputs",
-            "--data-loader-script",
-        }
-        for each in ("list", "match", "replace")
-    },
-}  # fmt: skip
-"""Options that are accepted with a warning which says why nothing comes of them."""
-
 
 def ours(path: registry.Path) -> dict[str, Flag]:
     """Options of a command by spelling."""
@@ -68,23 +46,17 @@ def theirs() -> Iterator[tuple[registry.Path, argparse.ArgumentParser]]:
     commands = parser.add_subparsers()
     for tool in TOOL_REGISTRY:
         tool.setup_parser(commands)
-    yield from _leaves(parser, ())
-
-
-def _leaves(
-    parser: argparse.ArgumentParser, path: registry.Path
-) -> Iterator[tuple[registry.Path, argparse.ArgumentParser]]:
-    below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    if not below:
-        yield path, parser
-    for action in below:
-        for name, child in action.choices.items():
-            yield from _leaves(child, (*path, name))
+    found: list[tuple[registry.Path, argparse.ArgumentParser]] = [((), parser)]
+    for path, each in found:  # it grows
+        below = [action for action in each._actions if isinstance(action, argparse._SubParsersAction)]
+        found += [((*path, name), child) for action in below for name, child in action.choices.items()]
+        if not below:
+            yield path, each
 
 
 @pytest.mark.parity
 def test_every_polygraphy_option_is_known():
-    unknown, refused, warned, count = [], {}, {}, 0
+    unknown, refused, count = [], {}, 0
     for path, parser in theirs():
         if path in registry.NOT_SUPPORTED:
             continue
@@ -96,17 +68,10 @@ def test_every_polygraphy_option_is_known():
                 unknown.append(f"{command} {spelling}")
             elif known[spelling].refuse:
                 refused.setdefault(command, set()).add(spelling)
-            elif known[spelling].idle:
-                warned.setdefault(command, set()).add(known[spelling].names[0])
 
     assert count > 1200
     assert not unknown
     assert refused == REFUSED
-    assert warned == WARNED
-
-
-@pytest.mark.parity
-def test_every_polygraphy_command_is_known():
     assert {path for path, _ in theirs()} <= {*registry.COMMANDS, *registry.NOT_SUPPORTED}
 
 
