@@ -52,28 +52,20 @@ KEEPS_ERF = (
 )
 
 
-def test_a_command_finds_the_fp32_node(folder, capsys):
-    assert run("debug precision transformer.onnx --fp16 -o mixed.onnx", *python(KEEPS_ERF), "{model}") == 0
+SEARCH = "debug precision transformer.onnx"
+
+
+def test_replayed_answers_are_not_repeated(folder, capsys):
+    line = f"{SEARCH} --fp16 -o mixed.onnx --artifacts asked.txt --art-dir sorted"
+    assert run(line, *python(KEEPS_ERF), "{model}") == 0
     said = capsys.readouterr().out
     assert "1 of" in said and "must stay in FP32: erf\n" in said
     assert not Path("trtops_debug.onnx").exists()
-
-
-def test_replayed_answers_are_not_repeated(folder):
-    line = "debug precision transformer.onnx --mode bisect --artifacts asked.txt --art-dir sorted"
-    assert run(line, *python(KEEPS_ERF), "{model}") == 0
     asked_first = len(json.loads(Path("trtops_debug_replay.json").read_text()))
-    sorted_files = [*Path("sorted/good").iterdir(), *Path("sorted/bad").iterdir()]
-    assert len(sorted_files) == asked_first > 2
+    assert len([*Path("sorted/good").iterdir(), *Path("sorted/bad").iterdir()]) == asked_first > 2
 
-    assert (
-        run(
-            "debug precision transformer.onnx --mode bisect --load-debug-replay trtops_debug_replay.json",
-            *python(KEEPS_ERF),
-            "{model}",
-        )
-        == 0
-    )
+    replay = "--load-debug-replay trtops_debug_replay.json"
+    assert run(f"{SEARCH} --fp16 {replay}", *python(KEEPS_ERF), "{model}") == 0
     assert asked() == 0
 
 
@@ -101,43 +93,29 @@ HAS_ERF = (
     "import onnx,sys; print('seen', len(sys.argv)); sys.exit('erf' in [n.name for n in "
     "onnx.load('trtops_debug.onnx').graph.node])"
 )
+REDUCE = "debug reduce transformer.onnx -o small.onnx"
 
 
 def test_output_of_passing_checks_can_be_shown(folder, capsys):
-    assert run("debug reduce transformer.onnx -o small.onnx --show-output", *python(HAS_ERF)) == 0
-    shown = capsys.readouterr().out
-    assert run("debug reduce transformer.onnx -o small.onnx", *python(HAS_ERF)) == 0
-    quiet = capsys.readouterr().out
-    assert run("debug reduce transformer.onnx -o small.onnx --hide-fail-output", *python(HAS_ERF)) == 0
-    hidden = capsys.readouterr().out
+    said = []
+    for option in ("--show-output", "", "--hide-fail-output"):
+        assert run(f"{REDUCE} {option}", *python(HAS_ERF)) == 0
+        said.append(capsys.readouterr().out)
 
-    steps = [line for line in shown.splitlines() if line.startswith("check ")]
-    assert shown.count("seen 1") >= len(steps) > quiet.count("seen 1") > hidden.count("seen 1")
+    steps = [line for line in said[0].splitlines() if line.startswith("check ")]
+    shown, quiet, hidden = (text.count("seen 1") for text in said)
+    assert shown >= len(steps) > quiet > hidden
 
 
-def test_reduce_uses_random_data_ranges(folder):
-    assert (
-        run("debug reduce transformer.onnx -o small.onnx --val-range [3,3.5] --no-reduce-inputs", *python(HAS_ERF)) == 0
-    )
+def test_reduced_models_come_with_data_and_weights(folder):
+    line = f"{REDUCE} --min-good good.onnx --save-external-data weights.bin --external-data-size-threshold 0"
+    assert run(f"{line} --val-range [3,3.5] --no-reduce-inputs", *python(HAS_ERF)) == 0
 
     (feed,) = load_json("small_inputs.json")
     array = next(iter(feed.values()))
     assert 3 <= array.min() <= array.max() <= 3.5
-
-
-def test_reduced_weights_go_to_the_named_file(folder):
-    line = (
-        "debug reduce transformer.onnx -o small.onnx --min-good good.onnx --save-external-data weights.bin "
-        "--external-data-size-threshold 0"
-    )
-    assert run(line, *python(HAS_ERF.replace("'erf'", "'mm1'") if _has("mm1") else HAS_ERF)) == 0
-
     assert run("run small.onnx --onnxrt --load-inputs small_inputs.json") == 0
     assert run("run good.onnx --onnxrt") == 0
-
-
-def _has(name: str) -> bool:
-    return name in [node.name for node in onnx.load("transformer.onnx").graph.node]
 
 
 def test_a_person_is_asked_about_each_part(folder, monkeypatch, capsys):
@@ -151,7 +129,7 @@ def test_a_person_is_asked_about_each_part(folder, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("builtins.input", answer)
 
-    assert run("debug reduce transformer.onnx -o small.onnx") == 0
+    assert run(REDUCE) == 0
     assert [node.op_type for node in onnx.load("small.onnx").graph.node] == ["Erf"]
     assert asked[0].startswith(">>> Did 'trtops_debug.onnx' [p]ass or [f]ail?") and "choose" in asked[1]
     assert not Path("trtops_debug.onnx").exists()
@@ -164,30 +142,14 @@ def test_replayed_iterations_are_not_run_again(folder, capsys):
     assert run("debug repeat --until 3", *python(COUNTED)) == 0
     assert asked() == 3 and len(json.loads(Path("trtops_debug_replay.json").read_text())) == 3
 
-    assert (
-        run(
-            "debug repeat --until 5 --load-debug-replay trtops_debug_replay.json --save-debug-replay all.json",
-            *python(COUNTED),
-        )
-        == 0
-    )
+    replay = "--load-debug-replay trtops_debug_replay.json --save-debug-replay all.json"
+    assert run(f"debug repeat --until 5 {replay}", *python(COUNTED)) == 0
     assert asked() == 5
     assert "5 of 5 iterations passed" in capsys.readouterr().out
     assert len(json.loads(Path("all.json").read_text())) == 5
 
 
 # --- shapes ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def sized_by_data(folder: Path) -> None:
-    """A model with shapes that only running it tells."""
-    net = models.model(
-        "(float[n] x) => (float[k] y) { i = NonZero(x)\n j = Transpose<perm = [1, 0]>(i)\n g = GatherND(x, j)\n h "
-        "= Neg(g)\n y = Exp(h) }"
-    )
-    models.Case(net, {}, name="sized").write(folder)
-    save_json([{"x": np.array([0, 1, 2, 0, 3], np.float32)}], "i.json")
 
 
 def shapes_of(path: str) -> dict[str, list[int]]:
@@ -198,45 +160,17 @@ def shapes_of(path: str) -> dict[str, list[int]]:
     }
 
 
-def test_shapes_come_from_running_the_model(sized_by_data):
-    line = "surgeon sanitize sized.onnx --force-fallback-shape-inference --load-inputs i.json -o static.onnx"
+def test_shapes_come_from_running_the_model(folder):
+    net = models.model(
+        "(float[n] x) => (float[k] y) { i = NonZero(x)\n j = Transpose<perm = [1, 0]>(i)\n g = GatherND(x, j)\n h "
+        "= Neg(g)\n y = Exp(h) }"
+    )
+    models.Case(net, {}, name="sized").write(folder)
+    save_json([{"x": np.array([0, 1, 2, 0, 3], np.float32)}], "i.json")
+    observed = "sized.onnx --force-fallback-shape-inference --load-inputs i.json"
 
-    assert run(line) == 0
+    assert run(f"surgeon sanitize {observed} -o static.onnx") == 0
     assert shapes_of("static.onnx") == {"x": [5], "i": [1, 3], "j": [3, 1], "g": [3], "h": [3], "y": [3]}
     assert run("run static.onnx --onnxrt --load-inputs i.json") == 0
-
-
-def test_extract_uses_observed_shapes(sized_by_data):
-    line = (
-        "surgeon extract sized.onnx --force-fallback-shape-inference --load-inputs i.json --inputs g:auto:auto "
-        "--outputs h:auto -o part.onnx"
-    )
-
-    assert run(line) == 0
+    assert run(f"surgeon extract {observed} --inputs g:auto:auto --outputs h:auto -o part.onnx") == 0
     assert shapes_of("part.onnx")["g"] == [3]
-
-
-def test_weights_of_parts_are_saved_next_to_them(folder, capsys):
-    proto = models.model(
-        "(float[4] x) => (float[4] y) <float[4] u> { t = Add(x, k)\n u = custom.Op(t)\n y = Mul(u, k) }",
-        {"k": models.random(4, seed=1)},
-    )
-    models.Case(proto, {}, name="custom").write(folder)
-    line = (
-        "inspect capability custom.onnx --onnxrt --with-partitioning -o parts --save-external-data "
-        "--external-data-size-threshold 0"
-    )
-
-    assert (run(line), run(f"{line} --exit-on-bad")) == (0, 1)
-    written = {path.name for path in Path("parts").iterdir()}
-    models_of = {name for name in written if name.endswith(".onnx")}
-    assert len(models_of) == 3
-    assert {f"{name}.data" for name in models_of} & written
-    assert run(f"{line} weights.bin") == 2
-
-
-def test_check_accuracy_rejects_array_options(folder, capsys):
-    assert run("check accuracy acc.json --save-heatmaps maps") == 2
-    assert "trtops run --load-outputs" in capsys.readouterr().err
-    assert run("inspect sparsity conv_net.onnx --ignore-external-data") == 2
-    assert "weights" in capsys.readouterr().err

@@ -16,7 +16,8 @@ import pytest
 from tests import models
 from trtops.cli.main import main
 from trtops.comparator import RunResults
-from trtops.json import load_json, save_json
+from trtops.json import save_json
+from trtops.ops.model import graph
 
 
 @pytest.fixture
@@ -25,6 +26,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for make in (models.identity, models.conv_net, models.transformer, models.multi_output, models.foldable):
         make().write(tmp_path)
+    for name, text, weights in (
+        ("broken", "(float[4] x) => (float[4] y) { t = Relu(x)\n [sum] y = Add(t, k) }", {"k": np.ones(3, np.float32)}),
+        ("custom", "(float[4] x) => (float[4] y) { t = Relu(x)\n u = custom.CustomOp(t)\n y = Neg(u) }", {}),
+    ):
+        models.Case(models.model(text, weights), {}, name=name).write(tmp_path)
     return tmp_path
 
 
@@ -67,7 +73,6 @@ SCENARIOS = {
         0 run low.onnx --onnxrt --load-inputs i.json --load-outputs o.json --atol 1e-2 --rtol 1e-2
         0 convert conv_net.onnx -o engine.ort # good
         0 inspect model engine.ort
-        2 inspect model engine.ort --save-visual e.html
         2 inspect model conv_net.onnx --combine-tensor-info saved.json # TensorRT engine
     """,
     "saved comparisons": """
@@ -88,6 +93,41 @@ SCENARIOS = {
         0 inspect model capped.onnx --show layers # Clip
         0 run capped.onnx --onnxrt
         3 surgeon sanitize conv_net.onnx -o conv_net.onnx # replace
+        0 surgeon weight-strip conv_net.onnx -o bare.onnx
+        0 surgeon weight-reconstruct bare.onnx --original conv_net.onnx -o back.onnx
+        0 run conv_net.onnx --onnxrt --save-outputs o.json
+        0 run back.onnx --onnxrt --load-outputs o.json
+        0 surgeon prune custom.onnx --remove-node-types CustomOp -o plain.onnx
+        0 run plain.onnx --onnxrt
+        3 surgeon prune custom.onnx --remove-node-types Custom0p -o plain.onnx # Did you mean 'CustomOp'?
+        0 template onnx-gs conv_net.onnx -o change.py
+        1 check lint broken.onnx -o report.json # sum
+        0 check lint conv_net.onnx --seed 4 --val-range [0,2]
+        2 check accuracy acc.json --save-heatmaps maps # trtops run --load-outputs
+        2 inspect sparsity conv_net.onnx --ignore-external-data # weights
+    """,
+    "data": """
+        0 run conv_net.onnx --onnxrt --onnx-outputs r0 --iterations 2 --save-inputs i.json --save-outputs o.json
+        0 data merge i.json o.json -o merged.json # Wrote 2 iterations
+        0 data concat merged.json merged.json -o twice.json # Wrote 4 iterations
+        0 data to-input o.json -o part.json
+        0 surgeon extract conv_net.onnx --inputs r0 -o rest.onnx
+        0 run rest.onnx --onnxrt --load-inputs part.json
+        0 inspect data o.json --json # {
+        0 inspect model conv_net.onnx --json # {
+        0 inspect sparsity conv_net.onnx --json # {
+    """,
+    "parts": """
+        0 inspect capability custom.onnx --onnxrt --with-partitioning -o parts --save-external-data
+        1 inspect capability custom.onnx --onnxrt --with-partitioning -o parts --save-external-data --exit-on-bad
+        2 inspect capability custom.onnx --onnxrt --with-partitioning -o parts --save-external-data weights.bin
+    """,
+    "pictures": """
+        0 inspect model conv_net.onnx --save-visual net.html --shape-inference
+        2 inspect model conv_net.onnx --visual --visual-port many
+        0 run identity.onnx --onnxrt --onnx --save-heatmaps maps --save-error-metrics-plot plots
+        0 convert conv_net.onnx -o e.ort
+        2 inspect model e.ort --save-visual e.html
     """,
     "debug": """
         0 debug reduce conv_net.onnx -o small.onnx --onnxrt --atol 1e-3 --rtol 1e-3 # does not fail
@@ -145,26 +185,9 @@ def test_calibrated_cache_is_shown_and_used(folder):
     assert run("sensitivity conv_net.onnx --calibration-cache a.json --load-inputs data.json --budget 0.5") == 0
 
 
-def test_plots_and_all_tensors_are_saved(folder):
-    assert run("run identity.onnx --onnxrt --onnx --save-heatmaps maps --save-error-metrics-plot plots") == 0
-    assert sorted(path.suffix for path in Path("maps").iterdir()) == [".png", ".png"]
-    assert [path.suffix for path in Path("plots").iterdir()] == [".png"]
+def test_all_tensors_are_saved(folder):
     assert run("run conv_net.onnx --onnxrt --save-layer-outputs all.json") == 0
     assert {"c0", "logits", "scores"} <= set(RunResults.load("all.json")[0][1][0])
-
-
-def test_inspections_print_json(folder, capsys):
-    assert run("run conv_net.onnx --onnxrt --save-outputs o.json --silent") == 0
-    for line in ("inspect model conv_net.onnx", "inspect data o.json", "inspect sparsity conv_net.onnx"):
-        capsys.readouterr()
-        assert run(f"{line} --json") == 0
-        assert json.loads(capsys.readouterr().out)
-
-
-def test_surgeon_template_is_a_script_that_runs(folder):
-    assert run("template onnx-gs conv_net.onnx -o change.py") == 0
-    subprocess.run([sys.executable, "change.py"], check=True)
-    assert len(onnx.load("conv_net_updated.onnx").graph.node) == len(onnx.load("conv_net.onnx").graph.node)
 
 
 def test_templates_build_an_engine(folder, rtx):
@@ -184,19 +207,10 @@ def test_missing_tensorrt_says_what_to_install(folder, caplog, no_tensorrt):
     assert not Path("e.engine").exists()
 
 
-def test_generated_script_reads_a_saved_engine(folder):
-    """TensorRT 8.6 has no stream reader, which Polygraphy's ``EngineFromPath`` needs."""
-    assert run("run saved.engine --trt --gen-script g.py") == 0
-    assert 'EngineFromBytes(BytesFromPath("saved.engine"))' in Path("g.py").read_text()
-
-
 def test_runners_run_in_order(folder):
-    assert run("run identity.onnx --onnx --onnxrt --save-outputs a.json") == 0
-    assert run("run identity.onnx --onnxrt --onnx --save-outputs b.json") == 0
-
-    first, second = ([name for name, _ in RunResults.load(f"{n}.json")] for n in "ab")
-    assert [name.split("-")[0] for name in first] == ["onnx", "onnxrt"]
-    assert [name.split("-")[0] for name in second] == ["onnxrt", "onnx"]
+    for names in (["onnx", "onnxrt"], ["onnxrt", "onnx"]):
+        assert run(f"run identity.onnx --{names[0]} --{names[1]} --save-outputs a.json") == 0
+        assert [name.split("-")[0] for name, _ in RunResults.load("a.json")] == names
 
 
 def test_tensorrt_options_reach_a_child_process(folder, caplog, rtx):
@@ -207,7 +221,7 @@ def test_tensorrt_options_reach_a_child_process(folder, caplog, rtx):
     assert "needs a GPU to load engines" in caplog.text
 
 
-def test_generated_script_is_short(folder):
+def test_generated_scripts_are_short(folder):
     line = (
         "run conv_net.onnx --onnxrt --trt --fp16 --workspace 1G --trt-opt-shapes image:[4,3,8,8] --gen-script script.py"
     )
@@ -217,68 +231,21 @@ def test_generated_script_is_short(folder):
     assert len(text.splitlines()) < 45
     assert "CreateConfig(" in text and "fp16=True" in text and '.add("image", min=(4, 3, 8, 8)' in text
     compile(text, "script.py", "exec")
+    # TensorRT 8.6 has no stream reader, which Polygraphy's ``EngineFromPath`` needs.
+    assert run("run saved.engine --trt --gen-script g.py") == 0
+    assert 'EngineFromBytes(BytesFromPath("saved.engine"))' in Path("g.py").read_text()
 
 
-def test_lint_writes_its_report(folder):
-    proto = models.model(
-        "(float[4] x) => (float[4] y) { t = Relu(x)\n [sum] y = Add(t, k) }", {"k": np.ones(3, np.float32)}
-    )
-    models.Case(proto, {}, name="broken").write(folder)
-
-    assert run("check lint broken.onnx -o report.json") == 1
-    report = json.loads(Path("report.json").read_text())
-    assert report["summary"]["failing"] == ["sum"]
-    assert run("check lint conv_net.onnx --seed 4 --val-range [0,2]") == 0
-
-
-def test_data_is_merged_and_concatenated(folder):
-    assert (
-        run("run conv_net.onnx --onnxrt --onnx-outputs r0 --iterations 2 --save-inputs i.json --save-outputs o.json")
-        == 0
-    )
-
-    assert run("data merge i.json o.json -o merged.json") == 0
-    assert [sorted(feed) for feed in load_json("merged.json")] == [["image", "r0"]] * 2
-    assert run("data concat merged.json merged.json -o twice.json") == 0
-    assert len(load_json("twice.json")) == 4
-    assert run("data to-input o.json -o part.json") == 0
-    assert run("surgeon extract conv_net.onnx --inputs r0 -o rest.onnx") == 0
-    assert run("run rest.onnx --onnxrt --load-inputs part.json") == 0
-
-
-def test_weights_are_stripped_and_reconstructed(folder):
-    assert run("run conv_net.onnx --onnxrt --save-outputs o.json") == 0
-    Path("kept.txt").write_text("b2\n")
-    assert run("surgeon weight-strip conv_net.onnx -o bare.onnx --exclude-list kept.txt") == 0
-
-    assert Path("bare.onnx").stat().st_size < Path("conv_net.onnx").stat().st_size
-    assert run("surgeon weight-reconstruct bare.onnx --original conv_net.onnx -o back.onnx") == 0
-    assert run("run back.onnx --onnxrt --load-outputs o.json") == 0
-
-
-def test_node_types_are_removed(folder, caplog):
-    proto = models.model("(float[4] x) => (float[4] y) { t = Relu(x)\n u = custom.CustomOp(t)\n y = Neg(u) }")
-    models.Case(proto, {}, name="custom").write(folder)
-
-    assert run("surgeon prune custom.onnx --remove-node-types CustomOp -o plain.onnx") == 0
-    assert [node.op_type for node in onnx.load("plain.onnx").graph.node] == ["Relu", "Neg"]
-    assert run("run plain.onnx --onnxrt") == 0
-    assert run("surgeon prune custom.onnx --remove-node-types Custom0p -o plain.onnx") == 3
-    assert "Did you mean 'CustomOp'?" in caplog.text
-
-
-def test_reduce_by_a_command_sorts_files(folder, capsys):
-    check = shlex.split(f"{sys.executable} -c __CODE__")
+def test_files_are_sorted_by_verdict(folder, capsys):
     code = (
         "import onnx,sys; open('seen.txt','w').write('x'); sys.exit('erf' in [n.name for n in "
         "onnx.load('trtops_debug.onnx').graph.node])"
     )
-    words = shlex.split(
+    reduce = (
         "debug reduce transformer.onnx -o small.onnx --min-good good.onnx --artifacts seen.txt --art-dir sorted "
         "--iter-info i.json --check"
     )
-
-    assert main([*words, *(code if word == "__CODE__" else word for word in check)]) == 0
+    assert main([*reduce.split(), sys.executable, "-c", code]) == 0
     assert [node.op_type for node in onnx.load("small.onnx").graph.node] == ["Erf"]
     assert list(Path("sorted/bad").iterdir()) and list(Path("sorted/good").iterdir())
     assert not Path("trtops_debug.onnx").exists() and not Path("i.json").exists()
@@ -286,15 +253,12 @@ def test_reduce_by_a_command_sorts_files(folder, capsys):
     out = capsys.readouterr().out
     assert "1 of" in out and re.search(r"Finished \d+ iteration\(s\) \| Passed: \d+/\d+ \| Pass Rate: [\d.]+%", out)
 
-
-def test_repeat_sorts_files_by_verdict(folder, capsys):
     code = (
         "import json,sys; n=json.load(open('i.json'))['iteration']; open('left.txt','w').write(str(n)); "
         "sys.exit(n == 2)"
     )
-    words = shlex.split("debug repeat --until bad --artifacts left.txt --art-dir kept --iter-info i.json --check")
-
-    assert main([*words, sys.executable, "-c", code]) == 0
+    repeat = "debug repeat --until bad --artifacts left.txt --art-dir kept --iter-info i.json --check"
+    assert main([*repeat.split(), sys.executable, "-c", code]) == 0
     assert len(list(Path("kept/good").iterdir())) == 2
     assert [path.read_text() for path in Path("kept/bad").iterdir()] == ["2"]
     out = capsys.readouterr().out
@@ -306,54 +270,37 @@ def test_installed_script_can_be_silent(folder):
     script = Path(sys.executable).with_name("trtops")
     command = [str(script)] if script.exists() else [sys.executable, "-m", "trtops.cli"]
 
-    done = subprocess.run([*command, "run", "identity.onnx", "--onnxrt", "--silent"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    done = subprocess.run(
-        [*command, "run", "identity.onnx", "--onnxrt", "--log-file", "log.txt", "-q"], capture_output=True, text=True
-    )
-    assert done.returncode == 0 and "\x1b" not in done.stdout + done.stderr
-    assert Path("log.txt").exists()
+    for options, printed in (("--silent", ""), ("--log-file log.txt -q", "1 iteration")):
+        words = [*command, "run", "identity.onnx", "--onnxrt", *options.split()]
+        done = subprocess.run(words, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "") and printed in done.stdout and "\x1b" not in done.stdout
+    assert done.stdout and Path("log.txt").exists()
 
 
-def test_model_is_drawn_and_served(folder, capsys, monkeypatch):
-    from trtops.ops.model import graph
-
-    assert run("inspect model conv_net.onnx --save-visual net.html --shape-inference") == 0
-    assert Path("net.html").read_text().count("<g id=n") > 5
-    assert run("inspect model conv_net.onnx --visual --visual-port 70000") in (2, 3)
-
+def test_a_served_page_ends_with_ctrl_c(folder, monkeypatch):
     def interrupted(page: str, port: int, ready: object) -> None:
+        assert page.count("<g id=n") > 5
         raise KeyboardInterrupt
 
     monkeypatch.setattr(graph, "serve_page", interrupted)
     assert run("inspect model conv_net.onnx --visual") == 0
-    assert run("convert conv_net.onnx -o e.ort") == 0
-    assert run("inspect model e.ort --save-visual e.html") == 2
 
 
-def test_polygraphy_replays_are_compared(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_polygraphy_replays_are_compared(folder, capsys):
     info = {"dtype": "DataType.FLOAT", "strides": [2, 1], "vectorized_dim": -1, "components_per_element": 1}
+    inputs = [info | {"polygraphy_class": "TensorInfo"}]
     for path, tactic in (("good/a.json", 1), ("good/b.json", 2), ("bad/c.json", 3)):
-        algorithm = {
-            "implementation": 9,
-            "tactic": tactic,
-            "inputs": [info | {"polygraphy_class": "TensorInfo"}],
-            "outputs": [],
-        }
-        file = tmp_path / "replays" / path
+        algorithm = {"implementation": 9, "tactic": tactic, "inputs": inputs, "outputs": []}
+        replay = {"conv": algorithm | {"polygraphy_class": "Algorithm"}}
+        file = Path("replays", path)
         file.parent.mkdir(parents=True, exist_ok=True)
-        replay = {"replay": {"conv": algorithm | {"polygraphy_class": "Algorithm"}}} | {
-            "polygraphy_class": "TacticReplayData"
-        }
-        file.write_text(json.dumps(replay))
+        file.write_text(json.dumps({"replay": replay, "polygraphy_class": "TacticReplayData"}))
     text = "(Implementation: 9, Tactic: 3) | Inputs: (TensorInfo(DataType.FLOAT, (2, 1), -1, 1),) | Outputs: ()"
 
-    assert main(["inspect", "tactics", "replays/bad/c.json"]) == 0
+    assert run("inspect tactics replays/bad/c.json") == 0
     assert f"Layer: conv\n    Algorithm: {text}\n" in capsys.readouterr().out
-    assert main(["inspect", "diff-tactics", "--dir", "replays"]) == 0
+    assert run("inspect diff-tactics --dir replays") == 0
     said = capsys.readouterr().out
-    assert said.startswith(
-        "Loaded 2 good tactic replays.\nLoaded 1 bad tactic replays.\nFound potentially bad tactics:\n"
-    )
+    loaded = "Loaded 2 good tactic replays.\nLoaded 1 bad tactic replays.\nFound potentially bad tactics:\n"
+    assert said.startswith(loaded)
     assert f"Layer: conv\n    Algorithms: ['{text}']\n" in said
