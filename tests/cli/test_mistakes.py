@@ -21,8 +21,6 @@ from trtops import errors, ops
 from trtops.cli.main import main
 from trtops.tracking.store import default_tracker, existing_tracker, open_tracker
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "pages" / "mistakes.md"
-
 VERDICTS = {"other.onnx vs model.onnx"}
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="TensorRT is installed")
 

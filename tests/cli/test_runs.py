@@ -76,14 +76,12 @@ def ids(run: Callable[..., tuple[int, str]]) -> dict[str, list[str]]:
 def test_runs_are_listed(run):
     code, text = run(f"runs list --experiment {EXPERIMENT} --kind reduce --verdict good")
     assert code == 0 and "conv_net reduce" in text
-
     assert run("runs list --kind reduce --verdict bad")[1].strip() == "No such runs."
     assert run("runs list --kind reduced")[0] == 2
 
 
-@pytest.mark.parametrize("tag", ["release=007", "image=registry/trt:8.6"])
-def test_tags_are_text(run, tmp_path, tag):
-    name, value = tag.split("=")
+def test_tags_are_text(run, tmp_path):
+    tag, name, value = "image=registry/trt:8.6", "image", "registry/trt:8.6"
     with tracked(open_tracker(tmp_path), "tagged", tag, kind="build", tags={name: value}) as made:
         made.set_tags({Tag.VERDICT: "good"})
 
@@ -94,33 +92,26 @@ def test_tags_are_text(run, tmp_path, tag):
     assert run(f"runs audit --tag {name}:{value}")[0] == run(f"runs evaluate --tag {name} --atol 1")[0] == 2
 
 
-def test_a_run_is_shown(run, ids):
-    code, text = run(f"runs show {ids['build'][0]}")
-
-    assert code == 0
-    assert "not whole" not in text and "engine/engine.ort" in text and "build/seconds" in text
-    assert run(f"inspect run run:{ids['build'][0]} --json")[0] == 0
-
-
-def test_runs_are_named_by_their_ids(run, ids):
+def test_runs_are_named_by_their_ids(run, ids, caplog):
     one, other = ids["build"][-2:]
     campaign = ids["debug_build"][-1]
 
     for given in (f"run:{one}", one[:8], one[:31].upper()):
-        assert f"Run {one}" in run(f"runs show {given}")[1]
+        code, text = run(f"runs show {given}")
+        assert code == 0 and f"Run {one}" in text and "incomplete" not in text
+        assert "engine/engine.ort" in text and "build/seconds" in text
+    assert run(f"inspect run run:{one} --json")[0] == 0
     code, text = run(f"runs audit {one} {other} --no-rebuild --json")
     assert code == 0 and [each["id"] for each in json.loads(text)["runs"]] == [one, other]
     code, text = run(f"runs compare {one} run:{other}")
+    names = [line.split()[0] for line in text.splitlines()[2:]]
     assert code == 0 and text.split()[:2] == [one[:8], other[:8]]
-    code, text = run(f"runs evaluate {one} --atol 1 --rtol 1 --json")
-    assert code == 0 and json.loads(text)[0]["id"] == one
+    assert "build/seconds" in names and "precision" not in names
+    assert run(f"runs compare {one} {one}")[1].strip() == "Nothing differs."
     children = json.loads(run(f"runs list --parent {campaign} --json")[1])
     assert len(children) >= 2 and {child["parent"] for child in children} == {campaign}
     calibrated = run(f"inspect calibration run:{ids['calibrate'][0]}")
     assert calibrated[0] == 0 and "tensors by" in calibrated[1]
-
-
-def test_unknown_run_ids_get_a_hint(run, caplog):
     for given, said in (
         ("8d6", "32 hexadecimal digits"),
         ("0" * 8, "no run has an id"),
@@ -136,30 +127,23 @@ def test_ambiguous_run_ids_are_refused():
         run_id_of("8d6e3f1a", SimpleNamespace(find=lambda **_: runs))
 
 
-def test_two_runs_are_compared(run, ids):
-    first, second = ids["build"][-2:]
-    code, text = run(f"runs compare {first} {second}")
-    names = [line.split()[0] for line in text.splitlines()[2:]]
-    assert code == 0 and "build/seconds" in names and "precision" not in names
-    assert run(f"runs compare {ids['build'][0]} {ids['build'][0]}")[1].strip() == "Nothing differs."
-
-
 def test_stored_comparisons_are_reevaluated(run, ids):
     kept = " ".join(ids["build"][-2:])
 
-    assert run(f"runs evaluate {kept} --atol 1 --rtol 1")[0] == 0
+    code, text = run(f"runs evaluate {kept} --atol 1 --rtol 1 --json")
+    assert code == 0 and [each["id"] for each in json.loads(text)] == kept.split()
     code, text = run(f"runs evaluate {kept} --atol 1e-12 --rtol 1e-12")
     assert code == 1 and "bad (was good)" in text
     assert run(f"runs evaluate {kept}")[0] == 2
 
 
 def test_audit_finds_a_damaged_run(run, ids, home, tmp_path):
-    code, text = run(f"runs audit --experiment {EXPERIMENT} --no-rebuild")
-    assert code == 0, text
-
     copy = tmp_path / "mlruns"
     copy_store(home / "mlruns", copy)
     next(copy.rglob(f"{ids['build'][0]}/artifacts/build.log")).write_text("changed")
+
+    code, text = run(f"runs audit --experiment {EXPERIMENT} --no-rebuild")
+    assert code == 0, text
     code, text = run(f"runs audit {ids['build'][0]} --no-rebuild --store {copy}")
     assert code == 1 and "incomplete" in text
 
@@ -192,24 +176,16 @@ def test_a_run_is_compared_with_a_model(run, ids):
     assert code == 0
     shown = json.loads(run(f"runs show {json.loads(text)['run_id']} --json")[1])
     assert shown["params"]["actual"] == f"run:{build}" and build in shown["name"]
-
-
-def test_options_outside_the_spec_are_rejected(run, capsys):
     assert run("convert conv_net.onnx --experiment e --strip-plan -o x.engine")[0] == 2
     assert run("convert conv_net.onnx --rebuild -o x.engine")[0] == 2
 
 
-def test_a_finished_campaign_is_shown_again(run, ids):
+def test_a_finished_campaign_is_read_again(run, ids):
     campaign = ids["debug_build"][-1]
-    code, text = run(f"debug build --resume {campaign}")
-
+    code, text = run(f"debug build --resume {campaign[:8]}")
     assert code == 0 and "2 good, 0 bad, 0 crashed or hung." in text and f"MLflow run `{campaign}`" in text
 
-
-def test_tactics_of_a_campaign_are_compared(run, ids):
-    campaign = ids["debug_build"][-1]
-    code, text = run(f"inspect diff-tactics --runs {campaign} --experiment e --json")
-
+    code, text = run(f"inspect diff-tactics --runs {campaign[:8]} --experiment e --json")
     assert code == 0 and json.loads(text)["builds"] == 2
     shown = json.loads(run(f"runs show {json.loads(text)['run_id']} --json")[1])
     assert campaign in shown["params"]["runs"] and shown["tags"]["mlflow.parentRunId"] == campaign
@@ -244,10 +220,8 @@ def test_a_suspect_is_proved_denied_and_pardoned(run, ids):
 def test_a_run_records_the_printed_verdict(run) -> None:
     assert run("run conv_net.onnx --onnxrt --save-inputs in.json --save-outputs b.json")[0] == 0
     changed = RunResults.load("b.json")
-    for _, iterations in changed:
-        for iteration in iterations:
-            for name in iteration:
-                iteration[name] = iteration[name] + np.float32(0.05)
+    for name, array in changed[0][1][0].items():
+        changed[0][1][0][name] = array + np.float32(0.05)
     changed.save("b.json")
 
     line = "run conv_net.onnx --onnxrt --load-inputs in.json --load-outputs b.json --atol 0.1 --rtol 0.1"
@@ -256,9 +230,9 @@ def test_a_run_records_the_printed_verdict(run) -> None:
     kept = json.loads(run("runs list --experiment notes --json")[1])[0]
     stored = open_tracker().load(kept["id"])
     report = json.loads(stored.read_bytes(Artifact.ACCURACY))["report"]
-    assert code == 0 and "PASSED" in text and kept["verdict"] == "good"
+    assert code == 0 and "PASSED" in text and kept["verdict"] == report["verdict"] == "good"
     assert stored.info.tags[Tag.NOTE].startswith("**good**")
-    assert (report["verdict"], report["tolerances"]["atol"], report["tolerances"]["rtol"]) == ("good", 0.1, 0.1)
+    assert (report["tolerances"]["atol"], report["tolerances"]["rtol"]) == (0.1, 0.1)
 
 
 def test_a_candidate_is_gated_by_a_policy(home, run) -> None:
