@@ -32,18 +32,6 @@ def crafted_model(seed: int) -> bytes:
     return proto.SerializeToString()
 
 
-def _doubling(random: Random) -> onnx.ModelProto:
-    return bombs.doubling(random.randrange(5, 60), constant=random.random() < 0.5)
-
-
-def _functions(random: Random) -> onnx.ModelProto:
-    return bombs.doubling_functions(random.randrange(2, 60), circle=random.random() < 0.2)
-
-
-def _large_input(random: Random) -> onnx.ModelProto:
-    return bombs.large_input(2 ** random.randrange(20, 63))
-
-
 def _nested(random: Random) -> onnx.ModelProto:
     """Branches in branches."""
     depth = random.choice((3, 10, 28))  # beyond thirty protobuf itself makes none
@@ -54,10 +42,8 @@ def _nested(random: Random) -> onnx.ModelProto:
         out = helper.make_tensor_value_info(f"o{level}", TensorProto.FLOAT, [1])
         node = helper.make_node("If", ["c"], [out.name], then_branch=graph, else_branch=graph if depth < 5 else None)
         graph = helper.make_graph([node], f"g{level}", [], [out])
-    x, c = (
-        helper.make_tensor_value_info(n, t, s)
-        for n, t, s in (("x", TensorProto.FLOAT, [1]), ("c", TensorProto.BOOL, []))
-    )
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    c = helper.make_tensor_value_info("c", TensorProto.BOOL, [])
     return _made(list(graph.node), [x, c], list(graph.output))
 
 
@@ -98,7 +84,8 @@ def _odd_weights(random: Random) -> onnx.ModelProto:
             value = random.choice((*WORDS[:8], "9" * 30, "-1", "model.onnx"))
             weight.external_data.add(key=key, value=value.replace("\0", "") if key == "location" else value)
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])
-    return _made([helper.make_node("Add", ["x", "w"], ["y"])], [x], [_like(x, "y")], [weight])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])
+    return _made([helper.make_node("Add", ["x", "w"], ["y"])], [x], [y], [weight])
 
 
 def _made(nodes: Any, inputs: Any, outputs: Any, weights: Any = ()) -> onnx.ModelProto:
@@ -106,21 +93,12 @@ def _made(nodes: Any, inputs: Any, outputs: Any, weights: Any = ()) -> onnx.Mode
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def _like(value: onnx.ValueInfoProto, name: str) -> onnx.ValueInfoProto:
-    other = onnx.ValueInfoProto()
-    other.CopyFrom(value)
-    other.name = name
-    return other
-
-
 CRAFTS: tuple[Callable[[Random], onnx.ModelProto], ...] = (
-    _doubling,
-    _functions,
-    _large_input,
+    lambda random: bombs.doubling(random.randrange(5, 60), constant=random.random() < 0.5),
+    lambda random: bombs.doubling_functions(random.randrange(2, 60), circle=random.random() < 0.2),
+    lambda random: bombs.large_input(2 ** random.randrange(20, 63)),
     _nested,
-    _exploding,
-    _exploding,
-    _exploding,
+    *[_exploding] * 3,
     _odd_weights,
 )
 

@@ -12,7 +12,6 @@ import collections
 import contextlib
 import faulthandler
 import hashlib
-import importlib
 import io
 import json
 import logging
@@ -40,11 +39,9 @@ WALL_SECONDS = 900  # of one case
 MEMORY_KIB = 2 << 20
 
 ON_MODELS = (
-    "check lint m.onnx",
     "check lint m.onnx -o report.json",
     "inspect model m.onnx --show layers attrs weights",
-    "inspect model m.onnx --shape-inference --show layers",
-    "inspect model m.onnx --save-visual page.html",
+    "inspect model m.onnx --shape-inference --save-visual page.html",
     "inspect capability m.onnx --onnxrt",
     "inspect sparsity m.onnx",
     "surgeon sanitize m.onnx --fold-constants --cleanup --toposort -o out.onnx",
@@ -56,10 +53,8 @@ ON_MODELS = (
     "surgeon weight-strip m.onnx -o out.onnx",
     "surgeon weight-reconstruct m.onnx -o out.onnx",
     "convert m.onnx --fp-to-fp16 -o out.onnx",
-    "convert m.onnx --convert-to ort -o out.ort",
     "convert m.onnx --convert-to ort --fp16 -o out.ort",
-    "run m.onnx --onnxrt --save-outputs out.json",
-    "run m.onnx --onnxrt --onnx-outputs mark all",
+    "run m.onnx --onnxrt --save-outputs out.json --onnx-outputs mark all",
     "run m.onnx --onnxrt --int8 --onnx-flags native_instancenorm",
     "calibrate m.onnx --load-inputs inputs.json -o out.cache",
     "debug accuracy m.onnx --emulate fp16",
@@ -80,12 +75,7 @@ RUN, CONVERT = "run good.onnx --onnxrt", "convert good.onnx --convert-to ort -o 
 ON_FILES = {
     "inputs.json": ("inspect data F --show-values", f"{RUN} --load-inputs F", "data concat F F -o out.json"),
     "inputs.npz": ("inspect data F --histogram", f"{RUN} --load-inputs F", "calibrate good.onnx --load-inputs F"),
-    "outputs.json": (
-        "inspect data F --all",
-        "compare F outputs0.json",
-        f"{RUN} --load-outputs F",
-        "data to-input inputs0.json F -o out.json",
-    ),
+    "outputs.json": ("inspect data F --all", "compare F outputs0.json", f"{RUN} --load-outputs F"),
     "accuracy.json": ("check accuracy F --atol 1e-3", "check accuracy F"),
     "replay.json": (
         "inspect tactics F",
@@ -93,11 +83,7 @@ ON_FILES = {
         "inspect diff-tactics --good F --bad replay0.json",
     ),
     "timing.cache": (f"{CONVERT} --load-timing-cache F",),
-    "int8.cache": (
-        "inspect calibration F",
-        f"{CONVERT} --int8 --calibration-cache F",
-        "sensitivity good.onnx --calibration-cache F",
-    ),
+    "int8.cache": ("inspect calibration F", f"{CONVERT} --int8 --calibration-cache F"),
     "good.ort": ("inspect model F", "run F --onnxrt", "compare F good.onnx"),
     "list.yaml": ("build-list F --check",),
     "policy.yaml": ("gate good.onnx --policy F --no-register",),
@@ -112,14 +98,12 @@ ON_STORE = (
     "runs compare RUN RUN",
     "runs evaluate RUN --atol 1",
     "runs audit RUN",
-    "runs audit RUN --no-rebuild",
     "runs promote RUN",
     "runs resolve good.onnx",
     "runs prune --older-than 0",
     "runs pardon RUN --why x",
     "runs deny RUN",
     "runs close RUN",
-    "inspect run RUN",
     "inspect run RUN --json",
     "inspect calibration run:RUN",
     "compare run:RUN good.onnx",
@@ -165,14 +149,14 @@ def make_bases(folder: Path) -> list[str]:
 def commands_of(kind: str, seed: int, folder: Path, runs: list[str], count: int) -> list[str]:
     """Put a case's file into a folder, and return its command lines."""
     random = Random(seed)
+    lines = list(ON_MODELS)
     if kind == "models":
         (folder / "m.onnx").write_bytes(crafted_model(seed))
-        lines = list(ON_MODELS)
     elif kind == "files":
         name = random.choice([name for name in ON_FILES if (folder / name).exists()])
         stem, dot, suffix = name.rpartition(".")
         shutil.copy(folder / name, folder / f"{stem}0{dot}{suffix}")
-        replace(folder / name, damaged(folder / name, random))
+        (folder / name).write_bytes(damaged(folder / name, random))
         lines = [line.replace(" F", f" {name}") for line in ON_FILES[name]]
     else:
         run = random.choice(runs)
@@ -181,17 +165,11 @@ def commands_of(kind: str, seed: int, folder: Path, runs: list[str], count: int)
     return random.sample(lines, min(count, len(lines)))
 
 
-def replace(path: Path, content: bytes) -> None:
-    """Write a new file: the old one may be a link to the good one."""
-    path.unlink()
-    path.write_bytes(content)
-
-
 def damage_store(root: Path, run: str, random: Random) -> None:
     """Damage the database, a row of it, or artifacts of a run."""
     choice = random.random()
     if choice < 0.15:
-        replace(root / "mlflow.db", damaged(root / "mlflow.db", random))
+        (root / "mlflow.db").write_bytes(damaged(root / "mlflow.db", random))
     elif choice < 0.4:
         value = random.choice((*WORDS, "9" * 5000, "-1", "null"))
         refused = contextlib.suppress(sqlite3.IntegrityError)  # the database has checks of its own
@@ -206,7 +184,7 @@ def damage_store(root: Path, run: str, random: Random) -> None:
     else:
         files = [path for path in root.glob(f"artifacts/**/{run}/**/*") if path.is_file()]
         for path in random.sample(files, min(len(files), random.choice((1, 1, 3)))):
-            replace(path, damaged(path, random))
+            path.write_bytes(damaged(path, random))
             if random.random() < 0.5:
                 fit_manifest(path)
 
@@ -240,17 +218,16 @@ class Mistakes(logging.Handler):
 def failure_of(line: str) -> str | None:
     """Run a line in this process, and return what went wrong."""
     mistakes, silent = Mistakes(), io.StringIO()
-    loggers = (logging.getLogger(), logging.getLogger("trtops"))
-    for logger in loggers:
-        logger.addHandler(mistakes)
+    for name in (None, "trtops"):
+        logging.getLogger(name).addHandler(mistakes)
     try:
         with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent):
             code = main(line.split())
     except BaseException as exc:
         return "".join(traceback.format_exception(exc))
     finally:
-        for logger in loggers:
-            logger.removeHandler(mistakes)
+        for name in (None, "trtops"):
+            logging.getLogger(name).removeHandler(mistakes)
     if mistakes.found:
         return mistakes.found[0]
     return None if code in (0, 1, 2, 3) else f"exit code {code}"
@@ -259,15 +236,9 @@ def failure_of(line: str) -> str | None:
 def try_case(kind: str, seed: int, bases: Path, runs: list[str], count: int, notes: Path) -> None:
     """Run one case in this process, which is a child; each command, and what went wrong, becomes a line of notes."""
 
-    def link(source: str, target: str) -> None:
-        if kind == "store" or source.endswith(".onnx") or "/mlruns/" in source:
-            shutil.copy(source, target)
-        else:
-            os.link(source, target)
-
     with tempfile.TemporaryDirectory(prefix="fuzz-", dir=bases.parent) as name, notes.open("a") as file:
         folder = Path(name, "here")
-        shutil.copytree(bases, folder, symlinks=True, copy_function=link)
+        shutil.copytree(bases, folder)
         os.chdir(folder)
         os.environ["TRTOPS_HOME"] = str(folder / "mlruns")
         tempfile.tempdir = name
@@ -318,11 +289,8 @@ def run_all(kinds: list[str], numbers: range, count: int, work: Path) -> int:
     bases = work / "bases"
     bases.mkdir(parents=True)
     runs = make_bases(bases)
-    for path in registry.COMMANDS:
-        with contextlib.suppress(ImportError):
-            load(path)
-    for name in ("onnxruntime", "onnx", "mlflow"):
-        importlib.import_module(name)
+    for path in registry.COMMANDS:  # so that children need not import them
+        load(path)
     causes: collections.Counter[str] = collections.Counter()
     for kind in kinds:
         lines, wrong, peak = 0, 0, 0

@@ -21,6 +21,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -31,7 +32,7 @@ import psutil
 from tests import campaigns, models
 from tests.servers import MlflowServer
 from tests.stores import set_root
-from trtops import errors
+from trtops import errors, tables
 from trtops.cli.main import main
 from trtops.ops.campaign.debug_build import debug_build
 from trtops.tracking.check import reap, remove_leftovers
@@ -76,6 +77,9 @@ FLOWS = (
 )
 RESUMABLE = "trtops_debug"
 """Part of the names of what a killed search keeps in the working folder, to be resumed."""
+
+SERVED = 0.1
+"""Share of cases with a server, which may be killed as well."""
 
 ORT_FOLDER = ".ses"
 """ONNX Runtime's own temporary folder."""
@@ -149,24 +153,8 @@ def run_to_the_end(line: str, place: Path) -> int:
 
 def in_child(function: Callable[..., Any], place: Path, *args: Any) -> Any:
     """Return the result of a function that uses the store of a case, called in a forked child."""
-    ours, theirs = fork.Pipe(duplex=False)
-
-    def work() -> None:
-        try:
-            enter(place)
-            theirs.send((function(place, *args), None))
-        except BaseException:
-            theirs.send((None, traceback.format_exc()))
-        finally:
-            os._exit(0)
-
-    child = fork.Process(target=work)
-    child.start()
-    theirs.close()
-    result, error = ours.recv()
-    child.join()
-    assert not error, error
-    return result
+    with ProcessPoolExecutor(1, mp_context=fork, initializer=enter, initargs=(place,)) as pool:
+        return pool.submit(function, place, *args).result()
 
 
 def make_base(place: Path, *, served: bool) -> dict[str, str]:
@@ -273,11 +261,9 @@ def left_files(place: Path, known: set[str]) -> list[str]:
 @contextlib.contextmanager
 def server_for(place: Path, wanted: bool) -> Iterator[MlflowServer | None]:
     """A real server over the store of a case."""
-    if not wanted:
-        yield None
-        return
-    with MlflowServer(place / "mlruns") as server:
-        (place / "server").write_text(server.address)
+    with MlflowServer(place / "mlruns") if wanted else contextlib.nullcontext() as server:
+        if server is not None:
+            (place / "server").write_text(server.address)
         yield server
 
 
@@ -319,7 +305,7 @@ def try_case(number: int, line: str, base: Path, seconds: float, known: set[str]
         return {"lost": lost + found["lost"], "doubled": found["doubled"], "left": left + found["left"]}
 
 
-def run_all(numbers: range, lines: list[str], servers: float, work: Path) -> int:
+def run_all(numbers: range, lines: list[str], work: Path) -> int:
     """Kill lines in turn; prints a table by line, and returns the number of failures."""
     for name in ("mlflow.store.tracking.sqlalchemy_store", "onnxruntime"):  # so that children need not import them
         importlib.import_module(name)
@@ -339,7 +325,7 @@ def run_all(numbers: range, lines: list[str], servers: float, work: Path) -> int
 
     for number in numbers:
         line = turns[number % len(turns)]
-        served = Random(number + 1).random() < servers
+        served = Random(number + 1).random() < SERVED
         if line not in seconds:
             with copy_of(bases[False], work / "timed") as place:
                 begin = time.monotonic()
@@ -352,10 +338,13 @@ def run_all(numbers: range, lines: list[str], servers: float, work: Path) -> int
             table[line][kind] += bool(found)
             for each in found:
                 print(f"--- case {number}, {line}: {kind}: {each}", flush=True)
-    print(f"{'kills':>6}{'lost':>6}{'doubled':>9}{'left':>6}  line")
     total = sum(table.values(), collections.Counter())
-    for line, counts in [*table.items(), ("all", total)]:
-        print(f"{counts['kills']:6}{counts['lost']:6}{counts['doubled']:9}{counts['left']:6}  {line}")
+    columns = ("kills", "lost", "doubled", "left")
+    print(
+        tables.table(
+            (*columns, "line"), [(*(str(n[c]) for c in columns), k) for k, n in (table | {"all": total}).items()]
+        )
+    )
     return total["lost"] + total["doubled"] + total["left"]
 
 
@@ -363,15 +352,13 @@ def main_of_sigkills() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--first", type=int, default=0, help="the first case's number")
-    parser.add_argument("--servers", type=float, default=0.1, help="share of cases with a server, which may die too")
     parser.add_argument("--only", default="", help="lines with this in them")
-    parser.add_argument("--no-flows", action="store_true", help="without flows: each starts a Prefect server")
     given = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="sigkills-"))
     os.environ.update(HOME=str(work), PREFECT_HOME=str(work / "prefect"), TRTOPS_TRACKING_WAIT="0", OMP_NUM_THREADS="1")
-    lines = [line for line in (*COMMANDS, *(() if given.no_flows else FLOWS)) if given.only in line]
+    lines = [line for line in (*COMMANDS, *FLOWS) if given.only in line]
     try:
-        return min(1, run_all(range(given.first, given.first + given.kills), lines, given.servers, work))
+        return min(1, run_all(range(given.first, given.first + given.kills), lines, work))
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
