@@ -19,24 +19,6 @@ def loader_for(model=MODEL, **options):
     return loader
 
 
-def test_random_inputs_depend_on_index():
-    loader = loader_for(iterations=3)
-    again = loader_for(iterations=3)
-    assert len(loader) == len(list(loader)) == 3
-    for name in MODEL:
-        np.testing.assert_array_equal(loader[1][name], again[1][name])
-    assert not np.array_equal(loader[0]["x"], loader[1]["x"])
-    with pytest.raises(IndexError):
-        loader[3]
-
-
-def test_random_inputs_respect_range_and_dtype():
-    feed = loader_for(val_range={"x": (-3, -2), "ids": (5, 7)})[0]
-    assert (feed["x"].dtype, feed["ids"].dtype, feed["mask"].dtype) == (np.float32, np.int64, bool)
-    assert feed["x"].min() >= -3 and feed["x"].max() <= -2
-    assert set(feed["ids"]) <= {5, 6, 7}
-
-
 def test_unused_names_are_warned_about(caplog):
     loader = loader_for(input_metadata=TensorMetadata().add("idss", None, (4,)), val_range={"y": (0, 1)})
     with caplog.at_level(logging.WARNING):
@@ -48,6 +30,8 @@ def test_unused_names_are_warned_about(caplog):
 def test_invalid_options_are_refused():
     with pytest.raises(errors.ConfigError, match="expected 'numpy' or 'torch'"):
         DataLoader(data_loader_backend_module="jax")
+    with pytest.raises(IndexError):
+        loader_for(iterations=3)[3]
     for dtype, shape, options, message in (
         (np.float32, (2,), {"val_range": (2, 1)}, "start exceeds its end"),
         (np.uint8, (2,), {"val_range": (0, 300)}, r"range \(0, 300\) does not fit uint8"),
@@ -64,8 +48,6 @@ def test_runners_get_inputs_of_their_shapes():
     first = cache[0]["x"]
     cache.set_input_metadata(TensorMetadata().add("x", np.float32, (4, 5)))
     assert first.shape == (2, 3) and cache[0]["x"].shape == (4, 5)
-    cache.set_input_metadata(TensorMetadata().add("x", np.float32, (2, 3)))
-    assert cache[0]["x"] is first
 
 
 @pytest.mark.parametrize("array", [np.zeros((3, 2), np.float32), np.zeros(6, np.float16), np.zeros((1, 2, 3))])

@@ -21,9 +21,7 @@ INTEGERS = [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int6
 @np.errstate(all="ignore")
 def plain_errors(a, b):
     """The definition, spelled out: absolute and relative error of each element, in float64."""
-    if a.dtype == b.dtype == bool:
-        d = np.logical_xor(a, b).astype(np.float64)
-    elif a.dtype.kind in "iu" and b.dtype.kind in "iu":
+    if a.dtype.kind in "iu" and b.dtype.kind in "iu":
         d = np.array([float(abs(int(x) - int(y))) for x, y in zip(a.ravel(), b.ravel())]).reshape(a.shape)
     else:
         d = np.abs(a.astype(np.float64) - b.astype(np.float64))
@@ -54,24 +52,26 @@ def pairs(draw, dtypes):
 @given(
     pairs([*FLOATS, *INTEGERS, bool]), st.floats(0, 10), st.floats(0, 10), st.sampled_from([0.0, 0.3, 0.9, 0.99, 1.0])
 )
+@np.errstate(all="ignore")
 def test_statistics_are_those_of_the_plain_float64_definition(pair, atol, rtol, level):
     a, b = pair
-
     found = statistics(a, b, quantiles=(level,), atol=atol, rtol=rtol)
-
-    d, r = (np.empty(0), np.empty(0)) if not a.size else plain_errors(a, b)
+    d, r = plain_errors(a, b)
     assert found.elements == a.size
     expected = plain_statistics(a, b, atol, rtol)
     for name in ("max_abs", "max_rel", "violations"):
         assert getattr(found, name) == pytest.approx(expected[name], rel=1e-12, nan_ok=True), name
     for name in ("mean_abs", "mean_rel", "l2", "cosine", "psnr", "snr"):
         assert getattr(found, name) == pytest.approx(expected[name], rel=1e-9, abs=1e-9, nan_ok=True), name
-    for values, median, quantile in [
+    for values, *quantiles_found in (
         (d, found.median_abs, found.quantile(level).abs),
         (r, found.median_rel, found.quantile(level).rel),
-    ]:
-        assert_quantile(values, 0.5, median)
-        assert_quantile(values, level, quantile)
+    ):
+        for place, value in zip((0.5, level), quantiles_found):
+            # Where the rank above is infinite, numpy's interpolation may give NaN.
+            above = np.quantile(values, place, method="higher")
+            expected = above if math.isinf(above) else np.quantile(values, place)
+            assert value == pytest.approx(float(expected), rel=1e-9, nan_ok=True)
     assert found.any_violation(atol, rtol) == (found.violations > 0)
 
 
@@ -92,66 +92,39 @@ def plain_statistics(a, b, atol, rtol):
     }
 
 
-def assert_quantile(values, level, found):
-    """Linear interpolation between the two nearest ranks; between a number and infinity it is infinite."""
-    if np.isnan(values).any():
-        assert math.isnan(found)
-        return
-    ordered = np.sort(values)
-    position = level * (ordered.size - 1)
-    low, high = ordered[math.floor(position)], ordered[math.ceil(position)]
-    expected = low if low == high else low + (high - low) * (position - math.floor(position))
-    assert found == pytest.approx(float(expected), rel=1e-9)
-
-
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
-    "kind", ["continuous", "many ties", "identical", "mostly zero", "half", "sorted", "heavy tails"]
+    "kind", ["continuous", "missed by sample", "ties", "identical", "mostly zero", "half", "sorted", "heavy tails"]
 )
-def test_quantiles_of_large_arrays_are_exact(kind, seed):
+def test_quantiles_of_large_arrays_are_exact(kind, seed, monkeypatch):
+    if kind == "missed by sample":
+        monkeypatch.setattr(quantiles._Bracket, "pick", lambda bracket: None)
     random = np.random.default_rng(seed)
     b = random.standard_normal(300_000 + seed).astype(np.float32)
     noise = {
-        "continuous": random.standard_normal(b.size) * 1e-3,
-        "many ties": random.integers(-2, 3, b.size) * 2.0**-8,
+        "ties": random.integers(-2, 3, b.size) * 2.0**-8,
         "identical": np.zeros(b.size),
         "mostly zero": (random.random(b.size) < 0.49) * 2.0**-6,
         "half": b.astype(np.float16) - b + random.integers(-2, 3, b.size) * 2.0**-10,
         "sorted": np.sort(random.standard_normal(b.size)),
         "heavy tails": random.standard_cauchy(b.size),
-    }[kind]
+    }.get(kind, random.standard_normal(b.size) * 1e-3)
     a = (b + noise).astype(np.float32)
 
     found = statistics(a, b, quantiles=(0.01, 0.9, 0.99, 0.999, 1.0))
-
     d, r = plain_errors(a, b)
     for quantile in found.quantiles:
         assert quantile.abs == pytest.approx(np.quantile(d, quantile.level), rel=1e-12)
         assert quantile.rel == pytest.approx(np.quantile(r, quantile.level), rel=1e-12)
-    assert found.median_abs == np.median(d)
-    assert found.median_rel == np.median(r)
-
-
-def test_ranks_that_the_sample_misses_are_exact(monkeypatch):
-    monkeypatch.setattr(quantiles._Bracket, "pick", lambda bracket: None)
-    a, b = np.random.default_rng(3).standard_normal((2, 200_000)).astype(np.float32)
-
-    found = statistics(a, b, quantiles=(0.99,))
-
-    d, r = plain_errors(a, b)
     assert (found.median_abs, found.median_rel) == (np.median(d), np.median(r))
-    assert found.quantile(0.99).rel == pytest.approx(np.quantile(r, 0.99), rel=1e-12)
 
 
 def test_statistics_cover_all_iterations():
     random = np.random.default_rng(0)
     runs = [(random.random((n, 7)), random.random((n, 7))) for n in (1, 40, 30_000, 3)]
-
     together = statistics_of_iterations(runs)
-
     joined = statistics(np.concatenate([a for a, _ in runs]), np.concatenate([b for _, b in runs]))
-    assert together.elements == joined.elements
-    for name in ("max_abs", "mean_rel", "median_abs", "median_rel", "l2", "snr", "top1_agreement"):
+    for name in ("elements", "max_abs", "mean_rel", "median_abs", "median_rel", "l2", "snr", "top1_agreement"):
         assert getattr(together, name) == pytest.approx(getattr(joined, name)), name
 
 
@@ -164,9 +137,7 @@ def test_statistics_cover_all_iterations():
 )
 def test_frontier_decides_any_tolerances(b, scale, atol, rtol):
     a = (b * np.float32(1 + scale) + np.roll(b, 1) * np.float32(scale)).astype(np.float32)
-
     found = statistics(a, b, atol=123.0, rtol=456.0)
-
     d, r = plain_errors(a, b)
     assert found.frontier_exact
     assert found.any_violation(atol, rtol) == bool(((d > most(atol)) & (r > most(rtol))).any())
@@ -177,7 +148,6 @@ def test_thinned_frontier_never_hides_violations():
     d = np.linspace(1, 2, n)
     b = np.linspace(1, 4, n) ** 2  # the larger the absolute error, the smaller the relative one
     found = statistics(b + d, b)
-
     assert not found.frontier_exact and len(found.frontier) <= 512
     d, r = plain_errors(b + d, b)
     for atol in np.linspace(0.9, 2.1, 40):
@@ -189,11 +159,8 @@ def test_thinned_frontier_never_hides_violations():
 def test_64_bit_integers_are_compared_exactly():
     a = np.array([2**62, 2**63 - 1, -(2**63)], np.int64)
     b = np.array([2**62 + 1, -(2**63), 2**63 - 1], np.int64)
-
     found = statistics(a, b, atol=0.5, rtol=0)
-
-    assert found.violations == 3
-    assert found.max_abs == float(2**64 - 1)
+    assert (found.violations, found.max_abs) == (3, float(2**64 - 1))
     assert statistics(np.array([2**64 - 1], np.uint64), np.array([-1], np.int64)).max_abs == float(2**64)
 
 
@@ -231,9 +198,7 @@ def test_incomparable_arrays_are_refused(a, b, message):
 def test_nan_and_infinity_match_on_request_only():
     a = np.array([np.nan, np.inf, -np.inf, 1.0, np.inf])
     b = np.array([np.nan, np.inf, np.inf, 1.0, 3.0])
-
     strict, lenient = statistics(a, b), statistics(a, b, infinities_equal=True, nans_equal=True)
-
     assert (strict.nan_count, strict.reference_nan_count, strict.inf_count, strict.reference_inf_count) == (1, 1, 3, 2)
     assert (strict.nan_errors, strict.violations) == (2, 4)
     assert math.isnan(strict.median_abs)
@@ -245,30 +210,24 @@ def test_top1_agreement_counts_rows_and_none_with_nan():
     a = b.copy()
     a[1] = [0.2, 0.8]
     a[3, 1] = np.nan
-
     assert statistics(a, b).top1_agreement == 0.5
     assert statistics(a[:, :, None, None], b[:, :, None, None]).top1_agreement == 0.5
     assert statistics(a[0], b[0]).top1_agreement is None
     assert statistics(b.astype(int), b.astype(int)).top1_agreement is None
 
 
-@pytest.mark.parametrize("order", ["C", "F", "strided", "mixed", "negative"])
-def test_memory_order_makes_no_difference(order):
-    random = np.random.default_rng(0)
-    a, b = random.random((2, 60, 50, 60))
+def test_memory_order_makes_no_difference():
+    a, b = np.random.default_rng(0).random((2, 60, 50, 60))
     expected = statistics(a, b)
-    layouts = {
-        "C": (a, b),
-        "F": (np.asfortranarray(a), np.asfortranarray(b)),
-        "strided": (np.repeat(a, 2, axis=1)[:, ::2], b),
-        "mixed": (np.asfortranarray(a), b),
-        "negative": (a[::-1].copy()[::-1], b),
-    }
-
-    found = statistics(*layouts[order])
-
-    for name in ("max_abs", "median_abs", "median_rel", "psnr", "top1_agreement"):
-        assert getattr(found, name) == pytest.approx(getattr(expected, name)), name
+    for ours, theirs in (
+        (np.asfortranarray(a), np.asfortranarray(b)),
+        (np.asfortranarray(a), b),
+        (np.repeat(a, 2, axis=1)[:, ::2], b),
+        (a[::-1].copy()[::-1], b),
+    ):
+        found = statistics(ours, theirs)
+        for name in ("max_abs", "median_abs", "median_rel", "psnr", "top1_agreement"):
+            assert getattr(found, name) == pytest.approx(getattr(expected, name)), name
 
 
 def test_extra_memory_stays_below_64_mb():

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import copy
 import json
-import pickle
 
 import numpy as np
 import pytest
 
 from trtops import config, errors
-from trtops.comparator import AccuracyResult, AccuracyResults, IterationResult, LazyArray, RunResults
+from trtops.comparator import AccuracyResult, AccuracyResults, LazyArray, RunResults
 
 
 def run_of(**runners):
@@ -20,7 +18,6 @@ def run_of(**runners):
 
 def test_results_are_found_by_name_and_index():
     results = run_of(ort=[1.0, 2.0], trt=[3.0])
-
     assert list(results.keys()) == ["ort", "trt"] and len(results) == 2
     assert results["trt"][0]["y"].tolist() == [3.0, 3.0]
     assert results[0][0] == "ort" and results[0][1] is results["ort"]
@@ -30,22 +27,6 @@ def test_results_are_found_by_name_and_index():
         assert all(iteration.runner_name == name for iteration in iterations)
     with pytest.raises(errors.ComparisonError, match=r"no results of a runner 'orrt'\. Did you mean 'ort'"):
         results["orrt"]
-
-
-def test_results_are_split_by_iteration_and_joined_again():
-    results = run_of(ort=[1.0, 2.0], trt=[3.0])
-    results.append(("ort", [IterationResult({"y": np.zeros(2)})]))
-    parts = list(results.split())
-    assert [[name for name, _ in part] for part in parts] == [["ort", "trt", "ort"], ["ort"]]
-    assert RunResults.concat(parts) == results
-
-
-def test_copies_and_pickles_are_independent():
-    results = run_of(ort=[1.0])
-    copied = copy.deepcopy(results)
-    results["ort"][0]["y"][:] = 9
-    assert copied["ort"][0]["y"][0] == 1
-    assert pickle.loads(pickle.dumps(results)) == results
 
 
 def test_large_arrays_are_kept_in_files(monkeypatch, tmp_path):
