@@ -44,7 +44,7 @@ TESTS = (
     "tests/backend/onnxrt/test_ort_format.py",
     "tests/backend/onnx/test_lean_models.py",
     "tests/ops/engines/test_everything_converts.py",
-    "tests/ops/evaluation/test_computed.py",
+    "tests/ops/evaluation/test_precision_check.py",
     "tests/comparator/test_compare.py",
 )
 

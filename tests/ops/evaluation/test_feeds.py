@@ -19,9 +19,7 @@ def feed(value: float) -> dict[str, np.ndarray]:
 
 
 def test_random_data_depends_on_seed_and_iteration() -> None:
-    first = list(open_feeds(None, INPUTS, iterations=2, seed=7))
-    again = list(open_feeds(None, INPUTS, iterations=2, seed=7))
-
+    first, again = (list(open_feeds(None, INPUTS, iterations=2, seed=7)) for _ in range(2))
     assert first[0]["x"].shape == (1, 1)
     assert not np.array_equal(first[0]["x"], first[1]["x"])
     assert all(np.array_equal(a["x"], b["x"]) for a, b in zip(first, again))
@@ -36,18 +34,15 @@ def test_scripts_are_called_for_each_reading(tmp_path: Path) -> None:
     )
 
     feeds = open_feeds(f"{script}", INPUTS)
-
-    assert [float(f["x"][0, 0]) for f in feeds] == [0, 1, 2]
-    assert [float(f["x"][0, 0]) for f in feeds] == [0, 1, 2]
+    for _ in range(2):
+        assert [float(f["x"][0, 0]) for f in feeds] == [0, 1, 2]
     assert [f["x"].shape for f in open_feeds(f"{script}:other", INPUTS)] == [(1, 5)]
 
 
 def test_folders_are_read_by_name_and_digested(tmp_path: Path) -> None:
     np.savez(tmp_path / "b.npz", **feed(2))
     np.save(tmp_path / "a.npy", feed(1)["x"])
-
     found = open_feeds(tmp_path, INPUTS)
-
     assert [float(f["x"][0, 0]) for f in found] == [1, 2]
     assert found.digest() == open_feeds([feed(1), feed(2)], INPUTS).digest()
     for other in ([feed(2), feed(1)], [feed(1)]):

@@ -44,9 +44,7 @@ def saved(model: str, tmp_path: Path) -> str:
 
 def test_saved_outputs_are_compared_after_runners(model: str, saved: str) -> None:
     output, both = next(iter(RunResults.load(saved)["then"][0])), RunConfig(load_outputs=(saved,))
-
     result = run_models([runner(model, "now")], both, data_loader=FEED)
-
     assert result.runners == ("now", "then")
     assert result.reasons == (f"now and then differ in {output}.",)
     alone = run_models([], RunConfig(load_outputs=(saved, saved)))
@@ -58,10 +56,8 @@ def test_saved_outputs_are_compared_after_runners(model: str, saved: str) -> Non
 def test_validation_finds_nan(tmp_path: Path) -> None:
     path = models.identity().write(tmp_path, "identity")
     feed = {name: np.full_like(array, np.nan) for name, array in models.identity().feed.items()}
-    runners = [OnnxrtRunner(SessionFromOnnx(str(path)))]
-
+    runners = [runner(str(path), "a")]
     checked = run_models(runners, RunConfig(validate=True), data_loader=[feed])
-
     assert checked.reasons == ("Outputs hold NaN or infinities.",)
     assert run_models(runners, data_loader=[feed]).verdict == "good"
 
@@ -70,7 +66,6 @@ def test_run_logs_statistics_and_polygraphy_results(model: str) -> None:
     tracker = MemoryTracker()
     runners = [runner(model, "a"), runner(model, "b")]
     result = run_models(runners, data_loader=FEED, model=model, tracker=tracker, tags={"who": "me"}, params={"n": 1})
-
     stored = tracker.load(result.run_id)
     assert (stored.info.experiment, stored.info.name, stored.info.verdict) == ("conv", "run conv.onnx", "good")
     assert stored.info.tags["who"] == "me" and stored.info.params["n"] == "1"
@@ -85,10 +80,8 @@ def test_run_logs_statistics_and_polygraphy_results(model: str) -> None:
         ([CompareFunc.simple(atol=1.0)], False, "good", {"atol": 1.0, "rtol": 1e-5}),
         ([CompareFunc.simple(atol=0.1, check_error_stat="max")], False, "bad", {"check_error_stat": "max"}),
         ([CompareFunc.simple(atol=0.1, check_error_stat="max")], True, "bad", {"check_error_stat": "max"}),
-        ([CompareFunc.l2(l2_threshold=1e3)], False, "good", {"max_l2": 1e3, "atol": math.inf}),
         ([CompareFunc.l2(l2_threshold=0.1)], False, "bad", {"max_l2": 0.1, "atol": math.inf}),
         ([CompareFunc.simple(atol=1.0), CompareFunc.cosine_similarity(1.1)], False, "bad", {"min_cosine": 1.1}),
-        ([CompareFunc.psnr(psnr_threshold=1e3)], False, "bad", {"min_psnr": 1e3, "atol": math.inf}),
         ([CompareFunc.kl(kl_threshold=-1.0)], False, "bad", {"max_kl": -1.0, "atol": math.inf}),
         ([CompareFunc.indices(index_tolerance=0)], False, "bad", {"atol": math.inf}),
         ([lambda a, b: dict.fromkeys(a, True)], False, "good", {"atol": math.inf}),
@@ -98,9 +91,7 @@ def test_report_has_verdicts_of_compare_functions(
     model: str, saved: str, compare, check_average: bool, verdict: str, limits: dict[str, object]
 ) -> None:
     tracker, config = MemoryTracker(), RunConfig(load_outputs=(saved,), check_average=check_average)
-
     result = run_models([runner(model, "now")], config, data_loader=FEED, compare=compare, tracker=tracker)
-
     stored = tracker.load(result.run_id)
     report = Evaluation.from_json(stored.read_bytes(Artifact.ACCURACY)).report
     assert result.verdict == stored.info.verdict == report.verdict == verdict
@@ -113,7 +104,6 @@ def test_report_has_verdicts_of_compare_functions(
 def test_later_pairs_count(model: str, saved: str) -> None:
     tracker, runners = MemoryTracker(), [runner(model, "a"), runner(model, "b")]
     result = run_models(runners, RunConfig(load_outputs=(saved,)), data_loader=FEED, tracker=tracker)
-
     stored = tracker.load(result.run_id)
     note = stored.info.tags[Tag.NOTE]
     assert note.startswith("**bad** · run") and note.count("\n- b and then differ in") == 1

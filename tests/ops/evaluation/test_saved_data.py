@@ -33,9 +33,7 @@ def first(feeds: list[dict[str, np.ndarray]]) -> list[dict[str, float]]:
 def test_merge_joins_inputs_and_last_outputs(tmp_path: Path) -> None:
     one = inputs(tmp_path / "in.json", {"x": 1, "y": 9}, {"x": 2, "y": 9})
     two = outputs(tmp_path / "out.json", early=[5, 5], late=[6, 7])
-
     assert merge([one, two], tmp_path / "merged.json") == 2
-
     assert first(load_json(tmp_path / "merged.json")) == [{"x": 1, "y": 6}, {"x": 2, "y": 7}]
 
 
@@ -45,7 +43,6 @@ def test_concat_keeps_the_kind_of_data(tmp_path: Path) -> None:
 
     assert concat(files, tmp_path / "in.json") == 3
     assert concat(runs, tmp_path / "out.json") == 2
-
     assert first(load_json(tmp_path / "in.json")) == [{"x": 1}, {"x": 2}, {"x": 3}]
     joined = RunResults.load(tmp_path / "out.json")
     assert [float(i["y"][0]) for i in joined["s"]] == [2, 4]

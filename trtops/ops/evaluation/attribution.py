@@ -42,15 +42,14 @@ if TYPE_CHECKING:
     from trtops.backend.onnx.model import Model
     from trtops.ops.evaluation.precision_check import PrecisionCheck
 
+# How many times precision and noise together a sound engine's error may be: it rounds in other places and orders.
 TIMES = 3.0
-"""How many times precision and noise together a sound engine's error may be: it rounds in other places and orders."""
-
+# Error in rounding units of the output's size that every engine may have.
 UNITS_ALLOWED = 4.0
-"""Error in rounding units of the output's size that every engine may have."""
+# Larger values stand for infinity. 16 bit clamps them, so they are left out.
+_STANDS_FOR_INFINITY = 1e9
 
 Numbers: TypeAlias = "npt.NDArray[np.float64]"
-
-_STANDS_FOR_INFINITY = 1e9  # such values are clamped in 16 bit and are left out
 
 Statement: TypeAlias = Literal[
     "good for its precision", "worse than its precision", "precision is the problem", "not in its precision", "unknown"

@@ -127,15 +127,15 @@ class Evaluation(Record):
 def default_tolerances(precision: Precision) -> Tolerances:
     """The tolerances that a sound engine of a precision is expected to meet.
 
-    All are relative to the output's own scale. FP32 may differ by 1e-5 of it. FP16 and BF16 round each value to 11 and
-    8 bits, and about twenty such roundings are allowed. INT8 and FP8 change single values by more than any useful
-    tolerance; they are evaluated by the output as a whole: its direction and its length. In every precision the output
-    must vary as the golden one does (a constant or shuffled one never passes), and nearly all integers and booleans
-    must be equal.
+    All are relative to the output's own scale. In every precision the output must vary as the golden one does (a
+    constant or shuffled one never passes), and nearly all integers and booleans must be equal.
     """
     if precision in ("int8", "fp8"):
+        # These change single values by more than any useful tolerance. The output as a whole is evaluated instead: its
+        # direction and its length.
         whole = {"min_cosine": 0.99, "max_nrmse": 0.2, "min_correlation": 0.9, "min_agreement": 0.9}
         return Tolerances(atol=math.inf, rtol=math.inf, **whole, clamped_equal=True)
+    # FP16 and BF16 round each value to 11 and 8 bits, and about twenty such roundings are allowed.
     bound = {"fp32": 1e-5, "fp16": 20 * 2.0**-11, "bf16": 20 * 2.0**-8}[precision]
     return Tolerances(
         atol=1e-9,  # the allowed error of an output of zeros
@@ -149,10 +149,7 @@ def default_tolerances(precision: Precision) -> Tolerances:
 
 
 def tolerances_for(precision: Precision, given: Tolerances | None, model: Model | None = None) -> Tolerances:
-    """The given tolerances, or else :func:`default_tolerances`, with the axis of classes of outputs that hold scores.
-
-    The model shows which outputs these are.
-    """
+    """The given tolerances, or else :func:`default_tolerances`, with the axis of classes of each output of scores."""
     if model is None:
         return default_tolerances(precision) if given is None else given
     from trtops.backend.onnx.class_axes import class_axes
@@ -176,8 +173,7 @@ def evaluate(
 ) -> tuple[Evaluation, RunResults]:
     """Run an active runner, compare its outputs with golden ones, measure latency and accuracy; also the outputs.
 
-    Raises InputError if a feed does not fit the model; ComparisonError if there are more or fewer golden outputs than
-    feeds.
+    InputError if a feed does not fit the model; ComparisonError if the numbers of feeds and golden outputs differ.
     """
     outputs = run_step("run", collect, runner, feeds)
     latency = measure_latency(runner, feeds, config)
@@ -197,7 +193,7 @@ def measure_latency(runner: BaseRunner, feeds: Iterable[Feed], config: CheckConf
     """Latency of an active runner on the first feed; None if ``config`` asks for no measurement."""
     if config.latency_runs < 1:
         return None
-    # One feed only: other shapes would mix different latencies.
+    # One feed only, because other shapes would mix different latencies.
     feed = next(iter(feeds))
     seconds: list[float] = []
     on_device: list[float] = []
@@ -274,7 +270,7 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[MetricName, float]:
         if known:
             found |= {(schema.Metric.ERROR, name, metric.name): value for name, value in known.items()}
             worst = max(known.values()) if metric.better == "lower" else min(known.values())
-            # max() ignores NaN or not depending on the order, so NaN is looked for first.
+            # max() and min() keep or drop NaN depending on the order.
             worst = math.nan if any(map(math.isnan, known.values())) else worst
             found[schema.Metric.ERROR, metric.name] = worst
             if metric.log10:
@@ -333,7 +329,8 @@ def log_evaluation(run: Run, evaluation: Evaluation) -> None:
         if output.statistics is not None:
             error = output.statistics.nrmse
             error = math.inf if error is None or math.isnan(error) else error
-            compared.append((output.verdict != "good", error, output.name))  # bad ones come before large errors
+            # Bad outputs come before large errors, which other tolerances may allow.
+            compared.append((output.verdict != "good", error, output.name))
     if compared:
         run.set_tags({schema.Tag.WORST_OUTPUT: max(compared)[2]})
     run.log_json(evaluation, schema.Artifact.ACCURACY)

@@ -28,12 +28,11 @@ _TAIL_CHARACTERS = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class CommandCheck(Record):
-    """Runs a command on each sub-model, in a process group of its own, which ends with the check.
+    """Runs a command on each sub-model, in a process group of its own, which ends with the check."""
 
-    By default any exit code but 0 is the failure. The rules are Polygraphy's: a code in ``ignore_fail_codes`` passes,
-    whatever was printed. With ``fail_codes`` only these are the failure, and with ``fail_regex`` as well only if an
-    expression matches. With ``fail_regex`` alone a match is the failure, whatever the code.
-    """
+    # By default any exit code but 0 is the failure. The rules are Polygraphy's: a code in `ignore_fail_codes` passes,
+    # whatever was printed. With `fail_codes` only these are the failure, and with `fail_regex` as well only if an
+    # expression matches. With `fail_regex` alone a match is the failure, whatever the code.
 
     # The program and its arguments, without a shell. In each, ``{model}`` stands for the sub-model's path (or
     # ``{engine}`` for an engine's), ``{inputs}`` for a JSON file of its inputs, as Polygraphy's ``--load-inputs``

@@ -75,8 +75,7 @@ def compare(
         tags: Further tags of the run.
         parent: Id of a parent run.
 
-    Raises:
-        TrtopsError: If a side is something else, or cannot be loaded or run. Outputs that differ are a result.
+    Raises TrtopsError if a side is something else, or cannot be loaded or run. Outputs that differ are a result.
     """
     config = CheckConfig() if config is None else config
     actual, golden = str(actual), str(golden)

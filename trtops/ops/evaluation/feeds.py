@@ -1,7 +1,4 @@
-"""Input data of ops: random numbers, saved inputs, folders of arrays, a script, or an iterable.
-
-Every source is read one feed at a time, and can be read again from the start.
-"""
+"""Input data of ops: random numbers, saved inputs, folders of arrays, a script, or an iterable."""
 
 from __future__ import annotations
 
@@ -36,16 +33,13 @@ _KINDS = "a .json file of saved inputs, an .npz or .npy file, a folder of these,
 
 @dataclass(frozen=True)
 class Feeds:
-    """Feeds that can be read any number of times, in the same order."""
+    """Feeds that can be read any number of times, in the same order, one at a time."""
 
     source: str
     _open: Callable[[], Iterable[Feed]] = field(repr=False)
 
     def __iter__(self) -> Iterator[Feed]:
-        """Yield feeds: arrays by input name, in host memory, owned by the caller.
-
-        Raises InputError if the source yields nothing, or anything but mappings of names to arrays.
-        """
+        """Yield feeds: arrays by name, in host memory; InputError if there is none, or something else."""
         count = 0
         for count, feed in enumerate(self._open(), start=1):
             if not isinstance(feed, Mapping):
@@ -85,7 +79,7 @@ def open_feeds(
             :class:`~trtops.comparator.DataLoader` first gets the inputs.
         inputs: The model's inputs. Dynamic dimensions of random data get size 1.
         iterations: Number of random feeds.
-        seed: Seed of the first random feed; each next one counts up.
+        seed: Seed of the first one.
         readable: Returns the valid values of integer and string inputs; called only if there are any.
 
     Raises ConfigError if the path does not exist, or its suffix is unknown.
@@ -95,12 +89,8 @@ def open_feeds(
         fixed, plain = TensorMetadata(), True
         for name, spec in inputs.items():
             if spec.shape is None:
-                why = (
-                    "has no known rank, so it needs data"
-                    if spec.dtype is not None
-                    else "is not a tensor of a known type"
-                )
-                raise errors.InputError(f"Input {name!r} {why}. Give a data source, or make it inside the model.")
+                what = "type" if spec.dtype is None else "rank"
+                raise errors.InputError(f"Input {name!r} has no known {what}, so it needs data. Give a data source.")
             shape = tuple(1 if is_dynamic(dim) else dim for dim in spec.shape)
             if shape != spec.shape:
                 log.info("Input %r has shape %s; random data has shape %s.", name, spec.shape, shape)

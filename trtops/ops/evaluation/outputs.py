@@ -1,9 +1,4 @@
-"""Outputs of engines, of the model itself, and of the model in another precision.
-
-Engines of ONNX Runtime compute 16 bit in FP32, where an activation that overflows in FP16 does not overflow. For them
-the model is run once more with each 16-bit result rounded as a GPU rounds (:mod:`trtops.backend.onnx.emulate`), and the
-largest value of each tensor is read before it is rounded.
-"""
+"""Outputs of engines, of the model itself, and of the model in another precision."""
 
 from __future__ import annotations
 
@@ -32,11 +27,9 @@ if TYPE_CHECKING:
     from trtops.backend.base import BaseRunner, Feed
     from trtops.backend.onnx.model import Model
 
+# Rounding errors: relative to the number, for INT8 relative to the largest of its tensor. They are half a step; for
+# FP32 a whole one, because FP32 weights cannot be moved by less.
 UNITS: dict[Precision, float] = {"fp32": 2.0**-23, "fp16": 2.0**-11, "bf16": 2.0**-8, "fp8": 2.0**-4, "int8": 1 / 254}
-"""Rounding errors: relative to the number, for INT8 relative to the largest of its tensor.
-
-Half a step; for FP32 a whole one, because FP32 weights cannot be moved by less.
-"""
 
 _SHOWN = 3  # overflowing tensors in messages
 
@@ -44,20 +37,17 @@ _SHOWN = 3  # overflowing tensors in messages
 def collect(runner: BaseRunner, feeds: Iterable[Feed]) -> RunResults:
     """The outputs of an active runner for each feed, copied. All are kept in memory."""
     results = RunResults()
-    results.add([_copied(runner.infer(feed)) for feed in feeds], runner_name=runner.name)
+    # Copied, because the arrays belong to the runner, which may overwrite them.
+    copies = [{name: np.array(array) for name, array in runner.infer(feed).items()} for feed in feeds]
+    results.add(copies, runner_name=runner.name)
     return results
-
-
-def _copied(outputs: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
-    # The arrays belong to the runner, which may overwrite them.
-    return {name: np.array(array) for name, array in outputs.items()}
 
 
 def golden_outputs(model: Model, feeds: Iterable[Feed], golden: str | None) -> RunResults:
     """The golden outputs: those of a file, or the model's own from ONNX Runtime."""
     if golden is not None:
         return RunResults.load(golden)
-    # Closed at once: each session of a large model takes as much memory as it has weights.
+    # Closed at once, because each session of a large model takes as much memory as it has weights.
     with reference_runner(model) as reference:
         return collect(reference, feeds)
 
@@ -75,7 +65,8 @@ def moved_reference(model: Model, feeds: Sequence[Feed], precision: Precision, *
         if array.dtype.kind != "f" or not array.size:
             return array
         step = UNITS[precision] * (np.abs(array).max() if precision == "int8" else np.abs(array))
-        return np.asarray(array + random.uniform(-1, 1, array.shape) * step, array.dtype)
+        with np.errstate(over="ignore"):  # masks are filled with the lowest number, which may move beyond it
+            return np.asarray(array + random.uniform(-1, 1, array.shape) * step, array.dtype)
 
     if is_large(model.structure()):
         return None
@@ -93,6 +84,9 @@ Overflows: TypeAlias = tuple[tuple[str, float], ...]
 """Tensors with values that 16 bit does not hold, and the largest of each."""
 
 
+# Engines of ONNX Runtime compute 16 bit in FP32, where an activation that overflows in FP16 does not overflow. For them
+# the model is run once more with each 16-bit result rounded as a GPU rounds (trtops.backend.onnx.emulate), and the
+# largest value of each tensor is read before it is rounded.
 @dataclass(frozen=True, kw_only=True)
 class Emulation(Record):
     """A model evaluated in 16 bit, rounded as a GPU rounds."""
@@ -141,7 +135,7 @@ def emulate(
 
 def run_in_16_bit(
     model: Model, precision: Literal["fp16", "bf16"], feeds: Iterable[Feed], keep: Sequence[str] = ()
-) -> tuple[list[dict[str, npt.NDArray[Any]]], Overflows]:
+) -> tuple[list[dict[str, Any]], Overflows]:
     """The outputs of a model in 16 bit for each feed, and the tensors that overflow, in order of execution.
 
     Raises BackendError if the rewritten model does not run.
@@ -160,7 +154,8 @@ def run_in_16_bit(
         except errors.BackendError:
             if not peaks:
                 raise
-            del low.graph.output[len(outputs) :]  # a tensor without elements has no largest value
+            # A tensor without elements has no largest value.
+            del low.graph.output[len(outputs) :]
             found, peaks = run_unoptimized(low, feeds), {}
     largest = {tensor: max(float(arrays[peak]) for arrays in found) for tensor, peak in peaks.items()}
     return (
@@ -170,14 +165,14 @@ def run_in_16_bit(
     )
 
 
-def run_unoptimized(model: onnx.ModelProto, feeds: Iterable[Feed]) -> list[dict[str, npt.NDArray[Any]]]:
+def run_unoptimized(model: onnx.ModelProto, feeds: Iterable[Feed]) -> Sequence[Mapping[str, Any]]:
     """The outputs of a model for each feed, without graph optimization; BackendError if it does not run."""
     from trtops.backend.onnxrt.reference import SessionFromMemory
     from trtops.backend.onnxrt.runner import OnnxrtRunner
 
     # Optimizers could remove the rounding, and crash on some models in 16 bit.
     with OnnxrtRunner(SessionFromMemory(model, optimized=False), "emulated") as runner:
-        return [_copied(runner.infer(feed)) for feed in feeds]
+        return collect(runner, feeds)[0][1]  # type: ignore[no-any-return]
 
 
 def all_numbers(results: RunResults, name: str) -> npt.NDArray[np.float64] | None:

@@ -1,8 +1,4 @@
-"""The precisions that an engine's kernels compute in.
-
-A back end may accept a request for FP16 or INT8 and compute in FP32 anyway: ONNX Runtime has few FP16 kernels on a
-processor. The record of tactics, or the engine inspector, gives each kernel's precision.
-"""
+"""The precisions that an engine's kernels compute in, from the record of tactics or the engine inspector."""
 
 from __future__ import annotations
 
@@ -35,6 +31,8 @@ _PRECISIONS: dict[str, Precision] = {
 }
 
 
+# A back end may accept a request for FP16 or INT8 and compute in FP32 anyway: ONNX Runtime has few FP16 kernels on a
+# processor.
 @dataclass(frozen=True, kw_only=True)
 class PrecisionCheck(Record):
     """The precisions that an engine's kernels compute in, compared with the requested one."""

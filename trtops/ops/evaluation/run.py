@@ -17,6 +17,7 @@ from trtops.comparator.report import ComparisonReport, OutputTolerances, Toleran
 from trtops.comparator.results import PostprocessFunction, RunResults
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.record import Record
+from trtops.tables import markdown_table
 from trtops.tracking.base import NO_RUN, Tracker, Verdict
 
 
@@ -48,10 +49,9 @@ class RunResult(OpResult):
 
     def body(self) -> Iterable[str]:
         """Reasons, and a row for each runner."""
-        yield from (f"- {reason}" for reason in self.reasons)
-        yield from ("", "| runner | iterations | mean |", "|---|---|---|")
-        for name, count, mean in zip(self.runners, self.iterations, self.mean_ms):
-            yield f"| `{name}` | {count} | {'-' if mean is None else f'{mean:.4g} ms'} |"
+        means = ("-" if mean is None else f"{mean:.4g} ms" for mean in self.mean_ms)
+        rows = zip((f"`{name}`" for name in self.runners), map(str, self.iterations), means)
+        return [*(f"- {reason}" for reason in self.reasons), "", markdown_table(("runner", "iterations", "mean"), rows)]
 
 
 def run_models(

@@ -16,8 +16,7 @@ def merge(paths: Sequence[str | Path], output: str | Path) -> int:
 
     Of a file's runners the last counts, and of arrays with the same name the last.
 
-    Raises FormatError if a file cannot be read, or is of another kind; ComparisonError if files have different numbers
-    of iterations.
+    FormatError if a file cannot be read, or is of another kind; ComparisonError if numbers of iterations differ.
     """
     merged: list[dict[str, Any]] = []
     for place, path in enumerate(paths):
@@ -41,8 +40,8 @@ def merge(paths: Sequence[str | Path], output: str | Path) -> int:
 def concat(paths: Sequence[str | Path], output: str | Path) -> int:
     """Concatenate the iterations of files of inputs, or of outputs; returns the number of iterations.
 
-    Raises FormatError if a file cannot be read, or is of another kind; ComparisonError if inputs and outputs are mixed,
-    or outputs are of different numbers of runners.
+    FormatError if a file cannot be read, or is of another kind; ComparisonError if inputs and outputs are mixed, or
+    numbers of runners differ.
     """
     loaded = [_load_saved(path) for path in paths]
     runs = [held for held in loaded if isinstance(held, RunResults)]

@@ -64,7 +64,7 @@ class ComparisonCheck:
 
     def __call__(self, part: SubModel) -> CheckOutcome:
         """Build, run and compare; an error of the back end is an outcome too."""
-        # Read before the runner is built: the data exists only during the check.
+        # Read before the runner is built, because the data exists only during the check.
         feeds, golden = part.feeds, part.golden
         runner = self.runner(part.proto)
         try:

@@ -1,0 +1,222 @@
+"""The precision that an engine computes in, and the parts of its error: statements, and real engines."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from tests import models, zoo
+from tests.models import Case
+from trtops import errors
+from trtops.backend.onnx.model import Model
+from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
+from trtops.cli.main import main
+from trtops.comparator import compare_outputs
+from trtops.ops.engines.convert import ConvertConfig, ConvertResult, builds_table, convert
+from trtops.ops.evaluation.attribution import Attribution, OutputErrors
+from trtops.ops.evaluation.check import CheckConfig, Evaluation
+from trtops.ops.evaluation.precision_check import check_precision
+from trtops.spec import BuildConfig, Layer, Precision
+from trtops.tracking import schema
+from trtops.tracking.memory import MemoryTracker
+
+
+def test_error_parts_add_up_as_squares() -> None:
+    assert OutputErrors(name="y", engine=0.13, precision=0.05).builder == pytest.approx(0.12)
+    assert OutputErrors(name="y", engine=0.01, precision=0.05).builder == 0
+    assert OutputErrors(name="y", engine=13, precision=3, noise=4).builder == 12
+
+
+@pytest.mark.parametrize(
+    ("engine", "precision", "verdict", "emulated", "statement"),
+    [
+        (1e-3, 9e-4, "good", "good", "good for its precision"),
+        (1e-3, 0.0, "good", "good", "good for its precision"),  # within some units of the precision
+        (0.2, 9e-4, "bad", "good", "worse than its precision"),
+        (0.02, 9e-4, "good", "good", "worse than its precision"),
+        (0.2, 0.19, "bad", "bad", "precision is the problem"),
+        (0.2, 0.15, "bad", "good", "precision is the problem"),
+        (0.2, 0.1, "bad", "good", "worse than its precision"),
+        (math.inf, math.inf, "bad", "bad", "precision is the problem"),
+        (1e-3, math.inf, "good", "bad", "good for its precision"),
+    ],
+)
+def test_statements_follow_from_the_numbers(engine, precision, verdict, emulated, statement) -> None:  # type: ignore[no-untyped-def]
+    parts = OutputErrors(name="y", engine=engine, precision=precision, noise=1e-7)
+    found = Attribution(precision="fp16", unit=2.0**-11, outputs=(parts,), engine=verdict, emulated=emulated)
+    assert found.statement == statement
+    assert "of the relative error" in found.sentence()
+    assert Attribution.from_json(found.to_json()) == found
+    elsewhere = replace(found, computed=False)
+    assert elsewhere.statement == "not in its precision" and "it computes in another" in elsewhere.sentence()
+
+
+def converted(
+    case: Case, precision: Precision, folder: Path, tracker: MemoryTracker | None = None, share: float = 0.0
+) -> ConvertResult:
+    np.savez(folder / "feed.npz", **dict(case.feed))
+    check = CheckConfig(data=str(folder / "feed.npz"), latency_runs=0, plots="never", min_precision_share=share)
+    build = BuildConfig(precision=precision)
+    config = ConvertConfig(build=build, check=check, attribute_error=True, isolated=False)
+    return convert(case.write(folder), config, tracker=tracker or MemoryTracker())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_sound_engines_are_good_for_their_precision(precision: Precision, tmp_path: Path) -> None:
+    tracker = MemoryTracker()
+    result = converted(zoo.classifier(), precision, tmp_path, tracker)
+    found, info = result.evaluation.attribution, tracker.info(result.run_id)
+    assert found is not None and found.worst is not None
+    assert found.statement == info.tags[schema.Tag.ATTRIBUTION] == "good for its precision"
+    assert (found.worst.precision > 1e-4) == (precision == "int8")
+    assert (result.called, result.verdict) == (precision.upper(), "good")
+    assert result.evaluation.computed.share == 1.0 and result.evaluation.emulated is None
+    assert info.metrics[schema.Metric.ATTRIBUTION, "precision"] == found.worst.precision
+    assert f"The engine is good for its precision, {precision.upper()}; of the relative error" in result.page()
+
+
+def wrong_weight(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with its first weight a tenth too large: what a wrong kernel would give."""
+    changed = onnx.ModelProto.FromString(proto.SerializeToString())
+    weight = next(tensor for tensor in changed.graph.initializer if len(tensor.dims) > 1)
+    weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight) * np.float32(1.1), weight.name))
+    return changed
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_wrong_engines_are_worse_than_their_precision(
+    precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = models.conv_net()
+    build = OnnxRuntimeBackend.build
+
+    def build_another(self, model, config, **others):  # type: ignore[no-untyped-def]
+        made = build(self, Model.from_proto(wrong_weight(model.proto()), model.name), config, **others)
+        return replace(made, spec=replace(made.spec, model_sha256=model.info.sha256))
+
+    monkeypatch.setattr(OnnxRuntimeBackend, "build", build_another)
+    result = converted(case, precision, tmp_path)
+    found = result.evaluation.attribution
+    assert found is not None and found.worst is not None
+    assert found.statement == "worse than its precision"
+    assert found.worst.builder > 0.02 and "the builder is the cause" in found.sentence()
+
+
+def test_insufficient_precision_is_the_problem(tmp_path: Path) -> None:
+    """Weights of INT8 per channel are 1/254 of the largest of theirs: a thousandth of it rounds to nothing."""
+    weight = np.full((64, 16), 1e-3, np.float32)
+    weight[0] = 1.0
+    proto = models.model("(float[4,64] x) => (float[4,16] y) { y = MatMul(x, w) }", {"w": weight})
+    x = np.abs(models.random(4, 64, seed=3))
+    x[:, 0] = 0
+    result = converted(Case(proto, {"x": x}, name="lost"), "int8", tmp_path)
+    found = result.evaluation.attribution
+    assert result.verdict == "bad" and found is not None
+    assert found.statement == "precision is the problem"
+    assert "INT8 does not suffice for this model" in found.sentence()
+
+
+def test_failed_emulation_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise errors.BackendError("no such kernel")
+
+    monkeypatch.setattr("trtops.ops.evaluation.attribution.run_in_16_bit", refuse)
+    result = converted(zoo.classifier(), "fp16", tmp_path)
+    found = result.evaluation.attribution
+    assert found is not None and "no such kernel" in found.why_not
+    assert "The cause of the error could not be measured" in result.page()
+
+
+def test_convert_command_reports_precision_and_attribution(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = zoo.classifier().write(tmp_path)
+    words = f"convert {model} --convert-to ort --fp16 --experiment e --store {tmp_path / 'store'}".split()
+
+    assert main([*words, "--min-precision-share", "0.5", "--attribute-error"]) == 1
+    said = capsys.readouterr().out
+    assert "No FP16 engine: Of" in said and "The engine is not in its precision, FP16" in said
+    assert main([*words, "--min-precision-share", "1.5"]) == 2
+
+
+def test_fp16_engine_with_fp32_kernels_is_named(tmp_path: Path) -> None:
+    tracker = MemoryTracker()
+    result = converted(zoo.classifier(), "fp16", tmp_path, tracker)
+    assert result.verdict == "good" and result.called == "FP32 (not FP16)"
+    assert "0% compute in the requested FP16" in result.page()  # the engine is smaller in some releases
+    assert "FP32 (not FP16)" in builds_table([result])
+    info = tracker.info(result.run_id)
+    assert info.metrics[schema.Metric.KERNELS_LOWERED] == 0.0
+    assert "FP16 as a GPU rounds it, emulated: good" in info.tags[schema.Tag.NOTE]
+    assert Evaluation.from_json(result.evaluation.to_json()) == result.evaluation
+
+    computed = result.evaluation.computed
+    table = json.loads(tracker.load(result.run_id).read_bytes(schema.Artifact.PRECISIONS))
+    rows = [dict(zip(table["columns"], row)) for row in table["data"]]
+    counted = [row for row in rows if row["counted"]]
+    assert {row["asked for"] for row in rows} == {"fp16"} and {row["computes in"] for row in counted} == {"fp32"}
+    assert computed is not None and len(counted) == sum(count for _, count in computed.kernels)
+
+    # Emulation stands in for FP16 kernels of ONNX Runtime only: TensorRT has them.
+    on_tensorrt = replace(result.evaluation, computed=replace(computed, backend="tensorrt"))
+    assert on_tensorrt.verdict == "bad" and on_tensorrt.reasons[0].startswith("No FP16 engine: Of ")
+    assert on_tensorrt.computed is not None and on_tensorrt.computed.low_precision is None
+    # Nor does it for a share that is required.
+    required = converted(zoo.classifier(), "fp16", tmp_path, share=0.5)
+    assert required.evaluation.emulated is not None and required.evaluation.emulated.verdict == "good"
+    assert required.verdict == "bad" and required.reasons[-1].startswith("No FP16 engine: Of ")
+    assert "at least 50% are required" in required.reasons[-1]
+
+
+def test_fp16_overflow_is_found_by_emulation(tmp_path: Path) -> None:
+    tracker = MemoryTracker()
+    result = converted(zoo.overflowing(), "fp16", tmp_path, tracker)
+    found = result.evaluation.attribution
+    assert found is not None and found.statement == "precision is the problem"
+    assert "overflows in FP16: `h`." in found.sentence()
+    assert result.evaluation.report.verdict == "good"
+    assert result.verdict == tracker.info(result.run_id).verdict == "bad"
+    assert result.reasons[0] == "in FP16 as a GPU rounds it: 'h' overflows, 79,488 > 65,504"
+    assert tracker.info(result.run_id).metrics[schema.Metric.EMULATED_OVERFLOWS] == 1
+
+
+def test_overflow_hidden_from_outputs_is_found(tmp_path: Path) -> None:
+    proto = models.model(
+        "(float[2,8] x) => (float[2,8] y) { h = MatMul(x, big) y = Tanh(h) }", {"big": np.full((8, 8), 2e4, np.float32)}
+    )
+    result = converted(Case(proto, {"x": np.ones((2, 8), np.float32)}, name="hidden"), "fp16", tmp_path)
+    assert result.evaluation.emulated is not None and result.evaluation.emulated.report.verdict == "good"
+    assert result.verdict == "bad" and "'h' overflows, 160,000" in result.reasons[0]
+    masked = converted(zoo.masked_attention(), "fp16", tmp_path)
+    assert masked.verdict == "good"  # a mask that is filled is no overflow
+    assert masked.evaluation.emulated is not None and masked.evaluation.emulated.overflows == ()
+
+
+def test_int8_without_integer_kernels_is_bad() -> None:
+    build = OnnxRuntimeBackend().build(Model.from_proto(zoo.lstm().proto), BuildConfig())
+    asked = replace(build, spec=replace(build.spec, config=BuildConfig(precision="int8")))
+    found = check_precision(asked)
+    assert (found.share, found.lowered, found.name) == (0.0, False, "FP32 (not INT8)")
+    evaluation = Evaluation(report=compare_outputs({"y": np.ones(3)}, {"y": np.ones(3)}), computed=found)
+    assert evaluation.report and evaluation.verdict == "bad"
+    assert evaluation.reasons[0].startswith("No INT8 engine: Of 2 kernels 2 in FP32.")
+
+
+def test_layers_give_precisions_without_tactics() -> None:
+    build = OnnxRuntimeBackend().build(Model.from_proto(models.conv_net().proto), BuildConfig())
+    kinds = (("Convolution", "fp16"), ("Convolution", "fp32"), ("Reformat", "fp32"))
+    asked = replace(
+        build,
+        layers=tuple(Layer(name=str(n), op=op, precision=precision) for n, (op, precision) in enumerate(kinds)),
+        tactics=replace(build.tactics, mechanism="algorithm_selector"),
+        spec=replace(build.spec, config=BuildConfig(precision="fp16")),
+    )
+    assert check_precision(asked).share == 0.5 and check_precision(asked).name == "FP16"
+    assert check_precision(asked, limit=0.5).lowered and check_precision(asked, limit=0.5).name == "FP16"
+    below = check_precision(asked, limit=0.6)
+    assert (below.lowered, below.name) == (False, "FP16 in 50%")
+    assert "50% compute in the requested FP16; at least 60% are required." in below.reason()
