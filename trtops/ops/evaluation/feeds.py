@@ -39,7 +39,7 @@ class Feeds:
     _open: Callable[[], Iterable[Feed]] = field(repr=False)
 
     def __iter__(self) -> Iterator[Feed]:
-        """Yield feeds: arrays by name, in host memory; InputError if there is none, or something else."""
+        """Yield feeds: arrays by name, in host memory; InputError for anything else, or no feed."""
         count = 0
         for count, feed in enumerate(self._open(), start=1):
             if not isinstance(feed, Mapping):
