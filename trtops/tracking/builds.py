@@ -164,13 +164,14 @@ def engine_path(run: StoredRun) -> str:
 def find_build(tracker: Tracker, key: str) -> tuple[str, Build] | None:
     """The newest complete build with this :func:`build_key` and the id of its run, or None.
 
-    Damaged, pruned and forged runs are skipped with a warning. None as well while the store is away, since building
-    again is better than not building.
+    Damaged, pruned and forged runs are skipped with a warning. None as well while the store is away.
     """
+    # Building again is better than not building.
     try:
         found = tracker.find(tags={Tag.BUILD_KEY: key}, status="finished")
     except errors.TrackingUnavailableError:
         return None
+    # Tags can be forged, so the key is computed again from the run's checked files.
     for info in found:
         if Tag.REUSED_FROM in info.tags:
             continue

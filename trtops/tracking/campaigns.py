@@ -38,7 +38,8 @@ def iterations(tracker: Tracker, campaign: RunInfo) -> Iterations:
     marked: list[RunInfo] = []
     running: set[int] = set()
     found = tracker.find(campaign.experiment, parent=campaign.id, tags={Tag.KIND: "iteration"})
-    for info in reversed(found):  # the oldest first: of two runs of an iteration, it counts
+    # The oldest first: of two runs of an iteration, it counts.
+    for info in reversed(found):
         info = closed_if_abandoned(tracker, info, _KILLED)
         if info.status == "running":
             running.add(_iteration_number(info))
@@ -88,9 +89,11 @@ def table_of(tracker: Tracker, campaign: RunInfo, whole: Iterable[RunInfo]) -> C
     runs = {info.id: info for info in whole}
     table = CampaignTable()
     if (data := tracker.peek(campaign.id, Artifact.CAMPAIGN_TABLE)) is not None:
-        with suppress(errors.FormatError):  # damaged; the runs have the same data
+        # The runs have the same data as a damaged table.
+        with suppress(errors.FormatError):
             table = CampaignTable.from_bytes(data)
-    if not set(table.names) <= set(runs):  # a run was deleted since
+    # A run that was deleted since must not count.
+    if not set(table.names) <= set(runs):
         table = CampaignTable()
     known = set(table.names)
     for run_id in runs:
@@ -113,12 +116,14 @@ def load_record(run: StoredRun) -> TacticRecord | None:
     return _parse_record(run.read_bytes(Artifact.TACTICS)) if Artifact.TACTICS in run.manifest else None
 
 
-@functools.lru_cache(maxsize=256)  # builds with the same choices have the same file
+# Builds with the same choices have the same file.
+@functools.lru_cache(maxsize=256)
 def _parse_record(data: bytes) -> TacticRecord:
     return TacticRecord.from_json(data)
 
 
-@functools.lru_cache(maxsize=4)  # parsing takes longer than reading, and tables of finished campaigns do not change
+# Parsing takes longer than reading, and tables of finished campaigns do not change.
+@functools.lru_cache(maxsize=4)
 def _parse_table(data: bytes) -> CampaignTable:
     return CampaignTable.from_bytes(data)
 

@@ -52,6 +52,7 @@ class Store:
     def artifacts_of(self, experiment: str) -> Path:
         """The folder of one experiment's artifacts, different for each name."""
         name = schema.encode(experiment)
+        # File systems allow 255 bytes for a name.
         if len(name.encode("utf-8")) > 200:
             head = name.encode("utf-8")[:170].decode("utf-8", "ignore")
             name = f"{head}-cut-{sha256(name.encode('utf-8'))[:16]}-"

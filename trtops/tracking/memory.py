@@ -46,6 +46,7 @@ class MemoryTracker:
         self._runs: dict[str, _Data] = {}
         self._versions: dict[str, list[RegisteredVersion]] = {}
         self._aliases: dict[str, dict[str, str]] = {}
+        # One lock for all runs: the methods call each other, and searches must see whole runs.
         self._lock = threading.RLock()
         self._scratch = Scratch()
 

@@ -47,6 +47,7 @@ def current() -> Owner:
 def is_gone(owner: Owner) -> bool:
     """True if the owner has certainly ended; False for one on another machine or in another container."""
     here = current()
+    # Processes of another machine cannot be seen; those of an earlier boot are all gone.
     if (owner.host, owner.machine) != (here.host, here.machine):
         return False
     if owner.boot != here.boot:

@@ -26,22 +26,21 @@ from trtops.record import Record, canonical_json, sha256, to_jsonable
 
 MetricName: TypeAlias = tuple[str, ...]
 
+# Raised when a name below changes its meaning.
 SCHEMA_VERSION = 1
-"""Raised when a name below changes its meaning."""
 
+# The kinds of work. A campaign is a debug_build, and each of its child runs an iteration.
 Kind: TypeAlias = Literal[
     "build", "compare", "debug_build", "iteration", "reduce", "diff_tactics", "calibrate", "sensitivity", "accuracy",
     "precision", "proof", "bisect", "promote", "deny", "build_list", "gate", "gate_matrix",
     "audit", "triage", "triage_step", "engine_diff",
 ]  # fmt: skip
-"""The kinds of work. A campaign is a ``debug_build``, and each of its child runs an ``iteration``."""
-
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
+# MLflow's limits in characters.
 MAX_KEY = 250
 MAX_PARAM = 6000
 MAX_TAG = 8000
-"""MLflow's limits in characters."""
 
 
 class Tag:
@@ -263,11 +262,8 @@ def check_text(what: str, key: str, value: str) -> None:
 
 
 def text(value: object) -> str:
-    """A param's value as text: strings unchanged, numbers in full, everything else as JSON.
-
-    What is longer than MLflow's limit is cut, with its length and digest at the end: specs and configs are artifacts,
-    and params are only for comparing runs.
-    """
+    """A param's value as text: strings unchanged, numbers in full, everything else as JSON."""
+    # Longer texts are cut: specs and configs are artifacts, and params are only for comparing runs.
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
         return str(int(value)) if isinstance(value, numbers.Integral) else repr(float(value))
     try:
@@ -304,10 +300,8 @@ def number(name: MetricName, value: object) -> float:
 
 
 def log10_twins(metrics: Mapping[MetricName, float]) -> dict[MetricName, float]:
-    """Decimal logarithms of the positive, finite values among ``("error", output, statistic)``.
-
-    Only for magnitudes (maximum, mean), not for counts: the UI shows 0.0004 as 0.00, and -3.4 as -3.40.
-    """
+    """Decimal logarithms of the positive, finite values among ``("error", output, statistic)``; not for counts."""
+    # The UI shows 0.0004 as 0.00, but -3.4 as -3.40.
     return {
         (Metric.ERROR_LOG10, *name[1:]): math.log10(value)
         for name, value in metrics.items()
@@ -315,11 +309,12 @@ def log10_twins(metrics: Mapping[MetricName, float]) -> dict[MetricName, float]:
     }
 
 
+# MLflow's SQL store has no infinities, so they are stored as the largest floats.
 MAX_FLOAT = 1.7976931348623157e308
 
 
 def stored_number(value: float) -> float:
-    """A metric's value for MLflow, whose SQL store has no infinities: they become the largest floats."""
+    """A metric's value for MLflow."""
     return math.copysign(MAX_FLOAT, value) if math.isinf(value) else value
 
 

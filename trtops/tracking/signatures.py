@@ -61,7 +61,8 @@ def _compare_signed(run: StoredRun, statement: Mapping[str, Any], wrong: Callabl
     for path, document in documents.items():
         # A process that resumed a run signs only the digest of a file that the earlier process logged.
         if document is not None and path in run.manifest:
-            with contextlib.suppress(ValueError, errors.IncompleteRunError):  # reported already
+            # The comparison of the files has reported a damaged one already.
+            with contextlib.suppress(ValueError, errors.IncompleteRunError):
                 if json.loads(run.read_bytes(path)) != document:
                     wrong(path, f"it differs from the {path} in {Artifact.SIGNATURE}")
 

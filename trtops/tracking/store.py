@@ -36,6 +36,7 @@ def existing_tracker(location: str | Path | None = None) -> OfflineTracker:
     return open_tracker(location)
 
 
+# Opening takes seconds, and runs that this process is spooling are known to their tracker only.
 @functools.cache
 def _open_once(where: Store | str) -> OfflineTracker:
     inner = MlflowTracker(where)

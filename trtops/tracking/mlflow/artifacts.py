@@ -20,18 +20,14 @@ from trtops.tracking.mlflow.connection import Connection
 from trtops.tracking.mlflow.installed import library
 from trtops.tracking.run import TEMPORARY, check_path, write_artifact
 
+# Nested folders: the listing of a server may be endless.
 _MAX_DEPTH = 64
-"""Nested folders; the listing of a server may be endless."""
-
+# Bytes of a JSON artifact, which is read at once; far more than trtops writes.
 _MAX_JSON = 1 << 28
-"""Bytes of a JSON artifact, which is read at once; far more than trtops writes."""
-
+# Bytes that are fetched of an artifact of unknown size.
 _MAX_BYTES = 1 << 40
-"""Bytes that are fetched of an artifact of unknown size."""
-
+# Environment variable: further hosts, separated by commas, at which a tracking server may keep artifacts.
 ARTIFACT_HOSTS = "TRTOPS_ARTIFACT_HOSTS"
-"""Environment variable: further hosts, separated by commas, at which a tracking server may keep artifacts."""
-
 
 Files: TypeAlias = "_LocalFiles | _RemoteFiles"
 
@@ -131,6 +127,7 @@ class _LocalFiles:
 
     def sync(self, paths: Iterable[str]) -> None:
         """Wait until the disk holds artifacts."""
+        # A new file is only found after a crash if the disk also holds its folder.
         files = [self.folder / path for path in paths]
         for place in (*files, *{folder for file in files for folder in (file.parent, self.folder)}):
             with contextlib.suppress(FileNotFoundError):
@@ -199,14 +196,16 @@ class _RemoteFiles:
         """The server's half-written files are its own."""
 
     def _repository(self) -> Any:
-        """MLflow's access to this run's artifacts. That of its client would read the run again for each call."""
+        """MLflow's access to this run's artifacts."""
+        # That of its client would read the run again for each call.
         return library().store.artifact.artifact_repository_registry.get_artifact_repository(
             self._uri, tracking_uri=self._connection.location
         )
 
     def _list(self, folder: str) -> list[Any]:
         found = list(self._connection.call(lambda: self._repository().list_artifacts(folder or None)))
-        for item in found:  # the server's answer becomes a path on this machine
+        # The server's answer becomes a path on this machine.
+        for item in found:
             below = False
             with contextlib.suppress(errors.LogError):
                 check_path(item.path)

@@ -49,7 +49,8 @@ class Connection:
         try:
             self.client: MlflowClient = library().MlflowClient(self.location, self.location)
         except Exception as exc:
-            module = type(exc).__module__.partition(".")[0]  # SQLAlchemy is only imported for databases
+            # SQLAlchemy is only imported for databases, so its classes cannot be named here.
+            module = type(exc).__module__.partition(".")[0]
             if not isinstance(exc, UnicodeDecodeError) and module not in ("mlflow", "sqlalchemy"):
                 raise
             raise errors.StoreError(
@@ -59,10 +60,8 @@ class Connection:
             self._check_place(self.store)
 
     def _check_place(self, store: Store) -> None:
-        """Refuse a store that was moved or copied: MLflow keeps absolute addresses of artifacts.
-
-        Every database has MLflow's default experiment, whose artifacts trtops puts under the first root.
-        """
+        """Refuse a store that was moved or copied: MLflow keeps absolute addresses of artifacts."""
+        # Every database has MLflow's default experiment, whose artifacts trtops puts under the first root.
         with suppress(errors.RunNotFoundError):
             place = Path(self.call(self.client.get_experiment, "0").artifact_location or "")
             former = place.parents[1] if place.is_absolute() and place.parts[-2:] == ("artifacts", "0") else store.root
@@ -76,8 +75,7 @@ class Connection:
         """Call MLflow. Failures that may pass are retried, and other errors are translated.
 
         A store that does not answer is waited for (:func:`trtops.tracking.location.wait_seconds`). After that, calls
-        do not wait until one succeeds. MLflow's own retries are off: they would make a run twice if the first answer
-        was lost.
+        do not wait until one succeeds.
         """
         import requests
         from google.protobuf.json_format import ParseError  # type: ignore[import-untyped]
@@ -101,6 +99,7 @@ class Connection:
                     raise error from None
             except errors.TrtopsError:
                 raise
+            # What MLflow's client raises if the address is not that of an MLflow server.
             except (ParseError, ValueError, LookupError, TypeError, AttributeError) as exc:
                 raise errors.StoreError(
                     f"{self.shown} answered something that MLflow cannot read ({type(exc).__name__}: "

@@ -71,7 +71,8 @@ def _check_version(store: Store) -> None:
         with closing(sqlite3.connect(address, uri=True, timeout=20)) as database:
             # Alembic's own table, read without MLflow, which would upgrade the database when it opens it.
             [(found,)] = database.execute("SELECT version_num FROM alembic_version").fetchall()
-    except (OSError, sqlite3.Error, ValueError) as exc:  # text that is not Unicode is a ValueError
+    # Text that is not Unicode is a ValueError.
+    except (OSError, sqlite3.Error, ValueError) as exc:
         raise errors.StoreError(
             f"{store.database} cannot be used as an MLflow database: {exc}. Restore it from a backup."
         ) from exc
@@ -101,7 +102,8 @@ def known_revisions() -> tuple[str, ...]:
 
 @functools.cache
 def drop_connections_after_fork() -> None:
-    """Make SQLAlchemy's pools drop the connections of a parent process, which SQLite cannot share (from its manual)."""
+    """Make SQLAlchemy's pools drop the connections of a parent process."""
+    # SQLite cannot share them; the two listeners are from SQLAlchemy's manual.
     from sqlalchemy import event, exc, pool
 
     @event.listens_for(pool.Pool, "connect")
@@ -121,6 +123,7 @@ def server_command(store: Store, port: int) -> tuple[list[str], dict[str, str]]:
         *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"),
         *("--backend-store-uri", store.uri, "--artifacts-destination", str(store.artifacts)),
     ]
+    # MLflow's jobs would start further processes, and trtops uses none.
     return command, {**SETTINGS, **os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 
 

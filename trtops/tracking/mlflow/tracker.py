@@ -207,7 +207,8 @@ class MlflowTracker:
             try:
                 self._call(self._client.create_registered_model, name)
             except errors.TrackingError:
-                if self._registered_model(name) is None:  # otherwise another process has just made it
+                # Another process may just have made it.
+                if self._registered_model(name) is None:
                     raise
         info = self.info(run_id)
         place = ", ".join(value for tag in (Tag.BACKEND, Tag.DEVICE) if (value := info.tags.get(tag)))
@@ -242,7 +243,8 @@ class MlflowTracker:
     def _registered_model(self, name: str) -> Any:
         try:
             return self._call(self._client.get_registered_model, name)
-        except (errors.RunNotFoundError, errors.LogError):  # unknown, or a name that no model can have
+        # It is unknown, or no model can have such a name.
+        except (errors.RunNotFoundError, errors.LogError):
             return None
 
     def _version(self, name: str, number: str) -> RegisteredVersion:
@@ -319,7 +321,8 @@ class MlflowTracker:
         while True:
             page = self._call(search, *args, **options, max_results=size, page_token=token)
             yield from page
-            if page.token and page.token == token:  # it would never end
+            # A broken server may repeat a page for ever.
+            if page.token and page.token == token:
                 raise errors.StoreError(f"{self.shown} sends the same page again and again. Do not trust this store.")
             token = page.token
             if not token:
@@ -388,7 +391,8 @@ class MlflowRun(Run):
         self._metrics.update(changed)
 
     def _next_timestamp(self, key: str) -> int:
-        """The timestamp for a metric: of two values with the same one MLflow shows the larger, not the newer."""
+        """The timestamp for a metric."""
+        # Of two values with the same timestamp MLflow shows the larger, not the newer.
         if key in self._timestamps:
             return self._timestamps[key] + 1
         if key not in self._metrics:
@@ -405,12 +409,14 @@ class MlflowRun(Run):
 
 
 def _shown_status(status: RunStatus, verdict: str | None) -> str:
-    """The status in MLflow: a finished run with a bad verdict must not have a green check in its tables."""
+    """The status in MLflow."""
+    # A finished run with a bad verdict must not have a green check in MLflow's tables.
     return "FAILED" if status == "finished" and verdict in ("bad", "error") else status.upper()
 
 
 def _read_status(shown: str, tags: Mapping[str, str]) -> RunStatus:
-    """The status that :func:`_shown_status` was given: only a finished run has a manifest."""
+    """The status that :func:`_shown_status` was given."""
+    # Only a finished run has a manifest.
     if shown == "FAILED" and tags.get(Tag.MANIFEST_SHA256):
         return "finished"
     return _STATUS[shown]
