@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +17,21 @@ from trtops.team.access import POOLS, client_environment
 
 FILE = Path(__file__).resolve().parents[1] / "prefect.yaml"
 SILENCE = "trtops: flow runs without heartbeats"
-SILENT_MINUTES = 10  # more than three times Prefect's default between heartbeats (PREFECT_FLOWS_HEARTBEAT_FREQUENCY)
+# More than three times Prefect's default between heartbeats (PREFECT_FLOWS_HEARTBEAT_FREQUENCY).
+SILENT_MINUTES = 10
+HINT = "Start one on this machine by `make up` (trtops team up), or set PREFECT_API_URL and PREFECT_API_AUTH_STRING."
 
 
 def deploy() -> None:
     """Register all deployments, with the work pools that are missing.
 
-    Raises:
-        ConfigError: If there is no server, it cannot be used, or it refuses a deployment.
+    Raises ConfigError if there is no server, it cannot be used, or it refuses a deployment.
     """
-    hint = (
-        "Start one on this machine by `make up` (trtops team up), or set PREFECT_API_URL and PREFECT_API_AUTH_STRING."
-    )
     if not os.environ.get("PREFECT_API_URL"):
         try:
             os.environ.update(client_environment())
         except errors.ConfigError:  # without an address, Prefect would start a server of its own
-            raise errors.ConfigError(f"No Prefect server is configured. {hint}") from None
+            raise errors.ConfigError(f"No Prefect server is configured. {HINT}") from None
     # Prefect reads the address when it is first imported.
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import WorkPoolCreate
@@ -46,7 +43,7 @@ def deploy() -> None:
             present = {pool.name for pool in client.read_work_pools()}
         except Exception as exc:  # Prefect's, httpx's and pydantic's, for servers that are no Prefect server
             url = os.environ["PREFECT_API_URL"]
-            raise errors.ConfigError(f"The Prefect server at {url} cannot be used: {exc}. {hint}") from None
+            raise errors.ConfigError(f"The Prefect server at {url} cannot be used: {exc}. {HINT}") from None
         for pool in {*POOLS.values()} - present:
             template = ProcessWorker.get_default_base_job_template()
             with suppress(ObjectAlreadyExists):  # created by another process at this moment
@@ -64,25 +61,24 @@ def deploy() -> None:
 
 def _silence_automation() -> Any:
     """An automation that ends flow runs without heartbeats: if a whole machine is gone, only the server can do so."""
-    from prefect.client.schemas.objects import StateType
-    from prefect.events.actions import ChangeFlowRunState
-    from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+    from prefect.events.schemas.automations import AutomationCore
 
     beat, ends = "prefect.flow-run.heartbeat", ("Completed", "Failed", "Crashed", "Cancelled", "Paused", "Suspended")
     message = f"Its process sent no heartbeat for {SILENT_MINUTES} minutes: it or its machine is gone."
-    return AutomationCore(
-        name=SILENCE,
-        description="Marks a deployed flow run as crashed if its process sends no more heartbeats.",
-        trigger=EventTrigger(
-            posture=Posture.Proactive,
-            after={beat},
-            expect={beat, *(f"prefect.flow-run.{end}" for end in ends)},
-            for_each={"prefect.resource.id"},
-            match={"prefect.resource.id": ["prefect.flow-run.*"]},
-            within=timedelta(minutes=SILENT_MINUTES),
-            threshold=1,
-        ),
-        actions=[ChangeFlowRunState(name=None, state=StateType.CRASHED, force=False, message=message)],
+    trigger = {
+        "type": "event",
+        "posture": "Proactive",
+        "after": [beat],
+        "expect": [beat, *(f"prefect.flow-run.{end}" for end in ends)],
+        "for_each": ["prefect.resource.id"],
+        "match": {"prefect.resource.id": ["prefect.flow-run.*"]},
+        "within": 60 * SILENT_MINUTES,
+        "threshold": 1,
+    }
+    action = {"type": "change-flow-run-state", "state": "CRASHED", "message": message}
+    description = "Marks a deployed flow run as crashed if its process sends no more heartbeats."
+    return AutomationCore.model_validate(
+        {"name": SILENCE, "description": description, "trigger": trigger, "actions": [action]}
     )
 
 
@@ -90,11 +86,11 @@ def main() -> int:
     """Deploy, and return the exit code."""
     try:
         deploy()
+        print("All deployments are registered. Run one: prefect deployment run convert/cpu -p model=<file>")
+        return 0
     except errors.TrtopsError as exc:
         print(f"error: {exc}", file=sys.stderr)
         return 3
-    print("All deployments are registered. Run one: prefect deployment run convert/cpu -p model=<file>")
-    return 0
 
 
 if __name__ == "__main__":

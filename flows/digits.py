@@ -18,17 +18,16 @@ from onnx.numpy_helper import from_array
 CALIBRATION_IMAGES = 64
 FILTERS = (24, 48)
 
-_LAYERS = """<ir_version: 8, opset_import: ["" : 17]>
-digits (float[N,1,8,8] image) => (float[N,{size}] {output}) {{
+_MODEL = """<ir_version: 8, opset_import: ["" : 17]>
+digits (float[N,1,8,8] image) => (float[N,10] scores) {
     [conv_0] conv_0 = Conv <pads = [1, 1, 1, 1]> (image, filters_0)
     [relu_0] relu_0 = Relu (conv_0)
     [conv_1] conv_1 = Conv <pads = [1, 1, 1, 1]> (relu_0, filters_1)
     [relu_1] relu_1 = Relu (conv_1)
     [pool] pooled = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (relu_1)
     [flatten] features = Flatten (pooled)
-    {head}
-}}"""
-_HEAD = "[head] scores = Gemm <transB = 1> (features, head, bias)"
+    [head] scores = Gemm <transB = 1> (features, head, bias)
+}"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,16 +53,16 @@ def make_digits(folder: Path) -> Digits:
 
     rng, weights = np.random.default_rng(1), {}
     for layer, shape in enumerate(((FILTERS[0], 1, 3, 3), (FILTERS[1], FILTERS[0], 3, 3))):
+        # Without mean and of length one, so that filters see edges, and all of them at the same scale.
         filters = rng.standard_normal(shape)
         filters -= filters.mean(axis=(1, 2, 3), keepdims=True)
         filters /= np.sqrt(np.square(filters).sum(axis=(1, 2, 3), keepdims=True))
         weights[f"filters_{layer}"] = filters.astype(np.float32)
-    network = _make_model(_LAYERS.format(size=16 * FILTERS[1], output="features", head=""), weights)
-    outputs: Any = ReferenceEvaluator(network).run(None, {"image": images[fitted]})
-    scale = float(np.std(outputs[0]))
-    head = LogisticRegression(max_iter=300).fit(outputs[0] / scale, digits[fitted])
+    weights |= {"head": np.zeros((10, 16 * FILTERS[1]), np.float32), "bias": np.zeros(10, np.float32)}
+    features: Any = ReferenceEvaluator(_make_model(weights)).run(["features"], {"image": images[fitted]})
+    scale = float(np.std(features[0]))
+    head = LogisticRegression(max_iter=300).fit(features[0] / scale, digits[fitted])
     weights |= {"head": (head.coef_ / scale).astype(np.float32), "bias": head.intercept_.astype(np.float32)}
-    model = _make_model(_LAYERS.format(size=10, output="scores", head=_HEAD), weights)
 
     folder.mkdir(parents=True, exist_ok=True)
     files = Digits(
@@ -72,15 +71,15 @@ def make_digits(folder: Path) -> Digits:
         labels=folder / "held_out_labels.npy",
         calibration=folder / "calibration_images.npz",
     )
-    onnx.save(model, files.model)
+    onnx.save(_make_model(weights), files.model)
     np.savez(files.images, image=images[held_out])
     np.save(files.labels, digits[held_out].astype(np.int64))
     np.savez(files.calibration, image=images[fitted[:CALIBRATION_IMAGES]])
     return files
 
 
-def _make_model(text: str, weights: dict[str, Any]) -> onnx.ModelProto:
-    model = parser.parse_model(text)
+def _make_model(weights: dict[str, Any]) -> onnx.ModelProto:
+    model = parser.parse_model(_MODEL)
     model.graph.initializer.extend(from_array(values, name) for name, values in weights.items())
     onnx.checker.check_model(model, full_check=True)
     return model

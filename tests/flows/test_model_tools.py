@@ -55,15 +55,10 @@ def test_reduce_follows_the_given_failure(overflowing: Path, tmp_path: Path) -> 
         "import onnx, sys\nops = {n.op_type for n in onnx.load(sys.argv[1]).graph.node}\n"
         "print('wrong root' if 'Sqrt' in ops else 'cannot run')\nsys.exit(3 if 'Div' in ops or 'Sqrt' in ops else 0)"
     )
-    command = f"{sys.executable} {script} {{model}}"
+    words = [sys.executable, str(script), "{model}"]
+    command = {"command": words, "fail_codes": [3], "fail_regex": ["wrong root"]}  # as JSON of a deployment
 
-    result = reduce(
-        overflowing,
-        command=command,
-        fail_codes=(3,),
-        fail_regex=("wrong root",),
-        output=str(tmp_path / "small.onnx"),
-    )
+    result = reduce(overflowing, command=command, output=str(tmp_path / "small.onnx"))
 
     assert [[node.name for node in culprit.nodes] for culprit in result.culprits] == [["c"]]
     assert [node.op_type for node in onnx.load(tmp_path / "small.onnx").graph.node] == ["Sqrt"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -18,8 +19,7 @@ import pytest
 
 from tests.waiting import FOR_EVER
 from trtops.team import servers
-from trtops.team.access import TeamState, client_environment, read_state
-from trtops.tracking.base import RunInfo
+from trtops.team.access import TeamState, started_state
 from trtops.tracking.mlflow import MlflowTracker
 
 T = TypeVar("T")
@@ -43,10 +43,6 @@ def eventually(look: Callable[[], T], pause: float = 0.2) -> T:
     return found
 
 
-class ApiError(Exception):
-    """An error response of the server."""
-
-
 @dataclass(frozen=True)
 class RunningTeam:
     """The running servers."""
@@ -56,18 +52,11 @@ class RunningTeam:
 
     @property
     def state(self) -> TeamState:
-        state = read_state(self.folder)
-        assert state is not None
-        return state
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """The environment variables of a client."""
-        return client_environment(self.folder)
+        return started_state(self.folder)
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """Call Prefect's API."""
-        auth = base64.b64encode(self.environment["PREFECT_API_AUTH_STRING"].encode()).decode()
+        auth = base64.b64encode(self.state.prefect_auth.encode()).decode()
         request = urllib.request.Request(
             f"{self.state.prefect_url}/api/{path}",
             data=None if body is None else json.dumps(body).encode(),
@@ -81,18 +70,11 @@ class RunningTeam:
                     return json.loads(text) if text else None
             except urllib.error.HTTPError as exc:
                 if exc.code != 503 or attempt == 19:  # SQLite was locked; Prefect's own clients try again too
-                    raise ApiError(f"{exc.code}: {exc.read().decode()}") from exc
+                    raise LookupError(f"{exc.code}: {exc.read().decode()}") from exc
             time.sleep(0.5)
 
     def deployment(self, name: str) -> Any:
         return self.call("GET", f"deployments/name/{name}")
-
-    def has(self, deployment: str) -> bool:
-        """Whether a deployment of this name exists."""
-        try:
-            return bool(self.deployment(deployment))
-        except ApiError:
-            return False
 
     def start(self, deployment: str, job_variables: Mapping[str, Any] | None = None, **parameters: Any) -> str:
         """Create a flow run of a deployment; returns its id."""
@@ -115,11 +97,6 @@ class RunningTeam:
         """The tracking store; the environment must name the file of passwords."""
         return MlflowTracker(self.state.mlflow_url)
 
-    def first_finished(self, experiment: str) -> RunInfo:
-        """A finished run of an experiment, once there is one."""
-        tracker = self.tracker()
-        return eventually(lambda: next(iter(tracker.find(experiment, status="finished")), None))
-
 
 @contextmanager
 def running_team(folder: Path) -> Iterator[RunningTeam]:
@@ -127,8 +104,12 @@ def running_team(folder: Path) -> Iterator[RunningTeam]:
     before = dict(os.environ)
     os.environ.update(QUICK)
     team = folder / "team"
+    with socket.socket() as one, socket.socket() as two:
+        for free in (one, two):
+            free.bind(("127.0.0.1", 0))
+        ports = one.getsockname()[1], two.getsockname()[1]
     try:
-        servers.up(team, prefect_port=0, mlflow_port=0, gpu=False, wait_seconds=FOR_EVER)
+        servers.up(team, prefect_port=ports[0], mlflow_port=ports[1], gpu=False, wait_seconds=FOR_EVER)
         os.environ["TRTOPS_CREDENTIALS"] = str(team / "passwords.ini")
         yield RunningTeam(team, folder)
     finally:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -18,23 +16,24 @@ from tests.team.conftest import eventually
 from trtops import errors
 from trtops.cli.main import main
 from trtops.team import access, servers
-from trtops.team.access import Passwords, TeamState, write_state
+from trtops.team.access import TeamState, started_state
 from trtops.team.servers import Service
 from trtops.tracking.mlflow.installed import read_credentials
 
-CONFIG: dict[str, Any] = {"prefect_port": 0, "mlflow_port": 0, "gpu": False}
-SLEEP = "import time; print('up', flush=True); time.sleep(600)"
+STARTED = "import time; print(\"It's started! 'x' started!\", flush=True)"
+SLEEP = f"{STARTED}; time.sleep(600)"
+SILENT = "import time; time.sleep(600)"
 
 
-def service(name: str, program: str, answers: object = lambda: True, port: int | None = None) -> Service:
-    return Service(
-        name=name,
-        command=[sys.executable, "-c", program],
-        environment=dict(os.environ),
-        address=f"the {name}",
-        answers=answers,  # type: ignore[arg-type]
-        port=port,
-    )
+def service(name: str, program: str, **more: str) -> Service:
+    """A service that is up once it has printed that it has started."""
+    command = [sys.executable, "-c", program]
+    return Service(name=name, command=command, environment=dict(os.environ), **{"address": f"the {name}", **more})
+
+
+def write_state(folder: Path, state: TeamState) -> None:
+    (folder / "team.json").write_text(state.to_json())
+    (folder / "team.json").chmod(0o600)
 
 
 @pytest.fixture
@@ -48,67 +47,45 @@ def stages(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[list[list[
     servers.down(folder)
 
 
-def pid_of(folder: Path, name: str) -> int:
-    process = servers.main_process(folder, name)
-    assert process is not None
-    return process.pid
-
-
-def log_of(folder: Path, name: str) -> str:
-    return file.read_text() if (file := folder / "logs" / f"{name}.log").exists() else ""
-
-
-def test_dying_service_is_reported_without_passwords(folder, stages):
-    password = Passwords.ensure(folder).mlflow_password
-    dying = service("second", f"import sys; sys.exit('no {password} here')", lambda: False)
-    stages += [[service("first", SLEEP)], [dying]]
-
-    with pytest.raises(errors.ConfigError) as raised:
-        servers.up(folder, **CONFIG)
-
-    assert str(raised.value).startswith("second ended as soon as it was started. The end of")
-    assert str(raised.value).endswith("no *** here")
-    assert {each.state for each in servers.status(folder)} == {"down"}
-
-
-def test_silent_service_is_ended_and_others_stay(folder, stages):
+def test_failing_service_is_reported_and_others_stay(folder, stages):
+    write_state(folder, TeamState(prefect_port=4201))
+    password = started_state(folder).mlflow_password
     stages += [[service("first", SLEEP)]]
-    servers.up(folder, **CONFIG)
-    stages += [[service("second", SLEEP, lambda: False)]]
+    servers.up(folder)
 
-    with pytest.raises(errors.ConfigError, match="second did not answer within 0 s"):
-        servers.up(folder, wait_seconds=0.4)
-
-    assert [each.state for each in servers.status(folder)] == ["up", "down"]
+    dying = f"import sys; sys.exit('no {password} here')"
+    for program, said in ((dying, r"(?s)second ended .*:\nno \*\*\* here$"), (SILENT, "did not answer within 0 s")):
+        stages[1:] = [[service("second", program)]]
+        with pytest.raises(errors.ConfigError, match=said):
+            servers.up(folder, wait_seconds=0.4)
+        assert [each.state for each in servers.status(folder)] == ["up", "down"]
+    stages[:] = [[service("third", SILENT)]]
+    with pytest.raises(errors.ConfigError, match="up with other settings"):
+        servers.up(folder, prefect_port=4202)
 
 
 def test_dead_service_is_restarted_and_its_children_ended(folder, stages):
     child = "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True)"
     stages += [[service("first", SLEEP), service("second", f"{child}; {SLEEP}")]]
-    servers.up(folder, **CONFIG)
-    second = pid_of(folder, "second")
-    eventually(lambda: "up" in log_of(folder, "second"))
-    assert os.getsid(second) == second  # Ctrl-C in the terminal does not reach it
-    os.kill(second, signal.SIGKILL)
+    servers.up(folder)
+    first, second = (servers.main_process(folder, name) for name in ("first", "second"))
+    assert second is not None and os.getsid(second.pid) == second.pid  # Ctrl-C in the terminal does not reach it
+    second.kill()
     eventually(lambda: servers.main_process(folder, "second") is None)
 
     dead = servers.status(folder)
-    assert [each.state for each in dead] == ["up", "dead"] and dead[1].text.endswith("\nup")
+    assert [each.state for each in dead] == ["up", "dead"] and dead[1].text.endswith("started!")
     [left] = servers.all_processes(folder, "second")
 
-    lines: list[str] = []
-    again = servers.up(folder, progress=lines.append)
-    assert [each.state for each in again] == ["up", "up"]
-    assert lines == ["first is up already.", "Starting second ..."]
-    assert left.pid not in [process.pid for process in servers.all_processes(folder, "second")]
+    assert [each.state for each in servers.up(folder)] == ["up", "up"]
+    assert servers.main_process(folder, "first") == first and left not in servers.all_processes(folder, "second")
 
 
 def test_deaf_service_and_its_children_are_killed(folder, stages):
     deaf = "import signal, subprocess; signal.signal(15, signal.SIG_IGN); subprocess.Popen(['sleep', '600'])"
     stages += [[service("first", f"{deaf}; {SLEEP}")]]
     servers._STOP_SECONDS = 0.3  # type: ignore[attr-defined] - the fixture restores it
-    servers.up(folder, **CONFIG)
-    eventually(lambda: "up" in log_of(folder, "first"))
+    servers.up(folder)
     assert len(servers.all_processes(folder, "first")) == 2
 
     servers.down(folder)
@@ -125,7 +102,7 @@ def end(*_):
     print("child ends", flush=True)
     sys.exit()
 signal.signal(signal.SIGTERM, end)
-print("ready", flush=True)
+print("'child' started!", flush=True)
 time.sleep(600)
 '''], start_new_session=True)
 signal.signal(signal.SIGTERM, lambda *_: (print("parent ends", flush=True), child.kill(), sys.exit()))
@@ -133,17 +110,16 @@ child.wait()
 time.sleep(600)
 """
     stages += [[service("worker-cpu", program)]]
-    servers.up(folder, **CONFIG)
-    eventually(lambda: "ready" in log_of(folder, "worker-cpu"))
-
+    servers.up(folder)
     servers.down(folder)
 
-    assert log_of(folder, "worker-cpu").splitlines()[-3:] == ["ready", "child ends", "parent ends"]
+    lines = (folder / "logs" / "worker-cpu.log").read_text().splitlines()
+    assert lines[-3:] == ["'child' started!", "child ends", "parent ends"]
 
 
 def test_processes_of_others_are_never_ended(folder, stages):
     stages += [[service("first", SLEEP)]]
-    servers.up(folder, **CONFIG)
+    servers.up(folder)
     file = folder / "logs" / "first.pid"
     ours = file.read_text()
     with subprocess.Popen(["sleep", "600"]) as bystander:
@@ -153,7 +129,7 @@ def test_processes_of_others_are_never_ended(folder, stages):
         assert bystander.poll() is None
         bystander.kill()
     file.write_text(ours)
-    assert pid_of(folder, "first") == int(ours)
+    assert servers.main_process(folder, "first") is not None
 
 
 def test_taken_port_is_named(folder, stages):
@@ -161,9 +137,9 @@ def test_taken_port_is_named(folder, stages):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        stages += [[service("mlflow", SLEEP, port=port)]]
-        with pytest.raises(errors.ConfigError, match=rf"Port {port} for mlflow cannot be used.*--mlflow-port N"):
-            servers.up(folder, **CONFIG)
+        stages += [[service("mlflow", SLEEP, address=f"http://127.0.0.1:{port}", health="/health")]]
+        with pytest.raises(errors.ConfigError, match=rf":{port} for mlflow cannot be used.*--mlflow-port N"):
+            servers.up(folder)
 
 
 def test_concurrent_commands_are_refused(folder):
@@ -178,7 +154,7 @@ def test_postgresql_addresses_name_driver_and_database(folder):
     state = TeamState(database=url, gpu=True)
     write_state(folder, state)
 
-    (prefect, mlflow), workers = servers.stages(folder, state, Passwords.ensure(folder))
+    (prefect, mlflow), workers = servers.stages(folder, state)
 
     address = prefect.environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"]
     assert address == "postgresql+asyncpg://me@h:5433/prefect?host=/run/postgresql"
@@ -186,46 +162,38 @@ def test_postgresql_addresses_name_driver_and_database(folder):
     assert [worker.name for worker in workers] == ["worker-cpu", "worker-gpu"]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"prefect_port": 65536},
-        {"mlflow_port": -1},
-        {"limit": 0},
-        {"database": "mysql://h"},
-        {"database": "postgresql://a:b@h"},
-    ],
-)
-def test_invalid_config_is_refused(wrong):
-    with pytest.raises(errors.ConfigError, match=next(iter(wrong))):
-        TeamState(**wrong)
+def test_invalid_config_is_refused():
+    for name, values in (("prefect_port", (65536, 0)), ("mlflow_port", (-1,)), ("limit", (0,))):
+        for value in values:
+            with pytest.raises(errors.ConfigError, match=name):
+                TeamState(**{name: value})
+    for address in ("mysql://h", "postgresql://a:b@h"):
+        with pytest.raises(errors.ConfigError, match="database"):
+            TeamState(database=address)
 
 
-def test_passwords_are_created_once_with_mode_600(folder: Path, tmp_path: Path):
-    made = Passwords.ensure(folder)
-    file = folder / "passwords.ini"
+def test_passwords_are_stored_with_mode_600(folder: Path, stages):
+    servers.up(folder)
+    made = started_state(folder)
 
-    assert Passwords.ensure(folder) == made
-    assert file.stat().st_mode & 0o777 == 0o600
-    assert made.mlflow_password not in repr(made) and made.prefect_auth not in repr(made)
+    servers.up(folder)
+    assert started_state(folder) == made != TeamState(gpu=made.gpu)
+    assert made.mlflow_password not in repr(made) and made.prefect_password not in repr(made)
     assert made.hide(f"a {made.mlflow_password} {made.prefect_auth}") == "a *** trtops:***"
-    assert read_credentials(file) == (made.mlflow_user, made.mlflow_password)
-    assert Passwords.ensure(tmp_path).mlflow_password != made.mlflow_password
-
-    file.chmod(0o640)
+    for name in ("passwords.ini", "team.json"):
+        assert (folder / name).stat().st_mode & 0o777 == 0o600
+    assert read_credentials(folder / "passwords.ini") == ("admin", made.mlflow_password)
+    (folder / "team.json").chmod(0o640)
     with pytest.raises(errors.ConfigError, match="has mode 640"):
-        Passwords.ensure(folder)
-    file.chmod(0o600)
-    file.write_text("[mlflow]\n")
-    with pytest.raises(errors.ConfigError, match="lacks an entry"):
-        Passwords.ensure(folder)
+        servers.status(folder)
+    (folder / "team.json").chmod(0o600)
 
 
 def test_shell_lines_contain_no_password(folder: Path, capsys: pytest.CaptureFixture[str]):
-    found = Passwords.ensure(folder)
     with pytest.raises(errors.ConfigError, match="No servers were started"):
         access.shell_lines(folder)
-    write_state(folder, TeamState(prefect_port=4201, mlflow_port=5001))
+    found = TeamState(prefect_port=4201, mlflow_port=5001)
+    write_state(folder, found)
     root = str(folder.parent)
 
     assert main(["team", "env", "--root", root]) == 0
@@ -242,17 +210,14 @@ def test_shell_lines_contain_no_password(folder: Path, capsys: pytest.CaptureFix
 
 def test_variables_of_other_servers_are_removed(folder: Path, monkeypatch: pytest.MonkeyPatch):
     others = ("PREFECT_API_URL", "PREFECT_API_KEY", "MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_PASSWORD")
-    for name in others:
+    for name in (*others, "NO_PROXY", "PREFECT_SERVER_LOGGING_LEVEL"):
         monkeypatch.setenv(name, "elsewhere")
-    monkeypatch.setenv("http_proxy", "http://proxy:1")
-    monkeypatch.setenv("NO_PROXY", "example.org")
-    monkeypatch.setenv("PREFECT_SERVER_LOGGING_LEVEL", "DEBUG")
 
     found = access.service_environment(folder, {})
 
     assert not set(others) & set(found)
-    assert found["NO_PROXY"] == "example.org,127.0.0.1,localhost"
-    assert found["PREFECT_SERVER_LOGGING_LEVEL"] == "DEBUG"
+    assert found["NO_PROXY"] == "elsewhere,127.0.0.1,localhost"
+    assert found["PREFECT_SERVER_LOGGING_LEVEL"] == "elsewhere"
     assert found["PREFECT_RESULTS_DEFAULT_SERIALIZER"] == "json"
 
 
@@ -264,6 +229,6 @@ def test_status_and_down_without_servers(folder: Path, capsys: pytest.CaptureFix
     assert main(["team", "down", "--root", root]) == 0
     assert not Path(root).exists()
 
-    (folder / "team.json").write_text("{")
-    with pytest.raises(errors.FormatError, match=r"team\.json cannot be read.*by hand"):
+    (folder / "team.json").touch(0o600)
+    with pytest.raises(errors.FormatError, match=r"team\.json: .*by hand"):
         servers.status(folder)

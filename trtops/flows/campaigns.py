@@ -9,15 +9,16 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.client.orchestration import get_client
 from prefect.futures import PrefectFuture
-from prefect.task_runners import ThreadPoolTaskRunner
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from trtops import errors
-from trtops.flows.dask import dask_runner
 from trtops.flows.flow_of import flow_of, open_tracker, task_of
 from trtops.flows.slots import device_slot
 from trtops.ops.campaign import bisect as bisects
@@ -32,8 +33,6 @@ from trtops.ops.campaign.prove import prove as prove_op
 from trtops.tracking.base import Tracker
 from trtops.tracking.records import run_id_of
 
-T = TypeVar("T")
-
 
 def _make_iteration(campaign: Campaign, number: int) -> IterationResult:
     """One iteration, on a GPU of its own if it needs one. Dask repeats a task whose worker is lost with the answer."""
@@ -47,7 +46,7 @@ def _make_iteration(campaign: Campaign, number: int) -> IterationResult:
             "workers with the MLFLOW_TRACKING_URI or TRTOPS_HOME of this flow (trtops/team/servers.md)."
         ) from None
     except errors.TrackingUnavailableError:
-        pass  # the outbox keeps the iteration until the store is back
+        pass  # the spool folder keeps the iteration until the store is back
     with device_slot(campaign.config.place) as devices:
         return iterate_once(campaign.on(devices), number, tracker=tracker)
 
@@ -65,27 +64,49 @@ def spread(parallel: int, dask: str | None = None) -> Iterator[Submit]:
             path, the flow's Prefect server and the tracking store.
     """
     threads = ThreadPoolTaskRunner[Any](max_workers=parallel)
-    place: AbstractContextManager[Any] = threads if dask is None else dask_runner(dask)
+    place: AbstractContextManager[Any] = threads if dask is None else _dask_runner(dask)
     with place as runner:
 
         def submit(campaign: Campaign, number: int) -> Future[IterationResult]:
-            return plain_future(runner.submit(make_iteration, parameters={"campaign": campaign, "number": number}))
+            task = runner.submit(make_iteration, parameters={"campaign": campaign, "number": number})
+            # The campaign waits for the first of several, which is possible for plain futures only.
+            done: Future[IterationResult] = Future()
+
+            def set_outcome(finished: PrefectFuture[IterationResult]) -> None:
+                try:
+                    done.set_result(finished.result())
+                except BaseException as exc:  # raised where the result is waited for
+                    done.set_exception(exc)
+
+            task.add_done_callback(set_outcome)
+            return done
 
         yield submit
 
 
-def plain_future(task: PrefectFuture[T]) -> Future[T]:
-    """The result or error of a task as a future that is not Prefect's."""
-    done: Future[T] = Future()
+@contextmanager
+def _dask_runner(address: str) -> Iterator[TaskRunner[Any]]:
+    """The Dask cluster of a scheduler, for the time of a block. Its workers use the Prefect server of the flow.
 
-    def set_outcome(finished: PrefectFuture[T]) -> None:
+    Raises BackendUnavailableError if prefect-dask is not installed; ConfigError if no scheduler answers there, or it
+    has no workers.
+    """
+    try:
+        from prefect_dask.task_runners import DaskTaskRunner
+    except ImportError as exc:
+        raise errors.BackendUnavailableError("Dask needs prefect-dask. Install it: pip install 'trtops[dask]'") from exc
+    # Without an address, each worker would start a server of its own: slow, left behind, and without this flow run.
+    with get_client(sync_client=True) as client:
+        url = PREFECT_API_URL.value() or str(client.api_url)
+    with temporary_settings({PREFECT_API_URL: url}), DaskTaskRunner(address=address) as runner:
         try:
-            done.set_result(finished.result())
-        except BaseException as exc:  # raised where the result is waited for
-            done.set_exception(exc)
-
-    task.add_done_callback(set_outcome)
-    return done
+            runner.client.wait_for_workers(1, timeout=300)
+        except (OSError, ValueError) as exc:
+            raise errors.ConfigError(
+                f"Dask scheduler {address!r}: {exc}. Start one by `dask scheduler`, and workers by "
+                "`dask worker <address>`."
+            ) from exc
+        yield runner
 
 
 @contextmanager
@@ -131,15 +152,8 @@ def _debug_build(
     # A bisection builds in this process, while only Dask's workers may have the GPU.
     config = replace(config, bisect=config.bisect and dask is None)
     with spread(config.parallel, dask) as submit, _shown_progress() as show:
-        return debug_builds.debug_build(
-            model,
-            config,
-            resume=resume,
-            submit=submit,
-            progress=show,
-            allow_scripts=allow_scripts,
-            **logged,
-        )
+        options = {"resume": resume, "submit": submit, "progress": show, "allow_scripts": allow_scripts}
+        return debug_builds.debug_build(model, config, **options, **logged)
 
 
 def _config_to_resume(tracker: Tracker, given: Mapping[str, Any]) -> DebugBuildConfig | None:
@@ -160,7 +174,7 @@ def _place_of_run(tracker: Tracker, config: Any, given: Mapping[str, Any]) -> Pl
 
 
 debug_build = flow_of(_debug_build, base=_config_to_resume, place=lambda *_: None, by_steps=True)
-diff_tactics = flow_of(diff_tactics_op, existing=("runs", "experiment"), by_steps=True)
-bisect = flow_of(bisects.bisect, place=_place_of_campaign, existing=True)
-prove = flow_of(prove_op, place=_place_of_campaign, existing=True)
-promote = flow_of(promotions.promote, place=_place_of_run, existing=True)
+diff_tactics = flow_of(diff_tactics_op, by_steps=True)
+bisect = flow_of(bisects.bisect, place=_place_of_campaign)
+prove = flow_of(prove_op, place=_place_of_campaign)
+promote = flow_of(promotions.promote, place=_place_of_run)

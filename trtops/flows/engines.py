@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from trtops.flows.flow_of import flow_of, run_as_task
 from trtops.flows.slots import device_slot
@@ -13,39 +12,28 @@ from trtops.ops.engines.build_list import BuildListConfig, BuildListResult, buil
 from trtops.ops.engines.calibrate import calibrate as calibrate_op
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult
 from trtops.ops.engines.convert import convert as convert_op
-from trtops.ops.engines.model_list import ListedModel, Policy, folder_list
+from trtops.ops.engines.model_list import ListedModel, folder_list
 from trtops.ops.engines.sensitivity import sensitivity as sensitivity_op
 from trtops.ops.evaluation.compare import compare as compare_op
 from trtops.spec import BackendName, Precision
-from trtops.tracking.base import Tracker
-
-log = logging.getLogger(__name__)
 
 
-def _nightly(
-    models: Path,
-    config: BuildListConfig | None = None,
-    *,
-    experiment: str | None = None,
-    tracker: Tracker,
-    tags: Mapping[str, str],
-) -> BuildListResult:
+def _nightly(models: Path, config: BuildListConfig | None = None, **logged: Any) -> BuildListResult:
     """Build and evaluate every model of a list, log everything to MLflow, and show a summary.
 
     Args:
         models: The list, a YAML file on the worker's machine.
         config: Everything that can be chosen.
-        experiment: MLflow experiment of the summary (default: the list's name); builds go to those of their models.
     """
 
     def convert_one(model: str, config: ConvertConfig, experiment: str, tags: Mapping[str, str]) -> ConvertResult:
         def build() -> ConvertResult:
             with device_slot(config.build.backend):
-                return convert_op(model, config, tracker=tracker, experiment=experiment, tags=tags)
+                return convert_op(model, config, tracker=logged["tracker"], experiment=experiment, tags=tags)
 
         return run_as_task(f"build {Path(model).stem} {config.build.precision} {config.build.backend}", build)
 
-    return build_list(models, config, tracker=tracker, experiment=experiment, tags=tags, convert_one=convert_one)
+    return build_list(models, config, convert_one=convert_one, **logged)
 
 
 def _watch(
@@ -55,8 +43,6 @@ def _watch(
     precisions: tuple[Precision, ...] = ("fp32",),
     backends: tuple[BackendName, ...] = ("onnxruntime",),
     data: str | None = None,
-    bad: Literal["fail", "report"] = "fail",
-    attempts: int = 3,
     settle_seconds: float = 10.0,
     **logged: Any,
 ) -> BuildListResult:
@@ -70,16 +56,13 @@ def _watch(
         precisions: The precisions to build each model in.
         backends: The back ends to build each model with.
         data: Where inputs come from: saved inputs, a folder of them, or a script (default: random).
-        bad: Whether a bad engine fails the run, or is only reported.
-        attempts: How often a build that fails is tried in all.
         settle_seconds: How long a file must be unchanged, since it may still be being copied.
     """
-    entry = ListedModel(model="", precisions=precisions, backends=backends, data=data, policy=Policy(bad=bad))
+    entry = ListedModel(model="", precisions=precisions, backends=backends, data=data)
     models = folder_list(folder, pattern, entry)
     if all(build.missing for build in models.builds()):
-        log.info("No file in %s matches %s.", Path(folder).resolve(), pattern)
         return BuildListResult(title=f"build list {Path(folder).name}", builds=())
-    config = BuildListConfig(only_new=True, attempts=attempts, settle_seconds=settle_seconds)
+    config = BuildListConfig(only_new=True, settle_seconds=settle_seconds)
     return _nightly(cast(Path, models), config, **logged)
 
 

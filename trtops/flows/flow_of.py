@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ParamSpec, TypeAlias, TypeVar, Union, cast, get_args, get_origin
+from typing import Any, ParamSpec, TypeAlias, TypeVar, Union, get_args, get_origin
 
 import prefect.context
 import pydantic
@@ -35,27 +35,26 @@ from trtops.system.masking import mask_log_records, masked, masked_json
 from trtops.tracking import schema
 from trtops.tracking.check import reap
 from trtops.tracking.offline import OfflineTracker
-from trtops.tracking.store import default_tracker, existing_tracker
+from trtops.tracking.store import default_tracker
 
 mask_log_records()  # Prefect sends them to its server
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+# Names the place that an op builds at, or the back end that it uses in this process, from tracker, config and
+# arguments. A GPU of it is held while the op runs. None: the op needs no GPU, or its tasks hold theirs.
 PlaceOf: TypeAlias = Callable[[OfflineTracker, Any, Mapping[str, Any]], "Place | BackendName | None"]
-"""Names the place that an op builds at, or the back end that it uses in this process, from tracker, config and
-arguments. A GPU of it is held while the op runs. None: the op needs no GPU, or its tasks hold theirs."""
 
+# Parameters of ops that take Python objects, or that only other ops set.
 _OF_PYTHON = {"tracker", "tags", "parent", "progress", "submit", "evaluate", "built", "convert_one", "feeds", "file",
-              "given", "together", "chance"}  # fmt: skip
-"""Parameters of ops that take Python objects, or that only other ops set."""
+              "given", "chance"}  # fmt: skip
 
+# Descriptions of parameters that many ops have, unless an op's own docstring has them.
 _SHARED = {"model": "The ONNX file.", "experiment": "MLflow experiment (default: the name of the model or list)."}
-"""Descriptions of parameters that many ops have, unless an op's own docstring has them."""
 
-_NAMING = ("model", "models", "folder", "actual", "golden", "campaign_run", "run_id", "run", "bad", "runs", "resume",
-           "experiment", "precision", "precisions", "side", "backend")  # fmt: skip
-"""Parameters that name a flow run."""
+# Parameters that name a flow run.
+_NAMING = ("model", "folder", "actual", "campaign_run", "run_id", "run", "resume", "precision", "backend")
 
 
 class VerdictError(Exception):
@@ -83,8 +82,7 @@ class OpFlow(Flow[P, R]):
             ensure_prefect_home()
         try:
             # At the end of a called flow, Prefect joins its heartbeat thread, which sleeps for a second at a time.
-            # Workers do not call flows: deployed runs keep the heartbeats by which a server finds runs whose process
-            # died.
+            # Workers do not call flows, and deployed runs keep the heartbeats by which a server finds dead ones.
             with temporary_settings(updates={PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
                 return super().__call__(*args, **kwargs)
         except VerdictError as bad:
@@ -98,7 +96,6 @@ def flow_of(
     *,
     base: Callable[[OfflineTracker, Mapping[str, Any]], Any] | None = None,
     place: PlaceOf | None = None,
-    existing: bool | tuple[str, ...] = False,
     by_steps: bool = False,
 ) -> OpFlow[..., R]:
     """Make the flow of an op, or of a function with an op's signature.
@@ -106,16 +103,13 @@ def flow_of(
     Parameters are those of the op, ``config``, and every option of the config under its own name; an option that is not
     given stays as in ``config``. Of two options of one name, that of the nested record is prefixed by the record's
     name, such as ``check_data``; an optional parameter of the op gives way to an option of the config itself, and a
-    required one hides it. Results are never persisted (Prefect would pickle them), and a run that crashes or is
-    cancelled closes its MLflow runs.
+    required one hides it.
 
     Args:
         op: The op. It is called with the default tracker and the tags of the flow run. One that takes ``**logged`` gets
             the option ``experiment`` as well, and hands all three to another op.
-        base: Called with tracker and arguments if no config is given; returns the config whose options apply, or None
-            for the defaults.
+        base: Returns the config whose options apply if no config is given, or None for the defaults.
         place: Where the op needs a GPU; by default the back end of the config's ``build``, if it has one.
-        existing: Whether a missing store is an error, since the op reads runs; or the options that name runs.
         by_steps: Whether the op runs its steps by :func:`trtops.ops.result.run_step`. Any other op is one task.
     """
     name = op.__name__.lstrip("_")
@@ -123,18 +117,14 @@ def flow_of(
     config_class: type[Record] | None = None
     if "config" in accepted:
         kind = _annotation(op, accepted["config"])
-        records = (each for each in (kind, *get_args(kind)) if isinstance(each, type) and issubclass(each, Record))
-        config_class = next(records)
-    options = {} if config_class is None else _options(config_class, accepted)
-    signature, texts = _signature(op, config_class, options)
+        config_class = kind if isinstance(kind, type) else get_args(kind)[0]
+    signature, options, texts = _parameters(op, config_class)
 
     @functools.wraps(op)
     def run(*args: Any, **kwargs: Any) -> Any:
         given = dict(signature.bind(*args, **kwargs).arguments)
-        needed = existing if isinstance(existing, bool) else any(given.get(key) for key in existing)
-        tracker = open_tracker(existing=needed)
+        tracker, config = open_tracker(), given.pop("config", None)
         if config_class is not None:
-            config: Any = given.pop("config", None)
             if config is None and base is not None:
                 config = base(tracker, given)
             set_options = {each.path: given.pop(key, None) for key, each in options.items()}
@@ -142,20 +132,18 @@ def flow_of(
             backend = given.pop("backend", None) if "backend" not in accepted else None
             config = with_options(config_class if config is None else config, set_options)
             if backend:
+                # Last, since a config whose options are for this back end keeps them.
                 config = with_options(config, {("build",): config.build.on_backend(backend)})
-            given["config"] = config
+        backend = getattr(getattr(config, "build", None), "backend", None)
+        where = backend if place is None else place(tracker, config, given)
         context = prefect.context.FlowRunContext.get()
         assert context is not None and context.flow_run is not None
         supplied = {"tracker": tracker, "tags": {schema.Tag.PREFECT_FLOW_RUN: str(context.flow_run.id)}}
-        takes_all = "logged" in accepted
-        call = functools.partial(op, **{key: each for key, each in supplied.items() if key in accepted or takes_all})
-        config = given.get("config")
-        backend = getattr(getattr(config, "build", None), "backend", None)
-        where = backend if place is None else place(tracker, config, given)
+        given |= {key: each for key, each in supplied.items() if key in accepted or "logged" in accepted}
         with device_slot(where) as devices, steps_run_by(run_as_task):
-            if devices:
-                given["config"] = replace(config, devices=devices)
-            result = call(**given) if by_steps else run_as_task(name, functools.partial(call, **given))
+            if config is not None:
+                given["config"] = replace(config, devices=devices) if devices else config
+            result = op(**given) if by_steps else run_as_task(name, functools.partial(op, **given))
         return _ended(result) if isinstance(result, OpResult) else result
 
     run.__signature__ = signature  # type: ignore[attr-defined]
@@ -169,6 +157,7 @@ def flow_of(
         name=name.replace("_", "-"),
         flow_run_name=_run_name,
         validate_parameters=True,
+        # Prefect would pickle them.
         persist_result=False,
         on_crashed=[close_runs],
         on_cancellation=[close_runs],
@@ -190,30 +179,27 @@ def _annotation(op: Callable[..., Any], parameter: inspect.Parameter) -> Any:
     return plain | None if type(None) in kinds else plain
 
 
-def _options(config_class: type[Record], accepted: Mapping[str, inspect.Parameter]) -> dict[str, OptionField]:
-    """The options of a config by parameter name; those of outer records come first and have the short names."""
-    required = {name for name, parameter in accepted.items() if parameter.default is parameter.empty} - _OF_PYTHON
-    found: dict[str, OptionField] = {}
-    for option in sorted(option_fields(config_class), key=lambda option: len(option.path)):
-        short = len(option.path) == 1 or option.name not in {*accepted, *found} - _OF_PYTHON
+def _parameters(
+    op: Callable[..., Any], config_class: type[Record] | None
+) -> tuple[inspect.Signature, dict[str, OptionField], dict[str, str]]:
+    """The flow's signature, the option of the config behind a parameter, and the description of each parameter."""
+    accepted, texts = inspect.signature(op).parameters, _SHARED | dict(parameter_docstrings(inspect.getdoc(op)))
+    required = {name for name, each in accepted.items() if each.default is each.empty} - _OF_PYTHON
+    options: dict[str, OptionField] = {}
+    # Options of outer records come first, so that these have the short names.
+    for option in sorted(option_fields(config_class) if config_class else (), key=lambda option: len(option.path)):
+        short = len(option.path) == 1 or option.name not in {*accepted, *options} - _OF_PYTHON
         name = option.name if short else "_".join(option.path)
-        # Prefect makes a model of the parameters, whose own attributes cannot be fields.
+        # Prefect makes a pydantic model of the parameters, and attributes of such models cannot be fields.
         if name not in required and not hasattr(pydantic.BaseModel, option.name):
-            found[name] = option
-    return found
-
-
-def _signature(
-    op: Callable[..., Any], config_class: type[Record] | None, options: Mapping[str, OptionField]
-) -> tuple[inspect.Signature, dict[str, str]]:
-    """The flow's signature, and the description of each parameter."""
-    parameters, texts = [], {**_SHARED, **dict(parameter_docstrings(inspect.getdoc(op)))}
+            options[name] = option
+    parameters = []
 
     def add(name: str, kind: Any, text: str) -> None:
         parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind | None, default=None))
         texts[name] = text
 
-    for each in inspect.signature(op).parameters.values():
+    for each in accepted.values():
         if each.name == "logged":
             if "experiment" not in options:
                 add("experiment", str, _SHARED["experiment"])
@@ -228,15 +214,11 @@ def _signature(
         shown = option.default
         default = f" (default: {shown})." if isinstance(shown, (bool, int, float, str)) else "."
         add(name, option.type, option.help.rstrip(".") + default)
-    return inspect.Signature(parameters), texts
+    return inspect.Signature(parameters), options, texts
 
 
 def task_of(function: Callable[P, R], name: str, *, run_name: str | None = None, retries: int = 3) -> Task[P, R]:
-    """Make a Prefect task of a function.
-
-    It is retried if infrastructure was lost, never for another error of ours, and never cached: an op finds earlier
-    engines in the store by content, while Prefect's cache would use paths as keys and pickle results.
-    """
+    """Make a Prefect task of a function. It is retried if infrastructure was lost, but for no other error of ours."""
     return Task(
         function,
         name=name,
@@ -245,6 +227,7 @@ def task_of(function: Callable[P, R], name: str, *, run_name: str | None = None,
         retry_delay_seconds=[1.0, 5.0, 15.0][:retries],
         retry_condition_fn=worth_a_retry,
         persist_result=False,
+        # An op finds earlier engines in the store by content; Prefect would use paths as keys, and pickle results.
         cache_policy=NO_CACHE,
     )
 
@@ -268,21 +251,15 @@ def worth_a_retry(task: Task[..., Any], task_run: object, state: Any) -> bool:
     return isinstance(error, (ConnectionError, TimeoutError))
 
 
-def open_tracker(*, existing: bool = False) -> OfflineTracker:
-    """The default tracker; once per process, runs that dead processes of this machine left open are closed.
-
-    Args:
-        existing: Whether a missing store is an error.
-    """
-    opened = existing_tracker() if existing else default_tracker()
-    if opened not in _reaped:
-        with contextlib.suppress(errors.TrackingUnavailableError):  # this run is kept on disk until the store is back
-            reap(opened)
-            _reaped.add(opened)
-    return opened
+def open_tracker() -> OfflineTracker:
+    """The default tracker; once per process, runs that dead processes of this machine left open are closed."""
+    tracker = default_tracker()
+    with contextlib.suppress(errors.TrackingUnavailableError):  # this run is kept on disk until the store is back
+        _reap_once(tracker)
+    return tracker
 
 
-_reaped: set[OfflineTracker] = set()
+_reap_once = functools.cache(reap)
 
 
 def close_runs(flow: object, flow_run: Any, state: Any) -> None:
@@ -296,22 +273,12 @@ def _run_name() -> str:
     """The name of a flow run: what it works on, and in which precision. Prefect calls it at the start of the run."""
     context = prefect.context.FlowRunContext.get()
     given = {} if context is None else context.parameters or {}
-    build = getattr(given.get("config"), "build", None)
-    words = []
-    for name in _NAMING:
-        value = given.get(name) or getattr(build, name, None) or ""
-        for text in map(str, value if isinstance(value, (list, tuple)) else [value]):
-            words.append(text[:12] if re.fullmatch("(run:)?[0-9a-f]{8,}", text) else Path(text).stem)
-    return masked(" ".join(filter(None, words)))[:200] or "run"
+    words = [Path(str(given[name])).stem for name in _NAMING if given.get(name)]
+    return masked(" ".join(words))[:200] or "run"
 
 
-def _ended(result: R) -> R:
-    """Show a result as an artifact of the flow run, and return the state of the run, named after the verdict.
-
-    A bad verdict fails the run, so that lists, filters and automations find it. Callers of the flow get the result all
-    the same (:meth:`OpFlow.__call__`), hence the type.
-    """
-    assert isinstance(result, OpResult)
+def _ended(result: OpResult) -> State[Any]:
+    """Show a result as an artifact of the flow run, and return the state of the run, named after the verdict."""
     verdict, reasons = result.verdict.capitalize(), getattr(result, "reasons", ())
     reason = result.headline if result.headline != result.verdict else next(iter(reasons), "")
     # Prefect's lists show about 80 characters.
@@ -321,7 +288,6 @@ def _ended(result: R) -> R:
     page = f"{result.page()}\n\nReport: `trtops report {result.run_id}`" if result.run_id else result.page()
     create_markdown_artifact(page, key=key or "result", description=f"{result.title}: {state_name}")
     if result.verdict == "good":
-        return cast("R", Completed(name=state_name, message=result.headline, data=result))
-    message = "; ".join(reasons) or result.headline
-    failed: State[Any] = Failed(name=state_name, message=message, data=VerdictError(result))
-    return cast("R", failed)
+        return Completed(name=state_name, message=result.headline, data=result)
+    # A bad verdict fails the run, so that lists, filters and automations find it.
+    return Failed(name=state_name, message="; ".join(reasons) or result.headline, data=VerdictError(result))

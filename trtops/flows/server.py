@@ -33,10 +33,7 @@ runpy.run_module("uvicorn", run_name="__main__", alter_sys=True)
 def ensure_prefect_home() -> None:
     """Prepare Prefect's own server if no other one is configured; it starts with the first flow.
 
-    Its database is created once, under a lock: processes that start on an empty ``PREFECT_HOME`` at the same moment
-    would all migrate the same file, and fail.
-
-    Raises TrackingError if Prefect cannot create the database.
+    Raises TrackingError if Prefect cannot create its database.
     """
     if PREFECT_API_URL.value():
         return
@@ -46,6 +43,7 @@ def ensure_prefect_home() -> None:
     if ready.exists():
         return
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # Processes that start on an empty folder at the same moment would all migrate the same file, and fail.
     with FileLock(home / ".lock"):
         if ready.exists():
             return
@@ -62,16 +60,13 @@ def ensure_prefect_home() -> None:
 
 @functools.cache
 def isolate_server() -> None:
-    """Let Prefect's server start in ``PREFECT_HOME``, and end with this process.
-
-    Prefect starts it in the working folder of the flow, where it looks for modules: a ``fastapi.py`` next to a model
-    would run.
-    """
+    """Let Prefect's server start in ``PREFECT_HOME``, and end with this process."""
     from prefect.server.api import server  # takes a second, and only flows without a server need it
 
     def start(args: list[str], **options: Any) -> subprocess.Popen[Any]:
         theirs, _ = os.pipe()  # the other end stays open as long as this process lives
         command = [sys.executable, "-c", _PROGRAM.format(fd=theirs), *args[3:]]  # instead of `python -m uvicorn`
+        # Prefect would start it in the working folder of the flow, where a `fastapi.py` next to a model would run.
         return subprocess.Popen(command, cwd=PREFECT_HOME.value(), pass_fds=(theirs,), **options)
 
     # The name `subprocess` in that module alone; os.chdir would change the folder for all threads.

@@ -1,7 +1,5 @@
 """The servers of a team on one machine, without containers: Prefect, MLflow and workers.
 
-``trtops team up`` (``make up``) starts what is not running yet, ``down`` ends it, ``status`` reports it. The servers
-listen on the loopback interface only. Everything is in the folder ``<store>/team``: the settings (``team.json``),
-the passwords, the logs, and the data of both servers. Neither Prefect nor MLflow is imported here: they are started as
-programs.
+``trtops team up`` (``make up``) starts what is not running yet. The servers listen on the loopback interface only, and
+are started as programs. The folder ``<store>/team`` has the settings with the passwords, the logs, and all data.
 """

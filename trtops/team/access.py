@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import os
 import secrets
 import shlex
@@ -13,7 +12,6 @@ from pathlib import Path
 
 from trtops import errors
 from trtops.record import Record
-from trtops.system.files import open_atomically
 
 PREFECT_SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -29,12 +27,15 @@ PREFECT_SETTINGS = {
 POOLS = {"cpu": "trtops-cpu", "gpu": "trtops-gpu"}
 """Work pools of type "process", by the device of their workers."""
 
+MLFLOW_USER = "admin"
+
+# Variables of other servers: a worker that has them would log its runs there.
 _OTHER_SERVERS = ("PREFECT_API_", "PREFECT_PROFILE", "MLFLOW_", "TRTOPS_CREDENTIALS")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TeamState(Record):
-    """The configuration of the servers."""
+    """The configuration of the servers, and their passwords, which ``repr`` does not show."""
 
     prefect_port: int = 4200
     mlflow_port: int = 5000
@@ -42,13 +43,13 @@ class TeamState(Record):
     database: str = "sqlite"
     limit: int = 2  # flow runs at a time on a worker
     gpu: bool = field(default_factory=lambda: any(Path("/dev").glob("nvidia[0-9]*")))
+    prefect_password: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
+    mlflow_password: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
 
     def __post_init__(self) -> None:
-        for name, port in (("prefect_port", self.prefect_port), ("mlflow_port", self.mlflow_port)):
-            if not 0 <= port < 65536:
-                raise errors.ConfigError(f"{name} is {port}; expected 0 to 65535.")
-        if self.limit < 1:
-            raise errors.ConfigError(f"limit is {self.limit}; expected 1 or more.")
+        for name, low, high in (("prefect_port", 1, 65535), ("mlflow_port", 1, 65535), ("limit", 1, 1000)):
+            if not low <= (value := getattr(self, name)) <= high:
+                raise errors.ConfigError(f"{name} is {value}; expected {low} to {high}.")
         url = urllib.parse.urlsplit(self.database)
         if self.database != "sqlite" and (url.scheme != "postgresql" or url.password is not None):
             raise errors.ConfigError(
@@ -66,6 +67,15 @@ class TeamState(Record):
         """Address of MLflow."""
         return f"http://127.0.0.1:{self.mlflow_port}"
 
+    @property
+    def prefect_auth(self) -> str:
+        """User and password of Prefect, as its settings take them."""
+        return f"trtops:{self.prefect_password}"
+
+    def hide(self, text: str) -> str:
+        """Replace the passwords in a text."""
+        return text.replace(self.mlflow_password, "***").replace(self.prefect_password, "***")
+
 
 def team_folder(store: str | Path | None = None) -> Path:
     """The folder ``team`` in a store's folder: the given one, ``TRTOPS_HOME``, or ``./mlruns``."""
@@ -73,73 +83,24 @@ def team_folder(store: str | Path | None = None) -> Path:
 
 
 def read_state(folder: Path) -> TeamState | None:
-    """The stored state; None before the first start."""
+    """The stored state; None before the first start; ConfigError if others may read the passwords in it."""
     file = folder / "team.json"
+    if not file.exists():
+        return None
+    if (mode := file.stat().st_mode & 0o777) & 0o077:
+        raise errors.ConfigError(f"{file} has mode {mode:o}: others may read it. Run: chmod 600 {file}")
     try:
         return TeamState.from_json(file.read_bytes())
-    except FileNotFoundError:
-        return None
     except errors.FormatError as exc:
-        raise errors.FormatError(
-            f"{file} cannot be read: {exc} End the processes of {folder} by hand and delete the file."
-        ) from None
+        raise errors.FormatError(f"{file}: {exc} End the processes of {folder} by hand and delete the file.") from None
 
 
-def write_state(folder: Path, state: TeamState) -> None:
-    """Store the state."""
-    with open_atomically(folder / "team.json") as file:
-        file.write(state.to_json().encode())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Passwords:
-    """The passwords of the servers, which ``repr`` does not show.
-
-    They are in a file of mode 600 in the form of MLflow's credentials file, which ``TRTOPS_CREDENTIALS`` can name.
-    """
-
-    mlflow_user: str
-    mlflow_password: str = field(repr=False)
-    mlflow_secret_key: str = field(repr=False)
-    prefect_auth: str = field(repr=False)
-
-    @classmethod
-    def ensure(cls, folder: Path) -> Passwords:
-        """Read the passwords of a team's folder, created on first use; ConfigError if others may read the file."""
-        file, config = folder / "passwords.ini", configparser.ConfigParser(interpolation=None)
-        try:
-            with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
-                config["mlflow"] = {
-                    "mlflow_tracking_username": "admin",
-                    "mlflow_tracking_password": secrets.token_urlsafe(24),
-                    "server_secret_key": secrets.token_urlsafe(32),
-                }
-                config["prefect"] = {"auth_string": f"trtops:{secrets.token_urlsafe(24)}"}
-                config.write(out)
-        except FileExistsError:
-            pass
-        except FileNotFoundError:
-            raise errors.ConfigError(f"No servers were started in {folder}. Start them: trtops team up") from None
-        if (mode := file.stat().st_mode & 0o777) & 0o077:
-            raise errors.ConfigError(f"{file} has mode {mode:o}: others may read it. Run: chmod 600 {file}")
-        try:
-            config.read_string(file.read_text(encoding="utf-8"))
-            return cls(
-                mlflow_user=config["mlflow"]["mlflow_tracking_username"],
-                mlflow_password=config["mlflow"]["mlflow_tracking_password"],
-                mlflow_secret_key=config["mlflow"]["server_secret_key"],
-                prefect_auth=config["prefect"]["auth_string"],
-            )
-        except (configparser.Error, KeyError) as exc:
-            raise errors.ConfigError(
-                f"{file} is damaged or lacks an entry ({exc}). Correct it, or delete it to get new passwords."
-            ) from None
-
-    def hide(self, text: str) -> str:
-        """Replace the passwords in a text."""
-        for secret in (self.prefect_auth.partition(":")[2], self.mlflow_password, self.mlflow_secret_key):
-            text = text.replace(secret, "***")
-        return text
+def started_state(folder: Path) -> TeamState:
+    """The stored state; ConfigError if no servers were started."""
+    state = read_state(folder)
+    if state is None:
+        raise errors.ConfigError(f"No servers were started for {folder.parent}. Start them: trtops team up")
+    return state
 
 
 def service_environment(folder: Path, extra: Mapping[str, str]) -> dict[str, str]:
@@ -150,14 +111,9 @@ def service_environment(folder: Path, extra: Mapping[str, str]) -> dict[str, str
 
 
 def client_environment(folder: Path | None = None, *, password: bool = True) -> dict[str, str]:
-    """The variables that a process of this machine needs to use the servers; ConfigError if none were started.
-
-    MLflow's password stays in its file, while Prefect reads its own from the environment only.
-    """
+    """The variables that a process of this machine needs to use the servers; ConfigError if none were started."""
     folder = team_folder() if folder is None else folder
-    state = read_state(folder)
-    if state is None:
-        raise errors.ConfigError(f"No servers were started for {folder.parent}. Start them: trtops team up")
+    state = started_state(folder)
     found = {
         "PREFECT_API_URL": f"{state.prefect_url}/api",
         "PREFECT_HOME": str(folder / "prefect"),  # Prefect would create one in the home directory
@@ -165,7 +121,9 @@ def client_environment(folder: Path | None = None, *, password: bool = True) -> 
         "TRTOPS_CREDENTIALS": str(folder / "passwords.ini"),
         **_without_proxy(),
     }
-    return found | ({"PREFECT_API_AUTH_STRING": Passwords.ensure(folder).prefect_auth} if password else {})
+    if password:  # MLflow's password stays in its file, while Prefect reads its own from the environment only
+        found["PREFECT_API_AUTH_STRING"] = state.prefect_auth
+    return found
 
 
 def shell_lines(folder: Path) -> str:

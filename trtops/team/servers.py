@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import configparser
 import contextlib
+import itertools
 import logging
 import os
 import platform
+import secrets
 import socket
 import subprocess
 import sys
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,28 +31,21 @@ from filelock import FileLock, Timeout
 
 from trtops import errors
 from trtops.record import Record
-from trtops.team.access import (
-    POOLS,
-    Passwords,
-    TeamState,
-    client_environment,
-    read_state,
-    service_environment,
-    team_folder,
-    write_state,
-)
+from trtops.system.files import open_atomically
+from trtops.team import access
+from trtops.team.access import MLFLOW_USER, TeamState, read_state
+from trtops.tracking.check import HealthFinding, server_finding
 
 log = logging.getLogger(__name__)
 
-SERVICE = "TRTOPS_TEAM_SERVICE"
-"""The environment variable with the team's folder and the name of the service."""
-
+SERVICE = "TRTOPS_TEAM_SERVICE"  # the environment variable with the team's folder and the name of the service
 _ANSWER_SECONDS = 5.0
 _STOP_SECONDS = 30.0
 _KILL_SECONDS = 5.0
 _POLL_SECONDS = 0.25
 
-_popens: list[subprocess.Popen[bytes]] = []  # kept, since Python warns about one that is dropped while it runs
+# Kept, since Python warns about one that is dropped while its process runs.
+_popens: list[subprocess.Popen[bytes]] = []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +56,7 @@ class Service:
     command: Sequence[str]
     environment: Mapping[str, str] = field(repr=False)
     address: str
-    answers: Callable[[], bool]
-    port: int | None = None
+    health: str = ""  # path below the address that a server answers; a worker writes to its log that it has started
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,122 +64,119 @@ class ServiceStatus(Record):
     """The status of a process."""
 
     name: str
-    state: str
-    """``up``, ``not answering``, ``dead`` (it ended by itself) or ``down`` (it was not started, or was ended)."""
-    text: str
-    """All of it on a line; and the end of the log, if the process does not answer."""
+    state: str  # up, "not answering", "dead" (it ended by itself) or "down" (it was not started, or was ended)
+    text: str  # all of it on a line; and the end of the log, if the process does not answer
 
 
-def up(
-    folder: Path | None = None,
-    *,
-    wait_seconds: float = 240.0,
-    progress: Callable[[str], None] = log.info,
-    **changes: Any,
-) -> tuple[ServiceStatus, ...]:
+def up(folder: Path, *, wait_seconds: float = 240.0, **changes: Any) -> tuple[ServiceStatus, ...]:
     """Start the servers and workers that are not up, and wait until all of them answer.
 
     Args:
         folder: The team's folder.
         wait_seconds: How long to wait for each.
-        progress: Called with a line for each step.
         changes: Fields of :class:`trtops.team.access.TeamState`; None and what is not given stay as at the last start.
-            A port of 0 takes a free one.
 
-    Raises:
-        ConfigError: If a process cannot be started, ends, or does not answer in time; the message has the end of its
-            log. What this call started is ended again.
+    Raises ConfigError if a process cannot be started, ends, or does not answer in time; the message has the end of its
+    log. What this call started is ended again.
     """
-    folder = team_folder() if folder is None else folder
     with _locked(folder):
-        passwords = Passwords.ensure(folder)
         before = read_state(folder) or TeamState()
         state = replace(before, **{name: value for name, value in changes.items() if value is not None})
         if state != before and any(main_process(folder, name) for name in _started(folder)):
             raise errors.ConfigError("The servers are up with other settings. First: trtops team down")
-        state = replace(
-            state, prefect_port=state.prefect_port or _free_port(), mlflow_port=state.mlflow_port or _free_port()
-        )
-        write_state(folder, state)
-        _write_mlflow_config(folder, state, passwords)
+        with open_atomically(folder / "team.json") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(state.to_json().encode())
+        _write_mlflow_config(folder, state)
         begun: list[str] = []
         try:
-            for stage in stages(folder, state, passwords):
+            for stage in stages(folder, state):
                 for service in stage:
                     if main_process(folder, service.name) is not None:
-                        progress(f"{service.name} is up already.")
+                        log.info("%s is up already.", service.name)
                         continue
                     _stop(folder, service.name)  # the processes that a dead one left
-                    progress(f"Starting {service.name} ...")
+                    log.info("Starting %s ...", service.name)
                     begun.append(service.name)
                     _start(service, folder)
                 for service in stage:
                     _wait_for(service, folder, wait_seconds)
-        except BaseException as exc:
-            _end(folder, begun, log.info)
-            if isinstance(exc, errors.ConfigError):
-                raise errors.ConfigError(passwords.hide(str(exc))) from None
+        except BaseException:
+            _end(folder, begun)
             raise
     return status(folder)
 
 
-def down(folder: Path | None = None, *, progress: Callable[[str], None] = log.info) -> tuple[ServiceStatus, ...]:
+def down(folder: Path) -> tuple[ServiceStatus, ...]:
     """End everything that :func:`up` started, workers first, with their flow runs."""
-    folder = team_folder() if folder is None else folder
     if read_state(folder) is not None:
         with _locked(folder):
-            _end(folder, _started(folder), progress)
+            _end(folder, _started(folder))
     return status(folder)
 
 
-def status(folder: Path | None = None) -> tuple[ServiceStatus, ...]:
+def status(folder: Path) -> tuple[ServiceStatus, ...]:
     """The status of all processes; none before the first start. Starts nothing."""
-    folder = team_folder() if folder is None else folder
     state = read_state(folder)
     if state is None:
         return ()
     found = []
-    passwords = Passwords.ensure(folder)
-    for service in (service for stage in stages(folder, state, passwords) for service in stage):
+    for service in itertools.chain(*stages(folder, state)):
         name, text = "down", ""
         if service.name in _started(folder):
             process = main_process(folder, service.name)
-            name = "dead" if process is None else "up" if service.answers() else "not answering"
+            name = "dead" if process is None else "up" if _answers(service, folder) else "not answering"
             since = time.localtime(_file(folder, service.name, "pid").stat().st_mtime)
             text = time.strftime(f" {service.address}  since %Y-%m-%d %H:%M:%S", since)
-            text += f", pid {process.pid}" if process is not None else ""
             if name != "up":
-                text += "\n" + passwords.hide(_end_of(_file(folder, service.name, "log")))
+                text += f"\n{_end_of_log(folder, service.name)}"
         found.append(ServiceStatus(name=service.name, state=name, text=f"{service.name:<11} {name:<14}{text}".rstrip()))
     return tuple(found)
 
 
-def stages(folder: Path, state: TeamState, passwords: Passwords) -> tuple[tuple[Service, ...], ...]:
+def team_findings() -> Iterator[HealthFinding]:
+    """Servers and workers of this machine, and the Prefect server that ``PREFECT_API_URL`` names. Starts nothing."""
+    services, remedy = status(access.team_folder()), "trtops team up"
+    down = [f"{service.name} is {service.state}" for service in services if service.state != "up"]
+    if not services:
+        text = "no servers were started on this machine"
+        yield HealthFinding(subject="team", state="none", text=text, remedy=remedy)
+    elif down:
+        yield HealthFinding(subject="team", state="problem", text="; ".join(down), remedy=remedy)
+    else:
+        yield HealthFinding(subject="team", state="ok", text=f"{len(services)} servers and workers are up")
+    if address := os.environ.get("PREFECT_API_URL"):
+        yield server_finding("Prefect", address, "/health", login=os.environ.get("PREFECT_API_AUTH_STRING", ""))
+
+
+def stages(folder: Path, state: TeamState) -> tuple[tuple[Service, ...], ...]:
     """All processes; those of a stage are started together, once those of the previous stage answer."""
     python = (sys.executable, "-m")
     prefect = {
-        "PREFECT_SERVER_API_AUTH_STRING": passwords.prefect_auth,
-        # The server's own services call its API, and its UI cannot guess the address on another port.
-        "PREFECT_API_AUTH_STRING": passwords.prefect_auth,
+        "PREFECT_SERVER_API_AUTH_STRING": state.prefect_auth,
+        # The server's own services call its API.
+        "PREFECT_API_AUTH_STRING": state.prefect_auth,
         "PREFECT_API_URL": f"{state.prefect_url}/api",
+        # Its UI would use the default port.
         "PREFECT_SERVER_UI_API_URL": f"{state.prefect_url}/api",
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"{state.prefect_url},http://localhost:{state.prefect_port}",
     }
     if state.database != "sqlite":
         prefect["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = _database(folder, state, "prefect", "asyncpg")
     mlflow = {
-        "MLFLOW_AUTH_CONFIG_PATH": str(folder / "mlflow" / "basic-auth.ini"),
-        "MLFLOW_FLASK_SERVER_SECRET_KEY": passwords.mlflow_secret_key,
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # it costs 1 GB and 10 s, and trtops has no such jobs
+        "MLFLOW_AUTH_CONFIG_PATH": str(folder / "passwords.ini"),
+        # For its sign-up form; all of its processes need the same one.
+        "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_urlsafe(32),
+        # It costs 1 GB and 10 s, and trtops has no such jobs.
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     }
     servers = (
         Service(
             name="prefect",
             command=(*python, "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(state.prefect_port)),
-            environment=service_environment(folder, prefect),
+            environment=access.service_environment(folder, prefect),
             address=state.prefect_url,
-            answers=lambda: _is_healthy(f"{state.prefect_url}/api/health"),
-            port=state.prefect_port,
+            health="/api/health",
         ),
         Service(
             name="mlflow",
@@ -195,10 +186,9 @@ def stages(folder: Path, state: TeamState, passwords: Passwords) -> tuple[tuple[
                 *("--backend-store-uri", _database(folder, state, "mlflow")),
                 *("--artifacts-destination", str(folder / "mlflow" / "artifacts")),
             ),
-            environment=service_environment(folder, mlflow),
+            environment=access.service_environment(folder, mlflow),
             address=state.mlflow_url,
-            answers=lambda: _is_healthy(f"{state.mlflow_url}/health"),
-            port=state.mlflow_port,
+            health="/health",
         ),
     )
     return servers, tuple(
@@ -209,11 +199,12 @@ def stages(folder: Path, state: TeamState, passwords: Passwords) -> tuple[tuple[
                 *("--name", f"worker-{kind}-{platform.node()}", "--limit", str(state.limit)),
             ),
             # The worker gives its environment to the flow runs.
-            environment=service_environment(folder, {"TRTOPS_HOME": str(folder.parent), **client_environment(folder)}),
+            environment=access.service_environment(
+                folder, {"TRTOPS_HOME": str(folder.parent), **access.client_environment(folder)}
+            ),
             address=pool,
-            answers=lambda kind=kind: "' started!" in _file(folder, f"worker-{kind}", "log").read_text(),  # type: ignore[misc]
         )
-        for kind, pool in POOLS.items()
+        for kind, pool in access.POOLS.items()
         if kind == "cpu" or state.gpu
     )
 
@@ -251,15 +242,17 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _start(service: Service, folder: Path) -> None:
-    if service.port is not None:
+    if service.health:
         with socket.socket() as probe:
+            # Connections of a server that has just ended do not block its port.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind(("127.0.0.1", service.port))
+                probe.bind(("127.0.0.1", urllib.parse.urlsplit(service.address).port or 80))
             except OSError as exc:
+                # A foreign server on this port would answer, and ours would seem to be up.
                 raise errors.ConfigError(
-                    f"Port {service.port} for {service.name} cannot be used: {exc.strerror}. Choose another: "
-                    f"--{service.name}-port N ({service.name.upper()}_PORT=N make up); 0 takes a free one."
+                    f"{service.address} for {service.name} cannot be used: {exc.strerror}. Choose another port: "
+                    f"--{service.name}-port N ({service.name.upper()}_PORT=N make up)."
                 ) from exc
     log_file = _file(folder, service.name, "log")
     if log_file.exists():
@@ -268,11 +261,13 @@ def _start(service: Service, folder: Path) -> None:
         process = subprocess.Popen(
             service.command,
             env={**service.environment, SERVICE: f"{folder}/{service.name}"},
-            cwd=folder / "prefect",  # Python searches modules there: no scripts of users
+            # Python searches modules there: no scripts of users.
+            cwd=folder / "prefect",
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C in the terminal does not reach it
+            # Ctrl-C in the terminal does not reach it.
+            start_new_session=True,
         )
     _popens.append(process)
     _file(folder, service.name, "pid").write_text(str(process.pid))
@@ -281,24 +276,35 @@ def _start(service: Service, folder: Path) -> None:
         time.sleep(0.01)
 
 
+def _answers(service: Service, folder: Path) -> bool:
+    if not service.health:
+        return "' started!" in _file(folder, service.name, "log").read_text()
+    try:
+        without_proxy = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with without_proxy.open(service.address + service.health, timeout=_ANSWER_SECONDS) as answer:
+            return bool(answer.status == 200)
+    except (OSError, ValueError):
+        return False
+
+
 def _wait_for(service: Service, folder: Path, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     problem = "ended as soon as it was started"
     while main_process(folder, service.name) is not None:
-        if service.answers():
+        if _answers(service, folder):
             return
         if time.monotonic() > deadline:
             problem = f"did not answer within {seconds:.0f} s"
             break
         time.sleep(_POLL_SECONDS)
-    file = _file(folder, service.name, "log")
-    raise errors.ConfigError(f"{service.name} {problem}. The end of {file}:\n{_end_of(file) or '(it wrote nothing)'}")
+    file, end = _file(folder, service.name, "log"), _end_of_log(folder, service.name)
+    raise errors.ConfigError(f"{service.name} {problem}. The end of {file}:\n{end or '(it wrote nothing)'}")
 
 
-def _end(folder: Path, names: Sequence[str], progress: Callable[[str], None]) -> None:
+def _end(folder: Path, names: Sequence[str]) -> None:
     """End some of the services, workers first: they need the servers to end well."""
     for name in sorted(names, key=lambda name: not name.startswith("worker-")):
-        progress(f"Ending {name} ...")
+        log.info("Ending %s ...", name)
         _stop(folder, name)
         _file(folder, name, "pid").unlink(missing_ok=True)
 
@@ -327,19 +333,15 @@ def _started(folder: Path) -> list[str]:
     return sorted(file.stem for file in (folder / "logs").glob("*.pid"))
 
 
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 def _file(folder: Path, name: str, kind: str) -> Path:
     return folder / "logs" / f"{name}.{kind}"
 
 
-def _end_of(file: Path) -> str:
+def _end_of_log(folder: Path, name: str) -> str:
+    file = _file(folder, name, "log")
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else []
-    return "\n".join(line for line in lines[-15:] if line.strip())
+    # A server that fails may print its settings.
+    return access.started_state(folder).hide("\n".join(line for line in lines[-15:] if line.strip()))
 
 
 def _database(folder: Path, state: TeamState, name: str, driver: str = "psycopg") -> str:
@@ -349,26 +351,21 @@ def _database(folder: Path, state: TeamState, name: str, driver: str = "psycopg"
     return urllib.parse.urlsplit(state.database)._replace(scheme=f"postgresql+{driver}", path=f"/{name}").geturl()
 
 
-def _write_mlflow_config(folder: Path, state: TeamState, passwords: Passwords) -> None:
-    """Write the administrator's account and the address of the users' database for the MLflow server."""
+def _write_mlflow_config(folder: Path, state: TeamState) -> None:
+    """Write the settings of the MLflow server's users, and the administrator's account as clients read it."""
     config = configparser.ConfigParser(interpolation=None)
     config["mlflow"] = {
-        "default_permission": "EDIT",  # members of a team resume each other's runs
+        # Members of a team resume each other's runs.
+        "default_permission": "EDIT",
         "database_uri": _database(folder, state, "mlflow_auth"),
-        "admin_username": passwords.mlflow_user,
-        "admin_password": passwords.mlflow_password,
+        "admin_username": MLFLOW_USER,
+        "admin_password": state.mlflow_password,
         "authorization_function": "mlflow.server.auth:authenticate_request_basic_auth",
-        "auth_cache_ttl_seconds": "60",  # without it, each request costs a password hash: tens of milliseconds
+        # Without it, each request costs a password hash: tens of milliseconds.
+        "auth_cache_ttl_seconds": "60",
+        "mlflow_tracking_username": MLFLOW_USER,
+        "mlflow_tracking_password": state.mlflow_password,
     }
-    file = os.open(folder / "mlflow" / "basic-auth.ini", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    file = os.open(folder / "passwords.ini", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(file, "w", encoding="utf-8") as out:
         config.write(out)
-
-
-def _is_healthy(url: str) -> bool:
-    try:
-        without_proxy = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with without_proxy.open(url, timeout=_ANSWER_SECONDS) as answer:
-            return bool(answer.status == 200)
-    except (OSError, ValueError):
-        return False

@@ -28,7 +28,7 @@ def doctor(args: Options) -> Job:
     store, as_json = args.store, bool(args.json)
 
     def run() -> int:
-        from trtops.team.health import team_findings  # brings what starts servers
+        from trtops.team.servers import team_findings  # brings what starts servers
 
         found = [*_backend_findings(), *store_findings(store), *team_findings()]
         problems = sum(finding.state == "problem" for finding in found)

@@ -6,7 +6,7 @@ from trtops.cli import groups
 from trtops.cli.flags import Group, Options, flag
 from trtops.cli.jobs import Job, command
 from trtops.cli.logs import say, say_json
-from trtops.team.access import Passwords, TeamState, shell_lines, team_folder
+from trtops.team.access import MLFLOW_USER, TeamState, shell_lines, started_state, team_folder
 
 _DEFAULT = "(default: as at the last start, or %s)"
 _ROOT = Group("servers", groups.ROOT)
@@ -16,8 +16,8 @@ _ROOT = Group("servers", groups.ROOT)
     Group(
         "servers",
         groups.ROOT,
-        flag("--prefect-port N", f"port of Prefect; 0: a free one {_DEFAULT % 4200}"),
-        flag("--mlflow-port N", f"port of MLflow; 0: a free one {_DEFAULT % 5000}"),
+        flag("--prefect-port N", f"port of Prefect {_DEFAULT % 4200}"),
+        flag("--mlflow-port N", f"port of MLflow {_DEFAULT % 5000}"),
         flag(
             "--database URL", "a PostgreSQL server with the databases prefect, mlflow and mlflow_auth (default: SQLite)"
         ),
@@ -38,10 +38,10 @@ def up(args: Options) -> Job:
         from trtops.team import servers
 
         folder = team_folder(root)
-        status = servers.up(folder, wait_seconds=wait_seconds, progress=say, **changes)
+        status = servers.up(folder, wait_seconds=wait_seconds, **changes)
         option = f" --root {folder.parent}" if root is not None else ""
         text = "\n".join(each.text for each in status)
-        say(f"\n{text}\n\nPasswords are in {folder}/passwords.ini. To use the servers from this shell:\n")
+        say(f"\n{text}\n\n`trtops team password` prints the passwords. To use the servers from this shell:\n")
         say(f'  eval "$(trtops team env{option})"\n')
         say("`make deploy` registers the deployments, `trtops team down` ends the servers.")
         return 0 if all(each.state == "up" for each in status) else 1
@@ -58,7 +58,7 @@ def down(args: Options) -> Job:
         from trtops.team import servers
 
         folder = team_folder(root)
-        status = servers.down(folder, progress=say)
+        status = servers.down(folder)
         say("\n".join(each.text for each in status) or f"No servers were started for {folder.parent}.")
         return 0
 
@@ -106,8 +106,8 @@ def password(args: Options) -> Job:
     server, root = args.server, args.root
 
     def run() -> int:
-        found = Passwords.ensure(team_folder(root))
-        say(found.prefect_auth if server == "prefect" else f"{found.mlflow_user}:{found.mlflow_password}")
+        state = started_state(team_folder(root))
+        say(state.prefect_auth if server == "prefect" else f"{MLFLOW_USER}:{state.mlflow_password}")
         return 0
 
     return run

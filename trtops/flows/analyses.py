@@ -1,16 +1,26 @@
-"""The flows that search a model for the cause of a bad engine, the first wrong tensor, or the smallest failing part."""
+"""The flows that check what is stored, and those that search a model for the cause of a bad engine."""
 
 from __future__ import annotations
 
-import shlex
+import datetime
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from trtops.comparator.report import Tolerances
 from trtops.flows.flow_of import flow_of
+from trtops.ops.auditing import op as audits
+from trtops.ops.auditing.op import AuditConfig
+from trtops.ops.auditing.result import AuditResult
+from trtops.ops.bundling.op import bundle as bundle_op
+from trtops.ops.campaign.config import Place
 from trtops.ops.evaluation.command import CommandCheck
-from trtops.ops.evaluation.submodel import Check
+from trtops.ops.gate.matrix import MatrixResult, gate_all
+from trtops.ops.gate.op import GateConfig
+from trtops.ops.gate.policy import read_policy
+from trtops.ops.gate.releases import Release
+from trtops.ops.gate.result import GateResult
 from trtops.ops.search import accuracy as accuracies
 from trtops.ops.search import precision as precisions
 from trtops.ops.search import reduce as reductions
@@ -20,6 +30,50 @@ from trtops.ops.search.precision_engines import EngineWriter
 from trtops.ops.search.reduce import ReduceConfig, ReduceResult, engine_check
 from trtops.ops.triaging.op import triage as triage_op
 from trtops.spec import BackendName, BuildConfig, Precision
+from trtops.tracking.schema import Tag
+
+
+def _audit(config: AuditConfig | None = None, *, backend: BackendName = "onnxruntime", **logged: Any) -> AuditResult:
+    """Check stored runs against themselves, rebuild them from the store alone, and grade each.
+
+    Args:
+        config: Everything that can be chosen. A sample without a seed is another one every week.
+        backend: The back end that rebuilds; runs of another one are left out.
+    """
+    config = AuditConfig() if config is None else config
+    if config.seed == 0:
+        # A scheduled audit has the same parameters each time, and should reach all runs in the end.
+        year, week, _ = datetime.datetime.now(datetime.timezone.utc).isocalendar()
+        config = replace(config, seed=100 * year + week)
+    if not config.runs:
+        config = replace(config, tags=(*config.tags, (Tag.BACKEND, backend)))
+    return audits.audit(config, **logged)
+
+
+def _gate(
+    models: tuple[Path, ...],
+    config: GateConfig | None = None,
+    *,
+    policy: Path | None = None,
+    releases: tuple[str, ...] = (),
+    precisions: tuple[Precision, ...] = (),
+    **logged: Any,
+) -> GateResult | MatrixResult:
+    """Build candidates, compare each with the accepted engine, and accept it, refuse it or ask for more measurement.
+
+    An accepted version gets its alias in the registry.
+
+    Args:
+        models: ONNX files.
+        config: Everything that can be chosen.
+        policy: The policy, as a YAML file on the worker's machine.
+        releases: Releases of the back end: constraints files (.txt) or environments, optionally as ``name=path``.
+        precisions: Precisions to build in.
+    """
+    config = GateConfig() if config is None else config
+    if policy is not None:
+        config = replace(config, policy=read_policy(policy))
+    return gate_all(models, config, releases=tuple(map(Release.parse, releases)), precisions=precisions, **logged)
 
 
 def _accuracy(
@@ -33,7 +87,6 @@ def _accuracy(
     """Compare every tensor of a model with what an engine computes, and log the table to MLflow.
 
     Args:
-        model: The ONNX file.
         config: Everything that can be chosen.
         side: What is under test: an engine of a back end, or 16 bit as a GPU rounds it, emulated on the CPU.
         precision: The precision of the side under test.
@@ -66,11 +119,7 @@ def _reduce(
     model: Path,
     config: ReduceConfig | None = None,
     *,
-    command: str | None = None,
-    fail_codes: tuple[int, ...] = (),
-    ignore_fail_codes: tuple[int, ...] = (),
-    fail_regex: tuple[str, ...] = (),
-    timeout_seconds: float | None = None,
+    command: CommandCheck | None = None,
     backend: BackendName = "onnxruntime",
     precision: Precision = "fp32",
     tolerances: Tolerances | None = None,
@@ -79,27 +128,14 @@ def _reduce(
     """Find the smallest part of a model that still fails, and log it to MLflow as a model of its own.
 
     Args:
-        model: The ONNX file.
         config: Everything that can be chosen.
         command: A command that fails for models that show the failure, with ``{model}`` in place of the path. Without
             one, engines of a back end are compared with the model itself.
-        fail_codes: Exit codes of the command that mean the failure; any but 0 unless given.
-        ignore_fail_codes: Exit codes that do not.
-        fail_regex: Regular expressions; the output of the command must match one to count as the failure.
-        timeout_seconds: How long one run of the command may take (default: no limit).
         backend: The back end under test.
         precision: Its precision.
         tolerances: When its outputs are good enough; by default those of the precision.
     """
-    check: Check = engine_check(BuildConfig(precision=precision).on_backend(backend), tolerances)
-    if command is not None:
-        check = CommandCheck(
-            command=tuple(shlex.split(command)),
-            fail_codes=fail_codes,
-            ignore_fail_codes=ignore_fail_codes,
-            fail_regex=fail_regex,
-            timeout_seconds=timeout_seconds,
-        )
+    check = command or engine_check(BuildConfig(precision=precision).on_backend(backend), tolerances)
     return reductions.reduce(model, check, config, **logged)
 
 
@@ -108,6 +144,13 @@ def _place_of_side(tracker: object, config: object, given: Mapping[str, Any]) ->
     return "tensorrt" if tested == "tensorrt" and given.get("command") is None else None
 
 
+audit = flow_of(_audit, place=lambda tracker, config, given: given.get("backend"), by_steps=True)
+bundle = flow_of(bundle_op)
+gate = flow_of(
+    _gate,
+    place=lambda tracker, config, given: Place(backend=config.build.backend, devices=config.devices),
+    by_steps=True,
+)
 triage = flow_of(triage_op)
 accuracy = flow_of(_accuracy, place=_place_of_side)
 precision = flow_of(_precision, place=_place_of_side)
