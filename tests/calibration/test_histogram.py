@@ -33,7 +33,6 @@ def test_counts_do_not_depend_on_order_or_batching(values: list[float], random) 
     random.shuffle(shuffled)
     middle = len(shuffled) // 2
     parts = histogram(*(np.array(part, np.float32) for part in (shuffled[:middle], shuffled[middle:]) if part))
-
     assert np.array_equal(whole.counts, parts.counts)
     assert (whole.low, whole.high, whole.limit, whole.size) == (parts.low, parts.high, parts.limit, parts.size)
     assert whole.counts.sum() == np.count_nonzero(np.array(values, np.float32))
@@ -41,14 +40,12 @@ def test_counts_do_not_depend_on_order_or_batching(values: list[float], random) 
 
 def test_memory_is_bounded_for_any_range() -> None:
     result = histogram(np.full(1000, 1e-6, np.float32), np.full(10, 1e4, np.float32))
-
     assert result.counts.size == BINS
     assert result.counts[0] == 1000 and result.counts.sum() == 1010
 
 
 def test_minmax_is_the_largest_magnitude() -> None:
     data = heavy_tailed()
-
     assert histogram(data).choose("minmax") == float(np.abs(data).max())
 
 
@@ -56,7 +53,6 @@ def test_minmax_is_the_largest_magnitude() -> None:
 def test_percentile_equals_numpys_within_a_bin(percentile: float) -> None:
     data = np.maximum(heavy_tailed(), 0)
     result = histogram(data)
-
     exact = np.percentile(np.abs(data).astype(np.float64), percentile, method="inverted_cdf")
     assert exact <= result.choose("percentile", percentile) <= exact + result.limit / BINS
     assert result.beyond(result.choose("percentile", percentile)) <= 1 - percentile / 100 + 1e-9
@@ -67,9 +63,7 @@ def test_entropy_equals_a_literal_search() -> None:
         result = histogram(heavy_tailed(20_000, seed) * np.float32(scale))
         bins = result.counts.reshape(-1, 2).sum(1).astype(float)
         bins = bins[: np.flatnonzero(bins)[-1] + 1]
-
         expected = literal_entropy_threshold(bins) * result.limit / (BINS // 2)
-
         assert result.choose("entropy") == pytest.approx(min(expected, result.amax))
         assert result.choose("entropy") < 0.6 * result.amax
 
@@ -78,15 +72,12 @@ def test_entropy_equals_a_literal_search() -> None:
 def test_entropy_clips_at_most_a_tenth(share: float, clipped: float) -> None:
     outliers = np.random.default_rng(1).normal(1.2, 0.1, int(6000 * share))
     result = histogram(np.concatenate([np.full(6000 - outliers.size, 0.5), outliers]).astype(np.float32))
-
     assert result.beyond(result.choose("entropy")) == pytest.approx(clipped, abs=2e-3)
 
 
 def test_entropy_keeps_values_far_from_zero() -> None:
     """As after 1 + erf of a GELU, or a softmax of few classes: without a limit, 99.9 % were clipped to one value."""
-    data = np.random.default_rng(0).normal(1.0, 0.12, 6000).astype(np.float32)
-    result = histogram(data)
-
+    result = histogram(np.random.default_rng(0).normal(1.0, 0.12, 6000).astype(np.float32))
     assert result.beyond(result.choose("entropy")) <= 0.1
 
 
@@ -120,7 +111,6 @@ def test_degenerate_tensors_keep_their_range(algorithm, data: np.ndarray) -> Non
 
 
 def test_invalid_algorithm_or_percentile_is_refused() -> None:
-    with pytest.raises(errors.ConfigError, match="entropy"):
-        histogram(heavy_tailed(10)).choose("entrpy")  # type: ignore[arg-type]
-    with pytest.raises(errors.ConfigError, match="100"):
-        histogram(heavy_tailed(10)).choose("percentile", 100.5)
+    for algorithm, percentile, message in (("entrpy", 99.9, "entropy"), ("percentile", 100.5, "100")):
+        with pytest.raises(errors.ConfigError, match=message):
+            histogram(heavy_tailed(10)).choose(algorithm, percentile)  # type: ignore[arg-type]

@@ -37,6 +37,7 @@ def engine_backend(name: str) -> EngineBackend:
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as exc:
+        # A module of ours that is missing is a bug, not a missing installation.
         if (exc.name or "trtops").startswith("trtops"):
             raise
         raise errors.BackendUnavailableError(

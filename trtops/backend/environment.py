@@ -39,7 +39,8 @@ class Processor:
 def processor() -> Processor:
     """Return the processor, read once per process from ``/proc/cpuinfo`` or Python's ``platform``."""
     facts: dict[str, str] = {}
-    if _CPUINFO.exists():  # the lines of the first core
+    # The lines of the first core are enough: those of the others differ in the clock only.
+    if _CPUINFO.exists():
         for line in _CPUINFO.read_text(errors="replace").split("\n\n", 1)[0].splitlines():
             key, _, value = line.partition(":")
             facts[key.strip()] = value.strip()
@@ -66,22 +67,17 @@ def git_commit(folder: str | Path = ".") -> str | None:
     return done.stdout.strip() or None
 
 
-def package_versions(names: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Return the releases of those named packages that are installed, sorted by name."""
+def environment(*, packages: Iterable[str] = (), **facts: Any) -> Environment:
+    """Return an environment with a back end's facts, and the releases of those packages that are installed."""
     versions = []
-    for name in sorted(names):
+    for name in sorted(packages):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions.append((name, importlib.metadata.version(name)))
-    return tuple(versions)
-
-
-def environment(*, packages: Iterable[str] = (), **facts: Any) -> Environment:
-    """Return an environment with a back end's facts, and the releases of packages that rewrite models."""
     return Environment(
         **facts,
         os=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
         host=platform.node(),
         git_commit=git_commit(),
-        packages=package_versions(packages),
+        packages=tuple(versions),
     )

@@ -57,6 +57,7 @@ class BaseRunner(ABC):
             return
         try:
             self.activate_impl()
+        # Ctrl-C during the activation, too, must not leave memory of the device in use.
         except BaseException:
             self.deactivate_impl()
             raise

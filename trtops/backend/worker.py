@@ -132,7 +132,8 @@ class IsolatedBackend:
 
 
 def may_crash(config: BuildConfig) -> bool:
-    """Return whether a build needs a child process: ONNX Runtime crashes on some models below FP32."""
+    """Return whether a build needs a child process."""
+    # ONNX Runtime crashes on some models below FP32.
     return config.backend == "onnxruntime" and config.precision != "fp32"
 
 
@@ -145,7 +146,8 @@ def built_safely(model: Model, config: BuildConfig, caches: Caches = NO_CACHES) 
 
 
 def _call_in_child(backend: str, method: str, *build_arguments: Any) -> Any:
-    """Call a method of a back end; a pickled call must name a function of a module."""
+    """Call a method of a back end."""
+    # A function of this module, because a pickled call can name no method of a back end.
     bound = getattr(engine_backend(backend), method)
     if not build_arguments:
         return bound()

@@ -1,12 +1,4 @@
-"""The calibration cache: the range of every tensor and its origin, in our JSON and in TensorRT's text.
-
-TensorRT's text has a header ``TRT-<release>-<calibrator>``, then a line per tensor: its name, ``: `` and the scale as
-the eight hexadecimal digits of a big-endian float32. The scale is the largest magnitude that INT8 should represent,
-divided by 127. A release reads only texts with its own number in the header.
-
-The legacy calibrator writes another header, without a release: ``0``, its regression cutoff and its quantile, both as
-the sixteen hexadecimal digits of a big-endian float64, separated by blanks (as seen in TensorRT 8.6.0).
-"""
+"""The calibration cache: the range of every tensor and its origin, in our JSON and in TensorRT's text."""
 
 from __future__ import annotations
 
@@ -27,6 +19,11 @@ VERSION = 1
 LEVELS = 127  # the largest INT8 value in symmetric quantization; -128 is not used
 DEFAULT_HEADER = "TRT-8600-EntropyCalibration2"
 
+# TensorRT's text has a header `TRT-<release>-<calibrator>`, then a line per tensor: its name, ": " and the scale as the
+# eight hexadecimal digits of a big-endian float32. The scale is the largest magnitude that INT8 should represent,
+# divided by 127. A release reads only texts with its own number in the header.
+# The legacy calibrator writes another header, without a release: 0, its regression cutoff and its quantile, both as the
+# sixteen hexadecimal digits of a big-endian float64, separated by blanks (as seen in TensorRT 8.6.0).
 _HEADER = re.compile(r"TRT-\d+-\w+|\d+ [0-9a-f]{16} [0-9a-f]{16}")
 _ENTRY = re.compile(r"(.+): ([0-9a-fA-F]{8})")
 _LARGEST = struct.unpack(">f", bytes.fromhex("7f7fffff"))[0]
@@ -162,11 +159,7 @@ class CalibrationCache(Record):
         return cls(algorithm=algorithm, ranges=tuple(ranges), tensorrt_header=header)
 
     def to_tensorrt(self, header: str | None = None) -> bytes:
-        """Return the cache as TensorRT's text.
-
-        A scale of zero is written as 1, because TensorRT divides by it. The header is from :func:`tensorrt_header` or
-        :func:`legacy_header`; by default the one that was read, or that of TensorRT 8.6.0's default calibrator.
-        """
+        """Return the cache as TensorRT's text; the header is the one that was read, or that of TensorRT 8.6.0."""
         header = header or self.tensorrt_header or DEFAULT_HEADER
         if not _HEADER.fullmatch(header):
             raise errors.FormatError(f"{header!r} is not a header of TensorRT's; expected such as {DEFAULT_HEADER!r}.")
@@ -176,6 +169,7 @@ class CalibrationCache(Record):
                 raise errors.FormatError(
                     f"Tensor name {entry.name!r} cannot be written into TensorRT's calibration text."
                 )
+            # The scale of a tensor of zeros is 1, because TensorRT divides by it.
             lines.append(f"{entry.name}: {struct.pack('>f', entry.scale).hex()}")
         return ("\n".join(lines) + "\n").encode()
 
@@ -191,20 +185,15 @@ def read_cache(data: bytes) -> CalibrationCache:
 def tensorrt_header(release: str, calibrator: str = "EntropyCalibration2") -> str:
     """Return the header that a TensorRT release such as ``8.6.0`` expects; ConfigError if it is not three numbers.
 
-    The number is ``NV_TENSORRT_VERSION`` of ``NvInferVersion.h``: 8.6.0 is 8600, and 10.3.0 is 100300. The calibrator
-    is the one that will read the text; TensorRT does not check how the ranges were chosen.
+    The calibrator is the one that will read the text; TensorRT does not check how the ranges were chosen.
     """
     match = re.match(r"(\d+)\.(\d+)\.(\d+)", release)
     if match is None:
         raise errors.ConfigError(f"TensorRT release {release!r}; expected three numbers such as '8.6.0'.")
+    # NV_TENSORRT_VERSION of NvInferVersion.h: 8.6.0 is 8600, and 10.3.0 is 100300.
     major, minor, patch = map(int, match.groups())
     number = major * 10000 + minor * 100 + patch if major >= 10 else major * 1000 + minor * 100 + patch
     return f"TRT-{number}-{calibrator}"
-
-
-def legacy_header(quantile: float, regression_cutoff: float) -> str:
-    """Return the header of TensorRT's legacy calibrator with these parameters; it names no release."""
-    return f"0 {struct.pack('>d', regression_cutoff).hex()} {struct.pack('>d', quantile).hex()}"
 
 
 def fit(cache: CalibrationCache, tensors: Iterable[str], policy: FitPolicy = "refuse") -> tuple[str, ...]:

@@ -1,9 +1,4 @@
-"""Counts one tensor's values in bounded memory, and chooses the range of values that INT8 should represent.
-
-``onnxruntime.quantization.calibrate`` is not used: its histogram calibrators keep every intermediate tensor of every
-feed until the data ends, and add bins without bound as the range grows; its entropy search, with its default of 128
-bins, tries only the largest threshold.
-"""
+"""Counts one tensor's values in bounded memory, and chooses the range of values that INT8 should represent."""
 
 from __future__ import annotations
 
@@ -20,6 +15,9 @@ if TYPE_CHECKING:
 Algorithm: TypeAlias = Literal["minmax", "entropy", "percentile"]
 ALGORITHMS: tuple[Algorithm, ...] = ("minmax", "entropy", "percentile")
 
+# onnxruntime.quantization.calibrate is not used: its histogram calibrators keep every intermediate tensor of every feed
+# until the data ends, and add bins without bound as the range grows; its entropy search, with its default of 128 bins,
+# tries only the largest threshold.
 BINS = 4096
 DEFAULT_PERCENTILE = 99.99
 
@@ -133,10 +131,6 @@ def _entropy_bins(counts: NDArray[np.int64]) -> int:
     Candidate ``i`` keeps bins ``0..i-1`` and moves all values beyond into the last of them: that is P. Q spreads each
     of 128 levels evenly over its bins that are not empty. With sums per level, KL(P || Q) needs no loop over the bins:
     the terms P log P are running sums, and log Q is constant within a level.
-
-    Candidates that move more than a tenth of the values are excluded: with nearly all values in its last bin P is a
-    single spike, which any 128 levels describe. Values that are all far from zero, as after 1 + erf, would be clipped
-    to one.
     """
     bins = counts.reshape(-1, _SHRINK).sum(axis=1).astype(np.float64)
     used = int(np.flatnonzero(bins)[-1]) + 1
@@ -160,6 +154,9 @@ def _entropy_bins(counts: NDArray[np.int64]) -> int:
         last_level = np.log(levels[:, -1] / spread[:, -1])
         moved = np.where(beyond > 0, _x_log_x(last + beyond) - _x_log_x(last) - beyond * last_level, 0.0)
         divergence = (entropies[candidates] + moved - described) / total - math.log(total) + np.log(kept)
+    # Candidates that move more than a tenth of the values are excluded: with nearly all values in its last bin P is a
+    # single spike, which any 128 levels describe. Values that are all far from zero, as after 1 + erf, would be clipped
+    # to one.
     divergence[((last == 0) & (beyond > 0)) | (kept < _MIN_KEPT * total)] = np.inf
     return int(candidates[np.argmin(divergence)])
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 ARCHIVE_FORMAT = "trtops.npz"
 ARCHIVE_VERSION = 1
 
-_MAX_MARGIN = 1000  # 250 levels of nesting
+# 250 levels of nesting: Python's own JSON parser ends at its recursion limit of about 1,000 calls.
+_MAX_MARGIN = 1000
 _LONG_TEXT = 1 << 12
 
 
@@ -99,7 +100,8 @@ class _Base64Writer:
         self.rest = b""
 
     def write(self, data: bytes) -> None:
-        start = -len(self.rest) % 3  # three bytes are encoded together
+        # Three bytes are encoded together; the rest waits for the next block.
+        start = -len(self.rest) % 3
         whole = len(data) - (len(data) - start) % 3
         self.out(binascii.b2a_base64(self.rest + data[:start], newline=False))
         self.out(binascii.b2a_base64(memoryview(data)[start:whole], newline=False))
@@ -161,10 +163,9 @@ def load_text(content: bytes, name: str) -> Any:
 
 
 def _without_long_arrays(content: bytes) -> tuple[bytes, dict[str, memoryview]]:
-    """Replace the long texts of arrays by unguessable names, since Python's JSON parser takes half of the time on them.
-
-    Quotes inside a JSON string are escaped, so the member that is searched for cannot be a part of one.
-    """
+    """Replace the long texts of arrays by unguessable names."""
+    # Python's JSON parser takes half of the time of loading on them. Quotes inside a JSON string are escaped, so the
+    # member that is searched for cannot be a part of one.
     prefix, start, pieces = secrets.token_hex(16), b'"array": "', []
     arrays: dict[str, memoryview] = {}
     done = 0

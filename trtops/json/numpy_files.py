@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import zipfile
 import zlib
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
 # Of zipfile for damaged archives, and of the JSON parser for their index.
 _ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OverflowError)
 
+# An archive may unpack to this many times its size, and to 256 MiB however small it is: a compressed file of zeros, a
+# thousand times smaller than its content, fills the memory.
 _MAX_RATIO = 100
-_ALWAYS_ALLOWED = 1 << 28  # bytes that an archive may unpack to, however small it is
+_ALWAYS_ALLOWED = 1 << 28
 
 
 def write_npy(file: Any, array: Array) -> None:
@@ -49,15 +52,15 @@ def read_npy(file: IO[bytes], size: int) -> Array:
             raise errors.FormatError(f"an array has .npy version {version[0]}; expected 1 or 2")
         shape, _, dtype = readers[version](file)
         header = file.tell()
-    except Exception as exc:  # numpy parses the header as Python code: any error of its tokenizer and parser may come
+    # Numpy parses the header as Python code, so any error of the tokenizer and the parser may come.
+    except Exception as exc:
         raise errors.FormatError(f"an array has a damaged header: {exc}") from None
     if dtype.hasobject:
         raise errors.FormatError("an array holds Python objects; reading them could run code, so it is refused")
     if dtype.kind == "V":
         raise errors.FormatError(f"an array has dtype {dtype}; only numbers, booleans and strings are read")
-    count = 1
-    for dim in shape:  # Python's integers do not overflow
-        count *= dim
+    # Python's integers do not overflow, as numpy's would for a shape that a file only claims to have.
+    count = math.prod(shape)
     if min(shape, default=0) < 0 or header + count * dtype.itemsize != size:
         raise errors.FormatError(
             f"an array of shape {shape} and dtype {dtype} needs {count * dtype.itemsize} bytes; "
