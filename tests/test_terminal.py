@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from trtops.terminal import print_page, print_table, progress
+from trtops.tables import table
+from trtops.terminal import print_page, progress
 
 PAGE = "# title\n\n\n\n| a | layer |\n|---|---|\n| 1 | x\\|y |\n| 22 | z |\n\nend\n"
 
@@ -37,9 +38,10 @@ def test_pages_are_rendered_on_terminals_only() -> None:
     terminal, file = Terminal(), io.StringIO()
     for target in (terminal, file):
         print_page(PAGE, target)
-        print_table(["a", "n"], [["x", "1"]], target)
 
-    assert file.getvalue() == (
-        "# title\n\n| a | layer |\n|---|---|\n| 1 | x\\|y |\n| 22 | z |\n\nend\na  n\n-  -\nx  1\n"
-    )
+    assert file.getvalue() == ("# title\n\n| a | layer |\n|---|---|\n| 1 | x\\|y |\n| 22 | z |\n\nend\n")
     assert "title" in terminal.getvalue() and "x|y" in terminal.getvalue()
+
+
+def test_columns_of_numbers_are_aligned_right() -> None:
+    assert table(["a", "n"], [["x", "1"], ["y", "22"]]) == "a   n\n-  --\nx   1\ny  22"

@@ -30,16 +30,13 @@ if TYPE_CHECKING:
     from trtops.comparator.report import Tolerances as Tolerances
     from trtops.comparator.report import compare_outputs as compare_outputs
     from trtops.ops.engines.calibrate import CalibrateConfig as CalibrateConfig
-    from trtops.ops.engines.calibrate import CalibrateResult as CalibrateResult
     from trtops.ops.engines.calibrate import calibrate as calibrate
     from trtops.ops.engines.convert import ConvertConfig as ConvertConfig
     from trtops.ops.engines.convert import ConvertResult as ConvertResult
     from trtops.ops.engines.convert import convert as convert
     from trtops.ops.engines.sensitivity import SensitivityConfig as SensitivityConfig
-    from trtops.ops.engines.sensitivity import SensitivityResult as SensitivityResult
     from trtops.ops.engines.sensitivity import sensitivity as sensitivity
     from trtops.ops.evaluation.check import CheckConfig as CheckConfig
-    from trtops.ops.evaluation.compare import CompareResult as CompareResult
     from trtops.ops.evaluation.compare import compare as compare
 
     # isort: split
@@ -47,35 +44,20 @@ if TYPE_CHECKING:
     # Find the tactic that makes an engine wrong, and accept one that is right
     from trtops.ops.campaign.bisect import bisect as bisect
     from trtops.ops.campaign.bisect_result import BisectConfig as BisectConfig
-    from trtops.ops.campaign.bisect_result import BisectResult as BisectResult
     from trtops.ops.campaign.config import DebugBuildConfig as DebugBuildConfig
-    from trtops.ops.campaign.debug_build import DebugBuildResult as DebugBuildResult
     from trtops.ops.campaign.debug_build import debug_build as debug_build
     from trtops.ops.campaign.diff_tactics import DiffTacticsConfig as DiffTacticsConfig
-    from trtops.ops.campaign.diff_tactics import DiffTacticsResult as DiffTacticsResult
     from trtops.ops.campaign.diff_tactics import diff_tactics as diff_tactics
-    from trtops.ops.campaign.promote import PromoteConfig as PromoteConfig
-    from trtops.ops.campaign.promote import PromoteResult as PromoteResult
     from trtops.ops.campaign.promote import promote as promote
-    from trtops.ops.campaign.promote import resolve as resolve
-    from trtops.ops.campaign.prove import ProveConfig as ProveConfig
-    from trtops.ops.campaign.prove import ProveResult as ProveResult
     from trtops.ops.campaign.prove import prove as prove
 
     # isort: split
 
     # Describe a build
-    from trtops.backend.base import Build as Build
-    from trtops.backend.base import Engine as Engine
-    from trtops.backend.onnx.model import Model as Model
-    from trtops.calibration.cache import CalibrationCache as CalibrationCache
     from trtops.spec import BuildConfig as BuildConfig
-    from trtops.spec import BuildSpec as BuildSpec
-    from trtops.spec import Environment as Environment
     from trtops.spec import OnnxRuntimeOptions as OnnxRuntimeOptions
     from trtops.spec import OptimizationProfile as OptimizationProfile
     from trtops.spec import TensorRTOptions as TensorRTOptions
-    from trtops.tactics.record import TacticRecord as TacticRecord
 
     # isort: split
 

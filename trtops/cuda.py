@@ -28,19 +28,7 @@ def __getattr__(name: str) -> Any:
 
 
 class Cuda:
-    """CUDA's calls for memory and streams, by address; each raises InferenceError if CUDA reports an error."""
-
-    def create_stream(self) -> int:
-        """Create a stream and return its address."""
-        return int(_device_memory().call("cudaStreamCreate"))
-
-    def stream_synchronize(self, ptr: int) -> None:
-        """Wait until a stream is idle."""
-        _device_memory().call("cudaStreamSynchronize", ptr)
-
-    def destroy_stream(self, ptr: int) -> None:
-        """Destroy a stream."""
-        _device_memory().call("cudaStreamDestroy", ptr)
+    """CUDA's calls for memory, by address; each raises InferenceError if CUDA reports an error."""
 
     def malloc(self, nbytes: int) -> int:
         """Allocate device memory and return its address."""
@@ -53,19 +41,13 @@ class Cuda:
     def memcpy(self, dst: int, src: int, nbytes: int, kind: MemcpyKind, stream_ptr: int | None = None) -> None:
         """Copy bytes between addresses; asynchronously if a stream is given."""
         memory = _device_memory()
-        direction = memory.cudart().cudaMemcpyKind(int(kind))
-        if stream_ptr is None:
-            memory.call("cudaMemcpy", dst, src, nbytes, direction)
-        else:
-            memory.call("cudaMemcpyAsync", dst, src, nbytes, direction, stream_ptr)
-
-
-_CUDA = Cuda()
+        name, stream = ("cudaMemcpy", ()) if stream_ptr is None else ("cudaMemcpyAsync", (stream_ptr,))
+        memory.call(name, dst, src, nbytes, memory.cudart().cudaMemcpyKind(int(kind)), *stream)
 
 
 def wrapper() -> Cuda:
     """Return CUDA's calls, whose library is imported on use."""
-    return _CUDA
+    return Cuda()
 
 
 def _device_memory() -> Any:

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from trtops import errors
 from trtops.lazy import known_as
@@ -28,37 +28,34 @@ def extend(extend_func: Callable[P, Any]) -> Callable[[Callable[..., Any]], Call
 
         builder, network, parser = load_network()
 
-    A decorated function with enough parameters also gets the arguments of ``extend_func``, first.
-
-    Raises ConfigError if the function has variadic parameters, or, when called, the wrong number of parameters.
+    A decorated function with enough parameters also gets the arguments of ``extend_func``, first. Raises ConfigError if
+    the function has variadic parameters, or, when called, the wrong number of parameters.
     """
+    source = getattr(extend_func, "__name__", None) or repr(extend_func)
 
     def decorate(function: Callable[..., Any]) -> Callable[P, Any]:
         parameters = list(inspect.signature(function).parameters.values())
         if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
             raise errors.ConfigError(
-                f"{_function_name(function)} has *args or **kwargs; expected one named parameter for each value that "
-                f"{_function_name(extend_func)} returns."
+                f"{function.__name__} has *args or **kwargs; expected one named parameter for each value that {source} "
+                "returns."
             )
-        required = sum(p.default is p.empty for p in parameters)
-
-        def takes(count: int) -> bool:
-            return required <= count <= len(parameters)
+        accepted = range(sum(p.default is p.empty for p in parameters), len(parameters) + 1)
 
         @functools.wraps(function)
         def extended(*args: P.args, **kwargs: P.kwargs) -> Any:
             returned = extend_func(*args, **kwargs)
             values = () if returned is None and not parameters else make_iterable(returned)
-            if takes(len(values)):
+            if len(values) in accepted:
                 result = function(*values)
-            elif takes(len(args) + len(kwargs) + len(values)):
+            elif len(args) + len(kwargs) + len(values) in accepted:
                 free = [p.name for p in parameters[len(args) :] if p.name not in kwargs]
                 result = function(*args, **kwargs, **dict(zip(free, values)))
             else:
                 types = ", ".join(type(value).__name__ for value in values)
                 raise errors.ConfigError(
-                    f"{_function_name(function)} takes {len(parameters)} arguments; expected {len(values)}, since "
-                    f"{_function_name(extend_func)} returns ({types})."
+                    f"{function.__name__} takes {len(parameters)} arguments; expected {len(values)}, since {source} "
+                    f"returns ({types})."
                 )
             return returned if result is None else result
 
@@ -103,10 +100,6 @@ def value_of(obj: T | Callable[[], T]) -> T:
 def constantmethod(func: F) -> F:
     """Mark a method that does not change its object."""
     return func
-
-
-def _function_name(function: object) -> str:
-    return cast(str, getattr(function, "__name__", None) or repr(function))
 
 
 known_as(__name__, "func")

@@ -1,8 +1,4 @@
-"""Names that are imported on first use.
-
-A package lists its names for type checkers, as ``from a.b import Name as Name`` under ``if TYPE_CHECKING:``. The same
-lines are read here when a name is first used, so that each name is listed once.
-"""
+"""Names that are imported on first use."""
 
 from __future__ import annotations
 
@@ -13,16 +9,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+# A package lists its names for type checkers, as `from a.b import Name as Name` under `if TYPE_CHECKING:`. The same
+# lines are read here, so that each name is listed once.
 _LINE = re.compile(r"^    from ([\w.]+) import (\w+) as \2$", re.MULTILINE)
 
 
 def exports(package: str, table: str = "") -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the functions ``__getattr__`` and ``__dir__`` of a package.
-
-    Args:
-        package: Its name, ``__name__``.
-        table: A module whose ``MORE_EXPORTS`` maps further names to their modules.
-    """
+    """Return a package's ``__getattr__`` and ``__dir__``; ``MORE_EXPORTS`` in module ``table`` has further names."""
 
     @functools.cache
     def homes() -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -138,23 +139,13 @@ class BoundedShape(tuple[Dim, ...]):
         return BoundedShape, (tuple(self), self.min, self.max)
 
 
-class FeedCheck:
-    """Checks feeds against one model's inputs, like :func:`check_feed`, in about a microsecond for feeds as before."""
-
-    def __init__(self, inputs: Mapping[str, TensorSpec]) -> None:
-        """Prepare the check, which runs before every inference."""
-        self._inputs = dict(inputs)
-        self._accepted: list[tuple[str, Any, Any]] | None = None
-
-    def __call__(self, feed: Mapping[str, Any]) -> None:
-        """Check one feed: arrays by input name; anything with ``shape`` and ``dtype``."""
-        found = [(name, getattr(array, "dtype", None), getattr(array, "shape", None)) for name, array in feed.items()]
-        # Some releases of numpy cannot compare their data types with those of torch.
-        with contextlib.suppress(TypeError):
-            if found == self._accepted:
-                return
-        check_feed(self._inputs, feed)
-        self._accepted = found
+@functools.cache
+def _dtype_name(dtype: Any) -> str:
+    name = str(dtype).removeprefix("torch.")
+    # Names of one type differ between libraries, such as "<U5" and "str".
+    with contextlib.suppress(errors.ConfigError):
+        return DataType.of(name).value
+    return name
 
 
 def check_feed(inputs: Mapping[str, TensorSpec], feed: Mapping[str, Any]) -> None:
@@ -176,18 +167,16 @@ def check_feed(inputs: Mapping[str, TensorSpec], feed: Mapping[str, Any]) -> Non
             raise errors.InputError(
                 f"Input {name!r} is a {type(array).__name__}; expected an array. Convert it with numpy.asarray(...)."
             )
-        if spec.dtype is not None:
-            found, wanted = str(array.dtype).removeprefix("torch."), spec.dtype.value
-            # Names of one type differ between libraries, such as "<U5" and "str".
-            with contextlib.suppress(errors.ConfigError):
-                found = found if found == wanted else DataType.of(found).value
-            # TensorRT and ONNX Runtime would read the bytes of another order as other numbers.
-            if found != wanted or not getattr(array.dtype, "isnative", True):
-                how = f"to(torch.{wanted})" if str(array.dtype).startswith("torch.") else f"astype({wanted!r})"
-                raise errors.InputError(
-                    f"Input {name!r} has dtype {array.dtype if found == wanted else found}; expected {wanted} in this "
-                    f"machine's byte order. Convert it, for example with .{how}."
-                )
+        # TensorRT and ONNX Runtime would read the bytes of another order as other numbers.
+        if spec.dtype is not None and (
+            (found := _dtype_name(array.dtype)) != spec.dtype.value or not getattr(array.dtype, "isnative", True)
+        ):
+            wanted = spec.dtype.value
+            how = f"to(torch.{wanted})" if str(array.dtype).startswith("torch.") else f"astype({wanted!r})"
+            raise errors.InputError(
+                f"Input {name!r} has dtype {array.dtype if found == wanted else found}; expected {wanted} in this "
+                f"machine's byte order. Convert it, for example with .{how}."
+            )
         if spec.shape is not None and not shape_accepts(spec.shape, array.shape):
             raise errors.InputError(
                 f"Input {name!r} has shape {tuple(array.shape)}; expected {spec.shape}"

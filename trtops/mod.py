@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,21 +11,8 @@ from typing import Any
 from trtops import config, errors
 from trtops.lazy import known_as
 
-__all__ = [
-    "LATEST_VERSION",
-    "LazyModule",
-    "autoinstall",
-    "import_from_script",
-    "lazy_import",
-    "lazy_import_trt",
-    "tensorrt_module_and_version_string",
-    "version",
-]
-
 LATEST_VERSION = "==latest"
 """Any installed version."""
-
-_SUFFIXES = ("a", "b", "rc", "post", "dev")
 
 known_as(__name__, "importer", "trt_importer", "util")
 
@@ -45,26 +30,10 @@ class LazyModule:
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(_imported(vars(self)["_name"]), name, value)
 
-    def is_installed(self) -> bool:
-        """Whether the module exists, without importing it."""
-        name = vars(self)["_name"]
-        try:
-            return name in sys.modules or importlib.util.find_spec(name) is not None
-        except (ImportError, ValueError):
-            return False
-
-    def is_importable(self) -> bool:
-        """Whether the module can be imported, by importing it."""
-        try:
-            importlib.import_module(vars(self)["_name"])
-        except Exception:  # a broken module can raise anything
-            return False
-        return True
-
 
 def _imported(name: str) -> Any:
-    """Import a module; TensorRT with its libraries and the checks of its release."""
     try:
+        # TensorRT comes with its libraries and the checks of its release.
         if name == ("tensorrt_rtx" if config.USE_TENSORRT_RTX else "tensorrt"):
             return importlib.import_module("trtops.backend.trt.library").load()
         return importlib.import_module(name)
@@ -92,19 +61,17 @@ def autoinstall(lazy_mod: Any) -> None:
 
 def import_from_script(path: str | Path, name: str) -> Any:
     """Return an object of a Python script; see :func:`trtops.backend.common.import_from_script`."""
-    from trtops.backend.common import import_from_script as load  # most users of this module do not need back ends
-
-    return load(path, name)
+    # Most users of this module do not need back ends.
+    return importlib.import_module("trtops.backend.common").import_from_script(path, name)
 
 
 def version(version_str: str) -> tuple[Any, ...]:
     """Return a version as a tuple to compare: ``(1, 8, 0)``; a part such as ``0rc1`` becomes a nested tuple."""
     parts: list[Any] = []
-    for part in version_str.split("."):
-        number, _, local = part.partition("+")
-        suffix = next((s for s in _SUFFIXES if s in number), None)
-        parts.append(int(number) if number.isdigit() else number.partition(suffix) if suffix else number)
-        parts += [local] if "+" in part else []
+    for part in re.split(r"[.+]", version_str):
+        suffix = re.search("a|b|rc|post|dev", part)
+        local = f"+{part}" in version_str
+        parts.append(int(part) if part.isdigit() else part.partition(suffix[0]) if suffix and not local else part)
     return tuple(parts)
 
 

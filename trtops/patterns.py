@@ -19,15 +19,8 @@ def is_mark_all(outputs: object) -> bool:
 def expand(patterns: Iterable[str], names: Iterable[str], *, of: str = "The model", what: str = "tensor") -> list[str]:
     """Replace each shell pattern (``*``, ``?``, ``[...]``) by the names that match; in order, each name once.
 
-    A pattern that is itself a name matches only that name.
-
-    Args:
-        patterns: Names or patterns.
-        names: The known names.
-        of: Their owner, for the message.
-        what: What they name, for the message.
-
-    Raises ConfigError if a pattern matches nothing, or a plain name is not known.
+    A pattern that is itself a name matches only that name. Raises ConfigError, with ``of`` (the owner of the names) and
+    ``what`` (their kind), if a pattern matches nothing, or a plain name is not known.
     """
     known = dict.fromkeys(names)
     found: dict[str, None] = {}

@@ -1,8 +1,4 @@
-"""Records: frozen values with JSON both ways and a digest.
-
-Everything that decides an engine, and everything that is remembered of one, is a record. A record's digest depends on
-its values alone: not on the order of keys, on paths, on time or on the process that computes it.
-"""
+"""Records: frozen values with JSON both ways and a digest, which depends on the values alone."""
 
 from __future__ import annotations
 
@@ -46,10 +42,10 @@ def sha256_file(path: str | Path) -> str:
 
 
 def to_jsonable(value: object) -> JSONValue:
-    """Reduce a value to what JSON holds.
+    """Reduce a value to what JSON holds; TypeError if it has no JSON form.
 
     Dataclasses become objects, enums their value, sets sorted lists, tuples lists and paths strings. NaN and infinities
-    become ``"nan"``, ``"inf"`` and ``"-inf"``, which strict JSON cannot spell. TypeError if a value has no JSON form.
+    become ``"nan"``, ``"inf"`` and ``"-inf"``, which strict JSON cannot spell.
     """
     if isinstance(value, Enum):
         return to_jsonable(value.value)
@@ -58,9 +54,7 @@ def to_jsonable(value: object) -> JSONValue:
     if isinstance(value, float):
         return value if math.isfinite(value) else repr(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            f.name: to_jsonable(getattr(value, f.name)) for f in dataclasses.fields(value) if not f.name.startswith("_")
-        }
+        return {f.name: to_jsonable(getattr(value, f.name)) for f in fields(value) if not f.name.startswith("_")}
     if isinstance(value, Mapping):
         return {str(key): to_jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -83,11 +77,7 @@ def digest(value: object) -> str:
 
 
 class Record:
-    """Mixin for frozen dataclasses: JSON both ways, and a digest.
-
-    A subclass is declared ``@dataclass(frozen=True, kw_only=True)``. Reading is strict: an unknown key, a value of
-    the wrong type or a missing field raises, and the message names the field.
-    """
+    """Mixin for frozen dataclasses, which are declared ``@dataclass(frozen=True, kw_only=True)``."""
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic, which wants a plain dict
 
@@ -103,16 +93,21 @@ class Record:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Read what :meth:`to_dict` wrote.
-
-        Raises FormatError if a key is unknown or missing, or a value has the wrong type.
-        """
+        """Read what :meth:`to_dict` wrote; FormatError if a key is unknown or missing, or of the wrong type."""
         import pydantic  # 30 ms, and only needed for reading
 
         try:
             record: Self = _adapter_of(cls).validate_python(dict(data))  # type: ignore[arg-type]
         except pydantic.ValidationError as exc:
-            raise errors.FormatError(_describe_problems(cls, exc)) from None
+            lines = []
+            for error in exc.errors(include_url=False):
+                where = ".".join(map(str, error["loc"])) or cls.__name__
+                if error["type"] in {"unexpected_keyword_argument", "extra_forbidden"}:
+                    names = [f.name for f in fields(cls)] if "." not in where else []  # type: ignore[arg-type]
+                    lines.append(f"unknown field {where!r}. {errors.near(where, names)}".rstrip())
+                else:
+                    lines.append(f"{where}: {error['msg']} (found {error.get('input')!r:.80})")
+            raise errors.FormatError(f"{cls.__name__}: " + "; ".join(lines)) from None
         # pydantic would take "64" for 64 and "yes" for true; its strict mode would refuse the lists of JSON.
         changed = _first_change(to_jsonable(data), to_jsonable(record))
         if changed is not None:
@@ -122,10 +117,7 @@ class Record:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Read what :meth:`to_json` wrote.
-
-        Raises FormatError if the text is not JSON, or :meth:`from_dict` refuses its content.
-        """
+        """Read what :meth:`to_json` wrote; FormatError if it is not JSON, or :meth:`from_dict` refuses its content."""
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as exc:
@@ -161,19 +153,15 @@ class OptionField:
 
 
 def option_fields(cls: type[Record], base: Record | None = None) -> Iterator[OptionField]:
-    """Yield the options of a config class, in the order of declaration.
+    """Yield the options of a config class, in the order of declaration; defaults are the values of ``base``, if given.
 
     Fields whose type is a record are replaced by that record's own options. Unions of records, such as a build's back
-    end options, stay one option. Command line flags, flow parameters and help texts are derived from these options,
-    so that an option is written once: as a field with its sentence. :func:`with_options` is the way back. The values of
-    ``base`` are the defaults, if it is given.
+    end options, stay one option.
     """
+    # Command line flags, flow parameters and help texts are derived from these, so that an option is written once.
     hints, texts = typing.get_type_hints(cls), attribute_texts(cls)
     for each in fields(cls):  # type: ignore[arg-type]
-        default = getattr(base, each.name) if base is not None else each.default
-        if base is None and each.default_factory is not MISSING:
-            default = each.default_factory()
-        kind = hints[each.name]
+        kind, default = hints[each.name], _default_of(each, base)
         if isinstance(kind, type) and issubclass(kind, Record):
             for inner in option_fields(kind, default if isinstance(default, kind) else None):
                 yield replace(inner, path=(each.name, *inner.path))
@@ -182,28 +170,26 @@ def option_fields(cls: type[Record], base: Record | None = None) -> Iterator[Opt
 
 
 def with_options(base: R | type[R], values: Mapping[tuple[str, ...], Any]) -> R:
-    """Return a config, or the default one of a class, with some options set.
+    """Return a config, or the default one of a class, with some options set, by :attr:`OptionField.path`.
 
-    ``values`` are by :attr:`OptionField.path`. A path may also name a whole nested record, whose own options are then
-    applied to it.
+    A path may also name a whole nested record, whose own options are then applied to it.
     """
+    cls, given = (base, None) if isinstance(base, type) else (type(base), base)
     direct = {path[0]: value for path, value in values.items() if len(path) == 1}
-    nested: dict[str, dict[tuple[str, ...], Any]] = {}
-    for path, value in values.items():
-        if len(path) > 1:
-            nested.setdefault(path[0], {})[path[1:]] = value
-    for name, inner in nested.items():
-        direct[name] = with_options(direct.get(name, _default_of(base, name)), inner)
-    return base(**direct) if isinstance(base, type) else replace(base, **direct)  # type: ignore[type-var]
+    for each in fields(cls):  # type: ignore[arg-type]
+        inner = {path[1:]: value for path, value in values.items() if len(path) > 1 and path[0] == each.name}
+        if inner:
+            default = direct.get(each.name, _default_of(each, given))
+            direct[each.name] = with_options(
+                typing.get_type_hints(cls)[each.name] if default is MISSING else default, inner
+            )
+    return cls(**direct) if given is None else replace(given, **direct)  # type: ignore[type-var]
 
 
-def _default_of(base: Record | type[Record], name: str) -> Any:
-    if not isinstance(base, type):
-        return getattr(base, name)
-    [found] = [each for each in fields(base) if each.name == name]  # type: ignore[arg-type]
-    if found.default_factory is not MISSING:
-        return found.default_factory()
-    return typing.get_type_hints(base)[name] if found.default is MISSING else found.default
+def _default_of(field: dataclasses.Field[Any], base: Record | None) -> Any:
+    if base is not None:
+        return getattr(base, field.name)
+    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def attribute_texts(cls: type) -> dict[str, str]:
@@ -221,7 +207,7 @@ def attribute_texts(cls: type) -> dict[str, str]:
 
 
 def _first_change(given: JSONValue, read: JSONValue, where: str = "") -> tuple[str, JSONValue, JSONValue] | None:
-    """The first value that reading turned into one of another kind: its place, what was given, what became of it."""
+    """The first value of another type after reading: its place, the value before, and the value after."""
     if isinstance(given, dict) and isinstance(read, dict):
         pairs = [(f"{where}.{key}", value, read.get(key)) for key, value in given.items()]
     elif isinstance(given, list) and isinstance(read, list):
@@ -238,17 +224,3 @@ def _adapter_of(cls: type) -> Any:
     import pydantic
 
     return pydantic.TypeAdapter(cls)
-
-
-def _describe_problems(cls: type, exc: Any) -> str:
-    """One line per problem: where, what was found, what was expected."""
-    fields = [f.name for f in dataclasses.fields(cls)]
-    lines = []
-    for error in exc.errors(include_url=False):
-        where = ".".join(str(part) for part in error["loc"]) or cls.__name__
-        if error["type"] in {"unexpected_keyword_argument", "extra_forbidden"}:
-            hint = errors.near(where, fields) if "." not in where else ""
-            lines.append(f"unknown field {where!r}. {hint}".rstrip())
-        else:
-            lines.append(f"{where}: {error['msg']} (found {error.get('input')!r:.80})")
-    return f"{cls.__name__}: " + "; ".join(lines)

@@ -51,10 +51,6 @@ class OptimizationProfile(Record):
         ranges = (ShapeRange(name=n, min=tuple(s), opt=tuple(s), max=tuple(s)) for n, s in shapes.items())
         return cls(shapes=tuple(ranges))
 
-    def deciding(self) -> JSONValue:
-        """The ranges, ordered by input name."""
-        return [s.to_dict() for s in sorted(self.shapes, key=lambda s: s.name)]
-
 
 @dataclass(frozen=True, kw_only=True)
 class OnnxRuntimeOptions(Record):
@@ -84,11 +80,6 @@ class OnnxRuntimeOptions(Record):
     timing_seconds: float | None = None
     intra_op_threads: int = 0
     tactic_seed: int | None = None
-
-    def deciding(self) -> JSONValue:
-        """All options, with ``tactics`` sorted."""
-        tactics = None if self.tactics is None else tuple(sorted(set(self.tactics)))
-        return replace(self, tactics=tactics).to_dict()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,19 +126,14 @@ class TensorRTOptions(Record):
     use_dla: bool = False
     allow_gpu_fallback: bool = False
 
-    def deciding(self) -> JSONValue:
-        """All options, with precisions and tactic sources sorted."""
-        sources = None if self.tactic_sources is None else tuple(sorted(set(self.tactic_sources)))
-        return replace(self, also=tuple(sorted(set(self.also))), tactic_sources=sources).to_dict()
-
 
 BackendName: TypeAlias = Literal["onnxruntime", "tensorrt"]
 BackendOptions: TypeAlias = "OnnxRuntimeOptions | TensorRTOptions"
+# The options of each back end.
 OPTIONS: dict[BackendName, type[OnnxRuntimeOptions | TensorRTOptions]] = {
     "onnxruntime": OnnxRuntimeOptions,
     "tensorrt": TensorRTOptions,
 }
-"""The options of each back end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,17 +181,13 @@ class BuildConfig(Record):
         return replace(self, options=OPTIONS[backend]())
 
     def deciding(self) -> JSONValue:
-        """The parts that decide the engine: calibration counts for INT8 only, ``keep`` for precisions below FP32."""
-        int8 = self.precision == "int8"
-        return {
-            "precision": self.precision,
-            "profiles": [profile.deciding() for profile in self.profiles],
-            "calibration_samples": self.calibration_samples if int8 else None,
-            "calibration_fit": self.calibration_fit if int8 else None,
-            "keep": [*sorted(set(self.keep))] if int8 or self.precision in ("fp16", "bf16") else [],
-            "mark": [*sorted(set(self.mark))],
-            "options": self.options.deciding(),
-        }
+        """All options; those of calibration for INT8 only, and ``keep`` for precisions below FP32."""
+        found = self.to_dict()
+        if self.precision != "int8":
+            found.update(calibration_samples=None, calibration_fit=None)
+        if self.precision not in ("int8", "fp16", "bf16"):
+            found["keep"] = []
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,15 +202,9 @@ class BuildSpec(Record):
     denied_sha256: str | None = None  # of the tactics that may not be chosen
 
     def deciding(self) -> JSONValue:
-        """All parts, reduced to the values that decide the engine."""
-        return {
-            "model": self.model_sha256,
-            "config": self.config.deciding(),
-            "timing_cache": self.timing_cache_sha256,
-            "calibration": self.calibration_sha256 if self.config.precision == "int8" else None,
-            "replay": self.replay_sha256,
-            "denied": self.denied_sha256,
-        }
+        """All parts, with the deciding part of the config; calibration for INT8 only."""
+        calibration = self.calibration_sha256 if self.config.precision == "int8" else None
+        return {**self.to_dict(), "config": self.config.deciding(), "calibration_sha256": calibration}
 
 
 @dataclass(frozen=True, kw_only=True)

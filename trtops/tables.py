@@ -10,29 +10,23 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     body = [list(row) for row in rows]
     lines = [list(header), *body]
     widths = [max(map(len, column)) for column in zip(*lines)]
-    left = text_columns(header, body)
-
-    def put(line: Sequence[str]) -> str:
-        cells = (cell.ljust(w) if to_left else cell.rjust(w) for cell, w, to_left in zip(line, widths, left))
-        return "  ".join(cells).rstrip()
-
-    return "\n".join([put(lines[0]), "  ".join("-" * w for w in widths), *(put(line) for line in lines[1:])])
+    # The first column is text, and those where no cell starts with a digit.
+    left = [i == 0 or not any(row[i][:1].isdigit() for row in body) for i in range(len(widths))]
+    lines.insert(1, ["-" * width for width in widths])
+    return "\n".join(
+        "  ".join(c.ljust(w) if to_left else c.rjust(w) for c, w, to_left in zip(line, widths, left)).rstrip()
+        for line in lines
+    )
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table in Markdown, with cells escaped."""
-    lines = [" | ".join(map(_cell_text, line)) for line in (header, *rows)]
+    lines = [
+        " | ".join(cell.replace("\\|", "|").replace("|", "\\|").replace("\n", " ") for cell in line)
+        for line in (header, *rows)
+    ]
     lines.insert(1, " | ".join(["---"] * len(header)))
     return "\n".join(f"| {line} |" for line in lines)
-
-
-def text_columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]:
-    """Return which columns hold text: the first, and those where no cell starts with a digit."""
-    return [i == 0 or not any(row[i][:1].isdigit() for row in rows) for i in range(len(header))]
-
-
-def _cell_text(cell: str) -> str:
-    return cell.replace("\\|", "|").replace("|", "\\|").replace("\n", " ")
 
 
 def size(count: int) -> str:

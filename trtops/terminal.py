@@ -1,18 +1,12 @@
-"""Output for terminals: progress bars below log lines, and pages whose tables fit the width.
-
-In a file or a pipe, pages are plain text and there are no bars. rich is imported on first use, since ``trtops -h``
-must be fast.
-"""
+"""Output for terminals: progress bars below log lines, and pages. In a file or a pipe, pages are plain text."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
-
-from trtops.tables import table, text_columns
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,13 +18,13 @@ def progress(
 ) -> Iterator[Callable[..., None]]:
     """Show a bar during a block, on standard error unless a file is given. Lines on standard error appear above it.
 
-    Yields:
-        A function to call with how much is done, of how much if that is known by now, and a note.
+    Yields a function to call with how much is done, of how much if that is known by now, and a note.
     """
     file = sys.stderr if file is None else file
     if not file.isatty():
         yield lambda done, total=None, note="": None
         return
+    # rich is imported on first use, since `trtops -h` must be fast.
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
@@ -59,25 +53,6 @@ def print_page(page: str, file: TextIO | None = None) -> None:
         _console(file).print(Markdown(page))
     else:
         print(re.sub(r"\n{3,}", "\n\n", page).rstrip(), file=file, flush=True)
-
-
-def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], file: TextIO | None = None) -> None:
-    """Print a table: on a terminal to fit it, elsewhere in columns of plain text."""
-    file = sys.stdout if file is None else file
-    listed = list(rows)
-    if not file.isatty():
-        print(table(header, listed), file=file, flush=True)
-        return
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, is_text in zip(header, text_columns(header, listed)):
-        made.add_column(Text(name), justify="left" if is_text else "right", overflow="fold")
-    for row in listed:
-        made.add_row(*map(Text, row))
-    _console(file).print(made)
 
 
 def _console(file: TextIO) -> Console:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from trtops import errors
-from trtops.metadata import FeedCheck, TensorMetadata
+from trtops.metadata import TensorMetadata, check_feed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,7 +42,7 @@ class BaseRunner(ABC):
         self.is_active = False
         self._inference_seconds: float | None = None
         self._input_metadata: TensorMetadata | None = None
-        self._feed_check: FeedCheck | None = None
+        self._expected_inputs: TensorMetadata | None = None
 
     def __enter__(self) -> Self:
         self.activate()
@@ -70,7 +70,7 @@ class BaseRunner(ABC):
         self.is_active = False
         self._inference_seconds = None
         self._input_metadata = None
-        self._feed_check = None
+        self._expected_inputs = None
         self.deactivate_impl()
 
     def infer(self, feed_dict: Feed, check_inputs: bool = True) -> dict[str, Any]:
@@ -81,9 +81,9 @@ class BaseRunner(ABC):
         """
         self._require_active()
         if check_inputs:
-            if self._feed_check is None:
-                self._feed_check = FeedCheck(self.get_input_metadata())
-            self._feed_check(feed_dict)
+            if self._expected_inputs is None:
+                self._expected_inputs = self.get_input_metadata()
+            check_feed(self._expected_inputs, feed_dict)
         return self.infer_impl(feed_dict)
 
     def get_input_metadata(self, use_numpy_dtypes: bool | None = None) -> TensorMetadata:

@@ -12,6 +12,7 @@ from trtops import terminal
 from trtops.cli import values
 from trtops.cli.flags import Group, Options, flag
 from trtops.logger import G_LOGGER
+from trtops.tables import table
 
 if TYPE_CHECKING:
     from trtops.ops.result import OpResult
@@ -108,9 +109,8 @@ def say_page(page: str) -> None:
 
 
 def say_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table, as wide as the terminal."""
-    if not _silent:
-        terminal.print_table(header, rows)
+    """Print a table in columns of plain text."""
+    say(table(header, rows))
 
 
 def say_result(result: OpResult, store: str | None = None) -> None:

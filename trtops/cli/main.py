@@ -27,7 +27,7 @@ from trtops.cli.jobs import Command, Job
 from trtops.cli.logs import LOGGING, log_line, logging_as
 from trtops.errors import ConfigError, TrtopsError, near
 from trtops.logger import G_LOGGER, module_line
-from trtops.system.blas import BRIEF_SPIN
+from trtops.system.processes import BRIEF_SPIN
 
 _MODULES = ("run", "convert", "doctor", "completion")
 """Commands of one word that are modules of their own."""

@@ -14,6 +14,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
+# Makes idle OpenBLAS threads spin for 2**16 cycles (20 microseconds) before they sleep, see "Runtime variables" in its
+# documentation. By default they spin for 0.1 s on every core while numpy is imported, although most commands multiply
+# no matrices.
+BRIEF_SPIN = {"OPENBLAS_THREAD_TIMEOUT": "16"}
+
 # psutil takes 20 ms to import, and most commands only need a name for a temporary folder.
 
 

@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtops import errors
-from trtops.system.blas import BRIEF_SPIN
-from trtops.system.processes import shared_secret, temporary_prefix
+from trtops.system.processes import BRIEF_SPIN, shared_secret, temporary_prefix
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from trtops import errors
 from trtops.backend.runner import BaseRunner, Feed, ValueOrCallable
 from trtops.func import value_of
-from trtops.metadata import DataType, FeedCheck, TensorMetadata, TensorSpec
+from trtops.metadata import DataType, TensorMetadata, TensorSpec
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -52,8 +52,8 @@ class OnnxrtRunner(BaseRunner):
                     "the model."
                 )
         # ONNX Runtime reports unknown rank like a scalar, so the rank of such inputs is not checked.
-        self._feed_check = FeedCheck(
-            {s.name: s if s.shape else TensorSpec(s.name, s.dtype, None) for s in self._inputs.values()}
+        self._expected_inputs = TensorMetadata.of(
+            s if s.shape else TensorSpec(s.name, s.dtype, None) for s in self._inputs.values()
         )
         self._inference = Inference(session, self._inputs, self._outputs, self.name)
         self._session = session

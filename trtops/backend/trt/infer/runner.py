@@ -194,7 +194,7 @@ class TrtRunner(BaseRunner):
         self._inputs, self._outputs = [], []
         self._make_slots()
         self._input_metadata = None
-        self._feed_check = None
+        self._expected_inputs = None
 
     def _select_profile(self, index: int) -> None:
         count = self.engine.num_optimization_profiles
