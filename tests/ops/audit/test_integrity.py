@@ -85,30 +85,26 @@ def test_untouched_runs_have_no_contradictions(pristine: Logged) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_changed_file_is_named(name: str, logged: Logged) -> None:
-    run, path, change = FILES[name]
-    logged.edit(run, path, change)
-
-    found = checked(logged, run)
-
-    assert not found.whole and not found.passes("tolerance")
-    assert path in {each.what for each in found.contradictions}
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_file_changed_with_manifest_is_named(name: str, logged: Logged) -> None:
+def test_changed_file_is_named_however_well_hidden(name: str, logged: Logged) -> None:
     run, path, change = FILES[name]
     before = sha256((logged.folder(run) / path).read_bytes())
     logged.edit(run, path, change)
-    logged.rewrite_manifest(run)
     after = sha256((logged.folder(run) / path).read_bytes())
 
     found = checked(logged, run)
+    assert not found.whole and not found.passes("tolerance")
+    assert path in {each.what for each in found.contradictions}
 
+    logged.rewrite_manifest(run)
+    found = checked(logged, run)
     [named] = [each for each in found.contradictions if each.what == path and each.claims]
     places = {claim.place: claim.value for claim in named.claims}
     assert places == {f"tag {Tag.DIGESTS}": before, Artifact.MANIFEST: after}
     assert found.whole and not found.passes("tolerance")
+
+    logged.rewrite_tags(run)
+    found = checked(logged, run, keys=(str(logged.key),))
+    assert any(each.what == path and "manifest.dsse.json has" in each.why for each in found.contradictions)
 
 
 def test_rewritten_engine_contradicts_the_registry(logged: Logged) -> None:
@@ -166,18 +162,6 @@ def test_campaign_table_is_compared_with_iterations(logged: Logged) -> None:
     assert f"verdict of iteration {logged.runs['iteration']}" in {each.what for each in parent.contradictions}
     [verdict] = [each for each in child.contradictions if each.what == "verdict"]
     assert any(claim.place.startswith(Artifact.CAMPAIGN_TABLE) for claim in verdict.claims)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_consistent_forgery_breaks_the_signature(name: str, logged: Logged) -> None:
-    run, path, change = FILES[name]
-    logged.edit(run, path, change)
-    logged.rewrite_manifest(run)
-    logged.rewrite_tags(run)
-
-    found = checked(logged, run, keys=(str(logged.key),))
-
-    assert any(each.what == path and "manifest.dsse.json has" in each.why for each in found.contradictions)
 
 
 def test_forged_and_missing_signatures_are_named(

@@ -113,20 +113,6 @@ def test_no_setting_left_is_an_error(block: Path, dies_of) -> None:  # type: ign
     assert "-AllOptimizations" in run.tags[schema.Tag.CRASHED]
 
 
-def test_refusing_optimizers_cost_no_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = Optimizer._write_optimized
-
-    def write(self: Optimizer, candidate: Candidate, path: Path) -> None:
-        if candidate.id in ("default", "-MatMulAddFusion"):
-            raise errors.EngineBuildError("No engine came out.")
-        usual(self, candidate, path)
-
-    monkeypatch.setattr(Optimizer, "_write_optimized", write)
-    build = engine_backend("onnxruntime").build(Model.from_proto(models.transformer().proto), FEW)
-    assert dict(build.tactics.settings) == {"BiasGeluFusion": "off"}
-    assert "-BiasGeluFusion is built, since the default cannot be" in build.log
-
-
 def test_builds_below_fp32_are_isolated() -> None:
     for precision in ("fp32", "fp16", "int8"):
         config = ConvertConfig(build=BuildConfig(precision=precision))  # type: ignore[arg-type]

@@ -11,16 +11,11 @@ from onnx import TensorProto as T
 from onnx import helper as h
 from onnx import numpy_helper
 
-from tests import models
 from tests.models import random
-from trtops import BuildConfig, ConvertConfig, MemoryTracker, convert, errors
-from trtops.backend.base import Caches
+from trtops import ConvertConfig, MemoryTracker, convert, errors
 from trtops.backend.onnx.accepted_inputs import accepted_inputs
 from trtops.backend.onnx.model import Model
-from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
-from trtops.calibration.cache import CalibrationCache, TensorRange
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.evaluation.precision_check import check_precision
 
 vi, node = h.make_tensor_value_info, h.make_node
 W = numpy_helper.from_array(random(8, 4, seed=1), "w")
@@ -144,18 +139,3 @@ def test_what_cannot_be_fed_or_kept_says_so(tmp_path: Path):
         onnx.save(model, tmp_path / "model.onnx")
         with pytest.raises(errors.TrtopsError, match=advice):
             convert(tmp_path / "model.onnx", tracker=MemoryTracker())
-
-
-def test_shared_weights_get_integer_kernels():
-    body = "a = Gemm(x, v, b) r = Tanh(a) c = Gemm(r, v, b) s = Tanh(c) y = Gemm(s, v, b)"
-    text = f"(float[n,8] x) => (float[n,8] y) {{ {body} }}"
-    shared = models.model(text, {"v": random(8, 8, seed=5), "b": random(8, seed=6)})
-    names = dict.fromkeys(("x", "a", "r", "c", "s", "y"), 4.0)
-    ranges = tuple(TensorRange(name=name, amax=amax, low=-amax, high=amax) for name, amax in names.items())
-    cache = CalibrationCache(algorithm="minmax", ranges=ranges, samples=2)
-
-    build = OnnxRuntimeBackend().build(
-        Model.from_proto(shared), BuildConfig(precision="int8"), caches=Caches(calibration=cache.to_bytes())
-    )
-
-    assert check_precision(build).name == "INT8" and check_precision(build).share == 1.0

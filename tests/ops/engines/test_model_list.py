@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import glob
 from pathlib import Path
 
 import pytest
 
 from tests import models
 from trtops import errors
-from trtops.ops.engines.model_list import ListedModel, folder_list, read_model_list
+from trtops.ops.engines.model_list import read_model_list
 
 
 def write(folder: Path, text: str) -> Path:
@@ -155,17 +154,3 @@ def test_missing_files_are_reported_with_lines(tmp_path: Path):
         "calibration_data: load.py does not exist.",
         "models.yaml:7: model: x*.onnx matches no file.",
     ]
-
-
-def test_a_folder_is_a_list_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a [1]").mkdir()
-    (tmp_path / "a [1]" / "x.onnx").touch()
-
-    listed = folder_list("a [1]", "*.onnx", ListedModel(model="", data="d.npz"))
-
-    (build,) = listed.builds()
-    assert build.model == f"{tmp_path}/a [1]/x.onnx"
-    assert build.entry.data == f"{tmp_path}/d.npz"
-    assert "d.npz does not exist" in build.missing
-    assert glob.escape(str(tmp_path)) in build.entry.model

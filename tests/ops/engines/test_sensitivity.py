@@ -107,14 +107,20 @@ def test_kept_layers_halve_the_error(path: Path) -> None:
 
 @pytest.mark.parametrize("style", ["onnxruntime", "tensorrt"])
 def test_outlier_layers_have_most_error(path: Path, style) -> None:
-    config = SensitivityConfig(budget=0.02, style=style)
+    config, tracker = SensitivityConfig(budget=0.02, style=style), MemoryTracker()
 
-    result = sensitivity(path, ranges(), config, tracker=MemoryTracker(), data=HELD_OUT)
+    result = sensitivity(path, ranges(), config, tracker=tracker, data=HELD_OUT)
 
     assert {layer.layer for layer in result.layers[:2]} == {"mlp_in", "mlp_out"}
     assert sum(layer.share for layer in result.layers[:2]) > 0.9
     assert result.error > 0.1 and result.error_kept <= 0.02
     assert len(result.layers) == 8
+    run = tracker.load(result.run_id)
+    table = json.loads(run.read_bytes("sensitivity/layers.json"))
+    assert table["columns"] == ["layer", "op", "error", "share", "keep"]
+    assert [row[0] for row in table["data"]] == [layer.layer for layer in result.layers]
+    assert [row[0] for row in table["data"] if row[4]] == list(result.keep)
+    assert run.info.metrics["sensitivity", "error_kept"] == result.error_kept
 
 
 def test_larger_budgets_keep_fewer_layers(path: Path) -> None:
@@ -125,19 +131,6 @@ def test_larger_budgets_keep_fewer_layers(path: Path) -> None:
     assert kept(0.5) == ()
     assert len(kept(0.15)) == 1
     assert len(kept(1e-9)) == 8
-
-
-def test_the_run_holds_a_table_of_all_layers(path: Path) -> None:
-    tracker = MemoryTracker()
-
-    result = sensitivity(path, ranges(), tracker=tracker, data=HELD_OUT, experiment="blocks")
-
-    run = tracker.load(result.run_id)
-    table = json.loads(run.read_bytes("sensitivity/layers.json"))
-    assert table["columns"] == ["layer", "op", "error", "share", "keep"]
-    assert [row[0] for row in table["data"]] == [layer.layer for layer in result.layers]
-    assert [row[0] for row in table["data"] if row[4]] == list(result.keep)
-    assert run.info.metrics["sensitivity", "error_kept"] == result.error_kept
 
 
 def test_incomplete_caches_are_refused(path: Path) -> None:

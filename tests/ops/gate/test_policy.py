@@ -72,16 +72,8 @@ first: maybe
     assert "int9" in lines[8] and "int8" in lines[8]
     assert "most" in lines[10]
     assert "first" in lines[11]
-
-
-def test_invalid_value_is_reported_with_its_line(tmp_path: Path) -> None:
-    for text, message in (
-        ("accuracy:\n  tolerances: {atol: -1}\n", r"gate\.yaml:2: .*atol is -1"),
-        ("latency: {ratio: fast}\n", r"gate\.yaml:1: .*ratio"),
-        ("- latency\n", "expected limits"),
-    ):
-        with pytest.raises(errors.FormatError, match=message):
-            read_policy(write(tmp_path, text))
+    with pytest.raises(errors.FormatError, match="expected limits"):
+        read_policy(write(tmp_path, "- latency"))
 
 
 def test_partial_limits_keep_their_defaults(tmp_path: Path) -> None:

@@ -55,30 +55,14 @@ def test_clear_differences_need_few_rounds(ratio, expected) -> None:
     assert np.mean([each.rounds for each in found]) < 30
 
 
-def test_ratio_at_the_limit_is_rarely_decided() -> None:
-    random = np.random.default_rng(3)
+@pytest.mark.parametrize(("seed", "confidence", "open_share"), [(3, 0.99, 0.97), (5, 0.8, 0.7)])
+def test_error_probability_holds_over_all_looks(seed, confidence, open_share) -> None:
+    """A quantile that ignores earlier looks decides about half of the pairs wrongly at a confidence of 0.8."""
+    random = np.random.default_rng(seed)
 
-    found = [look_until_decided(random, 1.05, 0.03).decision for _ in range(100)]
+    found = [look_until_decided(random, 1.05, 0.03, confidence=confidence).decision for _ in range(150)]
 
-    assert found.count("open") >= 97
-
-
-def test_error_probability_holds_over_all_looks() -> None:
-    """A quantile that ignores earlier looks decides about half of these pairs wrongly."""
-    random = np.random.default_rng(5)
-
-    found = [look_until_decided(random, 1.05, 0.03, confidence=0.8).decision for _ in range(150)]
-
-    assert found.count("open") / len(found) > 0.7  # 0.8, less the chance of 150 pairs
-
-
-def test_one_slow_round_hardly_changes_the_estimate() -> None:
-    quiet = (0.001, -0.002, 0.0, 0.003, -0.001, 0.002, -0.003)
-
-    found = estimate(((*quiet, 1.5), (*quiet, 0.0), (*quiet, 0.001)), 1.05, 0.99)
-
-    assert found.ratio == pytest.approx(1.0, abs=0.005)
-    assert found.decision == "below"
+    assert found.count("open") / len(found) >= open_share  # the confidence, less the chance of 150 pairs
 
 
 def test_differing_starts_are_counted_instead_of_rounds() -> None:

@@ -33,13 +33,6 @@ def test_nodes_are_below_their_inputs(make: Callable[[], models.Case]) -> None:
     assert len(set(at)) == len(found)
 
 
-def test_chains_are_straight_and_branches_adjacent() -> None:
-    proto = models.model("(float[4] x) => (float[4] y) { a = Relu(x)\n b = Neg(a)\n c = Abs(a)\n y = Add(b, c) }")
-    at = graph.places(graph.boxes(describe(proto)))
-
-    assert at == [(0.5, 0), (0.5, 1), (0, 2), (1, 2), (0.5, 3), (0.5, 4)]
-
-
 def test_pages_are_self_contained_and_escaped() -> None:
     proto = models.model("(float[4] x) => (float[4] y) { t = Relu(x)\n y = Neg(t) }")
     proto.graph.node[0].name = "</title><i>&"

@@ -74,12 +74,6 @@ def test_every_place_of_every_plugin_is_found(model: Path, plugins: Path) -> Non
     assert match_plugins(model, plugins, exclude=["none"]) == FOUND[:1]
 
 
-def test_matches_are_written_and_read(tmp_path: Path) -> None:
-    write_matches(FOUND, tmp_path / "config.yaml")
-
-    assert read_matches(tmp_path / "config.yaml") == FOUND[:1]
-
-
 def test_plugin_nodes_replace_subgraphs(model: Path, plugins: Path, tmp_path: Path) -> None:
     result = replace_plugins(model, tmp_path / "replaced.onnx", FOUND[:1], plugins)
 

@@ -104,19 +104,6 @@ def test_smallest_finds_exactly_what_is_needed(case: tuple[int, set[int]]):
     assert Search(Oracle(needed)).smallest(range(count)) == sorted(needed)
 
 
-@given(st.lists(st.sets(st.integers(0, 11), min_size=1, max_size=4), min_size=1, max_size=4))
-def test_every_set_without_one_item_was_tested(needed: list[set[int]]):
-    oracle = Oracle(*needed)
-
-    found = frozenset(Search(oracle).smallest(range(12)))
-
-    assert oracle.holds(found)
-    for item in found:
-        without = found - {item}
-        assert not oracle.holds(without)
-        assert not without or without in oracle.asked
-
-
 @given(st.sets(st.frozensets(st.integers(0, 6)), max_size=40))
 def test_smallest_is_minimal_for_any_test(holding: set[Items]):
     def holds(items: Items) -> bool:

@@ -13,7 +13,6 @@ from tests import models
 from trtops import errors
 from trtops.backend.base import BaseRunner
 from trtops.backend.onnx import emulate
-from trtops.backend.onnx import precision as rewriting
 from trtops.comparator.report import Tolerances
 from trtops.ops.evaluation.submodel import onnxruntime_runner
 from trtops.ops.search.delta import Step
@@ -101,27 +100,6 @@ def test_max_checks_gives_the_best_so_far() -> None:
     assert (result.outcome, result.minimal, result.checks) == ("mixed", False, 4)
 
 
-def test_a_runner_gets_the_rewritten_model() -> None:
-    seen = []
-
-    def plain(candidate: Candidate) -> BaseRunner:
-        seen.append(len(candidate.rewritten.kept))
-        return onnxruntime_runner(candidate.rewritten.model)
-
-    # ONNX Runtime does not round between two nodes on the CPU, so nothing overflows there.
-    assert precision(overflowing(), fast(), runner=plain).verdict == "good"
-    assert seen == [0]
-
-
-def test_many_small_errors_take_few_checks_per_node() -> None:
-    body = "\n".join(f"t{i + 1} = Mul(t{i}, k)" for i in range(40))
-    text = f"(float[8] x) => (float[8] y) {{ t0 = Abs(x)\n{body}\ny = Identity(t40) }}"
-    model = models.model(text, {"k": np.float32(1.1)})
-    result = precision(model, PrecisionConfig(tolerances=Tolerances(atol=6e-4, rtol=6e-4)))
-    assert result.outcome == "mixed" and result.minimal
-    assert len(result.keep) > 5 and result.checks < 5 * result.nodes
-
-
 def test_everything_is_logged() -> None:
     tracker = MemoryTracker()
     result = precision(overflowing(4), PrecisionConfig(tolerances=Tolerances(atol=0.02)), tracker=tracker)
@@ -179,13 +157,6 @@ def test_the_fastest_that_passes_is_chosen() -> None:
 def test_an_unknown_node_to_exclude_is_refused() -> None:
     with pytest.raises(errors.ConfigError):
         precision(overflowing(), fast(exclude=("nowhere",)))
-
-
-def test_emulation_overflows_where_fp16_does() -> None:
-    low = rewriting.convert_to_fp16(models.model("(float[2] x) => (float[2] y) { a = Mul(x, x) y = Sqrt(a) }"))
-    emulate.emulate_low_precision(low)
-    session = ort.InferenceSession(low.SerializeToString(), providers=["CPUExecutionProvider"])
-    assert session.run(None, {"x": np.array([300, 2], np.float32)})[0].tolist() == [np.inf, 2.0]
 
 
 def test_nodes_inside_functions_are_kept_one_by_one(tmp_path: Path) -> None:

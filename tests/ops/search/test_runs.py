@@ -60,10 +60,3 @@ def test_only_a_file_that_exists_leaves_a_failed_run(kind: str, tmp_path: Path) 
             OPS[kind][0](tmp_path / f"{name}.onnx", tracker=tracker, experiment="lost")
 
         assert [info.status for info in tracker.find("lost")] == statuses
-
-
-@pytest.mark.parametrize("kind", OPS)
-def test_without_a_store_nothing_is_kept(kind: str) -> None:
-    result = OPS[kind][0](models.multi_output().proto)
-    assert (result.run_id, result.url, result.experiment) == ("", "", "")
-    assert result.page().startswith(f"# {kind} model: ")
