@@ -20,7 +20,7 @@ from tests import campaigns as cases
 from tests import models
 from tests.benchmarks.harness import Goals, benchmark, full_size, in_turns, timed
 from tests.servers import MlflowServer
-from trtops.ops.campaign.debug_build import Progress, debug_build
+from trtops.ops.campaign.debug_build import CampaignProgress, debug_build
 from trtops.ops.campaign.promote import promote, resolve
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
@@ -76,7 +76,7 @@ def recovery(folder: Path, iterations: int) -> tuple[float, float]:
     config = cases.of_one_node(10 * iterations)
 
     def until_first(resume: str | None) -> float:
-        def stop(now: Progress) -> None:
+        def stop(now: CampaignProgress) -> None:
             if now.last is not None:
                 ends.append(time.process_time())
                 raise Enough
@@ -88,7 +88,7 @@ def recovery(folder: Path, iterations: int) -> tuple[float, float]:
         return ends[0] - begin
 
     def live_and_die() -> None:
-        def die(now: Progress) -> None:
+        def die(now: CampaignProgress) -> None:
             if now.done == iterations:
                 os.kill(os.getpid(), signal.SIGKILL)
 

@@ -15,7 +15,7 @@ from trtops import errors
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig
 from trtops.ops.campaign.debug_build import DebugBuildResult
 from trtops.ops.campaign.debug_build import debug_build as debug_build_op
-from trtops.ops.campaign.iteration import IterationResult, iterate_once
+from trtops.ops.campaign.iteration import CampaignBuild, iterate_once
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking.check import reap
@@ -90,11 +90,11 @@ def test_repeated_iteration_is_made_once(case) -> None:
     memory = MemoryTracker()
     seen: list[Campaign] = []
 
-    def make(of: Campaign, number: int) -> Future[IterationResult]:
+    def make(of: Campaign, number: int) -> Future[CampaignBuild]:
         seen.append(of)
         first, second = (iterate_once(of, number, tracker=memory) for _ in range(2))
         assert dataclasses.replace(second, reasons=first.reasons) == first
-        future: Future[IterationResult] = Future()
+        future: Future[CampaignBuild] = Future()
         future.set_result(second)
         return future
 

@@ -17,11 +17,11 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from trtops.ops.campaign.bisect_result import BisectResult, Culprit, Trial, Unit
-from trtops.ops.campaign.bisection_planner import Pair, Planner, choose_exclusions
+from trtops.ops.campaign.bisect_result import BisectCulprit, BisectResult, Trial, Unit
+from trtops.ops.campaign.bisection_planner import BuildPair, Planner, choose_exclusions
 from trtops.ops.campaign.config import DebugBuildConfig
-from trtops.tactics.bisection import Built, Culprits, Search, Seen
-from trtops.tactics.record import Choice
+from trtops.tactics.bisection import BestExplanation, CulpritSearch, EarlierBuild, TrialResult
+from trtops.tactics.record import TacticOption
 from trtops.tactics.table import CampaignTable
 
 Kind = Literal["one", "layer", "together", "either", "two of four", "sometimes", "none", "drift", "machines"]
@@ -149,7 +149,7 @@ def table_of(rows: Sequence[np.ndarray], bad: Sequence[bool]) -> CampaignTable:
         names=[str(number) for number in range(len(rows))],
         verdicts=["bad" if b else "good" for b in bad],
         columns=[("layer", f"layer-{layer}") for layer in range(layers)],
-        choices=[Choice(tactic=f"tactic-{code}", op="Conv") for code in range(TACTICS)],
+        choices=[TacticOption(tactic=f"tactic-{code}", op="Conv") for code in range(TACTICS)],
         codes=np.array(rows, np.int32).reshape(len(rows), layers),
     )
 
@@ -159,7 +159,7 @@ def key_of(unit: Unit) -> tuple[int, int]:
     return layer, code
 
 
-def bisected(world: World, table: CampaignTable, pair: Pair, planner: Planner, limit: int) -> BisectResult:
+def bisected(world: World, table: CampaignTable, pair: BuildPair, planner: Planner, limit: int) -> BisectResult:
     """Mixtures of two builds, as :mod:`trtops.ops.campaign.bisect` makes them."""
     builds = dict(zip(table.names, table.codes)) | world.mixtures
     good, bad = builds[pair.good], builds[pair.bad]
@@ -172,12 +172,12 @@ def bisected(world: World, table: CampaignTable, pair: Pair, planner: Planner, l
     taken = np.array([unit.is_bad_in(table) for unit in units], np.bool_).reshape(shape)
     kept = np.array([unit.is_good_in(table) for unit in units], np.bool_).reshape(shape)
     having = np.logical_and.reduce([np.ones(len(table), np.bool_), *(unit.is_bad_in(table) for unit in pair.given)])
-    search = Search(
+    search = CulpritSearch(
         units=len(units),
         held=np.isin(places, list(given)),
         is_held_by_good=bool(given) and not np.isin(places, list(given)).any(),
         seen=tuple(
-            Seen(taken[:, row], bool(table.verdicts[row]), ~taken[:, row] & ~kept[:, row])
+            EarlierBuild(taken[:, row], bool(table.verdicts[row]), ~taken[:, row] & ~kept[:, row])
             for row in np.flatnonzero(having).tolist()
         ),
         chance=pair.chance,
@@ -203,7 +203,7 @@ def bisected(world: World, table: CampaignTable, pair: Pair, planner: Planner, l
         is_bad = world.is_bad(codes)
         names = tuple(unit.name for unit, t in zip(units, mask) if t)
         trials.append(Trial(run_id=name, taken=names, verdict="bad" if is_bad else "good", counted=True))
-        answer = Built(mask, is_bad)
+        answer = TrialResult(mask, is_bad)
     return BisectResult(
         outcome=found.outcome,
         culprits=tuple(culprit_of(each, units) for each in found.culprits),
@@ -217,9 +217,9 @@ def bisected(world: World, table: CampaignTable, pair: Pair, planner: Planner, l
     )
 
 
-def culprit_of(found: Culprits, units: Sequence[Unit]) -> Culprit:
+def culprit_of(found: BestExplanation, units: Sequence[Unit]) -> BisectCulprit:
     places = sorted({place for clause in found.clauses for place in clause})
-    return Culprit(
+    return BisectCulprit(
         units=tuple(units[place] for place in places),
         clauses=tuple(tuple(places.index(place) for place in clause) for clause in found.clauses),
         probability=found.probability,

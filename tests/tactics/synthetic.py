@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from trtops.tactics.record import Choice
+from trtops.tactics.record import TacticOption
 from trtops.tactics.table import CampaignTable
 
 Culprit = Literal["one", "together", "none"]
@@ -61,7 +61,7 @@ def campaign(
         names=[f"build-{i}" for i in range(builds)],
         verdicts=["bad" if b else "good" for b in bad],
         columns=[("layer", f"layer-{i}") for i in range(layers)],
-        choices=[Choice(tactic=f"tactic-{i}", op="Conv") for i in range(6)],
+        choices=[TacticOption(tactic=f"tactic-{i}", op="Conv") for i in range(6)],
         codes=codes,
         ordered=ordered,
     )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.amounts import amount
-from trtops.tactics.bisection import Bisection, Built, Found, Search, Seen
+from trtops.tactics.bisection import Bisection, CulpritSearch, EarlierBuild, SearchResult, TrialResult
 
 SEEDS = amount(60, in_every_run=15)
 LIMIT = 80
@@ -140,8 +140,8 @@ def mask(units: int, *taken: int) -> np.ndarray:
 def test_third_choice_is_no_evidence_about_a_unit():
     """Layers may have several bad tactics: a bad build with another one than the bad build says nothing of this
     one's."""
-    bad_with, third = Seen(mask(8, 2, 5), True, mask(8)), mask(8, 2)
-    others = [Seen(mask(8, 6), True, third), Seen(mask(8, 7), True, third)]
+    bad_with, third = EarlierBuild(mask(8, 2, 5), True, mask(8)), mask(8, 2)
+    others = [EarlierBuild(mask(8, 6), True, third), EarlierBuild(mask(8, 7), True, third)]
     as_good = [bad_with, *(seen._replace(other=mask(8)) for seen in others)]
 
     third_choice, good_choice = (Bisection(8, seen=seen).probabilities for seen in ([bad_with, *others], as_good))
@@ -150,7 +150,9 @@ def test_third_choice_is_no_evidence_about_a_unit():
     assert third_choice[2] > 4 * third_choice[5]  # which both bad builds lack
 
 
-def searched(search: Search, build: Callable[[np.ndarray], Built | None]) -> tuple[Found, list[np.ndarray]]:
+def searched(
+    search: CulpritSearch, build: Callable[[np.ndarray], TrialResult | None]
+) -> tuple[SearchResult, list[np.ndarray]]:
     """The result of a search, and the trials it made."""
     steps, answer, masks = search.run(), None, []
     while True:
@@ -165,8 +167,8 @@ def searched(search: Search, build: Callable[[np.ndarray], Built | None]) -> tup
     ("kind", "clauses"), [("one", ((3,),)), ("either", ((3,), (9,))), ("together", ((3, 9),))], ids=EXPECTED
 )
 def test_search_confirms_and_checks_the_rest(kind, clauses):
-    search = Search(units=20, held=mask(20))
-    found, masks = searched(search, lambda taken: Built(taken, bool(EXPECTED[kind](taken, 3, 9))))
+    search = CulpritSearch(units=20, held=mask(20))
+    found, masks = searched(search, lambda taken: TrialResult(taken, bool(EXPECTED[kind](taken, 3, 9))))
 
     assert [c.clauses for c in found.culprits] == [clauses]
     assert (found.outcome, found.complete) == ("confirmed", True)
@@ -176,9 +178,9 @@ def test_search_confirms_and_checks_the_rest(kind, clauses):
 
 
 def test_held_units_are_checked_first():
-    needs_more = Search(units=10, held=mask(10, 4))
-    found, masks = searched(needs_more, lambda taken: Built(taken, bool(taken[4] and taken[7])))
-    enough, tried = searched(needs_more, lambda taken: Built(taken, bool(taken[4])))
+    needs_more = CulpritSearch(units=10, held=mask(10, 4))
+    found, masks = searched(needs_more, lambda taken: TrialResult(taken, bool(taken[4] and taken[7])))
+    enough, tried = searched(needs_more, lambda taken: TrialResult(taken, bool(taken[4])))
 
     assert all(taken[4] for taken in masks)
     assert found.culprits[0].clauses == ((7,),) and masks[0].sum() == 1
@@ -189,25 +191,25 @@ def test_held_units_are_checked_first():
     ("build", "outcome"),
     [
         (lambda taken: None, "undecided"),
-        (lambda taken: Built(None, False), "undecided"),
-        (lambda taken: Built(taken, False), "not repeatable"),
+        (lambda taken: TrialResult(None, False), "undecided"),
+        (lambda taken: TrialResult(taken, False), "not repeatable"),
     ],
     ids=["budget", "not built as wanted", "always good"],
 )
 def test_searches_without_culprits_end(build, outcome):
-    found, masks = searched(Search(units=6, held=mask(6)), build)
+    found, masks = searched(CulpritSearch(units=6, held=mask(6)), build)
 
     assert found.outcome == outcome and not found.culprits
     assert len(masks) < LIMIT
 
 
 def test_trials_that_stray_are_not_repeated():
-    def build(taken: np.ndarray) -> Built:
+    def build(taken: np.ndarray) -> TrialResult:
         got = taken.copy()
         got[1] = got[0]  # a layer that follows another one
-        return Built(got, bool(got[4]))
+        return TrialResult(got, bool(got[4]))
 
-    found, masks = searched(Search(units=8, held=mask(8)), build)
+    found, masks = searched(CulpritSearch(units=8, held=mask(8)), build)
 
     strayed = [tuple(taken) for taken in masks if taken[0] != taken[1]]
     assert found.culprits[0].clauses == ((4,),)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.amounts import amount
 from trtops.tactics.diff import diff
-from trtops.tactics.record import Choice
+from trtops.tactics.record import TacticOption
 from trtops.tactics.table import CampaignTable
 
 
@@ -23,7 +23,7 @@ def without_culprit(seed: int, kind: str, builds: int = 60, layers: int = 20) ->
         names=[f"build-{i}" for i in range(builds)],
         verdicts=["bad" if b else "good" for b in bad],
         columns=[("layer", f"layer-{i}") for i in range(layers)],
-        choices=[Choice(tactic=f"tactic-{i}", op="Conv") for i in range(4)],
+        choices=[TacticOption(tactic=f"tactic-{i}", op="Conv") for i in range(4)],
         codes=codes,
     )
     return table, {name: f"machine {int(half)}" for name, half in zip(table.names, later)}

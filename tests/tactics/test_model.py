@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtops.tactics.model import ALWAYS, MOSTLY, Counts, Evidence, Likelihood, features_of, groups_of, weigh
+from trtops.tactics.model import ALWAYS, MOSTLY, Counts, Likelihood, Posterior, features_of, groups_of, weigh
 
 
-def weighed(codes: np.ndarray, bad: np.ndarray) -> tuple[Evidence, set[frozenset[tuple[int, int]]]]:
+def weighed(codes: np.ndarray, bad: np.ndarray) -> tuple[Posterior, set[frozenset[tuple[int, int]]]]:
     """The evidence, and its best explanation as columns and codes."""
     features = features_of(codes)
     groups = groups_of(features)

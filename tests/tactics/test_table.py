@@ -90,8 +90,8 @@ def test_taken_builds_keep_their_choices():
     second.append("b", "bad", record(y="3", x="2"))
     second.append("c", "good", record(x="1"))
     table = CampaignTable()
-    table.take(first)
-    table.take(CampaignTable(ordered=False))
+    table.take(first, first.names)
+    table.take(CampaignTable(ordered=False), ())
     assert table.ordered and same(table, first)
 
     table.take(second, ["c", "b", "a", "unknown"])

@@ -14,7 +14,7 @@ from trtops.ops.auditing import op as audits
 from trtops.ops.auditing.op import AuditConfig
 from trtops.ops.auditing.result import AuditResult
 from trtops.ops.bundling.op import bundle as bundle_op
-from trtops.ops.campaign.config import Place
+from trtops.ops.campaign.config import BuildPlace
 from trtops.ops.evaluation.command import CommandCheck
 from trtops.ops.gate.matrix import MatrixResult, gate_all
 from trtops.ops.gate.op import GateConfig
@@ -148,7 +148,7 @@ audit = flow_of(_audit, place=lambda tracker, config, given: given.get("backend"
 bundle = flow_of(bundle_op)
 gate = flow_of(
     _gate,
-    place=lambda tracker, config, given: Place(backend=config.build.backend, devices=config.devices),
+    place=lambda tracker, config, given: BuildPlace(backend=config.build.backend, devices=config.devices),
     by_steps=True,
 )
 triage = flow_of(triage_op)

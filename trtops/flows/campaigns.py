@@ -24,17 +24,17 @@ from trtops.flows.slots import device_slot
 from trtops.ops.campaign import bisect as bisects
 from trtops.ops.campaign import debug_build as debug_builds
 from trtops.ops.campaign import promote as promotions
-from trtops.ops.campaign.config import Campaign, DebugBuildConfig, Place
-from trtops.ops.campaign.debug_build import DebugBuildResult, Progress, Submit
+from trtops.ops.campaign.config import BuildPlace, Campaign, DebugBuildConfig
+from trtops.ops.campaign.debug_build import CampaignProgress, DebugBuildResult, Submit
 from trtops.ops.campaign.diff_tactics import diff_tactics as diff_tactics_op
-from trtops.ops.campaign.iteration import IterationResult, iterate_once
+from trtops.ops.campaign.iteration import CampaignBuild, iterate_once
 from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.campaign.prove import prove as prove_op
 from trtops.tracking.base import Tracker
 from trtops.tracking.records import run_id_of
 
 
-def _make_iteration(campaign: Campaign, number: int) -> IterationResult:
+def _make_iteration(campaign: Campaign, number: int) -> CampaignBuild:
     """One iteration, on a GPU of its own if it needs one. Dask repeats a task whose worker is lost with the answer."""
     tracker = open_tracker()
     try:
@@ -67,12 +67,12 @@ def spread(parallel: int, dask: str | None = None) -> Iterator[Submit]:
     place: AbstractContextManager[Any] = threads if dask is None else _dask_runner(dask)
     with place as runner:
 
-        def submit(campaign: Campaign, number: int) -> Future[IterationResult]:
+        def submit(campaign: Campaign, number: int) -> Future[CampaignBuild]:
             task = runner.submit(make_iteration, parameters={"campaign": campaign, "number": number})
             # The campaign waits for the first of several, which is possible for plain futures only.
-            done: Future[IterationResult] = Future()
+            done: Future[CampaignBuild] = Future()
 
-            def set_outcome(finished: PrefectFuture[IterationResult]) -> None:
+            def set_outcome(finished: PrefectFuture[CampaignBuild]) -> None:
                 try:
                     done.set_result(finished.result())
                 except BaseException as exc:  # raised where the result is waited for
@@ -116,7 +116,7 @@ def _shown_progress() -> Iterator[Any]:
     assert isinstance(artifact, UUID)  # a coroutine in asynchronous flows only
     last, text = time.monotonic(), ""
 
-    def show(now: Progress) -> None:
+    def show(now: CampaignProgress) -> None:
         nonlocal last, text
         found = f"; {now.found.conclusion}" if now.found is not None else ""
         counts = f"{now.good} good, {now.bad} bad, {now.error} crashed or hung, {now.mixtures} mixtures"
@@ -163,13 +163,13 @@ def _config_to_resume(tracker: Tracker, given: Mapping[str, Any]) -> DebugBuildC
     return open_campaign(tracker, given["resume"], model=given.get("model"), allow_scripts=allow_scripts).config
 
 
-def _place_of_campaign(tracker: Tracker, config: Any, given: Mapping[str, Any]) -> Place:
+def _place_of_campaign(tracker: Tracker, config: Any, given: Mapping[str, Any]) -> BuildPlace:
     run = given["run"] if "run" in given else given["campaign_run"]
     campaign = bisects.campaign_of(tracker, run, given.get("bad"), allow_scripts=config.allow_scripts)
     return campaign.on(config.devices).config.place
 
 
-def _place_of_run(tracker: Tracker, config: Any, given: Mapping[str, Any]) -> Place:
+def _place_of_run(tracker: Tracker, config: Any, given: Mapping[str, Any]) -> BuildPlace:
     return promotions.promotion_place(tracker.info(run_id_of(given["run_id"], tracker)), config)
 
 

@@ -27,7 +27,7 @@ from prefect.utilities.callables import parameter_docstrings
 from trtops import errors
 from trtops.flows.server import ensure_prefect_home
 from trtops.flows.slots import device_slot
-from trtops.ops.campaign.config import Place
+from trtops.ops.campaign.config import BuildPlace
 from trtops.ops.result import OpResult, steps_run_by
 from trtops.record import OptionField, Record, option_fields, with_options
 from trtops.spec import BackendName
@@ -44,7 +44,7 @@ R = TypeVar("R")
 
 # Names the place that an op builds at, or the back end that it uses in this process, from tracker, config and
 # arguments. A GPU of it is held while the op runs. None: the op needs no GPU, or its tasks hold theirs.
-PlaceOf: TypeAlias = Callable[[OfflineTracker, Any, Mapping[str, Any]], "Place | BackendName | None"]
+PlaceOf: TypeAlias = Callable[[OfflineTracker, Any, Mapping[str, Any]], "BuildPlace | BackendName | None"]
 
 # Parameters of ops that take Python objects, or that only other ops set.
 _OF_PYTHON = {"tracker", "tags", "parent", "progress", "submit", "evaluate", "built", "convert_one", "feeds", "file",

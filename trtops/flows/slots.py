@@ -14,7 +14,7 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPS
 
 from trtops.backend.engines import engine_backend
 from trtops.errors import BackendError
-from trtops.ops.campaign.config import Place
+from trtops.ops.campaign.config import BuildPlace
 from trtops.ops.campaign.workers import gpus_of
 from trtops.spec import BackendName
 
@@ -54,12 +54,12 @@ def gpu_slot(gpus: Sequence[str]) -> Iterator[str | None]:
 
 
 @contextmanager
-def device_slot(where: Place | BackendName | None) -> Iterator[tuple[str, ...]]:
+def device_slot(where: BuildPlace | BackendName | None) -> Iterator[tuple[str, ...]]:
     """Hold one of the GPUs of a place, or the one that a back end uses in this process.
 
     Yields the ``devices`` for the op: empty for its default.
     """
-    if isinstance(where, Place):
+    if isinstance(where, BuildPlace):
         gpus = gpus_of(where.backend, where.devices)
     else:
         gpus = {}
@@ -67,7 +67,7 @@ def device_slot(where: Place | BackendName | None) -> Iterator[tuple[str, ...]]:
             state = {} if where is None else engine_backend(where).device_state()
             gpus = {state["uuid_sha256"]: ""} if "uuid_sha256" in state else {}
     with gpu_slot(tuple(gpus)) as held:
-        if isinstance(where, Place):
+        if isinstance(where, BuildPlace):
             yield where.devices if held is None else (gpus[held],)
         else:
             yield ()

@@ -37,8 +37,9 @@ from trtops.tactics.model import (
     marginals,
 )
 
-Decision: TypeAlias = Literal["confirmed", "chance", "combination"]
-Outcome: TypeAlias = Literal["confirmed", "sufficient", "not repeatable", "combination", "undecided"]
+BisectionDecision: TypeAlias = Literal["confirmed", "chance", "combination"]
+"""How a bisection ends: with its best explanation, with verdicts that follow no unit, or without an explanation."""
+SearchOutcome: TypeAlias = Literal["confirmed", "sufficient", "not repeatable", "combination", "undecided"]
 """How a search ends: with culprits; with the held units alone being bad in the good build; with verdicts that follow no
 unit; with a combination that is neither one unit nor a pair; or without a decision."""
 
@@ -47,12 +48,12 @@ _ONE, _TOGETHER, _EITHER = 0.86, 0.07, 0.07  # prior shares of one unit, both of
 # Priors of the rates of bad builds, and their shares: replays repeat, so builds without the culprit are seldom bad.
 _PRIORS: tuple[tuple[Prior, float], ...] = ((ALWAYS, 0.5), ((3.0, 0.5, 0.5, 45.0), 0.5))
 _SEEN_RATES = (0.94, 0.06)  # rates of bad builds with and without the culprit, for builds that are no mixtures
-# Share of the prior that follows such builds. They may mislead; the rest limits the cost to a few trials.
+# Share of the prior that follows those builds. They may mislead; the rest limits the cost to a few trials.
 _BELIEF = 0.9
 _CHANCE_FACTOR = 5  # times the confidence that chance needs, since the good build may contain the culprit too
 _DOUBTED = 0.95  # probability of chance after which a confirmation needs that many times the evidence
-_MAX_PAIRED = 256
-_SUSPECTS = 3
+_MAX_PAIRED = 256  # units that pairs are made of; the matrix is updated at every trial
+_SUSPECTS = 3  # units, the most probable ones, whose partners are searched
 _SUSPECTED = 0.5  # probability from which a unit is reported as part of a combination
 _GOOD_VERDICTS = 3  # good verdicts after which held units alone do not make the good build bad
 _MAX_CULPRITS = 4  # explanations, each making builds bad alone, after which the search ends
@@ -60,17 +61,17 @@ _MAX_FAILURES = 12  # trials that could not be built as wanted, after which the 
 _COMBINATION_TRIALS = 40  # trials after which evidence without a probable explanation is an unresolved combination
 
 
-class Seen(NamedTuple):
-    """A build that existed before: the units that it has as in the bad build, and those as in neither of the two."""
+class EarlierBuild(NamedTuple):
+    """A build that existed before the bisection, and is no mixture of the two."""
 
-    taken: Bools
+    taken: Bools  # units that it has as in the bad build
     bad: bool
-    other: Bools
+    other: Bools  # units that it has as in neither of the two
 
 
 @dataclass(frozen=True)
-class Culprits:
-    """An explanation, its posterior probability, the evidence against chance, and the number of trials so far."""
+class BestExplanation:
+    """The most probable explanation, its probability, the evidence against chance, and the number of trials so far."""
 
     clauses: Clauses
     probability: float
@@ -84,7 +85,7 @@ class Culprits:
 
 
 class Bisection:
-    """Trials and their verdicts; chooses the next trial and decides when to stop.
+    """Trials and their verdicts: chooses the next trial, and decides when one explanation is confirmed.
 
     Args:
         units: Number of units.
@@ -101,7 +102,7 @@ class Bisection:
         self,
         units: int,
         seed: int = 0,
-        seen: Sequence[Seen] = (),
+        seen: Sequence[EarlierBuild] = (),
         chance: float = CHANCE,
         confidence: float = 0.95,
         confidence_of_one: float | None = None,
@@ -111,23 +112,26 @@ class Bisection:
         self._coin = np.random.default_rng(seed)
         self._log_chance = math.log(chance)
         self._log_not_chance = math.log(1 - chance)
-        single, pair = self._prior(np.arange(min(units, _MAX_PAIRED)), seen)
-        if units > _MAX_PAIRED:  # pair the most suspicious ones
-            single, pair = self._prior(np.sort(np.argsort(-single, kind="stable")[:_MAX_PAIRED]), seen)
-        self._single_prior, self._pair_prior = single, pair
+        self._paired = np.arange(min(units, _MAX_PAIRED))
+        self._single_prior, self._pair_prior = self._prior(seen)
+        if units > _MAX_PAIRED:  # again, with pairs of the units that earlier builds make most probable
+            self._paired = np.sort(np.argsort(-self._single_prior, kind="stable")[:_MAX_PAIRED])
+            self._single_prior, self._pair_prior = self._prior(seen)
         self._taken: list[Bools] = []
         self._bad: list[bool] = []
-        self._log_mean = [(np.zeros(units), np.zeros(pair.shape)) for _ in _PRIORS]
+        # Logarithms of the e-values of single units and of pairs, for each prior of rates.
+        self._log_e_values = [(np.zeros(units), np.zeros(self._pair_prior.shape)) for _ in _PRIORS]
         self._was_doubted = False
         self._shunned: set[bytes] = set()
         self._update()
 
-    def _prior(self, paired: np.ndarray, seen: Sequence[Seen]) -> tuple[Floats, Floats]:
-        self._paired = paired
-        pairs = len(paired) * (len(paired) - 1) / 2
+    def _prior(self, seen: Sequence[EarlierBuild]) -> tuple[Floats, Floats]:
+        """Log-priors of single units and of pairs, by shares alone or, for the most part, as earlier builds suggest."""
+        size = len(self._paired)
+        pairs = size * (size - 1) / 2
         single = np.full(self.units, math.log(_ONE / self.units if pairs else 1.0))
-        pair = np.full((len(paired), len(paired)), math.log(_TOGETHER / pairs) if pairs else -np.inf)
-        pair[np.tril_indices(len(paired), -1)] = math.log(_EITHER / pairs) if pairs else -np.inf
+        pair = np.full((size, size), math.log(_TOGETHER / pairs) if pairs else -np.inf)
+        pair[np.tril_indices(size, -1)] = math.log(_EITHER / pairs) if pairs else -np.inf
         np.fill_diagonal(pair, -np.inf)
         if not seen:
             return single, pair
@@ -158,8 +162,9 @@ class Bisection:
 
     def add(self, taken: Bools, bad: bool, opposite: Bools | None = None) -> None:
         """Add a verdict; ``opposite`` is the trial that the coin decided against, None if no coin was thrown."""
+        # The ratio of the module's docstring, with rates of bad builds as the trials before this one estimate them.
         if opposite is not None:
-            for (prior, _), (single, pair) in zip(_PRIORS, self._log_mean):
+            for (prior, _), (single, pair) in zip(_PRIORS, self._log_e_values):
                 sizes = (self._counts.single_size, self._counts.pair_size)
                 hits = (self._counts.single_hits, self._counts.pair_hits)
                 for total, size, hit, here, there in zip(
@@ -169,7 +174,7 @@ class Bisection:
                     outside = (sum(self._bad) - hit + prior[2]) / (self.trials - size + prior[2] + prior[3])
                     inside, outside = (inside, outside) if bad else (1 - inside, 1 - outside)
                     p_here, p_there = np.where(here, inside, outside), np.where(there, inside, outside)
-                    total += np.log((p_here + p_there) / 2 / p_here)
+                    total -= np.log((p_here + p_there) / 2 / p_here)
         self._taken.append(taken)
         self._bad.append(bad)
         self._update()
@@ -194,11 +199,9 @@ class Bisection:
         single, pair, mass = np.exp(single - peak), np.exp(pair - peak), math.exp(chance - peak)
         total = float(single.sum() + pair.sum()) + mass
         self._single, self._pair, self.p_chance = single / total, pair / total, mass / total
-        # An explanation's e-value is the product of the ratios of trials with a coin; log_mean is minus the
-        # logarithm of that product.
         logs = [
-            math.log(share) + np.concatenate((self._single_prior - s, (self._pair_prior - p).ravel()))
-            for (_, share), (s, p) in zip(_PRIORS, self._log_mean)
+            math.log(share) + np.concatenate((self._single_prior + s, (self._pair_prior + p).ravel()))
+            for (_, share), (s, p) in zip(_PRIORS, self._log_e_values)
         ]
         self.log_e_value = float(np.logaddexp.reduce(np.concatenate(logs)))
 
@@ -208,40 +211,39 @@ class Bisection:
         return marginals(self._single, self._pair, self._paired)
 
     @property
-    def best(self) -> Culprits:
+    def best(self) -> BestExplanation:
         """The most probable explanation."""
         one, pair = int(self._single.argmax()), int(self._pair.argmax())
         clauses: Clauses = ((one,),)
         probability = float(self._single[one])
         if self._pair.flat[pair] > probability:
             probability, clauses = float(self._pair.flat[pair]), clauses_of_pair(pair, self._paired)
-        return Culprits(clauses, probability, self.log_e_value, self.trials)
+        return BestExplanation(clauses, probability, self.log_e_value, self.trials)
 
-    def decided(self) -> Decision | None:
+    def decided(self) -> BisectionDecision | None:
         """The conclusion; None if more trials are needed. Valid after every trial."""
         if self.p_chance >= 1 - (1 - self._confidence) / _CHANCE_FACTOR:
             return "chance"
-        best = self.best
-        needed = self._against_chance
-        if self._confidence_of_one is not None:
-            needed = max(needed, (1 + self._confidence) / 2 * (1 - self.p_chance))
         if not self._is_evident:
             return None
-        if best.probability >= needed:
+        needed = self._needed_confidence
+        if self._confidence_of_one is not None:
+            needed = max(needed, (1 + self._confidence) / 2 * (1 - self.p_chance))
+        if self.best.probability >= needed:
             return "confirmed"
         return "combination" if self.trials >= _COMBINATION_TRIALS else None
 
     @property
-    def _against_chance(self) -> float:
-        """The confidence that a confirmation needs against chance."""
+    def _needed_confidence(self) -> float:
+        """The confidence that a confirmation of the best explanation needs against chance."""
         of_one = self._confidence_of_one
         return self._confidence if of_one is None or len(self.best.units) > 1 else of_one
 
     @property
     def _is_evident(self) -> bool:
-        # More evidence against chance is needed, once chance has seemed certain.
+        # Once chance has seemed certain, a confirmation would contradict that, so it needs more evidence.
         factor = _CHANCE_FACTOR if self._was_doubted else 1
-        return self.log_e_value >= -math.log((1 - self._against_chance) / factor)
+        return self.log_e_value >= -math.log((1 - self._needed_confidence) / factor)
 
     def next(self) -> tuple[Bools, Bools | None]:
         """The next trial, and its opposite if a coin decided between the two."""
@@ -295,7 +297,7 @@ class Bisection:
                 yield self._halved(partners, taken=taken, left=left)
 
     def _halved(self, weights: Floats, taken: int | None, left: int | None) -> tuple[Bools, Bools]:
-        """Two trials that share the units out, half of the weight each, but for one that both take or leave."""
+        """Two opposite trials with half of the weight each, but both have the unit ``taken`` and not ``left``."""
         fixed = [unit for unit in (taken, left) if unit is not None]
         order = [unit for unit in np.argsort(-weights, kind="stable").tolist() if unit not in fixed]
         cumulated = np.cumsum(weights[order])
@@ -308,117 +310,119 @@ class Bisection:
         return one, other
 
 
-class Built(NamedTuple):
-    """The units that a build really got from the bad one, or None if that cannot be said; and its verdict."""
+class TrialResult(NamedTuple):
+    """A mixture as it was built, and its verdict."""
 
-    taken: Bools | None
+    taken: Bools | None  # the units that it really got from the bad build; None if some are as in neither of the two
     bad: bool
 
 
 @dataclass
-class Found:
-    """The culprits, each making builds bad without the others, and whether the bad build is good without all of them.
+class SearchResult:
+    """The culprits, each making builds bad without the others.
 
-    With the outcome ``combination``, ``suspects`` are the units that probably take part in it.
+    It is complete if the bad build is good without all of them. With the outcome ``combination``, ``suspects`` are the
+    units that probably take part in it.
     """
 
-    outcome: Outcome = "undecided"
-    culprits: list[Culprits] = field(default_factory=list)
+    outcome: SearchOutcome = "undecided"
+    culprits: list[BestExplanation] = field(default_factory=list)
     complete: bool = False
     suspects: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
-class Search:
-    """All culprits of a bad build, one after the other."""
+class CulpritSearch:
+    """All culprits of a bad build: one bisection after the other, each without the units of those before."""
 
     units: int
     held: Bools  # units that every trial takes from the bad build, of shape ``(units,)``
-    is_held_by_good: bool = False  # whether the good build has a known culprit already, although ``held`` is empty
-    seen: tuple[Seen, ...] = ()
+    # Whether the good build has those units already. There is nothing to hold then, and its own verdict counts.
+    is_held_by_good: bool = False
+    seen: tuple[EarlierBuild, ...] = ()
     chance: float = CHANCE  # this and what follows are as for :class:`Bisection`
     confidence: float = 0.95
     confidence_of_one: float | None = None
     seed: int = 0
 
-    def run(self) -> Generator[Bools, Built | None, Found]:
+    def run(self) -> Generator[Bools, TrialResult | None, SearchResult]:
         """Yield the units to take from the bad build, and receive each build; None ends the search early."""
-        found = Found()
+        found = SearchResult()
         if self.held.any() or self.is_held_by_good:
             enough = yield from self._is_enough()
             if enough is not False:
-                return Found("sufficient" if enough else "undecided")
+                return SearchResult("sufficient" if enough else "undecided")
         free = ~self.held
         known_good: set[bytes] = set()
         while free.any() and len(found.culprits) < _MAX_CULPRITS:
             places = np.flatnonzero(free)
-            seen = [Seen(s.taken[places], s.bad, s.other[places]) for s in self.seen]
+            seen = [EarlierBuild(s.taken[places], s.bad, s.other[places]) for s in self.seen]
             bisection = Bisection(len(places), self.seed, seen, self.chance, self.confidence, self.confidence_of_one)
             decision = yield from self._decide(bisection, places, known_good)
-            if decision == "confirmed":
-                best = bisection.best
-                clauses = tuple(tuple(places[list(clause)].tolist()) for clause in best.clauses)
-                found.culprits.append(replace(best, clauses=clauses))
-                found.outcome = "confirmed"
-                free[places[list(best.units)]] = False
-                rest = free | self.held
-                found.complete = not free.any() or rest.tobytes() in known_good or (yield from self._is_good(rest))
-                if found.complete:
-                    break
-                continue
-            if decision == "combination":
-                found.suspects = tuple(places[bisection.probabilities >= _SUSPECTED].tolist())
-            if not found.culprits and decision is not None:
-                found.outcome = "combination" if decision == "combination" else "not repeatable"
-            break
+            if decision != "confirmed":
+                if decision == "combination":
+                    found.suspects = tuple(places[bisection.probabilities >= _SUSPECTED].tolist())
+                if not found.culprits and decision is not None:
+                    found.outcome = "combination" if decision == "combination" else "not repeatable"
+                break
+            # The bisection numbers the free units only.
+            best = bisection.best
+            clauses = tuple(tuple(places[list(clause)].tolist()) for clause in best.clauses)
+            found.culprits.append(replace(best, clauses=clauses))
+            found.outcome = "confirmed"
+            free[places[list(best.units)]] = False
+            rest = free | self.held
+            found.complete = not free.any() or rest.tobytes() in known_good or (yield from self._is_good(rest))
+            if found.complete:
+                break
         return found
 
-    def _is_enough(self) -> Generator[Bools, Built | None, bool | None]:
+    def _is_enough(self) -> Generator[Bools, TrialResult | None, bool | None]:
         """Whether the good build is bad with the held units; None if that cannot be built."""
         # A good verdict may be wrong, and culprits may fail only sometimes, so it takes several, the good build's own
         # included.
         for _ in range(_GOOD_VERDICTS - self.is_held_by_good):
-            built = yield self.held
-            if built is None or built.taken is None or not np.array_equal(built.taken, self.held):
+            result = yield self.held
+            if result is None or result.taken is None or not np.array_equal(result.taken, self.held):
                 return None
-            if built.bad:
+            if result.bad:
                 return True
         return False
 
     def _decide(
         self, bisection: Bisection, places: Ints, known_good: set[bytes]
-    ) -> Generator[Bools, Built | None, Decision | None]:
+    ) -> Generator[Bools, TrialResult | None, BisectionDecision | None]:
         """Bisect some of the units; None if the search was ended or too many trials could not be built."""
         failed = 0
         while (decision := bisection.decided()) is None and failed < _MAX_FAILURES:
             wanted, opposite = bisection.next()
             mask: Bools = self.held.copy()
             mask[places[wanted]] = True
-            built = yield mask
-            if built is None:
+            result = yield mask
+            if result is None:
                 return None
             others = np.delete(np.arange(self.units), places)
-            if built.taken is None or not np.array_equal(built.taken[others], self.held[others]):
+            if result.taken is None or not np.array_equal(result.taken[others], self.held[others]):
                 failed += 1
                 bisection.shun(wanted)
                 continue
-            if not built.bad:
-                known_good.add(built.taken.tobytes())
-            got = built.taken[places]
+            if not result.bad:
+                known_good.add(result.taken.tobytes())
+            got = result.taken[places]
             followed = np.array_equal(got, wanted)
             if not followed:
                 bisection.shun(wanted)  # or it would be chosen again, and fail again
             # Where the build differs from the request, the coin did not choose it.
-            bisection.add(got, built.bad, opposite if followed else None)
+            bisection.add(got, result.bad, opposite if followed else None)
         return decision
 
-    def _is_good(self, taken: Bools) -> Generator[Bools, Built | None, bool]:
-        """Whether the bad build without its culprits is good; a bad verdict is repeated once."""
+    def _is_good(self, taken: Bools) -> Generator[Bools, TrialResult | None, bool]:
+        """Whether the bad build without its culprits is good; a bad verdict, which may be wrong, is repeated once."""
         for _ in range(2):
-            built = yield taken
-            if built is None:
+            result = yield taken
+            if result is None:
                 return False
-            if not built.bad:
+            if not result.bad:
                 return True
         return False
 

@@ -25,8 +25,8 @@ from trtops.tactics.findings import (
     Suspect,
     TacticDiff,
 )
-from trtops.tactics.model import Bools, Evidence, Floats, Likelihood, features_of, groups_of, log_prior, weigh
-from trtops.tactics.record import Choice
+from trtops.tactics.model import LOG_ONE, LOG_PAIR, Bools, Floats, Likelihood, Posterior, features_of, groups_of, weigh
+from trtops.tactics.record import TacticOption
 from trtops.tactics.table import ABSENT, TEXTS, By, CampaignTable, choice_texts
 from trtops.verdict import VERDICTS
 
@@ -54,30 +54,31 @@ def diff(
     if by not in TEXTS:
         raise errors.ConfigError(f"by is {by!r}; expected one of {', '.join(TEXTS)}. {errors.near(by, TEXTS)}")
     case = _Case(table, by)
-    found, confounder = None, ""
+    posterior, confounder = None, ""  # None where nothing varies, or all verdicts agree
     if case.groups.members and case.bad.any() and not case.bad.all():
-        found = weigh(case.groups.present, case.groups.log_share, case.bad)
+        posterior = weigh(case.groups.present, case.groups.log_share, case.bad)
         gain, confounder = _find_confounder(case, blocks or {})
-        found = replace(found, log_e_value=found.log_e_value - gain)
+        posterior = replace(posterior, log_e_value=posterior.log_e_value - gain)
     hits = case.groups.present[case.bad].sum(axis=0)
-    probabilities = found.probabilities if found else np.zeros(len(hits))
+    probabilities = posterior.probabilities if posterior else np.zeros(len(hits))
+    # By probability, then by bad builds, then as they occurred: the last key of lexsort comes first.
     ranking = np.lexsort((np.arange(len(hits)), -hits, -probabilities))
     explanation = None
-    if found:
+    if posterior:
         place = {int(group): position for position, group in enumerate(ranking)}
-        explained = int(case.bad[found.expected_bad].sum())
+        explained = int(case.bad[posterior.expected_bad].sum())
         explanation = Explanation(
-            clauses=tuple(sorted(tuple(sorted(place[g] for g in clause)) for clause in found.best)),
-            probability=found.p_whole,
+            clauses=tuple(sorted(tuple(sorted(place[g] for g in clause)) for clause in posterior.best)),
+            probability=posterior.p_whole,
             bad_explained=explained,
-            good_against=int(found.expected_bad.sum()) - explained,
+            good_against=int(posterior.expected_bad.sum()) - explained,
         )
     varying = [table.columns[place] for place in sorted(set(case.features.column.tolist()))]
     return TacticDiff(
         by=by,
         ordered=table.ordered,
         confidence=confidence,
-        conclusion=_conclude(case, found, confidence),
+        conclusion=_conclude(case, posterior, confidence),
         good=int((~case.bad).sum()),
         bad=int(case.bad.sum()),
         errors=table.named("error"),
@@ -85,9 +86,9 @@ def diff(
         varying_layers=tuple(name for kind, name in varying if kind == "layer"),
         suspects=tuple(case.suspect(group, float(probabilities[group])) for group in ranking.tolist()),
         explanation=explanation,
-        e_value_log10=found.log_e_value / math.log(10) if found else 0.0,
-        p_chance=found.p_chance if found else 0.5,
-        thorough=found is not None and _would_have_shown(case, 2, confidence),
+        e_value_log10=posterior.log_e_value / math.log(10) if posterior else 0.0,
+        p_chance=posterior.p_chance if posterior else 0.5,
+        thorough=posterior is not None and _would_have_shown(case, 2, confidence),
         confounder=confounder,
         set_difference=set_difference(table),
     )
@@ -114,32 +115,33 @@ def set_difference(table: CampaignTable) -> tuple[SetDifference, ...]:
         only_bad = np.setdiff1d(of_bad, of_good)
         choices = [table.choices[code] for code in only_bad[only_bad != ABSENT]] if kind == "layer" else []
         if choices:
-            found.append(SetDifference(layer=name, choices=tuple(c for c in choices if isinstance(c, Choice))))
+            found.append(SetDifference(layer=name, choices=tuple(c for c in choices if isinstance(c, TacticOption))))
     return tuple(found)
 
 
 class _Case:
-    """The evaluated builds of a table, as features, and these in groups that no verdict can tell apart."""
+    """The builds of a table that are good or bad, as features, and these in groups that no verdict can tell apart."""
 
     def __init__(self, table: CampaignTable, by: By) -> None:
         self.table = table
-        judged = table.verdicts != VERDICTS.index("error")
-        self.names = [name for name, is_judged in zip(table.names, judged) if is_judged]
-        self.bad: Bools = table.verdicts[judged] == VERDICTS.index("bad")
+        evaluated = table.verdicts != VERDICTS.index("error")
+        self.names = [name for name, is_evaluated in zip(table.names, evaluated) if is_evaluated]
+        self.bad: Bools = table.verdicts[evaluated] == VERDICTS.index("bad")
         self.texts, codes = choice_texts(table, by)
-        self.features = features_of(codes[judged])
+        self.features = features_of(codes[evaluated])
         self.groups = groups_of(self.features, ordered=table.ordered)
-        self.of_settings = np.array([table.columns[c][0] == "setting" for c in self.features.column], np.bool_)
+        self.is_setting = np.array([table.columns[c][0] == "setting" for c in self.features.column], np.bool_)
 
     def suspect(self, group: int, probability: float) -> Suspect:
-        """A group in words. Absent layers follow from others, and count only if alone."""
+        """A group in words."""
         present, bad = self.groups.present[:, group], self.bad
         members = self.groups.members[group]
-        layers = [f for f in members if not self.of_settings[f]]
+        layers = [f for f in members if not self.is_setting[f]]
         chosen = [f for f in layers if self.features.code[f] != ABSENT]
         settings = self._settings(members)
         if not settings and probability > _WORTH_NAMING:
             settings = self._joint_settings(group)
+        # A layer is absent because of what other layers or settings are, so these are named where there are any.
         choices = []
         for f in chosen or (layers if len(layers) == len(members) else []):
             code, (_, layer) = int(self.features.code[f]), self.table.columns[self.features.column[f]]
@@ -157,13 +159,13 @@ class _Case:
         return tuple(
             (self.table.columns[self.features.column[f]][1], self.texts[self.features.code[f]])
             for f in features
-            if self.of_settings[f] and self.features.code[f] != ABSENT
+            if self.is_setting[f] and self.features.code[f] != ABSENT
         )
 
     def _joint_settings(self, group: int) -> tuple[tuple[str, str], ...]:
         """A minimal set of settings that occur together in exactly the builds of the group, if any."""
         present = self.groups.present[:, group]
-        settings = np.flatnonzero(self.of_settings & (self.features.code != ABSENT)).tolist()
+        settings = np.flatnonzero(self.is_setting & (self.features.code != ABSENT)).tolist()
         # Only settings of every build of the group can be in the set. If all of these together do not single the group
         # out, no subset does; if they do, each one that the others can do without is dropped.
         needed = [f for f in settings if not (present & ~self.features.present[:, f]).any()]
@@ -206,20 +208,20 @@ def _at_own_rate(size: ArrayLike, hits: ArrayLike) -> Floats:
     return logs
 
 
-def _conclude(case: _Case, found: Evidence | None, confidence: float) -> Conclusion:
+def _conclude(case: _Case, posterior: Posterior | None, confidence: float) -> Conclusion:
     if not len(case.bad):
         return "no builds"
     if not case.bad.any():
         return "no bad builds"
     if case.bad.all():
         return "no good builds"
-    if found is None:
+    if posterior is None:
         return "no single tactic explains this"
-    if found.log_e_value >= -math.log(1 - confidence):
-        return "confirmed" if found.probabilities.max() >= confidence else "narrowed down"
+    if posterior.log_e_value >= -math.log(1 - confidence):
+        return "confirmed" if posterior.probabilities.max() >= confidence else "narrowed down"
     # A culprit would have been confirmed by now: a single one, or where chance is less certain, even a pair.
-    culprits = 1 if found.p_chance > CLEARED else 2
-    if found.p_chance > 0.5 and _would_have_shown(case, culprits, confidence):
+    culprits = 1 if posterior.p_chance > CLEARED else 2
+    if posterior.p_chance > 0.5 and _would_have_shown(case, culprits, confidence):
         return "no single tactic explains this"
     return "not enough runs"
 
@@ -230,6 +232,6 @@ def _would_have_shown(case: _Case, culprits: int, confidence: float) -> bool:
     likelihood = Likelihood(len(case.bad), bad)
     # As many builds have the culprit as are bad. A few of those are good, and as many bad builds do not have it.
     hits = bad - int(_WRONG_VERDICTS * bad)
-    prior = log_prior(culprits, np.full(culprits, -math.log(len(case.groups.members))))
+    prior = (LOG_ONE if culprits == 1 else LOG_PAIR) - culprits * math.log(len(case.groups.members))
     log_e_value = prior + float(likelihood(np.int64(bad), np.int64(hits))) - likelihood.supremum
     return log_e_value >= -math.log(1 - confidence)

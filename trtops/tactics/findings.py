@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from trtops.record import Record
 from trtops.tables import markdown_table
-from trtops.tactics.record import Choice
+from trtops.tactics.record import TacticOption
 from trtops.tactics.table import By
 
 Conclusion: TypeAlias = Literal[
@@ -23,7 +23,7 @@ Conclusion: TypeAlias = Literal[
 
 CLEARED = 0.7
 """Posterior probability of chance from which a campaign may stop searching for a culprit."""
-_RIVAL = 0.02  # probability from which a suspect is named as an alternative
+_RIVAL = 0.02  # probability from which another suspect is named as an alternative to the explanation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class SetDifference(Record):
     """Polygraphy's plain difference for one layer: its choices in bad builds that no good build has."""
 
     layer: str
-    choices: tuple[Choice, ...]
+    choices: tuple[TacticOption, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +116,8 @@ class TacticDiff(Record):
         return tuple(suspect for suspect in self.suspects if suspect.probability >= self.confidence)
 
     @property
-    def suspected(self) -> tuple[int, ...]:
-        """Positions of the suspects in the explanation, each once."""
+    def _explained(self) -> tuple[int, ...]:
+        """Positions of the suspects that the explanation names, each once."""
         clauses = self.explanation.clauses if self.explanation else ()
         return tuple(dict.fromkeys(i for clause in clauses for i in clause))
 
@@ -136,6 +136,7 @@ class TacticDiff(Record):
         if self.conclusion == "no builds":
             return f"No build has a verdict; {_count_text(len(self.errors), 'build')} crashed or hung."
         if self.conclusion == "no bad builds":
+            # With this rate of bad builds, so many good ones in a row would have a probability of 1 - confidence.
             rate = 1 - (1 - self.confidence) ** (1 / self.good)
             sure = f"at {_percent_text(self.confidence)} confidence"
             return f"All {self.good} builds are good: {sure} fewer than {_percent_text(rate)} are bad."
@@ -148,13 +149,14 @@ class TacticDiff(Record):
         if self.conclusion == "not enough runs":
             return f"Not enough runs: {counts}. Most suspicious so far: {leading}. Build more, or prove it by a swap."
         if self.conclusion == "narrowed down":
-            rivals = [s for i, s in enumerate(self.suspects) if i not in self.suspected and s.probability > _RIVAL]
+            rivals = [s for i, s in enumerate(self.suspects) if i not in self._explained and s.probability > _RIVAL]
             instead = f", or instead {'; '.join(s.describe() for s in rivals[:3])}" if rivals else ""
             return f"A choice explains the {counts}, most likely {leading}{instead}. Build more, or prove it by a swap."
         fit = self.explanation
         assert fit is not None
+        # The evidence may confirm one of two choices, and leave open which the other one is.
         against = f", against {_count_text(fit.good_against, 'good build')} with it" if fit.good_against else ""
-        certain = all(self.suspects[i].probability >= self.confidence for i in self.suspected)
+        certain = all(self.suspects[i].probability >= self.confidence for i in self._explained)
         named = leading if certain else f"{'; '.join(s.describe() for s in self.confirmed)}. Fits best: {leading}"
         return (
             f"Culprit: {named}. It explains {fit.bad_explained} of {_count_text(self.bad, 'bad build')}{against}, and "
@@ -167,7 +169,7 @@ class TacticDiff(Record):
         text = "; or ".join(" together with ".join(self.suspects[s].describe() for s in clause) for clause in clauses)
         together = ", which fail only together" if any(len(clause) > 1 for clause in clauses) else ""
         # At least this is the probability that all of them are culprits, by Bonferroni's inequality.
-        doubt = sum(1 - self.suspects[suspect].probability for suspect in self.suspected)
+        doubt = sum(1 - self.suspects[suspect].probability for suspect in self._explained)
         probability = max(1 - doubt, self.explanation.probability)
         return f"{text}{together} (probability {_probability_text(probability)})"
 

@@ -1,13 +1,17 @@
 """The probability model behind diff, bisection and campaign: one choice, either of two, both of two, or chance.
 
-A *choice* is "this layer got this tactic", true or false for each build. An *explanation* says which builds come out
-bad: those with one choice, those with either of two, or those with both of two. Its likelihood is the probability of
-all verdicts, with the rates of bad builds among those it expects to be bad, and among the others, integrated over Beta
-priors. So a few wrong verdicts, or a culprit that fails only sometimes, do no harm.
+A *choice* is "this layer got this tactic", true or false for each build. In a bisection it is a *unit* that a mixture
+takes from the bad build. In a table it is a *feature*, and features that occur in the same builds are one *group*,
+which counts as one choice: :func:`features_of`, then :func:`groups_of`, then :func:`weigh`.
 
-Two thresholds guard against blaming chance: a posterior probability, and a test martingale whose value exceeds ``1 /
-alpha`` with a probability of at most ``alpha``, at any number of builds (Ville's inequality; Wasserman, Ramdas and
-Balakrishnan, "Universal inference", PNAS 2020).
+An *explanation* says which builds come out bad: those with one choice, those with either of two, or those with both of
+two. Its likelihood is the probability of all verdicts, with the rates of bad builds among those it expects to be bad,
+and among the others, integrated over Beta priors. So a few wrong verdicts, or a culprit that fails only sometimes, do
+no harm.
+
+Two thresholds guard against blaming chance: a posterior probability, and the *evidence*, also called e-value: a test
+martingale that exceeds ``1 / alpha`` with a probability of at most ``alpha``, at any number of builds (Ville's
+inequality; Wasserman, Ramdas and Balakrishnan, "Universal inference", PNAS 2020).
 """
 
 from __future__ import annotations
@@ -153,7 +157,8 @@ class Counts:
     """Builds that each explanation expects to be bad (``size``), and the bad ones among them (``hits``).
 
     Arrays of single choices have shape ``(choices,)``, those of pairs ``(paired, paired)``: above the diagonal both of
-    two, below it either of two. The diagonal has no meaning.
+    two, below it either of two. The diagonal has no meaning. ``nested`` are pairs of which one choice occurs only in
+    builds that have the other one as well.
     """
 
     single_size: Ints
@@ -195,30 +200,27 @@ def clauses_of_pair(place: int, paired: Ints) -> Clauses:
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """What verdicts say about builds that are no mixtures."""
+class Posterior:
+    """The probabilities of explanations, given verdicts on builds that are no mixtures; and the evidence."""
 
     p_chance: float  # posterior probability that no choice decides
     probabilities: Floats  # posterior probability of each choice to be among the culprits, of shape ``(choices,)``
     best: Clauses  # the most probable explanation; ``expected_bad`` are the builds that it expects to be bad
     p_whole: float  # its posterior probability, and that nothing has to be added to it (:func:`_p_complete`)
     expected_bad: Bools
-    # Natural logarithm of the evidence. For builds in their order of arrival it is valid however often one looks,
-    # for others at a number of builds fixed beforehand.
+    # Natural logarithm of the evidence. In builds in their order of arrival it is valid however often one looks, else
+    # only at a number of builds fixed beforehand.
     log_e_value: float
 
 
-_LOG_ONE, _LOG_PAIR = math.log(1 / 2), math.log(1 / 4) + math.log(2)  # a pair can be drawn in two orders
+# Log-priors of single choices and of each kind of pair, without the shares of the choices. A pair can be drawn in two
+# orders.
+LOG_ONE, LOG_PAIR = math.log(1 / 2), math.log(1 / 4) + math.log(2)
 _MAX_PAIRED = 1024  # choices, the most suspicious, that pairs are made of: 1024 x 1024 doubles are 8 MiB
 _IMPROBABLE = 12.0  # log-distance from the best at which explanations do not matter
 
 
-def log_prior(size: int, log_shares: Floats) -> float:
-    """Log-prior of an explanation: 1/2 for single choices, 1/4 for each kind of pair, by shares."""
-    return (_LOG_ONE if size == 1 else _LOG_PAIR) + float(log_shares.sum())
-
-
-def weigh(present: Bools, log_share: Floats, bad: Bools) -> Evidence:
+def weigh(present: Bools, log_share: Floats, bad: Bools) -> Posterior:
     """Weigh every explanation against the verdicts; half of the prior is for chance.
 
     For probabilities all choices are alike. For the evidence each has its own share of the prior (:func:`groups_of`).
@@ -230,30 +232,30 @@ def weigh(present: Bools, log_share: Floats, bad: Bools) -> Evidence:
     alone = likelihood(present.sum(axis=0), present[bad].sum(axis=0))
     paired = np.argsort(-alone, kind="stable")[:_MAX_PAIRED]
     counts = Counts.of(present, bad, paired)
-    tried = ~counts.nested & (counts.pair_size > 0) & ~np.eye(len(paired), dtype=np.bool_)
-    single = _LOG_ONE + uniform + alone
-    pair = np.where(tried, _LOG_PAIR + 2 * uniform + likelihood(counts.pair_size, counts.pair_hits), -np.inf)
+    occurring = (counts.pair_size > 0) & ~np.eye(len(paired), dtype=np.bool_)
+    # A nested pair expects the same builds as one of its choices alone, which is the simpler explanation.
+    single = LOG_ONE + uniform + alone
+    pair = np.where(
+        occurring & ~counts.nested, LOG_PAIR + 2 * uniform + likelihood(counts.pair_size, counts.pair_hits), -np.inf
+    )
     # Nested pairs are part of the prior of the evidence, since later builds may part them. Pairs that are not among the
     # most suspicious are left out, which only makes the evidence smaller.
     share = log_share[paired]
-    evidence_of_pairs = _LOG_PAIR + share[:, None] + share + likelihood.mixed(counts.pair_size, counts.pair_hits)
-    evidence = np.concatenate(
-        (
-            _LOG_ONE + log_share + likelihood.mixed(counts.single_size, counts.single_hits),
-            evidence_of_pairs[(counts.pair_size > 0) & ~np.eye(len(paired), dtype=np.bool_)],
-        )
-    )
+    evidence_of_pairs = LOG_PAIR + share[:, None] + share + likelihood.mixed(counts.pair_size, counts.pair_hits)
+    evidence_of_singles = LOG_ONE + log_share + likelihood.mixed(counts.single_size, counts.single_hits)
+    evidence = np.concatenate((evidence_of_singles, evidence_of_pairs[occurring]))
     _merge_equal_pairs(counts, present, paired, single, pair)
+    # The largest term is subtracted before exponentials, or all of them would be zero after a thousand builds.
     peak = max(float(single.max()), float(pair.max(initial=-np.inf)), likelihood.chance)
     mass, mass_of_pairs, chance = np.exp(single - peak), np.exp(pair - peak), math.exp(likelihood.chance - peak)
     total = float(mass.sum() + mass_of_pairs.sum()) + chance
     one, best_pair = int(single.argmax()), int(pair.argmax())
     is_pair = pair.flat[best_pair] > single[one]
     best = clauses_of_pair(best_pair, paired) if is_pair else ((one,),)
-    expected = expected_bad(best, present)
+    expected: Bools = np.logical_or.reduce([present[:, list(clause)].all(axis=1) for clause in best])
     probability = float(mass_of_pairs.flat[best_pair] if is_pair else mass[one]) / total
     members = [choice for clause in best for choice in clause]
-    return Evidence(
+    return Posterior(
         p_chance=chance / total,
         probabilities=np.minimum(marginals(mass, mass_of_pairs, paired) / total, 1.0),
         best=best,
@@ -263,18 +265,13 @@ def weigh(present: Bools, log_share: Floats, bad: Bools) -> Evidence:
     )
 
 
-def expected_bad(clauses: Clauses, present: Bools) -> Bools:
-    """The builds that an explanation expects to be bad, of shape ``(builds,)``."""
-    expected: Bools = np.logical_or.reduce([present[:, list(clause)].all(axis=1) for clause in clauses])
-    return expected
-
-
 def _merge_equal_pairs(counts: Counts, present: Bools, paired: Ints, single: Floats, pair: Floats) -> None:
     """Move the probability of pairs that expect the same builds as a single choice to that choice, in place."""
     # No verdict can tell the two apart, and the single choice says the same in fewer words.
     # As many pairs may equal a choice as there are choices, each that much less probable.
     least = max(float(single.max()), float(pair.max())) - _IMPROBABLE - math.log(len(single))
     singles = np.flatnonzero(single > least)
+    # Equal counts are necessary and quick to compare; packed rows then show whether the builds are the same.
     builds = len(present) + 1
     known = counts.single_size[singles] * builds + counts.single_hits[singles]
     same_counts = np.isin(counts.pair_size * builds + counts.pair_hits, known)

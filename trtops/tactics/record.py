@@ -36,10 +36,10 @@ class TensorFormat(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice(Record):
-    """What a layer can get."""
+class TacticOption(Record):
+    """A tactic that a layer can get, with the formats that it works in."""
 
-    tactic: str  # the choice, spelled so that equal choices have equal texts on every build
+    tactic: str  # spelled so that equal tactics have equal texts in every build
     op: str = ""  # the layer's type
     implementation: int | None = None  # TensorRT's implementation number, where there is one
     tactic_id: int | None = None  # TensorRT's tactic number (may be negative, 64 bit), where there is one
@@ -48,8 +48,8 @@ class Choice(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TacticChoice(Choice):
-    """What one layer got."""
+class TacticChoice(TacticOption):
+    """The tactic that one layer got."""
 
     layer: str  # the layer's name; for ONNX Runtime the name of its first output tensor, since fused nodes lose theirs
     replayable: bool = True  # whether the back end can be made to choose the same again
@@ -109,27 +109,25 @@ def read_record(path: str | Path) -> TacticRecord:
 
 def _replayed_choice(layer: str, algorithm: Mapping[str, Any]) -> TacticChoice:
     implementation, tactic = int(algorithm["implementation"]), int(algorithm["tactic"])
-    inputs, outputs = (
-        tuple(
-            _tensor_format(
-                info["dtype"], *map(info.get, ("vectorized_dim", "components_per_element")), *info["strides"]
-            )
-            for info in algorithm[key]
+
+    def formats(key: str) -> tuple[TensorFormat, ...]:
+        return tuple(
+            _tensor_format(i["dtype"], i.get("vectorized_dim"), i.get("components_per_element"), *i["strides"])
+            for i in algorithm[key]
         )
-        for key in ("inputs", "outputs")
-    )
+
     return TacticChoice(
         layer=layer,
-        op="",
         tactic=f"implementation {implementation}, tactic {tactic}",
         implementation=implementation,
         tactic_id=tactic,
-        inputs=inputs,
-        outputs=outputs,
+        inputs=formats("inputs"),
+        outputs=formats("outputs"),
     )
 
 
-@functools.lru_cache(maxsize=4096)  # a campaign's files repeat a few hundred formats a hundred thousand times
+# A campaign's files repeat a few hundred formats a hundred thousand times.
+@functools.lru_cache(maxsize=4096)
 def _tensor_format(dtype: Any, dim: Any, components: Any, *strides: Any) -> TensorFormat:
     return TensorFormat(
         dtype=str(dtype),
@@ -139,8 +137,8 @@ def _tensor_format(dtype: Any, dim: Any, components: Any, *strides: Any) -> Tens
     )
 
 
-def algorithm_text(choice: Choice) -> str:
-    """A choice as Polygraphy prints algorithms, where TensorRT has numbers for it; in words elsewhere."""
+def algorithm_text(choice: TacticOption) -> str:
+    """A tactic as Polygraphy prints algorithms, where TensorRT has numbers for it; in words elsewhere."""
     if choice.implementation is None or choice.tactic_id is None:
         return choice.tactic
     numbers = f"(Implementation: {choice.implementation}, Tactic: {choice.tactic_id})"

@@ -1,8 +1,7 @@
 """Good and bad tactic records from files: ours, and Polygraphy's replay files.
 
 The folders are those that Polygraphy's ``debug build`` sorts into: ``good/`` and ``bad/``, with other artifacts among
-them. Files do not say in which order builds were made, so the table has none. They are read in the order of their
-digests, good ones first, so that a file's name decides nothing but the name of its build.
+them. Files do not say in which order builds were made, so the table has none.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 from trtops import errors
-from trtops.record import sha256_file
 from trtops.tactics.record import read_record
 from trtops.tactics.table import CampaignTable
 from trtops.verdict import Verdict
@@ -41,7 +39,7 @@ def _load_places(places: Mapping[Verdict, Path]) -> tuple[CampaignTable, Skipped
         if not place.exists():
             raise errors.ConfigError(f"{place}: no such file or folder; expected tactic records.")
         files = [path for path in place.rglob("*") if path.is_file()] if place.is_dir() else [place]
-        for path in sorted(files, key=lambda path: (_content_digest(path), path)):
+        for path in sorted(files):
             try:
                 table.append(str(path), verdict, read_record(path))
             except errors.FormatError as exc:
@@ -49,11 +47,3 @@ def _load_places(places: Mapping[Verdict, Path]) -> tuple[CampaignTable, Skipped
                     raise
                 skipped.append((str(path), str(exc)))
     return table, tuple(sorted(skipped))
-
-
-def _content_digest(path: Path) -> str:
-    """The content's digest; empty for a file that cannot be read, which is reported when it is."""
-    try:
-        return sha256_file(path)
-    except OSError:
-        return ""

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from trtops import errors
 from trtops.json.numpy_files import damage_reported, read_member
 from trtops.record import to_jsonable
-from trtops.tactics.record import Choice, Column, TacticRecord, TensorFormat
+from trtops.tactics.record import Column, TacticOption, TacticRecord, TensorFormat
 from trtops.verdict import VERDICTS, Verdict
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ ABSENT = -1
 """The code of a layer or setting that a build does not have."""
 
 _MAX_RATIO = 1000  # builds that hardly differ compress to a few hundredths of a bit per choice
-_ALWAYS_READ = 1 << 26  # bytes
+_ALWAYS_READ = 1 << 26  # bytes to which a table may unpack, however small its file is
 
 
 class CampaignTable:
@@ -46,7 +46,7 @@ class CampaignTable:
         names: One unique name per build: a run's id, or a file's path.
         verdicts: One per build.
         columns: Layers and settings, each once.
-        choices: What layers can get, and as texts the values of settings; codes are positions in it.
+        choices: Tactics of layers, and as texts the values of settings. Codes are positions in it.
         codes: Integers of shape ``(builds, columns)``; -1 where a build lacks the layer or setting. Copied.
         ordered: Whether the builds are in their order of arrival. Otherwise no statistics use the order.
 
@@ -59,7 +59,7 @@ class CampaignTable:
         names: Sequence[str] = (),
         verdicts: Sequence[Verdict] = (),
         columns: Sequence[Column] = (),
-        choices: Sequence[Choice | str] = (),
+        choices: Sequence[TacticOption | str] = (),
         codes: npt.ArrayLike | None = None,
         ordered: bool = True,
     ) -> None:
@@ -69,12 +69,8 @@ class CampaignTable:
         self._choices = {choice: code for code, choice in enumerate(choices)}
         if (len(self._names), len(self._columns), len(self._choices)) != (len(names), len(columns), len(choices)):
             raise errors.FormatError("Campaign table: a name, a column or a choice occurs twice; each must be unique.")
-        unknown = set(verdicts) - set(VERDICTS)
-        if unknown or len(verdicts) != len(names):
-            raise errors.FormatError(
-                f"Campaign table: expected {len(names)} verdicts out of {', '.join(VERDICTS)}; "
-                f"found {len(verdicts)}{', among them ' + repr(sorted(unknown)[0]) if unknown else ''}."
-            )
+        if len(verdicts) != len(names):
+            raise errors.FormatError(f"Campaign table: {len(verdicts)} verdicts; expected {len(names)}.")
         self._verdicts = [VERDICTS.index(verdict) for verdict in verdicts]
         shape = (len(names), len(columns))
         self._matrix: Codes = np.full(shape, ABSENT, np.int32) if codes is None else np.array(codes, np.int32)
@@ -96,18 +92,16 @@ class CampaignTable:
         """
         if name in self._names:
             raise errors.ConfigError(f"Build {name!r} is in the table already; each build counts once.")
-        if verdict not in VERDICTS:
-            raise errors.ConfigError(f"Build {name!r}: verdict {verdict!r}. {errors.near(verdict, VERDICTS)}".rstrip())
         if record is None and verdict != "error":
             raise errors.ConfigError(
                 f"Build {name!r} is {verdict} but has no tactic record; only an error can lack it."
             )
-        made: dict[Column, Choice | str] = {}
+        made: dict[Column, TacticOption | str] = {}
         for chosen in record.choices if record else ():
             # Layers of one name are numbered, or only the last of them would count.
             numbered = itertools.chain((chosen.layer,), (f"{chosen.layer}#{n}" for n in itertools.count(2)))
             layer = next(name for name in numbered if ("layer", name) not in made)
-            made["layer", layer] = Choice(
+            made["layer", layer] = TacticOption(
                 op=chosen.op,
                 tactic=chosen.tactic,
                 implementation=chosen.implementation,
@@ -156,8 +150,8 @@ class CampaignTable:
         return tuple(name for kind, name in self._columns if kind == "layer")
 
     @property
-    def choices(self) -> tuple[Choice | str, ...]:
-        """The meaning of the codes: choices of layers, and as texts the values of settings."""
+    def choices(self) -> tuple[TacticOption | str, ...]:
+        """The meaning of the codes: tactics of layers, and as texts the values of settings."""
         return tuple(self._choices)
 
     @property
@@ -187,13 +181,12 @@ class CampaignTable:
         found: npt.NDArray[np.bool_] = np.isin(self.codes[:, self._columns[column]], wanted)
         return found
 
-    def take(self, table: CampaignTable, names: Iterable[str] | None = None) -> None:
-        """Add builds of another table, in their order there or as named; builds that are here already are skipped."""
-        rows = [row for name, row in table._names.items() if name not in self._names]
-        if names is not None:
-            wanted = dict.fromkeys(name for name in names if name in table._names and name not in self._names)
-            rows = [table._names[name] for name in wanted]
+    def take(self, table: CampaignTable, names: Iterable[str]) -> None:
+        """Add builds of another table in the order of their names, except those that are here already, or not there."""
+        wanted = dict.fromkeys(name for name in names if name in table._names and name not in self._names)
+        rows = [table._names[name] for name in wanted]
         self.ordered = self.ordered and (table.ordered or not rows)
+        # Both tables number choices as they come, so codes are translated.
         codes, columns, choices = table.codes[rows], table.columns, table.choices
         translate = np.full(len(choices) + 1, ABSENT, np.int32)  # the code -1 of an absent layer picks the last entry
         for code in np.unique(codes[codes != ABSENT]).tolist():
@@ -235,7 +228,7 @@ class CampaignTable:
                 names=[str(name) for name in head["names"]],
                 verdicts=[VERDICTS[code] for code in arrays["verdicts.npy"].tolist()],
                 columns=[(kind, str(name)) for kind, name in head["columns"]],
-                choices=[each if isinstance(each, str) else Choice.from_dict(each) for each in head["choices"]],
+                choices=[each if isinstance(each, str) else TacticOption.from_dict(each) for each in head["choices"]],
                 codes=arrays["codes.npy"],
                 ordered=bool(head["ordered"]),
             )
@@ -244,21 +237,22 @@ class CampaignTable:
 
 
 def choice_texts(table: CampaignTable, by: By) -> tuple[tuple[str, ...], Codes]:
-    """Texts of what is compared, all different, and the table's codes as positions of these texts."""
-    layers = [choice for choice in table.choices if isinstance(choice, Choice)]
+    """The different texts of a table's choices, and its codes as positions in them: equal texts are one choice."""
+    # Several of TensorRT's tactics may have one name. Their numbers tell them apart.
+    layers = [choice for choice in table.choices if isinstance(choice, TacticOption)]
     same_words = Counter(tactic for tactic, _, _ in {(c.tactic, c.implementation, c.tactic_id) for c in layers})
     texts: dict[str, int] = {}
     codes = []
     for choice in table.choices:
         text = choice if isinstance(choice, str) else TEXTS[by](choice)
-        if isinstance(choice, Choice) and by in ("tactic", "algorithm") and same_words[choice.tactic] > 1:
+        if isinstance(choice, TacticOption) and by in ("tactic", "algorithm") and same_words[choice.tactic] > 1:
             text += f" (implementation {choice.implementation}, tactic {choice.tactic_id})"
         codes.append(texts.setdefault(text, len(texts)))
     translate = np.array([*codes, ABSENT], np.int32)
     return tuple(texts), translate[table.codes]
 
 
-def _formats_text(choice: Choice) -> str:
+def _formats_text(choice: TacticOption) -> str:
     return f"{', '.join(map(_format_text, choice.inputs))} -> {', '.join(map(_format_text, choice.outputs))}"
 
 
@@ -267,7 +261,7 @@ def _format_text(tensor: TensorFormat) -> str:
     return f"{tensor.dtype}{list(tensor.strides) if tensor.strides else ''}{vector}"
 
 
-TEXTS: Mapping[By, Callable[[Choice], str]] = {
+TEXTS: Mapping[By, Callable[[TacticOption], str]] = {
     "tactic": lambda choice: choice.tactic,
     "format": _formats_text,
     "precision": lambda c: f"{', '.join(t.dtype for t in c.inputs)} -> {', '.join(t.dtype for t in c.outputs)}",

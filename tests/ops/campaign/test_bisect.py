@@ -26,7 +26,7 @@ from trtops.ops.campaign.bisection_planner import merge_culprits
 from trtops.ops.campaign.debug_build import DebugBuildResult, debug_build
 from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.evaluation.precision_check import PrecisionCheck
-from trtops.tactics.record import Choice
+from trtops.tactics.record import TacticOption
 from trtops.tactics.table import CampaignTable
 from trtops.tracking.campaigns import load_table
 from trtops.tracking.memory import MemoryTracker
@@ -139,7 +139,7 @@ def test_mixture_reports_request_and_outcome(campaign, tracker, bisected):
         record = load_record(tracker.load(run))
         got = mixture.outcome(wanted, record)
         assert got.taken is not None and (got.taken == wanted).all() and not got.strayed
-        assert dict(mixture.order(wanted).replay.settings).items() <= dict(record.settings).items()
+        assert dict(mixture.request(wanted).replay.settings).items() <= dict(record.settings).items()
     assert mixture.outcome(everything, None).taken is None
     assert set(mixture.outcome(everything, load_record(tracker.load(bisected.good_run))).strayed) == {
         unit.name for unit in mixture.units
@@ -270,7 +270,7 @@ def test_mixture_bad_in_precision_counts_as_good(bad_in, at_times_narrow, monkey
 
 def test_third_choice_is_neither_good_nor_bad(tracker):
     """Whether the third choice of a layer is bad as well is unknown."""
-    choices = [Choice(tactic=name, op="Conv") for name in ("a", "b", "c")]
+    choices = [TacticOption(tactic=name, op="Conv") for name in ("a", "b", "c")]
     table = CampaignTable(
         names=["good", "bad", "other"],
         verdicts=["good", "bad", "bad"],

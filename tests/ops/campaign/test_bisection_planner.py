@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from trtops.ops.campaign.bisect_result import BisectResult, Culprit, Key, Trial, Unit
+from trtops.ops.campaign.bisect_result import BisectCulprit, BisectResult, ChoiceKey, Trial, Unit
 from trtops.ops.campaign.bisection_planner import (
-    Pair,
+    BuildPair,
     Planner,
     choose_exclusions,
     merge_culprits,
@@ -18,8 +18,8 @@ from trtops.ops.campaign.bisection_planner import (
     with_mixtures,
 )
 from trtops.ops.campaign.config import DebugBuildConfig
-from trtops.tactics.bisection import Outcome
-from trtops.tactics.record import Choice, TacticChoice, TacticRecord
+from trtops.tactics.bisection import SearchOutcome
+from trtops.tactics.record import TacticChoice, TacticOption, TacticRecord
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import schema
 from trtops.tracking.memory import MemoryTracker
@@ -32,7 +32,7 @@ def table(rows: Sequence[str], verdicts: str) -> CampaignTable:
         names=[str(number) for number in range(len(rows))],
         verdicts=[words[letter] for letter in verdicts],  # type: ignore[misc]
         columns=[("layer", f"layer-{layer}") for layer in range(len(rows[0]))],
-        choices=[Choice(tactic=f"tactic-{code}", op="Conv") for code in range(5)],
+        choices=[TacticOption(tactic=f"tactic-{code}", op="Conv") for code in range(5)],
         codes=np.array([list(map(int, row)) for row in rows], np.int32),
     )
 
@@ -41,7 +41,7 @@ def unit(layer: int, bad: int = 1) -> Unit:
     return Unit(kind="layer", name=f"layer-{layer}", good="tactic-0", bad=f"tactic-{bad}")
 
 
-def choices_of(units: Iterable[Unit]) -> frozenset[Key]:
+def choices_of(units: Iterable[Unit]) -> frozenset[ChoiceKey]:
     return frozenset(unit.choice for unit in units)
 
 
@@ -49,11 +49,12 @@ def bisection(
     good: str,
     bad: str,
     *confirmed: tuple[Unit, ...],
-    outcome: Outcome = "confirmed",
+    outcome: SearchOutcome = "confirmed",
     given: tuple[Unit, ...] = (),
 ) -> BisectResult:
     culprits = tuple(
-        Culprit(units=units, clauses=(tuple(range(len(units))),), probability=0.99, builds=8) for units in confirmed
+        BisectCulprit(units=units, clauses=(tuple(range(len(units))),), probability=0.99, builds=8)
+        for units in confirmed
     )
     return BisectResult(
         outcome=outcome,
@@ -87,7 +88,7 @@ def mixtures(*taken: Sequence[int], verdicts: str) -> tuple[Trial, ...]:
 
 def test_most_similar_builds_are_mixed_first():
     assert planner().pair(table(["000", "011"], "gg")) is None
-    assert planner().pair(table(["111", "000", "011"], "ggb")) == Pair("0", "2")
+    assert planner().pair(table(["111", "000", "011"], "ggb")) == BuildPair("0", "2")
 
 
 def test_unexplained_bad_build_is_mixed_too():
@@ -96,7 +97,7 @@ def test_unexplained_bad_build_is_mixed_too():
     pair = found.pair(table(["000", "100", "110", "010"], "gbbb"))
 
     assert pair is not None and (pair.good, pair.bad) == ("0", "3")
-    assert pair.chance > Pair("", "").chance
+    assert pair.chance > BuildPair("", "").chance
 
 
 def test_culprit_is_put_into_the_most_different_build():
@@ -105,13 +106,13 @@ def test_culprit_is_put_into_the_most_different_build():
     # Builds 0 and 1 share the last three layers, and the first may need one of them.
     pair = found.pair(table(["00111", "11111", "01101", "01000"], "gbgg"))
 
-    assert pair == Pair("3", "1", given=(unit(0),))
+    assert pair == BuildPair("3", "1", given=(unit(0),))
 
 
 def test_good_build_with_a_culprit_shows_another_need():
     found = planner(bisection("0", "1", (unit(0),)))
     builds = table(["0111", "1111", "1101"], "gbg")
-    assert found.pair(builds) == Pair("2", "1", given=(unit(0),))
+    assert found.pair(builds) == BuildPair("2", "1", given=(unit(0),))
 
     found.add(bisection("2", "1", (unit(2),), given=(unit(0),)), 3)
 
@@ -127,7 +128,7 @@ def test_bad_mixture_with_fewest_units_replaces_the_build():
     trials = mixtures((0, 2, 3), (0, 2), (0,), (0, 1), verdicts="bbgb")
     found = planner(replace(confirmed, trials=trials))
 
-    assert found.pair(table(["0011", "1111", "1001"], "gbg")) == Pair("2", "mixture-1", given=(unit(0),))
+    assert found.pair(table(["0011", "1111", "1001"], "gbg")) == BuildPair("2", "mixture-1", given=(unit(0),))
     assert confirmed.bad_mixture((unit(0),)) == ""
 
 
@@ -141,7 +142,7 @@ def test_single_culprit_replaces_pairs_that_contain_it():
 
 
 def test_culprit_with_either_of_two_becomes_two_pairs():
-    given = Culprit(units=(unit(1), unit(2)), clauses=((0,), (1,)), probability=0.99, builds=8)
+    given = BisectCulprit(units=(unit(1), unit(2)), clauses=((0,), (1,)), probability=0.99, builds=8)
     second = replace(bisection("2", "1", given=(unit(0),)), culprits=(given,))
 
     found = merge_culprits([bisection("0", "1", (unit(0),)), second])
@@ -234,7 +235,7 @@ def test_culprits_are_denied_unless_builds_fail():
 
 
 def test_single_choices_need_less_evidence_at_first():
-    pair = Pair("0", "1")
+    pair = BuildPair("0", "1")
 
     assert planner().confidence_of_one(pair) == pytest.approx(0.8)
     assert planner().confidence_of_one(replace(pair, given=(unit(0),))) is None

@@ -18,7 +18,7 @@ from tests.dying import run_until_spent, seconds_of
 from tests.waiting import timers_go_off_when
 from trtops import errors
 from trtops.ops.campaign.config import DebugBuildConfig
-from trtops.ops.campaign.debug_build import DebugBuildResult, Progress, debug_build
+from trtops.ops.campaign.debug_build import CampaignProgress, DebugBuildResult, debug_build
 from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, diff_tactics
 from trtops.ops.campaign.prove import ProofTrial, ProveConfig, conclude, prove
 from trtops.ops.engines.convert import ConvertConfig, convert
@@ -56,9 +56,9 @@ def tracker(folder: Path) -> MlflowTracker:
 
 
 @pytest.fixture(scope="module")
-def decided(model: Path, data: Path, tracker: MlflowTracker) -> tuple[DebugBuildResult, list[Progress]]:
+def decided(model: Path, data: Path, tracker: MlflowTracker) -> tuple[DebugBuildResult, list[CampaignProgress]]:
     """A campaign that ran until it was decided, and its progress."""
-    said: list[Progress] = []
+    said: list[CampaignProgress] = []
     return debug_build(model, config(data, bisect=False), tracker=tracker, progress=said.append), said
 
 
@@ -164,7 +164,7 @@ def test_cleared_suspect_is_refuted(decided, tracker) -> None:
         if {name for name, _ in suspect.settings} == {"MatMulScaleFusion"}
     )
 
-    proved = prove(result.run_id, ProveConfig(suspect=cleared, repeats=1, force=True), tracker=tracker)
+    proved = prove(result.run_id, ProveConfig(suspect=cleared, repeats=1), tracker=tracker)
 
     assert proved.outcome == "refuted" and proved.deny_run is None
     with pytest.raises(errors.ConfigError, match="only confirmed culprits can be denied"):
@@ -210,7 +210,7 @@ def test_diff_needs_one_source(tracker) -> None:
 
 @pytest.mark.parametrize("until", ["good", "bad"])
 def test_campaign_stops_at_first_verdict(model, data, until: str) -> None:
-    said: list[Progress] = []
+    said: list[CampaignProgress] = []
 
     result = debug_build(model, config(data, until=until), tracker=MemoryTracker(), progress=said.append)
 
@@ -312,7 +312,7 @@ def test_resume_may_extend_but_not_change_builds(model, data) -> None:
     class Enough(Exception):
         pass
 
-    def stop(progress: Progress) -> None:
+    def stop(progress: CampaignProgress) -> None:
         if progress.done == 3:
             raise Enough
 

@@ -14,7 +14,7 @@ from tests.forking import ForkedProcess
 from trtops import errors
 from trtops.cli.main import main
 from trtops.ops.campaign.config import DebugBuildConfig
-from trtops.ops.campaign.debug_build import Progress, debug_build
+from trtops.ops.campaign.debug_build import CampaignProgress, debug_build
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking.mlflow import MlflowTracker
@@ -39,7 +39,7 @@ def left(tmp_path: Path) -> tuple[MlflowTracker, str]:
     def live_and_die() -> None:
         platform.node = lambda: "container-1"
 
-        def die(now: Progress) -> None:
+        def die(now: CampaignProgress) -> None:
             if now.done == 1:
                 [campaign] = tracker.find("identity", tags={Tag.KIND: "debug_build"})
                 tracker.start(

@@ -12,7 +12,7 @@ from tests.campaigns import config, two_blocks
 from tests.servers import MlflowServer
 from trtops.cli.main import main
 from trtops.ops.campaign.config import DebugBuildConfig
-from trtops.ops.campaign.debug_build import DebugBuildResult, Progress, debug_build
+from trtops.ops.campaign.debug_build import CampaignProgress, DebugBuildResult, debug_build
 from trtops.tracking import store
 from trtops.tracking.base import Tracker
 from trtops.tracking.campaigns import load_table
@@ -101,7 +101,7 @@ def test_short_outage_is_waited_for(
     model, campaign = case
     back: list[threading.Thread] = []
 
-    def go_away(now: Progress) -> None:
+    def go_away(now: CampaignProgress) -> None:
         if now.done == 2:
             server.kill()
             back.append(threading.Thread(target=server.start))
@@ -122,7 +122,7 @@ def test_long_outage_is_spooled_and_uploaded(
 ) -> None:
     model, campaign = case
 
-    def go_away(now: Progress) -> None:
+    def go_away(now: CampaignProgress) -> None:
         if now.done == moment:
             server.kill()
 

@@ -33,7 +33,7 @@ def test_other_choices_need_an_editable_timing_cache(mechanism: str, editable: b
     good, bad = (run_with(record(mechanism, "a", last), tracker) for last in "bc")
     mixture = Mixture(good, bad)
 
-    own, other = (mixture.order(np.array([taken])) for taken in (False, True))
+    own, other = (mixture.request(np.array([taken])) for taken in (False, True))
 
     assert own.replayed_run == good.info.id
     assert own.build.options == TensorRTOptions()  # no longer drawn at random

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from trtops import errors
-from trtops.ops.campaign.bisect_result import BisectConfig, BisectPlan, BisectResult, Culprit, Trial, Unit
+from trtops.ops.campaign.bisect_result import BisectConfig, BisectCulprit, BisectPlan, BisectResult, Trial, Unit
 from trtops.ops.campaign.bisection_planner import most_alike
 from trtops.ops.campaign.config import Campaign
 from trtops.ops.campaign.iteration import (
@@ -28,7 +28,7 @@ from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.campaign.workers import close_workers
 from trtops.ops.result import OnProgress, finish_with
-from trtops.tactics.bisection import CHANCE, Built, Culprits, Search, Seen
+from trtops.tactics.bisection import CHANCE, CulpritSearch, EarlierBuild, TrialResult
 from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.model import Bools
 from trtops.tracking import campaigns, schema
@@ -38,7 +38,7 @@ from trtops.tracking.schema import Kind
 from trtops.verdict import VERDICTS
 
 _KIND: Kind = "bisect"
-_SEEN = 200  # builds of a campaign that raise suspicions beforehand: the last ones
+_SEEN = 200  # builds of a campaign, the last ones, that the prior of units is taken from
 _CUT_SHORT = "The bisection's process ended in the middle of this build, which was repeated."
 
 
@@ -81,6 +81,7 @@ def bisect(
     resumed: list[RunInfo] = []
     if bad is None and info.kind == _KIND:
         parent, plan, mixture, resumed = _resume(tracker, info)
+        # A stored config is no permission: whoever can write to the store could change it.
         allow_scripts = config is not None and config.allow_scripts
         campaign = open_campaign(tracker, str(info.parent), allow_scripts=allow_scripts)
     else:
@@ -98,6 +99,7 @@ def bisect(
         parent.log_json(result, schema.Artifact.BISECTION)
         if (entry := _denied(result, plan, mixture)) is not None:
             parent.log_json(entry, schema.Artifact.DENIED)
+            # As of a proof, so that the deny-list takes it.
             parent.set_tags({schema.Tag.PROOF: "confirmed"})
         counts = {"builds": len(result.trials), "units": result.units}
         parent.log_metrics({(schema.Metric.BISECT, name): count for name, count in counts.items()})
@@ -165,6 +167,7 @@ def _plan_pair(
     shape = len(mixture.units), len(rows)
     taken = np.array([unit.is_bad_in(table)[rows] for unit in mixture.units], np.bool_).reshape(shape)
     kept = np.array([unit.is_good_in(table)[rows] for unit in mixture.units], np.bool_).reshape(shape)
+    # One text for each build, a digit for each unit, as in BisectPlan.
     digits = ("".join(map(str, column)) for column in np.where(taken, 1, np.where(kept, 0, 2)).T.tolist())
     aspect = tested_aspect(mixture.bad.info)
     bad_builds = set(table.named("bad"))
@@ -199,15 +202,16 @@ def _resume(tracker: Tracker, info: RunInfo) -> tuple[Run, BisectPlan, Mixture, 
 
 
 def _denied(result: BisectResult, plan: BisectPlan, mixture: Mixture) -> DeniedTactic | None:
-    """The entry for the deny-list: a single culprit, or settings, which are denied together."""
-    # Of two layers that fail only together neither fails by itself, and the deny-list takes each layer by itself. The
-    # same holds for a culprit that good builds have as well: it needs something that both builds of the pair have.
+    """The entry for the deny-list: a culprit that makes builds bad by itself; None if there is none."""
     if plan.given or not result.culprits:
         return None
     culprit = result.culprits[0]
+    # A culprit that good builds have as well needs something that both builds of the pair have.
     places = [mixture.units.index(unit) for unit in culprit.units]
     if any(not bad and all(text[place] == "1" for place in places) for text, bad in plan.seen):
         return None
+    # Of two layers that fail only together neither fails by itself, and the deny-list takes each layer by itself;
+    # settings it takes together.
     only_settings = all(unit.kind == "setting" for unit in culprit.units)
     if len(culprit.clauses) > 1 or (len(culprit.units) > 1 and not only_settings):
         return None
@@ -233,18 +237,19 @@ class _Session:
         config, units, began = self.plan.config, self.mixture.units, time.perf_counter()
         given = {unit.column for unit in self.plan.given}
         held = np.array([unit.column in given for unit in units], np.bool_)
-        digits = [(np.array(list(text), "U1"), bad) for text, bad in self.plan.seen]
-        steps = Search(
+        digits = [(np.array(list(text), "U1"), bad) for text, bad in self.plan.seen]  # as in BisectPlan
+        steps = CulpritSearch(
             units=len(units),
             held=held,
             is_held_by_good=bool(given) and not held.any(),
-            seen=tuple(Seen(each == "1", bad, each == "2") for each, bad in digits),
+            seen=tuple(EarlierBuild(each == "1", bad, each == "2") for each, bad in digits),
             chance=self.plan.chance,
             confidence=config.confidence,
             confidence_of_one=config.confidence_of_one,
             seed=config.seed,
         ).run()
-        answer: Built | None = None
+        # The search yields the mixtures that it wants, and is sent what came of them; None ends it.
+        answer: TrialResult | None = None
         while True:
             try:
                 wanted = steps.send(answer)
@@ -256,7 +261,15 @@ class _Session:
         return BisectResult(
             title=_title_of(self.plan),
             outcome=found.outcome,
-            culprits=tuple(map(self._culprit, found.culprits)),
+            culprits=tuple(
+                BisectCulprit(
+                    units=tuple(units[place] for place in each.units),
+                    clauses=tuple(tuple(map(each.units.index, clause)) for clause in each.clauses),
+                    probability=each.probability,
+                    builds=each.trials,
+                )
+                for each in found.culprits
+            ),
             suspects=tuple(units[place] for place in found.suspects),
             complete=found.complete,
             good_run=self.plan.good_run,
@@ -267,19 +280,12 @@ class _Session:
             trials=tuple(self.trials),
         )
 
-    def _culprit(self, found: Culprits) -> Culprit:
-        return Culprit(
-            units=tuple(self.mixture.units[place] for place in found.units),
-            clauses=tuple(tuple(found.units.index(place) for place in clause) for clause in found.clauses),
-            probability=found.probability,
-            builds=found.trials,
-        )
-
-    def _build(self, wanted: Bools) -> Built:
+    def _build(self, wanted: Bools) -> TrialResult:
         """Build and evaluate a mixture, or take it from an earlier process."""
+        # The search is deterministic, so a resumed bisection requests the same mixtures in the same order.
         tag = json.dumps(np.flatnonzero(wanted).tolist())[: schema.MAX_TAG]
         if self.resumed and self.resumed[0].tags.get(schema.Tag.TRIAL) != tag:
-            self.resumed = []  # the earlier process made other steps, as with another release of this code
+            self.resumed = []  # another release of this code made other steps
         if self.resumed:
             info = self.resumed.pop(0)
             tactics = campaigns.load_record(self.tracker.load(info.id))
@@ -288,11 +294,11 @@ class _Session:
             name = f"{int(wanted.sum())} of {len(wanted)} from the bad build"
             experiment = self.campaign.experiment
             with tracked(self.tracker, experiment, name, kind="iteration", tags=tags, parent=self.parent) as run:
-                order = self.mixture.order(wanted)
-                built = build_and_evaluate(
-                    self.campaign, order, run, tracker=self.tracker, evaluate_engine=self.evaluate
+                request = self.mixture.request(wanted)
+                made = build_and_evaluate(
+                    self.campaign, request, run, tracker=self.tracker, evaluate_engine=self.evaluate
                 )
-            info, tactics = self.tracker.info(run.id), built.tactics
+            info, tactics = self.tracker.info(run.id), made.tactics
         verdict = verdict_in(tested_aspect(self.mixture.bad.info), info)
         assert verdict is not None
         outcome = self.mixture.outcome(wanted, tactics)
@@ -308,4 +314,4 @@ class _Session:
         self.trials.append(trial)
         if self.progress is not None:
             self.progress(len(self.trials), self.plan.config.max_builds)
-        return Built(outcome.taken if counted else None, verdict == "bad")
+        return TrialResult(outcome.taken if counted else None, verdict == "bad")

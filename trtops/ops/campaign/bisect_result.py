@@ -10,14 +10,14 @@ from trtops import errors
 from trtops.ops.result import OpResult
 from trtops.record import Record
 from trtops.tables import table as text_table
-from trtops.tactics.bisection import CHANCE, Outcome
+from trtops.tactics.bisection import CHANCE, SearchOutcome
 from trtops.tactics.model import Bools, Clauses
 from trtops.tactics.record import Column
 from trtops.tactics.table import CampaignTable
 from trtops.tracking.base import Verdict
 
-Key: TypeAlias = "tuple[str, str, str]"
-"""Kind, name and bad choice of a unit."""
+ChoiceKey: TypeAlias = "tuple[str, str, str]"
+"""What identifies a unit, whatever the good build has instead: its kind, its name, and the choice of the bad build."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +35,8 @@ class Unit(Record):
         return self.kind, self.name
 
     @property
-    def choice(self) -> Key:
-        """Identifies the unit, whatever the good build has instead."""
+    def choice(self) -> ChoiceKey:
+        """What identifies the unit."""
         return self.kind, self.name, self.bad
 
     def describe(self) -> str:
@@ -87,17 +87,15 @@ class BisectConfig(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class BisectPlan(Record):
-    """The start of a bisection. With it and the verdicts of its builds, a resumed bisection repeats the same steps.
-
-    ``seen`` are the campaign's builds: a digit for each unit, 1 where a build has what the bad one has, 0 where it has
-    what the good one has, 2 otherwise; and whether it was bad. Every mixture has the choices ``given``.
-    """
+    """The start of a bisection. With it and the verdicts of its builds, a resumed bisection repeats the same steps."""
 
     good_run: str
     bad_run: str
+    # The campaign's builds: a digit for each unit, 1 where a build has what the bad one has, 0 where it has what the
+    # good one has, 2 otherwise; and whether the build was bad.
     seen: tuple[tuple[str, bool], ...]
     config: BisectConfig
-    given: tuple[Unit, ...] = ()
+    given: tuple[Unit, ...] = ()  # choices of the bad build that every mixture has
     chance: float = CHANCE
 
 
@@ -118,7 +116,7 @@ class Trial(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Culprit(Record):
+class BisectCulprit(Record):
     """A set of units that makes builds bad, found in a number of builds, with the posterior probability of this set.
 
     ``clauses`` are positions in ``units``: a build is bad that has all units of any clause. ``((0,),)`` is one culprit,
@@ -144,8 +142,8 @@ class BisectResult(OpResult):
     ``consequences`` are layers that differ and cannot be chosen; they follow from the ``units`` that can.
     """
 
-    outcome: Outcome
-    culprits: tuple[Culprit, ...]
+    outcome: SearchOutcome
+    culprits: tuple[BisectCulprit, ...]
     suspects: tuple[Unit, ...] = ()
     complete: bool
     good_run: str

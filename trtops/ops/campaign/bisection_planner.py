@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from trtops.ops.campaign.bisect_result import BisectResult, Key, Unit
+from trtops.ops.campaign.bisect_result import BisectResult, ChoiceKey, Unit
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.tactics.bisection import CHANCE
 from trtops.tactics.denied import DeniedTactic, DenyList
@@ -35,11 +35,11 @@ _KILLED = "The bisection's process ended in the middle of it."
 
 @dataclass(frozen=True)
 class CampaignCulprit:
-    """Choices that make builds bad, all of them together."""
+    """Choices that make builds bad, all of them together: a clause of a bisection's culprit, and what became of it."""
 
     units: tuple[Unit, ...]
-    good_run: str  # the good build of the bisection that confirmed it, and ``bad_run`` the bad one
-    bad_run: str
+    good_run: str  # the good build of the bisection that confirmed it
+    bad_run: str  # the bad build of that bisection
     mixed_run: str  # a bad mixture of the two that has it; the bad build itself if absent
     candidates: int = 1  # number of units of that bisection
     settled: bool = False  # whether everything it needs was found
@@ -49,7 +49,7 @@ class CampaignCulprit:
     resolved: bool = True  # false for a combination of more than two choices whose rule is unknown
 
     @property
-    def choices(self) -> frozenset[Key]:
+    def choices(self) -> frozenset[ChoiceKey]:
         """Identifies it, whatever good builds have instead."""
         return frozenset(unit.choice for unit in self.units)
 
@@ -72,7 +72,7 @@ class CampaignCulprit:
 
 
 @dataclass(frozen=True)
-class Pair:
+class BuildPair:
     """A good and a bad build to mix; ``given`` and ``chance`` as in a ``BisectPlan``."""
 
     good: str
@@ -131,28 +131,30 @@ class Planner:
     def _unexplained_pairs(self) -> int:
         return sum(not r.culprits and r.outcome in ("not repeatable", "combination") and not r.given for r in self.done)
 
-    def pair(self, table: CampaignTable) -> Pair | None:
+    def pair(self, table: CampaignTable) -> BuildPair | None:
         """The next good and bad build to mix; None if builds are needed first."""
-        # First a good build that has a culprit, which then needs something else. Then a bad build that no culprit
-        # explains. At last a good build that shows whether a culprit is bad there too.
         found = self.culprits
         rows = {name: row for row, name in enumerate(table.names)}
+        # First a good build that has a culprit, which then needs something else.
         for culprit in found:
             has = culprit.is_in(table)
             against = [name for name in table.named("good") if has[rows[name]] and name not in culprit.tried_in]
             if against and not culprit.settled:
                 alike, _ = most_alike(table, against, [culprit.good_run])
-                return Pair(alike, culprit.mixed_run, given=culprit.units)
+                return BuildPair(alike, culprit.mixed_run, given=culprit.units)
+        # Then a bad build that no culprit explains.
         tried = {result.bad_run for result in self.done if not result.given}
         # A good build whose mixtures follow nothing may have the culprit and be good by chance.
         unsafe = {result.good_run for result in self.done if result.outcome == "not repeatable" and not result.given}
-        explained = self.explained(table)
+        explained = np.logical_or.reduce([np.zeros(len(table), np.bool_), *(each.is_in(table) for each in found)])
         good = [name for name in table.named("good") if name not in unsafe]
         bad = [name for name in table.named("bad") if name not in tried and not explained[rows[name]]]
         if good and bad:
-            return Pair(*most_alike(table, good, bad), chance=WRONG_VERDICT if found else CHANCE)
+            return BuildPair(*most_alike(table, good, bad), chance=WRONG_VERDICT if found else CHANCE)
+        # At last a good build that shows whether a culprit is bad there too.
         waited = self._has_waited(table)
-        return next((pair for each in found if (pair := _transfer(each, table, waited=waited)) is not None), None)
+        transfers = (_transfer(culprit, table, waited=waited) for culprit in found)
+        return next((pair for pair in transfers if pair is not None), None)
 
     def is_answered(self, table: CampaignTable) -> bool:
         """Whether enough builds are good without the culprits, or choices do not decide."""
@@ -161,6 +163,7 @@ class Planner:
         return self._has_waited(table) and self.pair(table) is None
 
     def _has_waited(self, table: CampaignTable) -> bool:
+        """Whether there are enough good builds, or so many builds that more good ones are not to be expected."""
         wanted = self.config.clean_builds
         return len(table.named("good")) >= wanted or len(table) - self.after >= BUILDS_PER_GOOD_ONE * wanted
 
@@ -188,7 +191,7 @@ class Planner:
         doubt = 1 - self.config.confidence
         return 1 - doubt / 5 if self._unexplained_pairs else self.config.confidence
 
-    def confidence_of_one(self, pair: Pair) -> float | None:
+    def confidence_of_one(self, pair: BuildPair) -> float | None:
         """What it needs for a single choice: less, since later builds and mixtures check it again."""
         doubt = 1 - self.config.confidence
         return None if pair.given or self._unexplained_pairs else max(0.5, 1 - EARLY_DOUBT * doubt)
@@ -205,17 +208,11 @@ class Planner:
             entries.append(DeniedTactic.of(record, columns, culprit.bad_run))
         return DenyList(entries=tuple(entries))
 
-    def explained(self, table: CampaignTable) -> Bools:
-        """Which builds have a culprit, of shape ``(builds,)``."""
-        nothing = np.zeros(len(table), np.bool_)
-        explained: Bools = np.logical_or.reduce([nothing, *(each.is_in(table) for each in self.culprits)])
-        return explained
-
 
 def merge_culprits(done: Sequence[BisectResult]) -> list[CampaignCulprit]:
     """Merge the culprits of all bisections. A refuted culprit is dropped, and so is one that contains another."""
-    # Where two builds both have one of two choices that fail only together, a bisection names the other one alone. A
-    # later bisection with it as given adds what it needs.
+    # If both builds of a pair have one of two choices that fail only together, the bisection names the other one alone.
+    # A later bisection with that one as ``given`` adds what it needs.
     found: list[CampaignCulprit] = []
     for result in done:
         new = [tuple(c.units[i] for i in clause) for c in result.culprits for clause in c.clauses]
@@ -242,7 +239,7 @@ def merge_culprits(done: Sequence[BisectResult]) -> list[CampaignCulprit]:
 
 
 def merge_overlapping(culprits: Sequence[CampaignCulprit]) -> list[CampaignCulprit]:
-    """Merge pairs that share a choice into one unresolved combination, such as any two of four."""
+    """Merge pairs that share a choice into one unresolved combination, such as any two of four choices."""
     merged: list[CampaignCulprit] = []
     for culprit in culprits:
         sharing = [m for m in merged if min(len(m.units), len(culprit.units)) > 1 and m.choices & culprit.choices]
@@ -267,20 +264,22 @@ def choose_exclusions(culprits: Sequence[CampaignCulprit], turn: int) -> list[Un
     return chosen
 
 
-def _transfer(culprit: CampaignCulprit, table: CampaignTable, *, waited: bool) -> Pair | None:
-    """The good build that shows most about what a culprit needs: it lacks most of what the bad build has."""
-    # None where the culprit was bad already without each other choice of the bad build, or in enough good builds; and,
-    # until there are enough of them, where none lacks much.
-    # Layers that follow from settings cannot be chosen, and so cannot be needed.
-    of_settings = all(unit.kind == "setting" for unit in culprit.units)
-    free = [place for place, (kind, _) in enumerate(table.columns) if kind == "setting" or not of_settings]
-    codes, columns = table.codes[:, free], [table.columns[place] for place in free]
+def _transfer(culprit: CampaignCulprit, table: CampaignTable, *, waited: bool) -> BuildPair | None:
+    """The good build to put a culprit into, which shows most about what else it needs; None if none shows enough.
+
+    It is the one that lacks most of what may be needed: choices without which no build was bad with the culprit yet.
+    """
     rows = {name: row for row, name in enumerate(table.names)}
     has = culprit.is_in(table)
     good = [name for name in table.named("good") if name not in culprit.tried_in and not has[rows[name]]]
     transfers = sum(not has[rows[name]] for name in culprit.tried_in)
     if culprit.settled or not good or transfers >= (MAX_TRANSFERS if waited else EARLY_TRANSFERS):
         return None
+    # Layers that follow from settings cannot be chosen, and so cannot be needed.
+    of_settings = all(unit.kind == "setting" for unit in culprit.units)
+    free = [place for place, (kind, _) in enumerate(table.columns) if kind == "setting" or not of_settings]
+    codes, columns = table.codes[:, free], [table.columns[place] for place in free]
+    # The mixture that confirmed the culprit has it from the bad build, and all else from the good one.
     own = {unit.column for unit in culprit.units}
     taken = np.array([column in own for column in columns], np.bool_)
     mixed = np.where(taken, codes[rows[culprit.bad_run]], codes[rows[culprit.good_run]])
@@ -291,7 +290,7 @@ def _transfer(culprit: CampaignCulprit, table: CampaignTable, *, waited: bool) -
     lacking = (lacks[[rows[name] for name in good]] & needed).sum(axis=1)
     best = int(np.argmax(lacking))
     is_worth_it = lacking[best] > 0 and (waited or lacking[best] >= MIN_LACKING_SHARE * needed.sum())
-    return Pair(good[best], culprit.mixed_run, given=culprit.units) if is_worth_it else None
+    return BuildPair(good[best], culprit.mixed_run, given=culprit.units) if is_worth_it else None
 
 
 def most_alike(table: CampaignTable, good: Sequence[str], bad: Sequence[str]) -> tuple[str, str]:

@@ -19,7 +19,7 @@ Until: TypeAlias = 'int | Literal["good", "bad", "decided"]'
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place(Record):
+class BuildPlace(Record):
     """Where builds are made: fields as in :class:`DebugBuildConfig`."""
 
     backend: BackendName
@@ -60,6 +60,7 @@ class DebugBuildConfig(Record):
     """
 
     build: BuildConfig = field(default_factory=BuildConfig)
+    # Hundreds of builds need no plots, and no exact latency.
     check: CheckConfig = field(default_factory=lambda: CheckConfig(plots="never", latency_runs=10, warm_up=2))
     command: CommandCheck | None = None
     calibration_data: str | None = None
@@ -79,20 +80,13 @@ class DebugBuildConfig(Record):
     keep_model: bool = True
 
     def __post_init__(self) -> None:
-        counts = {
-            "max_iterations": self.max_iterations,
-            "parallel": self.parallel,
-            "clean_builds": self.clean_builds,
-        }
-        if isinstance(self.until, int):
-            counts["until"] = self.until
-        for name, count in counts.items():
-            if count < 1:
+        for name in ("max_iterations", "parallel", "clean_builds", "until"):
+            count = getattr(self, name)
+            if isinstance(count, int) and count < 1:
                 raise errors.ConfigError(f"{name} is {count}; expected 1 or more.")
         if isinstance(self.until, str) and self.until not in ("good", "bad", "decided"):
-            raise errors.ConfigError(
-                f"until is {self.until!r}; expected a number of builds, 'good', 'bad' or 'decided'."
-            )
+            expected = "a number of builds, 'good', 'bad' or 'decided'"
+            raise errors.ConfigError(f"until is {self.until!r}; expected {expected}.")
         if isinstance(self.until, int) and self.until > self.max_iterations:
             raise errors.ConfigError(
                 f"until is {self.until}, and a campaign stops after {self.max_iterations} builds at the latest. "
@@ -103,13 +97,14 @@ class DebugBuildConfig(Record):
         """The build config of an iteration."""
         if not self.random_tactics:
             return self.build
+        # Campaigns with other seeds share no draw. A repeated iteration draws the same again.
         seed = self.seed * CAMPAIGN_SEEDS + number
         return replace(self.build, options=replace(self.build.options, tactic_seed=seed))
 
     @property
-    def place(self) -> Place:
+    def place(self) -> BuildPlace:
         """Where its builds are made."""
-        return Place(backend=self.build.backend, devices=self.devices, timeout_seconds=self.timeout_seconds)
+        return BuildPlace(backend=self.build.backend, devices=self.devices, timeout_seconds=self.timeout_seconds)
 
     @property
     def limit(self) -> int:
@@ -118,36 +113,33 @@ class DebugBuildConfig(Record):
 
     def same_builds(self, other: DebugBuildConfig) -> bool:
         """Whether both configs make the same builds with the same verdicts."""
+        # What only decides when a campaign ends, and where and how many at a time its builds are made.
         free = {"until": 1, "max_iterations": 1, "parallel": 1, "devices": (), "confidence": 0.95}
         free |= {"max_minutes": None, "bisect": True, "clean_builds": 24, "timeout_seconds": None}
         return replace(self, **free) == replace(other, **free)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order(Record):
-    """One build to make: the choices of ``replay`` with the timing cache of ``replayed_run``, or the builder's own."""
+class BuildRequest(Record):
+    """One build to make."""
 
     build: BuildConfig
-    replay: TacticRecord | None = None
-    replayed_run: str = ""
+    replay: TacticRecord | None = None  # the choices to make; the builder's own if absent
+    replayed_run: str = ""  # the run whose timing cache is used
 
 
 @dataclass(frozen=True, kw_only=True)
 class Campaign(Record):
-    """A campaign in progress, as its iterations need it: small, and able to cross process boundaries.
-
-    ``golden_sha256`` is the digest of the golden outputs' file among the parent's artifacts, None if nothing is
-    compared. ``denied`` are confirmed culprits, which iterations must not choose, so that they show what else makes
-    builds bad.
-    """
+    """A campaign in progress, as its iterations need it: small, and able to cross process boundaries."""
 
     run_id: str
     experiment: str
     model: str
     model_sha256: str
     config: DebugBuildConfig
-    golden_sha256: str | None = None
+    golden_sha256: str | None = None  # digest of the golden outputs among the parent's artifacts, if there are any
     tags: tuple[tuple[str, str], ...] = ()
+    # Confirmed culprits: iterations without them show what else makes builds bad.
     denied: DenyList = field(default_factory=DenyList)
 
     def on(self, devices: Sequence[str]) -> Campaign:

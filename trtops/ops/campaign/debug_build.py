@@ -8,6 +8,7 @@ twice.
 from __future__ import annotations
 
 import contextlib
+import functools
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,10 +22,10 @@ from trtops.backend.base import Caches
 from trtops.backend.onnx.model import Model
 from trtops.ops.campaign.bisect import bisect
 from trtops.ops.campaign.bisect_result import BisectConfig, BisectResult
-from trtops.ops.campaign.bisection_planner import Pair, Planner
+from trtops.ops.campaign.bisection_planner import Planner
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig
 from trtops.ops.campaign.diff_tactics import diff_body, log_diff
-from trtops.ops.campaign.iteration import EngineEvaluator, IterationResult, iterate, keep_golden
+from trtops.ops.campaign.iteration import CampaignBuild, EngineEvaluator, iterate, keep_golden
 from trtops.ops.campaign.open_campaign import stored_config
 from trtops.ops.campaign.workers import close_workers, warm_backend
 from trtops.ops.evaluation.feeds import check_source
@@ -45,7 +46,7 @@ _ALWAYS_DIFFED = 100  # builds up to which the diff is updated after each; later
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class CampaignProgress:
     """The state of a campaign: builds so far, those of earlier processes included, and mixtures in addition.
 
     ``last`` is the iteration that has just finished, None at the start; ``found`` is the diff so far, None unless the
@@ -58,7 +59,7 @@ class Progress:
     bad: int
     error: int
     mixtures: int = 0
-    last: IterationResult | None = None
+    last: CampaignBuild | None = None
     found: TacticDiff | None = None
 
 
@@ -107,18 +108,20 @@ class DebugBuildResult(OpResult):
         mixed = f" In addition {self.mixtures} mixtures of a good and a bad one." if self.bisections else ""
         counted = f"{self.good} good, {self.bad} bad, {self.errors} crashed or hung."
         yield from (f"{self.iterations} builds: {counted}{mixed}", "")
-        yield from (f"**Culprit**: {text}" for text in self.confirmed)
-        yield from (
-            f"**In doubt**: {text}. All builds and mixtures together do not rule out chance." for text in self.doubtful
-        )
-        yield from [""] * bool(self.confirmed or self.doubtful)
+        for text in self.confirmed:
+            yield f"**Culprit**: {text}"
+        for text in self.doubtful:
+            yield f"**In doubt**: {text}. All builds and mixtures together do not rule out chance."
+        if self.confirmed or self.doubtful:
+            yield ""
         for result in self.bisections:
             yield f"- Mixtures of `{result.good_run[:8]}` and `{result.bad_run[:8]}`: {result.summary}"
-        yield from ["", "## Without the mixtures", ""] if self.bisections else []
+        if self.bisections:
+            yield from ("", "## Without the mixtures", "")
         yield from diff_body(self.found)
 
 
-Submit: TypeAlias = Callable[[Campaign, int], "Future[IterationResult]"]
+Submit: TypeAlias = Callable[[Campaign, int], "Future[CampaignBuild]"]
 """Starts an iteration somewhere, by :func:`trtops.ops.campaign.iteration.iterate`, and may return before it is done."""
 
 
@@ -132,7 +135,7 @@ def debug_build(
     tags: Mapping[str, str] | None = None,
     evaluate: EngineEvaluator | None = None,
     submit: Submit | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[CampaignProgress], None] | None = None,
     allow_scripts: bool = False,
 ) -> DebugBuildResult:
     """Build a model until enough is known about its bad builds.
@@ -156,7 +159,7 @@ def debug_build(
     process is working on the campaign. Raises TrtopsError for errors that prevent all builds; an error of one build is
     a verdict.
     """
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:  # since the lock needs the run's id, which either branch finds
         if resume is not None:
             resume = run_id_of(resume, tracker)
             known = ended_if_whole(tracker, tracker.info(resume))
@@ -186,8 +189,8 @@ def debug_build(
             tags=tuple((tags or {}).items()),
         )
 
-        def in_this_thread(campaign: Campaign, number: int) -> Future[IterationResult]:
-            future: Future[IterationResult] = Future()
+        def in_this_thread(campaign: Campaign, number: int) -> Future[CampaignBuild]:
+            future: Future[CampaignBuild] = Future()
             future.set_result(iterate(campaign, number, tracker=tracker, evaluate_engine=evaluate))
             return future
 
@@ -196,7 +199,7 @@ def debug_build(
             state = _CampaignState(replace(campaign, golden_sha256=golden), run, tracker, progress)
             state.report(None)
             while True:
-                for result in _results_as_they_come(state, submit or in_this_thread):
+                for result in state.iterate(submit or in_this_thread):
                     state.add(result)
                     state.report(result)
                 if not state.can_bisect:
@@ -207,27 +210,11 @@ def debug_build(
             raise
 
 
-def _results_as_they_come(state: _CampaignState, submit: Submit) -> Iterator[IterationResult]:
-    """Results in the order in which iterations finish, until there are enough."""
-    pending: set[Future[IterationResult]] = set()
-    while True:
-        while len(pending) < state.campaign.config.parallel and not state.has_enough:
-            number = next(state.missing, None)
-            if number is None:
-                break
-            pending.add(submit(state.campaign_for_builds(), number))
-        if not pending:
-            return
-        done, pending = wait(pending, return_when=FIRST_COMPLETED)
-        for future in done:
-            yield future.result()
-
-
 class _CampaignState:
     """The builds and bisections of a campaign so far; only this class writes the parent run."""
 
     def __init__(
-        self, campaign: Campaign, run: Run, tracker: Tracker, progress: Callable[[Progress], None] | None
+        self, campaign: Campaign, run: Run, tracker: Tracker, progress: Callable[[CampaignProgress], None] | None
     ) -> None:
         self.campaign = campaign
         self._run, self._tracker, self._progress = run, tracker, progress
@@ -238,15 +225,28 @@ class _CampaignState:
         self._table = campaigns.table_of(tracker, info, found.whole.values())
         self._planner = Planner.read(tracker, info, campaign.config, found.whole.values())
         taken = found.whole.keys() | found.running
-        # Each number is given out once.
-        self.missing = iter([number for number in range(campaign.config.limit) if number not in taken])
+        # Numbers of the iterations to make, each of which is given out once.
+        self._missing = iter([number for number in range(campaign.config.limit) if number not in taken])
         self._diff: TacticDiff | None = None
-        self._written = self._diffed = 0
+        self._written = self._diffed = 0  # numbers of builds when the table was last written, and last diffed
         self._update_diff()
 
-    def campaign_for_builds(self) -> Campaign:
-        """The campaign, with the culprits that its next builds must not choose."""
-        return replace(self.campaign, denied=self._planner.denied(self._tracker, self._table))
+    def iterate(self, submit: Submit) -> Iterator[CampaignBuild]:
+        """Make iterations until there are enough; yields them as they finish."""
+        pending: set[Future[CampaignBuild]] = set()
+        while True:
+            while len(pending) < self.campaign.config.parallel and not self.has_enough:
+                number = next(self._missing, None)
+                if number is None:
+                    break
+                # Without the culprits found so far, so that builds show what else is bad.
+                denied = self._planner.denied(self._tracker, self._table)
+                pending.add(submit(replace(self.campaign, denied=denied), number))
+            if not pending:
+                return
+            done, pending = wait(pending, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield future.result()
 
     @property
     def has_enough(self) -> bool:
@@ -257,6 +257,7 @@ class _CampaignState:
         if until == "good" or until == "bad":
             return counts[until] > 0
         if until == "decided":
+            # The diff decides only without bisections, since their culprits are confirmed by all builds and mixtures.
             is_diff_decided = self._diff is not None and self._diff.decided and not self._planner.done
             return is_diff_decided or self._planner.is_answered(self._table)
         return False
@@ -283,13 +284,24 @@ class _CampaignState:
     def bisect(self, tags: Mapping[str, str] | None, evaluate: EngineEvaluator | None) -> None:
         """Mix a good and a bad build with the rest of the budget, or resume an interrupted bisection."""
         config, planner = self.campaign.config, self._planner
-        # The plan of an interrupted bisection has the rest.
-        pair = Pair(planner.unfinished.id, "") if planner.unfinished is not None else planner.pair(self._table)
+        bisect_pair = functools.partial(
+            bisect,
+            tracker=self._tracker,
+            tags=tags,
+            evaluate=evaluate,
+            progress=lambda done, most: self.report(None, done),
+        )
+        if planner.unfinished is not None:  # its plan holds everything else
+            resumed = bisect_pair(planner.unfinished.id, config=BisectConfig(allow_scripts=True))
+            planner.add(resumed, len(self._table))
+            return
+        pair = planner.pair(self._table)
         assert pair is not None
+        # A bisection reads the campaign's builds from the store.
         campaigns.log_table(self._run, self._table)
-        result = bisect(
+        result = bisect_pair(
             pair.good,
-            pair.bad or None,
+            pair.bad,
             BisectConfig(
                 allow_scripts=True,  # this campaign runs them already
                 confidence=planner.confidence(),
@@ -299,16 +311,12 @@ class _CampaignState:
                 seed=config.seed + len(planner.done),
                 devices=config.devices,
             ),
-            tracker=self._tracker,
-            tags=tags,
-            evaluate=evaluate,
-            progress=lambda done, most: self.report(None, done),
             given=pair.given,
             chance=pair.chance,
         )
         planner.add(result, len(self._table))
 
-    def add(self, result: IterationResult) -> None:
+    def add(self, result: CampaignBuild) -> None:
         """Add an iteration."""
         self._table.append(result.run_id, result.verdict, result.tactics)
         count = len(self._table)
@@ -324,10 +332,10 @@ class _CampaignState:
         if config.until == "decided":
             self._diff = diff(self._table, confidence=config.confidence)
 
-    def report(self, last: IterationResult | None, mixtures: int = 0) -> None:
+    def report(self, last: CampaignBuild | None, mixtures: int = 0) -> None:
         """Call the progress function; ``mixtures`` are those of a bisection in progress."""
         if self._progress is not None:
-            now = Progress(
+            now = CampaignProgress(
                 done=len(self._table),
                 limit=self.campaign.config.limit,
                 mixtures=self._planner.trials + mixtures,
@@ -407,6 +415,7 @@ def _log_beginning(
         check_command(config.command.command)
     run.log_json(config, schema.Artifact.CAMPAIGN)
     info = tracker.info(run.id)
+    # This tag is set last, so with it everything before it is logged too.
     if schema.Tag.ENVIRONMENT_SHA256 not in info.tags:
         with warm_backend(config.build.backend, config.devices, config.timeout_seconds) as backend:
             environment = backend.environment()

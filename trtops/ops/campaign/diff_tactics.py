@@ -164,34 +164,31 @@ def _load_builds(
         return load_replay_folder(config.folder)
     if config.good is not None and config.bad is not None:
         return load_replays(Path(config.good), Path(config.bad))
-    by_parent: dict[str | None, list[RunInfo]] = {}
-    for info in sorted(builds, key=lambda info: info.start_time):
-        by_parent.setdefault(info.parent, []).append(info)
-    table, single, skipped, sources = CampaignTable(), CampaignTable(), [], 0
+    # A later diff then adds builds at the end, which keeps the evidence valid.
+    in_order = sorted(builds, key=lambda info: info.end_time or 0.0)
+    by_parent: dict[str | None, dict[str, RunInfo]] = {}
+    for info in in_order:
+        by_parent.setdefault(info.parent, {})[info.id] = info
+    table, skipped = CampaignTable(), []
     for parent, infos in by_parent.items():
         if parent is not None and tracker.info(parent).kind == _CAMPAIGN:
-            sources += 1
-            ids = {info.id for info in infos}
+            # A campaign's table is in the order in which it got its builds, which is the one that its own diffs saw.
             stored = campaigns.load_table(tracker, parent)
-            table.take(stored, [name for name in stored.names if name in ids])
+            table.take(stored, [name for name in stored.names if name in infos])
             continue
-        for info in infos:
+        for info in infos.values():
             why = _why_unfit(info)
             try:
                 if why is None:
-                    campaigns.append(single, tracker.load(info.id))
+                    campaigns.append(table, tracker.load(info.id))
             except errors.IncompleteRunError as exc:
                 why = str(exc)
             if why is not None:
                 skipped.append((info.id, why))
-    table.take(single)
-    # In the order in which they ended, so that a later diff adds builds at the end. A campaign's table is in the order
-    # in which it got its builds, which is the one that its own diffs saw.
-    if sources + bool(len(single)) > 1:
-        ended = {info.id: info.end_time or 0.0 for info in builds}
-        in_order = CampaignTable(ordered=table.ordered)
-        in_order.take(table, sorted(table.names, key=lambda name: ended.get(name, 0.0)))
-        table = in_order
+    if len(by_parent) > 1:
+        together = CampaignTable(ordered=table.ordered)
+        together.take(table, [info.id for info in in_order])
+        table = together
     return table, tuple(skipped)
 
 

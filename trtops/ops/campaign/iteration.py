@@ -16,15 +16,15 @@ from trtops.backend.base import Build, Caches, Engine
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend
-from trtops.comparator.report import Tolerances, compare_outputs
+from trtops.comparator.report import Tolerances
 from trtops.comparator.results import RunResults
 from trtops.json import save_json
-from trtops.ops.campaign.config import Campaign, Order
+from trtops.ops.campaign.config import BuildRequest, Campaign
 from trtops.ops.campaign.workers import warm_backend
 from trtops.ops.engines.job import BuildJob, deny_list, read_cache_file
 from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_evaluation, tolerances_for
 from trtops.ops.evaluation.command import CommandCheck
-from trtops.ops.evaluation.outputs import Emulation, collect, emulate, golden_outputs
+from trtops.ops.evaluation.outputs import Emulation, emulate
 from trtops.ops.evaluation.precision_check import PrecisionCheck, check_precision, log_kernels
 from trtops.ops.evaluation.submodel import CheckOutcome
 from trtops.ops.result import op_run
@@ -44,39 +44,36 @@ EngineEvaluator: TypeAlias = "Callable[[Engine], bool | str | CheckOutcome]"
 outcome."""
 
 _VERDICTS: dict[str, Verdict] = {"pass": "good", "fail": "bad", "error": "error"}
+# Errors that prevent all builds, and so end a campaign.
 _NOT_OF_THE_BUILD = (errors.BackendUnavailableError, errors.UnsupportedFeatureError)
 _LOST = "Its process ended in the middle of this iteration, which was handed out again."
 
 
 @dataclass(frozen=True, kw_only=True)
-class IterationResult(Record):
-    """One build of a campaign.
+class CampaignBuild(Record):
+    """One build of a campaign: an iteration, a mixture, or a build of a proof."""
 
-    ``error`` is the verdict of a build or a first inference that failed, crashed or hung.
-    """
-
-    number: int
+    number: int = 0  # of an iteration
     run_id: str
-    verdict: Verdict
+    verdict: Verdict  # ``error`` if the build or a first inference failed, crashed or hung
     reasons: tuple[str, ...] = ()
-    build_seconds: float = 0.0
     tactics: TacticRecord | None = None
 
 
 def iterate(
     campaign: Campaign, number: int, *, tracker: Tracker, evaluate_engine: EngineEvaluator | None = None
-) -> IterationResult:
+) -> CampaignBuild:
     """Run an iteration of a campaign, in any thread, process or machine that reaches store and model."""
-    order = Order(build=campaign.config.build_of(number))
+    request = BuildRequest(build=campaign.config.build_of(number))
     tags = {**dict(campaign.tags), schema.Tag.ITERATION: str(number)}
     with op_run(
         tracker, campaign.experiment, f"iteration {number}", kind="iteration", tags=tags, parent=campaign.run_id
     ) as run:
-        result = build_and_evaluate(campaign, order, run, tracker=tracker, evaluate_engine=evaluate_engine)
-    return replace(result, number=number)
+        made = build_and_evaluate(campaign, request, run, tracker=tracker, evaluate_engine=evaluate_engine)
+    return replace(made, number=number)
 
 
-def iterate_once(campaign: Campaign, number: int, *, tracker: Tracker) -> IterationResult:
+def iterate_once(campaign: Campaign, number: int, *, tracker: Tracker) -> CampaignBuild:
     """Run an iteration unless it is in the store already: a cluster that lost a worker hands its iteration out again.
 
     Runs that a dead process left half done are closed. Those of another machine are closed there (``trtops store
@@ -86,21 +83,26 @@ def iterate_once(campaign: Campaign, number: int, *, tracker: Tracker) -> Iterat
     for info in tracker.find(campaign.experiment, parent=campaign.run_id, tags=tags):
         info = campaigns.closed_if_abandoned(tracker, info, _LOST)
         if info.status == "finished" and info.verdict is not None:
-            return IterationResult(  # its reasons are in the run's report
+            return CampaignBuild(  # its reasons are in the run's report
                 number=number,
                 run_id=info.id,
                 verdict=info.verdict,
-                build_seconds=info.metrics.get(schema.Metric.BUILD_SECONDS, 0.0),
                 tactics=campaigns.load_record(tracker.load(info.id)),
             )
     return iterate(campaign, number, tracker=tracker)
 
 
 def build_and_evaluate(
-    campaign: Campaign, order: Order, run: Run, *, tracker: Tracker, evaluate_engine: EngineEvaluator | None = None
-) -> IterationResult:
-    """Build, evaluate, log to a run, and finish it with the verdict; see :func:`iterate`."""
+    campaign: Campaign,
+    request: BuildRequest,
+    run: Run,
+    *,
+    tracker: Tracker,
+    evaluate_engine: EngineEvaluator | None = None,
+) -> CampaignBuild:
+    """Build, evaluate, log to a run, and finish it with the verdict."""
     model = _load_model(campaign.model)
+    # The file may have changed while the campaign was interrupted, or between two iterations.
     if model.info.sha256 != campaign.model_sha256:
         raise errors.InvalidModelError(
             f"{campaign.model} has digest {model.info.sha256[:12]}; the campaign began with "
@@ -110,7 +112,7 @@ def build_and_evaluate(
     build: Build | None
     with warm_backend(place.backend, place.devices, place.timeout_seconds) as backend:
         try:
-            build = _build_engine(backend, model, campaign, order, run, tracker)
+            build = _build_engine(backend, model, campaign, request, run, tracker)
             verdict, reasons, bad_in = _evaluate_build(campaign, model, backend, build, run, tracker, evaluate_engine)
         except errors.BackendError as exc:
             if isinstance(exc, _NOT_OF_THE_BUILD):
@@ -122,13 +124,11 @@ def build_and_evaluate(
             build, verdict, reasons, bad_in = None, "error", (text,), ()
     if bad_in:
         run.set_tags({schema.Tag.BAD_IN: " ".join(bad_in)})
-    title = f"build {Path(campaign.model).name} in {order.build.precision.upper()}"
+    title = f"build {Path(campaign.model).name} in {request.build.precision.upper()}"
     present(run, tracker, Document(title=title, verdict=verdict, headline=verdict, why=reasons))
     run.finish(verdict)
-    seconds, tactics = (0.0, None) if build is None else (build.seconds, build.tactics)
-    return IterationResult(
-        number=0, run_id=run.id, verdict=verdict, reasons=reasons, build_seconds=seconds, tactics=tactics
-    )
+    tactics = None if build is None else build.tactics
+    return CampaignBuild(run_id=run.id, verdict=verdict, reasons=reasons, tactics=tactics)
 
 
 @functools.lru_cache(maxsize=4)
@@ -137,22 +137,22 @@ def _load_model(path: str) -> Model:
 
 
 def _build_engine(
-    backend: IsolatedBackend, model: Model, campaign: Campaign, order: Order, run: Run, tracker: Tracker
+    backend: IsolatedBackend, model: Model, campaign: Campaign, request: BuildRequest, run: Run, tracker: Tracker
 ) -> Build:
     config = campaign.config
     environment = backend.environment()
     run.set_tags({schema.Tag.DEVICE_STATE + name: value for name, value in backend.device_state().items()})
-    listed = deny_list(tracker, environment).entries if config.use_deny_list else ()
-    denied = DenyList(entries=(*listed, *campaign.denied.entries) if order.replay is None else ())
-    int8 = order.build.precision == "int8"
+    int8 = request.build.precision == "int8"
     ranges = read_cache_file(config.calibration_cache, "calibration_cache") if int8 else None
-    caches = Caches(calibration=ranges, denied=denied)
-    if order.replay is not None:
-        timing = builds.load_timing_cache(tracker.load(order.replayed_run)) if order.replayed_run else None
-        caches = Caches.replaying(order.replay, timing, calibration=ranges)
+    if request.replay is None:
+        listed = deny_list(tracker, environment).entries if config.use_deny_list else ()
+        caches = Caches(calibration=ranges, denied=DenyList(entries=(*listed, *campaign.denied.entries)))
+    else:  # a mixture or a proof has to make denied choices, to show what they do
+        timing = builds.load_timing_cache(tracker.load(request.replayed_run)) if request.replayed_run else None
+        caches = Caches.replaying(request.replay, timing, calibration=ranges)
     job = BuildJob.prepare(
         model,
-        order.build,
+        request.build,
         environment,
         caches=caches,
         check=config.check,
@@ -178,13 +178,14 @@ def _evaluate_build(
     found = check_precision(build, config.check.min_precision_share)
     log_kernels(run, build)
     if evaluate_engine is None and config.command is None:
+        # In the child, since an engine that crashes when it runs must not end the campaign.
         evaluation, pictures = backend.worker.run(
             evaluate_in_child,
             build.engine,
             model,
             config.check,
             build.spec.config,
-            str(golden_file(tracker, campaign)),
+            str(_golden_file(tracker, campaign)),
             found,
             timeout=backend.timeout,
         )
@@ -196,7 +197,7 @@ def _evaluate_build(
         outcome = CheckOutcome.of(evaluate_engine(build.engine))
     else:
         assert config.command is not None
-        outcome = check_engine(config.command, build.engine, backend.engine_suffix, campaign, model, tracker)
+        outcome = _check_by_command(config.command, build.engine, backend.engine_suffix, campaign, model, tracker)
     # A check from outside does not see the precision that an engine computes in. Nothing is emulated for it: where that
     # would count, the verdict stays the check's.
     if found.share is not None:
@@ -221,24 +222,9 @@ def evaluate_in_child(
     evaluation = _with_emulated(replace(evaluation, computed=found), model, build, check, golden, tolerances)
     if check.plots == "never" or (check.plots == "bad" and evaluation.verdict == "good"):
         return evaluation, ()
-    from trtops.comparator.plot import error_figures
+    from trtops.comparator.plot import error_figures  # imports matplotlib
 
     return evaluation, list(error_figures(outputs, expected))
-
-
-def compare_in_child(
-    engine: Engine, other: Engine, model: Model, check: CheckConfig, build: BuildConfig
-) -> tuple[Evaluation, Evaluation]:
-    """Evaluate an engine against golden outputs, and against another engine's outputs."""
-    tolerances = tolerances_for(build.precision, check.tolerances, model)
-    feeds = check.open_for(model)
-    backend = engine_backend(engine.backend)
-    golden = golden_outputs(model, feeds, check.golden)
-    with backend.runner(engine) as runner:
-        evaluated = evaluate(runner, golden, feeds, check, tolerances)
-    with backend.runner(other) as runner:
-        expected = collect(runner, feeds)
-    return evaluated[0], Evaluation(report=compare_outputs(evaluated[1], expected, tolerances))
 
 
 _emulations: dict[str, Emulation] = {}
@@ -248,6 +234,7 @@ def _with_emulated(
     evaluation: Evaluation, model: Model, build: BuildConfig, check: CheckConfig, golden: str, tolerances: Tolerances
 ) -> Evaluation:
     """The evaluation with the emulated model, which is computed once for all builds of a campaign."""
+    # Everything that decides an emulated model's outputs and their verdict.
     key = digest([model.info.sha256, build.precision, list(build.keep), check.to_dict(), golden, tolerances.to_dict()])
     precision = None if evaluation.computed is None else evaluation.computed.low_precision
     if precision is None:
@@ -264,13 +251,21 @@ def _load_golden(path: str) -> RunResults:
     return RunResults.load(path)
 
 
-def golden_file(tracker: Tracker, campaign: Campaign) -> Path:
+_fetching = threading.Lock()
+
+
+@functools.cache
+def _golden_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix=temporary_prefix("golden"))
+
+
+def _golden_file(tracker: Tracker, campaign: Campaign) -> Path:
     """A local file with a campaign's golden outputs, fetched once per process."""
     wanted = campaign.golden_sha256
     if wanted is None:
         raise incomplete(campaign.run_id, "it has no golden outputs")
-    with _fetching:
-        file = Path(_scratch_folder().name, f"{wanted}.npz")
+    with _fetching:  # or each of a campaign's threads would fetch them
+        file = Path(_golden_folder().name, f"{wanted}.npz")
         if not file.exists():
             data = tracker.peek(campaign.run_id, schema.Artifact.GOLDEN)
             if data is None or sha256(data) != wanted:
@@ -281,20 +276,13 @@ def golden_file(tracker: Tracker, campaign: Campaign) -> Path:
 
 
 def keep_golden(file: Path, digest: str) -> None:
-    """Copy golden outputs to where the iterations of this process find them, so that they need not fetch them."""
+    """Copy golden outputs to where the iterations of this process find them."""
+    # The store may be away when the first iteration needs them.
     with _fetching:
-        shutil.copyfile(file, Path(_scratch_folder().name, f"{digest}.npz"))
+        shutil.copyfile(file, Path(_golden_folder().name, f"{digest}.npz"))
 
 
-_fetching = threading.Lock()
-
-
-@functools.cache
-def _scratch_folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix=temporary_prefix("golden"))
-
-
-def check_engine(
+def _check_by_command(
     check: CommandCheck, engine: Engine, suffix: str, campaign: Campaign, model: Model, tracker: Tracker
 ) -> CheckOutcome:
     """Evaluate an engine by an external command."""
@@ -303,11 +291,12 @@ def check_engine(
         paths = {"{model}": file, "{engine}": file}
         if check.wants("{golden}"):
             paths["{golden}"] = Path(folder, "golden.json")
-            RunResults.load(golden_file(tracker, campaign)).save(paths["{golden}"])
+            RunResults.load(_golden_file(tracker, campaign)).save(paths["{golden}"])
         if check.wants("{inputs}"):
             paths["{inputs}"] = Path(folder, "inputs.json")
             feeds = campaign.config.check.open_for(model)
             save_json([dict(feed) for feed in feeds], str(paths["{inputs}"]), "inputs of the check")
+        # The name of an artifact is the same for every build, so a later command must not find this build's.
         file.write_bytes(engine.plan)
         try:
             return check.run(paths)

@@ -9,7 +9,7 @@ import numpy as np
 
 from trtops import errors
 from trtops.ops.campaign.bisect_result import Unit
-from trtops.ops.campaign.config import Order
+from trtops.ops.campaign.config import BuildRequest
 from trtops.spec import BuildConfig, BuildSpec
 from trtops.tactics.model import Bools
 from trtops.tactics.record import Column, TacticRecord
@@ -19,24 +19,21 @@ from trtops.tracking.campaigns import load_record
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The choices that a mixture really made.
+class MixtureOutcome:
+    """The choices that a mixture really made, compared with the request."""
 
-    ``taken`` are the units that it has from the bad build, of shape ``(units,)``; None if a unit is as in neither
-    build, or the build failed. ``strayed`` are units that are not as requested, ``also_changed`` other layers that are
-    as in neither, unless layers follow from settings.
-    """
-
+    # Units as in the bad build, of shape ``(units,)``; None if one is as in neither of the two, or nothing was built.
     taken: Bools | None
-    strayed: tuple[str, ...] = ()
+    strayed: tuple[str, ...] = ()  # units that are not as requested
+    # Other layers that are not as in the good build, and follow from no unit.
     also_changed: tuple[str, ...] = ()
 
 
 class Mixture:
-    """Two builds of one campaign with different verdicts; ConfigError if a run holds no tactics.
+    """A good and a bad build of one campaign; ConfigError if a run holds no tactics.
 
-    They differ in ``units``, which can be chosen, and in layers that cannot, the ``consequences``: those that no replay
-    can set, and those of one build only.
+    They differ in ``units``, which can be taken from either, and in layers that follow from the units, the
+    ``consequences``: those that no replay can set, and those of one build only.
     """
 
     def __init__(self, good: StoredRun, bad: StoredRun) -> None:
@@ -59,8 +56,11 @@ class Mixture:
             ),
         )
 
-    def order(self, taken: Bools, *, start: Literal["good", "bad"] = "good") -> Order:
-        """The build with these units, of shape ``(units,)``, of the bad build, and the others of the good one."""
+    def request(self, taken: Bools, *, start: Literal["good", "bad"] = "good") -> BuildRequest:
+        """The build with these units, of shape ``(units,)``, of the bad build, and the others of the good one.
+
+        Everything that is no unit is as in the build to ``start`` from, whose config and timing cache are used as well.
+        """
         run, own, other = (
             (self.good, self.good_tactics, self.bad_tactics)
             if start == "good"
@@ -75,24 +75,25 @@ class Mixture:
         )
         config: BuildConfig = BuildSpec.from_json(run.read_bytes(schema.Artifact.SPEC)).config
         config = replace(config, options=replace(config.options, tactic_seed=None))
-        # The run's timing cache holds only its own choices. With a selector, other choices must be timed again without
-        # it.
+        # A timing cache holds only the choices of its own build. An editable one takes others too. With a selector,
+        # other choices must be timed again, without the cache.
         fits = wanted.mechanism != "algorithm_selector" or not wanted.differing_layers(own)
         replay = replace(wanted, choices=()) if self.is_by_settings else wanted
-        return Order(build=config, replay=replay, replayed_run=run.info.id if fits else "")
+        return BuildRequest(build=config, replay=replay, replayed_run=run.info.id if fits else "")
 
-    def outcome(self, wanted: Bools, got: TacticRecord | None) -> Outcome:
+    def outcome(self, wanted: Bools, got: TacticRecord | None) -> MixtureOutcome:
         """Compare a build with the request."""
         if got is None:
-            return Outcome(None, tuple(unit.name for unit in self.units))
+            return MixtureOutcome(None, tuple(unit.name for unit in self.units))
         now, good, bad = (_choices_of(record) for record in (got, self.good_tactics, self.bad_tactics))
         taken = np.array([now.get(unit.column) == bad.get(unit.column) for unit in self.units], np.bool_)
         kept = np.array([now.get(unit.column) == good.get(unit.column) for unit in self.units], np.bool_)
         strayed = tuple(unit.name for unit, t, w in zip(self.units, taken, wanted) if t != w)
-        made = taken if (taken | kept).all() else None
+        made = taken if (taken | kept).all() else None  # else a unit has a third choice
         if self.is_by_settings:  # settings decide the layers, and all settings were compared
-            return Outcome(made, strayed)
-        # Copies between formats and the like come and go with their neighbours' choices.
+            return MixtureOutcome(made, strayed)
+        # Layers that cannot be replayed are free to change: copies between formats and the like come and go with their
+        # neighbours' choices.
         records = (got, self.good_tactics, self.bad_tactics)
         free = {choice.layer for record in records for choice in record.choices if not choice.replayable}
         free |= {unit.name for unit in self.units} | set(self.consequences)
@@ -101,7 +102,7 @@ class Mixture:
             for kind, name in dict.fromkeys([*good, *now])
             if kind == "layer" and name not in free and now.get((kind, name)) != good.get((kind, name))
         ]
-        return Outcome(made, strayed, tuple(also))
+        return MixtureOutcome(made, strayed, tuple(also))
 
 
 def _load_tactics(run: StoredRun) -> TacticRecord:

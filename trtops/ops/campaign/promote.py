@@ -14,16 +14,17 @@ from trtops import errors
 from trtops.backend.base import Build, Caches, Engine
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
-from trtops.ops.campaign.config import DebugBuildConfig, Place
-from trtops.ops.campaign.iteration import compare_in_child
+from trtops.comparator.report import compare_outputs
+from trtops.ops.campaign.config import BuildPlace, DebugBuildConfig
 from trtops.ops.campaign.open_campaign import find_model
 from trtops.ops.campaign.workers import close_workers, warm_backend
-from trtops.ops.evaluation.check import CheckConfig, Evaluation, log_evaluation
+from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_evaluation, tolerances_for
 from trtops.ops.evaluation.feeds import scripts_of
+from trtops.ops.evaluation.outputs import collect, golden_outputs
 from trtops.ops.evaluation.precision_check import check_precision, log_kernels
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.record import Record, sha256
-from trtops.spec import BackendName, Environment
+from trtops.spec import BackendName, BuildConfig, Environment
 from trtops.system.allowed import ask_for
 from trtops.tracking import builds, campaigns, schema
 from trtops.tracking.base import RegisteredVersion, Run, RunInfo, StoredRun, Tracker, Verdict, incomplete
@@ -146,8 +147,10 @@ def promote(
         )
     source = builds.load_build(builds.holder_of_engine(tracker, stored.info))
     lineage = [stored.info]  # a proof's build has the proof and its campaign above it
+    # Tags can be edited, so parents may form a circle.
     while (parent := lineage[-1].parent) is not None and parent not in {info.id for info in lineage}:
         lineage.append(tracker.info(parent))
+    # A campaign names its model once, not in each of its runs.
     naming = next((info for info in lineage if schema.Tag.MODEL_PATH in info.tags), stored.info)
     model = Model.load(find_model(tracker, naming, config.model))
     if model.info.sha256 != source.spec.model_sha256:
@@ -168,15 +171,16 @@ def promote(
             result, build = _build_and_verify(stored, source, model, check, config, run, tracker)
     finally:
         close_workers()
+    # Last, since a version has to be one of a complete run.
     version, _ = register_accepted(tracker, result.run_id, build, name=result.name, evidence=run_id)
     return replace(result, version=version.version)
 
 
-def promotion_place(good_run: RunInfo, config: PromoteConfig) -> Place:
+def promotion_place(good_run: RunInfo, config: PromoteConfig) -> BuildPlace:
     """Where a good run's engine is built again."""
     built_by = good_run.tags.get(schema.Tag.BACKEND)
     backend: BackendName = "tensorrt" if built_by in ("tensorrt", "tensorrt-rtx") else "onnxruntime"
-    return Place(backend=backend, devices=config.devices, timeout_seconds=config.timeout_seconds)
+    return BuildPlace(backend=backend, devices=config.devices, timeout_seconds=config.timeout_seconds)
 
 
 def _build_and_verify(
@@ -188,6 +192,7 @@ def _build_and_verify(
     run: Run,
     tracker: Tracker,
 ) -> tuple[PromoteResult, Build]:
+    # The recorded tactics replace random ones.
     wanted = replace(source.spec.config, options=replace(source.spec.config.options, tactic_seed=None))
     place = promotion_place(stored.info, config)
     with warm_backend(place.backend, place.devices, place.timeout_seconds) as backend:
@@ -202,7 +207,7 @@ def _build_and_verify(
         for file in model.files():
             run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")
         evaluation, agreement = backend.worker.run(
-            compare_in_child, build.engine, source.engine, model, check, wanted, timeout=backend.timeout
+            _compare_in_child, build.engine, source.engine, model, check, wanted, timeout=backend.timeout
         )
     log_evaluation(run, evaluation)
     log_kernels(run, build)
@@ -229,6 +234,21 @@ def _build_and_verify(
     return result.kept_in(run, stored.info.experiment), build
 
 
+def _compare_in_child(
+    engine: Engine, other: Engine, model: Model, check: CheckConfig, build: BuildConfig
+) -> tuple[Evaluation, Evaluation]:
+    """Evaluate an engine against golden outputs, and against another engine's outputs."""
+    tolerances = tolerances_for(build.precision, check.tolerances, model)
+    feeds = check.open_for(model)
+    backend = engine_backend(engine.backend)
+    golden = golden_outputs(model, feeds, check.golden)
+    with backend.runner(engine) as runner:
+        evaluated = evaluate(runner, golden, feeds, check, tolerances)
+    with backend.runner(other) as runner:
+        expected = collect(runner, feeds)
+    return evaluated[0], Evaluation(report=compare_outputs(evaluated[1], expected, tolerances))
+
+
 def register_accepted(
     tracker: Tracker, run_id: str, build: Build, *, name: str, evidence: str, suffix: str = ""
 ) -> tuple[RegisteredVersion, str]:
@@ -251,6 +271,7 @@ def register_accepted(
 
 def registered_model(name: str) -> str:
     """A name as the registry takes it: without ``/`` and ``:``, which become ``-2f-`` and ``-3a-``."""
+    # MLflow rejects names with these characters; 250 is below the length of its column.
     return name.replace("/", "-2f-").replace(":", "-3a-")[:250]
 
 
@@ -287,13 +308,20 @@ def resolve(
     except errors.StoreError as exc:
         return replace(wanted, why=str(exc))
     if version is None:
-        return replace(wanted, why=_why_none(tracker, wanted, here))
+        accepted = ", ".join(sorted(tracker.aliases(wanted.name))) or "none"
+        why = (
+            f"No engine of this model, named {wanted.name!r}, is accepted for {here.device}, {here.backend} "
+            f"{here.backend_version} (alias {wanted.alias}). Accepted engines of that name: {accepted}. Promote a good "
+            "run made here."
+        )
+        return replace(wanted, why=why)
     try:
         stored = tracker.load(version.run_id)
         signed_by = require_signed(stored, keys) if keys else None
         found = sha256(stored.read_bytes(version.path))
     except (errors.IncompleteRunError, errors.RunNotFoundError, errors.SignatureError) as exc:
         return replace(wanted, why=f"Version {version.version} of {wanted.name!r} cannot be used: {exc}")
+    # Anybody who can write to the registry can register a version. Run and version have to agree on what it is.
     promised = {schema.Tag.ENGINE_SHA256: found, schema.Tag.MODEL_SHA256: known.info.sha256}
     for tag, value in promised.items():
         if version.tags.get(tag) != value or stored.info.tags.get(tag) != value:
@@ -310,13 +338,4 @@ def resolve(
         path=version.path,
         engine_sha256=found,
         signed_by=signed_by,
-    )
-
-
-def _why_none(tracker: Tracker, wanted: Resolution, here: Environment) -> str:
-    place = f"{here.device}, {here.backend} {here.backend_version}"
-    accepted = ", ".join(sorted(tracker.aliases(wanted.name))) or "none"
-    return (
-        f"No engine of this model, named {wanted.name!r}, is accepted for {place} (alias {wanted.alias}). Accepted "
-        f"engines of that name: {accepted}. Promote a good run made here."
     )

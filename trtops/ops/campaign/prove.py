@@ -36,15 +36,15 @@ from trtops.tactics.record import Column
 from trtops.tracking import campaigns, schema
 from trtops.tracking.base import Run, Tracker, Verdict
 
-Outcome: TypeAlias = Literal["confirmed", "refuted", "not isolable"]
+ProofOutcome: TypeAlias = Literal["confirmed", "refuted", "not isolable"]
 Swap: TypeAlias = Literal["good as it was", "bad as it was", "in", "out"]
 
-_WORTH_PROVING = 0.01  # probability below which a proof has to be forced
-_SWAPS: dict[Swap, str] = {
-    "good as it was": "the good one, replayed",
-    "bad as it was": "the bad one, replayed",
-    "in": "the good one, suspect put in",
-    "out": "the bad one, suspect taken out",
+# For each kind of build: its description, the build that it starts from, and whether it has the suspect.
+_SWAPS: dict[Swap, tuple[str, Literal["good", "bad"], bool]] = {
+    "good as it was": ("the good one, replayed", "good", False),
+    "bad as it was": ("the bad one, replayed", "bad", True),
+    "in": ("the good one, suspect put in", "good", True),
+    "out": ("the bad one, suspect taken out", "bad", False),
 }
 
 
@@ -56,7 +56,6 @@ class ProveConfig(Record):
         suspect: Position among the diff's suspects; those of the most probable explanation unless given.
         repeats: Builds with the suspect put in, and as many with it taken out. A replay makes the same engine each time
             as far as it can, so these also show whether the verdict is stable.
-        force: Prove a suspect that the diff considers improbable, too.
         deny: Put the suspect on the deny-list if it is confirmed.
         devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them; the campaign's unless given.
         allow_scripts: Run scripts and commands that the campaign's run names. Anyone with write access to the store can
@@ -65,7 +64,6 @@ class ProveConfig(Record):
 
     suspect: int | None = None
     repeats: int = 3
-    force: bool = False
     deny: bool = True
     devices: tuple[str, ...] = ()
     allow_scripts: bool = False
@@ -99,7 +97,7 @@ class ProveResult(OpResult):
     """
 
     title: str = "prove"
-    outcome: Outcome
+    outcome: ProofOutcome
     summary: str
     suspect: str
     good_run: str
@@ -130,7 +128,7 @@ class ProveResult(OpResult):
         for trial in self.trials:
             also = ", ".join(f"`{layer}`" for layer in trial.also_changed[:5])
             followed = "yes" if trial.followed else "no"
-            yield f"| {_SWAPS[trial.swap]} | {trial.verdict} | {followed} | {also} | `{trial.run_id}` |"
+            yield f"| {_SWAPS[trial.swap][0]} | {trial.verdict} | {followed} | {also} | `{trial.run_id}` |"
         if self.deny_run is not None:
             yield from ("", f"It is on the deny-list now, by run `{self.deny_run}`.")
 
@@ -185,8 +183,8 @@ def prove(
                 trials=tuple(trials),
             ).kept_in(run, campaign.experiment)
             run.log_json(result, schema.Artifact.PROOF)
-            # Of layers that fail only together none fails by itself, and the deny-list takes each layer by itself;
-            # settings it takes together.
+            # The deny-list takes each layer by itself, and of layers that fail only together none fails by itself.
+            # Settings it takes together.
             if suspect.settings or not together:
                 denied = {column for column in columns if column[0] == "setting" or not together}
                 entry = DeniedTactic.of(mixture.bad_tactics, denied, run.id)
@@ -217,11 +215,6 @@ def _choose_suspect(campaign: Campaign, config: ProveConfig, tracker: Tracker) -
         choices=tuple(choice for each in several for choice in each.choices),
         settings=tuple(dict.fromkeys(pair for each in several for pair in each.settings)),
     )
-    if suspect.probability < _WORTH_PROVING and not config.force:
-        raise errors.ConfigError(
-            f"The diff does not suspect {suspect.describe()}: its probability is {suspect.probability:.2%}. Name "
-            "another suspect, or prove it all the same with force (--force)."
-        )
     having = set(builds_with(table, suspect))
     good = [name for name in table.named("good") if name not in having]
     bad = [name for name in table.named("bad") if name in having]
@@ -242,20 +235,21 @@ def _make_trial(
     evaluate: EngineEvaluator | None,
 ) -> ProofTrial:
     """Make one build of a proof; ``swapped`` are the suspect's units among the mixture's."""
-    is_in, from_good = swap in ("bad as it was", "in"), swap in ("good as it was", "in")
-    taken = swapped if swap == "in" else ~swapped if swap == "out" else np.full(len(swapped), is_in)
+    name, start, has_suspect = _SWAPS[swap]
+    taken: Bools = np.where(swapped, has_suspect, start == "bad")
     runs = (mixture.good.info.id, mixture.bad.info.id)
-    evidence = " ".join(runs if from_good else runs[::-1])
+    evidence = " ".join(runs if start == "good" else runs[::-1])  # the build that it starts from comes first
     tags = {**dict(campaign.tags), schema.Tag.TRIAL: swap, schema.Tag.EVIDENCE: evidence}
-    order = mixture.order(taken, start="good" if from_good else "bad")
-    with op_run(tracker, campaign.experiment, _SWAPS[swap], kind="iteration", tags=tags, parent=proof.id) as run:
-        made = build_and_evaluate(campaign, order, run, tracker=tracker, evaluate_engine=evaluate)
+    request = mixture.request(taken, start=start)
+    with op_run(tracker, campaign.experiment, name, kind="iteration", tags=tags, parent=proof.id) as run:
+        made = build_and_evaluate(campaign, request, run, tracker=tracker, evaluate_engine=evaluate)
     outcome = mixture.outcome(taken, made.tactics)
     own = {unit.name for unit, is_own in zip(mixture.units, swapped) if is_own}
-    wanted = mixture.bad_tactics if is_in else mixture.good_tactics
     strayed = own & set(outcome.strayed)
     if made.tactics is not None:
-        strayed |= {choice.layer for choice in suspect.choices} & set(made.tactics.differing_layers(wanted))
+        # The suspect's layers may include some that follow from its units.
+        expected = mixture.bad_tactics if has_suspect else mixture.good_tactics
+        strayed |= {choice.layer for choice in suspect.choices} & set(made.tactics.differing_layers(expected))
     return ProofTrial(
         swap=swap,
         run_id=run.id,
@@ -266,38 +260,37 @@ def _make_trial(
     )
 
 
-def conclude(trials: Iterable[ProofTrial]) -> tuple[Outcome, str]:
+def conclude(trials: Iterable[ProofTrial]) -> tuple[ProofOutcome, str]:
     """The outcome of a proof's builds, and the reason in words."""
     by: dict[Swap, list[ProofTrial]] = {}
     for trial in trials:
         by.setdefault(trial.swap, []).append(trial)
-    put_in, taken_out = by["in"], by["out"]
-    controls: tuple[tuple[Swap, str], ...] = (("good as it was", "good"), ("bad as it was", "bad"))
-    for swap, expected in controls:
-        control = by[swap][0]
+    controls: tuple[Swap, ...] = ("good as it was", "bad as it was")
+    for swap in controls:
+        control, expected = by[swap][0], _SWAPS[swap][1]
         if control.verdict != expected:
             why = f"is {control.verdict} when its tactics are replayed{_reason_text(control)}"
             return "not isolable", f"The {expected} build {why}, so tactics do not decide the verdict."
-    strayed = next((t for t in (*put_in, *taken_out) if not t.followed or t.verdict == "error"), None)
+    swapped = [*by["in"], *by["out"]]
+    strayed = next((t for t in swapped if not t.followed or t.verdict == "error"), None)
     if strayed is not None:
         why = f"the replay was not followed{_reason_text(strayed)}"
         return "not isolable", f"The suspect could not be swapped {strayed.swap}: {why}."
-    harmful, healing = {t.verdict for t in put_in}, {t.verdict for t in taken_out}
-    others = sorted({layer for t in (*put_in, *taken_out) for layer in t.also_changed})
-    also = f" Layers that changed with it: {', '.join(others[:5])}{' and more' if len(others) > 5 else ''}."
-    bad_in, good_out = (sum(t.verdict == v for t in of) for of, v in ((put_in, "bad"), (taken_out, "good")))
+    bad_in, good_out = [t.verdict == "bad" for t in by["in"]], [t.verdict == "good" for t in by["out"]]
     counted = (
-        f"put into a good build, {bad_in} of {len(put_in)} bad; taken out of a bad one, {good_out} of "
-        f"{len(taken_out)} good"
+        f"put into a good build, {sum(bad_in)} of {len(bad_in)} bad; taken out of a bad one, {sum(good_out)} of "
+        f"{len(good_out)} good"
     )
-    if len(harmful) > 1 or len(healing) > 1:
+    if len(set(bad_in)) > 1 or len(set(good_out)) > 1:
         return "not isolable", f"Equal tactics gave good and bad builds: {counted}. Is the check repeatable?"
-    if others and "bad" in harmful:
-        return "not isolable", f"The suspect was not swapped alone, so nothing is proved: {counted}.{also}"
-    if harmful == {"bad"}:
-        more = "" if healing == {"good"} else "; the bad build has something else wrong as well"
+    others = sorted({layer for trial in swapped for layer in trial.also_changed})
+    if others and bad_in[0]:
+        also = f"Layers that changed with it: {', '.join(others[:5])}{' and more' if len(others) > 5 else ''}."
+        return "not isolable", f"The suspect was not swapped alone, so nothing is proved: {counted}. {also}"
+    if bad_in[0]:
+        more = "" if good_out[0] else "; the bad build has something else wrong as well"
         return "confirmed", f"Confirmed: {counted}{more}."
-    if healing == {"good"}:
+    if good_out[0]:
         return "not isolable", f"It fails only together with something else: {counted}."
     return "refuted", f"Refuted: {counted}."
 

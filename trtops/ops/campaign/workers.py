@@ -16,6 +16,7 @@ _POLL_SECONDS = 0.05
 _ANSWER_SECONDS = 120.0  # for a child that reports its GPU, its start included
 _idle: dict[str, list[Worker]] = {}
 _gpus: dict[str, str] = {}  # digests of GPUs' UUIDs by device, which do not change while a process lives
+# Two locks, since starting a child to ask for its GPU takes seconds, in which others may use idle children.
 _guard, _asking = threading.Lock(), threading.Lock()
 
 
@@ -93,6 +94,7 @@ def _warm_child(backend: str, device: str, timeout: float | None = None) -> Iter
 
 def close_workers() -> None:
     """End the idle child processes."""
+    # Ending a child takes a moment, for which the lock is not held.
     with _guard:
         workers = [worker for workers in _idle.values() for worker in workers]
         _idle.clear()

@@ -19,7 +19,7 @@ from trtops.cli.script import Unresolved
 from trtops.logger import G_LOGGER
 
 if TYPE_CHECKING:
-    from trtops.ops.campaign.debug_build import Progress
+    from trtops.ops.campaign.debug_build import CampaignProgress
     from trtops.ops.evaluation.command import CommandCheck
     from trtops.ops.search.repeat import RepeatConfig, RepeatStep
 
@@ -302,7 +302,7 @@ def _campaign(args: Options) -> Job:
     )
 
 
-def _say_progress(progress: Progress) -> None:
+def _say_progress(progress: CampaignProgress) -> None:
     if progress.last is not None:
         say(f"iteration {progress.last.number}: {progress.last.verdict} ({progress.done} of at most {progress.limit})")
     elif progress.mixtures:
