@@ -136,7 +136,7 @@ class TacticDiff(Record):
         if self.conclusion == "no builds":
             return f"No build has a verdict; {_count_text(len(self.errors), 'build')} crashed or hung."
         if self.conclusion == "no bad builds":
-            # With this rate of bad builds, so many good ones in a row would have a probability of 1 - confidence.
+            # At this rate of bad builds, as many good ones in a row have a probability of 1 - confidence.
             rate = 1 - (1 - self.confidence) ** (1 / self.good)
             sure = f"at {_percent_text(self.confidence)} confidence"
             return f"All {self.good} builds are good: {sure} fewer than {_percent_text(rate)} are bad."

@@ -157,7 +157,7 @@ class Counts:
     """Builds that each explanation expects to be bad (``size``), and the bad ones among them (``hits``).
 
     Arrays of single choices have shape ``(choices,)``, those of pairs ``(paired, paired)``: above the diagonal both of
-    two, below it either of two. The diagonal has no meaning. ``nested`` are pairs of which one choice occurs only in
+    two, below it either of two. The diagonal has no meaning. ``nested`` are pairs where one choice occurs only in
     builds that have the other one as well.
     """
 

@@ -81,7 +81,7 @@ def bisect(
     resumed: list[RunInfo] = []
     if bad is None and info.kind == _KIND:
         parent, plan, mixture, resumed = _resume(tracker, info)
-        # A stored config is no permission: whoever can write to the store could change it.
+        # A stored config is no permission: everybody with write access to the store could change it.
         allow_scripts = config is not None and config.allow_scripts
         campaign = open_campaign(tracker, str(info.parent), allow_scripts=allow_scripts)
     else:
@@ -202,7 +202,7 @@ def _resume(tracker: Tracker, info: RunInfo) -> tuple[Run, BisectPlan, Mixture, 
 
 
 def _denied(result: BisectResult, plan: BisectPlan, mixture: Mixture) -> DeniedTactic | None:
-    """The entry for the deny-list: a culprit that makes builds bad by itself; None if there is none."""
+    """The entry for the deny-list: a culprit that makes builds bad by itself, if one was found."""
     if plan.given or not result.culprits:
         return None
     culprit = result.culprits[0]

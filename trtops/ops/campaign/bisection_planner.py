@@ -163,7 +163,7 @@ class Planner:
         return self._has_waited(table) and self.pair(table) is None
 
     def _has_waited(self, table: CampaignTable) -> bool:
-        """Whether there are enough good builds, or so many builds that more good ones are not to be expected."""
+        """Whether there are enough good builds, or so few among many that the campaign stops waiting for more."""
         wanted = self.config.clean_builds
         return len(table.named("good")) >= wanted or len(table) - self.after >= BUILDS_PER_GOOD_ONE * wanted
 

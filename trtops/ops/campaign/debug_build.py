@@ -225,7 +225,7 @@ class _CampaignState:
         self._table = campaigns.table_of(tracker, info, found.whole.values())
         self._planner = Planner.read(tracker, info, campaign.config, found.whole.values())
         taken = found.whole.keys() | found.running
-        # Numbers of the iterations to make, each of which is given out once.
+        # Numbers of the iterations to make. Each is given out once.
         self._missing = iter([number for number in range(campaign.config.limit) if number not in taken])
         self._diff: TacticDiff | None = None
         self._written = self._diffed = 0  # numbers of builds when the table was last written, and last diffed
