@@ -33,9 +33,8 @@ from trtops.ops.evaluation.submodel import Check, ComparisonCheck
 from trtops.ops.search.accuracy import AccuracyConfig, Emulated, accuracy
 from trtops.ops.search.precision import PrecisionConfig, precision
 from trtops.ops.search.reduce import ReduceConfig, reduce
-from trtops.ops.triaging.model_questions import first_lines
+from trtops.ops.triaging.model_questions import Subject, first_lines
 from trtops.ops.triaging.result import Answer, Kind
-from trtops.ops.triaging.subject import Subject
 from trtops.spec import BuildConfig
 from trtops.tracking import builds
 
@@ -43,12 +42,15 @@ MINIMAL = "minimal.onnx"
 INPUTS = "minimal_inputs.json"
 BUNDLE = "bundle.zip"
 
+# Each costs a build: enough to find engines that are good more often than not.
 _REBUILDS = 2
 _MAX_CHECKS = 200  # of sub-models, and of sets of nodes to keep
 _LARGEST = 65504.0  # in FP16
+# These make infinity or NaN of a value that rounding made zero.
 _DIVIDING = frozenset({"Div", "Log", "Reciprocal", "Pow", "Sqrt"})
 _ADDING = frozenset({"Sub", "Add", "Sum", "ReduceSum", "ReduceMean"})
-_CANCELS = 0.25  # a result smaller than this share of its operands is called cancellation
+# A result smaller than this share of its operands is called cancellation.
+_CANCELS = 0.25
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,9 @@ def bad_build(subject: Subject, parent: str) -> Build:
 def pinned_side(subject: Subject, parent: str) -> Pinned:
     """Builds as the bad engine was built, also of parts of the model."""
     record = bad_build(subject, parent).tactics
-    replay = replace(record, choices=()) if record.settings else None  # settings alone fit any model
+    # Settings alone fit any model, while choices name layers of this one.
+    replay = replace(record, choices=()) if record.settings else None
+    # A seed would choose other tactics for each part.
     config = replace(subject.config.build, options=replace(subject.config.build.options, tactic_seed=None))
     return Pinned(config, Caches(replay=replay, calibration=subject.calibration))
 
@@ -129,6 +133,7 @@ def ask_build(subject: Subject, parent: str) -> Answer:
 def ask_again(subject: Subject, parent: str) -> Answer:
     """Whether the same engine gives the same outputs twice, and whether new engines are bad too."""
     first = bad_build(subject, parent)
+    # Copies, since a runner may return its own buffers, which the next run overwrites.
     with engine_backend(subject.config.build.backend).runner(first.engine) as runner:
         runs = [[{n: np.array(a) for n, a in runner.infer(feed).items()} for feed in subject.feeds] for _ in range(2)]
     # Wider than equal bits: the order of additions may differ from run to run without harm.
@@ -168,13 +173,11 @@ def _run_campaign(subject: Subject, *, random: bool, otherwise: Kind) -> Answer:
         f"{found.good} builds good, {found.bad} bad, {found.errors} crashed; {found.mixtures} mixtures. Campaign "
         f"`{found.run_id}`."
     )
-    made = found.iterations + found.mixtures
-    if not found.confirmed:
+    made, places = found.iterations + found.mixtures, found.confirmed
+    if not places:
         return Answer("none is confirmed", (counted, found.found.conclusion), kind=otherwise, builds=made)
     remedy = f"deny it: `trtops debug prove {found.run_id}` and `trtops runs deny`, then build again"
-    return Answer(
-        "confirmed", (counted, *found.confirmed), kind="tactic", places=found.confirmed, remedy=remedy, builds=made
-    )
+    return Answer("confirmed", (counted, *places), kind="tactic", places=places, remedy=remedy, builds=made)
 
 
 def ask_precision(subject: Subject, parent: str) -> Answer:
@@ -190,6 +193,7 @@ def ask_precision(subject: Subject, parent: str) -> Answer:
         return Answer(answer, (said, *first_lines(floor.reasons)))
     plain = _convert(subject, parent, replace(config, precision="fp32"), replay=False)
     evidence = (f"The same build in FP32 is {plain.verdict}.", *first_lines(plain.reasons))
+    # The builder makes the same kinds of choices in FP32, but nothing is quantized.
     answer = "quantization" if plain.verdict == "good" else "the builder"
     return Answer(answer, evidence, builds=0 if plain.reused_from else 1)
 
@@ -207,10 +211,10 @@ def ask_divergence(subject: Subject, parent: str) -> Answer:
         return Answer("a value overflows", (said,), kind="overflow", places=(too_large.node, too_large.name))
     if found.first_nonfinite is not None:
         place = known[found.first_nonfinite]
-        said = (
-            f"{place.name!r}, made by {place.op} {place.node!r}, is NaN or infinite; no tensor before it exceeds FP16."
-        )
-        flushed = tuple(lower_precision(subject.model.proto(), to).flushed)  # weights that are 0 in FP16 only
+        maker = f"{place.op} {place.node!r}"
+        said = f"{place.name!r}, made by {maker}, is NaN or infinite; no tensor before it exceeds FP16."
+        # Weights that are 0 in FP16 only.
+        flushed = tuple(lower_precision(subject.model.proto(), to).flushed)
         kind: Kind = "underflow" if place.op in _DIVIDING else "nan"
         return Answer("NaN appears", (said, *flushed), kind=kind, places=(place.node, place.name, *flushed))
     origin = known.get(found.origin or found.first or "")
@@ -231,10 +235,8 @@ def ask_divergence(subject: Subject, parent: str) -> Answer:
 
 def ask_keep(subject: Subject, parent: str) -> Answer:
     """Which nodes have to stay in FP32."""
-    config = PrecisionConfig(
-        to=_low_precision(subject), tolerances=subject.config.check.tolerances,
-        max_checks=_MAX_CHECKS,
-    )  # fmt: skip
+    tolerances = subject.config.check.tolerances
+    config = PrecisionConfig(to=_low_precision(subject), tolerances=tolerances, max_checks=_MAX_CHECKS)
     found = precision(str(subject.path), config, feeds=subject.feeds, **subject.below(parent))
     evidence = (f"{found.checks} sets of the {found.nodes} nodes that can be lowered were checked.",)
     if found.outcome == "bad":
@@ -257,8 +259,7 @@ def ask_ranges(subject: Subject, parent: str) -> Answer:
     ratios = {r.name: seen[r.name].amax / r.amax for r in cache.ranges if r.name in seen and r.amax > 0}
     worst = sorted((name for name in ratios if ratios[name] > 1), key=lambda name: -ratios[name])
     if not worst:
-        said = f"{len(ratios)} ranges hold all values of this data."
-        return Answer("all fit", (said,))
+        return Answer("all fit", (f"{len(ratios)} ranges hold all values of this data.",))
     said = f"{worst[0]!r} reaches {seen[worst[0]].amax:.4g}, {ratios[worst[0]]:.3g} times what its range holds."
     corrected = replace(cache, ranges=tuple(seen[r.name] if r.name in worst else r for r in cache.ranges))
     if not Pinned(subject.config.build, Caches(calibration=corrected.to_bytes())).is_right(subject):
@@ -278,12 +279,10 @@ def ask_layers(subject: Subject, parent: str) -> Answer:
     limit = subject.tolerances.max_nrmse
     config = SensitivityConfig(data=subject.config.check.data, budget=0.2 if limit is None else float(limit))
     found = sensitivity(subject.path, str(file), config, **subject.below(parent))
-    worst = [layer.layer for layer in found.layers if layer.kept] or [layer.layer for layer in found.layers[:3]]
-    said = (
-        f"Relative error with all layers in INT8 {found.error:.3g}; {found.error_kept:.3g} with {len(found.keep)} kept."
-    )
-    remedy = f"keep in higher precision: {', '.join(found.keep)}" if found.keep else ""
-    return Answer(f"{len(found.keep)} layers", (said,), kind="quantization", places=tuple(worst), remedy=remedy)
+    worst, kept = found.keep or [layer.layer for layer in found.layers[:3]], len(found.keep)
+    said = f"Relative error with all layers in INT8 {found.error:.3g}; {found.error_kept:.3g} with {kept} kept."
+    remedy = f"keep in higher precision: {', '.join(found.keep)}" if kept else ""
+    return Answer(f"{kept} layers", (said,), kind="quantization", places=tuple(worst), remedy=remedy)
 
 
 def ask_tactic(subject: Subject, parent: str) -> Answer:
@@ -303,20 +302,16 @@ def ask_tactic(subject: Subject, parent: str) -> Answer:
     if not culprits:
         said = f"The engine stays bad if any one of its {made} settings is reversed."
         return Answer("none is confirmed", (said,), kind="builder", builds=made)
-    evidence = tuple(
-        f"With {n} {v} it is bad, reversed it is right; all other settings are equal." for n, v in culprits
-    )
+    right = "reversed it is right; all other settings are equal."
+    evidence = tuple(f"With {name} {value} it is bad, {right}" for name, value in culprits)
     name, value = culprits[0]
     remedy = f"deny the setting {name}={value}, or remove {name} from the tactics that the builder may choose"
     places = tuple(name for name, _ in culprits)
     return Answer("confirmed", evidence, kind="tactic", places=places, remedy=remedy, builds=made)
 
 
-Shows = Literal["rounded", "built", "failing"]
-"""What shows the fault: rounding after each node, an engine's outputs, or that no engine is built or runs."""
-
-
-def _what_shows(subject: Subject) -> Shows:
+def _what_shows(subject: Subject) -> Literal["rounded", "built", "failing"]:
+    """What shows the fault: rounding after each node, an engine's outputs, or that no engine is built or runs."""
     if subject.answers.get("build") == "it fails":
         return "failing"
     return "rounded" if "divergence" in subject.answers else "built"
@@ -325,6 +320,7 @@ def _what_shows(subject: Subject) -> Shows:
 def ask_minimal(subject: Subject, parent: str) -> Answer:
     """How small the failing case gets."""
     shows = _what_shows(subject)
+    # A part has other outputs, to which limits by name do not apply.
     tolerances = replace(subject.tolerances, per_output={})
     check: Check
     if shows == "built":
@@ -356,7 +352,8 @@ def _fails_to_build(subject: Subject) -> Check:
         side.build(subject.model.proto())
         refused = False
     except errors.BackendError:
-        refused = True  # engines that are built here need not run here
+        # Engines that are built here need not run here, so parts are only built.
+        refused = True
 
     def check(part: SubModel) -> bool:
         try:

@@ -1,10 +1,13 @@
-"""Questions about the data and the model, before anything is built."""
+"""The model under triage, and the questions about it and its data, before anything is built."""
 
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,20 +16,66 @@ import onnx
 from trtops import errors
 from trtops.backend.onnx import walk
 from trtops.backend.onnx.constants import constant_tensors
+from trtops.backend.onnx.edit import set_outputs
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.submodel import Cutter
 from trtops.backend.onnx.walk import node_name
 from trtops.backend.onnxrt.reference import reference_outputs
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
+from trtops.ops.engines.job import read_cache_file
 from trtops.ops.evaluation.check import tolerances_for
 from trtops.ops.model.lint import lint
 from trtops.ops.search.accuracy import AccuracyConfig, accuracy, reference
-from trtops.ops.triaging.result import Answer
-from trtops.ops.triaging.subject import Subject, with_outputs
+from trtops.ops.triaging.result import Answer, TriageConfig
+from trtops.system.processes import temporary_prefix
+from trtops.tracking.base import Tracker
 
-_FAILING_NODE = re.compile(r"running (\S+) node\. Name:'([^']*)'")  # in errors of ONNX Runtime
+_FAILING_NODE = re.compile(r"running \S+ node\. Name:'([^']*)'")  # in errors of ONNX Runtime
 _TO_THE_BIT = Tolerances(atol=0.0, rtol=0.0, nans_equal=True, infinities_equal=True)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model under triage, the answers so far by question, and a folder for the smallest failing case."""
+
+    path: Path
+    config: TriageConfig
+    tracker: Tracker
+    experiment: str
+    tags: Mapping[str, str]
+    answers: dict[str, str] = field(default_factory=dict)
+    files: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix=temporary_prefix("triage"))))
+
+    def below(self, parent: str) -> dict[str, Any]:
+        """Options of an op whose run belongs below another."""
+        return {"tracker": self.tracker, "experiment": self.experiment, "tags": self.tags, "parent": parent}
+
+    @cached_property
+    def model(self) -> Model:
+        """The model."""
+        return Model.load(self.path)
+
+    @cached_property
+    def feeds(self) -> list[dict[str, Any]]:
+        """Its inputs."""
+        opened = self.config.check.open_for(self.model)
+        return [{name: np.asarray(array) for name, array in feed.items()} for feed in opened]
+
+    @cached_property
+    def outputs(self) -> list[dict[str, Any]]:
+        """The outputs of the model itself for each feed, in its own precision and not optimized."""
+        return [dict(outputs) for outputs in reference_outputs(self.model.proto(), self.feeds)]
+
+    @cached_property
+    def tolerances(self) -> Tolerances:
+        """The tolerances that the engine has to meet."""
+        return tolerances_for(self.config.build.precision, self.config.check.tolerances, self.model)
+
+    @cached_property
+    def calibration(self) -> bytes | None:
+        """The calibration cache that the builder gets."""
+        return read_cache_file(self.config.calibration_cache, "calibration_cache")
 
 
 def ask_data(subject: Subject, parent: str) -> Answer:
@@ -35,10 +84,7 @@ def ask_data(subject: Subject, parent: str) -> Answer:
     if subject.config.check.data is None:
         evidence.append("They are random: faults that show on real data only are not found.")
     for name in subject.feeds[0]:
-        arrays = [feed[name] for feed in subject.feeds]
-        if arrays[0].dtype.kind != "f":
-            continue
-        if any(not np.isfinite(array).all() for array in arrays):
+        if any(feed[name].dtype.kind == "f" and not np.isfinite(feed[name]).all() for feed in subject.feeds):
             evidence.append(f"Input {name!r} has NaN or infinity.")
             remedy = f"clean the data of input {name!r}"
             return Answer("not usable", tuple(evidence), kind="data", places=(name,), remedy=remedy)
@@ -65,17 +111,16 @@ def ask_shapes(subject: Subject, parent: str) -> Answer:
         for which in ("min", "opt", "max"):
             shapes = {each.name: getattr(each, which) for each in profile.shapes}
             feed = dict(subject.feeds[0])
+            # Values repeat, since only the shapes matter.
             feed |= {name: np.resize(feed[name], shape) for name, shape in shapes.items() if name in feed}
             count += 1
             try:
                 reference_outputs(subject.model.proto(), [feed])
             except errors.TrtopsError as exc:
                 shown = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-                failing = _FAILING_NODE.search(str(exc))
-                said = (
-                    f"In profile {number}, {which} ({shown}), the model itself fails: {next(first_lines([str(exc)]))}"
-                )
-                places = (*((failing[2],) if failing else ()), *shapes)
+                why = next(first_lines([str(exc)]))
+                said = f"In profile {number}, {which} ({shown}), the model itself fails: {why}"
+                places = (*_FAILING_NODE.findall(str(exc))[:1], *shapes)
                 remedy = f"correct what fixes the shape, or narrow the profile: the model does not run at {shown}"
                 return Answer("one fails", (said,), kind="shape", places=places, remedy=remedy)
     if not count:
@@ -85,6 +130,7 @@ def ask_shapes(subject: Subject, parent: str) -> Answer:
 
 def ask_repeats(subject: Subject, parent: str) -> Answer:
     """Whether the model itself, not optimized, gives the same outputs twice in one session, without NaN."""
+    # In one session: nodes with a seed repeat from session to session, and still differ from call to call.
     count, proto = len(subject.feeds), subject.model.proto()
     twice = reference_outputs(proto, [*subject.feeds, *subject.feeds])
     for name in twice[0]:
@@ -106,8 +152,8 @@ def ask_repeats(subject: Subject, parent: str) -> Answer:
     places: tuple[str, ...] = ()
     cutter = Cutter(proto)
     names = [name for index in cutter.order for name in cutter.visible(index)]
-    twice = reference_outputs(with_outputs(proto, names), [*subject.feeds, *subject.feeds])
-    first = _first_bad(names, twice[count:], twice[:count], _TO_THE_BIT)
+    values = _values(proto, names, [*subject.feeds, *subject.feeds])
+    first = _first_bad(names, values[count:], values[:count], _TO_THE_BIT)
     if first is not None:
         node = walk.makers(proto.graph.node)[first]
         places = (node_name(node), first)
@@ -121,13 +167,12 @@ def ask_golden(subject: Subject, parent: str) -> Answer:
     twin = None if subject.config.golden_model is None else Model.load(subject.config.golden_model).proto()
     golden: list[Mapping[str, Any]]
     if twin is not None:
-        golden = list(reference_outputs(twin, subject.feeds))
+        golden = [*reference_outputs(twin, subject.feeds)]
     elif subject.config.check.golden is not None:
         golden = list(RunResults.load(subject.config.check.golden)[0][1])
     else:
-        return Answer(
-            "none given", ("There are no golden outputs and no golden model: the model is taken to be right.",)
-        )
+        said = "There are no golden outputs and no golden model: the model is taken to be right."
+        return Answer("none given", (said,))
     exact = tolerances_for("fp32", None, subject.model)
     names = [name for name in golden[0] if name in subject.outputs[0]]
     report = compare_outputs(_only(names, subject.outputs), _only(names, golden), exact)
@@ -136,24 +181,25 @@ def ask_golden(subject: Subject, parent: str) -> Answer:
     said = f"In FP32, without optimizations, the model is wrong: {'; '.join(report.reasons)[:300]}"
     # The first tensor that differs from the golden one of its name.
     mine = subject.model.proto()
+    # Names are all that two exports of a model have in common.
     there = {name for node in twin.graph.node for name in node.output} if twin is not None else set(golden[0])
     cutter = Cutter(mine)
     common = [name for index in cutter.order for name in cutter.visible(index) if name in there]
-    actual = reference_outputs(with_outputs(mine, common), subject.feeds)
-    expected = golden if twin is None else reference_outputs(with_outputs(twin, common), subject.feeds)
+    actual = _values(mine, common, subject.feeds)
+    # Saved outputs may have tensors inside the model too.
+    expected: Sequence[Mapping[str, Any]] = golden if twin is None else _values(twin, common, subject.feeds)
     first = _first_bad(common, actual, _only(common, expected), replace(exact, nans_equal=True, infinities_equal=True))
     if first is None:
         return Answer("differs", (said,), kind="model", remedy="export the model again")
     node = walk.makers(mine.graph.node)[first]
-    evidence: tuple[str, ...] = (
-        said,
-        f"The first of {len(common)} tensors that differs is {first!r}, made by {_named(node)}.",
-    )
+    evidence = (said, f"The first of {len(common)} tensors that differs is {first!r}, made by {_named(node)}.")
     places = (node_name(node), first)
-    if _is_constant([o[first] for o in actual]) and not _is_constant([o[first] for o in expected]):
-        evidence = (*evidence, "It has one value for all inputs; the golden one does not.")
+    # A branch that nothing passes has the same value everywhere.
+    flat, golden_flat = (np.concatenate([np.ravel(each[first]) for each in side]) for side in (actual, expected))
+    if flat.size > 1 and (flat == flat[0]).all() and not (golden_flat == golden_flat[0]).all():
+        constant = "It has one value for all inputs; the golden one does not."
         remedy = "find out why nothing gets through there"
-        return Answer("differs", evidence, kind="dead branch", places=places, remedy=remedy)
+        return Answer("differs", (*evidence, constant), kind="dead branch", places=places, remedy=remedy)
     if twin is None:
         return Answer("differs", evidence, kind="model", places=places, remedy=f"see what feeds {places[0]!r}")
     return _difference_of_nodes(mine, twin, node, first, evidence)
@@ -194,6 +240,14 @@ def _named(node: onnx.NodeProto) -> str:
     return f"{node.op_type} {node_name(node)!r}"
 
 
+def _values(proto: onnx.ModelProto, names: list[str], feeds: list[dict[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Values of some tensors of a model for each feed."""
+    changed = onnx.ModelProto()
+    changed.CopyFrom(proto)
+    set_outputs(changed, names)
+    return reference_outputs(changed, feeds)
+
+
 def _only(names: Sequence[str], outputs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{name: each[name] for name in names} for each in outputs]
 
@@ -208,11 +262,6 @@ def _first_bad(
     report = compare_outputs(actual, expected, replace(tolerances, per_output={}))
     bad = {output.name for output in report.outputs if output.verdict == "bad"}
     return next((name for name in names if name in bad), None)
-
-
-def _is_constant(arrays: Sequence[Any]) -> bool:
-    flat = np.concatenate([np.ravel(np.asarray(array)) for array in arrays])
-    return flat.dtype.kind in "fiub" and flat.size > 1 and bool((flat == flat[0]).all())
 
 
 def first_lines(texts: Sequence[str]) -> Iterator[str]:

@@ -5,7 +5,6 @@ A table of questions. Each has one answer out of a few, which selects the next q
 
 from __future__ import annotations
 
-import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -19,13 +18,11 @@ from trtops.ops.evaluation.feeds import check_source
 from trtops.ops.result import finish_with, model_file, op_run
 from trtops.ops.triaging import engine_questions as engine
 from trtops.ops.triaging import model_questions as model_
+from trtops.ops.triaging.model_questions import Subject
 from trtops.ops.triaging.result import Answer, Step, TriageConfig, TriageResult
-from trtops.ops.triaging.subject import Subject
 from trtops.tracking import schema
 from trtops.tracking.base import Run, Tracker
 from trtops.tracking.memory import MemoryTracker
-
-log = logging.getLogger(__name__)
 
 _ANY = "*"
 
@@ -94,13 +91,8 @@ def triage(
 ) -> TriageResult:
     """Find out why an engine is bad.
 
-    Args:
-        model: The ONNX file.
-        config: What is asked.
-        tracker: The tracking store, for a run with one run below it for each question; nothing is kept without one.
-        experiment: Experiment to log to; the model file's name without its ending by default.
-        tags: Further tags of all runs.
-        progress: Called before each question, and again with its answer.
+    With a tracker, the run has one run below it for each question. ``progress`` is called before each question, and
+    again with its answer.
     """
     store: Tracker = MemoryTracker() if tracker is None else tracker
     config = TriageConfig() if config is None else config
@@ -129,28 +121,20 @@ def triage(
                 answer = subject.answers[name] = steps[-1].answer
                 if progress is not None:
                     progress(steps[-1])
-                else:
-                    log.info("%s %s", question.asks, answer)
                 name = question.then.get(answer, question.then.get(_ANY, ""))
-            place = schema.Artifact.TRIAGE_FILES
-            saved = sorted(subject.files.iterdir())
-            for file in saved:
-                run.log_file(file, f"{place}{file.name}")
+            place = schema.Artifact.TRIAGE_FILES if config.output is None else f"{config.output}/"
+            found = {file.name: f"{place}{file.name}" for file in subject.files.iterdir()}
+            for name in sorted(found):
+                run.log_file(subject.files / name, f"{schema.Artifact.TRIAGE_FILES}{name}")
             if config.output is not None:
-                place = f"{config.output}/"
                 shutil.copytree(subject.files, config.output, dirs_exist_ok=True)
-            found = {file.name: f"{place}{file.name}" for file in saved}
-            result = replace(
-                result,
-                steps=tuple(steps),
-                minimal=found.get(engine.MINIMAL, ""),
-                bundle=found.get(engine.BUNDLE, ""),
-            ).kept_in(run, experiment)
+            minimal, bundle = (found.get(name, "") for name in (engine.MINIMAL, engine.BUNDLE))
+            result = replace(result, steps=tuple(steps), minimal=minimal, bundle=bundle).kept_in(run, experiment)
+            # Outputs of an engine that ignores the precision may be right, and its verdict still bad.
             if result.kind != "none" or subject.answers.get("build", "good") != "good":
                 result = replace(result, verdict="bad")
-            run.log_metrics(
-                {("triage", "builds"): float(result.builds), ("triage", "seconds"): time.perf_counter() - began}
-            )
+            seconds = time.perf_counter() - began
+            run.log_metrics({("triage", "builds"): float(result.builds), ("triage", "seconds"): seconds})
             run.set_tags({schema.Tag.FAULT: result.kind})
             run.log_text(result.page(), schema.Artifact.TRIAGE_PAGE)
             finish_with(run, result, store)
@@ -163,9 +147,7 @@ def triage(
 def _ask(subject: Subject, run: Run, name: str, question: Question) -> Step:
     """Ask one question, in a run of its own below that of the triage."""
     started = time.perf_counter()
-    with op_run(
-        subject.tracker, subject.experiment, question.asks, kind="triage_step", tags=subject.tags, parent=run.id
-    ) as child:
+    with op_run(name=question.asks, kind="triage_step", **subject.below(run.id)) as child:
         answer = question.ask(subject, child.id)
         seconds = time.perf_counter() - started
         note = "\n".join([f"**{answer.answer}**", "", *(f"- {line}" for line in answer.evidence)])
