@@ -139,6 +139,8 @@ def contents(value: Any) -> Any:
     if inspect.isfunction(value):
         assert "args" not in value.__code__.co_freevars, "a job reads no options: they would count as unused"
         return value.__qualname__, contents(dict(inspect.getclosurevars(value).nonlocals))
+    if isinstance(value, functools.partial):  # a command that uses all its options
+        return vars(value.args[0])
     if isinstance(value, Unresolved):
         return contents(value.value)
     if isinstance(value, dict):

@@ -44,11 +44,12 @@ def config_flags(title: str, config: str, names: Mapping[str, str] | None = None
                 spelled = spelled or _SPELLED.get(option.name) or f"--{option.name.replace('_', '-')}"
                 yield from _flags_of_field(option, spelled, config)
 
-    return Group(title, flags)  # importing the config's module takes longer than most commands
+    # A function, since importing the config's module takes longer than most commands.
+    return Group(title, flags)
 
 
+# Options whose name on every command line is not their field's: next to other options these names say too little.
 _SPELLED = {"timeout_seconds": "--build-timeout", "use_deny_list": "--deny-list"}
-"""Options whose name on every command line is not their field's."""
 
 
 def _flags_of_field(option: OptionField, names: str, config: str) -> Iterator[Flag]:
@@ -57,6 +58,7 @@ def _flags_of_field(option: OptionField, names: str, config: str) -> Iterator[Fl
     more: dict[str, Any] = {"to": f"{config}.{'.'.join(option.path)}", "derived": True}
     text, default, suffix = _phrase(option.help), option.default, ""
     if kinds == [bool]:
+        # Where neither is the default (None), a line can say either.
         if default is not True:
             yield flag(names, text, **more)
         if default is not False:
@@ -69,6 +71,7 @@ def _flags_of_field(option: OptionField, names: str, config: str) -> Iterator[Fl
     literals = [kind for kind in kinds if get_origin(kind) is Literal]
     if not kinds or len(readers) + len(literals) != len(kinds):
         return
+    # A union such as `int | Literal["auto"]` takes a number or one of the words.
     words = tuple(word for kind in literals for word in get_args(kind))
     if default not in (None, (), dataclasses.MISSING) and "default" not in text:
         more["usual"] = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
@@ -111,15 +114,16 @@ def make(args: Options, config: str, values: Mapping[str, Any] | None = None, **
     return with_options(getattr(ops, config), found)
 
 
+# Options of a build that are no part of its spec, but are used with it.
 _FILES = (
     "fp32", "calibration_cache", "load_timing_cache", "timing_cache", "load_tactics", "save_tactics",
     "save_timing_cache",
 )  # fmt: skip
-"""Options of a build that are no part of its spec, but are used with it."""
 
 
 def build_config(args: Options, backend: str) -> BuildConfig:
     """Return how to build, for ops; a UsageError if an option is given that a recorded build could not repeat."""
+    # A spec identifies a build. An option outside of it would make two builds look alike.
     recorded = {*(each.dest for each in groups.SPEC.flags), *_FILES}
     for each in Group("", *groups.TRT_BUILD, groups.TRT_LOAD).flags:
         if each.dest not in recorded and args.peek(each.dest) not in (None, each.default):
@@ -169,12 +173,13 @@ def check_values(args: Options, prefix: str = "check.") -> dict[str, Any]:
     return {f"{prefix}tolerances": tolerances(args), **data_values(args, prefix)}
 
 
-_RANDOM_DATA = ("val_range", "int_min", "int_max", "float_min", "float_max", "data_loader_backend_module")
+RANDOM_DATA = ("val_range", "int_min", "int_max", "float_min", "float_max", "data_loader_backend_module")
 
 
 def random_data(args: Options) -> Late | None:
     """Return a loader of random data, where options describe it beyond seed and iterations."""
-    given = any(args.peek(name) is not None for name in (*_RANDOM_DATA, "trt_opt_shapes", "trt_max_shapes"))
+    # A config holds seed and iterations, but no ranges and shapes of random data.
+    given = any(args.peek(name) is not None for name in (*RANDOM_DATA, "trt_opt_shapes", "trt_max_shapes"))
     return loading.data_loader(args) if given and not (args.load_inputs or args.data_loader_script) else None
 
 
@@ -195,7 +200,7 @@ def data_source(args: Options) -> str | None:
         return f"{path}:{function or args.data_loader_func_name or 'load_data'}"
     if args.load_inputs:
         return str(args.load_inputs[0])
-    for name in _RANDOM_DATA:
+    for name in RANDOM_DATA:
         if getattr(args, name, None) is not None:
             raise UsageError(f"--{name.replace('_', '-')} is not supported here; use --load-inputs or a script")
     return None
@@ -205,6 +210,7 @@ def tolerances(args: Options) -> Tolerances | None:
     """Return when outputs are good enough; None if no option sets it."""
     from trtops.comparator.report import OutputTolerances, Tolerances
 
+    # By the tolerance's field: options are named as in Polygraphy.
     names = {name: name for name in ("atol", "rtol", "check_error_stat", "error_quantile")}
     names |= {str(metric.tolerance): metric.option for metric in LIMITED}
     common: dict[str, Any] = {}

@@ -96,6 +96,7 @@ class Group:
     def __init__(self, title: str, *members: Flag | Group | Callable[[], Iterable[Flag]]) -> None:
         """Take options; of a group, all its options; and functions that make options when they are needed first."""
         self.title = title
+        # Not yet as options: making those of a config imports its module, which most commands do not need.
         self._members = members
 
     @functools.cached_property
@@ -136,6 +137,7 @@ class Options(argparse.Namespace):
 
     def peek(self, name: str, default: Any = None) -> Any:
         """Return the value of an option without counting it as read."""
+        # A look-up in `__dict__` is not counted.
         return self.__dict__.get(name, default)
 
     def but(self, **others: Any) -> Options:
@@ -147,6 +149,10 @@ class Options(argparse.Namespace):
     def forget(self) -> None:
         """Count no option as read."""
         self._seen.clear()
+
+    def count_all_as_read(self) -> None:
+        """Count every option as read."""
+        self._seen.update(self.__dict__)
 
 
 class Parser(argparse.ArgumentParser):
@@ -169,6 +175,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}\nTry: {self.prog} -h\n")
 
 
+# In narrower terminals each word of a help text would have a line of its own.
 _WIDTH = max(40, shutil.get_terminal_size((110, 24)).columns)
 
 
@@ -184,6 +191,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
     def _format_usage(self, usage: Any, actions: Iterable[argparse.Action], *args: Any) -> str:
         text = super()._format_usage(usage, actions, *args)
         places = "".join(f" {a.metavar or a.dest}" for a in actions if not a.option_strings)
+        # The usage of `run` with all its options would fill the screen.
         return text if len(text) < 400 else f"usage: {self._prog} [options]{places}\n\n"
 
 
@@ -196,6 +204,7 @@ def without_effect(groups: Iterable[Group], args: Options, words: Sequence[str])
     """Return a sentence for each option on a line that has no effect, once the command has read those it uses."""
     flags = {name: flag for group in groups for flag in group.flags for name in flag.names if name.startswith("-")}
     found = {}
+    # What follows is the command that checks, with options of its own.
     before_check = itertools.takewhile(lambda word: word not in ("--check", "--check-inference"), words)
     for name in (word.partition("=")[0] for word in before_check):
         flag = flags.get(name)
@@ -213,7 +222,9 @@ def make_parser(prog: str, about: str, groups: Sequence[Group], examples: Sequen
         description=textwrap.fill(about, min(100, _WIDTH)),
         epilog=f"{bold('examples:')}\n{shown}",
         formatter_class=_Help,
+        # An abbreviation could mean another option in the next release.
         allow_abbrev=False,
+        # -h is one of the log's options, which may also stand between the words of a command.
         add_help=False,
     )
     sections: dict[str, argparse._ArgumentGroup] = {}
@@ -291,8 +302,10 @@ def _word_converter(flag: Flag) -> Callable[[str], Any]:
         try:
             value = flag.convert(word)
         except ValueError as exc:
-            python = str(exc).startswith(("invalid literal", "could not"))  # of int() and float()
+            # Messages of int() and float() speak of Python's literals.
+            python = str(exc).startswith(("invalid literal", "could not"))
             raise argparse.ArgumentTypeError(f"{word!r} is not a number" if python else str(exc)) from None
+        # argparse's own check of choices suggests nothing.
         if flag.choices is not None and value not in flag.choices:
             raise argparse.ArgumentTypeError(f"{word!r} is unknown. {near(word, map(str, flag.choices))}")
         return value
@@ -310,4 +323,5 @@ def _help_text(flag: Flag) -> str:
         text = f"{text} (default: {flag.default})"
     elif flag.usual:
         text = f"{text} (default: {flag.usual})"
+    # argparse formats help with %.
     return text.replace("%", "%%")

@@ -40,13 +40,13 @@ ONNX_SHAPE = Group(
 
 ONNX = (ONNX_LOAD, ONNX_OUTPUTS, ONNX_SHAPE)
 
+# How weights are saved.
 SAVE_AS = Group(
     "ONNX saving",
     flag("--save-external-data --external-data-path FILE?", "save weights in <model>.data or this file", value=""),
     flag("--external-data-size-threshold BYTES", "smaller weights stay in the model file"),
     flag("--no-save-all-tensors-to-one-file", "one file for each weight"),
 )
-"""How weights are saved."""
 
 ONNX_SAVE = Group(
     SAVE_AS.title, flag("-o --output FILE", "where to write the model", required=True, to="output"), SAVE_AS
@@ -67,11 +67,11 @@ DATA = Group(
     flag("--data-loader-func-name NAME", "the name of that function, for older command lines"),
 )
 
+# Data for ops that take one source. They record it, and a range of random data could not be repeated from a record.
 SOURCE = DATA.only("seed", "iterations", "load_inputs", "data_loader_script", "data_loader_func_name")
-"""Data for ops that take one source."""
 
+# For commands that use only the first feed; Polygraphy accepts the option there as well.
 ONE_FEED = Group(DATA.title, flag("--iterations --iters N", "number of feeds", idle="only the first feed is used"))
-"""For commands that use only the first feed."""
 
 TRT_SHAPES = Group(
     "TensorRT profiles (repeat for more profiles)",
@@ -201,6 +201,7 @@ THRESHOLDS = Group(
     ),
 )
 
+# Tolerances for ops that store all statistics and derive verdicts from them.
 STATISTICS = Group(
     THRESHOLDS.title,
     *(
@@ -209,7 +210,6 @@ STATISTICS = Group(
         if flag.dest not in ("compare", "check_average", "save_accuracy_results", "index_tolerance")
     ),
 )
-"""Tolerances for ops that store all statistics and derive verdicts from them."""
 
 COMPARING = Group(
     "comparing",
@@ -270,6 +270,7 @@ PROVIDERS = Group(
     flag("--graph-optimization-level OPTIMIZATION", "how far ONNX Runtime optimizes", usual="all"),
 )
 
+# Options of Polygraphy's TensorFlow loader and runner. Those that would change results are refused.
 _NO_SESSION = "TensorFlow sessions are not run: models are converted to ONNX (tf2onnx)"
 _NO_TFTRT = "TensorFlow-TensorRT is not used; add --trt"
 
@@ -310,5 +311,5 @@ _OF_SPECS = (
     "pool_limit", "workspace", "builder_optimization_level", "layer_precisions", "use_dla", "allow_gpu_fallback",
 )  # fmt: skip
 
+# What a build's spec holds: options of commands whose builds are recorded, or made by ops.
 SPEC = Group("building", *(flag for group in TRT_BUILD for flag in group.flags if flag.dest in _OF_SPECS))
-"""What a build's spec holds: options of commands whose builds are recorded, or made by ops."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -40,6 +42,21 @@ def command(*groups: Group, examples: tuple[str, ...]) -> Callable[[Callable[[Op
     return lambda plan: Command(plan, groups, examples)
 
 
+def direct_command(*groups: Group, examples: tuple[str, ...]) -> Callable[[Callable[[Options], int]], Command]:
+    """Return a decorator that makes a command of the function that does its work, and uses every option."""
+
+    def decorate(work: Callable[[Options], int]) -> Command:
+        @functools.wraps(work)
+        def plan(args: Options) -> Job:
+            # None is without effect, so none may produce a warning.
+            args.count_all_as_read()
+            return functools.partial(work, args)
+
+        return Command(plan, groups, examples)
+
+    return decorate
+
+
 def op_job(
     args: Options,
     op: str,
@@ -63,8 +80,10 @@ def op_job(
         progress: What a progress bar says, and its unit; or what the op calls with its progress.
         options: The op's keyword arguments.
     """
+    # Options are read here, before the job runs: those that are not read produce a warning.
     if hasattr(args, "experiment"):
         options["experiment"] = args.experiment
+    # Not read where no store is used, so that --store produces a warning there.
     used = store not in ("none", "optional") or (store == "optional" and options.get("experiment") is not None)
     place = args.store if used else None
     as_json = bool(getattr(args, "json", False))
@@ -73,12 +92,12 @@ def op_job(
         kwargs = resolve(options)
         if store != "none":
             kwargs["tracker"] = tracker(store, place, kwargs.get("experiment"))
-        if isinstance(progress, tuple):
-            with terminal.progress(*progress) as update:
-                result = getattr(ops, op)(*resolve(inputs), **kwargs, progress=update)
-        else:
-            reported: dict[str, Any] = {} if progress is None else {"progress": progress}
-            result = getattr(ops, op)(*resolve(inputs), **kwargs, **reported)
+        with contextlib.ExitStack() as stack:
+            if isinstance(progress, tuple):
+                kwargs["progress"] = stack.enter_context(terminal.progress(*progress))
+            elif progress is not None:
+                kwargs["progress"] = progress
+            result = getattr(ops, op)(*resolve(inputs), **kwargs)
         if as_json:
             logs.say_json(json_of(result))
         elif show is not None:
@@ -96,11 +115,13 @@ def tracker(store: Store, place: str | None, experiment: str | None = None) -> A
     """Open a tracking store; see :func:`op_job` for the kinds. None if an ``optional`` one is not used."""
     if store == "none" or (store == "optional" and experiment is None):
         return None
+    # Nobody asked for a record, and the op needs a tracker.
     if store == "temporary" and experiment is None and place is None:
         from trtops.tracking.memory import MemoryTracker
 
         return MemoryTracker()
-    from trtops.tracking.store import existing_tracker, open_tracker  # slower than most commands
+    # Imports MLflow, which takes longer than most commands.
+    from trtops.tracking.store import existing_tracker, open_tracker
 
     return existing_tracker(place) if store == "reads" else open_tracker(place)
 

@@ -29,6 +29,7 @@ _TYPES = {
     ".h5": "keras", ".keras": "keras", ".graphdef": "frozen", ".pb": "frozen", ".uff": "uff", ".prototxt": "caffe",
     ".ort": "ort",
 }  # fmt: skip
+# Models of these types are converted by tf2onnx.
 TENSORFLOW = ("keras", "frozen", "ckpt")
 
 
@@ -36,14 +37,14 @@ def model_type(args: Options) -> str:
     """Return what the model is: as the options say, or by its file name."""
     if args.model_file is None:
         raise UsageError("no model is given. Options that take several words consume it as well: name it first")
-    path = Path(re.sub(r"\.py:\w+$", ".py", args.model_file))  # a script, and what it calls the function
+    # A script may name its function: network.py:load_network.
+    path = Path(re.sub(r"\.py:\w+$", ".py", args.model_file))
     found = args.model_type or _TYPES.get(path.suffix.lower())
     if found is None and (path.is_dir() or getattr(args, "ckpt", None)):
         found = "ckpt"
     if found is None:
-        raise UsageError(
-            f"{args.model_file}: its suffix does not say what it is; use --model-type onnx, or another type"
-        )
+        raise UsageError(f"{args.model_file}: its suffix does not say what it is; use --model-type, such as onnx")
+    # Parsers that TensorRT 10 no longer has.
     if found in ("uff", "caffe"):
         raise UsageError(f"{args.model_file}: TensorRT no longer reads {found} models; export the model to ONNX")
     return str(found)
@@ -97,6 +98,7 @@ def changed_model(args: Options) -> Any:
         model = onnx_model(args.but(model_type="onnx"))
     if not getattr(args, "force_fallback_shape_inference", None):
         return model
+    # Shapes are observed on one feed, whatever number is given for the inference.
     source = late("trtops.cli.script.loaded", model)
     return late("trtops.ops.with_observed_shapes", source, data_loader(args.but(iterations=None)))
 
@@ -157,6 +159,7 @@ def data_loader(args: Options) -> Late | None:
         "val_range": per_name(args.val_range),
         "data_loader_backend_module": args.data_loader_backend_module,
     }
+    # One bound is enough on a line; the loader takes both.
     for name, low, high in (("int_range", args.int_min, args.int_max), ("float_range", args.float_min, args.float_max)):
         if low is not None or high is not None:
             options[name] = (0 if low is None else low, 1 if high is None else high)
@@ -206,8 +209,8 @@ def _member(kind: str, words: str | Iterable[str] | None) -> Any:
     return [_member(kind, word) for word in words]
 
 
+# Data types that TensorRT has under another name.
 _TYPES_OF_TRT = {"float8e4m3fn": "fp8", "float4": "fp4"}
-"""Data types that TensorRT has under another name."""
 
 
 def _trt_type(word: str) -> Name | str:
@@ -267,6 +270,7 @@ def constraints(args: Options) -> tuple[str | None, dict[str, str]]:
     pairs = getattr(args, "precision_constraints", None) or ()
     modes = [word for name, word in pairs if not name]
     layers = {name: word for name, word in pairs if name}
+    # A layer's precision that need not be obeyed has no effect.
     mode = modes[-1] if modes else "obey" if layers else None
     return (None if mode == "none" else mode), layers
 
@@ -278,6 +282,7 @@ def _tactic_selector(args: Options) -> Late | None:
         return late("trtops.backend.trt.TacticReplayer", args.load_tactics)
     if not (args.save_tactics or args.exclude_tactics):
         return None
+    # Exclusions need a selector, which always records.
     record: Any = args.save_tactics or late("trtops.backend.trt.TacticReplayData")
     if args.exclude_tactics is None:
         return late("trtops.backend.trt.TacticRecorder", record)
@@ -306,6 +311,7 @@ def network(args: Options, *, outputs: bool = True) -> Any:
     if kind == "engine":
         raise UsageError(f"{args.model_file} is an engine already; a network is made from an ONNX model or a script")
     made = _parsed_network(args, kind)
+    # Around the parser, which finds plugins in TensorRT's registry.
     if args.plugins:
         made = trt.LoadPlugins(list(args.plugins), made)
     for path, function in args.trt_network_postprocess_script or ():
@@ -406,10 +412,10 @@ def compare_functions(args: Options) -> list[Any]:
     return made
 
 
+# Comparisons by several metrics, with the functions they stand for. As in Polygraphy, each has its own verdict.
 _SEPARATELY = {
     each.name: tuple(metric.function for metric in each.limits.values()) for each in COMPARISONS if len(each.limits) > 1
 }
-"""Comparisons by several metrics, with the functions they stand for, as in Polygraphy: each has its own verdict."""
 
 
 def _simple_options(args: Options) -> Iterable[dict[str, Any]]:
@@ -431,4 +437,5 @@ def _simple_options(args: Options) -> Iterable[dict[str, Any]]:
     for stat in [stat for name, stat in pairs if not name] or [None]:
         chosen = {**({"": stat} if stat else {}), **own} if own else stat
         yield {**numbers, **plots, **given(check_error_stat=chosen)}
-        plots = {}  # drawn once
+        # The plots show errors, which are the same for every statistic.
+        plots = {}

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _MORE = (G_LOGGER.INFO, G_LOGGER.VERBOSE, G_LOGGER.EXTRA_VERBOSE, G_LOGGER.SUPER_VERBOSE, G_LOGGER.ULTRA_VERBOSE)
 _LESS = (G_LOGGER.INFO, G_LOGGER.START, G_LOGGER.FINISH, G_LOGGER.WARNING, G_LOGGER.ERROR, G_LOGGER.CRITICAL)
+# Above every severity: even critical messages are not printed.
 _OFF = logging.CRITICAL + 1
 LEVELS = (
     "ULTRA_VERBOSE", "SUPER_VERBOSE", "EXTRA_VERBOSE", "VERBOSE", "INFO", "START", "FINISH", "WARNING", "ERROR",
@@ -49,6 +50,7 @@ LOGGING = Group(
     flag("--log-file FILE", "a file to log to as well"),
 )
 
+# Of the command that runs. Commands print in many places, and a process runs one command at a time.
 _silent = False
 
 
@@ -74,6 +76,7 @@ def logging_as(args: Options) -> Iterator[logging.Logger]:
         return new
 
     data_log.addFilter(once)
+    # Restored afterwards: `main` is also called by tests and by other programs, in whose process it runs.
     try:
         G_LOGGER.log_file = args.log_file
         _silent = args.silent or False
@@ -87,6 +90,7 @@ def logging_as(args: Options) -> Iterator[logging.Logger]:
 
 def say(text: str) -> None:
     """Print a command's output, unless --silent is given."""
+    # Flushed, so that lines keep their order with those of child processes and of the log.
     if not _silent:
         print(text, flush=True)
 

@@ -1,8 +1,7 @@
 """``trtops``: find the command, parse its options, run it, and return an exit code.
 
-0: passed. 1: outputs differ, or a check failed. 2: wrong usage. 3: an error of trtops or the system, explained by the
-    message.
-130: interrupted. 141: stdout was closed before the verdict was known.
+0: passed. 1: outputs differ, or a check failed. 2: wrong usage. 3: an error of trtops or the system. 130: interrupted.
+141: stdout was closed before the verdict was known.
 """
 
 from __future__ import annotations
@@ -28,25 +27,29 @@ from trtops.cli.logs import LOGGING, log_line, logging_as
 from trtops.errors import ConfigError, TrtopsError, near
 from trtops.logger import G_LOGGER, module_line
 from trtops.system.processes import BRIEF_SPIN
+from trtops.system.signals import interrupted_by_signals
 
+# Commands of one word that are modules of their own; the others are in `op_commands`.
 _MODULES = ("run", "convert", "doctor", "completion")
-"""Commands of one word that are modules of their own."""
 
-INTERRUPTED = 130
-UNREAD = 141  # the shell's code for a command ended by SIGPIPE
+# The shell's codes for a command that was ended by SIGINT, and by SIGPIPE.
+INTERRUPTED, UNREAD = 130, 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line, this process' own unless given, and return the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    # Before numpy is imported, which reads these variables then.
     for name, value in BRIEF_SPIN.items():
         os.environ.setdefault(name, value)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter must not make it fail
+        # A tensor's name in letters that the terminal lacks must not make a command fail.
+        sys.stdout.reconfigure(errors="backslashreplace")
     code = None
     try:
         code = _run_words(words)
-        sys.stdout.flush()  # otherwise Python does it, and exits with 120 if stdout is closed
+        # Otherwise Python does it at exit, and exits with 120 if stdout is closed.
+        sys.stdout.flush()
         return code
     except SystemExit as exc:  # from argparse, after help or wrong usage
         return exc.code if isinstance(exc.code, int) else 2
@@ -54,14 +57,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except OSError as exc:  # the output could not be written
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python tries once more at exit
+        # Otherwise Python tries once more at exit, and prints a traceback.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(exc, BrokenPipeError):
             print(f"trtops: the output cannot be written: {_error_text(exc)}", file=sys.stderr)
             return 3
         return UNREAD if code is None else code
     finally:
         if arguments is None:
-            gc.freeze()  # skips a last garbage collection
+            # The last garbage collection of all modules and arrays would only delay the end of the process.
+            gc.freeze()
 
 
 def _run_words(words: list[str]) -> int:
@@ -76,8 +81,6 @@ def _run_words(words: list[str]) -> int:
     if "-h" in own or "--help" in own:
         parser.print_help()
         return 0
-    from trtops.system.signals import interrupted_by_signals
-
     with interrupted_by_signals():
         return _run_command(path, command, parser, rest, words)
 
@@ -94,7 +97,7 @@ def find_command(words: list[str]) -> tuple[registry.Path, list[str]]:
         path, after = registry.find([*path, *after[count:]])
     if path not in registry.COMMANDS:
         return path, after
-    # Not at the end, where an option that takes the rest of the line would swallow them.
+    # Before the first option, since one that takes the rest of the line would consume them.
     place = next((place for place, word in enumerate(after) if word.startswith("-")), len(after))
     return path, [*after[:place], *moved, *after[place:]]
 
@@ -121,7 +124,8 @@ def load(path: registry.Path) -> Command:
     home = ".".join(folder) if folder else name if name in _MODULES else "op_commands"
     module = importlib.import_module(f"trtops.cli.commands.{home}")
     found = getattr(module, name, None)
-    if not isinstance(found, Command):  # precision and reduce, which are modules below `debug`
+    # `precision` and `reduce` are modules below `debug`, since they are as long as all its other commands.
+    if not isinstance(found, Command):
         found = getattr(importlib.import_module(f"{module.__name__}.{name}"), name)
         assert isinstance(found, Command)
     return found
@@ -148,8 +152,10 @@ def _run_command(path: registry.Path, command: Command, parser: Parser, rest: li
         except (TrtopsError, OSError) as exc:
             log.error("%s", _error_text(exc))
             return 3
+        # After the plan, which has read every option that the job uses.
         for sentence in without_effect(command.groups, args, rest):
             log.warning("%s", sentence)
+        # JSON and scripts on stdout must stay free of other lines.
         if path not in registry.REPORTED or args.peek("json") or args.peek("gen_script"):
             return _execute(job, log, words)
         line = " ".join(args.words)
@@ -208,11 +214,10 @@ def _help_on_words(path: registry.Path, rest: list[str]) -> int:
         return 0 if rest else 2
     words = (*path, *rest[: 2 - len(path)])
     if words in registry.NOT_SUPPORTED:
-        print(f"trtops {' '.join(words)} is not supported: {registry.NOT_SUPPORTED[words]}.", file=sys.stderr)
-        return 2
-
-    known = registry.below(path)
-    print(f"{prog}: unknown command {rest[0]!r}. {near(rest[0], known)}\nTry: {prog} -h", file=sys.stderr)
+        problem = f"trtops {' '.join(words)} is not supported: {registry.NOT_SUPPORTED[words]}."
+    else:
+        problem = f"{prog}: unknown command {rest[0]!r}. {near(rest[0], registry.below(path))}\nTry: {prog} -h"
+    print(problem, file=sys.stderr)
     return 2
 
 

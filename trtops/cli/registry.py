@@ -1,4 +1,6 @@
-"""All commands: their words, and a line about each. No command is imported here."""
+"""All commands: their words, and a line about each."""
+
+# No command is imported here, so that help and completion are fast.
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from typing import TypeAlias
 
 Path: TypeAlias = tuple[str, ...]
 
+# Words that more words follow.
 FOLDERS: dict[Path, str] = {
     ("inspect",): "show models, engines, saved data, tactics and runs",
     ("check",): "check models and saved comparisons",
@@ -18,8 +21,8 @@ FOLDERS: dict[Path, str] = {
     ("store",): "maintain the tracking store",
     ("team",): "run a team's servers and a worker on this machine",
 }
-"""Words that more words follow."""
 
+# Every command; `main.load` finds its module.
 COMMANDS: dict[Path, str] = {
     ("run",): "run a model on several back ends and compare their outputs",
     ("convert",): "make an engine, or another ONNX model",
@@ -90,15 +93,15 @@ COMMANDS: dict[Path, str] = {
     ("doctor",): "report problems of store, servers, workers, GPU and releases, and how to fix them",
     ("completion",): "print a completion script for bash, zsh or fish",
 }
-"""Every command, with a line about it; ``main.load`` finds its module."""
 
+# Other names of commands, most of them Polygraphy's.
 OTHER_WORDS: dict[Path, Path] = {
     ("inspect", "diff"): ("compare",),
     ("debug", "diff-tactics"): ("inspect", "diff-tactics"),
     ("data", "to-input"): ("data", "merge"),
 }
-"""Other names of commands, most of them Polygraphy's."""
 
+# Commands that log start and end as Polygraphy does (`PASSED` or `FAILED`, the time, the line): scripts search for it.
 REPORTED = frozenset(
     tuple(words.split())
     for words in (
@@ -107,16 +110,15 @@ REPORTED = frozenset(
         "surgeon weight-reconstruct",
     )
 )  # fmt: skip
-"""Commands that log their start and end as Polygraphy does: ``PASSED`` or ``FAILED``, the time, and the line."""
 
 _ONE_GPU = "trtops does not build engines for several GPUs"
 
+# Polygraphy's commands that are known but not supported, with what to do instead.
 NOT_SUPPORTED: dict[Path, str] = {
     ("plugin", "autotune"): "Compare engines of models that `trtops plugin replace` makes, with `trtops runs compare`",
     ("template", "shard-hints"): f"{_ONE_GPU}. Write the hints by hand, or with Polygraphy",
     ("multi-device", "shard"): f"{_ONE_GPU}. Split the model with `trtops surgeon extract`, and build the parts",
 }
-"""Polygraphy's commands that are known but not supported, with what to do instead."""
 
 VARIABLES = {
     "TRTOPS_HOME": "folder of the tracking store (default: ./mlruns)",
@@ -133,7 +135,6 @@ VARIABLES = {
     "TRTOPS_ALLOW_HOST_CODE": "1: version compatible TensorRT engines may run their own code on this machine",
     "NO_COLOR": "any value: no colors",
 }
-"""Environment variables, with what they do."""
 
 
 def below(folder: Path) -> dict[str, str]:

@@ -1,8 +1,10 @@
 """Loaders that a command makes from its options: run here, or written as a Python script by ``--gen-script``.
 
-Both start from the loaders themselves, which are dataclasses. What cannot be made before the work starts, since it
-needs TensorRT, a user's script or a file, is a :class:`Late` or a :class:`Name` inside them.
+Both start from the loaders themselves, which are dataclasses.
 """
+
+# What needs TensorRT, a user's script or a file is a `Late` or a `Name` inside a loader: it is made when the work
+# starts, so that wrong usage is reported first and scripts are written on machines without a GPU.
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ from typing import Any
 
 from trtops import errors
 
+# Scripts import from these packages, as Polygraphy's do, not from the modules in them.
 _PACKAGES = ("trtops.backend.onnxrt", "trtops.backend.onnx", "trtops.backend.trt", "trtops.comparator")
-"""Packages that scripts import from, not from the modules in them."""
 
+# Mappings that are written as calls of their `add`, with the arguments of each call.
 _ADDED = {"Profile": ("min", "opt", "max"), "TensorMetadata": ("dtype", "shape")}
-"""Mappings that are written as calls of their ``add``, with the arguments of each call."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ def resolve(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         old = {each.name: getattr(value, each.name) for each in dataclasses.fields(value) if each.init}
         new = {name: resolve(item) for name, item in old.items()}
+        # `replace` loses what `__init__` does not take, so it is called only where something changes.
         return dataclasses.replace(value, **new) if any(new[name] is not old[name] for name in old) else value
     return value
 
@@ -99,7 +102,8 @@ def loaded(model: Any) -> Any:
 
 def _find_name(name: Name) -> Any:
     if name.module == "trt":
-        from trtops.backend.trt import library  # most command lines do not need it
+        # Most command lines do not need TensorRT.
+        from trtops.backend.trt import library
 
         found, parts = library.load(), name.path.split(".")
     else:
@@ -169,6 +173,7 @@ class Source:
                 args.append(item)
             elif item != each.default:
                 kwargs[each.name] = item
+        # Polygraphy's names are in the packages; those that only trtops has are in modules.
         module = next((p for p in _PACKAGES if cls.__module__.startswith(f"{p}.")), cls.__module__)
         if not hasattr(importlib.import_module(module), cls.__name__):
             module = cls.__module__
@@ -179,6 +184,7 @@ class Source:
 
     def _variable(self, value: Any, name: str, module: str, called: str, args: Any, kwargs: Mapping[str, Any]) -> str:
         """Write a call once, as a variable, and return its name."""
+        # A list: not all values can be keys of a dict.
         for held, variable in self._variables:
             if held == value:
                 return variable

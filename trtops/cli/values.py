@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 Shape: TypeAlias = "tuple[int | str, ...]"
 
+# Binary, as in TensorRT's own tools: 1G is 2**30 bytes.
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SIZE = re.compile(r"(-?\d+(?:\.\d*)?(?:e\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
@@ -144,10 +145,7 @@ def _attribute_value(text: str) -> int | float | str:
 
 
 def tensor(text: str) -> tuple[str, str, Shape | None]:
-    """Read a tensor: ``name``, ``name:[1,3]:float32``, ``name:float32``, each part may be ``auto``.
-
-    As name, dtype, shape.
-    """
+    """Read a tensor as name, dtype and shape: ``name:[1,3]:float32``. Shape and dtype may be left out, or ``auto``."""
     found = re.fullmatch(r"(.+?)(?::(\[[^\]]*\]|auto))?(?::([a-z]+\d*\w*))?", text)
     if found is None:
         raise ValueError(f"{text!r} is not a tensor; expected name, name:shape:dtype or name:dtype")
@@ -180,6 +178,7 @@ def until(text: str) -> int | str:
     return int(text)
 
 
+# Polygraphy's names of types next to numpy's.
 _TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "float16", "float": "float32"}
 
 
@@ -197,6 +196,7 @@ def constraint(text: str) -> tuple[str, str]:
     return name, _TYPES.get(value.lower(), value) if name else value
 
 
+# How the value of an option is read, by what help calls it; other values are text.
 READERS: dict[str, Callable[[str], Any]] = {
     "N": int,
     "OPTIMIZATION": optimization_level,
@@ -225,4 +225,3 @@ READERS: dict[str, Callable[[str], Any]] = {
     "NAME[:SHAPE[:TYPE]]": tensor,
     "NAME[:TYPE]": tensor,
 }
-"""How the value of an option is read, by what help calls it; other values are text."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,6 @@ from trtops.cli.script import loaded, resolve
 from trtops.comparator.table import METRICS
 from trtops.logger import G_LOGGER
 from trtops.metadata import TensorMetadata
-
-_RANDOM = ("seed", "val_range", "int_min", "int_max", "float_min", "float_max", "data_loader_backend_module")
 
 
 @command(
@@ -48,11 +47,14 @@ def lint(args: Options) -> Job:
 
     Exits with 1 if something is.
     """
+    # Accepted with a warning: only the first feed is used.
     args.iterations = None
     model, loader, as_json = loading.changed_model(args), loading.data_loader(args), bool(args.json)
-    described = any([getattr(args, name) is not None for name in _RANDOM])
+    # A list, not a generator: every option counts as read, also those after the first that is given.
+    described = any([getattr(args, name) is not None for name in ("seed", *configs.RANDOM_DATA)])
     if loader is not None and loader.function.endswith(".DataLoader") and not described:
-        loader = None  # only shapes were given, which the op takes itself
+        # Only shapes were given, which the op takes itself.
+        loader = None
     shapes = {} if described else loading.input_shapes(args) or {}
     output = args.output
 
@@ -74,6 +76,7 @@ def lint(args: Options) -> Job:
     return run
 
 
+# A saved comparison holds numbers, not arrays, so some options of `run` can no longer have an effect.
 _NO_ARRAYS = (
     "the file contains the numbers of a comparison, not the outputs; compare those with "
     "`trtops run --load-outputs A B` and this option"
@@ -83,17 +86,13 @@ _NEED_ARRAYS = (
     "--compare-func-script", "--index-tolerance", "--save-heatmaps", "--show-heatmaps", "--save-error-metrics-plot",
     "--show-error-metrics-plot",
 )  # fmt: skip
-_EARLIER = {
-    "--fail-fast": "stop at the first iteration that does not match",
-    "--no-shape-check": "compare outputs of different shapes",
-    "--infinities-compare-equal": "let infinities of equal sign match",
-}
+_EARLIER = ("--fail-fast", "--no-shape-check", "--infinities-compare-equal")
 
+# The options of each compare function, which select it where no function is named.
 _OPTIONS = {
     "simple": ("rtol", "atol", "check_error_stat", "error_quantile"),
     **{metric.function: (metric.option,) for metric in METRICS if metric.limit is not None},
 }
-"""The options of each compare function, which select it where no function is named."""
 
 
 @command(
@@ -102,7 +101,7 @@ _OPTIONS = {
     Group(
         "options of comparing itself",
         *(flag(name, "", refuse=_NO_ARRAYS) for name in _NEED_ARRAYS),
-        *(flag(name, text, idle=_DECIDED) for name, text in _EARLIER.items()),
+        *(replace(each, idle=_DECIDED) for each in groups.COMPARING.flags if set(each.names) & set(_EARLIER)),
     ),
     groups.JSON,
     examples=("trtops check accuracy accuracy.json --check-error-stat max --atol 1e-3 --rtol 1e-2",),
@@ -136,14 +135,15 @@ def accuracy(args: Options) -> Job:
             return 0 if results else 1
         for each in lines:
             say(f"{'PASSED' if each['passed'] else 'FAILED'} {each['runners']} {each['output']}: {each['text']}")
-        from trtops.comparator.comparator import log_summary  # imports numpy, which help does not need
+        # Imports numpy, which help does not need.
+        from trtops.comparator.comparator import log_summary
 
         log_summary(results, list(dict.fromkeys(pair for result in results for pair in result)))
         if results:
             log_line("PASSED | Accuracy results passed the requested thresholds.", G_LOGGER.FINISH)
-            return 0
-        log_line("FAILED | Accuracy results did not pass the requested thresholds.", G_LOGGER.ERROR)
-        return 1
+        else:
+            log_line("FAILED | Accuracy results did not pass the requested thresholds.", G_LOGGER.ERROR)
+        return 0 if results else 1
 
     return run
 

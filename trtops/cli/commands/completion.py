@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trtops.cli import registry
 from trtops.cli.flags import Group, Options, flag, flags_of
-from trtops.cli.jobs import Job, command
+from trtops.cli.jobs import direct_command
 from trtops.cli.logs import LOGGING, say
 from trtops.cli.main import find_command, load
 
@@ -21,7 +21,7 @@ _FISH = "complete -c trtops -a '(trtops completion words (commandline -opc)[2..-
 _SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
-@command(
+@direct_command(
     Group(
         "shell",
         flag("shell {bash,zsh,fish,words}", "the shell; words prints the words that can follow a line"),
@@ -29,19 +29,14 @@ _SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
     ),
     examples=("source <(trtops completion bash)", "trtops completion zsh > ~/.zfunc/_trtops"),
 )
-def completion(args: Options) -> Job:
+def completion(args: Options) -> int:
     """Print a completion script for bash, zsh or fish.
 
     It asks trtops for the words that can follow when TAB is pressed. `trtops completion words LINE ...` prints these
     words, one per line.
     """
-    text = "\n".join(_words_after(list(args.line))) if args.shell == "words" else _SCRIPTS[args.shell]
-
-    def run() -> int:
-        say(text)
-        return 0
-
-    return run
+    say("\n".join(_words_after(list(args.line))) if args.shell == "words" else _SCRIPTS[args.shell])
+    return 0
 
 
 def _words_after(line: list[str]) -> list[str]:

@@ -17,17 +17,12 @@ from trtops.cli.script import load
 
 if TYPE_CHECKING:
     from trtops.backend.base import Build
-    from trtops.ops.engines.convert import ConvertConfig
 
 log = logging.getLogger(__name__)
 
 TARGET = Group(
     "target",
-    flag(
-        "-o --output FILE",
-        "where to write it (default: the model's name with .engine, .ort or .converted.onnx)",
-        to="output",
-    ),
+    flag("-o --output FILE", "where to write it (default: the model's name with .engine, .ort or .converted.onnx)"),
     flag("--convert-to {trt,onnx,onnx-like-trt-network,ort}", "what to make; by the output's suffix unless given"),
 )
 EVALUATION = configs.config_flags(
@@ -71,6 +66,7 @@ def convert(args: Options) -> Job:
         if kind != "onnx" or target not in ("ort", "trt") or loading.wants_onnx_changes(args):
             raise UsageError("only engines of unchanged ONNX files are recorded; convert the model first")
         return _evaluated(args, target, output if args.output or args.experiment is None else None)
+    # As Polygraphy's: nothing is compared or recorded.
     recorded = Group("", groups.THRESHOLDS.only("rtol", "atol"), groups.STORE, EVALUATION)
     configs.refuse(args, recorded, "is for evaluated engines; add --experiment NAME")
     loader: Any
@@ -89,7 +85,8 @@ def convert(args: Options) -> Job:
 
 
 def _evaluated(args: Options, target: str, output: str | None) -> Job:
-    """Return the job of an engine that is evaluated."""
+    """Return the job of an engine that is evaluated; it also writes the engine and parts of the build."""
+    # A cache that exists is read, as by TensorRT's calibrators; otherwise it is written.
     cache = args.calibration_cache
     calibrated = cache is not None and Path(cache).exists()
     timing = args.timing_cache if args.timing_cache and Path(args.timing_cache).exists() else None
@@ -107,11 +104,6 @@ def _evaluated(args: Options, target: str, output: str | None) -> Job:
         "timing_cache": args.save_timing_cache or args.timing_cache,
         "calibration_cache": None if calibrated else cache,
     }
-    return _convert(args, config, output, parts)
-
-
-def _convert(args: Options, config: ConvertConfig, output: str | None, parts: dict[str, str | None]) -> Job:
-    """Return the job of the op, which also writes the engine and parts of the build."""
     failed: list[Exception] = []
 
     def write(build: Build) -> None:
@@ -125,7 +117,8 @@ def _convert(args: Options, config: ConvertConfig, output: str | None, parts: di
                 elif path is not None:
                     log.warning("%s is not written: the build left no %s", path, name.replace("_", " "))
         except (OSError, errors.TrtopsError) as exc:
-            failed.append(exc)  # raised in the end: an engine is recorded also if its file cannot be written
+            # Raised in the end: an engine is recorded also if its file cannot be written.
+            failed.append(exc)
 
     convert = op_job(args, "convert", args.model_file, config, store="temporary", built=write)
 

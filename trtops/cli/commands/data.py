@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trtops import ops
 from trtops.cli.flags import Group, Options, flag
-from trtops.cli.jobs import Job, command
+from trtops.cli.jobs import direct_command
 from trtops.cli.logs import say
 
 _FILES = Group(
@@ -14,18 +14,13 @@ _FILES = Group(
 )
 
 
-def _join(op: str, args: Options) -> Job:
-    paths, output = tuple(args.paths), args.output
-
-    def run() -> int:
-        say(f"Wrote {getattr(ops, op)(paths, output)} iterations to {output}")
-        return 0
-
-    return run
+def _join(op: str, args: Options) -> int:
+    say(f"Wrote {getattr(ops, op)(tuple(args.paths), args.output)} iterations to {args.output}")
+    return 0
 
 
-@command(_FILES, examples=("trtops data merge inputs.json outputs.json -o layer_inputs.json",))
-def merge(args: Options) -> Job:
+@direct_command(_FILES, examples=("trtops data merge inputs.json outputs.json -o layer_inputs.json",))
+def merge(args: Options) -> int:
     """Make inputs from saved inputs and outputs: arrays of the same iteration, from all files, become one feed.
 
     The outputs of one part of a model can so become the inputs of the next.
@@ -33,7 +28,7 @@ def merge(args: Options) -> Job:
     return _join("merge", args)
 
 
-@command(_FILES, examples=("trtops data concat monday.json tuesday.json -o both.json",))
-def concat(args: Options) -> Job:
+@direct_command(_FILES, examples=("trtops data concat monday.json tuesday.json -o both.json",))
+def concat(args: Options) -> int:
     """Concatenate files of saved inputs, or of saved outputs: their iterations in the order of the files."""
     return _join("concat", args)

@@ -10,7 +10,7 @@ from trtops import __version__
 from trtops.backend.engines import BACKENDS, engine_backend
 from trtops.cli import groups
 from trtops.cli.flags import Options
-from trtops.cli.jobs import Job, command, json_of
+from trtops.cli.jobs import direct_command, json_of
 from trtops.cli.logs import say, say_json
 from trtops.errors import TrtopsError
 from trtops.tracking.check import HealthFinding, store_findings
@@ -18,31 +18,27 @@ from trtops.tracking.check import HealthFinding, store_findings
 _PACKAGES = ("onnx", "onnxruntime", "onnx-graphsurgeon", "mlflow", "prefect", "numpy", "tensorrt", "torch", "tf2onnx")
 
 
-@command(groups.STORE, groups.JSON, examples=("trtops doctor", "trtops doctor --store /data/mlruns --json"))
-def doctor(args: Options) -> Job:
+@direct_command(groups.STORE, groups.JSON, examples=("trtops doctor", "trtops doctor --store /data/mlruns --json"))
+def doctor(args: Options) -> int:
     """Report what is installed, whether it works, and how to fix what does not.
 
     Exits with 1 if there is a problem. Checks packages, back ends and GPU, the store, servers and workers. Nothing is
     started, made or changed.
     """
-    store, as_json = args.store, bool(args.json)
+    # Brings what starts servers, which help does not need.
+    from trtops.team.servers import team_findings
 
-    def run() -> int:
-        from trtops.team.servers import team_findings  # brings what starts servers
-
-        found = [*_backend_findings(), *store_findings(store), *team_findings()]
-        problems = sum(finding.state == "problem" for finding in found)
-        if as_json:
-            say_json(json_of(found))
-            return int(problems > 0)
-        say(f"trtops {__version__}, Python {sys.version.split()[0]}")
-        say("  " + ", ".join(f"{name} {_version_of(name)}" for name in _PACKAGES))
-        for finding in found:
-            say(finding.line())
-        say(f"\n{problems} {'problem' if problems == 1 else 'problems'} found." if problems else "\nNothing is wrong.")
+    found = [*_backend_findings(), *store_findings(args.store), *team_findings()]
+    problems = sum(finding.state == "problem" for finding in found)
+    if args.json:
+        say_json(json_of(found))
         return int(problems > 0)
-
-    return run
+    say(f"trtops {__version__}, Python {sys.version.split()[0]}")
+    say("  " + ", ".join(f"{name} {_version_of(name)}" for name in _PACKAGES))
+    for finding in found:
+        say(finding.line())
+    say(f"\n{problems} {'problem' if problems == 1 else 'problems'} found." if problems else "\nNothing is wrong.")
+    return int(problems > 0)
 
 
 def _version_of(package: str) -> str:

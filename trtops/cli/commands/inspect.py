@@ -168,8 +168,8 @@ def diff_tactics(args: Options) -> Job:
 
 
 def _show_difference(result: Any, store: str | None) -> None:
-    for line in result.difference_lines():
-        say(line)
+    # Polygraphy's lines first, which scripts search for.
+    say("\n".join(result.difference_lines()))
     say_result(result, store)
 
 
@@ -237,12 +237,10 @@ def model(args: Options) -> Job:
         raise UsageError(f"{args.model_file}: pictures of ONNX Runtime engines are not supported; draw the model")
     if args.combine_tensor_info and (kind != "engine" or drawn or args.json):
         raise UsageError("--combine-tensor-info goes with the layers of a TensorRT engine, as text: --show layers")
-    infer = bool(args.shape_inference)
-    path, infer, as_json, unbounded = args.model_file, bool(args.shape_inference), bool(args.json), False
-    page_file, port = args.save_visual, args.visual_port if args.visual else None
-    tensors = args.combine_tensor_info
-    if not describe and not drawn:
-        unbounded = bool(args.list_unbounded_dds)
+    path, infer, as_json = args.model_file, bool(args.shape_inference), bool(args.json)
+    page_file, port, tensors = args.save_visual, args.visual_port if args.visual else None, args.combine_tensor_info
+    # Read last, so that the option counts as read only where it has an effect.
+    unbounded = not describe and not drawn and bool(args.list_unbounded_dds)
 
     def run() -> int:
         made = loaded(source)
@@ -258,7 +256,8 @@ def model(args: Options) -> Job:
                 save_bytes(page.encode(), page_file)
                 say(f"Wrote {page_file}")
             if port is not None:
-                with contextlib.suppress(KeyboardInterrupt):  # the intended way to end it
+                # Ctrl-C is the intended way to end it.
+                with contextlib.suppress(KeyboardInterrupt):
                     ops.serve_page(page, port, lambda address: say(f"{address} (Ctrl-C ends it)"))
         elif describe:
             if as_json:
@@ -272,10 +271,10 @@ def model(args: Options) -> Job:
             names = list(ops.unbounded_tensors(made)) if unbounded else []
             if as_json:
                 say_json({"model": found.to_json(), "unbounded": names} if unbounded else found.to_json())
-            elif unbounded:
-                say(f"{found.text().rstrip()}\nFound tensors with unbounded DDS: {names}")
             else:
-                say(found.text())
+                say(
+                    f"{found.text().rstrip()}\nFound tensors with unbounded DDS: {names}" if unbounded else found.text()
+                )
         return 0
 
     return run

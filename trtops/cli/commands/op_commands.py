@@ -107,9 +107,7 @@ def compare(args: Options) -> Job:
         "candidates",
         flag("models+", "ONNX models", shown="MODEL"),
         flag("--release NAME=PATH+", "releases: constraints files of pip (.txt), or environments (default: this one)"),
-        flag(
-            "--precisions {fp32,fp16,bf16,fp8,int8}+", "precisions to build, instead of --fp16", usual="the one given"
-        ),
+        flag("--precisions {fp32,fp16,bf16,fp8,int8}+", "precisions to build, instead of --fp16", usual="as given"),
     ),
     Group(
         "evaluation",
@@ -139,6 +137,7 @@ def gate(args: Options) -> Job:
         others=tuple(map(ops.Release.parse, args.accepted_release or ())),
         register=not args.no_register,
     )
+    # Files are read when the job runs: a missing one is an error, not wrong usage.
     if args.policy is not None:
         config = late("dataclasses.replace", config, policy=late("trtops.ops.read_policy", args.policy))
     return op_job(

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-
 RUNNERS = Group(
     "runners, in the order given",
     *(
@@ -159,9 +158,11 @@ def run(args: Options) -> Job:
         if any(runner.function.startswith("trtops.backend.trt.") for runner in runners):
             from trtops.backend.trt import library
 
-            library.load()  # report what is missing before anything is run
+            # Reports what is missing before anything is run.
+            library.load()
         made = runners
-        if config.use_subprocess:  # each child resolves its loader, since TensorRT's objects cannot be sent to it
+        # Each child resolves its loader, since TensorRT's objects cannot be sent to it.
+        if config.use_subprocess:
             made = [Late(each.function, (Unresolved(each.args[0]),), each.kwargs) for each in runners]
         result = ops.run_models(
             resolve(made),

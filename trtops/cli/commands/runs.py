@@ -11,7 +11,7 @@ from trtops.backend.common import save_bytes
 from trtops.cli import configs, groups
 from trtops.cli.commands import inspect
 from trtops.cli.flags import Group, Options, UsageError, flag
-from trtops.cli.jobs import Job, command, json_of, no_verdict, op_job, tracker
+from trtops.cli.jobs import Job, command, direct_command, json_of, no_verdict, op_job, tracker
 from trtops.cli.logs import say, say_ending, say_json, say_table
 from trtops.errors import near
 from trtops.tracking.records import run_id_of
@@ -74,25 +74,22 @@ def _show_list(rows: list[Any], store: str | None) -> None:
 show = replace(inspect.run, examples=("trtops runs show 8d6e3f1a",))
 
 
-@command(Group("runs", flag("runs+", "ids of runs")), *_READ, examples=("trtops runs compare 8d6e3f1a 1a2b3c4d",))
-def compare(args: Options) -> Job:
+@direct_command(
+    Group("runs", flag("runs+", "ids of runs")), *_READ, examples=("trtops runs compare 8d6e3f1a 1a2b3c4d",)
+)
+def compare(args: Options) -> int:
     """Show params and numbers of runs side by side, where they differ."""
-    runs, place, as_json = tuple(args.runs), args.store, bool(args.json)
-
-    def run() -> int:
-        store = tracker("reads", place)
-        ids = [run_id_of(run, store) for run in runs]
-        lines = [line for line in ops.side_by_side(ids, store) if not line.same]
-        if as_json:
-            say_json(json_of(lines))
-        elif lines:
-            rows = ((line.name, *(value or "-" for value in line.values)) for line in lines)
-            say_table(("", *(run[:8] for run in ids)), rows)
-        else:
-            say("Nothing differs.")
-        return 0
-
-    return run
+    store = tracker("reads", args.store)
+    ids = [run_id_of(run, store) for run in args.runs]
+    lines = [line for line in ops.side_by_side(ids, store) if not line.same]
+    if args.json:
+        say_json(json_of(lines))
+    elif lines:
+        rows = ((line.name, *(value or "-" for value in line.values)) for line in lines)
+        say_table(("", *(run[:8] for run in ids)), rows)
+    else:
+        say("Nothing differs.")
+    return 0
 
 
 @command(
@@ -208,7 +205,7 @@ def promote(args: Options) -> Job:
     return run
 
 
-@command(
+@direct_command(
     Group(
         "engine",
         flag("model_file", "the ONNX model"),
@@ -220,25 +217,20 @@ def promote(args: Options) -> Job:
     *_READ,
     examples=("trtops runs resolve model.onnx --trt -o model.engine",),
 )
-def resolve(args: Options) -> Job:
+def resolve(args: Options) -> int:
     """Find the accepted engine for a model on this machine; -o writes it to a file. Exits with 1 without one."""
-    model, output, place, as_json = args.model_file, args.output, args.store, bool(args.json)
-    engine = {"backend": args.backend or "onnxruntime", "name": args.name, "keys": tuple(args.key or ())}
-
-    def run() -> int:
-        store = tracker("reads", place)
-        found = ops.resolve(model, tracker=store, **engine)
-        if found.run_id and found.path and output:
-            save_bytes(found.engine(store).plan, output)
-        if as_json:
-            say_json(found.to_dict())
-        elif found.run_id:
-            say(f"Version {found.version} of {found.name!r}: run {found.run_id}, {found.path}")
-        else:
-            say(found.why)
-        return 0 if found.run_id else 1
-
-    return run
+    store = tracker("reads", args.store)
+    backend = args.backend or "onnxruntime"
+    found = ops.resolve(args.model_file, backend=backend, name=args.name, keys=tuple(args.key or ()), tracker=store)
+    if found.run_id and found.path and args.output:
+        save_bytes(found.engine(store).plan, args.output)
+    if args.json:
+        say_json(found.to_dict())
+    elif found.run_id:
+        say(f"Version {found.version} of {found.name!r}: run {found.run_id}, {found.path}")
+    else:
+        say(found.why)
+    return 0 if found.run_id else 1
 
 
 @command(
@@ -265,7 +257,7 @@ def pardon(args: Options) -> Job:
     return op_job(args, "pardon", args.run, why=args.why, store="reads")
 
 
-@command(
+@direct_command(
     Group(
         "run",
         flag("run", "a run, as `trtops runs list` shows it"),
@@ -275,19 +267,15 @@ def pardon(args: Options) -> Job:
     groups.STORE,
     examples=("trtops runs close 8d6e3f1a", "trtops runs close 8d6e3f1a --force --why 'the machine was returned'"),
 )
-def close(args: Options) -> Job:
+def close(args: Options) -> int:
     """Close a run that is left running, and the runs below it, after its process was killed or its machine is gone.
 
     The run ends as killed, with the reason; a campaign can then be resumed anywhere. A run whose process may still be
     writing is closed only with --force.
     """
-    name, why, force, place = args.run, args.why, bool(args.force), args.store
+    # Imports MLflow, which help does not need.
+    from trtops.tracking.check import close as close_run
 
-    def run() -> int:
-        from trtops.tracking.check import close as close_run  # imports MLflow, which help does not need
-
-        for info in close_run(tracker("reads", place), name, why=why, force=force):
-            say(f"{info.id} {info.status} {info.name}")
-        return 0
-
-    return run
+    for info in close_run(tracker("reads", args.store), args.run, why=args.why, force=bool(args.force)):
+        say(f"{info.id} {info.status} {info.name}")
+    return 0

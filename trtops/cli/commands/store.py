@@ -4,92 +4,72 @@ from __future__ import annotations
 
 from trtops.cli import groups
 from trtops.cli.flags import Group, Options, flag
-from trtops.cli.jobs import Job, command
+from trtops.cli.jobs import direct_command
 from trtops.cli.logs import say
 
 
-@command(Group("store", groups.ROOT), examples=("trtops store check --root mlruns",))
-def check(args: Options) -> Job:
+@direct_command(Group("store", groups.ROOT), examples=("trtops store check --root mlruns",))
+def check(args: Options) -> int:
     """Find problems of a store. Nothing is changed.
 
     Reported are runs whose processes are gone, runs without a manifest, files without runs, half-written files, runs in
     the spool, and leftovers of dead processes on this machine. The files of a server are not checked. The exit code is
     1 if there is a problem.
     """
-    root = args.root
+    from trtops.tracking.check import check_store
+    from trtops.tracking.store import existing_tracker
 
-    def run() -> int:
-        from trtops.tracking.check import check_store
-        from trtops.tracking.store import existing_tracker
-
-        tracker = existing_tracker(root)
-        found = check_store(tracker)
-        say(f"{tracker.shown}: {len(found)} problem{'' if len(found) == 1 else 's'}.")
-        for subject, text in found:
-            say(f"{subject}: {text}")
-        return int(bool(found))
-
-    return run
+    tracker = existing_tracker(args.root)
+    found = check_store(tracker)
+    say(f"{tracker.shown}: {len(found)} problem{'' if len(found) == 1 else 's'}.")
+    for subject, text in found:
+        say(f"{subject}: {text}")
+    return int(bool(found))
 
 
-@command(Group("store", groups.ROOT), examples=("trtops store reap --root mlruns",))
-def reap(args: Options) -> Job:
+@direct_command(Group("store", groups.ROOT), examples=("trtops store reap --root mlruns",))
+def reap(args: Options) -> int:
     """Close the runs of dead processes, and remove their child processes and temporary folders on this machine."""
-    root = args.root
+    from trtops.tracking import check
+    from trtops.tracking.store import existing_tracker
 
-    def run() -> int:
-        from trtops.tracking import check
-        from trtops.tracking.store import existing_tracker
-
-        tracker = existing_tracker(root)
-        closed = check.reap(tracker)
-        say(f"{len(closed)} runs closed.")
-        for info in closed:
-            say(f"{info.id} {info.status} {info.name}")
-        for removed in check.remove_leftovers(tracker):
-            say(f"Removed: {removed}")
-        return 0
-
-    return run
+    tracker = existing_tracker(args.root)
+    closed = check.reap(tracker)
+    say(f"{len(closed)} runs closed.")
+    for info in closed:
+        say(f"{info.id} {info.status} {info.name}")
+    for removed in check.remove_leftovers(tracker):
+        say(f"Removed: {removed}")
+    return 0
 
 
-@command(
+@direct_command(
     Group("store", groups.ROOT, flag("--port PORT", "the port on this machine", default=5000)),
     examples=("trtops store ui --root mlruns",),
 )
-def ui(args: Options) -> Job:
+def ui(args: Options) -> int:
     """Show the store in MLflow's UI, until Ctrl-C."""
-    root, port = args.root, args.port
+    from trtops.tracking.mlflow.embedded import serve
 
-    def run() -> int:
-        from trtops.tracking.mlflow.embedded import serve
-
-        serve(root, port=port)
-
-    return run
+    serve(args.root, port=args.port)
 
 
-@command(
+@direct_command(
     Group("store", groups.ROOT, flag("--moved", "also runs that were meant for another address of the store")),
     examples=("trtops store upload", "trtops store upload --root http://tracking:5000 --moved"),
 )
-def upload(args: Options) -> Job:
+def upload(args: Options) -> int:
     """Upload the runs that were spooled on this machine while the store was away or full.
 
     Runs that cannot be uploaded stay in the spool, and the exit code is 1.
     """
-    root, moved = args.root, bool(args.moved)
+    from trtops.tracking import spool
+    from trtops.tracking.store import open_tracker
 
-    def run() -> int:
-        from trtops.tracking import spool
-        from trtops.tracking.store import open_tracker
-
-        tracker = open_tracker(root)
-        results = spool.upload(tracker.inner, tracker.spool, moved=moved)
-        left = sum(bool(each.why) for each in results)
-        say(f"{len(results) - left} runs uploaded, {left} left.")
-        for each in results:
-            say(f"Left in {each.folder}: {each.why}" if each.why else f"{each.run_id} {each.name}")
-        return int(left > 0)
-
-    return run
+    tracker = open_tracker(args.root)
+    results = spool.upload(tracker.inner, tracker.spool, moved=bool(args.moved))
+    left = sum(bool(each.why) for each in results)
+    say(f"{len(results) - left} runs uploaded, {left} left.")
+    for each in results:
+        say(f"Left in {each.folder}: {each.why}" if each.why else f"{each.run_id} {each.name}")
+    return int(left > 0)
