@@ -115,7 +115,7 @@ def tracker(store: Store, place: str | None, experiment: str | None = None) -> A
     """Open a tracking store; see :func:`op_job` for the kinds. None if an ``optional`` one is not used."""
     if store == "none" or (store == "optional" and experiment is None):
         return None
-    # Nobody asked for a record, and the op needs a tracker.
+    # No record is requested, and the op needs a tracker.
     if store == "temporary" and experiment is None and place is None:
         from trtops.tracking.memory import MemoryTracker
 
