@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import stat
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from trtops import errors
+from trtops.backend import environment
 from trtops.backend.common import (
     BytesFromPath,
     InvokeFromScript,
@@ -29,21 +29,12 @@ def test_bytes_are_saved_and_loaded(tmp_path: Path) -> None:
     assert path.read_bytes() == b"other"
     save_bytes(memoryview(b"view"), path)  # type: ignore[arg-type]
     assert path.read_bytes() == b"view"
-
-
-def test_unreadable_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_bytes(b"")
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
     with pytest.raises(errors.FormatError, match=r"none\.bin cannot be read: No such file"):
         bytes_from_path(tmp_path / "none.bin")
     with pytest.raises(errors.FormatError, match="Is a directory"):
         bytes_from_path(tmp_path)
-
-
-def test_saved_files_have_usual_permissions(tmp_path: Path) -> None:
-    (tmp_path / "plain").write_bytes(b"")
-    save_bytes(b"", tmp_path / "saved")
-
-    modes = {stat.S_IMODE(os.stat(tmp_path / name).st_mode) for name in ("plain", "saved")}
-    assert len(modes) == 1
 
 
 SCRIPT = """
@@ -80,11 +71,8 @@ def test_script_functions_and_classes_are_called(script: Path) -> None:
     assert InvokeFromScript(script, "load_data")(count=2) == 42
     assert invoke_from_script(str(script), "load_data", 3) == 63
     assert InvokeFromScript(script, "Adder")(1) == 11
-
-
-def test_script_runs_at_every_call(script: Path) -> None:
     before = list(sys.path)
-
+    # The script is executed at every call.
     assert [invoke_from_script(script, "runs") for _ in range(2)] == [1, 1]
     assert sys.path == before
 
@@ -104,3 +92,52 @@ def test_script_exceptions_pass_through(tmp_path: Path) -> None:
         invoke_from_script(tmp_path / "bad.py", "f")
 
     assert {name for name in sys.modules if name.startswith("trtops_script")} <= before
+
+
+def test_processor_digest_ignores_the_clock(tmp_path, monkeypatch):
+    text = (
+        "vendor_id\t: V\nmodel name\t: P 1\nflags\t\t: fpu sse avx2 {flag}\ncpu MHz\t\t: {clock}\n\nvendor_id\t: other"
+    )
+    found = {}
+    for name, flag, clock in (("a", "rdtscp", "1"), ("b", "hypervisor", "2"), ("c", "avx512f", "1")):
+        path = tmp_path / name
+        path.write_text(text.format(flag=flag, clock=clock))
+        monkeypatch.setattr(environment, "_CPUINFO", path)
+        environment.processor.cache_clear()
+        found[name] = environment.processor()
+    environment.processor.cache_clear()
+
+    assert found["a"].name == "P 1"
+    assert found["a"] == found["b"]
+    assert found["a"].sha256 != found["c"].sha256
+    assert found["c"].instruction_sets == ("avx2", "avx512f", "fpu", "sse")
+
+
+@pytest.fixture
+def repository(tmp_path):
+    def git(*arguments: str) -> str:
+        identity = ["-c", "user.name=n", "-c", "user.email=e@example.com"]
+        done = subprocess.run(
+            ["git", "-C", str(tmp_path), *identity, *arguments], capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    git("init", "-q")
+    (tmp_path / "file").write_text("1")
+    git("add", "file")
+    git("commit", "-qm", "first")
+    git("tag", "v1")
+    return tmp_path, git("rev-parse", "HEAD")
+
+
+def test_commit_is_marked_dirty(repository):
+    folder, head = repository
+    assert environment.git_commit(folder) == head
+
+    (folder / "file").write_text("2")
+
+    assert environment.git_commit(folder) == f"{head}-dirty"
+
+
+def test_no_commit_outside_git(tmp_path):
+    assert environment.git_commit(tmp_path) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import tempfile
@@ -13,7 +14,8 @@ from unittest.mock import patch
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from google.protobuf.message import Message
+from onnx import helper, numpy_helper
 
 from tests import models
 from trtops import errors, ops
@@ -58,119 +60,54 @@ def bases() -> tuple[bytes, ...]:
     return tuple(proto.SerializeToString() for proto in made)
 
 
-def _graphs(proto: onnx.ModelProto) -> list[onnx.GraphProto]:
-    found = [proto.graph]
-    for graph in found:
-        found += [a.g for node in graph.node for a in node.attribute if a.HasField("g")]
+def messages(message: Message) -> list[Message]:
+    """A message and all messages inside it, at any depth."""
+    found = [message]
+    for part in found:
+        for field, value in part.ListFields():
+            if field.message_type is not None:
+                found += [value] if isinstance(value, Message) else value
     return found
 
 
-def _some_name(random: Random, graph: onnx.GraphProto) -> str:
-    made = [name for node in graph.node for name in (*node.output, *node.input)]
-    return random.choice([*made, *NAMES])
+def scalar(random: Random, value: object, names: list[str]) -> object:
+    """Another value of the same kind: a hostile number, a name of the model, or a part of some bytes."""
+    if isinstance(value, bytes):
+        return value[: random.randrange(len(value) + 1)]
+    if isinstance(value, str):
+        return random.choice([*names, *NAMES, *OPS])
+    return random.choice((*NUMBERS, random.randrange(30)))
 
 
-def _node(random: Random, graph: onnx.GraphProto) -> onnx.NodeProto:
-    """A random node of a graph, or an empty one if the graph has no nodes."""
-    return random.choice(graph.node) if graph.node else onnx.NodeProto()
-
-
-def _change_nodes(random: Random, graph: onnx.GraphProto) -> None:
-    """Remove, repeat, shuffle or rename nodes."""
-    choice = random.randrange(4)
-    if choice == 0 and graph.node:
-        del graph.node[random.randrange(len(graph.node))]
-    elif choice == 1:
-        graph.node.append(_node(random, graph))
-    elif choice == 2:
-        nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in graph.node]
-        random.shuffle(nodes)
-        del graph.node[:]
-        graph.node.extend(nodes)
+def change(random: Random, message: Message, names: list[str]) -> None:
+    """Change, repeat, shuffle, or remove one field of a message, or set one that it lacks."""
+    present = [field for field, _ in message.ListFields()]
+    field = random.choice(present if present and random.random() < 0.8 else message.DESCRIPTOR.fields)
+    value = getattr(message, field.name)
+    repeated = not isinstance(value, (int, float, str, bytes, Message))
+    if field in present and random.random() < 0.2:
+        message.ClearField(field.name)
+    elif not repeated:
+        if isinstance(value, Message):
+            value.SetInParent()
+        else:
+            setattr(message, field.name, scalar(random, value, names))
+    elif random.random() < 0.3 and len(value):
+        del value[random.randrange(len(value))]
+    elif field.message_type is None:
+        kind = {field.CPPTYPE_STRING: ""}.get(field.cpp_type, 0)
+        made = scalar(random, b"" if field.type == field.TYPE_BYTES else kind, names)
+        if len(value) and random.random() < 0.7:
+            value[random.randrange(len(value))] = made
+        else:
+            value.append(made)
+    elif len(value) and random.random() < 0.5:
+        items = [type(item).FromString(item.SerializeToString()) for item in value]
+        random.shuffle(items)
+        message.ClearField(field.name)
+        getattr(message, field.name).extend(items)
     else:
-        name = random.choice(NAMES)
-        for node in graph.node:
-            node.name = name
-
-
-def _rewire(random: Random, graph: onnx.GraphProto) -> None:
-    """Change, remove or add inputs and outputs; creates unknown names and cycles."""
-    node = _node(random, graph)
-    ends = random.choice((node.input, node.input, node.output))
-    choice = random.randrange(4)
-    if choice == 0:
-        del ends[random.randrange(len(ends) + 1) :]
-    elif choice == 1 or not ends:
-        ends.append(_some_name(random, graph))
-    else:
-        ends[random.randrange(len(ends))] = _some_name(random, graph)
-
-
-def _change_op(random: Random, graph: onnx.GraphProto) -> None:
-    if random.random() < 0.5:
-        _node(random, graph).op_type = random.choice(["", *OPS])
-    else:
-        _node(random, graph).domain = random.choice(("", "ai.onnx", "custom", "com.microsoft", "own"))
-
-
-def _break_attribute(random: Random, graph: onnx.GraphProto) -> None:
-    holders = [node for node in graph.node if node.attribute]
-    if not holders:
-        return
-    node = random.choice(holders)
-    attribute = random.choice(node.attribute)
-    changes: tuple[Callable[[], object], ...] = (
-        lambda: node.attribute.remove(attribute),
-        lambda: setattr(attribute, "type", random.randrange(15)),
-        lambda: setattr(attribute, "i", random.choice(NUMBERS)),
-        lambda: attribute.ints.append(random.choice(NUMBERS)),
-        lambda: setattr(attribute, "name", random.choice(("axis", "perm", "to", "value", "body", "then_branch", ""))),
-        lambda: attribute.ClearField(attribute.ListFields()[-1][0].name),
-    )
-    random.choice(changes)()
-
-
-def _break_weight(random: Random, graph: onnx.GraphProto) -> None:
-    if not graph.initializer:
-        return
-    tensor = random.choice(graph.initializer)
-
-    def make_external() -> None:
-        tensor.data_location = TensorProto.EXTERNAL
-        tensor.external_data.add(key="location", value=random.choice(NAMES))
-        tensor.external_data.add(key="offset", value=str(random.choice(NUMBERS)))
-
-    changes: tuple[Callable[[], object], ...] = (
-        lambda: setattr(tensor, "raw_data", tensor.raw_data[: random.randrange(len(tensor.raw_data) + 1)]),
-        lambda: tensor.dims.append(random.choice(NUMBERS)),
-        lambda: setattr(tensor, "data_type", random.randrange(30)),
-        lambda: setattr(tensor, "name", _some_name(random, graph)),
-        lambda: graph.initializer.append(tensor),
-        lambda: tensor.ClearField("raw_data"),
-        make_external,
-    )
-    random.choice(changes)()
-
-
-def _break_value(random: Random, graph: onnx.GraphProto) -> None:
-    """Remove inputs or outputs, or their types and shapes, or change them."""
-    values = [*graph.input, *graph.output, *graph.value_info]
-    if not values:
-        return
-    value, field = random.choice(values), random.choice((graph.input, graph.output))
-    changes: tuple[Callable[[], object], ...] = (
-        lambda: field.pop(random.randrange(len(field))) if field else None,
-        lambda: value.ClearField("type"),
-        lambda: value.type.tensor_type.ClearField("shape"),
-        lambda: setattr(value.type.tensor_type, "elem_type", random.randrange(30)),
-        lambda: setattr(value.type.tensor_type.shape.dim.add(), "dim_value", random.choice(NUMBERS)),
-        lambda: setattr(value, "name", _some_name(random, graph)),
-        lambda: setattr(value.type.sequence_type.elem_type.tensor_type, "elem_type", 1),
-    )
-    random.choice(changes)()
-
-
-MUTATIONS = (_change_nodes, _rewire, _rewire, _change_op, _break_attribute, _break_weight, _break_value)
+        value.append(random.choice(value)) if len(value) else value.add()
 
 
 def mutated(seed: int) -> bytes:
@@ -183,14 +120,14 @@ def mutated(seed: int) -> bytes:
             broken[random.randrange(len(broken))] = random.randrange(256)
         return bytes(broken[: random.choice((len(broken), random.randrange(len(broken))))])
     proto = onnx.ModelProto.FromString(data)
-    for _ in range(random.randrange(1, 5)):
-        if random.random() < 0.15:
-            proto.opset_import[0].version = random.choice((-1, 0, 1, 6, 7, 9, 11, 13, 18, 21, 25, 26, 99))
-        elif random.random() < 0.03:
-            del proto.opset_import[:]
-            proto.opset_import.add(version=17)
-        else:
-            random.choice(MUTATIONS)(random, random.choice(_graphs(proto)))
+    names = [name for node in proto.graph.node for name in (*node.output, *node.input)] or [""]
+    while proto.SerializeToString() == data or random.random() < 0.6:
+        # A kind of message first: otherwise nearly all changes would concern the dimensions of weights.
+        kinds: dict[str, list[Message]] = {}
+        for message in messages(proto):
+            kinds.setdefault(type(message).__name__, []).append(message)
+        with contextlib.suppress(ValueError, TypeError, OverflowError):  # the field's type cannot hold the value
+            change(random, random.choice(random.choice(list(kinds.values()))), names)
     return proto.SerializeToString()
 
 

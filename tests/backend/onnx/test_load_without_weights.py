@@ -144,30 +144,22 @@ def runs_on_zeros(body: str, weights: dict[str, np.ndarray] | None = None) -> bo
         "h = Cast<to = 10>(w) y = Cast<to = 1>(h)",
         "y = Reshape(w, i)",
         "y = Div(x, w)",
-    ],
-)
-def test_arithmetic_runs_on_zero_weights(body: str) -> None:
-    assert runs_on_zeros(body)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "n = NonZero(w) y = Cast<to = 1>(n)",
-        "m = MatMul(x, w) k = Cast<to = 7>(m) y = Reshape(x, k)",
-        "m = Relu(w) k = ArgMax(m) y = Gather(x, k)",
-        "y, j = TopK(w, i)",
-        "g = Greater(x, w) y = Compress(x, g)",
-        "y = custom.Frobnicate(x, w)",
-        "q = QuantizeLinear(w, x) y = Div(q, q)",
-        "y = Resize(x, e, w)",
-        "p, j = MaxPool<kernel_shape = [1]>(w) y = MaxUnpool(x, j)",
-        "a = Identity(w) c = ReduceMax<keepdims = 0>(x) f = Cast<to = 9>(c) "
+        "!n = NonZero(w) y = Cast<to = 1>(n)",
+        "!m = MatMul(x, w) k = Cast<to = 7>(m) y = Reshape(x, k)",
+        "!m = Relu(w) k = ArgMax(m) y = Gather(x, k)",
+        "!y, j = TopK(w, i)",
+        "!g = Greater(x, w) y = Compress(x, g)",
+        "!y = custom.Frobnicate(x, w)",
+        "!q = QuantizeLinear(w, x) y = Div(q, q)",
+        "!y = Resize(x, e, w)",
+        "!p, j = MaxPool<kernel_shape = [1]>(w) y = MaxUnpool(x, j)",
+        "!a = Identity(w) c = ReduceMax<keepdims = 0>(x) f = Cast<to = 9>(c) "
         "y = If(f) <then_branch = t () => (z) { z = Relu(a) }, else_branch = e () => (z) { z = Relu(x) }>",
     ],
 )
 def test_indices_sizes_conditions_and_custom_operators_need_values(body: str) -> None:
-    assert not runs_on_zeros(body)
+    # An exclamation mark stands for the bodies that need values; the others only do arithmetic.
+    assert runs_on_zeros(body.removeprefix("!")) is not body.startswith("!")
 
 
 def test_redefined_operators_and_weights_as_inputs_need_values() -> None:

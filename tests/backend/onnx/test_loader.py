@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import subprocess
 import sys
@@ -20,7 +21,9 @@ from trtops import errors
 from trtops.backend import onnx as loaders
 from trtops.backend.common import BytesFromPath
 from trtops.backend.onnx import Model
+from trtops.backend.onnx.loader import OnnxFromTfGraph, onnx_from_tf_graph
 from trtops.backend.onnx.model import model_digest
+from trtops.backend.onnxrt import session_from_onnx
 from trtops.metadata import TensorMetadata
 
 BOUNDED = models.model(
@@ -270,3 +273,11 @@ def test_results_equal_polygraphys(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ours = loaders.set_upper_bound(loaders.infer_shapes(BOUNDED), 3)
     its = theirs.set_upper_bound(theirs.infer_shapes(BOUNDED), 3)
     assert sorted(n.op_type for n in ours.graph.node) == sorted(n.op_type for n in its.graph.node)
+
+
+def test_loader_functions_are_ordinary_functions() -> None:
+    assert onnx_from_tf_graph.__name__ == "onnx_from_tf_graph"
+    assert pickle.loads(pickle.dumps(onnx_from_tf_graph)) is onnx_from_tf_graph
+    assert inspect.signature(onnx_from_tf_graph).parameters == inspect.signature(OnnxFromTfGraph).parameters
+    assert inspect.signature(onnx_from_tf_graph).return_annotation == "onnx.ModelProto"
+    assert "SessionFromOnnx" in inspect.getdoc(session_from_onnx)

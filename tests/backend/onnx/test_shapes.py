@@ -63,6 +63,14 @@ def test_nodes_without_inputs_are_accepted(op: str) -> None:
     assert can_propagate_values(helper.make_model(graph))
 
 
+def test_long_vectors_of_functions_are_not_propagated() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17, "own" : 1]>
+    g (float[9223372036854775807] x) => (float[n] y) { y = own.twice(x) }
+    <domain: "own", opset_import: ["" : 17]> twice (v) => (r) { r = Add(v, v) }"""
+
+    assert not can_propagate_values(onnx.parser.parse_model(text))
+
+
 def test_unused_recursive_functions_are_refused() -> None:
     proto = models.model("(float[2] x) => (float[2] y) { y = Relu(x) }")
     proto.opset_import.add(domain="circle", version=1)

@@ -9,7 +9,7 @@ import pytest
 
 from tests import models
 from tests.backend.trt.describe import inspected
-from tests.backend.trt.describe.test_alignment import FP16_TIMES, INT8_TIMES
+from tests.backend.trt.describe.test_inspector import FP16_TIMES, INT8_TIMES
 from trtops import errors, ops
 from trtops.cli.main import main
 from trtops.ops.engines.convert import ConvertConfig, convert

@@ -33,8 +33,9 @@ def numpy_dtype(element: int, of: str) -> np.dtype[Any]:
 
 
 def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
-    """A new tensor with the name and value of a Constant node's output; None for sparse and faulty ones."""
-    if not node.attribute or not node.output:
+    """A new tensor with the name and value of a Constant node's output; None for sparse ones and without a value."""
+    # In a function, an attribute may refer to one of the function's, and has no value of its own.
+    if not node.attribute or not node.output or node.attribute[0].ref_attr_name:
         return None
     attribute = node.attribute[0]
     if attribute.name == "value" and attribute.HasField("t"):

@@ -31,7 +31,6 @@ _RANDOM = frozenset(
 )
 # Folded, they would be weights in FP32 again; builders take Q/DQ pairs as the instruction to compute in integers.
 _QUANTIZE = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
-_MAX_VERSION = (1 << 31) - 1  # of an operator set in onnx.defs; damaged models import larger ones
 _FED_BYTES = 1024  # larger constants are fed to the session, which does not copy them
 
 
@@ -95,7 +94,7 @@ class _Folding:
     stuck: set[str] = field(default_factory=set)  # first outputs of the nodes that cannot be evaluated
 
     def __post_init__(self) -> None:
-        self.versions = {name: min(version, _MAX_VERSION) for name, version in walk.opsets(self.model).items()}
+        self.versions = walk.opsets(self.model)
 
     def fold_graph(self, graph: onnx.GraphProto, outer: Mapping[str, onnx.TensorProto]) -> bool:
         """One pass over a graph and its bodies; True if it changed something."""

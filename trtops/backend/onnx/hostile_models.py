@@ -79,9 +79,11 @@ def can_propagate_values(model: onnx.ModelProto) -> bool:
             ranks[tensor.name] = len(tensor.dims)
             if len(tensor.dims) == 1:
                 lengths[tensor.name] = tensor.dims[0]
+    # What functions do with a vector is not followed.
+    propagating = _PROPAGATING | {function.name for function in model.functions}
     for node in walk.nodes(model):
         length, rank = _largest_output(node, lengths, ranks)
-        if length > _MAX_LENGTH and node.op_type in _PROPAGATING:
+        if length > _MAX_LENGTH and node.op_type in propagating:
             return False
         for name in node.output:
             lengths[name], ranks[name] = length, min(rank, _MAX_LENGTH + 1)  # bounded, since ranks may double

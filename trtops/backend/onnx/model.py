@@ -177,6 +177,8 @@ def raw_bytes(tensor: onnx.TensorProto) -> bytes:
     """
     if external.is_external(tensor):
         return external.locate(tensor).read()
+    if tensor.HasField("segment"):
+        raise errors.InvalidModelError(f"Tensor {tensor.name!r} is a segment of a tensor, which no back end reads.")
     expected = external.expected_bytes(tensor)
     raw: bytes = tensor.raw_data
     if not tensor.HasField("raw_data"):

@@ -124,7 +124,8 @@ def opsets(model: onnx.ModelProto | onnx.FunctionProto) -> dict[str, int]:
     versions: dict[str, int] = {}
     for imported in model.opset_import:
         name = "" if imported.domain == "ai.onnx" else imported.domain
-        versions[name] = max(versions.get(name, 0), imported.version)
+        # Damaged models import versions that onnx.defs, with 32 bits, does not accept.
+        versions[name] = max(versions.get(name, 0), min(imported.version, (1 << 31) - 1))
     return versions
 
 

@@ -4,44 +4,31 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+import trtops.backend.trt as back
 from tests import models
 from trtops import errors, func
 from trtops.backend.onnx.model import Model
 from trtops.backend.trt import (
-    CreateConfig,
-    CreateConfigRTX,
-    CreateNetwork,
-    EngineBytesFromNetwork,
-    EngineFromNetwork,
-    MarkDebug,
-    ModifyNetworkOutputs,
-    NetworkFromOnnxBytes,
-    NetworkFromOnnxPath,
-    OnnxLikeFromNetwork,
-    PostprocessConfig,
-    PostprocessNetwork,
-    Profile,
-    SetLayerPrecisions,
-    SetTensorFormats,
-    TensorRTBackend,
-    create_network,
-    describe_network,
-    engine_bytes_from_network,
+    create_config,
+    engine_from_bytes,
+    engine_from_path,
     library,
+    load_plugins,
     network_from_onnx_bytes,
-    network_from_onnx_path,
+    util,
 )
 from trtops.backend.trt.describe.layers import tensors_of
 from trtops.backend.trt.library import memory
 from trtops.backend.worker import IsolatedBackend
+from trtops.metadata import DataType
 from trtops.spec import BuildConfig, OptimizationProfile, TensorRTOptions
 
 pytestmark = pytest.mark.usefixtures("rtx")
@@ -53,44 +40,44 @@ def conv_net() -> models.Case:
 
 
 @pytest.fixture
-def network(conv_net) -> NetworkFromOnnxBytes:
-    return NetworkFromOnnxBytes(conv_net.proto.SerializeToString())
+def network(conv_net) -> back.NetworkFromOnnxBytes:
+    return back.NetworkFromOnnxBytes(conv_net.proto.SerializeToString())
 
 
 def dtypes_in(parts) -> set[str]:
-    described = describe_network(parts[1])
+    described = back.describe_network(parts[1])
     return {tensor.dtype.value for layer in described.layers for tensor in layer.outputs}
 
 
 def test_a_static_network_builds(tmp_path):
     case = models.identity()
 
-    plan = EngineBytesFromNetwork(NetworkFromOnnxPath(case.write(tmp_path)))()
+    plan = back.EngineBytesFromNetwork(back.NetworkFromOnnxPath(case.write(tmp_path)))()
 
     assert plan.nbytes > 1000 and bytes(plan)[:4] == b"vtrt"
 
 
 def test_a_dynamic_network_builds_with_three_profiles(network):
-    profiles = [Profile().add("image", (1, 3, 8, 8), (n, 3, 8, 8), (32, 3, 8, 8)) for n in (1, 4, 32)]
+    profiles = [back.Profile().add("image", (1, 3, 8, 8), (n, 3, 8, 8), (32, 3, 8, 8)) for n in (1, 4, 32)]
 
     parts = network()
-    config = CreateConfig(profiles=profiles)(*parts[:2])
+    config = back.CreateConfig(profiles=profiles)(*parts[:2])
 
     assert config.num_optimization_profiles == 3
-    assert engine_bytes_from_network(parts, config).nbytes > 1000
+    assert back.engine_bytes_from_network(parts, config).nbytes > 1000
 
 
 def test_a_modified_network_builds(network):
-    parts = ModifyNetworkOutputs(network, outputs=["r*", "scores"], exclude_outputs=["r1"])()
+    parts = back.ModifyNetworkOutputs(network, outputs=["r*", "scores"], exclude_outputs=["r1"])()
 
-    assert [spec.name for spec in describe_network(parts[1]).outputs] == ["r0", "scores"]
-    assert engine_bytes_from_network(parts).nbytes > 1000
+    assert [spec.name for spec in back.describe_network(parts[1]).outputs] == ["r0", "scores"]
+    assert back.engine_bytes_from_network(parts).nbytes > 1000
 
 
 def test_a_network_made_with_the_api_builds():
     trt = library.load()
 
-    @func.extend(CreateNetwork())
+    @func.extend(back.CreateNetwork())
     def create(builder, network):
         given = network.add_input("input", trt.float32, (4, 4))
         ones = network.add_constant((4, 4), np.ones((4, 4), np.float32)).get_output(0)
@@ -98,47 +85,52 @@ def test_a_network_made_with_the_api_builds():
         total.name = "output"
         network.mark_output(total)
 
-    assert engine_bytes_from_network(create).nbytes > 1000
+    assert back.engine_bytes_from_network(create).nbytes > 1000
 
 
 def test_fp16_is_written_into_strongly_typed_models(network, tmp_path, conv_net):
-    config = CreateConfig(fp16=True)
+    config = back.CreateConfig(fp16=True)
 
     assert dtypes_in(network()) == {"float32", "int64"}
-    assert "float16" in dtypes_in(network_from_onnx_bytes(network.model_bytes, config=config))
-    assert "float16" in dtypes_in(network_from_onnx_path(conv_net.write(tmp_path), config=config))
-    assert engine_bytes_from_network(network, config).nbytes > 1000
-    inputs = describe_network(network_from_onnx_bytes(network.model_bytes, config=config)[1]).inputs
+    assert "float16" in dtypes_in(back.network_from_onnx_bytes(network.model_bytes, config=config))
+    assert "float16" in dtypes_in(back.network_from_onnx_path(conv_net.write(tmp_path), config=config))
+    assert back.engine_bytes_from_network(network, config).nbytes > 1000
+    inputs = back.describe_network(back.network_from_onnx_bytes(network.model_bytes, config=config)[1]).inputs
     assert inputs[0].dtype.value == "float32"
-    changed = ModifyNetworkOutputs(PostprocessNetwork(network, lambda network: None), outputs=["scores"])
+    changed = back.ModifyNetworkOutputs(back.PostprocessNetwork(network, lambda network: None), outputs=["scores"])
 
-    assert engine_bytes_from_network(changed, PostprocessConfig(CreateConfig(fp16=True), lambda *_: None)).nbytes > 1000
+    assert (
+        back.engine_bytes_from_network(
+            changed, back.PostprocessConfig(back.CreateConfig(fp16=True), lambda *_: None)
+        ).nbytes
+        > 1000
+    )
 
 
 def test_layer_precisions_are_written_into_the_model(network):
     trt = library.load()
-    parts = SetLayerPrecisions(network, {"conv1": trt.float16})()
-    types = {layer.name: layer.outputs[0].dtype.value for layer in describe_network(parts[1]).layers}
+    parts = back.SetLayerPrecisions(network, {"conv1": trt.float16})()
+    types = {layer.name: layer.outputs[0].dtype.value for layer in back.describe_network(parts[1]).layers}
 
     assert (types["conv0"], types["conv1"]) == ("float32", "float16")
-    kept = SetLayerPrecisions(
-        NetworkFromOnnxBytes(network.model_bytes, config=CreateConfig(fp16=True)), {"conv0": "float32"}
+    kept = back.SetLayerPrecisions(
+        back.NetworkFromOnnxBytes(network.model_bytes, config=back.CreateConfig(fp16=True)), {"conv0": "float32"}
     )
-    types = {layer.name: layer.outputs[0].dtype.value for layer in describe_network(kept()[1]).layers}
+    types = {layer.name: layer.outputs[0].dtype.value for layer in back.describe_network(kept()[1]).layers}
     assert (types["conv0"], types["conv1"]) == ("float32", "float16")
 
 
 def test_late_precision_is_refused_with_a_remedy(network):
     parts = network()
-    quantized = NetworkFromOnnxBytes(models.qdq_net().proto.SerializeToString())
+    quantized = back.NetworkFromOnnxBytes(models.qdq_net().proto.SerializeToString())
 
     with pytest.raises(errors.UnsupportedFeatureError, match="config=config"):
-        CreateConfig(fp16=True)(*parts[:2])
+        back.CreateConfig(fp16=True)(*parts[:2])
     with pytest.raises(errors.UnsupportedFeatureError, match="Cast"):
-        SetLayerPrecisions(parts, {"conv0": "float16"})()
-    assert engine_bytes_from_network(quantized, CreateConfig(int8=True)).nbytes > 1000
+        back.SetLayerPrecisions(parts, {"conv0": "float16"})()
+    assert back.engine_bytes_from_network(quantized, back.CreateConfig(int8=True)).nbytes > 1000
     with pytest.raises(errors.UnsupportedFeatureError, match=r"Q/DQ.*TensorRTBackend puts.*insert_qdq"):
-        engine_bytes_from_network(network, CreateConfig(int8=True))
+        back.engine_bytes_from_network(network, back.CreateConfig(int8=True))
 
 
 @pytest.mark.parametrize(
@@ -153,12 +145,12 @@ def test_late_precision_is_refused_with_a_remedy(network):
 )
 def test_missing_options_name_releases_that_have_them(network, options, feature):
     with pytest.raises(errors.UnsupportedFeatureError, match=f"TensorRT-RTX.*{feature}.*TensorRT"):
-        engine_bytes_from_network(network, CreateConfig(**options))
+        back.engine_bytes_from_network(network, back.CreateConfig(**options))
 
 
 def test_config_sets_all_options():
     trt = library.load()
-    builder, empty = create_network()
+    builder, empty = back.create_network()
     flags = {name.lower(): flag for name, flag in trt.BuilderFlag.__members__.items()}
     flags["refittable"] = flags["refit"]
     switches = (
@@ -167,49 +159,52 @@ def test_config_sets_all_options():
     )  # fmt: skip
     limits = {trt.MemoryPoolType.WORKSPACE: 1 << 20}
     others = {"memory_pool_limits": limits, "builder_optimization_level": 2, "max_aux_streams": 1}
-    config = CreateConfig(**dict.fromkeys(switches, True), **others, preview_features=[])(builder, None)
+    config = back.CreateConfig(**dict.fromkeys(switches, True), **others, preview_features=[])(builder, None)
 
     assert [name for name in switches if config.get_flag(flags[name])] == list(switches)
     assert config.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE) == 1 << 20
     assert (config.builder_optimization_level, config.max_aux_streams) == (2, 1)
     assert config.profiling_verbosity == trt.ProfilingVerbosity.DETAILED
     assert empty.num_layers == 0
-    assert not CreateConfig()(builder, None).get_flag(flags["tf32"])
+    assert not back.CreateConfig()(builder, None).get_flag(flags["tf32"])
 
 
 def test_rtx_builds_for_chosen_compute_capabilities(network):
-    config = CreateConfigRTX(compute_capabilities=["SM86", "SM89"])
+    config = back.CreateConfigRTX(compute_capabilities=["SM86", "SM89"])
 
     parts = network()
     made = config(*parts[:2])
 
     assert made.num_compute_capabilities == 2
-    assert engine_bytes_from_network(parts, made).nbytes > 1000
+    assert back.engine_bytes_from_network(parts, made).nbytes > 1000
 
 
 def test_debug_tensors_are_marked(network):
-    parts = MarkDebug(network, ["c0", "r*"])()
-
+    parts = back.MarkDebug(network, ["c0", "r*"])()
     marked = [name for name in ("c0", "n0", "r0") if parts[1].is_debug_tensor(tensors_of(parts[1])[name])]
     assert marked == ["c0", "r0"]
-
-
-def test_formats_of_inputs_and_outputs_are_set(network):
     formats = library.load().TensorFormat
-    parts = SetTensorFormats(network, {"image": [formats.LINEAR, "hwc"]})()
+    parts = back.SetTensorFormats(network, {"image": [formats.LINEAR, "hwc"]})()
 
     assert parts[1].get_input(0).allowed_formats == 1 << int(formats.LINEAR) | 1 << int(formats.HWC)
+
+
+def profiled(network, *shapes):
+    return back.EngineBytesFromNetwork(network, back.CreateConfig(profiles=[back.Profile().add(*shapes)]))
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda n: ModifyNetworkOutputs(n, outputs=["score"]), "no tensor 'score'.*Did you mean 'scores'"),
-        (lambda n: ModifyNetworkOutputs(n, exclude_outputs=["scores"]), "without outputs"),
-        (lambda n: ModifyNetworkOutputs(n, mark_layer_types=["CONV"]), "no layer type CONV"),
-        (lambda n: SetLayerPrecisions(n, {"conv7": "float16"}), "no node 'conv7'"),
-        (lambda n: SetTensorFormats(n, {"*": ["CHW3"]}), "no tensor format 'CHW3'"),
-        (lambda n: MarkDebug(n, ["c9"]), "no tensor 'c9'"),
+        (lambda n: back.ModifyNetworkOutputs(n, outputs=["score"]), "no tensor 'score'.*Did you mean 'scores'"),
+        (lambda n: back.ModifyNetworkOutputs(n, exclude_outputs=["scores"]), "without outputs"),
+        (lambda n: back.ModifyNetworkOutputs(n, mark_layer_types=["CONV"]), "no layer type CONV"),
+        (lambda n: back.SetLayerPrecisions(n, {"conv7": "float16"}), "no node 'conv7'"),
+        (lambda n: back.SetTensorFormats(n, {"*": ["CHW3"]}), "no tensor format 'CHW3'"),
+        (lambda n: back.MarkDebug(n, ["c9"]), "no tensor 'c9'"),
+        (lambda n: profiled(n, "imag", *[(1, 3, 8, 8)] * 3), "no input. Did you mean 'image'"),
+        (lambda n: profiled(n, "image", *[(1, 4, 8, 8)] * 3), r"\(-1, 3, 8, 8\)"),
+        (lambda n: profiled(n, "image", (4, 3, 8, 8), (2, 3, 8, 8), (8, 3, 8, 8)), "min <= opt <= max"),
     ],
 )
 def test_unknown_names_suggest_known_ones(network, make, words):
@@ -217,30 +212,17 @@ def test_unknown_names_suggest_known_ones(network, make, words):
         make(network)()
 
 
-@pytest.mark.parametrize(
-    ("profile", "words"),
-    [
-        (Profile().add("imag", (1, 3, 8, 8), (1, 3, 8, 8), (1, 3, 8, 8)), "no input. Did you mean 'image'"),
-        (Profile().add("image", (1, 4, 8, 8), (1, 4, 8, 8), (1, 4, 8, 8)), r"\(-1, 3, 8, 8\)"),
-        (Profile().add("image", (4, 3, 8, 8), (2, 3, 8, 8), (8, 3, 8, 8)), "min <= opt <= max"),
-    ],
-)
-def test_profiles_that_do_not_fit_are_refused(network, profile, words):
-    with pytest.raises(errors.ConfigError, match=words):
-        engine_bytes_from_network(network, CreateConfig(profiles=[profile]))
-
-
 def test_profiles_are_filled_from_the_network(network):
     parts = network()
 
-    assert Profile().fill_defaults(parts[1])["image"].opt == (1, 3, 8, 8)
-    assert Profile().fill_defaults(parts[1], 5)["image"].max == (5, 3, 8, 8)
-    assert list(Profile().add("im*", (1, 3, 8, 8), (1, 3, 8, 8), (1, 3, 8, 8)).fill_defaults(parts[1])) == ["im*"]
+    assert back.Profile().fill_defaults(parts[1])["image"].opt == (1, 3, 8, 8)
+    assert back.Profile().fill_defaults(parts[1], 5)["image"].max == (5, 3, 8, 8)
+    assert list(back.Profile().add("im*", (1, 3, 8, 8), (1, 3, 8, 8), (1, 3, 8, 8)).fill_defaults(parts[1])) == ["im*"]
 
 
 def test_a_network_is_described_with_attributes_and_weights(network):
     parts = network()
-    description = describe_network(parts[1])
+    description = back.describe_network(parts[1])
 
     text = description.text(show=("layers", "attrs", "weights"))
 
@@ -251,11 +233,7 @@ def test_a_network_is_described_with_attributes_and_weights(network):
     assert "conv0.kernel = float32 (216,), min=-0.813386" in text
     assert "conv1.stride_nd" not in description.text(show=("layers",))
     assert type(description).from_json(description.to_json()) == description
-
-
-def test_a_network_is_drawn_as_an_onnx_model(network):
-    drawn = OnnxLikeFromNetwork(network)()
-
+    drawn = back.OnnxLikeFromNetwork(network)()
     assert [node.name for node in drawn.graph.node][:2] == ["conv0", "bn0"]
     assert {a.name for a in drawn.graph.node[0].attribute} >= {"stride_nd", "num_groups"}
     assert drawn.graph.input[0].name == "image"
@@ -266,25 +244,25 @@ def test_models_that_do_not_parse_are_named(tmp_path):
     path.write_bytes(b"junk" * 100)
 
     with pytest.raises(errors.EngineBuildError, match=r"junk\.onnx"):
-        network_from_onnx_path(path)
+        back.network_from_onnx_path(path)
     with pytest.raises(errors.InvalidModelError, match="does not exist"):
-        network_from_onnx_path(tmp_path / "none.onnx")
+        back.network_from_onnx_path(tmp_path / "none.onnx")
     with pytest.raises(errors.EngineBuildError, match="Frobnicate"):
-        network_from_onnx_bytes(models.no_kernel().proto.SerializeToString())
+        back.network_from_onnx_bytes(models.no_kernel().proto.SerializeToString())
 
 
 def test_loading_an_engine_needs_a_gpu(network):
     if memory.device_count():
         pytest.skip("there is a GPU")
     with pytest.raises(errors.BackendUnavailableError, match="needs a GPU to load engines"):
-        EngineFromNetwork(network)()
+        back.EngineFromNetwork(network)()
 
 
 def test_external_weights_are_found(tmp_path, conv_net):
     path = models.write_external(conv_net, tmp_path)
 
-    assert engine_bytes_from_network(NetworkFromOnnxPath(path)).nbytes > 1000
-    assert engine_bytes_from_network(NetworkFromOnnxPath(path), CreateConfig(fp16=True)).nbytes > 1000
+    assert back.engine_bytes_from_network(back.NetworkFromOnnxPath(path)).nbytes > 1000
+    assert back.engine_bytes_from_network(back.NetworkFromOnnxPath(path), back.CreateConfig(fp16=True)).nbytes > 1000
 
 
 CONFIG = BuildConfig(
@@ -297,7 +275,7 @@ CONFIG = BuildConfig(
 def test_the_engine_back_end_builds(conv_net, caplog):
     caplog.set_level(logging.INFO, "trtops.tensorrt")
 
-    build = TensorRTBackend().build(Model.from_proto(conv_net.proto, "conv_net"), CONFIG)
+    build = back.TensorRTBackend().build(Model.from_proto(conv_net.proto, "conv_net"), CONFIG)
 
     assert build.engine.options["outputs"] == ["scores"]
     assert len(build.engine.plan) > 1000
@@ -314,11 +292,11 @@ def test_layer_precisions_are_part_of_the_spec(conv_net):
     options = TensorRTOptions(layer_precisions=((names[0], "float32"),))
     model = Model.from_proto(conv_net.proto, "conv_net")
 
-    build = TensorRTBackend().build(model, replace(CONFIG, options=options))
-    assert build.spec.digest != TensorRTBackend().build(model, CONFIG).spec.digest
+    build = back.TensorRTBackend().build(model, replace(CONFIG, options=options))
+    assert build.spec.digest != back.TensorRTBackend().build(model, CONFIG).spec.digest
     with pytest.raises(errors.ConfigError, match="no node 'nowhere'"):
         wrong = TensorRTOptions(layer_precisions=(("nowhere", "float32"),))
-        TensorRTBackend().build(model, replace(CONFIG, options=wrong))
+        back.TensorRTBackend().build(model, replace(CONFIG, options=wrong))
 
 
 def test_a_build_in_a_child_process(conv_net):
@@ -334,26 +312,129 @@ def test_a_build_in_a_child_process(conv_net):
     assert isolated.worker.starts == 1
 
 
-def test_missing_tensorrt_is_reported_on_first_use():
+def test_tensorrt_is_loaded_on_first_use():
     code = "import trtops.backend.trt as t; t.CreateConfig(), t.NetworkFromOnnxPath('m.onnx'); t.create_network()"
     environment = {k: v for k, v in os.environ.items() if k != "TRTOPS_USE_TENSORRT_RTX"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
 
     last = done.stderr.splitlines()[-1]
     assert "BackendUnavailableError" in last and "pip install tensorrt" in done.stderr, done.stderr
-
-
-def test_loaders_are_values(network):
-    config = CreateConfig(fp16=True, profiles=[Profile().add("image", (1, 3, 8, 8), (1, 3, 8, 8), (1, 3, 8, 8))])
-    loader = ModifyNetworkOutputs(network, outputs=["scores"])
-
-    assert pickle.loads(pickle.dumps(config)) == config
-    assert pickle.loads(pickle.dumps(loader)) == loader
-    assert "fp16=True" in repr(config)
-
-
-def test_loading_for_a_device_works_without_one():
     code = "from trtops.backend.trt import library as l; print(l.load_for_device() is l.load() is l.load_for_device())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "True"
+
+
+@pytest.fixture
+def parts(rtx):
+    return network_from_onnx_bytes(models.conv_net().proto.SerializeToString())
+
+
+def test_tensors_are_marked_by_pattern_and_type(parts):
+    _, network, _ = parts
+    names, metadata = util.get_network_input_names_meta(network)
+
+    assert names == ["image"] and metadata["image"].dtype is DataType.FLOAT32
+    assert {"image", "scores"} == set(util.get_all_io_tensors(network)) < set(util.get_all_tensors(network))
+    util.mark_outputs(network, ["r*"])
+    marked, _ = util.get_network_output_names_meta(network)
+    assert marked and all(name.startswith("r") for name in marked)
+    util.mark_by_layer_type(network, ["convolution"])
+    assert set(util.get_network_output_names_meta(network)[0]).isdisjoint(marked)
+    util.mark_layerwise(network)
+    everything = util.get_network_output_names_meta(network)[0]
+    util.unmark_outputs(network, [everything[0]])
+    assert util.get_network_output_names_meta(network)[0] == everything[1:]
+    with pytest.raises(errors.ConfigError):
+        util.mark_outputs(network, ["no such tensor"])
+
+
+def test_layers_are_described(parts):
+    _, network, _ = parts
+    mapping = util.get_layer_class_mapping()
+    layer = network.get_layer(0)
+
+    assert mapping[layer.type].__name__.lower().replace("_", "") == f"i{layer.type.name.replace('_', '').lower()}layer"
+    assert layer.name in util.str_from_layer(layer, 0) and "[dtype=" in util.str_from_layer(layer, 0)
+    assert util.str_from_network(network, show_layers=True).startswith("Name: ")
+    conv = next(
+        network.get_layer(i) for i in range(network.num_layers) if network.get_layer(i).type.name == "CONVOLUTION"
+    )
+    assert "num_output_maps" in util.get_layer_attribute_names(conv)
+
+
+def test_a_config_is_described_line_by_line(parts):
+    builder, network, _ = parts
+    text = util.str_from_config(create_config(builder, network), network)
+
+    titles = [line.partition(" | ")[0].strip() for line in text.splitlines()]
+    assert titles[:4] == ["Flags", "Engine Capability", "Memory Pools", "Tactic Sources"]
+    assert "Profiling Verbosity" in titles
+
+
+def test_inputs_have_the_ranges_of_a_profile(parts):
+    builder, network, _ = parts
+    profile = builder.create_optimization_profile()
+    profile.set_shape("image", (1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8))
+
+    shape = util.get_input_metadata_from_network(network, util.check_profile(profile))["image"].shape
+    assert (shape, shape.min, shape.max) == ((-1, 3, 8, 8), (1, 3, 8, 8), (4, 3, 8, 8))
+    assert util.get_input_metadata_from_network(network, profile, force_opt_shapes=True)["image"].shape == (2, 3, 8, 8)
+    assert util.get_hwc_shape_from_chw((1, 3, 4, 5)) == (1, 4, 5, 3)
+    assert util.get_chw_shape_from_hwc((1, 4, 5, 3)) == (1, 3, 4, 5)
+
+
+def test_what_a_parser_complains_of_is_raised():
+    class Parser:
+        num_errors = 1
+
+        def get_error(self, index):
+            return "bad node"
+
+    with pytest.raises(errors.EngineBuildError, match="bad node"):
+        util.check_onnx_parser_errors(Parser(), False)
+    with pytest.raises(errors.UnsupportedFeatureError, match="Wings is not available"):
+        util.fail_unavailable("Wings")
+
+
+class Runtime:
+    """A runtime that only notes what it is asked; TensorRT-RTX itself loads nothing without a GPU."""
+
+    engine_host_code_allowed = False
+
+    def deserialize_cuda_engine(self, plan: object) -> Any:
+        return None
+
+
+def refused(**options: Any) -> tuple[bool, str]:
+    runtime = Runtime()
+    with pytest.raises(errors.EngineLoadError) as raised:
+        engine_from_bytes(b"plan", runtime, **options)
+    return runtime.engine_host_code_allowed, str(raised.value)
+
+
+def test_host_code_is_refused_unless_allowed(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    allowed, message = refused()
+    assert not allowed and "TRTOPS_ALLOW_HOST_CODE=1" in message
+
+    assert refused(allow_host_code=True)[0] and "HOST_CODE" not in refused(allow_host_code=True)[1]
+    monkeypatch.setenv("TRTOPS_ALLOW_HOST_CODE", "1")
+    assert refused()[0] and not refused(allow_host_code=False)[0]
+    (tmp_path / "x.plan").write_bytes(b"plan")
+    runtime = Runtime()
+    with pytest.raises(errors.EngineLoadError):
+        engine_from_path(tmp_path / "x.plan", runtime)
+    assert runtime.engine_host_code_allowed
+    monkeypatch.delenv("TRTOPS_ALLOW_HOST_CODE")
+    with pytest.raises(errors.EngineLoadError):
+        engine_from_bytes(b"plan", runtime)
+    assert runtime.engine_host_code_allowed  # a runtime that allows it keeps its word
+
+
+def test_plugin_library_outside_allowed_folders_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    monkeypatch.setenv("TRTOPS_ALLOWED_SCRIPTS", str(tmp_path / "allowed"))
+
+    with pytest.raises(errors.ConfigError, match=r"plugin library .*libplugin\.so may not be run"):
+        load_plugins([tmp_path / "libplugin.so"])
+    with pytest.raises(errors.BackendUnavailableError, match="cannot be loaded"):
+        load_plugins([tmp_path / "allowed" / "libplugin.so"])

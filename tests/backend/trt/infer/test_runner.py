@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.backend.trt import api
 from trtops import errors
 from trtops.backend.trt import library
 from trtops.backend.trt.infer import slots, staging
-from trtops.backend.trt.infer.formats import FormattedArray
+from trtops.backend.trt.infer.formats import FormattedArray, Layout
 from trtops.backend.trt.library import memory
 from trtops.backend.trt.lines import release_line
 from trtops.metadata import DataType
@@ -157,3 +160,58 @@ def test_inputs_switch_between_raw_and_array(host_memory):
         np.testing.assert_array_equal(source.device.bytes.view(np.float32).reshape(2, 3), expected)
     with pytest.raises(errors.InputError, match=r"24 bytes.*FormattedArray has 20"):
         source._upload(FormattedArray(np.zeros(20, np.uint8), (2, 3)))
+
+
+def chw(shape, components, dtype=np.float16):
+    """The layout of formats such as CHW32: vectors of channels, rows of them as in NCHW."""
+    _, c, h, w = shape
+    vectors = math.ceil(c / components)
+    return Layout(shape, np.dtype(dtype), (vectors * h * w, h * w, w, 1), 1, components)
+
+
+def hwc(shape, components, dtype=np.float16):
+    """The layout of formats such as HWC8: channels last, padded to whole vectors."""
+    _, c, h, w = shape
+    vectors = math.ceil(c / components)
+    return Layout(shape, np.dtype(dtype), (vectors * h * w, 1, w * vectors, vectors), 1, components)
+
+
+@given(
+    shape=st.tuples(*[st.integers(1, 5)] * 4),
+    components=st.sampled_from([1, 2, 4, 8, 32]),
+    make=st.sampled_from([chw, hwc]),
+    dtype=st.sampled_from([np.float16, np.float32, np.int8]),
+)
+def test_packing_round_trips_in_any_format(shape, components, make, dtype):
+    layout = make(shape, components, dtype)
+    array = np.arange(math.prod(shape), dtype=np.int64).reshape(shape).astype(dtype)
+    raw = np.full(layout.nbytes, 255, np.uint8)
+
+    layout.pack(array, raw)
+
+    np.testing.assert_array_equal(layout.unpack(raw), array)
+    np.testing.assert_array_equal(FormattedArray(raw, shape, layout).linear(), array)
+
+
+@pytest.mark.parametrize(
+    ("make", "components", "expected"), [(chw, 4, [1, 3, 5, 0, 2, 4, 6, 0]), (hwc, 1, [1, 3, 5, 2, 4, 6])]
+)
+def test_channels_lie_where_tensorrt_reads_them(make, components, expected):
+    layout = make((1, 3, 1, 2), components, np.int8)
+    raw = np.full(layout.nbytes, 99, np.uint8)
+
+    layout.pack(np.array([[[[1, 2]], [[3, 4]], [[5, 6]]]], np.int8), raw)
+
+    assert raw.tolist() == expected
+    assert Layout((2, 0), np.dtype("f4"), (0, 1)).nbytes == 0
+
+
+def test_unknown_layout_is_not_linear():
+    with pytest.raises(ValueError, match="layout"):
+        FormattedArray(np.zeros(8, np.uint8), (2, 2)).linear()
+
+
+def test_scripts_for_polygraphy_feed_the_runners_own_class():
+    from trtops import common
+
+    assert common.FormattedArray is FormattedArray

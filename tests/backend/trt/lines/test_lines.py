@@ -14,8 +14,9 @@ import pytest
 import trtops.backend.trt as package
 from tests.backend.trt import api
 from trtops import errors
-from trtops.backend.trt import library
+from trtops.backend.trt import library, support_table
 from trtops.backend.trt.lines import LINES, Feature, ReleaseLine, release_line
+from trtops.backend.trt.lines.support import CAPABILITIES
 
 FOLDER = Path(package.__file__).parent
 LINE_OF = {
@@ -231,3 +232,34 @@ def test_incompatible_numpy_is_refused():
 
     with pytest.raises(errors.BackendUnavailableError, match=r"numpy<2"):
         library.check_numpy(broken)
+
+
+TESTS = Path(__file__).parents[1]
+
+
+def names_in(name: str) -> set[str]:
+    return {node.name for node in ast.walk(ast.parse((TESTS / name).read_text())) if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES, ids=lambda c: c.title)
+def test_shown_capabilities_have_a_test(capability):
+    assert capability.shown_on_8 is None or capability.shown_on_8 in names_in("test_on_gpu.py")
+    assert capability.shown_on_rtx is None or capability.shown_on_rtx in names_in("building/test_build_rtx.py")
+    assert not (capability.gpu and capability.shown_on_rtx), "TensorRT-RTX was not run on a GPU"
+
+
+def test_support_table_has_one_column_per_release():
+    lines = support_table().splitlines()
+
+    assert lines[0] == "|  | 8.6 | 10.8 | 10.16 | 11.4 | RTX 1.7 |"
+    assert all(line.count("|") == 7 for line in lines)
+    assert (
+        "| INT8 with calibrators (entropy, entropy 2, min-max, legacy) | shown | written | written | - | - |" in lines
+    )
+    assert "| tactic record and replay by editable timing cache | - | written | written | written | - |" in lines
+
+
+def test_documented_support_table_is_current():
+    page = (Path(__file__).parents[4] / "docs" / "pages" / "support.md").read_text(encoding="utf-8")
+
+    assert support_table().strip() in page
