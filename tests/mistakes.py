@@ -1,6 +1,6 @@
 """The fifteen usual mistakes: what each face of trtops prints, and the exit code.
 
-``tests/cli/test_mistakes.py`` makes each, and holds the table in ``docs/pages/mistakes.md`` to this.
+``tests/cli/test_mistakes.py`` makes each; a page of the documentation lists them.
 """
 
 from __future__ import annotations

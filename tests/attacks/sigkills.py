@@ -53,7 +53,7 @@ COMMANDS = (
     "surgeon sanitize m.onnx --fold-constants -o out.onnx",
     "debug build m.onnx --onnxrt --until 3 --random-tactics --experiment m",
     "debug bisect CAMPAIGN --max-builds 8",
-    "debug prove CAMPAIGN --force --repeats 1",
+    "debug prove CAMPAIGN --repeats 1",
     "debug reduce m.onnx -o out.onnx --onnxrt --atol 1e-9 --experiment m",
     "debug precision m.onnx --fp16 -o out.onnx --experiment m",
     "data concat inputs.json inputs.json -o out.json",

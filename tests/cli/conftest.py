@@ -1,12 +1,23 @@
-"""TensorRT-RTX for tests that only build, and tests of what happens without any TensorRT."""
+"""A folder with models, TensorRT-RTX for tests that only build, and tests of what happens without any TensorRT."""
 
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 
+from tests import models
 from trtops import config
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with models."""
+    monkeypatch.chdir(tmp_path)
+    for make in (models.identity, models.conv_net, models.transformer, models.multi_output, models.foldable):
+        make().write(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture

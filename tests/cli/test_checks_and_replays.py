@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
-import pytest
 
 from tests import models
 from trtops.cli.main import main
 from trtops.json import load_json, save_json
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with models."""
-    monkeypatch.chdir(tmp_path)
-    for make in (models.conv_net, models.transformer):
-        make().write(tmp_path)
-    return tmp_path
 
 
 def run(line: str, *check: str) -> int:
@@ -42,17 +33,18 @@ def asked() -> int:
     return len(path.read_text()) if path.exists() else 0
 
 
-# --- debug precision ------------------------------------------------------------------------------------------------
-
 KEEPS_ERF = (
     COUNTED + "import onnx,sys; m=onnx.shape_inference.infer_shapes(onnx.load(sys.argv[1])); "
     "erf=next(n for n in m.graph.node if n.op_type=='Erf'); "
     "types={v.name: v.type.tensor_type.elem_type for v in m.graph.value_info}; "
     "sys.exit(types[erf.input[0]] != onnx.TensorProto.FLOAT)"
 )
-
-
 SEARCH = "debug precision transformer.onnx"
+HAS_ERF = (
+    f"{COUNTED}import onnx,sys; print('seen', len(sys.argv)); sys.exit('erf' in [n.name for n in "
+    "onnx.load('trtops_debug.onnx').graph.node])"
+)
+REDUCE = "debug reduce transformer.onnx -o small.onnx"
 
 
 def test_replayed_answers_are_not_repeated(folder, capsys):
@@ -87,24 +79,20 @@ def test_releases_without_layer_precisions_are_rejected(folder, caplog, rtx):
     assert Path("mixed.engine").stat().st_size > 1000
 
 
-# --- debug reduce ---------------------------------------------------------------------------------------------------
-
-HAS_ERF = (
-    "import onnx,sys; print('seen', len(sys.argv)); sys.exit('erf' in [n.name for n in "
-    "onnx.load('trtops_debug.onnx').graph.node])"
-)
-REDUCE = "debug reduce transformer.onnx -o small.onnx"
-
-
-def test_output_of_passing_checks_can_be_shown(folder, capsys):
+def test_reduce_sorts_and_shows_what_checks_leave(folder, capsys):
     said = []
-    for option in ("--show-output", "", "--hide-fail-output"):
+    for option in ("--show-output", "--artifacts asked.txt --art-dir sorted --iter-info i.json", "--hide-fail-output"):
         assert run(f"{REDUCE} {option}", *python(HAS_ERF)) == 0
         said.append(capsys.readouterr().out)
 
     steps = [line for line in said[0].splitlines() if line.startswith("check ")]
     shown, quiet, hidden = (text.count("seen 1") for text in said)
     assert shown >= len(steps) > quiet > hidden
+    assert [node.op_type for node in onnx.load("small.onnx").graph.node] == ["Erf"]
+    assert list(Path("sorted/bad").iterdir()) and list(Path("sorted/good").iterdir())
+    assert not Path("trtops_debug.onnx").exists() and not Path("i.json").exists()
+    summary = r"Finished \d+ iteration\(s\) \| Passed: \d+/\d+ \| Pass Rate: [\d.]+%"
+    assert "1 of" in said[0] and re.search(summary, said[0])
 
 
 def test_reduced_models_come_with_data_and_weights(folder):
@@ -135,21 +123,20 @@ def test_a_person_is_asked_about_each_part(folder, monkeypatch, capsys):
     assert not Path("trtops_debug.onnx").exists()
 
 
-# --- debug repeat ---------------------------------------------------------------------------------------------------
-
-
-def test_replayed_iterations_are_not_run_again(folder, capsys):
-    assert run("debug repeat --until 3", *python(COUNTED)) == 0
-    assert asked() == 3 and len(json.loads(Path("trtops_debug_replay.json").read_text())) == 3
+def test_repeat_sorts_files_and_can_be_replayed(folder, capsys):
+    code = f"import json,sys; n=json.load(open('i.json'))['iteration']; {COUNTED} sys.exit(n == 2)"
+    kept = "--artifacts asked.txt --art-dir kept --iter-info i.json"
+    assert run(f"debug repeat --until bad {kept}", *python(code)) == 0
+    assert sorted(path.parent.name for path in Path("kept").glob("*/*")) == ["bad", "good", "good"]
+    out = capsys.readouterr().out
+    assert "2 of 3 iterations passed" in out
+    assert "[I] Finished 3 iteration(s) | Passed: 2/3 | Pass Rate: 66.66666666666667%" in out
+    assert len(json.loads(Path("trtops_debug_replay.json").read_text())) == 3
 
     replay = "--load-debug-replay trtops_debug_replay.json --save-debug-replay all.json"
     assert run(f"debug repeat --until 5 {replay}", *python(COUNTED)) == 0
-    assert asked() == 5
-    assert "5 of 5 iterations passed" in capsys.readouterr().out
+    assert asked() == 2 and "4 of 5 iterations passed" in capsys.readouterr().out
     assert len(json.loads(Path("all.json").read_text())) == 5
-
-
-# --- shapes ---------------------------------------------------------------------------------------------------------
 
 
 def shapes_of(path: str) -> dict[str, list[int]]:

@@ -25,15 +25,6 @@ from trtops.logger import G_LOGGER
 TRTOPS = [sys.executable, "-m", "trtops.cli"]
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with two models."""
-    monkeypatch.chdir(tmp_path)
-    models.identity().write(tmp_path)
-    models.conv_net().write(tmp_path)
-    return tmp_path
-
-
 def process(line: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
     """A line of bash, where ``trtops`` is the command, run in a process of its own."""
     source = str(Path(__file__).parents[2])
