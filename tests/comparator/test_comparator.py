@@ -64,8 +64,7 @@ def test_two_onnx_runtime_runners_agree_on_random_inputs(model, use_subprocess):
     runners = [OnnxrtRunner(SessionFromOnnx(model), name=name) for name in ("a", "b")]
     loader = DataLoader(iterations=3, input_metadata=TensorMetadata().add("x", np.float32, (5, 3)))
     results = Comparator.run(runners, data_loader=loader, warm_up=1, use_subprocess=use_subprocess)
-    assert list(results.keys()) == ["a", "b"]
-    assert [len(iterations) for iterations in results.values()] == [3, 3]
+    assert [(name, len(iterations)) for name, iterations in results.items()] == [("a", 3), ("b", 3)]
     assert results["a"][2]["y"].shape == (5, 3)
     np.testing.assert_array_equal(results["a"][1]["y"], 2 * loader[1]["x"])
     assert all(it.runtime > 0 and it.runner_name == "b" for it in results["b"])
@@ -205,6 +204,8 @@ def test_top_k_compares_order_only():
     top = Comparator.postprocess(results, PostprocessFunc.top_k(2))
     assert Comparator.compare_accuracy(top, compare_func=CompareFunc.indices())
     assert results["a"][0]["s"].tolist() == [[1, 2], [0, 2]]
+    unsigned = IterationResult({"u": np.array([0, 255, 3], np.uint8)})
+    assert PostprocessFunc.top_k(2)(unsigned)["u"].tolist() == [1, 2]
 
 
 def test_validate_finds_nan_and_if_asked_infinity():
@@ -215,6 +216,7 @@ def test_validate_finds_nan_and_if_asked_infinity():
     results.add([{"x": np.array([np.nan])}], runner_name="s")
     assert not Comparator.validate(results)
     assert Comparator.validate(results, check_nan=False)
+    assert not Comparator.validate(results[1:], check_inf=True, check_nan=False)
     with pytest.raises(errors.ComparisonError, match=r"output 'x' of iteration 0: NaN Detected \| 1 of"):
         list(Comparator.validate(iter([results])))
 

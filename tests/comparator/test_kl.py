@@ -53,6 +53,7 @@ def test_reference_decides_between_logits_and_probabilities():
     probabilities = softmax(LOGITS)
     assert kl_divergence([(LOGITS, LOGITS), (NOISY, probabilities)]) > 0.1  # one iteration's logits: all are
     assert kl_divergence([(probabilities, probabilities * 1.009)]) == pytest.approx(0, abs=1e-15)
+    assert kl_divergence([(probabilities, probabilities * 1.02)]) > 1e-9  # logits, since bfloat16 rounds less
     assert kl_divergence([(NOISY + 7, LOGITS - 3)]) == pytest.approx(kl_divergence([(NOISY, LOGITS)]), rel=1e-9)
 
 
@@ -67,7 +68,6 @@ def test_small_differences_are_not_lost():
 @pytest.mark.parametrize(
     ("output", "reference", "expected"),
     [
-        ([-math.inf, 0, 1], [-math.inf, 0, 1], 0),
         ([5, 0, 1], [-math.inf, 0, 1], math.log((math.exp(5) + 1 + math.e) / (1 + math.e))),
         ([-math.inf, 0, 1], [5, 0, 1], math.inf),
         ([-math.inf, 0, 1], [-1e9, 0, 1], 0),
@@ -76,7 +76,6 @@ def test_small_differences_are_not_lost():
         ([5, math.nan, 1], [5, 0, 1], math.nan),
         ([5, 0, 1], [-math.inf] * 3, math.nan),
         ([-math.inf] * 3, [5, 0, 1], math.nan),
-        ([0.5, 0.5, 0], [0.5, 0.5, 0], 0),
         ([0.5, 0.5, 0], [0.5, 0.5, 1e-9], 0),  # what float16 rounds to 0
         ([0.5, 0.5, 0], [0.5, 0.25, 0.25], 0.25 * math.log(0.5) + 0.25 * math.log(0.25 * 2**24)),
         ([0.5, 0.5, -3], [0.5, 0.5, 0], 0),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,9 @@ from trtops.comparator import (
     RunResults,
     Tolerances,
     compare_outputs,
+    standalone,
 )
+from trtops.ops.evaluation.check import default_tolerances
 
 GOLDEN = {"scores": np.array([[0.1, 0.9], [0.8, 0.2]], np.float32), "boxes": np.arange(12.0).reshape(3, 4)}
 
@@ -61,22 +65,15 @@ def test_reports_are_reevaluated_without_arrays():
     assert not again.evaluate(Tolerances(per_output={"scores": OutputTolerances(atol=1e-2)}))
 
 
-@pytest.mark.parametrize(
-    ("tolerances", "expected"),
-    [
-        ({"min_top1_agreement": 0.9}, "top-1 agreement is 0.5, at least 0.9 is required"),
-        ({"check_error_stat": "mean", "atol": 1e-3, "rtol": 1e-3}, "mean error is"),
-        (
-            {"check_error_stat": "quantile", "error_quantile": 0.75, "atol": 1e-3, "rtol": 1e-3},
-            "0.75 quantile of the error is",
-        ),
-    ],
-)
-def test_each_limit_is_evaluated_and_named(tolerances, expected):
+def test_each_limit_is_evaluated_and_named():
     actual = changed(scores=np.array([[0.55, 0.45], [0.8, 0.2]], np.float32))
-    settings = Tolerances(**{"atol": 1.0, **tolerances})
-    [reason] = compare_outputs(actual, GOLDEN, settings).reasons
-    assert reason.startswith(f"scores: {expected}")
+    for expected, limits in (
+        ("top-1 agreement is 0.5, at least 0.9 is required", {"atol": 1.0, "min_top1_agreement": 0.9}),
+        ("mean error is", {"check_error_stat": "mean"}),
+        ("0.75 quantile of the error is", {"check_error_stat": "quantile", "error_quantile": 0.75}),
+    ):
+        [reason] = compare_outputs(actual, GOLDEN, Tolerances(**limits)).reasons
+        assert reason.startswith(f"scores: {expected}")
 
 
 def test_nan_fails_unless_both_have_it():
@@ -105,6 +102,21 @@ def test_iterations_are_evaluated_together():
     results.append(("trt", [IterationResult(GOLDEN)]))
     with pytest.raises(errors.ComparisonError, match="'ort', 'trt'"):
         compare_outputs(results, GOLDEN)
+
+
+def test_bundles_evaluate_as_reports_do():
+    floats = np.random.default_rng(0).standard_normal((4, 60))
+    special = np.where(floats > 1, np.inf, np.where(floats < -1, -1e9, floats))
+    integers = (floats > 0).astype(np.int64), np.where(floats > 2, 3, 0)
+    by_statistic = (Tolerances(atol=0.02, rtol=0.0, check_error_stat=s) for s in ("max", "mean", "median", "quantile"))
+    lenient = Tolerances(infinities_equal=True, nans_equal=True, max_l2=3.0)
+    for tolerances in (default_tolerances("fp16"), default_tolerances("int8"), lenient, *by_statistic):
+        for golden in (floats, special, np.where(floats > 1, np.nan, floats), *integers):
+            for wrong in (golden, golden + 1, golden * 1.01, np.zeros_like(golden), golden[:, ::-1], golden + 0.03):
+                actual = wrong.astype(golden.dtype)
+                report = compare_outputs({"x": actual}, {"x": golden}, tolerances)
+                found = standalone.objections([actual], [golden], dataclasses.asdict(tolerances))
+                assert (found == []) == bool(report), (report.reasons, found)
 
 
 def test_invalid_tolerances_are_refused():

@@ -122,6 +122,7 @@ class AccuracyResult(UserDict[RunnerPair, list[dict[str, Match]]]):
         ``thresholds`` are one for all outputs, or by output with ``""`` for the others; ``aggregation`` stays unless it
         is given. ComparisonError if an output has no threshold, or no numbers for it; nothing is changed then.
         """
+        # All are checked first, so that nothing is changed if one does not fit.
         changes: list[tuple[CompareResult, Threshold]] = []
         for name, match in self._all_matches():
             if isinstance(match, bool) or not match.metric_fields():

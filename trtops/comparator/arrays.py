@@ -34,6 +34,7 @@ def to_numpy(value: object, name: str = "value") -> Array:
             array = np.asarray(value)
         except ValueError as exc:  # sequences of different lengths
             raise errors.ComparisonError(f"{name} is not an array: {exc}") from None
+    # Types of ml_dtypes are of the kind "V", with 2 for isbuiltin.
     if array.dtype.kind in "cMm" or (array.dtype.kind == "V" and array.dtype.isbuiltin != 2):
         raise errors.ComparisonError(
             f"{name} has dtype {array.dtype}; only numbers, booleans and strings can be compared."

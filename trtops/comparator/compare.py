@@ -48,8 +48,9 @@ FindOutput: TypeAlias = "Callable[[str, int, IterationResult], Sequence[str] | N
 _log = logging.getLogger(__name__)
 
 
+# Statistics of the outputs of two iterations, shared by the compare functions that are used together: one pass over the
+# arrays is most of a comparison's time.
 Cache: TypeAlias = "dict[tuple[object, ...], OutputStatistics]"
-"""Statistics of the outputs of two iterations, shared by the compare functions that are used together."""
 
 _DEFAULT = SimpleThreshold("elemwise", 1e-5, 1e-5)
 

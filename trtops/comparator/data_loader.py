@@ -32,8 +32,8 @@ Range: TypeAlias = "tuple[float | None, float | None]"
 
 _log = logging.getLogger(__name__)
 
+# The same as Polygraphy's.
 DEFAULT_SEED = 1
-"""Seed of random inputs, the same as Polygraphy's."""
 
 
 class DataLoader:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+# Levels between INFO and WARNING: the same as in trtops.logger.Logger, without importing it.
 START, FINISH = 22, 28
-"""Levels between INFO and WARNING: the same as in :class:`trtops.logger.Logger`, without importing it."""
 
 _log = logging.getLogger(__name__.rpartition(".")[0])
 _FEW_ELEMENTS = 100  # arrays up to this size are shown whole, as Polygraphy does

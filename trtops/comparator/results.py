@@ -148,7 +148,7 @@ class SavedList(UserList[T]):
 
     _DESCRIPTION: ClassVar[str]
 
-    # This and the next three are as in the base class, with Polygraphy's names of parameters.
+    # Scripts of Polygraphy pass `lst`, `elem` and `elems` by name.
     def __init__(self, lst: Iterable[T] | None = None) -> None:
         """Hold results."""
         super().__init__(() if lst is None else lst)
@@ -159,7 +159,7 @@ class SavedList(UserList[T]):
         return self.data
 
     def append(self, elem: T) -> None:
-        """Add a result at the end, for a runner even if there is another one of its name."""
+        """Add a result at the end, even if there is another one of its name."""
         self.data.append(elem)
 
     def extend(self, elems: Iterable[T]) -> None:

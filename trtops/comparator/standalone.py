@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+# The tolerances that can be evaluated here. A bundle of a run with others is refused.
 RULES = frozenset(
     {
         "atol", "rtol", "atol_of_scale", "check_error_stat", "error_quantile", "infinities_equal", "nans_equal",
@@ -16,7 +17,6 @@ RULES = frozenset(
         "min_agreement", "min_top1_agreement",
     }
 )  # fmt: skip
-"""The tolerances that can be evaluated here."""
 
 Array = Any
 
@@ -24,17 +24,14 @@ Array = Any
 def objections(actual: list[Array], golden: list[Array], rule: dict[str, Any]) -> list[str]:
     """Why one output is not good enough, over all iterations; empty if it is good.
 
-    Args:
-        actual: The output in each iteration.
-        golden: The golden output in each iteration.
-        rule: Tolerances, by the names in :data:`RULES`.
+    ``rule`` holds tolerances, by the names in :data:`RULES`.
     """
     if [a.shape for a in actual] != [g.shape for g in golden]:
         return [f"shapes are {[a.shape for a in actual]}, expected {[g.shape for g in golden]}"]
     found = []
     dtypes = str(actual[0].dtype), str(golden[0].dtype)
+    # TensorRT before 10 has no INT64, and returns INT32.
     if rule.get("check_dtypes", True) and dtypes[0] != dtypes[1] and dtypes != ("int32", "int64"):
-        # TensorRT before 10 has no INT64.
         found.append(f"dtype is {dtypes[0]}, expected {dtypes[1]}")
     if golden[0].dtype.kind in "OUS":
         differing = sum(int(np.sum(a.astype(str) != g.astype(str))) for a, g in zip(actual, golden))
@@ -98,7 +95,8 @@ def _error_objections(b: Array, difference: Array, relative: Array, rule: dict[s
 
 def _limits_broken(a: Array, b: Array, difference: Array, rule: dict[str, Any]) -> list[str]:
     """Metrics of the whole output that are beyond their limits."""
-    if rule.get("clamped_equal"):  # values that stand for infinity must not make infinite norms
+    # Values that stand for infinity must not make infinite norms.
+    if rule.get("clamped_equal"):
         stands_for_infinity = np.abs(b) >= 1e9
         a = np.where(difference == 0.0, np.where(stands_for_infinity, 0.0, b), a)
         b = np.where(stands_for_infinity, 0.0, b)

@@ -7,8 +7,8 @@ import numpy as np
 from trtops import errors
 from trtops.comparator.arrays import Array, holds_strings
 
+# Replaces a floating-point zero in the denominator of a relative error, as in Polygraphy.
 EPSILON = 2.220446049250313e-16
-"""Replaces a floating-point zero in the denominator of a relative error."""
 
 # Dtypes of ml_dtypes, which do not have the kind "i".
 _SMALL_INTEGERS = {"int4", "uint4", "int2", "uint2"}
