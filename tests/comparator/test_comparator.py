@@ -93,8 +93,8 @@ def test_failing_runners_are_deactivated():
 @pytest.mark.parametrize("ending", [".json", ".npz", ""])
 @pytest.mark.parametrize("streaming", [False, True])
 def test_inputs_and_outputs_are_saved(tmp_path, ending, streaming):
-    inputs, outputs = tmp_path / f"in{ending}", tmp_path / f"out{ending}"
-    places = {"save_inputs_path": inputs, "save_outputs_path": outputs, "save_input_blob_path": tmp_path / "raw"}
+    inputs, outputs, raw = tmp_path / f"in{ending}", tmp_path / f"out{ending}", tmp_path / "raw"
+    places = {"save_inputs_path": inputs, "save_outputs_path": outputs, "save_input_blob_path": raw}
     run = Comparator.run([Echo("a"), Echo("a", offset=1)], FEEDS, streaming=streaming, **places)
     if streaming:
         assert [single[1][1][0]["y"][0] for single in run] == [1, 2, 3, 4]
@@ -211,8 +211,7 @@ def test_top_k_compares_order_only():
 def test_validate_finds_nan_and_if_asked_infinity():
     results = RunResults()
     results.add([{"x": np.array([1.0, np.inf]), "i": np.array([1])}], runner_name="r")
-    assert Comparator.validate(results)
-    assert not Comparator.validate(results, check_inf=True)
+    assert Comparator.validate(results) and not Comparator.validate(results, check_inf=True)
     results.add([{"x": np.array([np.nan])}], runner_name="s")
     assert not Comparator.validate(results)
     assert Comparator.validate(results, check_nan=False)

@@ -61,7 +61,6 @@ def test_run_results_go_both_ways(tmp_path):
 def test_inputs_go_both_ways(tmp_path):
     their_json.save_json([ARRAYS, ARRAYS], str(tmp_path / "theirs.json"))
     our_json.save_json([ARRAYS, ARRAYS], tmp_path / "ours.json")
-
     for feeds in (our_json.load_json(tmp_path / "theirs.json"), their_json.load_json(str(tmp_path / "ours.json"))):
         assert len(feeds) == 2
         for name, array in ARRAYS.items():

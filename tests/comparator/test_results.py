@@ -23,8 +23,7 @@ def test_results_are_found_by_name_and_index():
     assert results[0][0] == "ort" and results[0][1] is results["ort"]
     assert [len(iterations) for iterations in results.values()] == [2, 1]
     assert "ort" in results and "onnx" not in results
-    for name, [*iterations] in results.items():
-        assert all(iteration.runner_name == name for iteration in iterations)
+    assert all(iteration.runner_name == name for name, iterations in results.items() for iteration in iterations)
     with pytest.raises(errors.ComparisonError, match=r"no results of a runner 'orrt'\. Did you mean 'ort'"):
         results["orrt"]
 

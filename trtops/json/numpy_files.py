@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OverflowError)
 
 # An archive may unpack to this many times its size, and to 256 MiB however small it is: a compressed file of zeros, a
-# thousand times smaller than its content, fills the memory.
+# thousand times smaller than its content, could use up all memory.
 _MAX_RATIO = 100
 _ALWAYS_ALLOWED = 1 << 28
 
