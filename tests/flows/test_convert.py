@@ -1,4 +1,4 @@
-"""The convert flow, on a real Prefect server, a real MLflow store and real ONNX Runtime."""
+"""The flows of engines, on a real Prefect server, a real MLflow store and real ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -18,12 +18,20 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
+from flows.calibrate import calibrate
 from flows.compare import compare
 from flows.convert import convert
+from flows.nightly import nightly
+from flows.sensitivity import sensitivity
+from flows.watch import watch
 from tests import models
 from tests.waiting import until
 from trtops import errors
+from trtops.calibration import CalibrationCache
 from trtops.flows.flow_of import close_runs
+from trtops.ops.engines.calibrate import CalibrateConfig
+from trtops.ops.evaluation.check import CheckConfig
+from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking import schema
 from trtops.tracking.store import default_tracker
 
@@ -36,19 +44,13 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_same_spec_is_built_once(store: Path, model: Path) -> None:
-    first = convert(model)
-    again = convert(model)
-    forced = convert(model, rebuild=True)
-    proto = onnx.load(model)
-    weight = proto.graph.initializer[0]
-    weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight) * np.float32(0.5), weight.name))
-    onnx.save(proto, model)
+    first, again, forced = convert(model), convert(model), convert(model, rebuild=True)
+    onnx.save(models.identity().proto, model)
     changed = convert(model)
 
-    assert first.reused_from is None
     assert again.reused_from == first.run_id and again.engine_sha256 == first.engine_sha256
-    assert forced.reused_from is None
-    assert changed.reused_from is None and changed.spec_sha256 != first.spec_sha256
+    assert first.reused_from is forced.reused_from is changed.reused_from is None
+    assert changed.spec_sha256 != first.spec_sha256
 
 
 def test_invalid_parameters_leave_no_run(store: Path, model: Path, tmp_path: Path) -> None:
@@ -65,29 +67,19 @@ def test_invalid_parameters_leave_no_run(store: Path, model: Path, tmp_path: Pat
     assert default_tracker().find() == []
 
 
-def test_crashed_flow_run_closes_its_runs(store: Path) -> None:
+def test_runs_of_crashed_processes_are_closed(store: Path, model: Path) -> None:
     tags = {schema.Tag.PREFECT_FLOW_RUN: "11111111-2222-3333-4444-555555555555"}
-    mine = default_tracker().start("e", "mine", kind="build", tags=tags)
-    other = default_tracker().start("e", "other", kind="build")
-
-    close_runs(
-        None, SimpleNamespace(id=tags[schema.Tag.PREFECT_FLOW_RUN], name="happy-owl"), SimpleNamespace(name="Crashed")
-    )
-
-    assert default_tracker().info(mine.id).status == "killed"
-    assert "happy-owl" in default_tracker().info(mine.id).tags[schema.Tag.ERROR]
-    assert default_tracker().info(other.id).status == "running"
-    other.fail("done")
-
-
-def test_flow_closes_runs_of_dead_processes(store: Path, model: Path) -> None:
+    mine, other = (default_tracker().start("e", "run", kind="build", tags=given) for given in (tags, {}))
+    flow_run = SimpleNamespace(id=tags[schema.Tag.PREFECT_FLOW_RUN], name="happy-owl")
     code = "from trtops.tracking.store import default_tracker as t; print(t().start('e', 'dead', kind='build').id)"
     left = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-    assert default_tracker().info(left).status == "running"
 
+    close_runs(None, flow_run, SimpleNamespace(name="Crashed"))
+    assert [default_tracker().info(run).status for run in (mine.id, left, other.id)] == ["killed", "running", "running"]
+    assert "happy-owl" in default_tracker().info(mine.id).tags[schema.Tag.ERROR]
     convert(model)
-
     assert default_tracker().info(left).status == "killed"
+    other.fail("done")
 
 
 def test_prefect_shows_result_and_steps(store: Path, model: Path) -> None:
@@ -106,6 +98,16 @@ def test_prefect_shows_result_and_steps(store: Path, model: Path) -> None:
     assert run.name == "small" and run.state is not None and run.state.name == "Good"
 
 
+class Bomb:
+    """Runs code when it is read from a pickle."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self):  # type: ignore[no-untyped-def]
+        return (Path.touch, (self.canary,))
+
+
 def test_results_are_neither_persisted_nor_read(
     store: Path, model: Path, prefect_home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -114,43 +116,21 @@ def test_results_are_neither_persisted_nor_read(
     shutil.rmtree(results, ignore_errors=True)
 
     first = convert(model)
-    written = list(results.rglob("*"))
-    forge_results(results, canary)
-    second = convert(model)
+    assert list(results.rglob("*")) == []
+    # Records under every name that Prefect could search for.
+    results.mkdir(parents=True, exist_ok=True)
+    metadata = {"serializer": {"type": "pickle"}, "storage_key": "x", "expiration": None}
+    record = {"metadata": metadata, "result": base64.b64encode(pickle.dumps(Bomb(canary))).decode()}
+    for name in ("convert-model", "convert", "result"):
+        (results / name).write_text(json.dumps(record))
 
-    assert written == []
-    assert second.reused_from == first.run_id
+    assert convert(model).reused_from == first.run_id
     assert not canary.exists()
-
-
-def test_failed_flow_writes_no_pickle(store: Path, tmp_path: Path, prefect_home: Path) -> None:
-    results = prefect_home / "results"
-    shutil.rmtree(results, ignore_errors=True)
-
+    shutil.rmtree(results)
     with pytest.raises(errors.InvalidModelError):
         convert(tmp_path / "missing.onnx")
-    with pytest.raises(errors.ConfigError):
-        convert(tmp_path / "missing.onnx", precision="fp12")
-
     written = [file.read_bytes() for file in results.rglob("*")]
-    assert written
-    assert all(json.loads(content) for content in written)
-
-
-def forge_results(folder: Path, canary: Path) -> None:
-    """Put records that run code when they are read under every name that Prefect could look for."""
-
-    class Bomb:
-        def __reduce__(self):  # type: ignore[no-untyped-def]
-            return (Path(canary).touch, ())
-
-    folder.mkdir(parents=True, exist_ok=True)
-    record = {
-        "metadata": {"serializer": {"type": "pickle"}, "storage_key": "x", "expiration": None},
-        "result": base64.b64encode(pickle.dumps(Bomb())).decode(),
-    }
-    for name in ("convert-model", "convert", "result"):
-        (folder / name).write_text(json.dumps(record))
+    assert written and all(json.loads(content) for content in written)
 
 
 def test_compare_flow_reads_engine_of_run(store: Path, model: Path) -> None:
@@ -162,3 +142,50 @@ def test_compare_flow_reads_engine_of_run(store: Path, model: Path) -> None:
     assert same.verdict == "good"
     assert strict.verdict == "bad" and strict.reasons
     assert default_tracker().info(strict.run_id).tags[schema.Tag.KIND] == "compare"
+
+
+def test_list_and_folder_are_built(store: Path, tmp_path: Path) -> None:
+    models.conv_net().write(tmp_path)
+    listed = tmp_path / "list.yaml"
+    listed.write_text("models:\n  - model: conv_net.onnx\n    policy: {isolated: false}\n  - model: conv_nett.onnx\n")
+
+    result = nightly(listed)
+    assert result.headline == "1 of 2 failed (1 good, 1 error)"
+    assert [build.outcome for build in result.builds] == ["good", "error"]
+    assert len(default_tracker().find("conv_net")) == 1
+
+    listed.write_text("models: []")
+    assert nightly(listed, experiment="x").headline == "nothing to build"
+    assert watch(tmp_path / "none").builds == ()
+    listed.write_text("modles: []")
+    with pytest.raises(errors.FormatError, match="Did you mean 'models'"):
+        nightly(listed)
+
+
+CONFIG = CalibrateConfig(
+    build=BuildConfig(precision="int8", options=OnnxRuntimeOptions(tactics=(), timing_iterations=1)),
+    check=CheckConfig(latency_runs=0, plots="never"),
+    compare_with=(),
+    pictures=4,
+)
+
+
+def test_sensitivity_reads_cache_of_calibration(store: Path, model: Path, tmp_path: Path) -> None:
+    images = tmp_path / "images.npz"
+    np.savez(images, image=np.concatenate([models.random(4, 3, 8, 8, seed=seed) for seed in range(4)]))
+    output = tmp_path / "conv_net.cache"
+    result = calibrate(model, CONFIG, data=str(images), algorithm="minmax", batch=8, keep=("fc",), output=str(output))
+    measured = sensitivity(model, f"run:{result.run_id}", data=str(images), budget=0.5)
+
+    tracker = default_tracker()
+    stored = tracker.load(result.run_id)
+    assert result.feeds == 2 and result.algorithm == "minmax" and result.verdict == "good"
+    assert stored.info.tags[schema.Tag.KIND] == "calibrate" and stored.info.tags[schema.Tag.PREFECT_FLOW_RUN]
+    assert CalibrationCache.from_bytes(output.read_bytes()).samples == 0  # TensorRT's text has no place for it
+    assert {"caches/calibration.cache", "caches/calibration.json", "calibration/histograms_00.png"} <= {
+        entry.path for entry in stored.manifest.artifacts
+    }
+    assert "1 kept in FP32: fc" in tracker.load(result.engines[-1].run_id).read_bytes("build.log").decode()
+    assert measured.keep == () and len(measured.layers) == 3
+    table = json.loads(tracker.load(measured.run_id).read_bytes("sensitivity/layers.json"))
+    assert [row[0] for row in table["data"]] == [layer.layer for layer in measured.layers]

@@ -13,7 +13,6 @@ from flows.debug_build import debug_build
 from tests import models
 from trtops import errors
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig
-from trtops.ops.campaign.debug_build import DebugBuildResult
 from trtops.ops.campaign.debug_build import debug_build as debug_build_op
 from trtops.ops.campaign.iteration import CampaignBuild, iterate_once
 from trtops.ops.evaluation.check import CheckConfig
@@ -58,31 +57,25 @@ def case(tmp_path: Path) -> tuple[Path, DebugBuildConfig]:
     )
 
 
-def check_campaign(result: DebugBuildResult) -> None:
-    """All iterations are whole and stored once; the one that was lost with its worker is closed."""
-    tracker = default_tracker()
-    reap(tracker)
-    runs = tracker.find("identity", parent=result.run_id)
-    whole = [info for info in runs if info.status == "finished"]
-    lost = [info for info in runs if info.status != "finished"]
-    assert sorted(int(info.tags[Tag.ITERATION]) for info in whole) == list(range(BUILDS))
-    assert [(info.status, "process ended" in info.tags[Tag.ERROR]) for info in lost] == [("killed", True)]
-    for info in whole:
-        stored = tracker.load(info.id)
-        for entry in stored.manifest.artifacts:
-            stored.read_bytes(entry.path)
-    owners = {Owner.from_json(info.tags[Tag.OWNER]).pid for info in runs}
-    assert os.getpid() not in owners and len(owners) >= 2
-    assert (result.iterations, result.good, tracker.info(result.run_id).status) == (BUILDS, BUILDS, "finished")
-
-
 def test_campaign_survives_killed_worker_of_local_cluster(store: Path, case) -> None:
     model, campaign = case
 
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
         result = debug_build(model, campaign, dask=cluster.scheduler_address)
 
-    check_campaign(result)
+    tracker = default_tracker()
+    reap(tracker)
+    runs = tracker.find("identity", parent=result.run_id)
+    whole = [info for info in runs if info.status == "finished"]
+    [lost] = [info for info in runs if info.status != "finished"]
+    assert sorted(int(info.tags[Tag.ITERATION]) for info in whole) == list(range(BUILDS))
+    assert lost.status == "killed" and "process ended" in lost.tags[Tag.ERROR]
+    for stored in (tracker.load(info.id) for info in whole):
+        for entry in stored.manifest.artifacts:
+            stored.read_bytes(entry.path)
+    owners = {Owner.from_json(info.tags[Tag.OWNER]).pid for info in runs}
+    assert os.getpid() not in owners and len(owners) >= 2
+    assert (result.iterations, result.good, tracker.info(result.run_id).status) == (BUILDS, BUILDS, "finished")
 
 
 def test_repeated_iteration_is_made_once(case) -> None:
@@ -104,17 +97,13 @@ def test_repeated_iteration_is_made_once(case) -> None:
     assert len(runs) == 2 and result.iterations == 2
 
 
-def test_missing_scheduler_is_named(store: Path, case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_clusters_fail_the_flow(store: Path, case, tmp_path: Path) -> None:
     model, campaign = case
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
         pytest.raises(errors.ConfigError, match=r"tcp://127\.0\.0\.1:9"),
     ):
         debug_build(model, campaign, dask="tcp://127.0.0.1:9")
-
-
-def test_worker_with_another_store_fails_the_flow(store: Path, case, tmp_path: Path) -> None:
-    model, campaign = case
     with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
         with Client(cluster) as client:
             client.run(use_store, str(tmp_path / "other"))

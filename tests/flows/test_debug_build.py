@@ -66,26 +66,26 @@ def test_campaign_is_diffed_proved_promoted_and_shown(store: Path, case) -> None
 
 def test_threads_build_in_children_of_their_own(store: Path, case, tmp_path: Path) -> None:
     model, campaign = case
-    script = tmp_path / "slow.py"
+    calls, script = tmp_path / "calls", tmp_path / "slow.py"
+    # Each child waits until another one is at work as well.
     script.write_text(
         f"""
-import os, sys, time
+import os, time
 import numpy as np
 def load_data():
     if os.getpid() != {os.getpid()}:
-        with open({str(tmp_path / "calls")!r}, "a") as file:
+        with open({str(calls)!r}, "a") as file:
             file.write(f"{{os.getpid()}}\\n")
-        while len(set(open({str(tmp_path / "calls")!r}))) < 2:  # until the other child is at work as well
+        while len(set(open({str(calls)!r}))) < 2:
             time.sleep(0.01)
     with np.load({campaign.check.data!r}) as feed:
         return [dict(feed)]
 """
     )
-    slow = dataclasses.replace(campaign, check=dataclasses.replace(campaign.check, data=str(script)))
 
-    debug_build(model, slow, until=4, parallel=2)
+    debug_build(model, campaign, data=str(script), until=4, parallel=2)
 
-    assert len(set((tmp_path / "calls").read_text().splitlines())) == 2
+    assert len(set(calls.read_text().splitlines())) == 2
 
 
 def test_error_in_an_iteration_fails_the_campaign(store: Path, case) -> None:
@@ -94,7 +94,6 @@ def test_error_in_an_iteration_fails_the_campaign(store: Path, case) -> None:
 
     with pytest.raises(errors.ConfigError, match="nowhere"):
         debug_build(model, broken, until=2, parallel=2)
-
     [parent] = default_tracker().find("blocks", tags={Tag.KIND: "debug_build"})
     assert parent.status == "failed" and "nowhere" in parent.tags[Tag.ERROR]
     assert default_tracker().find(status="running") == []
@@ -108,7 +107,7 @@ def test_missing_dask_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
-# One build per GPU
+TRT = BuildConfig(options=TensorRTOptions())
 
 
 def test_free_gpu_of_two_is_taken() -> None:
@@ -140,28 +139,19 @@ def test_free_gpu_of_two_is_taken() -> None:
 
 def test_campaign_takes_device_of_free_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "_gpus", {"test-1": "gpu-e", "test-2": "gpu-f", "GPU-e": "gpu-e"})
-    config = DebugBuildConfig(
-        build=BuildConfig(options=TensorRTOptions()), devices=("test-1", "GPU-e", "test-2"), parallel=2
-    )
-    with (
-        device_slot(config.place) as first,
-        device_slot(config.place) as second,
-        device_slot(DebugBuildConfig().place) as third,
-    ):
+    where = DebugBuildConfig(build=TRT, devices=("test-1", "GPU-e", "test-2"), parallel=2).place
+    with device_slot(where) as first, device_slot(where) as second, device_slot(DebugBuildConfig().place) as third:
         assert (first, second, third) == (("test-1",), ("test-2",), ())
 
 
 def test_device_is_held_by_one_builder() -> None:
-    one = DebugBuildConfig(build=BuildConfig(options=TensorRTOptions()), devices=("test-7",))
-    two = dataclasses.replace(one, devices=("test-7", "test-8"))
-    free = threading.Event()
-    came_when_free: list[bool] = []
+    free, came_when_free = threading.Event(), list[bool]()
 
     def wait() -> None:
-        with warm_backend("tensorrt", one.devices):
+        with warm_backend("tensorrt", ("test-7",)):
             came_when_free.append(free.is_set())
 
-    with warm_backend("tensorrt", one.devices) as first, warm_backend("tensorrt", two.devices) as second:
+    with warm_backend("tensorrt", ("test-7",)) as first, warm_backend("tensorrt", ("test-7", "test-8")) as second:
         assert first.worker.run(_visible) == "test-7"
         assert second.worker.run(_visible) == "test-8"
         thread = threading.Thread(target=wait)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
+import socket
+import subprocess
+import sys
 from dataclasses import dataclass, field
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -106,22 +112,15 @@ def test_bad_verdict_fails_the_run_and_is_returned():
         state.result()
 
 
-def test_only_lost_infrastructure_is_retried(monkeypatch):
-    class State:
-        def __init__(self, error: BaseException) -> None:
-            self.error = error
-
-        def result(self, raise_on_failure: bool) -> BaseException:
-            return self.error
-
+def test_only_lost_infrastructure_is_retried():
     def worth(error: BaseException) -> bool:
-        return worth_a_retry(None, None, State(error))  # type: ignore[arg-type]
+        return worth_a_retry(None, None, Mock(result=Mock(return_value=error)))  # type: ignore[arg-type]
 
     assert worth(errors.TrackingUnavailableError("gone")) and worth(ConnectionError())
     assert not worth(errors.InvalidModelError("x")) and not worth(errors.LogError("full")) and not worth(ValueError())
 
 
-def test_steps_are_tasks_of_the_flow_run():
+def test_steps_are_tasks_of_the_flow_run(monkeypatch):
     names: list[str] = []
 
     def in_steps(subject: str, *, tracker: Tracker) -> None:
@@ -137,33 +136,24 @@ def test_steps_are_tasks_of_the_flow_run():
         assert run_step("build", note) == subject
         assert run_as_task("outer", lambda: run_step("inner", note)) == subject
 
-    monkey = pytest.MonkeyPatch()
-    with monkey.context() as patch:
-        patch.setattr("prefect.task_engine.time.sleep", lambda seconds: None, raising=False)
-        flow_of(in_steps, by_steps=True)("x")
+    monkeypatch.setattr("prefect.task_engine.time.sleep", lambda seconds: None, raising=False)
+    flow_of(in_steps, by_steps=True)("x")
 
     assert names == ["build", "build", "inner"]
 
 
 @pytest.mark.parametrize("name", flows.__all__)
 def test_every_parameter_is_explained(name: str):
-    form = getattr(flows, name).parameters
-
-    for key, part in form.properties.items():
+    made = getattr(flows, name)
+    for key, part in made.parameters.properties.items():
         assert part.get("description"), f"{name}: {key}"
+    assert getattr(importlib.import_module(f"flows.{name}"), name) is made  # a checkout has the same flows
 
 
 def test_every_option_of_convert_is_a_parameter():
-    options = {option.name for option in option_fields(ConvertConfig)}
-
-    assert options <= set(flows.convert.parameters.properties)
+    assert {option.name for option in option_fields(ConvertConfig)} <= set(flows.convert.parameters.properties)
     until = flows.debug_build.parameters.properties["until"]["anyOf"]
     assert until[1]["enum"] == ["good", "bad", "decided"]
-
-
-def test_checkout_and_wheel_have_the_same_flows():
-    for name in flows.__all__:
-        assert getattr(importlib.import_module(f"flows.{name}"), name) is getattr(flows, name)
 
 
 def test_deployments_name_flows_and_their_parameters():
@@ -177,3 +167,22 @@ def test_deployments_name_flows_and_their_parameters():
         assert "env" not in deployment["work_pool"].get("job_variables", {})
         assert deployment["name"] == deployment["work_pool"]["name"].removeprefix("trtops-")
     assert len({(each["entrypoint"], each["name"]) for each in listed}) == len(listed)
+
+
+def test_missing_server_is_reported(tmp_path: Path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/api"
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
+    plain["TRTOPS_HOME"] = str(tmp_path)
+
+    for server, said in (
+        ({}, "No Prefect server is configured."),
+        ({"PREFECT_API_URL": url}, f"server at {url} cannot be used"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "flows.deployments"], env=plain | server, capture_output=True, text=True
+        )
+        assert done.returncode == 3
+        assert said in done.stderr and "make up" in done.stderr
+        assert not [line for line in done.stderr.splitlines() if "Traceback" in line]

@@ -14,16 +14,10 @@ from trtops.tracking.mlflow.embedded import ensure_store
 MODEL = Path("conv_net.onnx")
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("empty") / "mlruns"
-    ensure_store(root)
-    return root
-
-
 @pytest.fixture
-def place(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    with victim_of(tmp_path, template) as folder:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    ensure_store(tmp_path / "empty")
+    with victim_of(tmp_path / "victim", tmp_path / "empty") as folder:
         monkeypatch.setenv("TRTOPS_HOME", str(folder / "mlruns"))
         yield folder
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from tests.flows.test_convert_gpu import CHECK, FP16, QUICK, SHAPE, convolutions
 from trtops.comparator.report import Tolerances
 from trtops.flows.slots import limit_name
 from trtops.ops.campaign.config import DebugBuildConfig
-from trtops.ops.engines.convert import ConvertResult
 from trtops.tracking.base import RunInfo
 from trtops.tracking.schema import Tag
 from trtops.tracking.store import default_tracker
@@ -34,15 +33,12 @@ def test_campaign_uses_both_gpus(store: Path, tmp_path: Path) -> None:
     config = DebugBuildConfig(
         build=FP16, check=check, random_tactics=True, timeout_seconds=120.0, parallel=3, devices=("0", "1")
     )
-    converted: list[ConvertResult] = []
     tracker = default_tracker()
     with get_client(sync_client=True) as client:  # the server is started once, not by both at the same time
         client.api_healthcheck()
-    other_thread = threading.Thread(target=lambda: converted.append(convert(other, QUICK)))
-
-    other_thread.start()
-    campaign = debug_build(model, config, until=8)
-    other_thread.join(120)
+    with ThreadPoolExecutor(1) as pool:
+        converted = pool.submit(convert, other, QUICK)
+        campaign = debug_build(model, config, until=8)
 
     iterations = tracker.find("convolutions", parent=campaign.run_id, tags={Tag.KIND: "iteration"})
     gpus = {info.tags[UUID] for info in iterations}
@@ -51,7 +47,7 @@ def test_campaign_uses_both_gpus(store: Path, tmp_path: Path) -> None:
         on_it = [info for info in iterations if info.tags[UUID] == gpu]
         assert not any(_overlap(a, b) for a in on_it for b in on_it if a.id < b.id)
     assert any(_overlap(a, b) for a in iterations for b in iterations if a.tags[UUID] != b.tags[UUID])
-    ours = tracker.info(converted[0].run_id)
+    ours = tracker.info(converted.result().run_id)
     assert ours.verdict == "good"
     assert not any(_overlap(ours, info) for info in iterations if info.tags[UUID] == ours.tags[UUID])
     with get_client(sync_client=True) as client:

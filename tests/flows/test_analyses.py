@@ -1,0 +1,131 @@
+"""The flows that check stored runs, and those that search a model, each with one run of what it found."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+
+from flows.accuracy import accuracy
+from flows.audit import audit
+from flows.bundle import bundle
+from flows.gate import gate
+from flows.precision import precision
+from flows.reduce import reduce
+from flows.triage import triage
+from tests import models
+from tests.gates import perceptron, with_wrong_weight, write
+from trtops import errors
+from trtops.comparator.report import Tolerances
+from trtops.ops.auditing.op import AuditConfig
+from trtops.ops.campaign.promote import resolve
+from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.gate.matrix import MatrixResult
+from trtops.ops.search.accuracy import AccuracyConfig
+from trtops.ops.search.precision import PrecisionConfig
+from trtops.tracking.schema import Tag
+from trtops.tracking.store import default_tracker
+
+pytestmark = pytest.mark.usefixtures("store", "prefect_home")
+LOOSE = Tolerances(atol=0.02, rtol=0.02)
+
+
+@pytest.fixture
+def overflowing(tmp_path: Path) -> Path:
+    """A model whose square is beyond FP16."""
+    text = "(float[4] x) => (float[4] y) { [a] a = Mul(x, big) [b] b = Mul(a, a) [c] c = Sqrt(b) [d] y = Div(c, big) }"
+    path = tmp_path / "overflowing.onnx"
+    onnx.save(models.model(text, {"big": np.float32(1000)}), path)
+    return path
+
+
+def test_accuracy_finds_overflow(overflowing: Path) -> None:
+    result = accuracy(overflowing, config=AccuracyConfig(tolerances=LOOSE), side="emulated", precision="fp16")
+
+    assert result.first_nonfinite == "b"
+    [info] = default_tracker().find(tags={Tag.KIND: "accuracy"})
+    stored = default_tracker().load(info.id)
+    assert info.verdict == "bad"
+    assert {"accuracy/findings.txt", "accuracy/tensors.json"} <= {a.path for a in stored.manifest.artifacts}
+
+
+def test_precision_keeps_what_overflows(overflowing: Path, tmp_path: Path) -> None:
+    result = precision(overflowing, config=PrecisionConfig(tolerances=LOOSE), output=str(tmp_path / "mixed.onnx"))
+
+    assert result.keep == ("b", "c") and (tmp_path / "mixed.onnx").exists()
+    [info] = default_tracker().find(tags={Tag.KIND: "precision"})
+    assert info.metrics["precision", "kept"] == 2
+
+
+def test_reduce_follows_the_given_failure(overflowing: Path, tmp_path: Path) -> None:
+    script = tmp_path / "check.py"
+    script.write_text(
+        "import onnx, sys\nops = {n.op_type for n in onnx.load(sys.argv[1]).graph.node}\n"
+        "print('wrong root' if 'Sqrt' in ops else 'cannot run')\nsys.exit(3 if 'Div' in ops or 'Sqrt' in ops else 0)"
+    )
+    words = [sys.executable, str(script), "{model}"]
+    command = {"command": words, "fail_codes": [3], "fail_regex": ["wrong root"]}  # as JSON of a deployment
+
+    result = reduce(overflowing, command=command, output=str(tmp_path / "small.onnx"))
+
+    assert [[node.name for node in culprit.nodes] for culprit in result.culprits] == [["c"]]
+    assert [node.op_type for node in onnx.load(tmp_path / "small.onnx").graph.node] == ["Sqrt"]
+    [info] = default_tracker().find(tags={Tag.KIND: "reduce"})
+    assert info.verdict == result.verdict == "bad"
+
+
+def test_good_model_is_triaged_and_bundled(tmp_path: Path) -> None:
+    assert triage(models.conv_net().write(tmp_path)).headline == "nothing is wrong"
+    [build] = {info.id for info in default_tracker().find() if info.kind == "build"}
+    packed = bundle(build, output=str(tmp_path / "b.zip"))
+    assert packed.repeats == "good" and Path(packed.path).is_file()
+    assert {"triage", "triage_step", "build"} <= {info.kind for info in default_tracker().find()}
+
+
+def test_audit_fails_after_digest_was_changed(store: Path, tmp_path: Path) -> None:
+    check = CheckConfig(latency_runs=0, plots="never")
+    built = convert(models.conv_net().write(tmp_path), ConvertConfig(check=check), tracker=default_tracker())
+
+    result = audit(AuditConfig(ways=("replay",)), experiment="conv_net", sample=3)
+
+    assert result.headline == "1 of 1 runs pass" and result.grades
+    assert default_tracker().info(result.run_id).tags[Tag.PREFECT_FLOW_RUN]
+    with pytest.raises(errors.ConfigError, match="No run matches"):
+        audit(experiment="conv_net", backend="tensorrt")
+    with closing(sqlite3.connect(store / "mlflow.db")) as database, database:
+        database.execute("UPDATE tags SET value = ? WHERE key = ?", ("0" * 64, Tag.ENGINE_SHA256))
+    failing = audit(experiment="conv_net", rebuild=False)
+    [failed] = failing.failed
+    assert failing.verdict == "bad" and failing.headline == "0 of 1 runs pass"
+    assert failed.id == built.run_id and failed.contradictions[0].what == "engine"
+
+
+def test_candidates_are_gated_by_tasks(tmp_path: Path) -> None:
+    files = (write(perceptron(16, 2), tmp_path, "one"), write(perceptron(16, 3), tmp_path, "two"))
+    policy = tmp_path / "gate.yaml"
+    policy.write_text("latency: null\n")
+
+    result = gate(files, policy=policy, releases=(f"here={sys.prefix}",))
+    wrong = write(with_wrong_weight(perceptron(16, 2)), tmp_path / "wrong", "one")
+    refused = gate((wrong,), policy=policy)
+
+    tracker = default_tracker()
+    assert isinstance(result, MatrixResult) and result.verdict == "good"
+    assert {run.id for run in tracker.find("gate", parent=result.run_id)} == {cell.run_id for cell in result.cells}
+    assert tracker.info(result.run_id).tags[Tag.PREFECT_FLOW_RUN]
+    assert resolve(files[0], tracker=tracker).run_id == result.cells[0].run_id
+    assert refused.verdict == "bad" and refused.run_id
+    with get_client(sync_client=True) as client:
+        shown = client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=["gate-matrix-gate"])))
+        assert any("2 accepted" in str(artifact.data) for artifact in shown)
+    policy.write_text("latency: {ratio: 1}\nsizes: 3\n")
+    with pytest.raises(errors.FormatError, match=r"gate\.yaml:2"):
+        gate(files[:1], policy=policy)
