@@ -14,47 +14,32 @@ import pytest
 
 from tests import models
 from trtops import errors
-from trtops.backend.base import Caches, EngineBackend
+from trtops.backend.base import Caches
 from trtops.backend.onnx.model import Model
-from trtops.spec import BuildConfig, Environment, OnnxRuntimeOptions, OptimizationProfile, TensorRTOptions
+from trtops.spec import Environment, OnnxRuntimeOptions, OptimizationProfile, TensorRTOptions
 from trtops.tactics.record import TacticRecord
 
 _LOAD = """
-import json, sys
+import json, os, sys
 import numpy as np
 from trtops.backend.base import Engine
 from trtops.backend.engines import engine_backend
 from trtops.spec import Environment
 
-folder = sys.argv[1]
-kept = json.load(open(f"{folder}/engine.json"))
-engine = Engine(
-    backend=kept["backend"],
-    plan=open(f"{folder}/engine.bin", "rb").read(),
-    options=kept["options"],
-    environment=Environment.from_dict(kept["environment"]),
-)
+os.chdir(sys.argv[1])
+kept = json.load(open("engine.json"))
+kept["environment"] = Environment.from_dict(kept["environment"])
+engine = Engine(plan=open("engine.bin", "rb").read(), **kept)
 with engine_backend(engine.backend).runner(engine) as runner:
-    outputs = runner.infer(dict(np.load(f"{folder}/feed.npz")))
-np.savez(f"{folder}/outputs.npz", **outputs)
+    np.savez("outputs.npz", **runner.infer(dict(np.load("feed.npz"))))
 """
 
 
 class EngineBackendContract:
-    """Subclass it as ``Test...``, and supply ``backend`` and ``config``."""
+    """Subclass it as ``Test...``, and supply ``backend``, and ``config``, in FP32, whose builds may vary."""
 
     rtol = 1e-4
     atol = 1e-4
-
-    @pytest.fixture
-    def backend(self) -> EngineBackend:
-        """The back end."""
-        raise NotImplementedError
-
-    @pytest.fixture
-    def config(self) -> BuildConfig:
-        """A config in FP32 whose builds may vary."""
-        raise NotImplementedError
 
     @pytest.fixture
     def case(self) -> models.Case:
@@ -68,20 +53,15 @@ class EngineBackendContract:
     def build(self, backend, model, config):
         return backend.build(model, config)
 
-    def test_environment_names_release_and_device(self, backend):
+    def test_build_and_environment_are_complete(self, backend, build, model, config):
         environment = backend.environment()
-
         assert environment.backend == backend.name
         assert environment.backend_version and environment.device and len(environment.device_sha256) == 64
         assert environment.build_digest() == backend.environment().build_digest()
         assert Environment.from_json(environment.to_json()) == environment
-
-    def test_build_is_complete(self, backend, build, model, config):
-        assert build.spec.model_sha256 == model.info.sha256
-        assert build.spec.config == config
+        assert build.spec.model_sha256 == model.info.sha256 and build.spec.config == config and build.seconds > 0
         assert build.engine.backend == backend.name
-        assert build.engine.environment.device_key == backend.environment().device_key
-        assert build.seconds > 0
+        assert build.engine.environment.device_key == environment.device_key
         assert build.layers and all(layer.name and layer.op for layer in build.layers)
         assert TacticRecord.from_json(build.tactics.to_json()) == build.tactics
         assert 0 <= build.tactics.coverage <= 1
@@ -116,7 +96,6 @@ class EngineBackendContract:
         fetch = Mock(return_value=build.engine)
         runner = backend.runner(fetch, "lazy")
         assert runner.name == "lazy" and not fetch.called
-
         with runner:
             runner.infer(case.feed)
         fetch.assert_called_once_with()
@@ -131,14 +110,11 @@ class EngineBackendContract:
                 runner.activate()
             assert not runner.is_active
 
-    @pytest.mark.parametrize("part", [{"backend_version": "0.0.1"}, {"device": "Z80", "device_sha256": "0" * 64}])
-    def test_foreign_engines_are_refused(self, backend, build, part):
-        elsewhere = replace(build.engine.environment, **part)
-
-        with pytest.raises(errors.EngineLoadError) as caught:
-            backend.runner(replace(build.engine, environment=elsewhere)).activate()
-
-        assert next(iter(part.values())) in str(caught.value)
+    def test_foreign_engines_are_refused(self, backend, build):
+        for part in ({"backend_version": "0.0.1"}, {"device": "Z80", "device_sha256": "0" * 64}):
+            elsewhere = replace(build.engine.environment, **part)
+            with pytest.raises(errors.EngineLoadError, match=next(iter(part.values()))):
+                backend.runner(replace(build.engine, environment=elsewhere)).activate()
 
     def test_contradictory_configs_are_refused(self, backend, model, config):
         other = TensorRTOptions() if isinstance(config.options, OnnxRuntimeOptions) else OnnxRuntimeOptions()
@@ -152,20 +128,16 @@ class EngineBackendContract:
                 backend.build(model, replace(config, **change))
 
     def test_unknown_op_is_named(self, backend, config):
-        case = models.no_kernel()
-
         with pytest.raises(errors.EngineBuildError, match=r"(?s)Frobnicate.*|frob.*"):
-            backend.build(Model.from_proto(case.proto, case.name), config)
+            backend.build(Model.from_proto(models.no_kernel().proto), config)
 
     def test_unusable_caches_are_refused(self, backend, model, config, build):
-        elsewhere = replace(build.tactics, device_sha256="0" * 64)
-
         with pytest.raises(errors.CalibrationError, match="calibration"):
             backend.build(model, replace(config, precision="int8"))
         with pytest.raises(errors.TimingCacheError):
             backend.build(model, config, caches=Caches(timing=b"\x00not a cache"))
         with pytest.raises(errors.TacticMismatchError):
-            backend.build(model, config, caches=Caches(replay=elsewhere))
+            backend.build(model, config, caches=Caches(replay=replace(build.tactics, device_sha256="0" * 64)))
 
     def test_timing_cache_repeats_the_choices(self, backend, model, config, build):
         if build.timing_cache is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -12,17 +11,11 @@ import pytest
 
 from tests import models
 from trtops import errors
-from trtops.backend.base import BaseRunner
 from trtops.metadata import DataType
 
 
 class RunnerContract:
-    """Subclass it as ``Test...``, and supply ``make_runner``."""
-
-    @pytest.fixture
-    def make_runner(self) -> Callable[..., BaseRunner]:
-        """``make_runner(proto, name=None)`` makes an inactive runner of a model."""
-        raise NotImplementedError
+    """Subclass it as ``Test...``, and supply ``make_runner(proto, name=None)``, which makes an inactive runner."""
 
     @pytest.fixture
     def case(self) -> models.Case:
@@ -42,17 +35,13 @@ class RunnerContract:
 
     def test_input_metadata(self, make_runner):
         with make_runner(models.multi_output().proto) as runner:
-            metadata = runner.get_input_metadata()
-
-        assert list(metadata) == ["x"]
-        assert metadata["x"].dtype is DataType.FLOAT32
-        assert metadata["x"].shape[1] == 4
+            [(name, found)] = runner.get_input_metadata().items()
+        assert (name, found.dtype, found.shape[1]) == ("x", DataType.FLOAT32, 4)
 
     def test_runner_can_be_activated_again(self, make_runner, case):
         runner = make_runner(case.proto)
-        assert not runner.is_active
-
         for _ in range(2):
+            assert not runner.is_active
             with runner:
                 assert runner.is_active
                 case.check(runner.infer)
@@ -71,11 +60,9 @@ class RunnerContract:
             assert 0 < runner.last_inference_time() < 60
 
     def test_names_are_given_or_numbered(self, make_runner, case):
-        first, second = make_runner(case.proto), make_runner(case.proto)
-        prefix, _, number = first.name.rpartition("N")
-
-        assert second.name == f"{prefix}N{int(number) + 1}"
-        assert make_runner(case.proto, "mine").name == "mine"
+        first, second = make_runner(case.proto).name, make_runner(case.proto).name
+        prefix, _, number = first.rpartition("N")
+        assert second == f"{prefix}N{int(number) + 1}" and make_runner(case.proto, "mine").name == "mine"
 
     def test_unsuitable_feeds_are_refused(self, runner, case):
         x = case.feed["x"]
@@ -118,12 +105,9 @@ class RunnerContract:
             np.testing.assert_array_equal(found[seed], np.maximum(array, 0))
 
     def test_failing_activation_leaves_runner_inactive(self, make_runner, case):
-        broken = onnx.ModelProto()
-        broken.CopyFrom(case.proto)
+        broken = onnx.ModelProto.FromString(case.proto.SerializeToString())
         broken.graph.node[0].op_type = "NoSuchOp"
         runner = make_runner(broken)
-
         with pytest.raises(errors.TrtopsError):
             runner.activate()
-
         assert not runner.is_active

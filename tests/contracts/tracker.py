@@ -15,7 +15,7 @@ from trtops import errors
 from trtops.record import sha256
 from trtops.spec import BuildConfig
 from trtops.tracking import owner
-from trtops.tracking.base import Tracker, tracked
+from trtops.tracking.base import Run, Tracker, tracked
 from trtops.tracking.check import reap
 from trtops.tracking.schema import Tag
 
@@ -30,17 +30,15 @@ HERE = owner.current()
 DEAD = dataclasses.replace(HERE, pid=2**22 + 1, started=1)
 
 
+def start(tracker: Tracker, name: str = "r", **more: object) -> Run:
+    return tracker.start("m", name, **{"kind": "build", **more})  # type: ignore[arg-type]
+
+
 class TrackerContract:
-    """Tests; ``tracker`` is over an empty store, and ``tamper`` changes a stored artifact."""
+    """Subclass it, and supply the fixtures ``tracker``, over an empty store, and ``tamper``.
 
-    @pytest.fixture
-    def tracker(self) -> Tracker:
-        raise NotImplementedError
-
-    @pytest.fixture
-    def tamper(self, tracker):
-        """A function ``(run_id, path, data)`` that overwrites an artifact without the tracker; None removes it."""
-        raise NotImplementedError
+    ``tamper(run_id, path, data)`` overwrites an artifact without the tracker; None removes it.
+    """
 
     # Complete runs
 
@@ -77,42 +75,33 @@ class TrackerContract:
         assert entries["caches/timing.cache"] == (0, sha256(b"")) and entries["engine/model.plan"][0] == 4000
 
     def test_params_are_fixed_and_the_rest_can_change(self, tracker: Tracker):
-        run = tracker.start("m", "r", kind="build")
+        run = start(tracker)
         run.log_params({"text": "x", "i": 3, "b": True, "n": None, "l": (1, 0.5), "d": {"b": 1, "a": 2}, "e": ""})
         with pytest.raises(errors.LogError, match="text"):
             run.log_params({"text": "y", "other": 1})
-        assert tracker.info(run.id).params == {
-            "text": "x", "i": "3", "b": "true", "n": "null", "l": "[1,0.5]", "d": '{"a":2,"b":1}', "e": "",
-        }  # fmt: skip
+        wanted = {"text": "x", "i": "3", "b": "true", "n": "null", "l": "[1,0.5]", "d": '{"a":2,"b":1}', "e": ""}
+        assert tracker.info(run.id).params == wanted
 
-        for value in (2.0, 1.0, math.nan, -5.0, math.inf, -math.inf, 0.5):
+        assert tracker.peek(run.id, "a.bin") is None
+        for value in (0.0, 5e-324, 1e-9, -1.5, 1e308, -1e308, math.nan, math.inf, -math.inf, 0.5):
             run.set_tags({"t": str(value)})
             run.log_metrics({("x",): value})
             run.log_bytes(str(value).encode(), "a.bin")
-
+            assert tracker.peek(run.id, "a.bin") == str(value).encode()
             info = tracker.info(run.id)
-            assert info.tags["t"] == str(value)
-            assert info.metrics[("x",)] == pytest.approx(value, rel=0, abs=0, nan_ok=True)
+            assert info.tags["t"] == str(value) and repr(info.metrics[("x",)]) == repr(value)
+        for wrong in ("x", None, 10**400):
+            with pytest.raises(errors.LogError, match="expected a number"):
+                run.log_metrics({("good",): 1.0, ("bad",): wrong})  # type: ignore[dict-item]
+        assert list(tracker.info(run.id).metrics) == [("x",)]
         run.finish()
         assert tracker.load(run.id).read_bytes("a.bin") == b"0.5"
         assert len(tracker.load(run.id).manifest.artifacts) == 1
 
-    # Odd numbers, names and sizes
-
-    def test_extreme_numbers_are_kept(self, tracker: Tracker):
-        values = [0.0, 5e-324, 1e-9, -1.5, 1e308, -1e308, math.inf, -math.inf, math.nan]
-        run = tracker.start("m", "r", kind="build")
-        run.log_metrics({("v", str(i)): value for i, value in enumerate(values)})
-        for value in ("x", None, 10**400):
-            with pytest.raises(errors.LogError, match="expected a number"):
-                run.log_metrics({("good",): 1.0, ("bad",): value})  # type: ignore[dict-item]
-
-        metrics = tracker.info(run.id).metrics
-        assert [repr(metrics.pop(("v", str(i)))) for i in range(len(values))] == list(map(repr, values))
-        assert metrics == {}
+    # Odd names and sizes
 
     def test_any_text_is_a_name(self, tracker: Tracker):
-        run = tracker.start("m", "r", kind="build")
+        run = start(tracker)
         metrics = {("error", name, "max_abs"): float(i) for i, name in enumerate(ODD_NAMES)}
         metrics |= {(name,): float(i) for i, name in enumerate(ODD_NAMES)}
         run.log_metrics(metrics)
@@ -125,8 +114,8 @@ class TrackerContract:
         for value, run_id in values.items():
             assert [info.id for info in tracker.find("tags", tags={"key": value})] == [run_id]
 
-    def test_names_and_values_that_mlflow_refuses(self, tracker: Tracker):
-        run = tracker.start("m", "r", kind="build")
+    def test_limits_of_mlflow_are_respected(self, tracker: Tracker):
+        run = start(tracker)
         for name in ("", "..", "a//b", "/a", "a[0]", "n" * 251, "nul\0"):
             for log in (run.log_params, run.set_tags):
                 with pytest.raises(errors.LogError, match="name that MLflow refuses"):
@@ -135,27 +124,20 @@ class TrackerContract:
             run.set_tags({"t": "x" * 8001})
         with pytest.raises(errors.LogError, match="not Unicode text"):
             run.set_tags({"t": "\ud800"})
-        run.set_tags({"full": "x" * 8000})
-        run.log_params({"long": "日" * 6001})
-
-        info = tracker.info(run.id)
-
-        assert info.tags["full"] == "x" * 8000 and "t" not in info.tags
-        assert info.params["long"].startswith("日" * 5000) and "(6001 characters" in info.params["long"]
-
-    def test_many_values_at_once(self, tracker: Tracker):
-        run = tracker.start("m", "r", kind="build")
-        run.log_params({f"p{i}": "x" * 500 for i in range(250)})
-        run.set_tags({f"t{i}": "x" * 2000 for i in range(150)})
+        run.set_tags({"full": "x" * 8000, **{f"t{i}": "x" * 2000 for i in range(150)}})
+        run.log_params({"long": "日" * 6001, **{f"p{i}": "x" * 500 for i in range(250)}})
         run.log_metrics({("m", str(i)): float(i) for i in range(2500)})
 
         info = tracker.info(run.id)
-        assert len(info.params) == 250 and sum(tag[1:].isdecimal() for tag in info.tags) == 150
-        assert len(info.metrics) == 2500
+
+        assert len(info.params) == 251 and len(info.metrics) == 2500
+        assert sum(tag[1:].isdecimal() for tag in info.tags) == 150
+        assert info.tags["full"] == "x" * 8000 and "t" not in info.tags
+        assert info.params["long"].startswith("日" * 5000) and "(6001 characters" in info.params["long"]
 
     def test_artifact_paths(self, tracker: Tracker, tmp_path: Path):
         paths = ["日本/ü #1?.txt", "gpu_0:1.bin", "a b/c%20d", "with'quote", "a/b"]
-        run = tracker.start("m", "r", kind="build")
+        run = start(tracker)
         for path in paths:
             run.log_text(path, path)
         for path in ("", "/x", "../x", "a/../../x", "a//b", "a/", "./a", "a\\b", "n\0l", "x" * 300, "manifest.json"):
@@ -164,10 +146,9 @@ class TrackerContract:
         for path in ("a", "a/b/c"):
             with pytest.raises(errors.LogError, match="folder"):
                 run.log_bytes(b"x", path)
-        with pytest.raises(errors.LogError, match=r"missing\.plan.*found nothing"):
-            run.log_file(tmp_path / "missing.plan", "engine/x.plan")
-        with pytest.raises(errors.LogError, match="found a folder"):
-            run.log_file(tmp_path, "engine/x.plan")
+        for file, said in ((tmp_path / "missing.plan", r"missing\.plan.*found nothing"), (tmp_path, "found a folder")):
+            with pytest.raises(errors.LogError, match=said):
+                run.log_file(file, "engine/x.plan")
         run.finish()
 
         stored = tracker.load(run.id)
@@ -179,7 +160,7 @@ class TrackerContract:
     # Incomplete runs
 
     def test_running_and_failed_runs_are_incomplete(self, tracker: Tracker):
-        run = tracker.start("m", "r", kind="build")
+        run = start(tracker)
         with pytest.raises(errors.IncompleteRunError, match=run.id):
             tracker.load(run.id)
         run.fail(errors.EngineBuildError("no kernel for 'Foo'; expected one of ..."))
@@ -190,43 +171,35 @@ class TrackerContract:
         assert (info.status, info.verdict) == ("failed", "error") and info.end_time is not None
         assert info.tags[Tag.ERROR] == "EngineBuildError: no kernel for 'Foo'; expected one of ..."
         for message in ("", "x" * 100_000, "\ud800", "日\n" * 9000):
-            run = tracker.start("m", "r", kind="build")
-            run.fail(ValueError(message))
-            assert tracker.info(run.id).status == "failed"
-            assert tracker.info(run.id).tags[Tag.ERROR].startswith("ValueError: ")
+            (run := start(tracker)).fail(ValueError(message))
+            info = tracker.info(run.id)
+            assert info.status == "failed" and info.tags[Tag.ERROR].startswith("ValueError: ")
 
     def test_tracked_runs_always_end_once(self, tracker: Tracker):
         for error in (errors.EngineBuildError("no"), KeyboardInterrupt(), SystemExit(0)):
             with pytest.raises(type(error)), tracked(tracker, "m", "r", kind="build") as run:
                 raise error
             assert tracker.info(run.id).status == "failed"
-        with tracked(tracker, "m", "a", kind="build") as first:
-            pass
-        with tracked(tracker, "m", "b", kind="build") as second:
+        with tracked(tracker, "m", "a", kind="build") as first, tracked(tracker, "m", "b", kind="build") as second:
             second.finish("bad")
             second.finish("good")
         second.fail("late")
-
         assert tracker.load(first.id).info.verdict is None
         info = tracker.load(second.id).info
         assert (info.verdict, info.status) == ("bad", "finished")
 
-    @pytest.mark.parametrize("end", ["finish", "fail"])
-    def test_ended_runs_accept_nothing(self, tracker: Tracker, end: str):
-        run = tracker.start("m", "r", kind="build")
-        run.finish() if end == "finish" else run.fail("x")
-
-        for log in (
-            lambda: run.log_params({"a": 1}),
-            lambda: run.set_tags({"a": "1"}),
-            lambda: run.log_metrics({("a",): 1.0}),
-            lambda: run.log_bytes(b"", "a"),
-        ):
-            with pytest.raises(errors.LogError, match="has ended"):
-                log()
+    def test_ended_runs_accept_nothing(self, tracker: Tracker):
+        finished, failed = start(tracker), start(tracker)
+        finished.finish()
+        failed.fail("x")
+        for run in (finished, failed):
+            given = ((run.log_params, {"a": 1}), (run.set_tags, {"a": "1"}), (run.log_metrics, {("a",): 1.0}))
+            for log, values in (*given, (lambda data, run=run: run.log_bytes(data, "a"), b"")):
+                with pytest.raises(errors.LogError, match="has ended"):
+                    log(values)  # type: ignore[operator]
 
     def test_changed_files_are_noticed(self, tracker: Tracker, tamper):
-        run = tracker.start("m", "r", kind="build")
+        run = start(tracker)
         run.log_bytes(b"engine", "engine/x.plan")
         run.log_bytes(b"fine", "fine.txt")
         run.finish("good")
@@ -252,21 +225,21 @@ class TrackerContract:
 
     def test_unknown_runs_are_not_found(self, tracker: Tracker):
         for run_id in ("nope", "0" * 32, "", "../../etc", "' or 1=1"):
-            for ask in (tracker.info, tracker.load, lambda run_id: tracker.close(run_id, "why")):
+            for ask in (tracker.info, tracker.load, tracker.reopen, lambda run_id: tracker.close(run_id, "why")):
                 with pytest.raises(errors.RunNotFoundError):
                     ask(run_id)
 
     def test_find_by_tags_parent_and_status(self, tracker: Tracker):
-        def start(name: str, experiment: str = "m", **kwargs) -> str:
+        def made(name: str, experiment: str = "m", **kwargs) -> str:
             time.sleep(0.003)  # a store may know start times to the millisecond only
             run = tracker.start(experiment, name, kind="build", **kwargs)
             run.finish("good" if name < "c" else "bad")
             return run.id
 
-        parent = start("a")
-        b = start("b", parent=parent, tags={"x": "1", "y": "1"})
-        c = start("c", parent=parent, tags={"x": "1", "y": "2"})
-        d = start("d", experiment="n", tags={"x": "1"})
+        parent = made("a")
+        b = made("b", parent=parent, tags={"x": "1", "y": "1"})
+        c = made("c", parent=parent, tags={"x": "1", "y": "2"})
+        d = made("d", experiment="n", tags={"x": "1"})
         running = tracker.start("m", "z", kind="accuracy").id
 
         def ids(*args, **kwargs) -> list[str]:
@@ -283,11 +256,10 @@ class TrackerContract:
 
     def test_invalid_kinds_and_names_are_refused(self, tracker: Tracker):
         with pytest.raises(errors.ConfigError, match="Did you mean 'build'"):
-            tracker.start("m", "r", kind="bild")
+            start(tracker, kind="bild")
         for experiment, name in (("", "r"), ("m", ""), ("m" * 501, "r"), ("m", "r" * 251)):
             with pytest.raises(errors.ConfigError, match="name has"):
                 tracker.start(experiment, name, kind="build")
-
         assert tracker.find("m") == []
 
     def test_threads_do_not_mix_runs(self, tracker: Tracker):
@@ -314,23 +286,19 @@ class TrackerContract:
     # Interrupted runs
 
     def test_close_ends_runs_by_their_state(self, tracker: Tracker, tamper):
-        run = tracker.start("m", "r", kind="build")
-        closed = tracker.close(run.id, "its worker died")
+        running, ended, sealed = (start(tracker) for _ in range(3))
+        closed = tracker.close(running.id, "its worker died")
         assert (closed.status, closed.tags[Tag.ERROR]) == ("killed", "its worker died")
-        assert closed == tracker.info(run.id) and closed.end_time is not None
-
-        ended = tracker.start("m", "r", kind="build")
+        assert closed == tracker.info(running.id) and closed.end_time is not None
         ended.finish("good")
         before = tracker.info(ended.id)
         assert tracker.close(ended.id, "why") == before == tracker.info(ended.id)
-
-        sealed = tracker.start("m", "r", kind="build")
         tamper(sealed.id, "manifest.json", b'{"artifacts": []}')  # killed before its status was set
         assert tracker.close(sealed.id, "why").status == "finished"
         assert tracker.load(sealed.id).manifest.artifacts == ()
 
     def test_reopened_run_keeps_what_it_had(self, tracker: Tracker):
-        first = tracker.start("m", "r", kind="debug_build", tags={Tag.OWNER: DEAD.to_json()})
+        first = start(tracker, "r", kind="debug_build", tags={Tag.OWNER: DEAD.to_json()})
         first.log_bytes(b"early", "deep/early.bin")
         first.log_metrics({("a[b]", "c"): 1.0, ("d",): 2.0})
         first.log_params({"p": 1})
@@ -339,14 +307,12 @@ class TrackerContract:
         again.log_bytes(b"late", "late.bin")
         again.log_metrics({("d",): 1.5})
         again.finish("good")
-
-        stored = tracker.load(first.id)
-        assert again.id == first.id
+        stored = tracker.load(again.id)
         assert {stored.read_bytes("deep/early.bin"), stored.read_bytes("late.bin")} == {b"early", b"late"}
         assert stored.info.metrics == {("a[b]", "c"): 1.0, ("d",): 1.5}
         assert (stored.info.status, stored.info.verdict, stored.info.params) == ("finished", "good", {"p": "1"})
         assert owner.Owner.from_json(stored.info.tags[Tag.OWNER]) == owner.current()
-        failed, closed = (tracker.start("m", name, kind="debug_build") for name in ("failed", "closed"))
+        failed, closed = (start(tracker, name, kind="debug_build") for name in ("failed", "closed"))
         failed.fail("boom")
         tracker.close(closed.id, "gone")
         for run in (failed, closed):
@@ -355,33 +321,17 @@ class TrackerContract:
             assert (info.status, info.verdict) == ("finished", None) and Tag.ERROR not in info.tags
 
     def test_complete_and_live_runs_are_not_reopened(self, tracker: Tracker):
-        whole = tracker.start("m", "whole", kind="debug_build")
+        elsewhere = {Tag.OWNER: dataclasses.replace(HERE, host="elsewhere").to_json()}
+        whole, mine, far = start(tracker), start(tracker), start(tracker, tags=elsewhere)
         whole.finish()
-        mine = tracker.start("m", "mine", kind="debug_build")
-        elsewhere = dataclasses.replace(HERE, host="elsewhere").to_json()
-        far = tracker.start("m", "far", kind="debug_build", tags={Tag.OWNER: elsewhere})
-
         for run_id, why in ((whole.id, "complete"), (mine.id, "may still be writing"), (far.id, "elsewhere")):
             with pytest.raises(errors.LogError, match=why):
                 tracker.reopen(run_id)
-        with pytest.raises(errors.RunNotFoundError):
-            tracker.reopen("0" * 32)
-
-    def test_peek_reads_running_runs(self, tracker: Tracker):
-        run = tracker.start("m", "r", kind="debug_build")
-        for data in (b"one", b"two"):
-            run.log_bytes(data, "a/b.bin")
-            assert tracker.peek(run.id, "a/b.bin") == data
-        assert tracker.peek(run.id, "a/c.bin") is None and tracker.peek(run.id, "nowhere/at.all") is None
 
     def test_only_runs_of_dead_processes_are_reaped(self, tracker: Tracker):
-        owners = {
-            "mine": HERE.to_json(),
-            "dead": DEAD.to_json(),
-            "elsewhere": dataclasses.replace(DEAD, host="elsewhere").to_json(),
-            "foreign": "not ours",
-        }
-        runs = {name: tracker.start("m", name, kind="build", tags={Tag.OWNER: tag}) for name, tag in owners.items()}
+        far = dataclasses.replace(DEAD, host="elsewhere")
+        owners = {"mine": HERE.to_json(), "dead": DEAD.to_json(), "far": far.to_json(), "foreign": "not ours"}
+        runs = {name: start(tracker, name, tags={Tag.OWNER: tag}) for name, tag in owners.items()}
 
         assert [info.name for info in reap(tracker)] == ["dead"]
         for name, run in runs.items():
@@ -390,30 +340,27 @@ class TrackerContract:
     # The registry
 
     def test_aliases_point_to_the_newest_version(self, tracker: Tracker):
-        runs = []
-        for data in (b"one", b"two"):
-            run = tracker.start("m", "r", kind="build")
-            run.log_bytes(data, "engine/engine.ort")
+        runs = [start(tracker), start(tracker)]
+        for run in runs:
+            run.log_bytes(run.id.encode(), "e.ort")
             run.finish("good")
-            runs.append(run.id)
 
-        first = tracker.register("net", runs[0], "engine/engine.ort", alias="cpu_1", tags={"who": "me"})
-        other = tracker.register("net", runs[0], "engine/engine.ort", alias="cpu_2")
-        second = tracker.register("net", runs[1], "engine/engine.ort", alias="cpu_1")
+        first = tracker.register("net", runs[0].id, "e.ort", alias="cpu_1", tags={"who": "me"})
+        other = tracker.register("net", runs[0].id, "e.ort", alias="cpu_2")
+        second = tracker.register("net", runs[1].id, "e.ort", alias="cpu_1")
 
         assert [first.version, other.version, second.version] == ["1", "2", "3"]
         assert first.tags == {"who": "me"}
         assert tracker.registered("net", "cpu_1") == second and tracker.registered("net", "cpu_2") == other
         assert tracker.aliases("net") == {"cpu_1": "3", "cpu_2": "2"}
-        assert (second.run_id, second.path) == (runs[1], "engine/engine.ort")
+        assert (second.run_id, second.path) == (runs[1].id, "e.ort")
         assert tracker.registered("nothing", "cpu") is None
         assert tracker.aliases("nothing") == {} == tracker.aliases("a/b")
 
     def test_invalid_registrations_are_refused(self, tracker: Tracker):
-        running = tracker.start("m", "r", kind="build")
-        running.log_bytes(b"x", "engine.ort")
-        whole = tracker.start("m", "r", kind="build")
-        whole.log_bytes(b"x", "engine.ort")
+        running, whole = start(tracker), start(tracker)
+        for run in (running, whole):
+            run.log_bytes(b"x", "engine.ort")
         whole.finish()
 
         for run_id, path in ((running.id, "engine.ort"), (whole.id, "other.ort")):
