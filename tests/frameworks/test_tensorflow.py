@@ -25,14 +25,8 @@ def keras_model() -> object:
     keras = pytest.importorskip("keras")
     keras.utils.set_random_seed(0)
     layers = keras.layers
-    return keras.Sequential(
-        [
-            layers.Input((8, 8, 3), name="image"),
-            layers.Conv2D(4, 3, activation="relu"),
-            layers.Flatten(),
-            layers.Dense(5, activation="softmax"),
-        ]
-    )
+    body = [layers.Conv2D(4, 3, activation="relu"), layers.Flatten(), layers.Dense(5, activation="softmax")]
+    return keras.Sequential([layers.Input((8, 8, 3), name="image"), *body])
 
 
 @pytest.fixture(scope="module")
@@ -74,16 +68,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarr
         return folder, session.run(y, {x: ROWS})
 
 
-@pytest.mark.parametrize("outputs", [None, ["y"], ["y:0"]])
-def test_a_checkpoint_knows_its_inputs_and_outputs(
-    outputs: list[str] | None, checkpoint: tuple[Path, np.ndarray]
-) -> None:
+def test_a_checkpoint_knows_its_inputs_and_outputs(checkpoint: tuple[Path, np.ndarray]) -> None:
     folder, wanted = checkpoint
-
-    converted = OnnxFromTensorFlow(folder, "ckpt", checkpoint="model", outputs=outputs)()
-
-    assert [value.name for value in converted.graph.input] == ["x:0"]
-    np.testing.assert_allclose(reference_outputs(converted, [{"x:0": ROWS}])[0]["y:0"], wanted, rtol=1e-5, atol=1e-6)
+    for outputs in (None, ["y"], ["y:0"]):
+        converted = OnnxFromTensorFlow(folder, "ckpt", checkpoint="model", outputs=outputs)()
+        assert [value.name for value in converted.graph.input] == ["x:0"]
+        found = reference_outputs(converted, [{"x:0": ROWS}])[0]["y:0"]
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_a_graph_in_memory_is_converted() -> None:
@@ -96,22 +87,14 @@ def test_a_graph_in_memory_is_converted() -> None:
     np.testing.assert_array_equal(reference_outputs(converted, [{"x:0": ROWS}])[0]["y:0"], np.maximum(ROWS, 0))
 
 
-def test_commands_accept_tensorflow_files(
-    files: Path,
-    keras_model: object,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_commands_accept_tensorflow_files(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     np.savez("inputs.npz", image=IMAGE)
+    load = ["--onnxrt", "--load-inputs", "inputs.npz"]
 
     assert main(["convert", str(files / "model.keras"), "-o", "model.onnx"]) == 0
-    assert (
-        main(["run", str(files / "model.keras"), "--onnxrt", "--load-inputs", "inputs.npz", "--save-outputs", "a.json"])
-        == 0
-    )
-    assert main(["run", "model.onnx", "--onnxrt", "--load-inputs", "inputs.npz", "--load-outputs", "a.json"]) == 0
+    assert main(["run", str(files / "model.keras"), *load, "--save-outputs", "a.json"]) == 0
+    assert main(["run", "model.onnx", *load, "--load-outputs", "a.json"]) == 0
     assert main(["inspect", "model", str(files / "frozen.pb")]) == 0
     assert "Graph Output(s)" in capsys.readouterr().out
 
@@ -120,7 +103,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "model.keras").write_bytes(b"nothing of the kind")
     (tmp_path / "frozen.pb").write_bytes(b"\xff" * 40)
 
-    with pytest.raises(errors.InvalidModelError, match=r"tf2onnx cannot convert .*model\.keras"):
-        OnnxFromTensorFlow(tmp_path / "model.keras", "keras")()
-    with pytest.raises(errors.InvalidModelError, match=r"TensorFlow cannot read .*frozen\.pb"):
-        OnnxFromTensorFlow(tmp_path / "frozen.pb", "frozen")()
+    for name, kind, said in (
+        ("model.keras", "keras", "tf2onnx cannot convert"),
+        ("frozen.pb", "frozen", "cannot read"),
+    ):
+        with pytest.raises(errors.InvalidModelError, match=f"{said} .*{name}"):
+            OnnxFromTensorFlow(tmp_path / name, kind)()  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -20,6 +21,12 @@ torch = pytest.importorskip("torch")
 
 def runner(path: Path, name: str = "runner") -> OnnxrtRunner:
     return OnnxrtRunner(SessionFromOnnx(str(path)), name=name)
+
+
+def identity_of(dtype: str, folder: Path) -> Path:
+    text = f"({dtype}[2,3] x) => ({dtype}[2,3] y) {{ y = Identity(x) }}"
+    onnx.save(models.model(text, opset=21), folder / "same.onnx")
+    return folder / "same.onnx"
 
 
 def test_tensors_in_give_tensors_out(tmp_path: Path) -> None:
@@ -39,14 +46,9 @@ def test_tensors_in_give_tensors_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float16", "int8", "bool"])
 def test_types_without_numpy_are_passed_bitwise(dtype: str, tmp_path: Path) -> None:
-    name = dtype.replace("_", "")
-    proto = models.model(f"({name}[2,3] x) => ({name}[2,3] y) {{ y = Identity(x) }}", opset=21)
-    onnx.save(proto, tmp_path / "same.onnx")
     tensor = (torch.arange(6).reshape(2, 3) % 2).to(getattr(torch, dtype))
-
-    with runner(tmp_path / "same.onnx") as active:
+    with runner(identity_of(dtype.replace("_", ""), tmp_path)) as active:
         found = active.infer({"x": tensor})["y"]
-
     assert found.dtype == tensor.dtype and torch.equal(found.view(torch.uint8), tensor.view(torch.uint8))
 
 
@@ -78,13 +80,8 @@ def test_random_tensors_are_compared_and_saved(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8e4m3fn", "float16", "int64", "bool"])
 def test_random_tensors_have_the_input_type(dtype: str, tmp_path: Path) -> None:
-    onnx.save(
-        models.model(f"({dtype}[4,5] x) => ({dtype}[4,5] y) {{ y = Identity(x) }}", opset=21), tmp_path / "m.onnx"
-    )
     loader = DataLoader(iterations=1, data_loader_backend_module="torch", val_range=(0, 1))
-
-    results = Comparator.run([runner(tmp_path / "m.onnx")], data_loader=loader)
-
+    results = Comparator.run([runner(identity_of(dtype, tmp_path))], data_loader=loader)
     found = results[0][1][0]["y"]
     assert isinstance(found, torch.Tensor) and str(found.dtype).replace("_", "") == f"torch.{dtype}"
     assert 0 <= float(found.float().min()) <= float(found.float().max()) <= 1
@@ -94,11 +91,10 @@ def test_random_tensors_have_the_input_type(dtype: str, tmp_path: Path) -> None:
 def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where torchvision keeps what it has downloaded."""
     pytest.importorskip("lpips")
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     _load_model.cache_clear()
-    folder = tmp_path / "torch" / "hub" / "checkpoints"
-    folder.mkdir(parents=True)
-    return folder
+    (tmp_path / "hub" / "checkpoints").mkdir(parents=True)
+    return tmp_path / "hub" / "checkpoints"
 
 
 def test_the_perceptual_distance_is_what_lpips_gives(weights: Path) -> None:
@@ -120,22 +116,16 @@ def test_the_perceptual_distance_is_what_lpips_gives(weights: Path) -> None:
     assert distance == pytest.approx(wanted, rel=1e-5) and wanted > 0
     assert lpips_distance([(image, image)]) == 0
     assert lpips_distance([(image * 255, noisy * 255)]) == pytest.approx(wanted, rel=1e-3)
-    assert lpips_distance([(image.transpose(0, 2, 3, 1), noisy.transpose(0, 2, 3, 1))]) == pytest.approx(
-        wanted, rel=1e-5
-    )
-    check = CompareFunc.perceptual_metrics(lpips_threshold=wanted * 2)
-    results = [RunResults([(name, [{"y": array}])]) for name, array in (("a", image), ("b", noisy))]
-    both = RunResults([results[0][0], results[1][0]])
-    assert bool(Comparator.compare_accuracy(both, compare_func=check))
-    strict = CompareFunc.perceptual_metrics(lpips_threshold=wanted / 2)
-    assert not bool(Comparator.compare_accuracy(both, compare_func=strict))
+    channels_last = [tuple(array.transpose(0, 2, 3, 1) for array in (image, noisy))]
+    assert lpips_distance(channels_last) == pytest.approx(wanted, rel=1e-5)  # type: ignore[arg-type]
+    both = RunResults([("a", [{"y": image}]), ("b", [{"y": noisy}])])
+    for factor in (2, 0.5):
+        check = CompareFunc.perceptual_metrics(lpips_threshold=wanted * factor)
+        assert bool(Comparator.compare_accuracy(both, compare_func=check)) == (factor > 1)
 
 
 def test_missing_lpips_weights_are_reported(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError("no route to host")
-
-    monkeypatch.setattr("torch.hub.download_url_to_file", refuse)
+    monkeypatch.setattr("torch.hub.download_url_to_file", Mock(side_effect=OSError("no route to host")))
     image = np.zeros((1, 3, 64, 64), np.float32)
 
     with pytest.raises(errors.ComparisonError, match="could not be loaded: no route to host"):

@@ -59,12 +59,7 @@ def from_torch(module, arguments, path, names, *, dynamo=False):  # type: ignore
         opset_version=18 if dynamo else 17,
         dynamo=dynamo,
     )
-    save_feed(path, {name: value.numpy() for name, value in zip(names, arguments)})
-
-
-def save_feed(path: Path, feed: dict[str, np.ndarray]) -> None:
-    """Write the feed next to a model."""
-    np.savez(path.with_suffix(".npz"), **feed)
+    np.savez(path.with_suffix(".npz"), **{name: value.numpy() for name, value in zip(names, arguments)})
 
 
 def seeded():  # type: ignore[no-untyped-def]
@@ -140,32 +135,7 @@ def learner(name: str, path: Path) -> None:
         "mlp": lambda: neural_network.MLPClassifier((32, 16), max_iter=60, random_state=0),
     }[name]()
     onnx.save(to_onnx(made.fit(x, y), x[:1]), path)
-    save_feed(path, {"X": x[:5]})
-
-
-def perceptron(path: Path, width: int = 10_000, layers: int = 6) -> None:
-    """A perceptron with 2.4 GB of external weights: more than protobuf's limit."""
-    from onnx import TensorProto, helper
-
-    rng = np.random.default_rng(0)
-    data = path.with_suffix(".data")
-    nodes, weights, x = [], [], "x"
-    with data.open("wb") as file:
-        for layer in range(layers):
-            matrix = rng.standard_normal((width, width), np.float32) / np.float32(width**0.5)
-            weight = TensorProto(name=f"w{layer}", data_type=TensorProto.FLOAT, dims=matrix.shape)
-            weight.data_location = TensorProto.EXTERNAL
-            for key, value in (("location", data.name), ("offset", file.tell()), ("length", matrix.nbytes)):
-                weight.external_data.add(key=key, value=str(value))
-            file.write(matrix.tobytes())
-            weights.append(weight)
-            nodes.append(helper.make_node("MatMul", [x, weight.name], [f"m{layer}"], f"matmul{layer}"))
-            x = f"a{layer}"
-            nodes.append(helper.make_node("Relu", [f"m{layer}"], [x], f"relu{layer}"))
-    types = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, width]) for name in ("x", x)]
-    graph = helper.make_graph(nodes, "perceptron", types[:1], types[1:], weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
-    save_feed(path, {"x": rng.standard_normal((2, width), np.float32)})
+    np.savez(path.with_suffix(".npz"), X=x[:5])
 
 
 def zoo() -> dict[str, Callable[[Path], None]]:
@@ -177,7 +147,6 @@ def zoo() -> dict[str, Callable[[Path], None]]:
     made |= {n: lambda p, n=n: language(n, p) for n in TRANSFORMERS}
     made |= {n: lambda p, n=n: vision(n, p) for n in sorted(VISION, key=lambda n: "vit" in n)}
     made |= {f"{n}_dynamo": lambda p, n=n: vision(n, p, dynamo=True) for n in ("resnet18", "mobilenet_v2")}
-    made["perceptron_2400mb"] = perceptron
     return made
 
 

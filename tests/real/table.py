@@ -104,13 +104,8 @@ def distance(found: dict[str, np.ndarray], golden: dict[str, np.ndarray]) -> flo
             worst = max(worst, float((found[name] != expected).mean()) if expected.size else 0.0)
             continue
         difference = np.abs(found[name].astype(np.float64) - expected.astype(np.float64)).max(initial=0.0)
-        worst = max(worst, float(difference / max(largest(expected), 1e-30)))
+        worst = max(worst, float(difference / max(float(np.abs(expected).max(initial=0.0)), 1e-30)))
     return worst
-
-
-def largest(array: np.ndarray) -> float:
-    """The largest magnitude in an array."""
-    return float(np.abs(array.astype(np.float64)).max(initial=0.0))
 
 
 def command_line(tool: str, what: str, model: Path, folder: Path) -> list[str]:
@@ -119,7 +114,6 @@ def command_line(tool: str, what: str, model: Path, folder: Path) -> list[str]:
     if what in LOWERED:
         return [sys.executable, "-c", CONVERT, str(model), feed, str(folder / "out.npz"), what]
     words = {
-        "inspect": ["inspect", "model", str(model), "--show", "layers"],
         "lint": ["check", "lint", str(model)],
         "sanitize": ["surgeon", "sanitize", str(model), "--fold-constants", "-o", "out.onnx"],
         "run": ["run", str(model), "--onnxrt", "--load-inputs", "inputs.json", "--save-outputs", "out.json"],
@@ -138,20 +132,17 @@ def measure(model: Path, tool: str, what: str) -> Row:
         save_json([feed], str(folder / "inputs.json"))
         code, text, cpu, memory = run_measured(command_line(tool, what, model, folder), folder)
         lines = text.strip().splitlines() or [""]
+        try:
+            right, result = check(what, model, folder, feed, lines)
+        except Exception as exc:  # the result cannot be used at all
+            right, result = False, f"exit {code}: {lines[-1][:160]} {type(exc).__name__}: {exc!s:.140}"
         if code and what != "lint":
-            right, result = False, f"exit {code}: {lines[-1][:160]}"
-        else:
-            try:
-                right, result = check(what, model, folder, feed, lines)
-            except Exception as exc:  # the result cannot be used at all
-                right, result = False, f"{type(exc).__name__}: {' '.join(str(exc).split())[:140]}"
+            right = False
     return Row(model.stem, f"{tool} {what}", right, result, cpu, memory)
 
 
 def check(what: str, model: Path, folder: Path, feed: dict[str, np.ndarray], lines: list[str]) -> tuple[bool, str]:
     """Whether the result of a command is correct, and a short result."""
-    if what == "inspect":
-        return True, f"{len(lines)} lines"
     if what == "lint":
         wrong = [line for line in lines if "error" in line.lower().replace("0 error", "")]
         return not wrong, wrong[0][:140] if wrong else "clean"
@@ -172,7 +163,7 @@ def check(what: str, model: Path, folder: Path, feed: dict[str, np.ndarray], lin
         if verdict == "good":
             return off <= LOWERED[what], f"good, {called}, off by {off:.1e}"
         # FP16 flushes small outputs to 0, though this engine computes in FP32.
-        lost = what == "fp16" and min(largest(array) for array in golden.values()) < SMALLEST_FP16
+        lost = what == "fp16" and min(np.abs(array).max(initial=0.0) for array in golden.values()) < SMALLEST_FP16
         return bool(reasons) and (off > SOUND[what] or lost), f"{verdict}, {called}, off by {off:.1e}: {reasons}"
     off = distance(found, golden)
     return off <= TOLERANCE, f"off by {off:.1e}"
@@ -184,20 +175,8 @@ def perturbed(feed: dict[str, np.ndarray], number: int) -> dict[str, np.ndarray]
     return {n: (a * rng.uniform(0.9, 1.1)).astype(a.dtype) if a.dtype.kind == "f" else a for n, a in feed.items()}
 
 
-def write_small(folder: Path) -> None:
-    """Write the tests' small models with the structure of real exports: loops, branches, Q/DQ, masks, caches, boxes."""
-    from tests import zoo
-
-    for make in zoo.EVALUATED:
-        case = make()
-        path = folder / f"small_{make.__name__}.onnx"
-        if not path.exists():
-            np.savez(path.with_suffix(".npz"), **case.feed)
-            case.write(folder, path.stem)
-
-
-COMMANDS = ("inspect", "lint", "sanitize", "run", "fp32", "fp16", "int8")
-COMPARED = ("inspect", "lint", "sanitize", "run")
+COMMANDS = ("lint", "sanitize", "run", "fp32", "fp16", "int8")
+COMPARED = ("lint", "sanitize", "run")
 
 
 def main() -> int:
@@ -207,19 +186,19 @@ def main() -> int:
     parser.add_argument("--commands", nargs="*", choices=COMMANDS, default=list(COMMANDS))
     args = parser.parse_args()
     folder = args.folder.resolve()  # commands run in another folder
-    write_small(folder)
-    rows = []
+    rows: list[Row] = []
     print("| model | command | right | result | CPU s | peak MB |\n|---|---|---|---|---|---|")
     for model in sorted(folder.glob("*.onnx")):
         if (args.only and model.stem not in args.only) or not model.with_suffix(".npz").exists():
             continue
         for what in args.commands:
             for tool in ("trtops", "polygraphy") if what in COMPARED else ("trtops",):
-                row = measure(model, tool, what)
-                rows.append(row)
+                rows.append(row := measure(model, tool, what))
                 right = "yes" if row.right else "NO"
-                line = f"| {row.model} | {row.command} | {right} | {row.result} | {row.cpu:.2f} | {row.memory:.0f} |"
-                print(line, flush=True)
+                print(
+                    f"| {row.model} | {row.command} | {right} | {row.result} | {row.cpu:.2f} | {row.memory:.0f} |",
+                    flush=True,
+                )
     print("\n| command | models | wrong | CPU s, sum | peak MB, largest |\n|---|---|---|---|---|")
     for command in dict.fromkeys(row.command for row in rows):
         of = [row for row in rows if row.command == command]

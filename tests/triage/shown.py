@@ -37,11 +37,10 @@ def show_triage(folder: Path) -> bool:
         result = triage(path, config)
         right += named(fault, result)
         builds += result.builds
-        print(
-            f"{fault.name:32} {'named' if named(fault, result) else 'MISSED':7} {result.kind:16} "
-            f"{', '.join(result.places[:3])[:40]:40} {len(result.steps):3} questions {result.builds:3} builds",
-            flush=True,
+        found = (
+            f"{'named' if named(fault, result) else 'MISSED':7} {result.kind:16} {', '.join(result.places[:3])[:40]:40}"
         )
+        print(f"{fault.name:32} {found} {len(result.steps):3} questions {result.builds:3} builds", flush=True)
     minutes = (time.perf_counter() - began) / 60
     print(f"triage: {right} of {len(FAULTS)} named (goal 18) with {builds} builds in {minutes:.1f} min")
     return right >= 18
@@ -76,19 +75,16 @@ def show_bundles(folder: Path) -> bool:
         again = subprocess.run([str(python), "reproduce.py"], cwd=place / "bundle", capture_output=True, text=True)
         good = again.returncode == 0 and f"verdict: {run.verdict}" in again.stdout
         reproduced += good
-        shown = "reproduced" if good else again.stdout[-80:] + again.stderr[-80:]
-        print(f"{fault.name:32} {run.verdict:5} {shown}", flush=True)
+        print(f"{fault.name:32} {run.verdict:5} {'reproduced' if good else again.stdout + again.stderr}", flush=True)
     print(f"bundles: {reproduced} of {count} reproduced (goal all)")
     return reproduced == count
-
-
-PARTS = {"triage": show_triage, "bundles": show_bundles}
 
 
 def main(parts: list[str]) -> int:
     """Run parts, and say whether every goal was met."""
     with tempfile.TemporaryDirectory() as folder:
-        met = [PARTS[part](Path(folder, part)) for part in parts or PARTS]
+        shown = {"triage": show_triage, "bundles": show_bundles}
+        met = [shown[part](Path(folder, part)) for part in parts or shown]
     return 0 if all(met) else 1
 
 
