@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Callable, Iterable
 from multiprocessing.context import ForkProcess
+from typing import Any
 
 
 class ForkedProcess(ForkProcess):
@@ -26,3 +28,13 @@ class ForkedProcess(ForkProcess):
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
+
+
+def run_in_children(target: Callable[[Any], object], arguments: Iterable[Any]) -> None:
+    """Call a function in one forked child per argument, all at once, and wait; fails if a call failed."""
+    children = [ForkedProcess(target=target, args=(argument,)) for argument in arguments]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    assert {child.exitcode for child in children} == {0}
