@@ -25,21 +25,12 @@ def test_live_process_is_not_gone():
     assert owner.is_gone(own)
 
 
-def test_start_time_identifies_a_process():
+def test_processes_end_by_reboot_or_start_time():
     here = owner.current()
+    gone = replace(here, pid=2**22 + 1, started=1)
 
     assert not owner.is_gone(here)
-    assert owner.is_gone(replace(here, started=here.started - 100))
-
-
-def test_reboot_ends_every_process():
-    assert owner.is_gone(replace(owner.current(), boot="before"))
-
-
-def test_remote_processes_are_not_gone():
-    gone = replace(owner.current(), pid=2**22 + 1, started=1)
-    assert owner.is_gone(gone)
-
-    assert not owner.is_gone(replace(gone, host="elsewhere"))
-    assert not owner.is_gone(replace(gone, machine="elsewhere", boot="other"))
-    assert not owner.is_gone(replace(gone, namespace="pid:[1]"))
+    for ended in (gone, replace(here, started=here.started - 100), replace(here, boot="before")):
+        assert owner.is_gone(ended)
+    for remote in ({"host": "elsewhere"}, {"machine": "elsewhere", "boot": "other"}, {"namespace": "pid:[1]"}):
+        assert not owner.is_gone(replace(gone, **remote))

@@ -25,11 +25,6 @@ def mlflow_is_imported() -> None:
     import mlflow.utils.validation  # noqa: F401
 
 
-@given(anything)
-def test_parts_are_decoded(part: str):
-    assert schema.decode(schema.encode(part)) == part
-
-
 @given(names)
 def test_metric_keys_are_valid_and_decoded(name: tuple[str, ...]):
     from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_metric_name
@@ -46,11 +41,6 @@ def test_metric_keys_are_valid_and_decoded(name: tuple[str, ...]):
 @given(names, names)
 def test_metric_keys_differ(a: tuple[str, ...], b: tuple[str, ...]):
     assert (schema.metric_key(schema.fitting(a)) == schema.metric_key(schema.fitting(b))) == (a == b)
-
-
-@given(st.lists(anything, min_size=1, max_size=3), st.lists(anything, min_size=1, max_size=3))
-def test_division_of_names_matters(a: list[str], b: list[str]):
-    assert schema.metric_key((*a, *b)) != schema.metric_key(("".join([*a, *b]),))
 
 
 def test_ordinary_names_stay_readable():
@@ -73,9 +63,6 @@ def test_long_names_keep_their_ends():
 def test_malformed_parts_are_refused(text: str):
     with pytest.raises(errors.FormatError, match="encoded name part"):
         schema.decode(text)
-
-
-def test_empty_name_is_refused():
     with pytest.raises(errors.LogError, match="no parts"):
         schema.metric_key(())
 
@@ -89,15 +76,8 @@ def test_config_becomes_flat_params():
 
 
 def test_positive_errors_get_logarithms():
-    twins = schema.log10_twins(
-        {
-            ("error", "out", "max_abs"): 1e-4,
-            ("error", "out", "zero"): 0.0,
-            ("error", "out", "inf"): math.inf,
-            ("error", "out", "nan"): math.nan,
-            ("build", "seconds"): 2.0,
-        }
-    )
+    values = {"max_abs": 1e-4, "zero": 0.0, "inf": math.inf, "nan": math.nan}
+    twins = schema.log10_twins({("error", "out", k): v for k, v in values.items()} | {("build", "seconds"): 2.0})
 
     assert twins == {("error_log10", "out", "max_abs"): pytest.approx(-4)}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forking import ForkedProcess
+from tests.forking import ForkedProcess, run_in_children
 from trtops import errors
 from trtops.cli.main import main
 from trtops.tracking import location, store
@@ -19,23 +19,11 @@ from trtops.tracking.base import tracked
 from trtops.tracking.check import reap
 from trtops.tracking.mlflow import MlflowTracker, embedded
 
-fork = multiprocessing.get_context("fork")
-
 
 def log_one(tracker: MlflowTracker, name: str = "r") -> str:
     with tracked(tracker, "m", name, kind="build") as run:
         run.log_bytes(b"plan", "engine/x.plan")
     return run.id
-
-
-def revision(root: Path, change_to: str | None = None) -> str:
-    with closing(sqlite3.connect(root / "mlflow.db")) as database, database:
-        if change_to:
-            database.execute("UPDATE alembic_version SET version_num = ?", (change_to,))
-        return database.execute("SELECT version_num FROM alembic_version").fetchone()[0]
-
-
-# Where it is
 
 
 def test_default_location(monkeypatch, tmp_path: Path):
@@ -54,24 +42,16 @@ def test_default_location(monkeypatch, tmp_path: Path):
     assert location.resolve() == "http://tracking:5000"
     assert location.default_root() == tmp_path / "home"
 
-
-def test_paths_of_a_store(tmp_path: Path):
     place = location.resolve(tmp_path)
-
     assert place.uri == f"sqlite:///{tmp_path}/mlflow.db"
     assert place.artifacts == tmp_path / "artifacts"
     assert place.artifacts_of("resnet50") == tmp_path / "artifacts" / "resnet50"
 
 
-@pytest.mark.parametrize(
-    "address", ["postgresql://host/db", "file:///x", "sqlite://", "sqlite:///:memory:", "s3://bucket", "databricks:x"]
-)
-def test_other_addresses_are_refused(address: str):
-    with pytest.raises(errors.StoreError, match="mlflow server"):
-        location.resolve(address)
-
-
-def test_percent_in_root_is_refused(tmp_path: Path):
+def test_other_addresses_are_refused(tmp_path: Path):
+    for address in ("postgresql://h/db", "file:///x", "sqlite://", "sqlite:///:memory:", "s3://bucket", "databricks:x"):
+        with pytest.raises(errors.StoreError, match="mlflow server"):
+            location.resolve(address)
     with pytest.raises(errors.StoreError, match="Rename"):
         location.resolve(tmp_path / "100%20")
 
@@ -91,27 +71,20 @@ def test_relative_address_is_made_absolute(monkeypatch, new_store, tmp_path: Pat
     assert MlflowTracker(root).load(run_id).read_bytes("engine/x.plan") == b"plan"
 
 
-def test_tracker_is_opened_once(new_store, tmp_path: Path):
-    root = new_store(tmp_path / "mlruns")
-
-    assert store.open_tracker(root) is store.open_tracker(f"sqlite:///{root}/mlflow.db")
-
-
-def test_root_with_spaces_and_unicode(new_store, tmp_path: Path):
-    tracker = MlflowTracker(new_store(tmp_path / "my runs #1 日本" / "mlruns"))
+def test_root_with_spaces_is_opened_once(new_store, tmp_path: Path):
+    root = new_store(tmp_path / "my runs #1 日本" / "mlruns")
+    tracker = store.open_tracker(root)
     run_id = log_one(tracker)
 
+    assert tracker is store.open_tracker(f"sqlite:///{root}/mlflow.db")
     assert tracker.load(run_id).read_bytes("engine/x.plan") == b"plan"
-    assert [item.path for item in tracker._client.list_artifacts(run_id, "engine")] == ["engine/x.plan"]
-
-
-# Made
+    assert [item.path for item in tracker.inner._client.list_artifacts(run_id, "engine")] == ["engine/x.plan"]
 
 
 def test_eight_processes_make_one_store(tmp_path: Path):
     import mlflow.store.tracking.sqlalchemy_store  # noqa: F401 - the children have it ready and so really meet
 
-    gate = fork.Barrier(8)
+    gate = multiprocessing.get_context("fork").Barrier(8)
     places = [str(tmp_path / "mlruns"), f"sqlite:///{tmp_path}/mlruns/mlflow.db"]
 
     def work(i: int) -> None:
@@ -120,14 +93,9 @@ def test_eight_processes_make_one_store(tmp_path: Path):
         (tmp_path / f"seen by {i}").write_text(str(tracker.store.database.stat().st_ino))
         log_one(tracker, str(i))
 
-    children = [ForkedProcess(target=work, args=(i,)) for i in range(8)]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join()
+    run_in_children(work, range(8))
     tracker = MlflowTracker(tmp_path / "mlruns")
 
-    assert [child.exitcode for child in children] == [0] * 8
     assert len({seen.read_text() for seen in tmp_path.glob("seen by *")}) == 1
     runs = tracker.find("m")
     assert sorted(info.name for info in runs) == [str(i) for i in range(8)]
@@ -147,49 +115,33 @@ def test_half_made_database_is_replaced(tmp_path: Path):
         assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
-@pytest.mark.parametrize("content", [b"", b"no database at all" * 100])
-def test_other_files_are_refused_unchanged(tmp_path: Path, content: bytes):
-    (tmp_path / "mlflow.db").write_bytes(content)
+def test_other_files_are_refused_unchanged(tmp_path: Path):
+    for content in (b"", b"no database at all" * 100):
+        (tmp_path / "mlflow.db").write_bytes(content)
 
-    with pytest.raises(errors.StoreError, match=r"mlflow\.db"):
-        MlflowTracker(tmp_path)
+        with pytest.raises(errors.StoreError, match=r"mlflow\.db"):
+            MlflowTracker(tmp_path)
 
-    assert (tmp_path / "mlflow.db").read_bytes() == content
-
-
-def test_store_that_cannot_be_made(tmp_path: Path):
-    (tmp_path / "file").write_text("x")
-
+        assert (tmp_path / "mlflow.db").read_bytes() == content
     with pytest.raises(errors.StoreError, match="TRTOPS_HOME"):
-        embedded.ensure_store(tmp_path / "file" / "mlruns")
+        embedded.ensure_store(tmp_path / "mlflow.db" / "mlruns")
 
 
-# Of another MLflow
-
-
-def test_newer_store_is_refused_unchanged(new_store, tmp_path: Path):
+@pytest.mark.parametrize("age", ["newer", "older"])
+def test_stores_of_another_mlflow_are_refused(new_store, tmp_path: Path, age: str):
     root = new_store(tmp_path / "mlruns")
-    revision(root, change_to="f4a9b2c7d1e6")  # MLflow 3.18's
+    other = "f4a9b2c7d1e6" if age == "newer" else embedded.known_revisions()[1]  # the former is MLflow 3.18's
+    with closing(sqlite3.connect(root / "mlflow.db")) as database, database:
+        database.execute("UPDATE alembic_version SET version_num = ?", (other,))
     before = (root / "mlflow.db").read_bytes()
+    reason = (
+        "newer MLflow wrote it.*Install that" if age == "newer" else f"mlflow db upgrade sqlite:///{root}/mlflow.db"
+    )
 
-    with pytest.raises(errors.StoreError, match=r"newer MLflow wrote it.*Install that release"):
+    with pytest.raises(errors.StoreError, match=reason):
         MlflowTracker(root)
 
     assert (root / "mlflow.db").read_bytes() == before
-
-
-def test_older_store_is_refused_unchanged(new_store, tmp_path: Path):
-    root = new_store(tmp_path / "mlruns")
-    revision(root, change_to=embedded.known_revisions()[1])
-    before = (root / "mlflow.db").read_bytes()
-
-    with pytest.raises(errors.StoreError, match=f"mlflow db upgrade sqlite:///{root}/mlflow.db"):
-        MlflowTracker(root)
-
-    assert (root / "mlflow.db").read_bytes() == before
-
-
-# Moved
 
 
 def test_moved_and_copied_stores_are_refused(new_store, tmp_path: Path):
@@ -204,9 +156,6 @@ def test_moved_and_copied_stores_are_refused(new_store, tmp_path: Path):
         MlflowTracker(moved)
     old.symlink_to(moved)  # as the message says
     assert MlflowTracker(old).load(run_id).read_bytes("engine/x.plan") == b"plan"
-
-
-# Dead runs
 
 
 def test_runs_of_killed_process_are_reaped(new_store, tmp_path: Path, capsys):
