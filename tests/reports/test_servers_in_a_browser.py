@@ -5,13 +5,13 @@ Takes a minute or two, so it only runs with `TRTOPS_TEST_BROWSER=1`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.servers import MlflowServer
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRTOPS_TEST_BROWSER") != "1", reason="takes minutes: set TRTOPS_TEST_BROWSER=1"
@@ -59,74 +62,42 @@ class Served:
     made: dict[str, str]
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
-    ports = free_port(), free_port()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    api = f"http://127.0.0.1:{port}/api"
     environment = {
         **os.environ,
         "TRTOPS_HOME": str(folder / "mlruns"),
         "PREFECT_HOME": str(folder / "prefect"),
-        "PREFECT_API_URL": f"http://127.0.0.1:{ports[1]}/api",
-        "PREFECT_UI_API_URL": f"http://127.0.0.1:{ports[1]}/api",
+        "PREFECT_API_URL": api,
+        "PREFECT_UI_API_URL": api,
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "true",
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }
-    prefect = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(ports[1])]
-    mlflow = [sys.executable, "-m", "trtops.cli", "store", "ui", "--port", str(ports[0])]
-    started: list[subprocess.Popen[bytes]] = []
 
-    def start(command: list[str]) -> None:
-        log = open(folder / f"{len(started)}.log", "wb")  # noqa: SIM115 - the process keeps it
-        started.append(
-            subprocess.Popen(command, env=environment, cwd=folder, stdout=log, stderr=log, start_new_session=True)
-        )
+    def answers() -> bool:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{api}/health", timeout=5):
+            return True
+        return False
 
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    with open(folder / "prefect.log", "wb") as log:
+        prefect = subprocess.Popen(command, env=environment, cwd=folder, stdout=log, stderr=log, start_new_session=True)
     try:
-        start(prefect)
-        wait_for(f"http://127.0.0.1:{ports[1]}/api/health", started[0])
-        made = subprocess.run(
-            [sys.executable, "-c", MAKE, json.dumps(OUTPUTS)],
-            env=environment,
-            cwd=folder,
-            capture_output=True,
-            check=False,
-        )
+        until(answers, while_alive=prefect)
+        command = [sys.executable, "-c", MAKE, json.dumps(OUTPUTS)]
+        made = subprocess.run(command, env=environment, cwd=folder, capture_output=True, check=False)
         assert made.returncode == 0, made.stderr.decode()[-3000:]
-        start(mlflow)
-        wait_for(f"http://127.0.0.1:{ports[0]}/health", started[1])
-        printed = json.loads(made.stdout.decode().splitlines()[-1])
-        yield Served(f"http://127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[1]}", printed)
+        with MlflowServer(folder / "mlruns", by_command=True) as mlflow:
+            yield Served(mlflow.address, api.removesuffix("/api"), json.loads(made.stdout.decode().splitlines()[-1]))
     finally:
-        for process in started:
-            os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-
-
-def wait_for(address: str, process: subprocess.Popen[bytes]) -> None:
-    """Wait until a server answers; its process' end is an error at once."""
-    while process.poll() is None:
-        try:
-            urllib.request.urlopen(address, timeout=5).close()
-        except (OSError, urllib.error.URLError):
-            try:
-                process.wait(0.5)
-            except subprocess.TimeoutExpired:
-                continue
-        else:
-            return
-    raise AssertionError(f"{process.args!r} ended with {process.returncode}")
+        os.killpg(prefect.pid, signal.SIGKILL)
+        prefect.wait()
 
 
 @dataclass
