@@ -90,7 +90,10 @@ def open_feeds(
         for name, spec in inputs.items():
             if spec.shape is None:
                 what = "type" if spec.dtype is None else "rank"
-                raise errors.InputError(f"Input {name!r} has no known {what}, so it needs data. Give a data source.")
+                raise errors.InputError(
+                    f"Input {name!r} has no known {what}, so it needs data. Give a data source, or make it inside the "
+                    "model."
+                )
             shape = tuple(1 if is_dynamic(dim) else dim for dim in spec.shape)
             if shape != spec.shape:
                 log.info("Input %r has shape %s; random data has shape %s.", name, spec.shape, shape)
