@@ -96,6 +96,15 @@ def test_digest_changes_with_every_field(cls: type) -> None:
         (SPEC, dataclasses.replace(SPEC, calibration_sha256="unused unless INT8")),
         (BuildConfig(calibration_fit="partial"), BuildConfig()),
         (BuildConfig(keep=("head",)), BuildConfig()),
+        (BuildConfig(precision="fp16", keep=("b", "a", "a")), BuildConfig(precision="fp16", keep=("a", "b"))),
+        (BuildConfig(mark=("b", "a")), BuildConfig(mark=("a", "b"))),
+        (
+            OptimizationProfile(shapes=(RANGE, dataclasses.replace(RANGE, name="a"))),
+            OptimizationProfile(shapes=(dataclasses.replace(RANGE, name="a"), RANGE)),
+        ),
+        (OnnxRuntimeOptions(tactics=("b", "a", "a")), OnnxRuntimeOptions(tactics=("a", "b"))),
+        (TensorRTOptions(also=("fp16", "bf16")), TensorRTOptions(also=("bf16", "fp16"))),
+        (TensorRTOptions(tactic_sources=("B", "A")), TensorRTOptions(tactic_sources=("A", "B"))),
     ],
 )
 def test_digest_ignores_undecided_fields(one: Any, other: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from trtops import errors
 from trtops.metadata import TensorSpec
@@ -182,7 +182,19 @@ class BuildConfig(Record):
 
     def deciding(self) -> JSONValue:
         """All options; those of calibration for INT8 only, and ``keep`` for precisions below FP32."""
-        found = self.to_dict()
+        found: dict[str, Any] = self.to_dict()
+        options = found["options"]
+        # Their order and repetitions do not change the engine, so builds that differ in these are the same.
+        unordered = (
+            (found, "keep"),
+            (found, "mark"),
+            *((options, name) for name in ("tactics", "also", "tactic_sources")),
+        )
+        for place, name in unordered:
+            if place.get(name):
+                place[name] = sorted(set(place[name]))
+        for profile in found["profiles"]:
+            profile["shapes"].sort(key=lambda shape: shape["name"])
         if self.precision != "int8":
             found.update(calibration_samples=None, calibration_fit=None)
         if self.precision not in ("int8", "fp16", "bf16"):
