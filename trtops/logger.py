@@ -229,7 +229,6 @@ class _Output(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         file = self.file or (sys.stdout if getattr(record, "on_stdout", False) else sys.stderr)
-        # As in logging's own handlers, a line that cannot be written does not end the program.
         try:
             letter, color = _STYLES.get(record.levelno, (record.levelname, 0))
             prefix = f"[{letter}] " if self.settings.letter else ""
@@ -244,6 +243,7 @@ class _Output(logging.Handler):
             if self.settings.colors and color and "NO_COLOR" not in os.environ and file.isatty():
                 text = f"\x1b[{color}m{text}\x1b[0m"
             print(text, file=file, flush=True)
+        # As in logging's own handlers: a line that cannot be written, for whatever reason, does not end the program.
         except Exception:
             self.handleError(record)
 

@@ -31,7 +31,6 @@ from trtops.ops.evaluation.outputs import (
     moved_reference,
     root_mean_square,
     run_in_16_bit,
-    run_unoptimized,
 )
 from trtops.record import Record
 from trtops.spec import Precision
@@ -193,6 +192,7 @@ def _emulated(
     Raises UnsupportedFeatureError if the precision cannot be emulated.
     """
     from trtops.backend.onnx.quantize import OP_TYPES, insert_qdq, is_quantized
+    from trtops.backend.onnxrt.reference import reference_outputs
     from trtops.calibration.cache import read_cache
 
     config = build.spec.config
@@ -212,7 +212,7 @@ def _emulated(
         proto = model.proto(lean=True)
         ranges = read_cache(build.calibration_cache)
         insert_qdq(proto, ranges, style=config.backend, keep=config.keep, op_types=op_types, policy="partial")
-        found = run_unoptimized(proto, feeds)
+        found = reference_outputs(proto, feeds)
     else:
         found, overflowing = run_in_16_bit(model, config.precision, feeds, config.keep)
         overflows = tuple(tensor for tensor, _ in overflowing)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -22,8 +22,6 @@ from trtops.system.processes import temporary_prefix
 from trtops.verdict import Verdict
 
 if TYPE_CHECKING:
-    import onnx
-
     from trtops.backend.base import BaseRunner, Feed
     from trtops.backend.onnx.model import Model
 
@@ -142,6 +140,7 @@ def run_in_16_bit(
     """
     from trtops.backend.onnx.emulate import LARGEST_FLOAT16, emulate_low_precision, watch_peaks
     from trtops.backend.onnx.precision import lower_precision
+    from trtops.backend.onnxrt.reference import reference_outputs
 
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("emulated")) as folder:
         low = lower_precision(model.proto(lean=True), precision, exclude=keep, weights=Path(folder)).model
@@ -149,30 +148,21 @@ def run_in_16_bit(
         outputs = [value.name for value in low.graph.output]
         peaks = watch_peaks(low) if precision == "fp16" else {}
         feeds = list(feeds)
+        # Without optimizations, which could remove the rounding, and crash on some models in 16 bit.
         try:
-            found = run_unoptimized(low, feeds)
+            found = reference_outputs(low, feeds)
         except errors.BackendError:
             if not peaks:
                 raise
             # A tensor without elements has no largest value.
             del low.graph.output[len(outputs) :]
-            found, peaks = run_unoptimized(low, feeds), {}
+            found, peaks = reference_outputs(low, feeds), {}
     largest = {tensor: max(float(arrays[peak]) for arrays in found) for tensor, peak in peaks.items()}
     return (
         [{name: arrays[name] for name in outputs} for arrays in found],
         # A value rounds to infinity from half a step (16) above the largest float16.
         tuple((tensor, peak) for tensor, peak in largest.items() if peak >= LARGEST_FLOAT16 + 16),
     )
-
-
-def run_unoptimized(model: onnx.ModelProto, feeds: Iterable[Feed]) -> Sequence[Mapping[str, Any]]:
-    """The outputs of a model for each feed, without graph optimization; BackendError if it does not run."""
-    from trtops.backend.onnxrt.reference import SessionFromMemory
-    from trtops.backend.onnxrt.runner import OnnxrtRunner
-
-    # Optimizers could remove the rounding, and crash on some models in 16 bit.
-    with OnnxrtRunner(SessionFromMemory(model, optimized=False), "emulated") as runner:
-        return collect(runner, feeds)[0][1]  # type: ignore[no-any-return]
 
 
 def all_numbers(results: RunResults, name: str) -> npt.NDArray[np.float64] | None:
