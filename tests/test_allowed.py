@@ -19,7 +19,7 @@ from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.command import CommandCheck, run_group
-from trtops.ops.evaluation.feeds import open_feeds
+from trtops.ops.evaluation.data import open_feeds
 from trtops.system import allowed
 from trtops.tracking.memory import MemoryTracker
 

@@ -13,8 +13,7 @@ import pytest
 from tests import bombs, models
 from trtops import errors
 from trtops.backend.onnx import fold, shapes
-from trtops.backend.onnx.hostile_models import check_inlined_size
-from trtops.backend.onnx.model import Model
+from trtops.backend.onnx.model import Model, check_inlined_size
 from trtops.cli.main import main
 from trtops.json.numpy_files import load_numpy
 from trtops.ops.model.lint import lint

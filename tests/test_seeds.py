@@ -13,7 +13,7 @@ from tests import models, seeds
 from trtops.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
 from trtops.comparator import Comparator
 from trtops.metadata import TensorMetadata
-from trtops.ops.evaluation.feeds import open_feeds
+from trtops.ops.evaluation.data import open_feeds
 
 pytestmark = [
     pytest.mark.seeds,

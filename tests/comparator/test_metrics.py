@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from trtops import errors
-from trtops.comparator.limits import most
+from trtops.comparator.arrays import most
 from trtops.comparator.metrics import quantiles, statistics, statistics_of_iterations
 
 FLOATS = [np.float16, np.float32, np.float64]

@@ -79,7 +79,7 @@ class TrackerContract:
         run.log_params({"text": "x", "i": 3, "b": True, "n": None, "l": (1, 0.5), "d": {"b": 1, "a": 2}, "e": ""})
         with pytest.raises(errors.LogError, match="text"):
             run.log_params({"text": "y", "other": 1})
-        wanted = {"text": "x", "i": "3", "b": "true", "n": "null", "l": "[1,0.5]", "d": '{"a":2,"b":1}', "e": ""}
+        wanted = {"text": "x", "i": "3", "b": "true", "n": "null", "l": "[1,0.5]", "d.b": "1", "d.a": "2", "e": ""}
         assert tracker.info(run.id).params == wanted
 
         assert tracker.peek(run.id, "a.bin") is None

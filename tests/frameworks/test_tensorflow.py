@@ -10,7 +10,7 @@ import pytest
 from trtops import errors
 from trtops.backend.onnx.from_tensorflow import OnnxFromTensorFlow
 from trtops.backend.onnx.loader import OnnxFromTfGraph
-from trtops.backend.onnxrt.reference import reference_outputs
+from trtops.backend.onnxrt.runner import reference_outputs
 from trtops.cli.main import main
 
 tf = pytest.importorskip("tensorflow")

@@ -56,6 +56,6 @@ def reference_runner(model: Model, name: str | None = None) -> BaseRunner:
 
     The model is read when the runner is activated.
     """
-    from trtops.backend.onnxrt.reference import reference_runner as make
+    from trtops.backend.onnxrt.runner import reference_runner as make
 
     return make(model, name)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from trtops import errors
+from trtops.metadata import DataType, TensorSpec
 from trtops.torch_tensors import from_torch, is_torch
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
+
+
+_log = logging.getLogger(__name__)
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -66,3 +72,43 @@ def permuted_axes(shape: Sequence[int], wanted: Sequence[int]) -> list[int]:
         axes.append(next(axis for axis in left if shape[axis] == dim))
         left.remove(axes[-1])
     return axes
+
+
+def cast_array(array: Array, name: str, dtype: DataType) -> Array:
+    """An array in another type, with a warning; InputError if it has values that the type does not hold."""
+    _log.warning("Input %r is cast from %s to %s", name, array.dtype, dtype.value)
+    if dtype.is_integral and array.size and array.dtype.kind in "fiub":
+        limits = np.iinfo(dtype.numpy()) if dtype.numpy().isbuiltin == 1 else None
+        if limits is not None and not (limits.min <= float(array.min()) and float(array.max()) <= limits.max):
+            raise errors.InputError(f"Input {name!r} has values that {dtype.value} does not hold.")
+    try:
+        return array.astype(dtype.numpy())
+    except (TypeError, ValueError) as exc:
+        raise errors.InputError(f"Input {name!r} cannot be cast from {array.dtype} to {dtype.value}: {exc}.") from None
+
+
+def cast_feed(feed: Mapping[str, Any], inputs: Mapping[str, TensorSpec]) -> Mapping[str, Any]:
+    """Inputs with numbers cast to the types of the model's inputs, with a warning; other names stay unchanged.
+
+    InputError if an array has values that the input's type does not hold.
+    """
+    cast = {}
+    for name, array in feed.items():
+        dtype = None if name not in inputs else inputs[name].dtype
+        if dtype is None or dtype is DataType.STRING or not isinstance(array, np.ndarray):
+            continue
+        if array.dtype.kind in "fiub" and array.dtype != dtype.numpy():
+            cast[name] = cast_array(array, name, dtype)
+    return {**feed, **cast} if cast else feed
+
+
+# The difference of two numbers that are a tolerance apart is a bit above it as often as a bit below: 1.1 and 1.0 differ
+# by 0.10000002 in float32.
+_DIGITS = 5
+
+
+def most(limit: float) -> float:
+    """The largest error within a tolerance; a tolerance of 0 has no slack."""
+    if limit == 0 or not math.isfinite(limit):
+        return limit
+    return limit + 0.5 * 10.0 ** (math.floor(math.log10(abs(limit))) - _DIGITS + 1)

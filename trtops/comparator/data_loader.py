@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from trtops import errors
-from trtops.comparator.arrays import Array, permuted_axes, to_numpy
+from trtops.comparator.arrays import Array, cast_array, permuted_axes, to_numpy
 from trtops.comparator.streams import PathLike, iterate_files, load_saved
 from trtops.metadata import (
     DEFAULT_SHAPE_VALUE,
@@ -245,21 +245,6 @@ def check_feed(feed: object) -> Mapping[str, Any]:
     )
 
 
-def cast_feed(feed: Mapping[str, Any], inputs: Mapping[str, TensorSpec]) -> Mapping[str, Any]:
-    """Inputs with numbers cast to the types of the model's inputs, with a warning; other names stay unchanged.
-
-    InputError if an array has values that the input's type does not hold.
-    """
-    cast = {}
-    for name, array in feed.items():
-        dtype = None if name not in inputs else inputs[name].dtype
-        if dtype is None or dtype is DataType.STRING or not isinstance(array, np.ndarray):
-            continue
-        if array.dtype.kind in "fiub" and array.dtype != dtype.numpy():
-            cast[name] = _cast_array(array, name, dtype)
-    return {**feed, **cast} if cast else feed
-
-
 def fit_feed(feed: Mapping[str, Any], inputs: Mapping[str, TensorSpec], make: Any = None) -> dict[str, Any]:
     """Inputs that fit a runner: its inputs, cast and reshaped where that is needed and possible.
 
@@ -275,7 +260,7 @@ def fit_feed(feed: Mapping[str, Any], inputs: Mapping[str, TensorSpec], make: An
         try:
             array = to_numpy(feed[_matching_name(name, index, feed)], f"Input {name!r}")
             if spec.dtype is not None and DataType.of(array.dtype) is not spec.dtype:
-                array = _cast_array(array, name, spec.dtype)
+                array = cast_array(array, name, spec.dtype)
             if spec.shape is not None and not shape_accepts(spec.shape, array.shape):
                 array = _reshape_array(array, name, spec.shape)
             fitted[name] = array
@@ -307,18 +292,6 @@ def _matching_name(name: str, index: int, feed: Mapping[str, Any]) -> str:
         raise errors.InputError(f"Input {name!r} is not fed. {errors.near(name, feed)}")
     _log.warning("Input %r is fed with %r, whose name is closest", name, found)
     return found
-
-
-def _cast_array(array: Array, name: str, dtype: DataType) -> Array:
-    _log.warning("Input %r is cast from %s to %s", name, array.dtype, dtype.value)
-    if dtype.is_integral and array.size and array.dtype.kind in "fiub":
-        limits = np.iinfo(dtype.numpy()) if dtype.numpy().isbuiltin == 1 else None
-        if limits is not None and not (limits.min <= float(array.min()) and float(array.max()) <= limits.max):
-            raise errors.InputError(f"Input {name!r} has values that {dtype.value} does not hold.")
-    try:
-        return array.astype(dtype.numpy())
-    except (TypeError, ValueError) as exc:
-        raise errors.InputError(f"Input {name!r} cannot be cast from {array.dtype} to {dtype.value}: {exc}.") from None
 
 
 def _reshape_array(array: Array, name: str, shape: Shape) -> Array:

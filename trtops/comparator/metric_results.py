@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from typing import Any, ClassVar, Literal, cast
 
 from trtops import errors
-from trtops.comparator.limits import most
+from trtops.comparator.arrays import most
 from trtops.comparator.metrics import OutputStatistics
 from trtops.comparator.table import COMPARISONS, ERRORS, Comparison, Metric
 from trtops.json import Decoder, Encoder

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from trtops.ops.evaluation.command import CommandCheck as CommandCheck
     from trtops.ops.evaluation.compare import CompareResult as CompareResult
     from trtops.ops.evaluation.compare import compare as compare
-    from trtops.ops.evaluation.feeds import DataConfig as DataConfig
+    from trtops.ops.evaluation.data import DataConfig as DataConfig
     from trtops.ops.evaluation.run import RunConfig as RunConfig
     from trtops.ops.evaluation.run import RunResult as RunResult
     from trtops.ops.evaluation.run import run_models as run_models

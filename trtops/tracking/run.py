@@ -52,13 +52,13 @@ class Run(ABC):
         self._whole = False
         self._ended: RunStatus | None = None
 
-    def log_params(self, params: Mapping[str, object]) -> None:
-        """Log options; values are stored as text, nested ones as JSON.
+    def log_params(self, params: Record | Mapping[str, object]) -> None:
+        """Log options as text; nested ones get names such as ``options.builder_level``.
 
         Raises LogError if a param has another value already, or a name that MLflow refuses.
         """
         self._must_be_open()
-        texts = masked_json({name: schema.text(value) for name, value in params.items()})
+        texts = masked_json(schema.flat_params(params))
         for name, value in texts.items():
             schema.check_text("Param", name, value)
         self._put_params(texts)

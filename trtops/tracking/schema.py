@@ -18,7 +18,7 @@ import math
 import numbers
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Literal, TypeAlias, get_args
 
 from trtops import errors
@@ -276,19 +276,15 @@ def text(value: object) -> str:
     return f"{found[: MAX_PARAM - 100]}... ({len(found)} characters, digest {_short_digest(found)})"
 
 
-def flat_params(value: Record | Mapping[str, object]) -> dict[str, str]:
-    """A config as flat params, such as ``options.builder_level``. Lists become JSON."""
-
-    def items(prefix: str, value: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-        for key, item in value.items():
-            if isinstance(item, dict) and item:
-                yield from items(f"{prefix}{key}.", item)
-            else:
-                yield f"{prefix}{key}", text(item)
-
-    plain = to_jsonable(value)
-    assert isinstance(plain, dict)
-    return dict(items("", plain))
+def flat_params(value: Record | Mapping[str, object], prefix: str = "") -> dict[str, str]:
+    """Options as flat params, such as ``options.builder_level``. Lists become JSON."""
+    found: dict[str, str] = {}
+    for key, item in (value.to_dict() if isinstance(value, Record) else value).items():
+        if isinstance(item, (Record, Mapping)) and item:
+            found |= flat_params(item, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = text(item)
+    return found
 
 
 def number(name: MetricName, value: object) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests import models
-from trtops.backend.onnx import constants, walk
+from trtops.backend.onnx import walk
 
 BARE = """(float[2,3] x) => (float[3,2] y) {
     shape = Constant<value_ints = [3, -1]>()
@@ -28,15 +28,15 @@ def test_references_to_attributes_of_functions_stay():
     ).graph.node[0]
     node.attribute[0].ref_attr_name = "axes"
 
-    assert constants.constant_tensor(node) is None
+    assert walk.constant_tensor(node) is None
 
 
 def test_plain_numbers_become_tensors():
     proto = models.model(BARE)
     before = models.run(proto, {"x": models.random(2, 3)})["y"]
     nodes = [(node.op_type, node.name, list(node.output)) for node in walk.nodes(proto)]
-    assert constants.spell_out(proto)
+    assert walk.spell_out(proto)
     assert [(node.op_type, node.name, list(node.output)) for node in walk.nodes(proto)] == nodes
     assert {a.name for node in walk.nodes(proto) if node.op_type == "Constant" for a in node.attribute} == {"value"}
     np.testing.assert_array_equal(models.run(proto, {"x": models.random(2, 3)})["y"], before)
-    assert not constants.spell_out(proto)
+    assert not walk.spell_out(proto)

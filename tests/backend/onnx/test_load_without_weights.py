@@ -12,8 +12,8 @@ import pytest
 
 from tests import models
 from trtops import errors
-from trtops.backend.onnx import copying, load_without_weights, zero_weights
-from trtops.backend.onnx.parsing import read_proto
+from trtops.backend.onnx import load_without_weights, walk, zero_weights
+from trtops.backend.onnx.model import read_proto
 from trtops.backend.onnx.save import model_bytes
 
 W = {"w": np.ones((4, 4), np.float32)}
@@ -118,9 +118,9 @@ def test_large_external_data_is_checked_but_not_loaded(tmp_path: Path, monkeypat
 def test_model_bytes_estimate_the_serialized_size() -> None:
     class TooLarge:  # as messages of protobuf 6 are above 2 GiB
         def ByteSize(self) -> int:
-            raise copying.EncodeError("too large")
+            raise walk.EncodeError("too large")
 
-    assert copying.message_bytes(TooLarge()) == 1 << 31
+    assert walk.message_bytes(TooLarge()) == 1 << 31
     proto = models.conv_net().proto
     assert abs(model_bytes(proto) - proto.ByteSize()) < 1000
     proto.graph.initializer.append(onnx.helper.make_tensor("v", onnx.TensorProto.INT64, [5000], [-1] * 5000))

@@ -10,7 +10,7 @@ from onnx import helper, numpy_helper
 from tests import models
 from trtops import errors
 from trtops.backend.onnx import shapes
-from trtops.backend.onnx.hostile_models import can_propagate_values
+from trtops.backend.onnx.model import can_propagate_values
 
 
 def blocks(count: int) -> onnx.ModelProto:

@@ -14,7 +14,7 @@ from tests import models
 from trtops import errors
 from trtops.backend.onnx.submodel import Cutter, SubModel
 from trtops.backend.onnxrt.observe import Observed, observe
-from trtops.backend.onnxrt.reference import reference_outputs
+from trtops.backend.onnxrt.runner import reference_outputs
 
 
 def analyze(case: models.Case, **options: int) -> tuple[Cutter, Observed]:

@@ -17,7 +17,7 @@ from trtops.backend.engines import BACKENDS, backend_of_suffix, engine_backend, 
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.precision import convert_to_fp16
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
-from trtops.backend.onnxrt.reference import reference_outputs
+from trtops.backend.onnxrt.runner import reference_outputs
 from trtops.backend.onnxrt.timing_cache import TimingCache
 from trtops.backend.worker import IsolatedBackend
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, OptimizationProfile

@@ -20,7 +20,7 @@ from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, diff_tactics
 from trtops.ops.campaign.promote import promote, resolve
 from trtops.ops.campaign.prove import ProveConfig, ProveResult, prove
-from trtops.ops.engines.job import deny_list
+from trtops.ops.engines.convert import deny_list
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tracking.mlflow import MlflowTracker

@@ -21,9 +21,8 @@ from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import CampaignProgress, DebugBuildResult, debug_build
 from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, diff_tactics
 from trtops.ops.campaign.prove import ProofTrial, ProveConfig, conclude, prove
-from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.engines.convert import ConvertConfig, convert, deny_list
 from trtops.ops.engines.deny import deny, pardon
-from trtops.ops.engines.job import deny_list
 from trtops.ops.evaluation.command import CommandCheck
 from trtops.spec import OnnxRuntimeOptions
 from trtops.system.locks import held

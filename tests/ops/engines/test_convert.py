@@ -12,8 +12,7 @@ from tests import models
 from trtops import errors
 from trtops.backend.engines import engine_backend
 from trtops.comparator.results import IterationResult, RunResults
-from trtops.ops.engines.convert import ConvertConfig, convert
-from trtops.ops.engines.job import read_timing_cache
+from trtops.ops.engines.convert import ConvertConfig, convert, read_timing_cache
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.tracking import builds, schema
 from trtops.tracking.memory import MemoryTracker

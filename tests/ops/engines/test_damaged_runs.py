@@ -11,9 +11,8 @@ import pytest
 from tests import models
 from tests.hostile import forge_run, manifest_of, write_artifact
 from trtops.backend.engines import engine_backend
-from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.engines.convert import ConvertConfig, convert, deny_list
 from trtops.ops.engines.deny import pardon
-from trtops.ops.engines.job import deny_list
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.record import sha256
 from trtops.spec import BuildConfig, OnnxRuntimeOptions

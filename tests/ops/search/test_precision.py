@@ -12,7 +12,7 @@ import pytest
 from tests import models
 from trtops import errors
 from trtops.backend.base import BaseRunner
-from trtops.backend.onnx import emulate
+from trtops.backend.onnx.precision import emulate_low_precision
 from trtops.comparator.report import Tolerances
 from trtops.ops.evaluation.submodel import onnxruntime_runner
 from trtops.ops.search.delta import Step
@@ -116,7 +116,7 @@ def test_the_fastest_that_passes_is_chosen() -> None:
         def __init__(self, candidate: Candidate) -> None:
             proto = onnx.ModelProto()
             proto.CopyFrom(candidate.rewritten.model)
-            emulate.emulate_low_precision(proto)
+            emulate_low_precision(proto)
             self.inner = onnxruntime_runner(proto)
             casts = sum(node.op_type == "Cast" for node in candidate.rewritten.model.graph.node)
             self.seconds = 1e-3 * casts + 1e-5 * len(candidate.keep)

@@ -54,7 +54,7 @@ def conv_engine(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_overflowing_layers_are_kept_by_layer_precisions(tmp_path: Path) -> None:
-    from trtops.backend.onnxrt.reference import reference_outputs
+    from trtops.backend.onnxrt.runner import reference_outputs
     from trtops.backend.trt import (
         CreateConfig,
         NetworkFromOnnxBytes,

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trtops.backend.onnx import walk
-from trtops.backend.onnx.constants import constant_tensors
 from trtops.backend.onnx.messages import TensorProto
+from trtops.backend.onnx.walk import constant_tensors
 
 if TYPE_CHECKING:
     import onnx

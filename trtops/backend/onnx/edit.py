@@ -12,9 +12,16 @@ from onnx import helper
 
 from trtops import errors
 from trtops.backend.onnx import shapes, walk
-from trtops.backend.onnx.constants import numpy_dtype
-from trtops.backend.onnx.copying import copy_of
-from trtops.backend.onnx.rewriting import FreshNames, keep_only, remove_unused, rename, set_order, set_shape
+from trtops.backend.onnx.walk import (
+    FreshNames,
+    copy_of,
+    keep_only,
+    numpy_dtype,
+    remove_unused,
+    rename,
+    set_order,
+    set_shape,
+)
 from trtops.metadata import DataType, Shape, TensorSpec
 from trtops.patterns import expand, is_mark_all
 

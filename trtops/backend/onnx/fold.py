@@ -16,11 +16,17 @@ from onnx import helper, numpy_helper
 
 from trtops import errors
 from trtops.backend.onnx import external, shapes, walk, with_onnxruntime
-from trtops.backend.onnx.constants import constant_tensor, numpy_dtype
-from trtops.backend.onnx.copying import add_copy, copy_of
-from trtops.backend.onnx.rewriting import keep_places, remove_unused, replace_nodes
 from trtops.backend.onnx.save import model_bytes
 from trtops.backend.onnx.sizes import Array, KnownTensors
+from trtops.backend.onnx.walk import (
+    add_copy,
+    constant_tensor,
+    copy_of,
+    keep_places,
+    numpy_dtype,
+    remove_unused,
+    replace_nodes,
+)
 from trtops.logger import ON_STDOUT, Logger
 from trtops.system.limits import memory_limit
 

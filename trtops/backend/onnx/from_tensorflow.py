@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from trtops import errors
-from trtops.backend.onnx.parsing import read_proto
+from trtops.backend.onnx.model import read_proto
 from trtops.system.allowed import check_file
 from trtops.system.processes import temporary_prefix
 

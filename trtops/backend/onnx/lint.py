@@ -18,12 +18,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from trtops import errors
 from trtops.backend.onnx import external, shapes, walk, with_onnxruntime, zero_weights
-from trtops.backend.onnx.copying import add_copy, copy_of, message_bytes
-from trtops.backend.onnx.hostile_models import can_propagate_values
 from trtops.backend.onnx.load_without_weights import ModelWithoutWeights
-from trtops.backend.onnx.model import Model, data_type, raw_bytes
-from trtops.backend.onnx.rewriting import set_shape
+from trtops.backend.onnx.model import Model, can_propagate_values, data_type, raw_bytes
 from trtops.backend.onnx.save import PROTOBUF_LIMIT, model_bytes
+from trtops.backend.onnx.walk import add_copy, copy_of, message_bytes, set_shape
 from trtops.record import JSONValue, Record
 from trtops.tables import table
 

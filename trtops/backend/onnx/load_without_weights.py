@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from trtops import errors
 from trtops.backend.onnx import external, walk
 from trtops.backend.onnx.messages import GraphProto, ModelProto, TensorProto
-from trtops.backend.onnx.parsing import parse_proto, read_proto
+from trtops.backend.onnx.model import parse_proto, read_proto
 
 if TYPE_CHECKING:
     import onnx

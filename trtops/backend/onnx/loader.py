@@ -17,9 +17,8 @@ import onnx
 from trtops import errors
 from trtops.backend.immediate import immediately
 from trtops.backend.onnx import edit, external, fold, precision, save, shapes
-from trtops.backend.onnx.copying import copy_of
-from trtops.backend.onnx.model import Model
-from trtops.backend.onnx.parsing import parse_proto, read_proto
+from trtops.backend.onnx.model import Model, parse_proto, read_proto
+from trtops.backend.onnx.walk import copy_of
 from trtops.func import value_of
 from trtops.metadata import TensorSpec
 

@@ -1,24 +1,29 @@
-"""The model type that the rest of trtops uses: checked, described, and identified by the digest of its content."""
+"""The model type that the rest of trtops uses: parsed, checked, described, and identified by its digest."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
 from trtops import errors
-from trtops.backend.onnx import copying, external, walk
-from trtops.backend.onnx.messages import TensorProto
-from trtops.backend.onnx.parsing import read_proto
+from trtops.backend.onnx import external, walk
+from trtops.backend.onnx.messages import ModelProto, TensorProto
 from trtops.metadata import DataType, Dim, TensorSpec
+from trtops.system.limits import NODES, node_limit
 
 if TYPE_CHECKING:
     import onnx
     from numpy.typing import NDArray
 
     from trtops.spec import ModelInfo
+
 
 _DIGEST_FORMAT = b"trtops model digest 1\n"
 # Larger tensors are not part of a model's structure; shapes, axes and indices are.
@@ -43,12 +48,12 @@ class Model:
         path = Path(path).absolute()
         content = read_proto(path)
         info = _model_info(content, path.stem, path.parent, f"{path}: ")
-        return cls(info, path, copying.copy_model(content, copying.put_small(_STRUCTURE_BYTES)))
+        return cls(info, path, walk.copy_model(content, walk.put_small(_STRUCTURE_BYTES)))
 
     @classmethod
     def from_proto(cls, proto: onnx.ModelProto, name: str = "model") -> Model:
         """Check and digest a model in memory, which is copied; all its weights must be inside."""
-        content = copying.copy_of(proto)
+        content = walk.copy_of(proto)
         return cls(_model_info(content, name, None, ""), None, content)
 
     @property
@@ -65,7 +70,7 @@ class Model:
         """
         if self.path is None:
             assert self._content is not None
-            return copying.copy_of(self._content)
+            return walk.copy_of(self._content)
         fresh = read_proto(self.path)
         if lean and is_large(fresh):
             external.anchor(fresh, self.path.parent)
@@ -101,10 +106,10 @@ def model_digest(model: onnx.ModelProto, folder: Path | None = None) -> str:
 
     def put_digest(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
         # By their bytes, so that a weight counts the same whether it is inside, outside or in a typed field.
-        copying.copy_header(tensor, target)
+        walk.copy_header(tensor, target)
         target.raw_data = _tensor_digest(tensor, folder)
 
-    bare = copying.copy_model(model, put_digest)
+    bare = walk.copy_model(model, put_digest)
     _clear_comments(bare, "producer_name", "producer_version", "model_version", "domain", "training_info")
     bare.opset_import.sort(key=lambda o: (o.domain, o.version))
     for graph in walk.graphs(bare.graph):
@@ -286,3 +291,217 @@ def _check_graph(graph: onnx.GraphProto, outer: frozenset[str]) -> None:
         if value.name not in known:
             raise errors.InvalidModelError(f"No node produces output {value.name!r}.")
     walk.execution_order(graph.node)
+
+
+def read_proto(path: str | Path) -> onnx.ModelProto:
+    """Parse a model file; external data is not loaded."""
+    path = Path(path)
+    if path.is_dir():
+        raise errors.InvalidModelError(f"{path} is a folder; expected an ONNX file.")
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise errors.InvalidModelError(f"{path} does not exist; expected an ONNX file.") from None
+    except OSError as exc:
+        raise errors.InvalidModelError(f"{path} cannot be read: {exc}.") from exc
+    return parse_proto(data, f"{path}: ")
+
+
+def parse_proto(data: bytes, where: str = "") -> onnx.ModelProto:
+    """Parse a serialized model; error messages begin with ``where``, such as ``"model.onnx: "``."""
+    if not data:
+        raise errors.InvalidModelError(f"{where}empty; expected an ONNX model.")
+    if data[4:8] == b"ORTM":
+        raise errors.InvalidModelError(
+            f"{where}an ONNX Runtime (ORT format) model; expected the ONNX model it was made from."
+        )
+    try:
+        model: onnx.ModelProto = ModelProto.FromString(data)
+    except DecodeError:
+        raise errors.InvalidModelError(
+            f"{where}not an ONNX model, or truncated ({len(data)} bytes, beginning with {data[:8]!r})."
+        ) from None
+    # Every reader of a file is protected here: all tools that follow may inline functions.
+    check_inlined_size(model, where)
+    if not model.HasField("graph") or not model.opset_import:
+        missing = "operator set" if model.HasField("graph") else "graph"
+        raise errors.InvalidModelError(f"{where}has no {missing}: not an ONNX model, or truncated ({len(data)} bytes).")
+    try:
+        "".join(opset.domain for opset in model.opset_import)
+        for graph in walk.graphs(model.graph):
+            # Joining all names of a graph fails if one is not text. Nothing else finds that out as fast.
+            values = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
+            "".join((graph.name, *[value.name for value in values]))
+            for node in graph.node:
+                "".join((node.name, node.op_type, node.domain, *node.input, *node.output))
+                if node.attribute:
+                    "".join([attribute.name for attribute in node.attribute])
+    # Protobuf returns text that is not UTF-8 as bytes, or raises an error.
+    except (TypeError, UnicodeDecodeError):
+        raise errors.InvalidModelError(f"{where}has names that are not text: not an ONNX model, or damaged.") from None
+    return model
+
+
+_SAME_AXES = ("Cast", "Identity", "QuantizeLinear", "DequantizeLinear", "Neg", "Log", "Dropout", "Clip")
+_SCORES = re.compile(
+    r"(^|[^a-z])(logits?|log_?probs?|scores?|prob(s|abs?|abilit(y|ies))?|class(es)?|softmax)($|[^a-z])"
+)
+
+
+def class_axes(model: onnx.ModelProto) -> dict[str, int]:
+    """The class axis of each floating-point output with class scores, by output name; weights are not read."""
+    # Only what a model states counts: a softmax before the output, an ArgMax that reads it, or a name. A top-1
+    # agreement of other outputs, such as hidden states or a key cache, has no meaning.
+    makers = walk.makers(model.graph.node)
+    chosen = {
+        node.input[0]: walk.int_attribute(node, "axis", 0)
+        for node in model.graph.node
+        if walk.is_onnx_op(node, "ArgMax") and node.input
+    }
+    found = {}
+    for output in model.graph.output:
+        spec = tensor_spec(output)
+        if spec.dtype is None or not spec.dtype.is_floating:
+            continue
+        axis, tensor = None, spec.name
+        while axis is None:
+            node = makers.get(tensor)
+            if tensor in chosen:
+                axis = chosen[tensor]
+            elif node is None or not node.input:
+                break
+            elif walk.is_onnx_op(node, "Softmax", "LogSoftmax", "Hardmax"):
+                axis = walk.int_attribute(node, "axis", -1 if walk.opset(model) >= 13 else 1)
+            elif node.op_type not in _SAME_AXES:
+                break
+            else:
+                tensor = node.input[0]
+        rank = len(spec.shape or ())
+        if spec.shape is None:
+            if axis:
+                found[spec.name] = axis
+            continue
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", spec.name).lower()
+        if axis is None and rank >= 2 and _SCORES.search(words):
+            # The second axis of images, unless a square in the middle shows that channels are last; else the last.
+            channels_last = rank == 4 and spec.shape[1] == spec.shape[2] != spec.shape[3] and type(spec.shape[3]) is int
+            axis = rank - 1 if rank < 4 or channels_last else 1
+        # Classes lie neither along the first axis, which is the batch, nor along a side of attention's square.
+        if axis is None or not -rank <= axis < rank or axis % rank == 0:
+            continue
+        if rank < 4 or axis % rank != rank - 1 or spec.shape[-1] != spec.shape[-2]:
+            found[spec.name] = axis
+    return found
+
+
+# Of nested calls: more than any exporter writes, and less than overflows the stack of what inlines.
+_MAX_DEPTH = 200
+_MAX_LENGTH = 1 << 16
+_PROPAGATING = {"Add", "Cast", "Concat", "Gather", "Identity", "Mul", "Range", "Slice", "Sub", "Squeeze", "Unsqueeze"}
+_ASSUMED_RANK = 8  # of tensors without a declaration
+
+
+def check_inlined_size(model: onnx.ModelProto, where: str = "") -> None:
+    """Compute the node count after inlining functions, without inlining; error messages begin with ``where``.
+
+    InvalidModelError if functions are recursive, or the count is above ``TRTOPS_NODE_LIMIT``.
+    """
+    # Shape inference, ONNX's checker, ONNX Runtime and TensorRT all inline a model's functions. Thirty functions that
+    # each call the previous one twice take two kilobytes, and a thousand million nodes.
+    if not model.functions:
+        return
+    functions = {(function.domain, function.name): function.node for function in model.functions}
+    sizes: dict[tuple[str, str], int] = {}
+    open_calls: list[tuple[str, str]] = []
+
+    def size_of(nodes: Iterable[onnx.NodeProto]) -> int:
+        total = 0
+        for node in nodes:
+            total += 1 + inlined_size(node)
+            for body in walk.subgraphs(node):
+                for graph in walk.graphs(body):
+                    for inner in graph.node:
+                        total += 1 + inlined_size(inner)
+        return total
+
+    def inlined_size(node: onnx.NodeProto) -> int:
+        key = (node.domain, node.op_type)
+        if key not in functions:
+            return 0
+        if key not in sizes:
+            if key in open_calls or len(open_calls) >= _MAX_DEPTH:
+                what = "calls itself" if key in open_calls else f"is called through more than {_MAX_DEPTH} others"
+                raise errors.InvalidModelError(f"{where}function {node.op_type!r} of the model {what}.")
+            open_calls.append(key)
+            sizes[key] = size_of(functions[key])
+            open_calls.pop()
+        return sizes[key]
+
+    total, limit = size_of(model.graph.node), node_limit()
+    if total > limit:
+        raise errors.InvalidModelError(
+            f"{where}the model has {total:,} nodes after its {len(model.functions)} functions are inlined; expected at "
+            f"most {limit:,}. Set {NODES} to allow more."
+        )
+
+
+def can_propagate_values(model: onnx.ModelProto) -> bool:
+    """Whether data propagation is affordable: no vector gets long, nor is joined with itself repeatedly."""
+    # Data propagation follows values to infer computed shapes, and stores each element of a vector in about 100 bytes.
+    lengths: dict[str, int] = {}  # of vectors; these and the ranks are upper bounds
+    ranks: dict[str, int] = {}
+    for graph in walk.graphs(model.graph):
+        for value in (*graph.input, *graph.value_info):
+            if value.type.tensor_type.HasField("shape"):
+                dims = value.type.tensor_type.shape.dim
+                ranks[value.name] = len(dims)
+                if len(dims) == 1 and dims[0].dim_value > 0:
+                    lengths[value.name] = dims[0].dim_value
+        for tensor in graph.initializer:
+            ranks[tensor.name] = len(tensor.dims)
+            if len(tensor.dims) == 1:
+                lengths[tensor.name] = tensor.dims[0]
+    # What functions do with a vector is not followed.
+    propagating = _PROPAGATING | {function.name for function in model.functions}
+    for node in walk.nodes(model):
+        length, rank = _largest_output(node, lengths, ranks)
+        if length > _MAX_LENGTH and node.op_type in propagating:
+            return False
+        for name in node.output:
+            lengths[name], ranks[name] = length, min(rank, _MAX_LENGTH + 1)  # bounded, since ranks may double
+    return True
+
+
+def _largest_output(node: onnx.NodeProto, lengths: dict[str, int], ranks: dict[str, int]) -> tuple[int, int]:
+    """Upper bounds of a node's outputs: the length (of vectors), and the rank."""
+    given = [lengths.get(name, 1) for name in node.input]
+    length = max(given, default=1)
+    rank = max((ranks.get(name, _ASSUMED_RANK) for name in node.input), default=_ASSUMED_RANK)
+    if node.op_type == "Concat":
+        return sum(given), rank
+    if node.op_type == "Constant":
+        for attribute in node.attribute:
+            if attribute.name == "value":
+                dims = attribute.t.dims
+                return (dims[0] if len(dims) == 1 else 1), len(dims)
+            if count := max(len(attribute.ints), len(attribute.floats), len(attribute.strings)):
+                return count, 1
+        return 1, 0
+    if node.op_type == "Shape":
+        return rank, 1
+    if node.op_type == "ConstantOfShape":
+        return length, length
+    if len(node.input) == 2:
+        first, second = (ranks.get(name, _ASSUMED_RANK) for name in node.input)
+        target = lengths.get(node.input[1], _ASSUMED_RANK)
+        if node.op_type == "Gather":  # its length is the number of indices, not of elements to choose from
+            return given[1], max(0, first + second - 1)
+        if node.op_type == "Reshape":
+            return length, target
+        if node.op_type == "Expand":
+            return length, max(first, target)
+        if node.op_type == "Unsqueeze":
+            return length, first + target
+    if node.op_type == "Unsqueeze":  # before opset 13
+        return length, rank + sum(len(each.ints) for each in node.attribute)
+    return length, rank

@@ -13,9 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from trtops import errors
 from trtops.backend.onnx import shapes, walk
-from trtops.backend.onnx.constants import constant_tensors
 from trtops.backend.onnx.model import tensor_array
-from trtops.backend.onnx.rewriting import FreshNames, keep_only, rename, replace_nodes
+from trtops.backend.onnx.walk import FreshNames, constant_tensors, keep_only, rename, replace_nodes
 from trtops.calibration.cache import LEVELS, CalibrationCache, FitPolicy, TensorRange, fit
 from trtops.record import Record
 from trtops.system.limits import limited_memory

@@ -13,7 +13,7 @@ from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
 from trtops import errors
 from trtops.backend.common import open_atomically
-from trtops.backend.onnx import copying, external, walk
+from trtops.backend.onnx import external, walk
 from trtops.backend.onnx.model import is_lean, raw_bytes
 from trtops.system.files import replaced_together
 
@@ -47,10 +47,10 @@ def serialize_lean(model: onnx.ModelProto) -> bytes:
             target.CopyFrom(tensor)
             return
         found = external.locate(tensor)
-        copying.copy_header(tensor, target)
+        walk.copy_header(tensor, target)
         external.put_place(target, found.path.as_posix().lstrip("/"), found.offset, found.length)
 
-    return _checked_bytes(copying.copy_model(model, put))
+    return _checked_bytes(walk.copy_model(model, put))
 
 
 def _checked_bytes(model: onnx.ModelProto) -> bytes:
@@ -76,7 +76,7 @@ def with_weights(model: onnx.ModelProto) -> onnx.ModelProto:
         if external.is_anchored(tensor):
             external.load(target)
 
-    return copying.copy_model(model, put)
+    return walk.copy_model(model, put)
 
 
 def save_model(
@@ -122,7 +122,7 @@ def save_model(
                     shared.write(data)
                     return location, offset
 
-                written = copying.copy_model(model, _put_outside(append, size_threshold))
+                written = walk.copy_model(model, _put_outside(append, size_threshold))
         else:
             numbers = itertools.count()
 
@@ -133,12 +133,12 @@ def save_model(
                     own.write(data)
                 return name, 0
 
-            written = copying.copy_model(model, _put_outside(write_own_file, size_threshold))
+            written = walk.copy_model(model, _put_outside(write_own_file, size_threshold))
         with open_part(path) as file:
             file.write(_checked_bytes(written))
 
 
-def _put_outside(write: _WriteWeight, threshold: int) -> copying.PutTensor:
+def _put_outside(write: _WriteWeight, threshold: int) -> walk.PutTensor:
     """Writes the bytes of large tensors outside the model file, and keeps the others."""
 
     def put(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
@@ -156,7 +156,7 @@ def _put_outside(write: _WriteWeight, threshold: int) -> copying.PutTensor:
             return
         data = raw_bytes(tensor)
         location, offset = write(data)
-        copying.copy_header(tensor, target)
+        walk.copy_header(tensor, target)
         target.doc_string = tensor.doc_string
         external.put_place(target, location.as_posix(), offset, len(data))
 
@@ -165,10 +165,10 @@ def _put_outside(write: _WriteWeight, threshold: int) -> copying.PutTensor:
 
 def model_bytes(model: onnx.ModelProto) -> int:
     """The approximate size of a model once serialized, computed from the shapes of its weights."""
-    bare = copying.copy_model(model, copying.put_small(_SHAPE_BYTES))
-    total = copying.message_bytes(bare)
+    bare = walk.copy_model(model, walk.put_small(_SHAPE_BYTES))
+    total = walk.message_bytes(bare)
     for tensor in walk.tensors(model):
         size = external.expected_bytes(tensor) or 0
         if size > _SHAPE_BYTES and (not external.is_external(tensor) or external.is_anchored(tensor)):
-            total += size if tensor.HasField("raw_data") or tensor.external_data else copying.message_bytes(tensor)
+            total += size if tensor.HasField("raw_data") or tensor.external_data else walk.message_bytes(tensor)
     return total

@@ -7,15 +7,15 @@ import logging
 import onnx
 
 from trtops import errors
-from trtops.backend.onnx import copying, external, walk, with_onnxruntime
-from trtops.backend.onnx.hostile_models import can_propagate_values, check_inlined_size
+from trtops.backend.onnx import external, walk, with_onnxruntime
+from trtops.backend.onnx.model import can_propagate_values, check_inlined_size
 from trtops.system.limits import limited_memory, too_much
 
 log = logging.getLogger(__name__)
 
 _SUSPECT_BYTES = 1 << 31  # a weight whose shape needs more must have the bytes
 _MAX_BYTES = 1 << 42  # 4 TiB, more than any model has
-_put_small = copying.put_small(4096)  # small tensors may be target shapes or axes, whose values are needed
+_put_small = walk.put_small(4096)  # small tensors may be target shapes or axes, whose values are needed
 
 
 def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool = False) -> None:
@@ -25,7 +25,7 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool
     needs sympy. With ``strict``, contradicting types and shapes are an error.
     """
     check_inlined_size(model)
-    bare = copying.copy_model(model, _put_plausible)
+    bare = walk.copy_model(model, _put_plausible)
     for graph in walk.graphs(bare.graph):
         # ONNX takes sparse weights for scalars, so dense ones without values replace them.
         for sparse in graph.sparse_initializer:

@@ -18,10 +18,9 @@ from onnx import numpy_helper
 
 from trtops import errors
 from trtops.backend.onnx import shapes, walk
-from trtops.backend.onnx.constants import constant_tensors
-from trtops.backend.onnx.copying import add_copy, copy_of
 from trtops.backend.onnx.edit import element_type
 from trtops.backend.onnx.model import tensor_spec
+from trtops.backend.onnx.walk import add_copy, constant_tensors, copy_of
 from trtops.metadata import TensorSpec
 
 Array: TypeAlias = "np.ndarray[Any, Any]"

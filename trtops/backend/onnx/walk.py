@@ -1,17 +1,24 @@
-"""Iteration over ONNX graphs: sub-graphs, tensors, and the names that nodes read.
+"""ONNX graphs as messages: iteration, changes in place, Constant nodes, and copies of models tensor by tensor.
 
-Yielded messages are parts of the model, not copies.
+Yielded messages are parts of the model, not copies. Importing this module does not import ``onnx``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+
+from google.protobuf.message import EncodeError, Message  # type: ignore[import-untyped]
 
 from trtops import errors
+from trtops.backend.onnx import external
+from trtops.backend.onnx.messages import AttributeProto, ModelProto, TensorProto
+from trtops.metadata import Dim, is_dynamic
 
 if TYPE_CHECKING:
+    import numpy as np
     import onnx
 
 
@@ -166,3 +173,274 @@ def execution_order(nodes: Sequence[onnx.NodeProto]) -> list[int]:
     except CycleError as exc:
         circle = " -> ".join(label(nodes[i]) for i in exc.args[1][:6])
         raise errors.InvalidModelError(f"Nodes form a cycle: {circle}.") from None
+
+
+class FreshNames:
+    """Returns names that no node or tensor of a graph has, at any depth."""
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        """Record the present names of a graph; returned names are added."""
+        self._taken: set[str] = set()
+        for part in graphs(graph):
+            self._taken |= initializer_names(part)
+            self._taken.update(value.name for value in (*part.input, *part.output, *part.value_info))
+            for node in part.node:
+                self._taken.update((node.name, *node.input, *node.output))
+
+    def __call__(self, wanted: str) -> str:
+        """The wanted name, with ``_1`` or the next free number appended if it is taken."""
+        name, count = wanted, 1
+        while name in self._taken:
+            name, count = f"{wanted}_{count}", count + 1
+        self._taken.add(name)
+        return name
+
+
+def rename(names: Any, old: str, new: str) -> None:
+    """Replace a name in a list or repeated field of names."""
+    for i, name in enumerate(names):
+        if name == old:
+            names[i] = new
+
+
+def set_shape(tensor_type: Any, shape: Iterable[Dim]) -> None:
+    """Declare the shape of a ``TypeProto.Tensor``: sizes, names of dynamic dimensions, -1 or None for unnamed ones."""
+    declared = tensor_type.shape
+    declared.ClearField("dim")
+    declared.SetInParent()  # a scalar has a shape too, without dimensions
+    for size in shape:
+        dim = declared.dim.add()
+        if isinstance(size, str):
+            dim.dim_param = size
+        elif not is_dynamic(size):
+            dim.dim_value = size
+
+
+def replace_nodes(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
+    """Replace a graph's nodes by copies of others, which may be among its own."""
+    # Protobuf keeps removed messages alive as long as they are referenced, so ``nodes`` stays valid.
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def remove_unused(graph: onnx.GraphProto) -> None:
+    """Remove nodes, weights and declarations that no output depends on, and sort the nodes. Inputs stay."""
+    # Nodes that produce a graph input are cut off: the way back from the outputs ends at inputs.
+    weights = initializer_names(graph)
+    inputs = {value.name for value in graph.input} - weights
+    needed = {value.name for value in graph.output} - inputs
+    order = execution_order(graph.node)
+    kept: set[int] = set()
+    for index in reversed(order):
+        node = graph.node[index]
+        if needed.isdisjoint(node.output):
+            continue
+        for i, name in enumerate(node.output):
+            if name in inputs:
+                node.output[i] = f"{name}_unused"
+        kept.add(index)
+        needed.update(name for name in uses(node) if name not in inputs)
+    set_order(graph, [index for index in order if index in kept])
+    # Up to IR version 3 a weight is an input as well, and would become one that must be fed.
+    keep_only(graph.input, lambda value: value.name not in weights or value.name in needed)
+    keep_only(graph.initializer, lambda tensor: tensor.name in needed)
+    keep_only(graph.sparse_initializer, lambda sparse: sparse.values.name in needed)
+    made = {name for node in graph.node for name in node.output}
+    keep_only(graph.value_info, lambda value: value.name in made)
+
+
+def set_order(graph: onnx.GraphProto, order: Sequence[int]) -> None:
+    """Reduce a graph's nodes to those at these indices, in this order. Nodes are copied only if they change places."""
+    if all(before < behind for before, behind in pairwise(order)):
+        keep_places(graph.node, set(order))
+    else:
+        replace_nodes(graph, [graph.node[index] for index in order])
+
+
+def keep_only(field: Any, wanted: Callable[[Any], bool]) -> None:
+    """Reduce a repeated field to the items for which ``wanted`` is true."""
+    keep_places(field, {i for i, item in enumerate(field) if wanted(item)})
+
+
+def keep_places(field: Any, places: Collection[int]) -> None:
+    """Reduce a repeated field to the items at these indices, without copying any."""
+    end = len(field)
+    for place in [*sorted(places, reverse=True), -1]:
+        if place + 1 < end:
+            del field[place + 1 : end]
+        end = place
+
+
+# Element type by attribute (ONNX operator Constant, opset 12 and later).
+_ELEMENTS = {
+    "value_float": "float32",
+    "value_floats": "float32",
+    "value_int": "int64",
+    "value_ints": "int64",
+    "value_string": "object",
+    "value_strings": "object",
+}
+_TYPES = {name: AttributeProto.AttributeType.Value(name.removeprefix("value_").upper()) for name in _ELEMENTS}
+
+
+def numpy_dtype(element: int, of: str) -> np.dtype[Any]:
+    """Numpy's data type for the ONNX element type of a tensor, which is named in the message."""
+    from onnx import helper
+
+    try:
+        return helper.tensor_dtype_to_np_dtype(element)
+    except KeyError:
+        raise errors.InvalidModelError(f"{of!r} has the element type {element}, which ONNX does not define.") from None
+
+
+def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    """A new tensor with the name and value of a Constant node's output; None for sparse ones and without a value."""
+    import numpy as np
+    from onnx import helper, numpy_helper
+
+    # In a function, an attribute may refer to one of the function's, and has no value of its own.
+    if not node.attribute or not node.output or node.attribute[0].ref_attr_name:
+        return None
+    attribute = node.attribute[0]
+    if attribute.name == "value" and attribute.HasField("t"):
+        tensor: onnx.TensorProto = copy_of(attribute.t)
+        tensor.name = node.output[0]
+        return tensor
+    if attribute.name not in _TYPES or attribute.type != _TYPES[attribute.name]:
+        return None
+    value = np.array(helper.get_attribute_value(attribute), _ELEMENTS[attribute.name])
+    return numpy_helper.from_array(value, node.output[0])
+
+
+def constant_tensors(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    """The dense constants of a graph by name: its initializers, and the tensors of its Constant nodes."""
+    found = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if is_onnx_op(node, "Constant") and (tensor := constant_tensor(node)) is not None:
+            found[tensor.name] = tensor
+    return found
+
+
+def spell_out(model: onnx.ModelProto) -> bool:
+    """Rewrite Constant nodes with plain numbers or strings to tensors, in place; True if there were any."""
+    from onnx import helper
+
+    changed = False
+    for node in nodes(model):
+        if is_onnx_op(node, "Constant") and node.attribute and node.attribute[0].name in _TYPES:
+            tensor = constant_tensor(node)
+            if tensor is not None:
+                node.attribute[0].CopyFrom(helper.make_attribute("value", tensor))
+                changed = True
+    return changed
+
+
+def may_be_bare(data: Any) -> bool:
+    """Whether serialized bytes or a mapped file may have Constant nodes for :func:`spell_out`; no false negatives."""
+    return any(data.find(f"value_{kind}".encode()) >= 0 for kind in ("float", "int", "string"))
+
+
+M = TypeVar("M")
+
+# Fills the second tensor, which is empty, with a replacement for the first, which must not be changed.
+PutTensor: TypeAlias = Callable[[TensorProto, TensorProto], None]
+
+# Fields of models, graphs, functions, nodes, attributes and sparse tensors that contain tensors at some depth.
+_TENSOR_FIELDS = frozenset(
+    (
+        *("graph", "functions", "node", "initializer", "sparse_initializer", "attribute"),
+        *("t", "tensors", "g", "graphs", "sparse_tensor", "sparse_tensors", "values", "indices"),
+    )
+)
+
+_TENSOR_ATTRIBUTES = frozenset(
+    AttributeProto.AttributeType.Value(name)
+    for name in ("TENSOR", "TENSORS", "SPARSE_TENSOR", "SPARSE_TENSORS", "GRAPH", "GRAPHS", "UNDEFINED")
+)
+
+
+def copy_model(model: onnx.ModelProto, put: PutTensor) -> onnx.ModelProto:
+    """Copy a model, with each tensor at any depth replaced; InvalidModelError if it has text that is not UTF-8."""
+    copy = ModelProto()
+    try:
+        _copy(model, copy, put)
+    except UnicodeDecodeError as exc:
+        raise errors.InvalidModelError(f"The model has text that is not UTF-8: {exc}. It is damaged.") from None
+    return copy
+
+
+def _copy(source: Any, target: Any, put: PutTensor) -> None:
+    """Copy a message's set fields; those that contain tensors message by message."""
+    for field, value in source.ListFields():
+        name = field.name
+        if isinstance(value, (int, float, str, bytes)):
+            setattr(target, name, value)
+        elif field.message_type is None or name not in _TENSOR_FIELDS:
+            if isinstance(value, Message):
+                getattr(target, name).CopyFrom(value)
+            else:
+                getattr(target, name).extend(value)
+        elif isinstance(value, Message):
+            _copy_part(value, getattr(target, name), put)
+        else:
+            parts = getattr(target, name)
+            for part in value:
+                _copy_part(part, parts.add(), put)
+
+
+def _copy_part(part: Any, target: Any, put: PutTensor) -> None:
+    kind = type(part).__name__
+    if kind == "TensorProto":
+        put(part, target)
+    # Most nodes have no tensors, and are copied in one go, which is faster.
+    elif kind == "NodeProto" and all(attribute.type not in _TENSOR_ATTRIBUTES for attribute in part.attribute):
+        target.CopyFrom(part)
+    else:
+        target.SetInParent()
+        _copy(part, target, put)
+
+
+def put_small(limit_bytes: int) -> PutTensor:
+    """Keeps tensors of up to ``limit_bytes`` bytes; of others only name, type and shape, marked as external data."""
+
+    def put(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
+        size = external.expected_bytes(tensor)
+        if (message_bytes(tensor) if size is None else size) <= limit_bytes:
+            target.CopyFrom(tensor)
+        else:
+            copy_header(tensor, target)
+            external.mark_left_out(target)
+
+    return put
+
+
+def copy_of(message: M) -> M:
+    """A copy of a message of any size."""
+    # Not through bytes: protobuf serializes at most 2 GiB.
+    copy: Any = type(message)()
+    copy.CopyFrom(message)
+    return cast(M, copy)
+
+
+def add_copy(messages: Any, message: M) -> M:
+    """Append a copy to a repeated field, and return it."""
+    # The field's own ``append`` serializes, with protobuf's limit of 2 GiB.
+    copy = messages.add()
+    copy.CopyFrom(message)
+    return cast(M, copy)
+
+
+def message_bytes(message: Any) -> int:
+    """The size of a message once serialized; 2 GiB for one that protobuf cannot serialize."""
+    try:
+        return int(message.ByteSize())
+    # Some releases of protobuf return the size of what is too large, others raise this.
+    except EncodeError:
+        return 1 << 31
+
+
+def copy_header(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
+    """Copy a tensor's name, element type and shape."""
+    target.name = tensor.name
+    target.data_type = tensor.data_type
+    target.dims.extend(tensor.dims)

@@ -16,7 +16,7 @@ from onnx import TensorProto, numpy_helper
 
 from trtops import errors
 from trtops.backend.onnx import sparsity, walk
-from trtops.backend.onnx.constants import numpy_dtype
+from trtops.backend.onnx.walk import numpy_dtype
 from trtops.metadata import DataType
 
 _MARK = "TRT_WEIGHTLESS"

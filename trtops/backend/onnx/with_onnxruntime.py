@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from trtops import errors
-from trtops.backend.onnx.hostile_models import can_propagate_values, check_inlined_size
 from trtops.backend.onnx.messages import ModelProto
+from trtops.backend.onnx.model import can_propagate_values, check_inlined_size
 from trtops.system.limits import bytes_of_files, limited_memory, memory_limit, too_much
 
 if TYPE_CHECKING:

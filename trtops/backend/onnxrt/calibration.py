@@ -21,7 +21,7 @@ from trtops.backend.onnx.quantize import Quantization, insert_qdq, kept_names
 from trtops.backend.onnx.save import serialize
 from trtops.backend.onnxrt.inference import Inference
 from trtops.backend.onnxrt.log import SessionLog
-from trtops.backend.onnxrt.reference import SessionFromMemory
+from trtops.backend.onnxrt.runner import SessionFromMemory
 from trtops.backend.onnxrt.session import DEFAULT_PROVIDERS, ORT_ERRORS, session_options, why
 from trtops.calibration.cache import CalibrationCache, FitPolicy, TensorRange
 from trtops.calibration.data import FeedDigest, samples_in

@@ -17,8 +17,7 @@ import onnx
 from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.onnx.submodel import Array, Arrays, Cutter
-from trtops.backend.onnxrt.reference import SessionFromMemory
-from trtops.backend.onnxrt.runner import OnnxrtRunner
+from trtops.backend.onnxrt.runner import OnnxrtRunner, SessionFromMemory
 from trtops.metadata import DataType, Dim, TensorSpec
 from trtops.system.processes import temporary_prefix
 

@@ -5,7 +5,7 @@ Definitions, with ``a`` the output under test and ``b`` the reference, in float6
 - absolute error ``d = |a - b|``; exact for integers, also of 64 bits; for booleans ``a xor b``; for strings ``a != b``
 - relative error ``r = d / |b|``, where a floating-point ``b`` of 0 counts as 2.220446049250313e-16
 - an element *violates* tolerances if ``(d > atol or d is NaN) and (r > rtol or r is NaN)``, with the slack of one
-  rounding that :mod:`trtops.comparator.limits` gives
+  rounding that :mod:`trtops.comparator.arrays` gives
 - L2 ``sqrt(sum(d²))``; cosine ``a·b / (|a| |b|)``, 1 if both are zero and 0 if one is; PSNR
   ``20 log10(max(a)) - 10 log10(mean(d²))``, with 1 for a maximum that is not positive; SNR
   ``10 log10(mean(a²) / mean(d²))``; both infinite where ``a`` equals ``b``
@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from trtops import errors
-from trtops.comparator.arrays import Array, dtype_name, holds_strings, to_numpy
-from trtops.comparator.limits import most
+from trtops.comparator.arrays import Array, dtype_name, holds_strings, most, to_numpy
 from trtops.comparator.metrics.difference import difference_of
 from trtops.comparator.metrics.quantiles import measure_in_one_pass
 from trtops.comparator.metrics.rows import likely_axis

@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 
-from trtops.comparator.arrays import Array
-from trtops.comparator.limits import most
+from trtops.comparator.arrays import Array, most
 from trtops.comparator.metrics.frontier import Frontier
 
 # The variance over the squared mean, below which only the rounding of the sums is left.

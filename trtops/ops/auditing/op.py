@@ -87,7 +87,7 @@ def audit(
     run_ids = choose_runs(config, tracker)
     begin = time.perf_counter()
     with op_run(tracker, experiment, f"audit of {len(run_ids)} runs", kind="audit", tags=tags) as run:
-        run.log_params(schema.flat_params(config))
+        run.log_params(config)
         shared, folder = SharedReads(tracker, config.keys), MaterialFolder(config.materials)
         done: list[RunAudit] = []
         try:

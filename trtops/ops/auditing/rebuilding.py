@@ -19,7 +19,7 @@ from trtops.comparator.report import ComparisonReport, Tolerances, compare_outpu
 from trtops.ops.auditing.result import Difference, Grade, Rebuild, WayName
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.evaluation.check import CheckConfig, Evaluation, tolerances_for
-from trtops.ops.evaluation.outputs import collect, golden_outputs
+from trtops.ops.evaluation.data import collect, golden_outputs
 from trtops.record import sha256
 from trtops.spec import BuildConfig, Environment
 from trtops.tactics.denied import DenyList

@@ -11,16 +11,21 @@ import onnx
 
 from trtops import errors
 from trtops.backend.base import Feed
-from trtops.backend.onnx.emulate import LARGEST_FLOAT16, emulate_low_precision, watch_peaks
 from trtops.backend.onnx.model import Model
-from trtops.backend.onnx.precision import LowPrecision, lower_precision
+from trtops.backend.onnx.precision import (
+    LARGEST_FLOAT16,
+    LowPrecision,
+    emulate_low_precision,
+    lower_precision,
+    watch_peaks,
+)
 from trtops.backend.onnxrt.builder import model_as_built
 from trtops.backend.onnxrt.session import usable_threads
 from trtops.backend.onnxrt.tactics import Candidate
 from trtops.comparator.report import Tolerances
 from trtops.comparator.standalone import RULES
 from trtops.ops.auditing.rebuilding import Logged
-from trtops.ops.evaluation.outputs import golden_outputs
+from trtops.ops.evaluation.data import golden_outputs
 from trtops.record import JSONValue, to_jsonable
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, TensorRTOptions
 from trtops.verdict import Verdict

@@ -26,8 +26,7 @@ from trtops.ops.auditing.rebuilding import Logged, MaterialFolder, gather
 from trtops.ops.bundling.case import Case, case_of, engine_case
 from trtops.ops.evaluation.check import CheckConfig, tolerances_for
 from trtops.ops.evaluation.command import run_group
-from trtops.ops.evaluation.feeds import scripts_of
-from trtops.ops.evaluation.outputs import golden_outputs
+from trtops.ops.evaluation.data import golden_outputs, scripts_of
 from trtops.ops.result import OpResult
 from trtops.record import Record, sha256_file
 from trtops.spec import BuildSpec, Environment

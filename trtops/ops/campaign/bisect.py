@@ -91,7 +91,7 @@ def bisect(
         parent = tracker.start(campaign.experiment, _title_of(plan), kind=_KIND, tags=tags, parent=campaign.run_id)
         parent.log_json(plan, schema.Artifact.BISECTION_PLAN)
         parent.set_tags({schema.Tag.EVIDENCE: f"{plan.good_run} {plan.bad_run}"})
-        parent.log_params(schema.flat_params(config))
+        parent.log_params(config)
     try:
         campaign = replace(campaign.on(plan.config.devices), tags=tuple((tags or {}).items()))
         session = _Session(campaign, mixture, plan, tracker, parent.id, evaluate, progress, resumed)

@@ -28,8 +28,7 @@ from trtops.ops.campaign.diff_tactics import diff_body, log_diff
 from trtops.ops.campaign.iteration import CampaignBuild, EngineEvaluator, iterate, keep_golden
 from trtops.ops.campaign.open_campaign import stored_config
 from trtops.ops.campaign.workers import close_workers, warm_backend
-from trtops.ops.evaluation.feeds import check_source
-from trtops.ops.evaluation.outputs import golden_outputs
+from trtops.ops.evaluation.data import check_source, golden_outputs
 from trtops.ops.result import LONGEST_NAME, OpResult, finish_with, run_step
 from trtops.record import sha256
 from trtops.system.allowed import check_command
@@ -419,7 +418,7 @@ def _log_beginning(
     if schema.Tag.ENVIRONMENT_SHA256 not in info.tags:
         with warm_backend(config.build.backend, config.devices, config.timeout_seconds) as backend:
             environment = backend.environment()
-        run.log_params(schema.flat_params(config.build))
+        run.log_params(config.build)
         run.log_json(environment, schema.Artifact.ENVIRONMENT)
         for file in model.files() if config.keep_model else ():
             run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")

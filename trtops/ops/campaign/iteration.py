@@ -21,10 +21,10 @@ from trtops.comparator.results import RunResults
 from trtops.json import save_json
 from trtops.ops.campaign.config import BuildRequest, Campaign
 from trtops.ops.campaign.workers import warm_backend
-from trtops.ops.engines.job import BuildJob, deny_list, read_cache_file
+from trtops.ops.engines.convert import BuildJob, deny_list, read_cache_file
 from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_evaluation, tolerances_for
 from trtops.ops.evaluation.command import CommandCheck
-from trtops.ops.evaluation.outputs import Emulation, emulate
+from trtops.ops.evaluation.data import Emulation, emulate
 from trtops.ops.evaluation.precision_check import PrecisionCheck, check_precision, log_kernels
 from trtops.ops.evaluation.submodel import CheckOutcome
 from trtops.ops.result import op_run

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trtops import errors
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig
-from trtops.ops.evaluation.feeds import scripts_of
+from trtops.ops.evaluation.data import scripts_of
 from trtops.system.allowed import ask_for
 from trtops.tracking import campaigns, schema
 from trtops.tracking.base import RunInfo, Tracker

@@ -19,8 +19,7 @@ from trtops.ops.campaign.config import BuildPlace, DebugBuildConfig
 from trtops.ops.campaign.open_campaign import find_model
 from trtops.ops.campaign.workers import close_workers, warm_backend
 from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_evaluation, tolerances_for
-from trtops.ops.evaluation.feeds import scripts_of
-from trtops.ops.evaluation.outputs import collect, golden_outputs
+from trtops.ops.evaluation.data import collect, golden_outputs, scripts_of
 from trtops.ops.evaluation.precision_check import check_precision, log_kernels
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.record import Record, sha256

@@ -20,7 +20,7 @@ from trtops.json import save_json
 from trtops.metadata import TensorMetadata
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, builds_table, convert
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.evaluation.feeds import open_feeds
+from trtops.ops.evaluation.data import open_feeds
 from trtops.ops.result import OnProgress, OpResult, finish_with, op_run, run_step
 from trtops.record import Record
 from trtops.spec import BuildConfig, Precision
@@ -37,7 +37,7 @@ class CalibrateConfig(Record):
     """What to calibrate with, how, and how to evaluate the result.
 
     Attributes:
-        data: Where calibration data comes from (:func:`trtops.ops.evaluation.feeds.open_feeds`). Random data is
+        data: Where calibration data comes from (:func:`trtops.ops.evaluation.data.open_feeds`). Random data is
             refused, because its ranges are meaningless.
         algorithm: How ranges are chosen (:meth:`trtops.calibration.histogram.Histogram.choose`).
         percentile: For the algorithm of that name.
@@ -134,7 +134,7 @@ def calibrate(
         op_run(tracker, experiment, name, kind="calibrate", model=path, tags=tags, parent=parent) as run,
         tempfile.TemporaryDirectory(prefix=temporary_prefix("calibration")) as folder,
     ):
-        run.log_params(schema.flat_params(config))
+        run.log_params(config)
         run.set_tags({schema.Tag.MODEL_SHA256: loaded.info.sha256})
         start = time.perf_counter()
         given = None if data is None else _KeptFeeds(open_feeds(data, TensorMetadata.of(loaded.info.inputs)))

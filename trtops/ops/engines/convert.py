@@ -17,7 +17,6 @@ from trtops.backend.worker import IsolatedBackend, may_crash, warm_worker
 from trtops.comparator.results import RunResults
 from trtops.comparator.table import RECORDED
 from trtops.metadata import TensorMetadata, check_feed
-from trtops.ops.engines.job import BuildJob, deny_list, read_cache_file, read_timing_cache
 from trtops.ops.evaluation.attribution import attribute
 from trtops.ops.evaluation.check import (
     CheckConfig,
@@ -28,17 +27,19 @@ from trtops.ops.evaluation.check import (
     log_evaluation,
     tolerances_for,
 )
-from trtops.ops.evaluation.outputs import emulate, golden_outputs
+from trtops.ops.evaluation.data import Feeds, emulate, golden_outputs, open_feeds
 from trtops.ops.evaluation.precision_check import check_precision, log_kernels
 from trtops.ops.result import OpResult, finish_with, model_file, op_run, run_step
 from trtops.record import Record
 from trtops.reports.document import Section
-from trtops.spec import BuildConfig
+from trtops.spec import BuildConfig, BuildSpec, Environment
 from trtops.tables import size, table
+from trtops.tactics.denied import DeniedTactic, DenyList
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Run, Tracker, Verdict
 from trtops.tracking.builds import log_materials
+from trtops.tracking.records import run_id_of
 
 log = logging.getLogger(__name__)
 
@@ -235,7 +236,7 @@ def _build_and_evaluate(
     builds.log_spec(run, job.spec, environment, key)
     # Spec and check have params of their own names, so only the rest of the config is added.
     own = {name: value for name, value in config.to_dict().items() if name not in ("build", "check")}
-    run.log_params(schema.flat_params(own))
+    run.log_params(own)
     log_materials(run, caches=caches, check=check, feeds=feeds, data=check.data, golden=check.golden)
 
     found = None if config.rebuild else builds.find_build(tracker, key)
@@ -354,3 +355,96 @@ def _evaluate(
             )
             evaluation = replace(evaluation, attribution=found)
     return evaluation, outputs, golden
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class BuildJob:
+    """One build, ready to be made. ``calibration`` is data to calibrate INT8 with, unless there is a cache."""
+
+    model: Model
+    caches: Caches
+    calibration: Feeds | None
+    environment: Environment
+    spec: BuildSpec
+
+    @classmethod
+    def prepare(
+        cls,
+        model: Model,
+        config: BuildConfig,
+        environment: Environment,
+        *,
+        caches: Caches,
+        check: CheckConfig,
+        calibration_data: str | None,
+    ) -> BuildJob:
+        """Compute the spec. INT8 is calibrated with the data of the check by default."""
+        feeds, data_sha256 = None, None
+        # Calibration data is read for its digest: other data gives other ranges, and so another engine.
+        if config.precision == "int8" and caches.calibration is None:
+            inputs = TensorMetadata.of(model.info.inputs)
+            source = check.open_for(model) if calibration_data is None else open_feeds(calibration_data, inputs)
+            feeds = source.first(config.calibration_samples)
+            data_sha256 = feeds.digest()
+        spec = caches.spec(model.info.sha256, config, environment, data_sha256)
+        return cls(model, caches, feeds, environment, spec)
+
+    def build(self, backend: EngineBackend) -> Build:
+        """Build the engine; see :meth:`trtops.backend.base.EngineBackend.build`."""
+        return backend.build(self.model, self.spec.config, caches=self.caches, calibration_data=self.calibration)
+
+
+def read_cache_file(path: str | None, field_name: str) -> bytes | None:
+    """The content of a file that an option names; None if the option is not given, ConfigError if it is unreadable."""
+    if path is None:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as exc:
+        raise errors.ConfigError(f"{field_name}={path!r} cannot be read: {exc.strerror}.") from None
+
+
+def read_timing_cache(asked: str | None, tracker: Tracker, environment: Environment) -> bytes | None:
+    """A timing cache from a file, or from a run (``run:<id>``); None if the option is not given.
+
+    TimingCacheError if the run's cache is of another device or release.
+    """
+    if asked is None or not asked.startswith("run:"):
+        return read_cache_file(asked, "timing_cache")
+    run_id = run_id_of(asked, tracker)
+    stored = tracker.load(run_id)
+    there = Environment.from_json(stored.read_bytes(schema.Artifact.ENVIRONMENT))
+    if there.device_key != environment.device_key:
+        raise errors.TimingCacheError(
+            f"The timing cache of run {run_id} is for {there.device_key}; this is {environment.device_key}. "
+            "Timings of another device or release choose wrong tactics. Use a cache of this device, or none."
+        )
+    cache = builds.load_timing_cache(stored)
+    if cache is None:
+        raise errors.ConfigError(f"Run {run_id} has no timing cache (timing_cache={asked!r}). Name a run with a build.")
+    return cache
+
+
+def deny_list(tracker: Tracker, environment: Environment) -> DenyList:
+    """The tactics that builds in an environment must not use. Damaged entries are left out with a warning."""
+    place = {
+        schema.Tag.KIND: "deny",
+        schema.Tag.BACKEND_VERSION: environment.backend_version,
+        schema.Tag.DEVICE_SHA256: environment.device_sha256,
+    }
+    found = tracker.find(tags=place, status="finished")
+    pardoned = {info.tags.get(schema.Tag.PARDONED) for info in found}
+    runs = [info.id for info in reversed(found) if info.id not in pardoned and schema.Tag.PARDONED not in info.tags]
+    entries = []
+    for run_id in runs:
+        try:
+            entries.append(DeniedTactic.from_json(tracker.load(run_id).read_bytes(schema.Artifact.DENIED)))
+        except errors.TrackingUnavailableError:  # without the store, a build could use a denied tactic
+            raise
+        except errors.TrtopsError as exc:
+            hint = "Prove it again, or: trtops runs pardon"
+            log.warning("An entry of the deny-list is ignored: %s %s %s", exc, hint, run_id)
+    return DenyList(entries=tuple(dict.fromkeys(entries)))

@@ -67,7 +67,7 @@ class ListedModel(Record):
         precisions: Precisions to build.
         backends: Back ends to build for; each with each precision.
         profiles: Shapes to build for; the model's own by default.
-        data: Where inputs come from (:func:`trtops.ops.evaluation.feeds.open_feeds`); random by default.
+        data: Where inputs come from (:func:`trtops.ops.evaluation.data.open_feeds`); random by default.
         iterations: Number of random feeds.
         seed: Seed of the random data.
         labels: The class of each sample, as ``.npy``.

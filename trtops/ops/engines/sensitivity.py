@@ -17,7 +17,7 @@ from trtops.backend.onnx.quantize import Style, insert_qdq, kept_names, quantiza
 from trtops.calibration.cache import CalibrationCache
 from trtops.calibration.data import batches
 from trtops.metadata import TensorMetadata
-from trtops.ops.evaluation.feeds import open_feeds
+from trtops.ops.evaluation.data import open_feeds
 from trtops.ops.result import OnProgress, OpResult, finish_with, model_file, op_run
 from trtops.record import Record
 from trtops.tables import markdown_table
@@ -38,7 +38,7 @@ class SensitivityConfig(Record):
     """How layers are measured, and the error budget.
 
     Attributes:
-        data: Where inputs come from (:func:`trtops.ops.evaluation.feeds.open_feeds`); random data by default.
+        data: Where inputs come from (:func:`trtops.ops.evaluation.data.open_feeds`); random data by default.
         samples: Number of samples to use.
         batch: Samples per feed; None uses feeds as they come.
         budget: The relative error that INT8 may have: the root of the sum of squared differences from the FP32 model,
@@ -130,7 +130,7 @@ def sensitivity(
     experiment = experiment or path.stem
     name = f"{path.stem} sensitivity"
     with op_run(tracker, experiment, name, kind="sensitivity", model=path, tags=tags, parent=parent) as run:
-        run.log_params(schema.flat_params(config))
+        run.log_params(config)
         loaded = Model.load(path)
         run.set_tags({schema.Tag.MODEL_SHA256: loaded.info.sha256})
         cache = load_cache(calibration_cache, tracker) if isinstance(calibration_cache, str) else calibration_cache

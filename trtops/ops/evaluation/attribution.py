@@ -23,7 +23,7 @@ import numpy.typing as npt
 from trtops import errors
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
-from trtops.ops.evaluation.outputs import (
+from trtops.ops.evaluation.data import (
     UNITS,
     all_numbers,
     collect,
@@ -192,7 +192,7 @@ def _emulated(
     Raises UnsupportedFeatureError if the precision cannot be emulated.
     """
     from trtops.backend.onnx.quantize import OP_TYPES, insert_qdq, is_quantized
-    from trtops.backend.onnxrt.reference import reference_outputs
+    from trtops.backend.onnxrt.runner import reference_outputs
     from trtops.calibration.cache import read_cache
 
     config = build.spec.config

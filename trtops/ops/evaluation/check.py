@@ -18,8 +18,7 @@ from trtops.comparator.results import RunResults
 from trtops.comparator.table import RECORDED
 from trtops.json.numpy_files import load_numpy
 from trtops.ops.evaluation.attribution import Attribution
-from trtops.ops.evaluation.feeds import DataConfig
-from trtops.ops.evaluation.outputs import Emulation, collect
+from trtops.ops.evaluation.data import DataConfig, Emulation, collect
 from trtops.ops.evaluation.precision_check import PrecisionCheck
 from trtops.ops.result import run_step
 from trtops.record import Record
@@ -152,7 +151,7 @@ def tolerances_for(precision: Precision, given: Tolerances | None, model: Model 
     """The given tolerances, or else :func:`default_tolerances`, with the axis of classes of each output of scores."""
     if model is None:
         return default_tolerances(precision) if given is None else given
-    from trtops.backend.onnx.class_axes import class_axes
+    from trtops.backend.onnx.model import class_axes
     from trtops.backend.onnx.quantize import is_quantized
 
     structure = model.structure()

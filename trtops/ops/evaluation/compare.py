@@ -21,11 +21,11 @@ from trtops.ops.evaluation.check import (
     measure_latency,
     tolerances_for,
 )
-from trtops.ops.evaluation.outputs import collect
+from trtops.ops.evaluation.data import collect
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.reports.document import Section
 from trtops.spec import Precision
-from trtops.tracking import builds, schema
+from trtops.tracking import builds
 from trtops.tracking.base import Tracker, Verdict
 from trtops.tracking.records import RUN_PREFIX, run_id_of
 
@@ -84,7 +84,7 @@ def compare(
         experiment = tracker.info(run_id_of(actual, tracker)).experiment if is_run else Path(actual).stem
     name = " vs ".join(side if side.startswith(RUN_PREFIX) else Path(side).name for side in (actual, golden))
     with op_run(tracker, experiment, name, kind="compare", tags=tags, parent=parent) as run:
-        run.log_params({"actual": actual, "golden": golden, **schema.flat_params({"check": config.to_dict()})})
+        run.log_params({"actual": actual, "golden": golden, "check": config})
         evaluation = _evaluate_sides(actual, golden, config, tracker)
         log_evaluation(run, evaluation)
         report = evaluation.report

@@ -78,7 +78,7 @@ def run_models(
     title = f"run {path.name}".strip()
     experiment = experiment or path.stem or "run"
     with op_run(tracker, experiment, title, kind="compare", model=model or None, tags=tags) as run:
-        run.log_params({**(params or {}), **{f"run.{name}": value for name, value in config.to_dict().items()}})
+        run.log_params({**(params or {}), "run": config})
         results, reasons, accuracy = RunResults(), list[str](), None
         if runners:
             results = Comparator.run(

@@ -95,8 +95,7 @@ class ComparisonCheck:
 
 def onnxruntime_runner(model: onnx.ModelProto) -> BaseRunner:
     """A runner of a model in ONNX Runtime with all optimizations, on the CPU."""
-    from trtops.backend.onnxrt.reference import SessionFromMemory
-    from trtops.backend.onnxrt.runner import OnnxrtRunner
+    from trtops.backend.onnxrt.runner import OnnxrtRunner, SessionFromMemory
 
     return OnnxrtRunner(SessionFromMemory(model), "onnxruntime")
 

@@ -94,7 +94,7 @@ def gate_all(
         raise errors.ConfigError(f"candidate is one run, but there are {len(cells)} combinations; expected one.")
     experiment = experiment or "gate"
     with op_run(tracker, experiment, "gate matrix", kind="gate_matrix", tags=tags) as run:
-        run.log_params(schema.flat_params({"models": list(map(str, models)), "releases": [r.name for r in releases]}))
+        run.log_params({"models": list(map(str, models)), "releases": [r.name for r in releases]})
         results: list[GateResult] = []
         for model, own in cells:
             # Registered at the end: otherwise a later candidate would be compared with an earlier one.

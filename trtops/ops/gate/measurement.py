@@ -18,9 +18,9 @@ from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
 from trtops.ops.campaign.promote import registered_model
 from trtops.ops.campaign.workers import free_device
-from trtops.ops.engines.job import BuildJob, deny_list, read_cache_file
+from trtops.ops.engines.convert import BuildJob, deny_list, read_cache_file
 from trtops.ops.evaluation.check import measure_accuracy, tolerances_for
-from trtops.ops.evaluation.outputs import collect, moved_reference
+from trtops.ops.evaluation.data import collect, moved_reference
 from trtops.ops.evaluation.precision_check import check_precision
 from trtops.ops.gate.engine_process import EngineProcess, measure_rounds, save_feeds
 from trtops.ops.gate.noise_widths import measure_widths

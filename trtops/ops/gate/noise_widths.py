@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trtops.comparator.results import RunResults
-from trtops.ops.evaluation.outputs import UNITS, all_numbers, root_mean_square
+from trtops.ops.evaluation.data import UNITS, all_numbers, root_mean_square
 from trtops.record import Record
 from trtops.spec import Precision
 

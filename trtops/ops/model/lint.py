@@ -39,7 +39,7 @@ def lint(model: Source, *, input_shapes: Mapping[str, Shape] | None = None, feed
         entry = LintEntry(level="exception", source="onnx_loader", message=str(exc))
         return LintReport(passing=(), failing=(), unchecked=(), entries=(entry,))
     if input_shapes and feed is None:
-        from trtops.ops.evaluation.feeds import open_feeds  # slow to import, and rarely needed
+        from trtops.ops.evaluation.data import open_feeds  # slow to import, and rarely needed
 
         fixed = {name: tuple(1 if is_dynamic(dim) else dim for dim in shape) for name, shape in input_shapes.items()}
         inputs = inputs_with_shapes(TensorMetadata.of(input_specs(bare.model.graph)), fixed)

@@ -14,7 +14,7 @@ from trtops.backend.onnx.edit import element_type
 from trtops.backend.onnx.submodel import Cutter
 from trtops.backend.onnxrt.observe import observe
 from trtops.metadata import TensorMetadata, check_feed
-from trtops.ops.evaluation.feeds import open_feeds
+from trtops.ops.evaluation.data import open_feeds
 from trtops.ops.model.model_files import open_model
 
 

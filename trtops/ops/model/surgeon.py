@@ -19,12 +19,11 @@ from typing import Any
 import onnx
 
 from trtops import errors
-from trtops.backend.onnx import edit, external, fold, rewriting, shapes, sparsity, walk, weights
-from trtops.backend.onnx.copying import copy_of
-from trtops.backend.onnx.model import Model, check_structure
-from trtops.backend.onnx.parsing import read_proto
+from trtops.backend.onnx import edit, external, fold, shapes, sparsity, walk, weights
+from trtops.backend.onnx.model import Model, check_structure, read_proto
 from trtops.backend.onnx.save import save_model
 from trtops.backend.onnx.summary import summary
+from trtops.backend.onnx.walk import copy_of
 from trtops.logger import ON_STDOUT
 from trtops.metadata import Shape, TensorSpec
 from trtops.ops.model.model_files import SaveConfig, Source
@@ -130,7 +129,7 @@ def remove_nodes(
                 graph.node.append(onnx.helper.make_node("Identity", [source], [target], name=name))
             else:
                 for reader in graph.node:
-                    rewriting.rename(reader.input, target, source)
+                    walk.rename(reader.input, target, source)
             graph.node.remove(node)
         return [f"Removed {len(removed)} nodes: {_first_names(removed)}."]
 
@@ -197,7 +196,7 @@ def sanitize(
             changes.append("Sorted the nodes in order of execution.")
         if cleanup:
             before = _count_nodes(proto)
-            rewriting.remove_unused(proto.graph)
+            walk.remove_unused(proto.graph)
             changes.append(f"Removed {before - _count_nodes(proto)} nodes that no output needs.")
         if fold_constants:
             folded = fold.fold_constants(

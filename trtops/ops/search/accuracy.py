@@ -21,18 +21,15 @@ from trtops import errors
 from trtops.backend.base import BaseRunner, Build, Caches, Feed
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx import external, shapes
-from trtops.backend.onnx.copying import copy_model, put_small
-from trtops.backend.onnx.emulate import emulate_low_precision
 from trtops.backend.onnx.model import Model
-from trtops.backend.onnx.precision import LowPrecision, lower_precision
+from trtops.backend.onnx.precision import LowPrecision, emulate_low_precision, lower_precision
 from trtops.backend.onnx.submodel import Cutter
-from trtops.backend.onnx.walk import node_name
-from trtops.backend.onnxrt.reference import SessionFromMemory
-from trtops.backend.onnxrt.runner import OnnxrtRunner
+from trtops.backend.onnx.walk import copy_model, node_name, put_small
+from trtops.backend.onnxrt.runner import OnnxrtRunner, SessionFromMemory
 from trtops.backend.worker import built_safely
 from trtops.comparator.report import OutputComparison, Tolerances, compare_outputs
 from trtops.ops.evaluation.check import tolerances_for
-from trtops.ops.evaluation.feeds import DataConfig
+from trtops.ops.evaluation.data import DataConfig
 from trtops.ops.evaluation.submodel import onnxruntime_runner
 from trtops.ops.model.model_files import Source, Subject, open_model
 from trtops.ops.result import OpResult, finish_with, op_run

@@ -23,17 +23,17 @@ import onnx
 
 from trtops import errors
 from trtops.backend.base import BaseRunner, Feed
-from trtops.backend.onnx import emulate, walk
+from trtops.backend.onnx import walk
 from trtops.backend.onnx.model import Model, is_lean
-from trtops.backend.onnx.precision import Rewritten, lower_precision, without_functions
+from trtops.backend.onnx.precision import Rewritten, emulate_low_precision, lower_precision, without_functions
 from trtops.backend.onnx.save import save_model
 from trtops.backend.onnx.walk import node_name
-from trtops.backend.onnxrt.reference import reference_outputs
+from trtops.backend.onnxrt.runner import reference_outputs
 from trtops.backend.worker import warm_worker
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
 from trtops.ops.evaluation.check import CheckConfig, Latency, measure_latency, tolerances_for
 from trtops.ops.evaluation.command import CommandCheck
-from trtops.ops.evaluation.feeds import DataConfig, Feeds
+from trtops.ops.evaluation.data import DataConfig, Feeds
 from trtops.ops.evaluation.submodel import CheckOutcome, onnxruntime_runner
 from trtops.ops.model.model_files import Source, Subject, open_model
 from trtops.ops.result import OpResult, finish_with, op_run
@@ -114,10 +114,10 @@ MakeRunner: TypeAlias = Callable[[Candidate], BaseRunner]
 
 
 def emulated_runner(candidate: Candidate) -> BaseRunner:
-    """ONNX Runtime on the CPU with each 16-bit result rounded; see :mod:`trtops.backend.onnx.emulate`."""
+    """ONNX Runtime on the CPU with each 16-bit result rounded; see :mod:`trtops.backend.onnx.precision`."""
     proto = onnx.ModelProto()
     proto.CopyFrom(candidate.rewritten.model)
-    emulate.emulate_low_precision(proto)
+    emulate_low_precision(proto)
     return onnxruntime_runner(proto)
 
 

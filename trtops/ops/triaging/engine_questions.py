@@ -15,7 +15,7 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.precision import LowPrecision, lower_precision
 from trtops.backend.onnx.submodel import SubModel
 from trtops.backend.onnxrt.calibration import collect
-from trtops.backend.onnxrt.reference import reference_outputs
+from trtops.backend.onnxrt.runner import reference_outputs
 from trtops.backend.worker import built_safely
 from trtops.calibration.cache import CalibrationCache
 from trtops.comparator.report import Tolerances, compare_outputs
@@ -28,7 +28,7 @@ from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
 from trtops.ops.engines.sensitivity import SensitivityConfig, sensitivity
-from trtops.ops.evaluation.outputs import emulate
+from trtops.ops.evaluation.data import emulate
 from trtops.ops.evaluation.submodel import Check, ComparisonCheck
 from trtops.ops.search.accuracy import AccuracyConfig, Emulated, accuracy
 from trtops.ops.search.precision import PrecisionConfig, precision

@@ -15,15 +15,14 @@ import onnx
 
 from trtops import errors
 from trtops.backend.onnx import walk
-from trtops.backend.onnx.constants import constant_tensors
 from trtops.backend.onnx.edit import set_outputs
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.submodel import Cutter
-from trtops.backend.onnx.walk import node_name
-from trtops.backend.onnxrt.reference import reference_outputs
+from trtops.backend.onnx.walk import constant_tensors, node_name
+from trtops.backend.onnxrt.runner import reference_outputs
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
-from trtops.ops.engines.job import read_cache_file
+from trtops.ops.engines.convert import read_cache_file
 from trtops.ops.evaluation.check import tolerances_for
 from trtops.ops.model.lint import lint
 from trtops.ops.search.accuracy import AccuracyConfig, accuracy, reference

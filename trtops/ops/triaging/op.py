@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from trtops.backend.onnx.model import Model
 from trtops.ops.campaign.workers import close_workers
-from trtops.ops.evaluation.feeds import check_source
+from trtops.ops.evaluation.data import check_source
 from trtops.ops.result import finish_with, model_file, op_run
 from trtops.ops.triaging import engine_questions as engine
 from trtops.ops.triaging import model_questions as model_
@@ -105,7 +105,7 @@ def triage(
     try:
         with op_run(store, experiment, f"{path.stem} triage", kind="triage", model=path, tags=tags) as run:
             run.set_tags({schema.Tag.MODEL_SHA256: Model.load(path).info.sha256})
-            run.log_params({"model": path.name, **schema.flat_params(config.build)})
+            run.log_params({"model": path.name, **config.build.to_dict()})
             result = TriageResult(title=f"triage {path.name}", verdict="good", steps=())
             name = "data"
             while name:

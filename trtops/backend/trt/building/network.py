@@ -174,7 +174,7 @@ class NetworkFromOnnxBytes(ParserOptions, _OnnxBytes):
     def __call__(self) -> tuple[Any, Any, Any]:
         data = value_of(self.model_bytes)
         if self._model_precision(library.line()):
-            from trtops.backend.onnx.parsing import parse_proto
+            from trtops.backend.onnx.model import parse_proto
 
             return self._parse_model(parse_proto(bytes(data)), "the ONNX model")
         data = readable(data)
@@ -189,13 +189,13 @@ def readable(model_bytes: bytes) -> bytes:
 
     Raises InvalidModelError if it has to be changed, and is no ONNX model.
     """
-    from trtops.backend.onnx import constants
-    from trtops.backend.onnx.parsing import parse_proto
+    from trtops.backend.onnx import walk
+    from trtops.backend.onnx.model import parse_proto
 
-    if library.line().reads_bare_constants or not constants.may_be_bare(model_bytes):
+    if library.line().reads_bare_constants or not walk.may_be_bare(model_bytes):
         return model_bytes
     model = parse_proto(bytes(model_bytes))
-    return model.SerializeToString() if constants.spell_out(model) else model_bytes
+    return model.SerializeToString() if walk.spell_out(model) else model_bytes
 
 
 def precisions_of(loader: Any) -> tuple[str, ...]:

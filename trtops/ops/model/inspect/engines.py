@@ -14,7 +14,7 @@ from trtops.backend import trt
 from trtops.backend.trt.describe.alignment import Alignment, EngineLayers, Inserted, Row, align, nodes_of
 from trtops.backend.trt.describe.inspector import LayerDescription, TensorDescription, parse_layers
 from trtops.metadata import TensorMetadata
-from trtops.ops.evaluation.feeds import DataConfig
+from trtops.ops.evaluation.data import DataConfig
 from trtops.ops.model.inspect.models import ENGINE_SUFFIXES
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.record import Record

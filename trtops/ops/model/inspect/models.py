@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from trtops.backend import onnx, trt
 from trtops.backend.onnx import summary
-from trtops.backend.onnx.parsing import read_proto
+from trtops.backend.onnx.model import read_proto
 from trtops.ops.result import Inspection
 from trtops.record import JSONValue
 

@@ -9,7 +9,7 @@ import pytest
 
 from trtops import errors
 from trtops.metadata import TensorMetadata
-from trtops.ops.evaluation.feeds import open_feeds
+from trtops.ops.evaluation.data import open_feeds
 
 INPUTS = TensorMetadata().add("x", "float32", (1, "n"))
 
