@@ -13,16 +13,19 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Literal, TypeAlias
+from types import SimpleNamespace
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from trtops.ops.campaign.bisect_result import BisectCulprit, BisectResult, Trial, Unit
+from tests.tactics.synthetic import layer_table
+from trtops.ops.campaign.bisect import BisectSession, earlier_builds
+from trtops.ops.campaign.bisect_result import BisectConfig, BisectPlan, BisectResult, Trial, Unit
 from trtops.ops.campaign.bisection_planner import BuildPair, Planner, choose_exclusions
 from trtops.ops.campaign.config import DebugBuildConfig
-from trtops.tactics.bisection import BestExplanation, CulpritSearch, EarlierBuild, TrialResult
-from trtops.tactics.record import TacticOption
+from trtops.tactics.bisection import TrialResult
 from trtops.tactics.table import CampaignTable
+from trtops.verdict import Verdict
 
 Kind = Literal["one", "layer", "together", "either", "two of four", "sometimes", "none", "drift", "machines"]
 """``layer``: several choices of one layer are bad, each alone; other kinds plant one choice of a layer."""
@@ -128,7 +131,7 @@ def play(world: World, limit: int = LIMIT) -> Played:
     rows: list[np.ndarray] = []
     bad: list[bool] = []
     when = 0
-    while world.built < limit and not planner.is_answered(table := table_of(rows, bad)):
+    while world.built < limit and not planner.is_answered(table := layer_table(rows, bad)):
         pair = planner.pair(table)
         if pair is not None:
             result = bisected(world, table, pair, planner, limit)
@@ -138,20 +141,9 @@ def play(world: World, limit: int = LIMIT) -> Played:
         excluded = choose_exclusions(planner.culprits, len(rows))
         rows.append(world.draw(key_of(unit) for unit in excluded if unit is not None))
         bad.append(world.is_bad(rows[-1]))
-    confirmed, _ = planner.confirmed_and_doubtful(table_of(rows, bad))
+    confirmed, _ = planner.confirmed_and_doubtful(layer_table(rows, bad))
     clauses = frozenset(tuple(sorted(key_of(unit) for unit in each.units)) for each in confirmed)
     return Played(clauses, any(not each.resolved for each in confirmed), when, world.built)
-
-
-def table_of(rows: Sequence[np.ndarray], bad: Sequence[bool]) -> CampaignTable:
-    layers = len(rows[0]) if rows else 0
-    return CampaignTable(
-        names=[str(number) for number in range(len(rows))],
-        verdicts=["bad" if b else "good" for b in bad],
-        columns=[("layer", f"layer-{layer}") for layer in range(layers)],
-        choices=[TacticOption(tactic=f"tactic-{code}", op="Conv") for code in range(TACTICS)],
-        codes=np.array(rows, np.int32).reshape(len(rows), layers),
-    )
 
 
 def key_of(unit: Unit) -> tuple[int, int]:
@@ -160,71 +152,42 @@ def key_of(unit: Unit) -> tuple[int, int]:
 
 
 def bisected(world: World, table: CampaignTable, pair: BuildPair, planner: Planner, limit: int) -> BisectResult:
-    """Mixtures of two builds, as :mod:`trtops.ops.campaign.bisect` makes them."""
+    """A bisection whose mixtures are made by the world."""
     builds = dict(zip(table.names, table.codes)) | world.mixtures
     good, bad = builds[pair.good], builds[pair.bad]
-    given = dict(map(key_of, pair.given))
     places = np.flatnonzero((good != bad) & (good >= 0) & (bad >= 0))
-    units = [
+    units = tuple(
         Unit(kind="layer", name=f"layer-{n}", good=f"tactic-{good[n]}", bad=f"tactic-{bad[n]}") for n in places.tolist()
-    ]
-    shape = (len(units), len(table))
-    taken = np.array([unit.is_bad_in(table) for unit in units], np.bool_).reshape(shape)
-    kept = np.array([unit.is_good_in(table) for unit in units], np.bool_).reshape(shape)
-    having = np.logical_and.reduce([np.ones(len(table), np.bool_), *(unit.is_bad_in(table) for unit in pair.given)])
-    search = CulpritSearch(
-        units=len(units),
-        held=np.isin(places, list(given)),
-        is_held_by_good=bool(given) and not np.isin(places, list(given)).any(),
-        seen=tuple(
-            EarlierBuild(taken[:, row], bool(table.verdicts[row]), ~taken[:, row] & ~kept[:, row])
-            for row in np.flatnonzero(having).tolist()
-        ),
-        chance=pair.chance,
-        confidence=planner.confidence(),
-        confidence_of_one=planner.confidence_of_one(pair),
-        seed=world.seed,
     )
-    trials: list[Trial] = []
-    steps, answer = search.run(), None
-    while True:
-        try:
-            mask = steps.send(answer)
-        except StopIteration as ended:
-            found = ended.value
-            break
-        if world.built >= limit:
-            answer = None
-            continue
-        codes = good.copy()
-        codes[places[mask]] = bad[places[mask]]
-        name = f"mixture-{world.built}"
-        world.mixtures[name] = codes
-        is_bad = world.is_bad(codes)
-        names = tuple(unit.name for unit, t in zip(units, mask) if t)
-        trials.append(Trial(run_id=name, taken=names, verdict="bad" if is_bad else "good", counted=True))
-        answer = TrialResult(mask, is_bad)
-    return BisectResult(
-        outcome=found.outcome,
-        culprits=tuple(culprit_of(each, units) for each in found.culprits),
-        complete=found.complete,
+
+    class Session(BisectSession):
+        def build(self, wanted: np.ndarray) -> TrialResult:
+            codes = good.copy()
+            codes[places[wanted]] = bad[places[wanted]]
+            name = f"mixture-{world.built}"
+            world.mixtures[name] = codes
+            is_bad = world.is_bad(codes)
+            names = tuple(unit.name for unit, is_wanted in zip(units, wanted) if is_wanted)
+            verdict: Verdict = "bad" if is_bad else "good"
+            self.trials.append(Trial(run_id=name, taken=names, verdict=verdict, counted=True))
+            return TrialResult(wanted, is_bad)
+
+    bad_builds = set(table.named("bad"))
+    plan = BisectPlan(
         good_run=pair.good,
         bad_run=pair.bad,
-        units=len(units),
-        consequences=(),
+        seen=tuple((digits, name in bad_builds) for name, digits in earlier_builds(table, units, pair.given)),
+        config=BisectConfig(
+            confidence=planner.confidence(),
+            confidence_of_one=planner.confidence_of_one(pair),
+            max_builds=limit - world.built,
+            seed=world.seed,
+        ),
         given=pair.given,
-        trials=tuple(trials),
+        chance=pair.chance,
     )
-
-
-def culprit_of(found: BestExplanation, units: Sequence[Unit]) -> BisectCulprit:
-    places = sorted({place for clause in found.clauses for place in clause})
-    return BisectCulprit(
-        units=tuple(units[place] for place in places),
-        clauses=tuple(tuple(places.index(place) for place in clause) for clause in found.clauses),
-        probability=found.probability,
-        builds=found.trials,
-    )
+    mixture: Any = SimpleNamespace(units=units, consequences=())
+    return Session(None, mixture, plan, None, "", None, None, []).run()  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -238,7 +201,6 @@ class Cell:
     def play(self, seeds: range) -> Iterator[tuple[World, Played]]:
         for seed in seeds:
             world = World(seed, self.layers, self.kind, self.noise)
-            world.built = 0
             yield world, play(world)
 
 

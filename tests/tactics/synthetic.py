@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from trtops.tactics.record import TacticOption
+from trtops.tactics.record import TacticChoice, TacticOption, TacticRecord, TensorFormat
 from trtops.tactics.table import CampaignTable
+from trtops.verdict import Verdict
 
 Culprit = Literal["one", "together", "none"]
+TACTICS = 6
+
+
+def layer_table(codes: npt.ArrayLike, bad: Iterable[bool], *, ordered: bool = True) -> CampaignTable:
+    """Builds "0", "1", ... of layers "layer-0", ... with tactics "tactic-0", ...; ``codes`` has a row per build."""
+    verdicts: list[Verdict] = ["bad" if is_bad else "good" for is_bad in bad]
+    matrix = np.array(codes, np.int32)
+    matrix = matrix.reshape(len(verdicts), matrix.size // max(len(verdicts), 1))
+    return CampaignTable(
+        names=[str(number) for number in range(len(verdicts))],
+        verdicts=verdicts,
+        columns=[("layer", f"layer-{layer}") for layer in range(matrix.shape[1])],
+        choices=[TacticOption(tactic=f"tactic-{code}", op="Conv") for code in range(TACTICS)],
+        codes=matrix,
+        ordered=ordered,
+    )
+
+
+def record(settings: Mapping[str, str] | None = None, dtype: str = "float32", **tactics: str) -> TacticRecord:
+    """A build of ONNX Runtime: what its layers got."""
+    formats = (TensorFormat(dtype=dtype, strides=(8, 1), vectorized_dim=1, components_per_element=4),)
+    return TacticRecord(
+        mechanism="onnxruntime",
+        backend_version="1.20",
+        device_sha256="d",
+        settings=tuple(sorted((settings or {}).items())),
+        choices=tuple(TacticChoice(layer=k, op="Conv", tactic=v, outputs=formats) for k, v in tactics.items()),
+    )
 
 
 @dataclass(frozen=True)
@@ -29,7 +60,6 @@ def campaign(
     layers: int | None = None,
     noise: float = 0.0,
     bad_rate: float = 0.3,
-    settle: float = 0.4,
     ordered: bool = True,
 ) -> Campaign:
     """Layers as a builder chooses them.
@@ -37,12 +67,12 @@ def campaign(
     Most layers settle on one tactic in most builds; a few waver between two to six. Some copy another layer, always
     or nearly always, as layers of equal shape do that share a timing.
 
-    ``noise`` is the share of verdicts that is turned round, ``settle`` that of layers with one tactic, ``bad_rate``
-    that of bad builds without a culprit. There are 20 to 200 layers if ``layers`` is None.
+    ``noise`` is the share of wrong verdicts, ``bad_rate`` that of bad builds without a culprit. There are 20 to 200
+    layers if ``layers`` is None.
     """
     rng = np.random.default_rng(seed)
     layers = layers or int(rng.integers(20, 201))
-    tactics = np.where(rng.random(layers) < settle, 1, rng.integers(2, 7, layers))
+    tactics = np.where(rng.random(layers) < 0.4, 1, rng.integers(2, 7, layers))
     codes = np.empty((builds, layers), np.int32)
     copied = np.full(layers, -1)
     for layer in range(layers):
@@ -57,14 +87,7 @@ def campaign(
             codes[follows, layer] = codes[follows, copied[layer]]
     culprits, bad = _plant(rng, codes, copied, culprit, bad_rate)
     bad ^= rng.random(builds) < noise
-    table = CampaignTable(
-        names=[f"build-{i}" for i in range(builds)],
-        verdicts=["bad" if b else "good" for b in bad],
-        columns=[("layer", f"layer-{i}") for i in range(layers)],
-        choices=[TacticOption(tactic=f"tactic-{i}", op="Conv") for i in range(6)],
-        codes=codes,
-        ordered=ordered,
-    )
+    table = layer_table(codes, bad, ordered=ordered)
     return Campaign(table=table, culprits=tuple((f"layer-{layer}", f"tactic-{code}") for layer, code in culprits))
 
 

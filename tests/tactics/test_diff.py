@@ -5,25 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.tactics.synthetic import campaign
+from tests.tactics.synthetic import campaign, layer_table, record
 from trtops import errors
 from trtops.tactics.diff import builds_with, diff, set_difference
 from trtops.tactics.findings import TacticDiff
-from trtops.tactics.record import TacticChoice, TacticRecord, TensorFormat
-from trtops.tactics.table import VERDICTS, CampaignTable
+from trtops.tactics.record import TacticChoice, TacticRecord
+from trtops.tactics.table import CampaignTable
 
 GELU, FAST = "Gelu", "com.microsoft.FastGelu"
-
-
-def build(settings: dict[str, str] | None = None, dtype: str = "float32", **tactics: str) -> TacticRecord:
-    formats = (TensorFormat(dtype=dtype),)
-    return TacticRecord(
-        mechanism="onnxruntime",
-        backend_version="1.20",
-        device_sha256="d",
-        settings=tuple(sorted((settings or {}).items())),
-        choices=tuple(TacticChoice(layer=k, op="", tactic=v, outputs=formats) for k, v in tactics.items()),
-    )
 
 
 def gelu_campaign(builds: int = 40) -> CampaignTable:
@@ -33,7 +22,7 @@ def gelu_campaign(builds: int = 40) -> CampaignTable:
     for i in range(builds):
         approximate, blocked, threads = (bool(x) for x in rng.random(3) < 0.4)
         fused = {} if approximate else {"block0/bias": "Add"}
-        record = build(
+        made = record(
             {
                 "optimization.enable_gelu_approximation": str(int(approximate)),
                 "optimization.nchwc": str(int(blocked)),
@@ -44,7 +33,7 @@ def gelu_campaign(builds: int = 40) -> CampaignTable:
             **fused,
             head=str(rng.choice(["MatMul", "FusedMatMul"])),
         )
-        table.append(f"run-{i}", "bad" if approximate else "good", record)
+        table.append(f"run-{i}", "bad" if approximate else "good", made)
     return table
 
 
@@ -67,6 +56,9 @@ def test_two_that_fail_together_are_one_clause():
     first = {(c.layer, c.choice) for suspect in found.suspects[:2] for c in suspect.choices}
     assert set(played.culprits) <= first
     assert "which fail only together" in found.summary
+    page = found.markdown(limit=5)
+    assert page.startswith("# Confirmed\n") and all(layer in page for layer, _ in played.culprits)
+    assert "more, less suspicious." in page
 
 
 def test_layers_that_part_once_are_both_named():
@@ -78,7 +70,7 @@ def test_layers_that_part_once_are_both_named():
             a, b = True, False
         bad = a != (i in (11, 20, 33, 41, 50, 58))
         others = {f"layer{k}": str(rng.integers(3)) for k in range(10)}
-        table.append(f"run-{i}", "bad" if bad else "good", build(a=f"t{int(a)}", b=f"t{int(b)}", **others))
+        table.append(f"run-{i}", "bad" if bad else "good", record(a=f"t{int(a)}", b=f"t{int(b)}", **others))
     found = diff(table)
 
     assert found.conclusion == "narrowed down" and not found.decided
@@ -88,7 +80,7 @@ def test_layers_that_part_once_are_both_named():
 def test_crashed_builds_are_no_evidence():
     table = gelu_campaign()
     before = diff(table)
-    table.append("crashed", "error", build(gelu=FAST))
+    table.append("crashed", "error", record(gelu=FAST))
     table.append("hung", "error")
     after = diff(table)
 
@@ -99,33 +91,24 @@ def test_crashed_builds_are_no_evidence():
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "conclusion", "words"),
+    ("builds", "conclusion", "words"),
     [
         ([], "no builds", "No build has a verdict"),
-        (["good"] * 20, "no bad builds", "fewer than 13.9 % are bad"),
-        (["bad"] * 5, "no good builds", "All 5 builds are bad"),
-        (["good", "bad"], "not enough runs", "Not enough runs"),
+        ([("good", "x")] * 20, "no bad builds", "fewer than 13.9 % are bad"),
+        ([("bad", "x")] * 5, "no good builds", "All 5 builds are bad"),
+        ([("good", "x"), ("bad", "y")], "not enough runs", "Not enough runs"),
+        ([("good", "x"), ("bad", "x")] * 10, "no single tactic explains this", "same choices"),
     ],
 )
-def test_conclusions_without_an_answer(verdicts, conclusion, words):
+def test_conclusions_without_an_answer(builds, conclusion, words):
     table = CampaignTable()
-    for i, verdict in enumerate(verdicts):
-        table.append(f"run-{i}", verdict, build(a=str(i % 2)))
+    for i, (verdict, tactic) in enumerate(builds):
+        table.append(f"run-{i}", verdict, record(a=tactic))
     found = diff(table)
 
     assert found.conclusion == conclusion and words in found.summary
-    assert not diff(table).decided
+    assert not found.decided
     assert found.markdown()
-
-
-def test_equal_choices_with_opposite_verdicts():
-    table = CampaignTable()
-    for i in range(20):
-        table.append(f"run-{i}", "bad" if i % 3 else "good", build(a="x"))
-    found = diff(table)
-
-    assert found.conclusion == "no single tactic explains this"
-    assert "same choices" in found.summary and not found.decided
 
 
 def test_precision_and_format_differ_under_one_tactic():
@@ -133,11 +116,11 @@ def test_precision_and_format_differ_under_one_tactic():
     rng = np.random.default_rng(0)
     for i in range(40):
         half = bool(rng.random() < 0.4)
-        table.append(f"run-{i}", "bad" if half else "good", build(dtype="float16" if half else "float32", fc="gemm"))
+        table.append(f"run-{i}", "bad" if half else "good", record(dtype="float16" if half else "float32", fc="gemm"))
 
     assert diff(table).suspects == ()
-    for by in ("precision", "format"):
-        assert diff(table, by=by).confirmed[0].choices[0].choice == " -> float16"
+    for by, choice in (("precision", " -> float16"), ("format", " -> float16[8, 1] by 4 in 1")):
+        assert diff(table, by=by).confirmed[0].choices[0].choice == choice
     assert [d.layer for d in set_difference(table)] == ["fc"], "the plain difference compares formats"
 
 
@@ -145,22 +128,15 @@ def test_equal_tactic_names_are_numbered():
     table = CampaignTable()
     for i in range(30):
         choice = TacticChoice(layer="fc", op="", tactic="gemm", implementation=1, tactic_id=i % 2)
-        record = TacticRecord(mechanism="algorithm_selector", backend_version="", device_sha256="", choices=(choice,))
-        table.append(f"run-{i}", "bad" if i % 2 else "good", record)
+        made = TacticRecord(mechanism="algorithm_selector", backend_version="", device_sha256="", choices=(choice,))
+        table.append(f"run-{i}", "bad" if i % 2 else "good", made)
 
     assert diff(table).confirmed[0].choices[0].choice == "gemm (implementation 1, tactic 1)"
 
 
 def shuffled(table: CampaignTable, seed: int, *, ordered: bool) -> CampaignTable:
     rows = np.random.default_rng(seed).permutation(len(table))
-    return CampaignTable(
-        names=[table.names[row] for row in rows],
-        verdicts=[VERDICTS[table.verdicts[row]] for row in rows],
-        columns=table.columns,
-        choices=table.choices,
-        codes=table.codes[rows],
-        ordered=ordered,
-    )
+    return layer_table(table.codes[rows], table.verdicts[rows] > 0, ordered=ordered)
 
 
 def test_unordered_builds_ignore_their_order():
@@ -180,18 +156,10 @@ def test_invalid_arguments_are_refused():
         diff(CampaignTable(), by="kernel")  # type: ignore[arg-type]
 
 
-def test_page_names_culprit_and_counts_omissions():
-    played = campaign(3, 100, layers=200)
-    page = diff(played.table).markdown(limit=5)
-
-    assert page.startswith("# Confirmed\n") and all(layer in page for layer, _ in played.culprits)
-    assert "more, less suspicious." in page
-
-
 def test_missing_layer_is_a_suspect():
     table = CampaignTable()
     for i in range(30):
-        table.append(f"run-{i}", "bad" if i % 3 == 0 else "good", build(a="x", **({} if i % 3 == 0 else {"cast": "y"})))
+        table.append(f"run-{i}", *(("good", record(a="x", cast="y")) if i % 3 else ("bad", record(a="x"))))
     found = diff(table)
 
     (culprit,) = found.confirmed

@@ -31,6 +31,7 @@ from trtops.ops.result import OnProgress, finish_with
 from trtops.tactics.bisection import CHANCE, CulpritSearch, EarlierBuild, TrialResult
 from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.model import Bools
+from trtops.tactics.table import CampaignTable
 from trtops.tracking import campaigns, schema
 from trtops.tracking.base import Run, RunInfo, Tracker, ended_if_whole, tracked
 from trtops.tracking.records import run_id_of
@@ -94,7 +95,7 @@ def bisect(
         parent.log_params(config)
     try:
         campaign = replace(campaign.on(plan.config.devices), tags=tuple((tags or {}).items()))
-        session = _Session(campaign, mixture, plan, tracker, parent.id, evaluate, progress, resumed)
+        session = BisectSession(campaign, mixture, plan, tracker, parent.id, evaluate, progress, resumed)
         result = session.run().kept_in(parent, campaign.experiment)
         parent.log_json(result, schema.Artifact.BISECTION)
         if (entry := _denied(result, plan, mixture)) is not None:
@@ -161,14 +162,6 @@ def _plan_pair(
                 f"Run {build.info.id} has the verdict {build.info.verdict}; expected a {wanted} build."
             )
     mixture = Mixture(*stored)
-    # Only builds with the given choices show what else these need.
-    usable = np.logical_and.reduce([table.verdicts != VERDICTS.index("error"), *(u.is_bad_in(table) for u in given)])
-    rows = np.flatnonzero(usable)[-_SEEN:]
-    shape = len(mixture.units), len(rows)
-    taken = np.array([unit.is_bad_in(table)[rows] for unit in mixture.units], np.bool_).reshape(shape)
-    kept = np.array([unit.is_good_in(table)[rows] for unit in mixture.units], np.bool_).reshape(shape)
-    # One text for each build, a digit for each unit, as in BisectPlan.
-    digits = ("".join(map(str, column)) for column in np.where(taken, 1, np.where(kept, 0, 2)).T.tolist())
     aspect = tested_aspect(mixture.bad.info)
     bad_builds = set(table.named("bad"))
     if aspect is not None:  # builds that are bad in the other aspect only count as good
@@ -178,11 +171,23 @@ def _plan_pair(
     return BisectPlan(
         good_run=mixture.good.info.id,
         bad_run=mixture.bad.info.id,
-        seen=tuple(zip(digits, (table.names[row] in bad_builds for row in rows))),
+        seen=tuple((digits, name in bad_builds) for name, digits in earlier_builds(table, mixture.units, given)),
         config=config,
         given=given,
         chance=chance,
     ), mixture
+
+
+def earlier_builds(table: CampaignTable, units: Sequence[Unit], given: Sequence[Unit]) -> list[tuple[str, str]]:
+    """The last builds of a campaign that have the given choices, each with a digit per unit as in a ``BisectPlan``."""
+    # Others do not show what else the given choices need.
+    usable = np.logical_and.reduce([table.verdicts != VERDICTS.index("error"), *(u.is_bad_in(table) for u in given)])
+    rows = np.flatnonzero(usable)[-_SEEN:]
+    digits = np.full((len(rows), len(units)), 2)
+    for place, unit in enumerate(units):
+        digits[unit.is_good_in(table)[rows], place] = 0
+        digits[unit.is_bad_in(table)[rows], place] = 1
+    return [(table.names[row], "".join(map(str, each))) for row, each in zip(rows, digits.tolist())]
 
 
 def _resume(tracker: Tracker, info: RunInfo) -> tuple[Run, BisectPlan, Mixture, list[RunInfo]]:
@@ -219,7 +224,7 @@ def _denied(result: BisectResult, plan: BisectPlan, mixture: Mixture) -> DeniedT
 
 
 @dataclass
-class _Session:
+class BisectSession:
     """A bisection in progress; ``resumed`` are the complete mixtures of earlier processes."""
 
     campaign: Campaign
@@ -257,7 +262,7 @@ class _Session:
                 found = ended.value
                 break
             is_late = config.max_minutes is not None and time.perf_counter() - began > 60 * config.max_minutes
-            answer = None if is_late or len(self.trials) >= config.max_builds else self._build(wanted)
+            answer = None if is_late or len(self.trials) >= config.max_builds else self.build(wanted)
         return BisectResult(
             title=_title_of(self.plan),
             outcome=found.outcome,
@@ -280,7 +285,7 @@ class _Session:
             trials=tuple(self.trials),
         )
 
-    def _build(self, wanted: Bools) -> TrialResult:
+    def build(self, wanted: Bools) -> TrialResult:
         """Build and evaluate a mixture, or take it from an earlier process."""
         # The search is deterministic, so a resumed bisection requests the same mixtures in the same order.
         tag = json.dumps(np.flatnonzero(wanted).tolist())[: schema.MAX_TAG]
