@@ -26,7 +26,9 @@ HEAVY = ("tensorrt", "tensorrt_rtx", "onnxruntime", "mlflow", "prefect", "onnx",
     "module",
     [
         "trtops",
+        "trtops.backend.onnx",
         "trtops.backend.onnxrt",
+        "trtops.backend.pluginref",
         "trtops.comparator",
         "trtops.errors",
         "trtops.spec",
@@ -44,7 +46,12 @@ def test_importing_a_light_module_loads_no_heavy_library(module: str) -> None:
 
 @pytest.mark.parametrize(
     "package",
-    ["trtops", "trtops.comparator", "trtops.backend.onnx", "trtops.backend.onnxrt", "trtops.backend.trt", "trtops.ops"],
+    [
+        "trtops",
+        "trtops.comparator",
+        "trtops.ops",
+        *(f"trtops.backend.{b}" for b in ("onnx", "onnxrt", "pluginref", "trt")),
+    ],
 )
 def test_public_names_resolve(package: str) -> None:
     module = importlib.import_module(package)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from tests import models
 from tests.contracts.engine_backend import EngineBackendContract
@@ -241,25 +241,29 @@ def test_int8_repeats_from_its_calibration_cache(backend, conv_model):
 
 
 def test_calibration_samples_limits_the_feeds(backend, conv_model):
-    taken = []
+    taken, endless = itertools.count(), itertools.repeat(models.conv_net().feed)
+    three = replace(config("int8"), calibration_samples=3)
 
-    def counting():
-        for feed in feeds(100):
-            taken.append(True)
-            yield feed
+    backend.build(conv_model, three, calibration_data=(feed for feed in endless if next(taken) >= 0))
+    assert next(taken) == 3
 
-    backend.build(conv_model, replace(config("int8"), calibration_samples=3), calibration_data=counting())
+    isolated = IsolatedBackend("onnxruntime", timeout=120)
+    try:
+        assert isolated.build(conv_model, three, calibration_data=endless).calibration_cache is not None
+    finally:
+        isolated.worker.close()
 
-    assert len(taken) == 3
 
-
-def test_unusable_calibration_caches_are_refused(backend, model, conv_model):
+def test_unusable_caches_and_fp16_models_are_refused(backend, model, conv_model):
     for cache in (b"", b"{}", b'{"version": 99, "ranges": []}'):
         with pytest.raises(errors.CalibrationError):
             backend.build(conv_model, config("int8"), caches=Caches(calibration=cache))
     foreign = backend.build(conv_model, config("int8"), calibration_data=feeds(1)).calibration_cache
     with pytest.raises(errors.CalibrationError, match="another model"):
         backend.build(model, config("int8"), caches=Caches(calibration=foreign))
+    half = Model.from_proto(convert_to_fp16(models.conv_net().proto))
+    with pytest.raises(errors.CalibrationError, match="The model computes in FP16"):
+        backend.build(half, config("int8"), calibration_data=feeds(2))
 
 
 def test_impossible_options_are_refused(backend, model, monkeypatch):
@@ -323,81 +327,44 @@ def test_back_ends_by_name_and_suffix():
         engine_backend("onnxrt")
 
 
-def test_endless_calibration_data_is_cut() -> None:
-    case = models.conv_net()
-    backend = IsolatedBackend("onnxruntime", timeout=120)
-
-    try:
-        build = backend.build(
-            Model.from_proto(case.proto),
-            BuildConfig(precision="int8", calibration_samples=2),
-            calibration_data=itertools.repeat(case.feed),
-        )
-    finally:
-        backend.worker.close()
-
-    assert build.calibration_cache is not None
-
-
-FEED = {"x": models.random(3, 8)}
-
-
-def of_nodes(nodes: list[onnx.NodeProto], weights: list[TensorProto], opset: int) -> onnx.ModelProto:
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 8])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 4])],
-        weights,
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
-
-
 def float8() -> onnx.ModelProto:
     """Input and weight rounded to 8-bit floating point."""
-    pairs = [
-        helper.make_node(op, [source, "scale", "zero"], [target])
-        for name in ("x", "w")
-        for op, source, target in (
-            ("QuantizeLinear", name, f"{name}_q"),
-            ("DequantizeLinear", f"{name}_q", f"{name}_d"),
-        )
-    ]
-    weights = [
-        numpy_helper.from_array(np.float32(0.01), "scale"),
-        helper.make_tensor("zero", TensorProto.FLOAT8E4M3FN, [], [0.0]),
-        numpy_helper.from_array(models.random(8, 4, seed=1), "w"),
-    ]
-    return of_nodes([*pairs, helper.make_node("MatMul", ["x_d", "w_d"], ["y"])], weights, 19)
+    proto = models.model(
+        """(float[N,8] x) => (float[N,4] y) {
+            x_q = QuantizeLinear(x, scale, zero)
+            x_d = DequantizeLinear(x_q, scale, zero)
+            w_q = QuantizeLinear(w, scale, zero)
+            w_d = DequantizeLinear(w_q, scale, zero)
+            y = MatMul(x_d, w_d)
+        }""",
+        {"scale": np.float32(0.01), "w": models.random(8, 4, seed=1)},
+        opset=19,
+        ir_version=10,
+    )
+    proto.graph.initializer.append(helper.make_tensor("zero", TensorProto.FLOAT8E4M3FN, [], [0.0]))
+    return proto
 
 
 def int4() -> onnx.ModelProto:
     """A weight in 4 bits with a scale for each block of 4."""
+    proto = models.model(
+        """(float[N,8] x) => (float[N,4] y) {
+            w = DequantizeLinear<axis = 0, block_size = 4>(w_q, scale)
+            y = MatMul(x, w)
+        }""",
+        {"scale": np.full((2, 4), 0.1, np.float32)},
+        opset=21,
+        ir_version=10,
+    )
     values = np.random.default_rng(0).integers(-8, 8, 32)
-    weights = [
-        helper.make_tensor("w_q", TensorProto.INT4, [8, 4], values),
-        numpy_helper.from_array(np.full((2, 4), 0.1, np.float32), "scale"),
-    ]
-    nodes = [
-        helper.make_node("DequantizeLinear", ["w_q", "scale"], ["w"], axis=0, block_size=4),
-        helper.make_node("MatMul", ["x", "w"], ["y"]),
-    ]
-    return of_nodes(nodes, weights, 21)
+    proto.graph.initializer.append(helper.make_tensor("w_q", TensorProto.INT4, [8, 4], values))
+    return proto
 
 
 @pytest.mark.parametrize("make", [float8, int4])
-def test_low_bit_models_are_built(make) -> None:  # type: ignore[no-untyped-def]
-    backend, proto = OnnxRuntimeBackend(), make()
+def test_low_bit_models_are_built(backend, make):
+    proto, feed = make(), {"x": models.random(3, 8)}
     build = backend.build(Model.from_proto(proto), BuildConfig())
     with backend.runner(build.engine) as runner:
-        found = runner.infer(FEED)["y"]
-    np.testing.assert_allclose(found, reference_outputs(proto, [FEED])[0]["y"], rtol=1e-5, atol=1e-5)
-
-
-def test_int8_of_fp16_model_is_refused() -> None:
-    case = models.conv_net()
-    model = Model.from_proto(convert_to_fp16(case.proto))
-    with pytest.raises(errors.CalibrationError, match="The model computes in FP16"):
-        OnnxRuntimeBackend().build(
-            model, BuildConfig(precision="int8"), calibration_data=[dict(case.feed), dict(case.feed)]
-        )
+        found = runner.infer(feed)["y"]
+    np.testing.assert_allclose(found, reference_outputs(proto, [feed])[0]["y"], rtol=1e-5, atol=1e-5)

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
 import numpy as np
-import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper
 
 from tests import models, zoo
 from tests.contracts.runner import RunnerContract
@@ -16,6 +14,7 @@ from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt import OnnxrtRunner, SessionFromOnnx, session_from_onnx
 from trtops.comparator import compare_outputs
+from trtops.func import constant
 from trtops.metadata import DataType
 
 
@@ -32,28 +31,15 @@ class TestReferenceRunner(RunnerContract):
         return lambda proto, name=None: reference_runner(Model(None, None, proto), name)
 
 
-def make_cast(element: int) -> onnx.ModelProto:
-    nodes = [helper.make_node("Identity", ["x"], ["y"]), helper.make_node("Cast", ["x"], ["z"], to=TensorProto.FLOAT)]
-    outputs = [
-        helper.make_tensor_value_info("y", element, [4]),
-        helper.make_tensor_value_info("z", TensorProto.FLOAT, [4]),
-    ]
-    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", element, [4])], outputs)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-
-
 @pytest.mark.parametrize(
     ("name", "element"),
-    [
-        ("bfloat16", TensorProto.BFLOAT16),
-        ("float8_e4m3fn", TensorProto.FLOAT8E4M3FN),
-        ("float8_e5m2", TensorProto.FLOAT8E5M2),
-    ],
+    [("bfloat16", "bfloat16"), ("float8_e4m3fn", "float8e4m3fn"), ("float8_e5m2", "float8e5m2")],
 )
 def test_ml_dtypes_pass_through(name, element):
+    text = f"({element}[4] x) => ({element}[4] y, float[4] z) {{ y = Identity(x) z = Cast<to = 1>(x) }}"
     x = np.array([0.5, -1, 2, 3]).astype(getattr(ml_dtypes, name))
 
-    with OnnxrtRunner(SessionFromOnnx(make_cast(element))) as runner:
+    with OnnxrtRunner(SessionFromOnnx(models.model(text, opset=21, ir_version=10))) as runner:
         assert runner.get_input_metadata()["x"].dtype is DataType(name)
         outputs = runner.infer({"x": x})
 
@@ -76,22 +62,13 @@ def test_scalars_and_unknown_ranks():
 
 
 def test_runner_is_thread_safe():
-    wrong: list[int] = []
-    with OnnxrtRunner(SessionFromOnnx(models.multi_output().proto)) as runner:
+    with OnnxrtRunner(SessionFromOnnx(models.multi_output().proto)) as runner, ThreadPoolExecutor(6) as pool:
 
-        def work(seed: int) -> None:
+        def right(seed: int) -> bool:
             x = models.random(3, 4, seed=seed)
-            for _ in range(50):
-                if not np.array_equal(runner.infer({"x": x})["relu"], np.maximum(x, 0)):
-                    wrong.append(seed)
+            return all(np.array_equal(runner.infer({"x": x})["relu"], np.maximum(x, 0)) for _ in range(50))
 
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    assert wrong == []
+        assert all(pool.map(right, range(6)))
 
 
 def test_onnx_runtimes_failures_are_inference_errors():
@@ -101,59 +78,44 @@ def test_onnx_runtimes_failures_are_inference_errors():
             runner.infer({"y": np.zeros(3)}, check_inputs=False)
         with pytest.raises(errors.InferenceError):
             runner.infer({"x": np.zeros((1, 1, 2, 2), np.float64)}, check_inputs=False)
-    with (
-        OnnxrtRunner(SessionFromOnnx(case.proto)) as runner,
-        pytest.raises(errors.InferenceError, match=r"(?i)reshape"),
-    ):
+    runner = OnnxrtRunner(SessionFromOnnx(case.proto))
+    with runner, pytest.raises(errors.InferenceError, match=r"(?i)reshape"):
         runner.infer({**case.feed, "shape": np.array([5, 5])})
 
 
 def test_sequences_and_maps_become_arrays() -> None:
-    halves, probabilities = zoo.sequence(), zoo.zipmap()
-    with OnnxrtRunner(SessionFromOnnx(halves.proto)) as runner:
-        found = runner.infer(dict(halves.feed))
+    def outputs(case):
+        with OnnxrtRunner(SessionFromOnnx(case.proto)) as runner:
+            return runner.infer(dict(case.feed))
+
+    halves = zoo.sequence()
+    found = outputs(halves)
     np.testing.assert_array_equal(found["halves"], np.stack(np.split(found["y"], 2, axis=1)))
-    with OnnxrtRunner(SessionFromOnnx(probabilities.proto)) as runner:
-        found = runner.infer(dict(probabilities.feed))
+    found = outputs(zoo.zipmap())
     assert found["probabilities"].shape == (5, 3)
     np.testing.assert_array_equal(found["probabilities"].argmax(axis=1), found["label"])
     assert compare_outputs(found, found)
 
     halves.proto.graph.node[1].attribute[0].i = 4  # 6 columns in pieces of 4, which cannot be stacked
-    with OnnxrtRunner(SessionFromOnnx(halves.proto)) as runner:
-        found = runner.infer(dict(halves.feed))
+    found = outputs(halves)
     assert [found[f"halves/{i}"].shape for i in range(2)] == [(2, 4), (2, 2)]
 
 
-def outputs_of(session: ort.InferenceSession) -> np.ndarray:
-    return session.run(None, dict(models.identity().feed))[0]
-
-
-@pytest.fixture(params=["bytes", "path text", "path", "message"])
-def source(request, tmp_path):
+def test_session_from_every_source(tmp_path):
     case = models.identity()
     path = case.write(tmp_path)
-    return {
-        "bytes": case.proto.SerializeToString(),
-        "path text": str(path),
-        "path": path,
-        "message": case.proto,
-    }[request.param]
-
-
-def test_session_from_every_source(source):
-    for session in (SessionFromOnnx(source)(), SessionFromOnnx(lambda: source)(), session_from_onnx(source)):
-        np.testing.assert_array_equal(outputs_of(session), models.identity().feed["x"])
+    for source in (case.proto.SerializeToString(), str(path), path, case.proto):
+        for session in (SessionFromOnnx(source)(), SessionFromOnnx(constant(source))(), session_from_onnx(source)):
+            np.testing.assert_array_equal(session.run(None, dict(case.feed))[0], case.feed["x"])
 
 
 def test_external_data_is_found(tmp_path):
     case = models.conv_net()
     path = models.write_external(case, tmp_path)
 
-    session = session_from_onnx(path)
+    found, expected = (session_from_onnx(source).run(None, dict(case.feed))[0] for source in (path, case.proto))
 
-    expected = session_from_onnx(case.proto).run(None, dict(case.feed))[0]
-    np.testing.assert_array_equal(session.run(None, dict(case.feed))[0], expected)
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_missing_providers_are_refused():
@@ -164,13 +126,10 @@ def test_missing_providers_are_refused():
 
 
 def test_optimization_level_is_passed_on():
-    case = models.transformer()
-    kept = []
-    for level in (ort.GraphOptimizationLevel.ORT_DISABLE_ALL, None):
-        session = session_from_onnx(case.proto, graph_optimization_level=level)
-        kept.append(session.get_session_options().graph_optimization_level)
-
-    assert kept == [ort.GraphOptimizationLevel.ORT_DISABLE_ALL, ort.GraphOptimizationLevel.ORT_ENABLE_ALL]
+    levels = ort.GraphOptimizationLevel
+    for level, kept in ((levels.ORT_DISABLE_ALL, levels.ORT_DISABLE_ALL), (None, levels.ORT_ENABLE_ALL)):
+        session = session_from_onnx(models.identity().proto, graph_optimization_level=level)
+        assert session.get_session_options().graph_optimization_level == kept
 
 
 def test_unusable_models_are_refused(tmp_path):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests import models
@@ -37,27 +36,6 @@ def config(**options: Any) -> BuildConfig:
 @pytest.fixture(scope="module")
 def model() -> Model:
     return Model.from_proto(models.transformer().proto)
-
-
-@pytest.fixture(scope="module")
-def layers_net() -> Model:
-    """Four tactics change it: products with bias, Gemm with Relu, GELU, and its approximation."""
-    weights = {
-        "w": models.random(16, 16, seed=1, scale=0.3),
-        "row": models.random(16, seed=2),
-        "root": np.float32(np.sqrt(2)),
-        "one": np.float32(1),
-        "half": np.float32(0.5),
-    }
-    return Model.from_proto(
-        models.model(
-            """(float[4,16] x) => (float[4,16] y) {
-                m0 = MatMul(x, w) a0 = Add(m0, row) t0 = Div(a0, root) e0 = Erf(t0) p0 = Add(e0, one)
-                g0 = Mul(a0, p0) h0 = Mul(g0, half) m1 = MatMul(h0, w) s0 = Add(m1, x)
-                n0 = LayerNormalization<axis = -1>(s0, row, row) r0 = Gemm(n0, w, row) y = Relu(r0) }""",
-            weights,
-        )
-    )
 
 
 class FakeRunner:
@@ -119,9 +97,9 @@ def test_log_of_default_finds_effective_tactics(name: str) -> None:
     assert len(found) <= len(changing) + 1  # NCHWc kernels fuse activations themselves
 
 
-def test_without_time_default_is_built(layers_net: Model) -> None:
-    build = BACKEND.build(layers_net, config(timing_seconds=0.0))
-    whole = BACKEND.build(layers_net, config(timing_seconds=60.0))
+def test_without_time_default_is_built(model: Model) -> None:
+    build = BACKEND.build(model, config(timing_seconds=0.0))
+    whole = BACKEND.build(model, config(timing_seconds=60.0))
 
     assert "-GeluFusionL2" in build.skipped and "+GeluApproximation" in build.skipped
     assert "-GeluFusionL2 was not tried for lack of time" in build.log
@@ -129,11 +107,11 @@ def test_without_time_default_is_built(layers_net: Model) -> None:
     assert not whole.skipped and len(whole.tactics.settings) > 3
 
 
-def test_cached_skips_are_repeated_unless_given_time(layers_net: Model) -> None:
-    short = BACKEND.build(layers_net, config(timing_seconds=0.0))
+def test_cached_skips_are_repeated_unless_given_time(model: Model) -> None:
+    short = BACKEND.build(model, config(timing_seconds=0.0))
 
-    again = BACKEND.build(layers_net, config(), caches=Caches(timing=short.timing_cache))
-    given = BACKEND.build(layers_net, config(timing_seconds=60.0), caches=Caches(timing=short.timing_cache))
+    again = BACKEND.build(model, config(), caches=Caches(timing=short.timing_cache))
+    given = BACKEND.build(model, config(timing_seconds=60.0), caches=Caches(timing=short.timing_cache))
 
     assert again.skipped == short.skipped and again.tactics == short.tactics
     assert not given.skipped and given.timing_cache_use.misses > 3
@@ -205,11 +183,8 @@ def test_each_log_collects_its_own_lines(capfd) -> None:
             with log.collecting():
                 os.write(2, f"[W:onnxruntime:{log.log_id}, a.cc:1 f] line {number}\n".encode())
 
-    threads = [threading.Thread(target=write, args=(log,)) for log in logs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(logs)) as pool:
+        list(pool.map(write, logs))
 
     assert all(log.text() == "".join(f"[W] line {number}\n" for number in range(50)) for log in logs)
     assert capfd.readouterr().err == ""
