@@ -100,31 +100,24 @@ def test_damaged_caches_are_refused(text: bytes) -> None:
         CalibrationCache.from_bytes(text)
 
 
-def test_newer_version_is_refused() -> None:
+def test_newer_versions_and_forged_lines_are_refused() -> None:
     with pytest.raises(errors.FormatError, match="version 7"):
         CalibrationCache.from_bytes(cache(x=1.0).to_bytes().replace(b'"version": 1', b'"version": 7, "novelty": true'))
+    with pytest.raises(errors.FormatError, match="forged"):
+        cache(**{"x: 3c010a14\nforged": 1.0}).to_tensorrt()
 
 
 def test_zero_tensor_has_scale_one() -> None:
     read = CalibrationCache.from_tensorrt(b"TRT-8600-EntropyCalibration2\ndead: 00000000\n")
     assert read.ranges[0].amax == 0 and read.ranges[0].scale == 1
-    assert read.to_tensorrt().endswith(b"dead: 3f800000\n")
+    header = tensorrt_header("10.3.0", "MinMaxCalibration")
+    assert read.to_tensorrt(header) == b"TRT-100300-MinMaxCalibration\ndead: 3f800000\n"
 
 
 def test_interval_contains_zero_and_is_clipped() -> None:
     assert TensorRange(name="relu", amax=4.0, low=0.0, high=9.0).interval == (0.0, 4.0)
     assert TensorRange(name="shifted", amax=4.0, low=1.0, high=3.0).interval == (0.0, 3.0)
     assert TensorRange(name="known by scale", amax=4.0).interval == (-4.0, 4.0)
-
-
-def test_headers_of_releases() -> None:
-    assert tensorrt_header("8.6.1.6") == "TRT-8601-EntropyCalibration2"
-    assert tensorrt_header("10.3.0", "MinMaxCalibration") == "TRT-100300-MinMaxCalibration"
-
-
-def test_names_cannot_forge_lines() -> None:
-    with pytest.raises(errors.FormatError, match="forged"):
-        cache(**{"x: 3c010a14\nforged": 1.0}).to_tensorrt()
 
 
 def test_missing_tensors_are_refused_or_left_out() -> None:
