@@ -83,9 +83,9 @@ def test_unusable_scripts_are_refused(script: Path, tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError, match=r"missing\.py does not exist"):
         invoke_from_script(tmp_path / "missing.py", "f")
     before = set(sys.modules)
-    script.write_text("raise ZeroDivisionError('mine')\n")
+    (tmp_path / "bad.py").write_text("raise ZeroDivisionError('mine')\n")
     with pytest.raises(ZeroDivisionError, match="mine"):
-        invoke_from_script(script, "f")
+        invoke_from_script(tmp_path / "bad.py", "f")
     assert {name for name in sys.modules if name.startswith("trtops_script")} <= before
 
 
