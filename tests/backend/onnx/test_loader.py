@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +18,7 @@ from trtops import errors
 from trtops.backend import onnx as loaders
 from trtops.backend.common import BytesFromPath
 from trtops.backend.onnx import Model
-from trtops.backend.onnx.loader import OnnxFromTfGraph, onnx_from_tf_graph
 from trtops.backend.onnx.model import model_digest
-from trtops.backend.onnxrt import session_from_onnx
 from trtops.metadata import TensorMetadata
 
 BOUNDED = models.model(
@@ -46,8 +41,6 @@ def test_loaders_are_lazy_and_compose(tmp_path: Path) -> None:
     save()
 
     models.identity().check(lambda feed: run(onnx.load(out), feed))
-    code = "import sys, trtops.backend.onnx; print({'onnxruntime', 'onnx_graphsurgeon'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
 
 
 def test_values_are_copied_and_results_of_callables_changed(tmp_path: Path) -> None:
@@ -152,8 +145,7 @@ def test_extracted_parts_have_given_or_inferred_types() -> None:
 
     listed = models.conv_net()
     for tensor in listed.proto.graph.initializer:
-        value = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
-        listed.proto.graph.input.append(value)
+        listed.proto.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, 1, list(tensor.dims)))
     part = loaders.extract_subgraph(listed.proto, None, TensorMetadata().add("r0"))
     assert [spec.name for spec in Model.from_proto(part).info.inputs] == ["image"]
     assert run(part, listed.feed)["r0"].shape == (2, 8, 8, 8)
@@ -212,10 +204,10 @@ def test_upper_bounds_insert_min() -> None:
 def test_external_weights_are_saved_and_loaded(tmp_path: Path, one_file: bool) -> None:
     case = models.transformer()
     path = tmp_path / "m.onnx"
-    options = {"external_data_path": "", "size_threshold": 0, "all_tensors_to_one_file": one_file}
-    loaders.save_onnx(models.conv_net().proto, path, **options)  # type: ignore[arg-type]
-
-    returned = loaders.save_onnx(case.proto, path, **options)  # type: ignore[arg-type]
+    for proto in (models.conv_net().proto, case.proto):
+        returned = loaders.save_onnx(
+            proto, path, external_data_path="", size_threshold=0, all_tensors_to_one_file=one_file
+        )
 
     assert returned is case.proto and not case.proto.graph.initializer[0].external_data
     assert Model.load(path).info.sha256 == model_digest(case.proto)
@@ -242,10 +234,8 @@ def test_failed_saves_keep_the_old_file(tmp_path: Path) -> None:
     before = path.read_bytes()
     broken = models.conv_net().proto
     broken.graph.initializer[0].raw_data = b"short"
-
     with pytest.raises(errors.InvalidModelError):
         loaders.save_onnx(broken, path, external_data_path="", size_threshold=0)
-
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
@@ -273,11 +263,3 @@ def test_results_equal_polygraphys(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ours = loaders.set_upper_bound(loaders.infer_shapes(BOUNDED), 3)
     its = theirs.set_upper_bound(theirs.infer_shapes(BOUNDED), 3)
     assert sorted(n.op_type for n in ours.graph.node) == sorted(n.op_type for n in its.graph.node)
-
-
-def test_loader_functions_are_ordinary_functions() -> None:
-    assert onnx_from_tf_graph.__name__ == "onnx_from_tf_graph"
-    assert pickle.loads(pickle.dumps(onnx_from_tf_graph)) is onnx_from_tf_graph
-    assert inspect.signature(onnx_from_tf_graph).parameters == inspect.signature(OnnxFromTfGraph).parameters
-    assert inspect.signature(onnx_from_tf_graph).return_annotation == "onnx.ModelProto"
-    assert "SessionFromOnnx" in inspect.getdoc(session_from_onnx)
