@@ -51,6 +51,19 @@ def prefect_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+@pytest.fixture
+def rtx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorRT-RTX stands in for TensorRT during the test: it parses and builds without a GPU."""
+    bindings = importlib.util.find_spec("tensorrt_rtx") or importlib.util.find_spec("tensorrt_rtx_bindings")
+    libraries = importlib.util.find_spec("tensorrt_rtx") or importlib.util.find_spec("onnxruntime_ep_nv_tensorrt_rtx")
+    if bindings is None or libraries is None:
+        pytest.skip("needs tensorrt-rtx-cu13-bindings and onnxruntime-ep-nv-tensorrt-rtx-cu13 (Linux, x86-64)")
+    if importlib.util.find_spec("tensorrt") is not None:
+        pytest.skip("TensorRT is installed, whose bindings do not live in one process with those of TensorRT-RTX")
+    monkeypatch.setenv("TRTOPS_USE_TENSORRT_RTX", "1")  # for child processes
+    monkeypatch.setattr("trtops.config.USE_TENSORRT_RTX", True)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what cannot run here, and put what takes longest first."""
     _skip_without_gpus(items)

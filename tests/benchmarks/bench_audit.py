@@ -7,11 +7,12 @@ Goal: a signature takes at most 50 ms of CPU time.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 
 from tests import models
-from tests.benchmarks.harness import benchmark, full_size, timed
+from tests.benchmarks.harness import benchmark, timed
 from tests.keys import new_key
 from tests.servers import MlflowServer
 from trtops.ops.auditing.op import AuditConfig, audit
@@ -69,7 +70,7 @@ def signing_seconds(folder: Path) -> float:
 
 
 def main() -> None:
-    full = full_size(__doc__, "1,000 runs")
+    full = "--full" in sys.argv
     with benchmark() as (goals, folder):
         check = CheckConfig(iterations=4, latency_runs=2, warm_up=0, plots="never")
         config = ConvertConfig(build=BuildConfig(options=OnnxRuntimeOptions(timing_iterations=2)), check=check)

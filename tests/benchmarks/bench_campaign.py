@@ -2,8 +2,8 @@
 
 Goals: 1,000 iterations of 200 layers are read, compared and logged within 3 s of CPU time, 10,000 within 30 s.
 
-A campaign of 400 iterations, or 2,000 with ``--full``, stays flat: over it an iteration takes at most a tenth more CPU
-time, and the process grows by at most 2 kB per iteration; the lower end of each 95 % interval counts.
+A campaign of 400 iterations stays flat: over it an iteration takes at most a tenth more CPU time, and the process grows
+by at most 2 kB per iteration; the lower end of each 95 % interval counts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 from tests import campaigns as cases
 from tests import models
-from tests.benchmarks.harness import Goals, benchmark, full_size, in_turns, timed
+from tests.benchmarks.harness import Goals, benchmark, in_turns, timed
 from tests.tactics.synthetic import campaign
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import CampaignProgress, debug_build
@@ -112,10 +112,9 @@ def bench_long_campaign(goals: Goals, folder: Path, count: int) -> None:
 
 
 def main() -> None:
-    full = full_size(__doc__, "a long campaign of 2,000 iterations")
     with benchmark() as (goals, folder):
         # First: what the others leave in this process would hide the growth.
-        bench_long_campaign(goals, folder, 2000 if full else 400)
+        bench_long_campaign(goals, folder, 400)
         tracker = MlflowTracker(folder / "mlruns")
         for builds in LIMITS:
             bench_diff(goals, tracker, builds)

@@ -8,7 +8,7 @@ import sys
 import onnx
 from onnx import parser
 
-from tests.benchmarks.harness import benchmark, full_size, in_turns, run_quietly
+from tests.benchmarks.harness import benchmark, in_turns, run_quietly
 
 OURS = ["-m", "trtops.cli"]
 THEIRS = ["-c", "import sys; from polygraphy.tools._main import main; sys.argv[0] = 'polygraphy'; sys.exit(main())"]
@@ -23,14 +23,13 @@ Comparator.run([OnnxrtRunner(SessionFromOnnx("tiny.onnx"))])""",
 
 
 def main() -> None:
-    rounds = 9 if full_size(__doc__, "nine rounds instead of six") else 6
     with benchmark() as (goals, folder):
         text = '<ir_version: 8, opset_import: ["" : 17]> g (float[1,4] x) => (float[1,4] y) { y = Relu(x) }'
         onnx.save(parser.parse_model(text), folder / "tiny.onnx")
 
         def least(**commands: list[str]) -> dict[str, float]:
             calls = {n: functools.partial(run_quietly, [sys.executable, *c], folder) for n, c in commands.items()}
-            return in_turns(calls, rounds)
+            return in_turns(calls, 6)
 
         pairs = [(" ".join(words), [*OURS, *words], [*THEIRS, *words], limit) for words, limit in COMMANDS]
         for title, script in SCRIPTS.items():

@@ -1,6 +1,6 @@
 """Comparing, saving, loading and running, as shares of Polygraphy's CPU time on the same arrays.
 
-Each figure comes from a process of its own. ``--full`` takes arrays ten times as large.
+Each figure comes from a process of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.benchmarks.harness import benchmark, full_size, measured_child, timed
+from tests.benchmarks.harness import benchmark, measured_child, timed
 
 CHILD = "from tests.benchmarks.bench_comparator import measure; value = measure(*sys.argv[1:])"
 
@@ -107,14 +107,12 @@ def status(name: str) -> int:
 
 
 def main() -> None:
-    full = full_size(__doc__, "arrays ten times as large")
-    small, large = (10_000_000, 100_000_000) if full else (1_000_000, 10_000_000)
     table = [
         ("compare 500 outputs of 1e4", "compare", 10_000, 500, 5, 0.1),
         ("run 1000 iterations, 1 input", "run", 16, 1, 3, 0.1),
         ("run 1000 iterations, 20 inputs", "run", 16, 20, 3, 0.1),
     ]
-    for size, repeats in ((small, 3), (large, 1)):
+    for size, repeats in ((1_000_000, 3), (10_000_000, 1)):
         megabytes, elements = f"{size * 10 // 1_000_000} MB", size * 5 // 2
         table.append((f"compare {size:.0e} float32", "compare", size, 1, 3, 0.25))
         table.append((f"save {megabytes} of JSON", "save", elements, 0, repeats, 0.4))

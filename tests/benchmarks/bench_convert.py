@@ -22,7 +22,7 @@ os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR")
 import numpy as np
 import onnxruntime as ort
 
-from tests.benchmarks.harness import Goals, benchmark, full_size, run_quietly, timed
+from tests.benchmarks.harness import Goals, benchmark, run_quietly, timed
 from tests.benchmarks.networks import write_resnet50
 
 IMPORT = "import time; begin = time.process_time(); import trtops; print(time.process_time() - begin)"
@@ -61,7 +61,6 @@ def bench_resnet50(goals: Goals, folder: Path) -> None:
 
 
 def main() -> None:
-    runs = 15 if full_size(__doc__, "fifteen runs instead of five") else 5
     beyond_op, beyond_work, imports = [], [], []
     with benchmark() as (goals, folder):
         os.environ["TRTOPS_HOME"] = str(folder)
@@ -76,7 +75,7 @@ def main() -> None:
         config = convert_ops.ConvertConfig(check=check, rebuild=True)
         flow_of(convert_ops.convert, by_steps=True)(digits.model, config)  # starts the servers
         backend = type(engine_backend("onnxruntime"))
-        for _ in range(runs):
+        for _ in range(5):
             op: list[float] = []
             work: list[float] = []
             flow = flow_of(timing(convert_ops.convert, op), by_steps=True)

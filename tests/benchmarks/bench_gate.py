@@ -118,24 +118,22 @@ def planted(folder: Path, goals: Goals) -> None:
     goals.at_most("planted regressions missed", missed, 0, "")
 
 
-def cost(folder: Path, full: bool) -> None:
+def cost(folder: Path) -> None:
     tracker = MemoryTracker()
     config = GateConfig(build=DEFAULT, policy=POLICY, keep_model=False)
-    for name in ("conv_net", "convolutions", "perceptron") if full else ("conv_net",):
-        path = write(ZOO[name](), folder, name)
-        gate(path, config, tracker=tracker)
-        for label, policy in (("with latency", POLICY), ("without", UNTIMED)):
-            result = gate(path, replace(config, policy=policy), tracker=tracker)
-            assert result.measured is not None
-            build = result.measured.candidate.build_seconds
-            print(f"{name} {label}: {result.seconds:.1f} s, its build {build:.2f} s of that", flush=True)
+    path = write(ZOO["conv_net"](), folder, "conv_net")
+    gate(path, config, tracker=tracker)
+    for label, policy in (("with latency", POLICY), ("without", UNTIMED)):
+        result = gate(path, replace(config, policy=policy), tracker=tracker)
+        assert result.measured is not None
+        build = result.measured.candidate.build_seconds
+        print(f"conv_net {label}: {result.seconds:.1f} s, its build {build:.2f} s of that", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("part", nargs="?", choices=("cost", "repeats", "planted"), default="cost")
     parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--full", action="store_true", help="cost: three models")
     given = parser.parse_args()
     with benchmark() as (goals, folder):
         os.environ.setdefault("TRTOPS_HOME", str(folder))
@@ -144,7 +142,7 @@ def main() -> None:
         elif given.part == "planted":
             planted(folder, goals)
         else:
-            cost(folder, given.full)
+            cost(folder)
 
 
 if __name__ == "__main__":

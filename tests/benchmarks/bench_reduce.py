@@ -2,21 +2,20 @@
 
 The failure is an accuracy failure: a back end that computes one node wrongly. Theirs is checked as its users do, by
 ``polygraphy debug reduce ... --check polygraphy run``; ours by a ComparisonCheck. Goals: a fifth of its CPU time for a
-bisection, a tenth for a linear search, and no more nodes. ``--full`` takes larger graphs and an hour.
+bisection, a tenth for a linear search, and no more nodes.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from tests.benchmarks.harness import benchmark, full_size, run_quietly, timed
+from tests.benchmarks.harness import benchmark, run_quietly, timed
 from tests.benchmarks.networks import Graph
 
 NONLINEAR = ("Relu", "Sigmoid", "Tanh", "Elu", "Softmax")
@@ -109,21 +108,13 @@ def reduce_here(model: str, culprit: str, mode: str, output: str) -> None:
     assert [node.name for node in result.culprits[0].nodes] == [culprit], result
 
 
-Case = tuple[Callable[[int], onnx.ModelProto], int, str, int]
-QUICK: list[Case] = [(cnn, 60, "bisect", 0), (transformer, 200, "bisect", 3), (branchy, 24, "linear", 0)]
-FULL: list[Case] = [
-    (make, nodes, mode, 0)
-    for make in (cnn, transformer, branchy)
-    for nodes in (60, 200)
-    for mode in ("bisect", "linear")
-]
+CASES = ((cnn, 60, "bisect", 0), (transformer, 200, "bisect", 3), (branchy, 24, "linear", 0))
 """Each network, its nodes, the mode, and how far before two thirds of the nonlinear nodes the culprit is."""
 
 
 def main() -> None:
-    full = full_size(__doc__, "all graphs, sizes and modes, which takes an hour")
     with benchmark() as (goals, whole):
-        for make, nodes, mode, before in FULL if full else QUICK:
+        for make, nodes, mode, before in CASES:
             model, title = make(nodes), f"{mode} {make.__name__} {nodes}"
             names = [node.name for node in model.graph.node if node.op_type in NONLINEAR]
             folder = whole / title.replace(" ", "_")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests import campaigns as cases
 from tests import models
-from tests.benchmarks.harness import Goals, benchmark, full_size, in_turns, timed
+from tests.benchmarks.harness import Goals, benchmark, in_turns, timed
 from tests.servers import MlflowServer
 from trtops.ops.campaign.debug_build import CampaignProgress, debug_build
 from trtops.ops.campaign.promote import promote, resolve
@@ -27,14 +27,14 @@ from trtops.ops.evaluation.check import CheckConfig
 from trtops.tracking.base import tracked
 from trtops.tracking.mlflow import MlflowTracker, embedded
 
-PROCESSES = 4
+PROCESSES, RUNS = 4, 12
 MEGABYTES = (1, 2, 5, 10, 20, 50)
 fork = multiprocessing.get_context("fork")
 
 
-def log_runs(location: str, name: str, count: int) -> None:
+def log_runs(location: str, name: str) -> None:
     tracker = MlflowTracker(location)
-    for number in range(count):
+    for number in range(RUNS):
         with tracked(tracker, "bench", f"{name} {number}", kind="build") as run:
             run.log_params({f"option_{i}": i for i in range(20)})
             run.log_metrics({("error", f"output_{i}", "max_abs"): i * 0.5 for i in range(30)})
@@ -43,23 +43,23 @@ def log_runs(location: str, name: str, count: int) -> None:
             run.finish("good")
 
 
-def log_in_processes(location: str, count: int) -> None:
-    children = [fork.Process(target=log_runs, args=(location, str(i), count)) for i in range(PROCESSES)]
+def log_in_processes(location: str) -> None:
+    children = [fork.Process(target=log_runs, args=(location, str(i))) for i in range(PROCESSES)]
     for child in children:
         child.start()
     for child in children:
         child.join()
 
 
-def bench_place(name: str, location: str, folder: Path, count: int) -> None:
-    alone, _ = timed(lambda: log_runs(location, "alone", count), time.perf_counter)
-    together, _ = timed(lambda: log_in_processes(location, count), time.perf_counter)
+def bench_place(name: str, location: str, folder: Path) -> None:
+    alone, _ = timed(lambda: log_runs(location, "alone"), time.perf_counter)
+    together, _ = timed(lambda: log_in_processes(location), time.perf_counter)
     tracker, model = MlflowTracker(location), models.conv_net().write(folder)
     made = convert(model, ConvertConfig(check=CheckConfig(latency_runs=0, plots="never")), tracker=tracker)
     promote(made.run_id, tracker=tracker)
     found = [timed(lambda: resolve(model, tracker=tracker), time.perf_counter)[0] for _ in range(7)]
     print(
-        f"{name}: {count / alone:.1f} runs/s, {PROCESSES * count / together:.1f} runs/s of {PROCESSES} processes; "
+        f"{name}: {RUNS / alone:.1f} runs/s, {PROCESSES * RUNS / together:.1f} runs/s of {PROCESSES} processes; "
         f"an accepted engine is found in {1e3 * statistics.median(found):.0f} ms",
         flush=True,
     )
@@ -69,11 +69,11 @@ class Enough(Exception):
     """The first iteration is done."""
 
 
-def recovery(folder: Path, iterations: int) -> tuple[float, float]:
-    """CPU seconds to the first iteration of a new campaign, and of one that was killed after N iterations."""
+def recovery(folder: Path) -> tuple[float, float]:
+    """CPU seconds to the first iteration of a new campaign, and of one that was killed."""
     tracker = MlflowTracker(folder / "mlruns")
     model = models.identity().write(folder)
-    config = cases.of_one_node(10 * iterations)
+    config = cases.of_one_node(200)
 
     def until_first(resume: str | None) -> float:
         def stop(now: CampaignProgress) -> None:
@@ -89,7 +89,7 @@ def recovery(folder: Path, iterations: int) -> tuple[float, float]:
 
     def live_and_die() -> None:
         def die(now: CampaignProgress) -> None:
-            if now.done == iterations:
+            if now.done == 20:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         debug_build(model, config, tracker=tracker, experiment="killed", progress=die)
@@ -132,15 +132,14 @@ def log_large_build(folder: Path, goals: Goals) -> None:
 
 
 def main() -> None:
-    runs, iterations = (40, 60) if full_size(__doc__, "three times as many runs") else (12, 20)
     with benchmark() as (goals, folder):
         log_large_build(folder, goals)
         embedded.ensure_store(folder / "embedded")
         embedded.ensure_store(folder / "server")
-        bench_place("embedded", str(folder / "embedded"), folder, runs)
+        bench_place("embedded", str(folder / "embedded"), folder)
         with MlflowServer(folder / "server") as server:
-            bench_place("server", server.address, folder, runs)
-        beginning, resuming = recovery(folder, iterations)
+            bench_place("server", server.address, folder)
+        beginning, resuming = recovery(folder)
         goals.at_most("resume a killed campaign", resuming, beginning + 1.0, note=f"a new one takes {beginning:.2f} s")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 
-from tests.benchmarks.harness import Goals, benchmark, full_size, measured_child
+from tests.benchmarks.harness import Goals, benchmark, measured_child
 from tests.benchmarks.networks import densenet, exported_transformer, resnet50
 
 OURS = """
@@ -34,8 +34,8 @@ except SystemExit as exc:
 class Bench:
     """Measures pairs of commands in one folder."""
 
-    def __init__(self, folder: Path, rounds: int, goals: Goals) -> None:
-        self.folder, self.rounds, self.goals = folder, rounds, goals
+    def __init__(self, folder: Path, goals: Goals) -> None:
+        self.folder, self.goals = folder, goals
 
     def save(self, model: onnx.ModelProto) -> str:
         onnx.save(model, self.folder / "model.onnx")
@@ -60,9 +60,7 @@ class Bench:
             "theirs": (THEIRS, command),
             "floor": (IMPORTS, ()),
         }
-        rounds = [
-            {s: measured_child(self.folder, c, *words) for s, (c, words) in sides.items()} for _ in range(self.rounds)
-        ]
+        rounds = [{s: measured_child(self.folder, c, *words) for s, (c, words) in sides.items()} for _ in range(2)]
         mine, other, floor = (min(each[side]["seconds"] for each in rounds) for side in sides)
         memory, their_memory = (max(each[side]["peak"] for each in rounds) for side in ("ours", "theirs"))
         base = 0.0 if imports else floor
@@ -89,9 +87,8 @@ def with_faults(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def main() -> None:
-    full = full_size(__doc__, "six rounds instead of two")
     with benchmark() as (goals, folder):
-        bench = Bench(folder, 6 if full else 2, goals)
+        bench = Bench(folder, goals)
         for nodes in (500, 2000, 7000):
             bench.sanitize(f"sanitize transformer {nodes}", exported_transformer(nodes))
         bench.sanitize("sanitize static transformer 2000", exported_transformer(2000, dynamic=False))

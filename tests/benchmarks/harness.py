@@ -6,7 +6,6 @@ whatever else the machine does only adds.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -42,13 +41,6 @@ def benchmark() -> Iterator[tuple[Goals, Path]]:
     with tempfile.TemporaryDirectory(prefix="trtops-bench-") as name:
         yield goals, Path(name)
     sys.exit("Missed: " + ", ".join(goals.missed) if goals.missed else 0)
-
-
-def full_size(doc: str | None, help: str) -> bool:
-    """True if the command line has ``--full``."""
-    parser = argparse.ArgumentParser(description=doc)
-    parser.add_argument("--full", action="store_true", help=help)
-    return bool(parser.parse_args().full)
 
 
 def cpu_clock() -> float:

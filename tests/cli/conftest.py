@@ -1,14 +1,14 @@
-"""A folder with models, TensorRT-RTX for tests that only build, and tests of what happens without any TensorRT."""
+"""A folder with models, and the log on standard output."""
 
 from __future__ import annotations
 
-import importlib.util
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests import models
-from trtops import config
 
 
 @pytest.fixture
@@ -21,20 +21,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def rtx(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TensorRT-RTX stands in for TensorRT during the test: it parses and builds without a GPU."""
-    bindings = importlib.util.find_spec("tensorrt_rtx") or importlib.util.find_spec("tensorrt_rtx_bindings")
-    libraries = importlib.util.find_spec("tensorrt_rtx") or importlib.util.find_spec("onnxruntime_ep_nv_tensorrt_rtx")
-    if bindings is None or libraries is None:
-        pytest.skip("needs tensorrt-rtx-cu13-bindings and onnxruntime-ep-nv-tensorrt-rtx-cu13 (Linux, x86-64)")
-    if importlib.util.find_spec("tensorrt") is not None:
-        pytest.skip("TensorRT is installed, whose bindings do not live in one process with those of TensorRT-RTX")
-    monkeypatch.setenv("TRTOPS_USE_TENSORRT_RTX", "1")  # for child processes
-    monkeypatch.setattr(config, "USE_TENSORRT_RTX", True)
+def on_stdout() -> Iterator[None]:
+    """The log's lines for people are printed to standard output, where a test runner takes all messages."""
 
+    class OnStdout(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if getattr(record, "on_stdout", False):
+                print(record.getMessage())
 
-@pytest.fixture
-def no_tensorrt() -> None:
-    """Skips where TensorRT is installed."""
-    if importlib.util.find_spec("tensorrt") is not None:
-        pytest.skip("TensorRT is installed")
+    handler = OnStdout()
+    logging.getLogger("trtops").addHandler(handler)
+    yield
+    logging.getLogger("trtops").removeHandler(handler)

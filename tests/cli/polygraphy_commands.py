@@ -8,7 +8,6 @@ extra on the file's commands, and writes the lines again.
 from __future__ import annotations
 
 import json
-import logging
 import re
 import subprocess
 import sys
@@ -83,14 +82,6 @@ def missing_lines(wanted: Iterable[str], said: list[str], differences: Iterable[
         elif not any(re.match(pattern, line) for pattern in differences):
             missing.append(line)
     return missing
-
-
-class OnStdout(logging.Handler):
-    """Prints what the log would print to standard output, where a test runner takes all messages."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if getattr(record, "on_stdout", False):
-            print(record.getMessage())
 
 
 def words(command: str, tool: Iterable[str], debug: str) -> list[str]:

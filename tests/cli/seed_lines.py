@@ -142,7 +142,9 @@ def write_folder(folder: Path, seed: str) -> None:
         saved.add([outputs], runner_name="onnxrt-runner-N0")
         saved.save(str(folder / f"{name}.json"))
     _write_scripts(folder, seed)
-    _write_tactics(folder)
+    names = ("replay.json", "build1.json", "tactics.json", "tactics.cache", "replays/good/replay_N0.json")
+    for name, tactic in (dict.fromkeys(names, 1) | {"build2.json": 2, "bad_tactics.json": 2}).items():
+        write_replay(folder / name, tactic)
 
 
 def _write_scripts(folder: Path, seed: str) -> None:
@@ -162,11 +164,10 @@ def _write_scripts(folder: Path, seed: str) -> None:
     (calibration / "example.py").write_text(feed.format(small).replace("load_data", "calib_data"))
 
 
-def _write_tactics(folder: Path) -> None:
+def write_replay(path: Path, tactic: int) -> None:
+    """Write a replay of one layer as Polygraphy does."""
     info = {"dtype": "DataType.FLOAT", "strides": [4, 1], "vectorized_dim": -1, "components_per_element": 1}
-    (folder / "replays" / "good").mkdir(parents=True)
-    names = ("replay.json", "build1.json", "tactics.json", "tactics.cache", "replays/good/replay_N0.json")
-    for name, tactic in (dict.fromkeys(names, 1) | {"build2.json": 2, "bad_tactics.json": 2}).items():
-        algorithm = {"implementation": 1, "tactic": tactic, "inputs": [info], "outputs": [info]}
-        replay = {"conv1": {**algorithm, "polygraphy_class": "Algorithm"}}
-        (folder / name).write_text(json.dumps({"replay": replay, "polygraphy_class": "TacticReplayData"}))
+    algorithm = {"implementation": 1, "tactic": tactic, "inputs": [info], "outputs": [info]}
+    replay = {"conv1": {**algorithm, "polygraphy_class": "Algorithm"}}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"replay": replay, "polygraphy_class": "TacticReplayData"}))

@@ -17,6 +17,7 @@ import onnx
 import pytest
 
 from tests import models
+from tests.cli.tensorrt_commands import SCRIPTS
 from trtops.cli.main import main
 from trtops.json import save_json
 from trtops.logger import G_LOGGER
@@ -87,10 +88,10 @@ TENSORRT: dict[str, tuple[str, int]] = {
     "formats": (f"--trt {PROFILE} --trt-outputs-by-type UNARY --tensor-formats image:[linear] --tensor-dtypes "
                 "scores:float32", 0),
     "formats of everything": (f"--trt {PROFILE} --fp16 --all-tensor-formats linear --all-tensor-dtypes float16", 0),
-    "a network of a script": ("network.py --trt", 0),
+    "a network of a script": ("create_network.py --trt", 0),
     "a config of a script": (f"--trt --onnxrt --trt-config-script config.py {CLOSE}", 0),
-    "functions that change": (f"--trt {PROFILE} --trt-network-postprocess-script change.py "
-                              "--trt-config-postprocess-script change.py", 0),
+    "functions that change": (f"--trt {PROFILE} --trt-network-postprocess-script add_constraints.py "
+                              "--trt-config-postprocess-script postprocess_config.py", 0),
     "too strict": ("--trt --onnxrt --fp16 --val-range [0,2] --layer-precisions relu:float16 neg:float16 exp:float16 "
                    "--precision-constraints obey --atol 1e-12 --rtol 1e-12", 1),
 }  # fmt: skip
@@ -109,16 +110,6 @@ import numpy as np
 def load_data():
     return [{"image": np.full((2, 3, 8, 8), i + 1, np.float32)} for i in range(2)]
 """,
-    "network.py": """
-import tensorrt as trt
-from TOOL import func
-from TOOL.backend.trt import CreateNetwork
-
-@func.extend(CreateNetwork())
-def load_network(builder, network):
-    made = network.add_activation(network.add_input("image", trt.float32, (1, 3, 8, 8)), trt.ActivationType.RELU)
-    network.mark_output(made.get_output(0))
-""",
     "config.py": """
 from TOOL import func
 from TOOL.backend.trt import CreateConfig, Profile
@@ -127,15 +118,7 @@ from TOOL.backend.trt import CreateConfig, Profile
 def load_config(builder, network, config):
     config.builder_optimization_level = 2
 """,
-    "change.py": """
-import tensorrt as trt
-
-def postprocess(network):
-    network.name = "changed"
-
-def postprocess_config(builder, network, config):
-    config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, 1 << 24)
-""",
+    **{name: SCRIPTS[name] for name in ("create_network.py", "add_constraints.py", "postprocess_config.py")},
 }
 """The scripts that those options name: ``TOOL`` is the tool that runs them."""
 

@@ -42,11 +42,6 @@ def test_help_shows_usage_and_examples(path, capsys):
     assert "\x1b" not in text and "(default: )" not in text
 
 
-def test_help_after_check_is_the_commands(folder, capsys):
-    assert main(["debug", "repeat", "--until", "1", "--check", *TRTOPS, "run", "-h"]) == 0
-    assert "1 of 1 iterations passed" in capsys.readouterr().out
-
-
 def test_no_words_list_the_commands(capsys):
     for path in registry.NOT_SUPPORTED:
         assert main([*path, "model.onnx", "-o", "other.onnx"]) == 2
@@ -126,11 +121,9 @@ def test_verbosity_is_restored(folder, monkeypatch):
     assert dict(G_LOGGER.module_severity) == before
 
 
-def test_log_file_has_the_requested_format(folder, capsys):
+def test_log_file_has_the_requested_format(folder):
     assert main(shlex.split("run identity.onnx --onnxrt --log-file log.txt --log-format timestamp line-info")) == 0
     assert re.match(r"\[I\] \(\d\d:\d\d:\d\d\) \[\w+\.py:\d+\] ", (folder / "log.txt").read_text())
-    assert main(shlex.split(f"inspect model identity.onnx --log-file {folder}")) == 2
-    assert f"--log-file {folder}: Is a directory" in capsys.readouterr().err
 
 
 def _alive(mark: str) -> list[int]:
@@ -248,11 +241,6 @@ def test_data_messages_appear_once(folder, caplog):
         caplog.clear()
         assert main(shlex.split("run dynamic_identity.onnx --onnxrt --iterations 5 --save-inputs i.json")) == 0
         assert caplog.text.count("has the dynamic shape") == 1
-
-
-def test_missing_file_is_named(folder, caplog):
-    assert main(["check", "accuracy", "none.json"]) == 3
-    assert caplog.messages == ["none.json: No such file or directory"]
 
 
 def test_help_lists_environment_variables(folder, capsys):

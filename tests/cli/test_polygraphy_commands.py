@@ -6,13 +6,12 @@ What Polygraphy says was recorded by :mod:`tests.cli.polygraphy_commands`; ours 
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.polygraphy_commands import TABLE, OnStdout, kept_lines, missing_lines, prepare, words
+from tests.cli.polygraphy_commands import TABLE, kept_lines, missing_lines, prepare, words
 from trtops.cli.main import main
 
 SAID = json.loads(TABLE.read_text())["commands"]
@@ -33,14 +32,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("commands")
     prepare(made)
     return made
-
-
-@pytest.fixture
-def on_stdout():
-    handler = OnStdout()
-    logging.getLogger("trtops").addHandler(handler)
-    yield
-    logging.getLogger("trtops").removeHandler(handler)
 
 
 @pytest.mark.parametrize("command", SAID)

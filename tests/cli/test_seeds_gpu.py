@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
 import sys
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,13 +25,7 @@ pytestmark = [
 
 
 class Expected(NamedTuple):
-    """How a line may end other than with 0.
-
-    Attributes:
-        codes: The exit codes.
-        why: The reason.
-        said: A pattern in what is then printed or logged.
-    """
+    """How a line may end other than with 0: exit codes, the reason, and a pattern in what is then said."""
 
     codes: tuple[int, ...]
     why: str
@@ -140,27 +132,6 @@ def folder_of(seed: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPat
     return folders[seed]
 
 
-def note(line: seed_lines.SeedLine, code: int, seconds: float, output: str) -> None:
-    """Add a line of the table to ``$OUT/seed_lines.jsonl``, where ``OUT`` names a folder."""
-    row = {
-        "seed": line.seed,
-        "line": shlex.join(line.words),
-        "code": code,
-        "seconds": round(seconds, 2),
-        "output": output,
-    }
-    print(json.dumps(row))
-    if os.environ.get("OUT"):
-        with open(Path(os.environ["OUT"], "seed_lines.jsonl"), "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-
-
-def last_words(printed: str, logged: str) -> str:
-    """The last line of what was said, for the table."""
-    lines = [text for text in (logged if not printed.strip() else printed).splitlines() if text.strip()]
-    return lines[-1].strip()[:200] if lines else ""
-
-
 @pytest.mark.parametrize("line", LINES, ids=str)
 def test_a_documented_tensorrt_line_works(
     line: seed_lines.SeedLine, folders, command, monkeypatch, caplog, capsys
@@ -171,16 +142,13 @@ def test_a_documented_tensorrt_line_works(
     caplog.clear()
     capsys.readouterr()
 
-    started = time.perf_counter()
     if any(word in line.words for word in IN_A_CHILD):
         with Worker() as worker:
             code = worker.run(main, list(line.words), timeout=300)
     else:
         code = main(line.words)
-    seconds = time.perf_counter() - started
 
     shown = capsys.readouterr()
-    note(line, code, seconds, last_words(shown.out, shown.err + caplog.text))
     everything = f"{shown.out}\n{shown.err}\n{caplog.text}"
     assert code in expected.codes, f"{code}, expected {expected}\n{everything[-6000:]}"
     if code == 3:

@@ -1,19 +1,13 @@
 """Polygraphy's commands that need TensorRT, run with both tools: equal exit codes and lines.
 
-Both run in this process, each in a folder of its own, in the order of the table. What each command took goes to
-``$OUT/tensorrt_commands.jsonl``, where ``OUT`` names a folder.
+Both run in this process, each in a folder of its own, in the order of the table.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import json
-import logging
-import os
 import re
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.cli import test_polygraphy_commands as without_tensorrt
-from tests.cli.polygraphy_commands import OnStdout, missing_lines, words
+from tests.cli.polygraphy_commands import missing_lines, words
 from tests.cli.tensorrt_commands import COMMANDS, ON_ONE_FILE, RANGE, SCRIPTS, output_lines, prepare
 from trtops.cli.main import main
 from trtops.logger import G_LOGGER
@@ -52,28 +46,8 @@ OTHER_LINES: dict[str, str] = {
 """Lines of Polygraphy's that are not said, or otherwise, with the reason: regular expressions of command and line."""
 
 
-class Ended(NamedTuple):
-    """How a command ended.
-
-    Attributes:
-        code: Its exit code.
-        printed: What it printed.
-        seconds: What it took.
-    """
-
-    code: int
-    printed: str
-    seconds: float
-
-
 class Tool(NamedTuple):
-    """A tool, and how it is run.
-
-    Attributes:
-        main: Its entry point, in this process.
-        command: The words that start it in another.
-        debug: The name of what its debug commands write.
-    """
+    """A tool: its entry point in this process, the words that start it in another, and the name of its debug files."""
 
     main: Callable[[list[str]], Any]
     command: list[str]
@@ -116,71 +90,40 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(autouse=True)
-def messages(monkeypatch: pytest.MonkeyPatch):
+def messages(on_stdout, monkeypatch: pytest.MonkeyPatch):
     """Our messages are printed as on a terminal, and commands that are started find the checkout."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
-    handler = OnStdout()
-    logging.getLogger("trtops").addHandler(handler)
     severity = G_LOGGER.module_severity
     yield
     G_LOGGER.module_severity = severity
-    logging.getLogger("trtops").removeHandler(handler)
 
 
-def carry_out(command: str, name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> Ended:
-    """Run a command by a tool."""
+def carry_out(command: str, name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Run a command by a tool; returns its exit code and what it printed."""
     tool = TOOLS[name]
     capsys.readouterr()
     for script in SCRIPTS:
         sys.modules.pop(Path(script).stem, None)
-    started = time.perf_counter()
-    with _changed_to(folder):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
         code = tool.main(words(command, tool.command, tool.debug))
-    seconds = time.perf_counter() - started
     gc.collect()
     shown = capsys.readouterr()
-    note(name, command, code, seconds, shown.out)
-    return Ended(code, f"{shown.out}\n{shown.err}", seconds)
-
-
-@contextlib.contextmanager
-def _changed_to(folder: Path):
-    before = os.getcwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
-
-
-def note(tool: str, command: str, code: int, seconds: float, printed: str) -> None:
-    """Add a line to the table of what was measured."""
-    if os.environ.get("OUT"):
-        row = {
-            "tool": tool,
-            "command": command,
-            "code": code,
-            "seconds": round(seconds, 2),
-            "lines": output_lines(command, printed),
-        }
-        with open(Path(os.environ["OUT"], "tensorrt_commands.jsonl"), "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+    return code, f"{shown.out}\n{shown.err}"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_tensorrt_command_behaves_like_polygraphys(command, folders, capsys):
     ours_in = folders["polygraphy" if command.startswith(ON_ONE_FILE) else "trtops"]
-    theirs = carry_out(command, "polygraphy", folders["polygraphy"], capsys)
-    ours = carry_out(command, "trtops", ours_in, capsys)
+    their_code, theirs = carry_out(command, "polygraphy", folders["polygraphy"], capsys)
+    code, ours = carry_out(command, "trtops", ours_in, capsys)
 
     if command in OTHER_CODES:
-        assert (theirs.code, ours.code) == (OTHER_CODES[command][0], 3)
+        assert (their_code, code) == (OTHER_CODES[command][0], 3)
         return
-    said = (
-        f"\n--- Polygraphy ({theirs.code})\n{theirs.printed[-4000:]}\n--- trtops ({ours.code})\n{ours.printed[-4000:]}"
-    )
-    assert ours.code == theirs.code, said
-    missing = missing_lines(output_lines(command, theirs.printed), output_lines(command, ours.printed), ())
+    said = f"\n--- Polygraphy ({their_code})\n{theirs[-4000:]}\n--- trtops ({code})\n{ours[-4000:]}"
+    assert code == their_code, said
+    missing = missing_lines(output_lines(command, theirs), output_lines(command, ours), ())
     assert [line for line in missing if not differs(command, line)] == [], said
 
 
