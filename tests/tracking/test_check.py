@@ -9,14 +9,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from trtops.cli.main import main
 from trtops.system import locks, processes
-from trtops.tracking import owner
 from trtops.tracking.base import tracked
 from trtops.tracking.check import check_store, remove_leftovers
 from trtops.tracking.mlflow import MlflowTracker
@@ -24,7 +22,6 @@ from trtops.tracking.offline import OfflineTracker
 from trtops.tracking.spool import Spool
 
 LONG_AGO = 1_000_000_000
-DEAD = replace(owner.current(), pid=2**22 + 1, started=1)
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import pickle
 import sqlite3
@@ -231,19 +230,6 @@ def test_forked_children_use_connections_of_their_own(embedded: MlflowTracker):
 
     found = {info.name: info.metrics["i",] for info in embedded.find("m", status="finished")}
     assert found == {f"{i} {k}": float(i) for i in range(5) for k in range(3)}
-
-
-def test_processes_make_one_experiment(embedded: MlflowTracker):
-    fork = multiprocessing.get_context("fork")
-    gate = fork.Barrier(6)
-
-    def work(i: int) -> None:
-        gate.wait()
-        embedded.start("new", str(i), kind="build").finish()
-
-    run_in_children(work, range(6))
-
-    assert len(embedded.find("new", status="finished")) == 6
 
 
 def test_import_does_not_import_mlflow():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
@@ -14,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.tracker import ODD_NAMES, InMemoryContract
+from tests.contracts.tracker import DEAD, ODD_NAMES, InMemoryContract
 from trtops import errors
-from trtops.tracking import owner
 from trtops.tracking.base import RunStatus, Tracker, tracked
 from trtops.tracking.check import reap
 from trtops.tracking.location import Store
@@ -83,9 +81,6 @@ class GatedTracker(MemoryTracker):
         run.__class__ = GatedRun
         run.gate = self.gate
         return run
-
-    def _stored_id(self, run_id: str) -> str:
-        return MemoryTracker._stored_id(self, run_id)
 
 
 @pytest.fixture
@@ -422,7 +417,7 @@ def test_failing_spool_fails_the_run_with_both_reasons(memory, tmp_path: Path) -
 
 @pytest.mark.parametrize("status", ["finished", "failed"])
 def test_upload_restores_a_reaped_run(memory, offline, spool, status: RunStatus) -> None:
-    run = offline.start("m", "r", kind="build", tags={Tag.OWNER: dead_owner()})
+    run = offline.start("m", "r", kind="build", tags={Tag.OWNER: DEAD.to_json()})
     go_away(memory)
     run.finish("good") if status == "finished" else run.fail("broken")
     come_back(memory)
@@ -439,16 +434,12 @@ def test_upload_leaves_runs_resumed_by_others(memory, offline, spool) -> None:
     go_away(memory)
     run.finish("good")
     come_back(memory)
-    memory._runs[run.id].tags[Tag.OWNER] = dead_owner()
+    memory._runs[run.id].tags[Tag.OWNER] = DEAD.to_json()
 
     (left,) = upload(memory, spool)
 
     assert "resumed by another process" in left.why
     assert memory.info(run.id).status == "running" and spool.runs()
-
-
-def dead_owner() -> str:
-    return dataclasses.replace(owner.current(), pid=2**22 + 1, started=1).to_json()
 
 
 def test_default_spool_depends_on_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+from tests.contracts.tracker import DEAD, HERE
 from trtops.tracking import owner
 
 ASK = "from trtops.tracking import owner; print(owner.current().to_json(indent=None), flush=True); input()"
@@ -26,11 +27,8 @@ def test_live_process_is_not_gone():
 
 
 def test_processes_end_by_reboot_or_start_time():
-    here = owner.current()
-    gone = replace(here, pid=2**22 + 1, started=1)
-
-    assert not owner.is_gone(here)
-    for ended in (gone, replace(here, started=here.started - 100), replace(here, boot="before")):
+    assert not owner.is_gone(HERE)
+    for ended in (DEAD, replace(HERE, started=HERE.started - 100), replace(HERE, boot="before")):
         assert owner.is_gone(ended)
     for remote in ({"host": "elsewhere"}, {"machine": "elsewhere", "boot": "other"}, {"namespace": "pid:[1]"}):
-        assert not owner.is_gone(replace(gone, **remote))
+        assert not owner.is_gone(replace(DEAD, **remote))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import shutil
 import sqlite3
 from contextlib import closing
@@ -11,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.forking import ForkedProcess, run_in_children
+from tests.forking import run_in_children
 from trtops import errors
 from trtops.cli.main import main
 from trtops.tracking import location, store
 from trtops.tracking.base import tracked
-from trtops.tracking.check import reap
 from trtops.tracking.mlflow import MlflowTracker, embedded
 
 
@@ -156,28 +154,6 @@ def test_moved_and_copied_stores_are_refused(new_store, tmp_path: Path):
         MlflowTracker(moved)
     old.symlink_to(moved)  # as the message says
     assert MlflowTracker(old).load(run_id).read_bytes("engine/x.plan") == b"plan"
-
-
-def test_runs_of_killed_process_are_reaped(new_store, tmp_path: Path, capsys):
-    root = new_store(tmp_path / "mlruns")
-    tracker = MlflowTracker(root)
-    mine = tracker.start("m", "mine", kind="build")
-
-    def leave() -> None:
-        tracker.start("m", "left", kind="build")
-        os._exit(9)
-
-    child = ForkedProcess(target=leave)
-    child.start()
-    child.join()
-    assert sorted(info.name for info in tracker.find(status="running")) == ["left", "mine"]
-
-    assert main(["store", "reap", "--root", str(root)]) == 0
-
-    assert "1 runs closed." in capsys.readouterr().out
-    assert [info.id for info in tracker.find(status="running")] == [mine.id]
-    assert [info.name for info in tracker.find(status="killed")] == ["left"]
-    assert reap(tracker) == []
 
 
 def test_server_is_not_shown_in_our_ui(caplog: pytest.LogCaptureFixture):
