@@ -15,33 +15,31 @@ import numpy as np
 import pytest
 
 from tests.amounts import amount
-from tests.campaigns import config, two_blocks
+from tests.campaigns import config
 from tests.forking import ForkedProcess
+from tests.tactics.synthetic import record
 from trtops import errors
 from trtops.comparator.report import Tolerances
 from trtops.ops.campaign import iteration
-from trtops.ops.campaign.bisect import bisect
+from trtops.ops.campaign.bisect import bisect, earlier_builds
 from trtops.ops.campaign.bisect_result import BisectConfig, BisectPlan, BisectResult, Unit
 from trtops.ops.campaign.bisection_planner import merge_culprits
 from trtops.ops.campaign.debug_build import DebugBuildResult, debug_build
 from trtops.ops.campaign.mixture import Mixture
+from trtops.ops.engines.deny import deny
 from trtops.ops.evaluation.precision_check import PrecisionCheck
+from trtops.spec import BuildConfig, BuildSpec, TensorRTOptions
 from trtops.tactics.record import TacticOption
 from trtops.tactics.table import CampaignTable
-from trtops.tracking.campaigns import load_table
+from trtops.tracking.base import StoredRun
+from trtops.tracking.campaigns import load_record, load_table
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.mlflow.tracker import MlflowRun
 from trtops.tracking.schema import Artifact, Tag
 
-NARROW = PrecisionCheck(
-    asked="int8", kernels=(("fp32", 4),)
-)  # of an engine that does not compute in the requested precision
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return two_blocks(tmp_path_factory.mktemp("bisect"))
+# Of an engine that does not compute in the requested precision.
+NARROW = PrecisionCheck(asked="int8", kernels=(("fp32", 4),))
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +48,8 @@ def tracker() -> MemoryTracker:
 
 
 @pytest.fixture(scope="module")
-def campaign(model: tuple[Path, Path], tracker: MemoryTracker) -> str:
-    return debug_build(model[0], config(model[1], until=8), tracker=tracker).run_id
+def campaign(model: Path, data: Path, tracker: MemoryTracker) -> str:
+    return debug_build(model, config(data, until=8), tracker=tracker).run_id
 
 
 @pytest.fixture(scope="module")
@@ -73,15 +71,19 @@ def is_right(result: BisectResult) -> bool:
     return bool(names) and names <= {"GeluApproximation", "GeluFusionL2", "BiasGeluFusion"}
 
 
-def test_the_culprit_is_confirmed_completely(bisected: BisectResult):
+def test_culprit_is_confirmed_completely_and_logged(bisected, tracker):
     assert (bisected.outcome, bisected.verdict, bisected.complete) == ("confirmed", "good", True)
-    assert is_right(bisected)
-    assert len(bisected.trials) <= 12
+    assert is_right(bisected) and len(bisected.trials) <= 12
+
+    run = tracker.load(bisected.run_id)
+    assert BisectResult.from_json(run.read_bytes(Artifact.BISECTION)).culprits == bisected.culprits
+    assert {info.id for info in tracker.find(parent=bisected.run_id)} == {trial.run_id for trial in bisected.trials}
+    assert run.info.tags[Tag.EVIDENCE] == f"{bisected.good_run} {bisected.bad_run}"
 
 
 @pytest.mark.parametrize("seed", range(amount(20, in_every_run=3)))
-def test_until_decided_takes_a_dozen_builds(model, seed):
-    result = debug_build(model[0], config(model[1], seed=seed), tracker=MemoryTracker())
+def test_until_decided_takes_a_dozen_builds(model, data, seed):
+    result = debug_build(model, config(data, seed=seed), tracker=MemoryTracker())
 
     first = result.bisections[0]
     assert [c.describe() for c in first.culprits] == ["GeluApproximation=on"]
@@ -89,17 +91,7 @@ def test_until_decided_takes_a_dozen_builds(model, seed):
     assert result.confirmed and all("GeluApproximation=on" in text for text in result.confirmed)
 
 
-def test_result_and_runs_are_logged(bisected, tracker):
-    run = tracker.load(bisected.run_id)
-
-    assert BisectResult.from_json(run.read_bytes(Artifact.BISECTION)).culprits == bisected.culprits
-    assert {info.id for info in tracker.find(parent=bisected.run_id)} == {trial.run_id for trial in bisected.trials}
-    assert run.info.tags[Tag.EVIDENCE] == f"{bisected.good_run} {bisected.bad_run}"
-
-
 def test_culprit_can_be_denied_unless_good_too(bisected, campaign, tracker):
-    from trtops.ops.engines.deny import deny
-
     table = load_table(tracker, campaign)
     (culprit,) = bisected.culprits
     having = np.logical_and.reduce([unit.is_bad_in(table) for unit in culprit.units])
@@ -133,7 +125,6 @@ def test_random_verdicts_confirm_nothing(campaign, tracker):
 def test_mixture_reports_request_and_outcome(campaign, tracker, bisected):
     mixture = Mixture(tracker.load(bisected.good_run), tracker.load(bisected.bad_run))
     everything, nothing = np.ones(len(mixture.units), bool), np.zeros(len(mixture.units), bool)
-    from trtops.tracking.campaigns import load_record
 
     for wanted, run in ((everything, bisected.bad_run), (nothing, bisected.good_run)):
         record = load_record(tracker.load(run))
@@ -146,12 +137,9 @@ def test_mixture_reports_request_and_outcome(campaign, tracker, bisected):
     }
 
 
-def test_unusable_pairs_are_refused(model, tracker, campaign, bisected):
-    loose = config(model[1], until=2, seed=1)
-    loose = dataclasses.replace(
-        loose, check=dataclasses.replace(loose.check, tolerances=Tolerances(atol=1.0, rtol=1.0))
-    )
-    good = debug_build(model[0], loose, tracker=tracker)
+def test_unusable_pairs_are_refused(model, data, tracker, campaign, bisected):
+    loose = dataclasses.replace(config(data).check, tolerances=Tolerances(atol=1.0, rtol=1.0))
+    good = debug_build(model, config(data, check=loose, until=2, seed=1), tracker=tracker)
 
     with pytest.raises(errors.ConfigError, match="no bad build yet"):
         bisect(good.run_id, tracker=tracker)
@@ -162,15 +150,9 @@ def test_unusable_pairs_are_refused(model, tracker, campaign, bisected):
         bisect(bisected.bad_run, bisected.good_run, tracker=tracker)
 
 
-def until_decided(tracker: MlflowTracker, model: tuple[Path, Path], resume: str | None, experiment: str) -> None:
-    debug_build(
-        None if resume else model[0], config(model[1], seed=200), tracker=tracker, experiment=experiment, resume=resume
-    )
-
-
 @pytest.fixture(scope="module")
-def undisturbed(model: tuple[Path, Path]) -> DebugBuildResult:
-    return debug_build(model[0], config(model[1], seed=200), tracker=MemoryTracker())
+def undisturbed(model: Path, data: Path) -> DebugBuildResult:
+    return debug_build(model, config(data, seed=200), tracker=MemoryTracker())
 
 
 def dying_at(method: str, call: int, run: Callable[[], object], only: str = "") -> None:
@@ -196,11 +178,12 @@ def dying_at(method: str, call: int, run: Callable[[], object], only: str = "") 
     assert child.exitcode == -signal.SIGKILL
 
 
-def test_kill_between_steps_builds_nothing_twice(model, tmp_path, undisturbed):
+def test_kill_between_steps_builds_nothing_twice(model, data, tmp_path, undisturbed):
     store = MlflowTracker(tmp_path / "mlruns")
 
     def on(resume: str | None = None) -> Callable[[], None]:
-        return lambda: until_decided(store, model, resume, "killed")
+        where = {"tracker": store, "experiment": "killed", "resume": resume}
+        return lambda: debug_build(None if resume else model, config(data, seed=200), **where)
 
     dying_at("_end", 2, on())  # a build of the campaign that is whole and has no end
     (campaign,) = store.find("killed", tags={Tag.KIND: "debug_build"})
@@ -222,10 +205,10 @@ def test_kill_between_steps_builds_nothing_twice(model, tmp_path, undisturbed):
     }
 
 
-def test_later_builds_avoid_the_culprit(model):
+def test_later_builds_avoid_the_culprit(model, data):
     tracker = MemoryTracker()
 
-    result = debug_build(model[0], config(model[1], seed=200, clean_builds=6), tracker=tracker)
+    result = debug_build(model, config(data, seed=200, clean_builds=6), tracker=tracker)
 
     seen = load_table(tracker, result.run_id)
     found, first = merge_culprits(result.bisections), result.bisections[0]
@@ -238,13 +221,13 @@ def test_later_builds_avoid_the_culprit(model):
 
 
 @pytest.fixture(scope="module")
-def at_times_narrow(model: tuple[Path, Path]) -> tuple[MemoryTracker, str]:
+def at_times_narrow(model: Path, data: Path) -> tuple[MemoryTracker, str]:
     """A campaign, where two of five builds do not compute in the requested precision."""
     fine = PrecisionCheck(asked="fp32", kernels=())
     tracker, drawn = MemoryTracker(), itertools.cycle([fine, fine, fine, NARROW, NARROW])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(iteration, "check_precision", lambda *args: next(drawn))
-        return tracker, debug_build(model[0], config(model[1], until=8), tracker=tracker).run_id
+        return tracker, debug_build(model, config(data, until=8), tracker=tracker).run_id
 
 
 @pytest.mark.parametrize("bad_in", ["outputs", "outputs precision"])
@@ -268,7 +251,7 @@ def test_mixture_bad_in_precision_counts_as_good(bad_in, at_times_narrow, monkey
     assert [is_bad for _, is_bad in plan.seen] == ["outputs" in aspects[name] for name in table.names]
 
 
-def test_third_choice_is_neither_good_nor_bad(tracker):
+def test_third_choice_is_neither_good_nor_bad():
     """Whether the third choice of a layer is bad as well is unknown."""
     choices = [TacticOption(tactic=name, op="Conv") for name in ("a", "b", "c")]
     table = CampaignTable(
@@ -281,9 +264,30 @@ def test_third_choice_is_neither_good_nor_bad(tracker):
     layer = Unit(kind="layer", name="conv", good="a", bad="b")
     setting = Unit(kind="setting", name="level", good="1", bad="2")
 
-    for unit in (layer, setting):
-        assert unit.is_bad_in(table).tolist() == [False, True, False]
-        assert unit.is_good_in(table).tolist() == [True, False, False]
+    assert earlier_builds(table, [layer, setting], ()) == [("good", "00"), ("bad", "11"), ("other", "22")]
+    assert earlier_builds(table, [layer], [setting]) == [("bad", "1")]
+
+
+@pytest.mark.parametrize(("mechanism", "editable"), [("algorithm_selector", False), ("editable_timing_cache", True)])
+def test_other_choices_need_an_editable_timing_cache(mechanism, editable):
+    """A mixture is made with the timing cache of the run whose choices it makes, where it makes no others."""
+    tracker = MemoryTracker()
+
+    def build(last: str) -> StoredRun:
+        run = tracker.start("e", "build", kind="build")
+        asked = BuildConfig(precision="fp16", options=TensorRTOptions(tactic_seed=3))
+        run.log_json(BuildSpec(model_sha256="m", config=asked), Artifact.SPEC)
+        run.log_json(dataclasses.replace(record(conv0="a", conv1=last), mechanism=mechanism), Artifact.TACTICS)
+        run.finish("good")
+        return tracker.load(run.id)
+
+    good, bad = map(build, "bc")
+    own, other = (Mixture(good, bad).request(np.array([taken])) for taken in (False, True))
+
+    assert own.replayed_run == good.info.id
+    assert own.build.options == TensorRTOptions()  # no longer drawn at random
+    assert bool(other.replayed_run) is editable
+    assert other.replay is not None and [choice.tactic for choice in other.replay.choices] == ["a", "c"]
 
 
 def way_of(result: DebugBuildResult) -> object:

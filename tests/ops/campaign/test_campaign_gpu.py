@@ -35,11 +35,6 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("campaign-gpu")
-
-
-@pytest.fixture(scope="module")
 def model(folder: Path) -> Path:
     """A small CNN that ends in a fully connected layer for ten classes: kernels of nearly the same speed to choose
     from."""
@@ -64,11 +59,6 @@ def model(folder: Path) -> Path:
     onnx.save(proto, path)
     np.savez(folder / "feed.npz", image=models.random(4, 3, 16, 16, seed=10))
     return path
-
-
-@pytest.fixture(scope="module")
-def tracker(folder: Path) -> MlflowTracker:
-    return MlflowTracker(folder / "mlruns")
 
 
 def campaign(folder: Path, atol: float, **changes: object) -> DebugBuildConfig:

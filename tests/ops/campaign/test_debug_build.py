@@ -5,18 +5,24 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import platform
 import random
+import signal
 import sys
 from collections import Counter
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from tests import models
 from tests.amounts import amount
-from tests.campaigns import FAST, GELUS, config, two_blocks
+from tests.campaigns import FAST, GELUS, config, of_one_node
 from tests.dying import run_until_spent, seconds_of
+from tests.forking import ForkedProcess
 from tests.waiting import timers_go_off_when
 from trtops import errors
+from trtops.cli.main import main
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import CampaignProgress, DebugBuildResult, debug_build
 from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, diff_tactics
@@ -24,34 +30,13 @@ from trtops.ops.campaign.prove import ProofTrial, ProveConfig, conclude, prove
 from trtops.ops.engines.convert import ConvertConfig, convert, deny_list
 from trtops.ops.engines.deny import deny, pardon
 from trtops.ops.evaluation.command import CommandCheck
-from trtops.spec import OnnxRuntimeOptions
+from trtops.spec import Environment, OnnxRuntimeOptions
 from trtops.system.locks import held
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import campaigns
-from trtops.tracking.base import RunInfo
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.schema import Artifact, Tag
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("campaigns")
-
-
-@pytest.fixture(scope="module")
-def model(folder: Path) -> Path:
-    return two_blocks(folder)[0]
-
-
-@pytest.fixture(scope="module")
-def data(folder: Path, model: Path) -> Path:
-    return folder / "feed.npz"
-
-
-@pytest.fixture(scope="module")
-def tracker(folder: Path) -> MlflowTracker:
-    return MlflowTracker(folder / "mlruns")
 
 
 @pytest.fixture(scope="module")
@@ -112,47 +97,31 @@ def test_proof_confirms_and_denies_the_culprit(decided, model, data, tracker) ->
     proved = prove(result.run_id, ProveConfig(repeats=2), tracker=tracker)
 
     assert proved.outcome == "confirmed" and "2 of 2 bad" in proved.summary
-    assert [t.swap for t in proved.trials] == ["good as it was", "bad as it was", "in", "out", "in", "out"]
-    assert {t.swap: t.verdict for t in proved.trials} == {
-        "good as it was": "good",
-        "bad as it was": "bad",
-        "in": "bad",
-        "out": "good",
-    }
+    controls, swaps = [("good as it was", "good"), ("bad as it was", "bad")], [("in", "bad"), ("out", "good")]
+    assert [(t.swap, t.verdict) for t in proved.trials] == controls + 2 * swaps
     assert all(t.followed and not t.also_changed for t in proved.trials)
     assert {info.id for info in tracker.find("blocks", parent=proved.run_id)} == {t.run_id for t in proved.trials}
-
-    bad = tracker.info(proved.bad_run)
 
     # Later builds keep off it, and say so; until somebody pardons it.
     entry = tracker.info(proved.deny_run)
     assert entry.tags[Tag.EVIDENCE] == proved.run_id
-    again = debug_build(model, config(data, until=10, use_deny_list=True), tracker=tracker, experiment="avoided")
+    again_config = config(data, until=10, use_deny_list=True)
+    again = debug_build(model, again_config, tracker=tracker, experiment="avoided")
     assert (again.good, again.bad) == (10, 0)
     logs = [
         tracker.load(info.id).read_bytes(Artifact.BUILD_LOG).decode()
         for info in tracker.find("avoided", tags={Tag.KIND: "iteration"})
     ]
     assert any(f"which run {proved.run_id} denies; taking the next" in log for log in logs)
-    converted = convert(model, _as_in(bad, data), tracker=tracker, experiment="avoided")
-    assert FAST not in tracker.load(converted.run_id).read_bytes(Artifact.TACTICS).decode()
+    drawn = again_config.build_of(int(tracker.info(proved.bad_run).tags[Tag.ITERATION]))
+    as_bad = ConvertConfig(build=drawn, check=again_config.check)  # draws what the bad iteration drew
+    converted = tracker.load(convert(model, as_bad, tracker=tracker, experiment="avoided").run_id)
+    assert FAST not in converted.read_bytes(Artifact.TACTICS).decode()
 
     pardon(proved.deny_run, tracker=tracker, why="the tolerance was too strict")
-    assert deny_list(tracker, _environment(tracker, converted.run_id)).entries == ()
-    free = convert(model, _as_in(bad, data), tracker=tracker, experiment="avoided")
+    assert deny_list(tracker, Environment.from_json(converted.read_bytes(Artifact.ENVIRONMENT))).entries == ()
+    free = convert(model, as_bad, tracker=tracker, experiment="avoided")
     assert FAST in tracker.load(free.run_id).read_bytes(Artifact.TACTICS).decode()
-
-
-def _as_in(bad: RunInfo, data: Path) -> ConvertConfig:
-    """A convert whose lot falls on what a bad iteration's fell on."""
-    usual = config(data)
-    return ConvertConfig(build=usual.build_of(int(bad.tags[Tag.ITERATION])), check=usual.check)
-
-
-def _environment(tracker: MlflowTracker, run_id: str):
-    from trtops.spec import Environment
-
-    return Environment.from_json(tracker.load(run_id).read_bytes(Artifact.ENVIRONMENT))
 
 
 def test_cleared_suspect_is_refuted(decided, tracker) -> None:
@@ -307,16 +276,9 @@ def test_python_callable_evaluates_engines(model, data) -> None:
 
 def test_resume_may_extend_but_not_change_builds(model, data) -> None:
     memory = MemoryTracker()
-
-    class Enough(Exception):
-        pass
-
-    def stop(progress: CampaignProgress) -> None:
-        if progress.done == 3:
-            raise Enough
-
-    with pytest.raises(Enough):
-        debug_build(model, config(data, until=5), tracker=memory, progress=stop)
+    with pytest.raises(KeyboardInterrupt):  # after three builds
+        progress = Mock(side_effect=[None, None, None, KeyboardInterrupt])
+        debug_build(model, config(data, until=5), tracker=memory, progress=progress)
     [parent] = memory.find("blocks", tags={Tag.KIND: "debug_build"})
     first = {i.id for i in memory.find("blocks", parent=parent.id, status="finished")}
 
@@ -335,8 +297,6 @@ def test_resume_needs_the_same_model_and_the_lock(model, data, tmp_path: Path) -
     with pytest.raises(errors.ConfigError):
         debug_build(model, config(data, until=1), tracker=memory, evaluate=lambda engine: None)
     [parent] = memory.find("blocks", tags={Tag.KIND: "debug_build"})
-    from tests import models
-
     other = models.conv_net().write(tmp_path, "other")
 
     with held(f"campaign {parent.id}"), pytest.raises(errors.LogError, match="working on"):
@@ -351,37 +311,25 @@ def trial(swap: str, verdict: str, **more: object) -> ProofTrial:
     return ProofTrial(swap=swap, run_id="r", verdict=verdict, **({"followed": True} | more))  # type: ignore[arg-type]
 
 
-CONTROLS = (trial("good as it was", "good"), trial("bad as it was", "bad"))
+SOUND, BROKEN = trial("good as it was", "good"), trial("bad as it was", "bad")
 
 
 @pytest.mark.parametrize(
     ("trials", "outcome", "words"),
     [
-        ((*CONTROLS, trial("in", "bad"), trial("out", "good")), "confirmed", "1 of 1 bad"),
-        ((*CONTROLS, trial("in", "bad"), trial("out", "bad")), "confirmed", "something else wrong as well"),
-        ((*CONTROLS, trial("in", "good"), trial("out", "bad")), "refuted", "0 of 1 bad"),
-        ((*CONTROLS, trial("in", "good"), trial("out", "good")), "not isolable", "only together"),
-        ((*CONTROLS, trial("in", "error", reason="mismatch"), trial("out", "good")), "not isolable", "mismatch"),
-        ((*CONTROLS, trial("in", "bad", followed=False), trial("out", "good")), "not isolable", "not followed"),
-        (
-            (*CONTROLS, trial("in", "bad", also_changed=("gelu",)), trial("out", "good")),
-            "not isolable",
-            "was not swapped alone",
-        ),
-        (
-            (*CONTROLS, trial("in", "bad"), trial("in", "good"), trial("out", "good")),
-            "not isolable",
-            "check repeatable",
-        ),
-        (
-            (trial("good as it was", "bad"), CONTROLS[1], trial("in", "bad"), trial("out", "good")),
-            "not isolable",
-            "do not decide the verdict",
-        ),
+        ([trial("in", "bad"), trial("out", "good")], "confirmed", "1 of 1 bad"),
+        ([trial("in", "bad"), trial("out", "bad")], "confirmed", "something else wrong as well"),
+        ([trial("in", "good"), trial("out", "bad")], "refuted", "0 of 1 bad"),
+        ([trial("in", "good"), trial("out", "good")], "not isolable", "only together"),
+        ([trial("in", "error", reason="mismatch"), trial("out", "good")], "not isolable", "mismatch"),
+        ([trial("in", "bad", followed=False), trial("out", "good")], "not isolable", "not followed"),
+        ([trial("in", "bad", also_changed=("gelu",)), trial("out", "good")], "not isolable", "was not swapped alone"),
+        ([trial("in", "bad"), trial("in", "good"), trial("out", "good")], "not isolable", "check repeatable"),
+        ([trial("good as it was", "bad"), trial("in", "bad")], "not isolable", "do not decide the verdict"),
     ],
 )
 def test_conclusions_of_proofs(trials, outcome: str, words: str) -> None:
-    found, summary = conclude(trials)
+    found, summary = conclude((*trials, SOUND, BROKEN))
 
     assert found == outcome and words in summary
 
@@ -423,6 +371,38 @@ def test_campaign_killed_at_random_gives_same_result(model, data, tracker) -> No
     assert set(table.names) == {info.id for info in whole}
 
 
+def test_closed_campaign_of_another_host_is_resumed(tmp_path: Path, tracker) -> None:
+    """As a container is killed, and the next one has another host name."""
+    model = models.identity().write(tmp_path)
+
+    def live_and_die() -> None:
+        platform.node = lambda: "container-1"
+
+        def die(now: CampaignProgress) -> None:
+            if now.done == 1:
+                [run] = tracker.find("identity", tags={Tag.KIND: "debug_build"})
+                tracker.start("identity", "iteration 1", kind="iteration", parent=run.id, tags={Tag.ITERATION: "1"})
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        debug_build(model, of_one_node(3), tracker=tracker, progress=die)
+
+    child = ForkedProcess(target=live_and_die)
+    child.start()
+    child.join()
+    [run] = tracker.find("identity", tags={Tag.KIND: "debug_build"})
+    assert (child.exitcode, run.status, run.tags[Tag.HOST]) == (-signal.SIGKILL, "running", "container-1")
+    with pytest.raises(errors.LogError, match=r"on container-1.*trtops runs close"):
+        debug_build(resume=run.id, tracker=tracker)
+
+    assert main(["runs", "close", run.id, "--force", "--store", str(tracker.store.root)]) == 0
+    result = debug_build(resume=run.id, tracker=tracker)
+
+    assert (result.iterations, result.good) == (3, 3)
+    ends = sorted((info.tags[Tag.ITERATION], info.status) for info in tracker.find("identity", parent=run.id))
+    assert ends == [("0", "finished"), ("1", "finished"), ("1", "killed"), ("2", "finished")]
+    assert tracker.info(run.id).status == "finished" and tracker.find("identity", status="running") == []
+
+
 def test_missing_table_rows_come_from_runs(model, data) -> None:
     memory = MemoryTracker()
     result = debug_build(model, config(data, until=4), tracker=memory)
@@ -431,20 +411,12 @@ def test_missing_table_rows_come_from_runs(model, data) -> None:
     kept = memory._runs[result.run_id]
     written = CampaignTable.from_bytes(kept.artifacts[Artifact.CAMPAIGN_TABLE])
 
-    for data_ in (None, b"damaged", _first_two(written)):
+    first_two = CampaignTable()
+    first_two.take(written, written.names[:2])
+    for data_ in (None, b"damaged", first_two.to_bytes()):
         kept.artifacts.pop(Artifact.CAMPAIGN_TABLE, None)
         if data_ is not None:
             kept.artifacts[Artifact.CAMPAIGN_TABLE] = data_
         again = campaigns.table_of(memory, info, whole.values())
         assert again.names == written.names and list(again.verdicts) == list(written.verdicts)
         assert [again.choices[c] for c in again.codes.ravel()] == [written.choices[c] for c in written.codes.ravel()]
-
-
-def _first_two(table: CampaignTable) -> bytes:
-    return CampaignTable(
-        names=table.names[:2],
-        verdicts=[("good", "bad", "error")[v] for v in table.verdicts[:2]],
-        columns=table.columns,
-        choices=table.choices,
-        codes=table.codes[:2],
-    ).to_bytes()

@@ -11,45 +11,28 @@ import onnx
 import pytest
 
 from tests import models
-from tests.campaigns import config, two_blocks
+from tests.campaigns import config
 from trtops import errors
+from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
+from trtops.comparator.report import Tolerances
 from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.campaign.promote import PromoteConfig, PromoteResult, promote, resolve
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig
 from trtops.tactics.record import TacticRecord
-from trtops.tracking.base import RunInfo
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.schema import Artifact, Tag
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("promote")
-
-
-@pytest.fixture(scope="module")
-def model(folder: Path) -> Path:
-    return two_blocks(folder)[0]
-
-
-@pytest.fixture(scope="module")
-def tracker(folder: Path) -> MlflowTracker:
-    return MlflowTracker(folder / "mlruns")
-
-
-@pytest.fixture(scope="module")
-def good_and_bad(folder: Path, model: Path, tracker: MlflowTracker) -> dict[str, str]:
-    result = debug_build(model, config(folder / "feed.npz", until=10), tracker=tracker)
+def good_and_bad(data: Path, model: Path, tracker: MlflowTracker) -> dict[str, str]:
+    result = debug_build(model, config(data, until=10), tracker=tracker)
     runs = tracker.find("blocks", parent=result.run_id)
-
-    def error(info: RunInfo) -> float:
-        return max((v for name, v in info.metrics.items() if (name[0], name[-1]) == ("error", "max_abs")), default=0.0)
-
     # A good build that got none of the settings may be the reference to the last bit.
-    return {verdict: max((i for i in runs if i.verdict == verdict), key=error).id for verdict in ("good", "bad")}
+    runs.sort(key=lambda info: info.metrics.get(("error", "two/y", "max_abs"), 0.0))
+    return {str(info.verdict): info.id for info in runs}
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +53,11 @@ def test_good_iteration_is_rebuilt_and_registered(promoted, good_and_bad, tracke
     assert version.tags[Tag.ENGINE_SHA256] == promoted.engine_sha256 == run.info.tags[Tag.ENGINE_SHA256]
 
 
-def test_resolving_gives_the_accepted_engine_and_it_runs(promoted, model, folder, tracker) -> None:
-    from trtops.backend.engines import engine_backend
-
+def test_resolving_gives_the_accepted_engine_and_it_runs(promoted, model, data, tracker) -> None:
     found = resolve(model, tracker=tracker)
 
     engine = found.engine(tracker)
-    with np.load(folder / "feed.npz") as feed, engine_backend(engine.backend).runner(engine) as runner:
+    with np.load(data) as feed, engine_backend(engine.backend).runner(engine) as runner:
         assert set(runner.infer(dict(feed))) == {"two/y"}
     assert (found.run_id, found.version, found.why) == (promoted.run_id, promoted.version, "")
 
@@ -103,10 +84,8 @@ def test_bad_and_foreign_builds_are_refused(good_and_bad, folder, tracker) -> No
         promote("0" * 32, tracker=tracker)
 
 
-def test_stricter_check_prevents_registration(good_and_bad, folder, tracker) -> None:
-    from trtops.comparator.report import Tolerances
-
-    strict = CheckConfig(data=str(folder / "feed.npz"), tolerances=Tolerances(atol=0, rtol=0), latency_runs=0)
+def test_stricter_check_prevents_registration(good_and_bad, data, tracker) -> None:
+    strict = CheckConfig(data=str(data), tolerances=Tolerances(atol=0, rtol=0), latency_runs=0)
 
     with pytest.raises(errors.ConfigError, match="golden outputs"):
         promote(good_and_bad["good"], PromoteConfig(check=strict, name="strict"), tracker=tracker)
@@ -123,9 +102,7 @@ def test_wrong_precision_prevents_registration(folder, tracker) -> None:
     assert built.verdict == "good"
 
     held = PromoteConfig(check=dataclasses.replace(check, min_precision_share=0.5))
-    with pytest.raises(
-        errors.ConfigError, match=r"No FP16 engine: .* at least 50% are required\. Nothing was registered"
-    ):
+    with pytest.raises(errors.ConfigError, match=r"No FP16 .* at least 50% are required\. Nothing was registered"):
         promote(built.run_id, held, tracker=tracker)
 
     assert tracker.aliases("half") == {}
@@ -134,11 +111,8 @@ def test_wrong_precision_prevents_registration(folder, tracker) -> None:
 def test_resolving_lists_accepted_engines(promoted, model, folder, tracker) -> None:
     never = resolve(models.identity().write(folder, "never"), tracker=tracker)
     proto = onnx.load(model)
-    proto.graph.initializer[0].CopyFrom(
-        onnx.numpy_helper.from_array(
-            onnx.numpy_helper.to_array(proto.graph.initializer[0]) * 2, proto.graph.initializer[0].name
-        )
-    )
+    weight = proto.graph.initializer[0]
+    weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight) * 2, weight.name))
     retrained = resolve(Model.from_proto(proto, "blocks"), tracker=tracker)
     here = resolve(model, tracker=tracker).engine(tracker).environment
     elsewhere = resolve(model, tracker=tracker, environment=dataclasses.replace(here, backend_version="99.0"))
@@ -152,14 +126,13 @@ def test_resolving_lists_accepted_engines(promoted, model, folder, tracker) -> N
             resolution.engine(tracker)
 
 
-def test_a_changed_engine_is_not_accepted_any_more(good_and_bad, folder, tracker) -> None:
-    path = two_blocks(folder)[0]
+def test_a_changed_engine_is_not_accepted_any_more(good_and_bad, model, tracker) -> None:
     result = promote(good_and_bad["good"], PromoteConfig(name="changed"), tracker=tracker)
     file = tracker.load(result.run_id).local_path("engine/engine.ort")
     whole = file.read_bytes()
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
 
-    found = resolve(path, tracker=tracker, name="changed")
+    found = resolve(model, tracker=tracker, name="changed")
 
     assert found.run_id is None and "other content than its manifest says" in found.why
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -24,22 +25,13 @@ from trtops.system import allowed
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.schema import Artifact, Tag
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("remembered")
-
-
-@pytest.fixture(scope="module")
-def tracker(folder: Path) -> MlflowTracker:
-    return MlflowTracker(folder / "mlruns")
+CONFIG = DebugBuildConfig(until=2, check=CheckConfig(plots="never", latency_runs=0))
 
 
 @pytest.fixture(scope="module")
 def campaign(folder: Path, tracker: MlflowTracker) -> str:
     """The run of a finished campaign of two builds."""
-    config = DebugBuildConfig(until=2, check=CheckConfig(plots="never", latency_runs=0))
-    return debug_build(models.conv_net().write(folder), config, tracker=tracker).run_id
+    return debug_build(models.conv_net().write(folder), CONFIG, tracker=tracker).run_id
 
 
 @pytest.fixture
@@ -88,34 +80,31 @@ def test_diff_needs_no_model_and_scripts(tracker, campaign, script, folder) -> N
     assert result.run_id and not (folder / "ran").exists()
 
 
-@pytest.mark.usefixtures("restored")
-def test_edited_config_is_refused(tracker, campaign, script, folder) -> None:
-    plant(tracker, campaign, "data", str(script), manifest=False)
-    build = tracker.find(parent=campaign, tags={"trtops.kind": "iteration"})[0].id
+@pytest.fixture
+def build(tracker: MlflowTracker, campaign: str) -> str:
+    return tracker.find(parent=campaign, tags={Tag.KIND: "iteration"})[0].id
 
-    for using in (
-        lambda: prove(campaign, tracker=tracker),
-        lambda: bisect(campaign, tracker=tracker),
-        lambda: promote(build, tracker=tracker),
-    ):
-        with pytest.raises(errors.IncompleteRunError, match="other content than its manifest says"):
-            using()
+
+def check_refused(error: str, campaign: str, build: str, tracker: MlflowTracker) -> None:
+    for op, run in ((prove, campaign), (bisect, campaign), (promote, build)):
+        with pytest.raises(errors.TrtopsError, match=error):
+            op(run, tracker=tracker)
+
+
+@pytest.mark.usefixtures("restored")
+def test_edited_config_is_refused(tracker, campaign, build, script, folder) -> None:
+    plant(tracker, campaign, "data", str(script), manifest=False)
+
+    check_refused("other content than its manifest says", campaign, build, tracker)
     assert not (folder / "ran").exists()
 
 
 @pytest.mark.usefixtures("restored")
-def test_scripts_of_a_run_need_permission(tracker, campaign, script, folder, caplog, monkeypatch) -> None:
+def test_scripts_of_a_run_need_permission(tracker, campaign, build, script, folder, caplog, monkeypatch) -> None:
     plant(tracker, campaign, "data", str(script), manifest=True)
-    build = tracker.find(parent=campaign, tags={"trtops.kind": "iteration"})[0].id
     store = str(tracker.store.root)
 
-    for using in (
-        lambda: prove(campaign, tracker=tracker),
-        lambda: bisect(campaign, tracker=tracker),
-        lambda: promote(build, tracker=tracker),
-    ):
-        with pytest.raises(errors.ConfigError, match=rf"{script}.*--allow-scripts"):
-            using()
+    check_refused(rf"{script}.*--allow-scripts", campaign, build, tracker)
     assert main(["debug", "bisect", campaign, "--store", store]) == 3
     assert str(script) in caplog.text
     assert not (folder / "ran").exists()
@@ -133,20 +122,10 @@ def test_scripts_of_a_run_need_permission(tracker, campaign, script, folder, cap
 
 
 def test_commands_of_a_run_need_permission(tracker, folder, tmp_path) -> None:
-    class Enough(Exception):
-        pass
-
-    begun = []
-
-    def leave(progress) -> None:
-        begun.append(progress)
-        if progress.done:
-            raise Enough
-
     model = models.conv_net().write(tmp_path)
-    config = DebugBuildConfig(until=2, check=CheckConfig(plots="never", latency_runs=0))
-    with pytest.raises(Enough):
-        debug_build(model, config, tracker=tracker, progress=leave, experiment="planted")
+    with pytest.raises(KeyboardInterrupt):  # after one build
+        progress = Mock(side_effect=[None, KeyboardInterrupt])
+        debug_build(model, CONFIG, tracker=tracker, progress=progress, experiment="planted")
     [run] = tracker.find("planted", tags={"trtops.kind": "debug_build"})
     note = folder / "ran"
     command = {"command": [sys.executable, "-c", f"open({str(note)!r}, 'w')", "{engine}"]}
