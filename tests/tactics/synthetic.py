@@ -11,20 +11,23 @@ import numpy.typing as npt
 
 from trtops.tactics.record import TacticChoice, TacticOption, TacticRecord, TensorFormat
 from trtops.tactics.table import CampaignTable
-from trtops.verdict import Verdict
+from trtops.verdict import VERDICTS
 
 Culprit = Literal["one", "together", "none"]
 TACTICS = 6
 
 
-def layer_table(codes: npt.ArrayLike, bad: Iterable[bool], *, ordered: bool = True) -> CampaignTable:
-    """Builds "0", "1", ... of layers "layer-0", ... with tactics "tactic-0", ...; ``codes`` has a row per build."""
-    verdicts: list[Verdict] = ["bad" if is_bad else "good" for is_bad in bad]
+def layer_table(codes: npt.ArrayLike, verdicts: Iterable[int], *, ordered: bool = True) -> CampaignTable:
+    """Builds "0", "1", ... of layers "layer-0", ... with tactics "tactic-0", ...; ``codes`` has a row per build.
+
+    A verdict is its place among ``VERDICTS``, or whether the build is bad.
+    """
+    words = [VERDICTS[int(verdict)] for verdict in verdicts]
     matrix = np.array(codes, np.int32)
-    matrix = matrix.reshape(len(verdicts), matrix.size // max(len(verdicts), 1))
+    matrix = matrix.reshape(len(words), matrix.size // max(len(words), 1))
     return CampaignTable(
-        names=[str(number) for number in range(len(verdicts))],
-        verdicts=verdicts,
+        names=[str(number) for number in range(len(words))],
+        verdicts=words,
         columns=[("layer", f"layer-{layer}") for layer in range(matrix.shape[1])],
         choices=[TacticOption(tactic=f"tactic-{code}", op="Conv") for code in range(TACTICS)],
         codes=matrix,

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from tests.amounts import amount
-from tests.tactics.cells import Cell, names_wrongly, truth
+from tests.tactics.cells import Cell, World, bisected, names_wrongly, truth
+from tests.tactics.synthetic import layer_table
+from trtops.ops.campaign.bisection_planner import BuildPair, Planner
+from trtops.ops.campaign.config import DebugBuildConfig
 
 SEEDS = amount(10, in_every_run=6)
 
@@ -29,6 +32,19 @@ def test_campaigns_name_exactly_the_culprits(cell, right, builds):
 
     assert sum(p.confirmed == truth(world) for world, p in played) >= int(right * SEEDS)
     assert np.median([p.when for _, p in played if p.when]) <= builds
+
+
+@pytest.mark.parametrize(("kind", "clauses"), [("either", ((0,), (1,))), ("together", ((0, 1),))])
+def test_bisection_tells_either_of_two_from_together(kind, clauses):
+    world = World(0, 8, kind)
+    world.culprits = {"either": (((2, 1),), ((5, 1),)), "together": (((2, 1), (5, 1)),)}[kind]
+    builds = layer_table([[0] * 8, [1] * 8], [0, 1])
+
+    result = bisected(world, builds, BuildPair("0", "1"), Planner(DebugBuildConfig()), 60)
+
+    [culprit] = result.culprits
+    assert ([unit.name for unit in culprit.units], culprit.clauses) == (["layer-2", "layer-5"], clauses)
+    assert (result.outcome, result.complete, len(result.trials)) == ("confirmed", True, world.built)
 
 
 def test_two_of_four_is_named_as_a_combination():

@@ -136,7 +136,7 @@ def test_equal_tactic_names_are_numbered():
 
 def shuffled(table: CampaignTable, seed: int, *, ordered: bool) -> CampaignTable:
     rows = np.random.default_rng(seed).permutation(len(table))
-    return layer_table(table.codes[rows], table.verdicts[rows] > 0, ordered=ordered)
+    return layer_table(table.codes[rows], table.verdicts[rows], ordered=ordered)
 
 
 def test_unordered_builds_ignore_their_order():

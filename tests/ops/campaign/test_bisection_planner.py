@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
+from tests.tactics.synthetic import layer_table, record
 from trtops.ops.campaign.bisect_result import BisectCulprit, BisectResult, ChoiceKey, Trial, Unit
 from trtops.ops.campaign.bisection_planner import (
     BuildPair,
@@ -19,7 +19,6 @@ from trtops.ops.campaign.bisection_planner import (
 )
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.tactics.bisection import SearchOutcome
-from trtops.tactics.record import TacticChoice, TacticOption, TacticRecord
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import schema
 from trtops.tracking.memory import MemoryTracker
@@ -27,14 +26,7 @@ from trtops.tracking.memory import MemoryTracker
 
 def table(rows: Sequence[str], verdicts: str) -> CampaignTable:
     """Builds "0", "1", ...; a digit per layer; g, b or e per build."""
-    words = {"g": "good", "b": "bad", "e": "error"}
-    return CampaignTable(
-        names=[str(number) for number in range(len(rows))],
-        verdicts=[words[letter] for letter in verdicts],  # type: ignore[misc]
-        columns=[("layer", f"layer-{layer}") for layer in range(len(rows[0]))],
-        choices=[TacticOption(tactic=f"tactic-{code}", op="Conv") for code in range(5)],
-        codes=np.array([list(map(int, row)) for row in rows], np.int32),
-    )
+    return layer_table([list(map(int, row)) for row in rows], ["gbe".index(letter) for letter in verdicts])
 
 
 def unit(layer: int, bad: int = 1) -> Unit:
@@ -218,9 +210,7 @@ def test_campaign_ends_after_three_pairs_without_culprits(outcome):
 def test_culprits_are_denied_unless_builds_fail():
     tracker = MemoryTracker()
     run = tracker.start("e", "bad", kind="iteration")
-    choices = tuple(TacticChoice(layer=f"layer-{n}", op="Conv", tactic="tactic-1") for n in range(2))
-    record = TacticRecord(mechanism="algorithm_selector", backend_version="8.6", device_sha256="d", choices=choices)
-    run.log_json(record, schema.Artifact.TACTICS)
+    run.log_json(record(**{"layer-0": "tactic-1", "layer-1": "tactic-1"}), schema.Artifact.TACTICS)
     run.finish("bad")
     found = planner(bisection("0", run.id, (unit(0), unit(1))), after=2)
 
@@ -229,7 +219,7 @@ def test_culprits_are_denied_unless_builds_fail():
     # Either of the two keeps both from occurring together; by turns, so that each is also seen without the other.
     assert sorted(choice.layer for (entry,) in entries for choice in entry.choices) == ["layer-0", "layer-1"]
     ((entry,), _) = entries
-    assert (entry.backend_version, entry.device_sha256) == ("8.6", "d")
+    assert (entry.backend_version, entry.device_sha256) == ("1.20", "d")
     assert found.denied(tracker, table(["00", "11", "00"], "gbe")).entries == ()
     assert planner().denied(tracker, table(["00"], "g")).entries == ()
 
