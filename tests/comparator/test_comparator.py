@@ -36,9 +36,9 @@ def model(tmp_path):
 class Echo(BaseRunner):
     """Returns its input, always in the same buffer, as back ends may do."""
 
-    def __init__(self, name="echo", offset=0.0, trouble=None):
+    def __init__(self, name="echo", offset=0.0):
         super().__init__(name)
-        self.offset, self.trouble = offset, trouble
+        self.offset = offset
         self.activations = 0
 
     def activate_impl(self):
@@ -49,8 +49,6 @@ class Echo(BaseRunner):
         return TensorMetadata().add("x", np.float32, (3,))
 
     def infer_impl(self, feed_dict):
-        if self.trouble == "raise":
-            raise errors.InferenceError("no kernel")
         np.add(feed_dict["x"], np.float32(self.offset), out=self.buffer)
         self.inference_time = 1e-3
         return {"y": self.buffer}
@@ -81,13 +79,6 @@ def test_inputs_are_adapted_or_refused(caplog):
         Comparator.run([Echo()], [{"x": np.zeros(4, np.float32)}])
     with pytest.raises(errors.InputError, match="expected arrays by input name"):
         Comparator.run([Echo()], [[1, 2]])
-
-
-def test_failing_runners_are_deactivated():
-    runner = Echo(trouble="raise")
-    with pytest.raises(errors.InferenceError, match="no kernel"):
-        Comparator.run([runner], FEEDS)
-    assert not runner.is_active
 
 
 @pytest.mark.parametrize("ending", [".json", ".npz", ""])
@@ -126,7 +117,7 @@ def test_a_stopped_stream_saves_its_results(tmp_path):
     assert not any(runner.is_active for runner in runners)
 
 
-def test_save_paths_are_checked_first(tmp_path):
+def test_unusable_paths_are_refused(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     runner = Echo()
@@ -137,6 +128,10 @@ def test_save_paths_are_checked_first(tmp_path):
     assert runner.activations == 0
     with pytest.raises(errors.ConfigError, match="leads out of"):
         Writers(None, None, tmp_path / "raw").append({"../../x": np.zeros(3)}, None)
+    with pytest.raises(errors.FormatError, match="holds no iterations"):
+        list(StreamingDataLoader(tmp_path))
+    with pytest.raises(errors.FormatError, match="is a directory"):
+        list(StreamingDataLoader(tmp_path, allow_dirs=False))
 
 
 TROUBLE = """
@@ -169,13 +164,20 @@ class Trouble(BaseRunner):
         ("bug", errors.WorkerError, "ZeroDivisionError: oops"),
     ],
 )
-def test_failing_child_processes_raise(trouble, kind, message, tmp_path, monkeypatch):
+def test_failing_runners_raise_here_and_in_children(trouble, kind, message, tmp_path, monkeypatch):
     (tmp_path / "trouble_runner.py").write_text(TROUBLE)
     monkeypatch.syspath_prepend(str(tmp_path))
     runner = importlib.import_module("trouble_runner").Trouble(trouble)
     timeout = 1.5 if trouble == "hang" else 600
     with pytest.raises(kind, match=message):
         Comparator.run([runner], FEEDS, use_subprocess=True, subprocess_timeout=timeout)
+    if trouble == "raise":
+        with pytest.raises(kind, match=message):
+            Comparator.run([runner], FEEDS)
+        assert not runner.is_active
+        runner.extra = lambda: None
+        with pytest.raises(errors.ConfigError, match="cannot be sent to a child process"):
+            Comparator.run([runner], FEEDS, use_subprocess=True)
 
 
 def test_runners_of_a_script_run_in_child_processes(tmp_path):
@@ -188,13 +190,6 @@ if __name__ == "__main__":
     (tmp_path / "mine.py").write_text(TROUBLE + main)
     done = subprocess.run([sys.executable, str(tmp_path / "mine.py")], capture_output=True, text=True)
     assert done.stdout == "2.0\n", done.stderr
-
-
-def test_unpicklable_runners_are_refused():
-    runner = Echo()
-    runner.extra = lambda: None
-    with pytest.raises(errors.ConfigError, match="cannot be sent to a child process"):
-        Comparator.run([runner], FEEDS, use_subprocess=True)
 
 
 def test_top_k_compares_order_only():
@@ -218,10 +213,3 @@ def test_validate_finds_nan_and_if_asked_infinity():
     assert not Comparator.validate(results[1:], check_inf=True, check_nan=False)
     with pytest.raises(errors.ComparisonError, match=r"output 'x' of iteration 0: NaN Detected \| 1 of"):
         list(Comparator.validate(iter([results])))
-
-
-def test_invalid_iteration_directories_are_refused(tmp_path):
-    with pytest.raises(errors.FormatError, match="holds no iterations"):
-        list(StreamingDataLoader(tmp_path))
-    with pytest.raises(errors.FormatError, match="is a directory"):
-        list(StreamingDataLoader(tmp_path, allow_dirs=False))

@@ -31,6 +31,7 @@ from trtops.ops.search.reduce import ReduceConfig, reduce
 
 NAMES = ("", "x", "y", "nowhere", "w", "t", "a\0b", "../../etc/passwd", "é" * 40, "a/b:0")
 OPS = ["Relu", "Add", "Reshape", "If", "Loop", "Scan", "Concat", "Split", "Frob", "Constant", "Cast", "Gather", "Conv"]
+REDUCE = ReduceConfig(inputs="declared", max_checks=6)
 NUMBERS = (0, 1, -1, 2, 7, -7, 2**31, -(2**31), 2**40, 2**62, -(2**63), 2**63 - 1)
 
 
@@ -131,8 +132,7 @@ def mutated(seed: int) -> bytes:
 
 def _extracted(path: Path, random: Random) -> None:
     proto = onnx_from_path(path, ignore_external_data=True)
-    names = [name for node in proto.graph.node for name in node.output]
-    names = names or ["y"]
+    names = [name for node in proto.graph.node for name in node.output] or ["y"]
     ops.extract(path, inputs=[TensorSpec(random.choice(names))], outputs=[TensorSpec(random.choice(names))])
 
 
@@ -147,6 +147,17 @@ def _linted(path: Path) -> None:
     whole = lint(path)
     with patch.object(load_without_weights, "SMALL_FILE", 0), patch.object(load_without_weights, "LARGE", 0):
         assert lint(path) == whole, "another verdict without weights"
+
+
+def _inserted(path: Path) -> None:
+    made = [name for node in read_proto(path).graph.node for name in node.output if name]
+    ops.insert(path, path.parent / "out" / "inserted.onnx", "Neg", made[:1], made[:1])
+
+
+def _stripped(path: Path) -> None:
+    structure = path.parent / "out" / "structure.onnx"
+    ops.strip_weights(path, structure)
+    ops.reconstruct_weights(structure, path.parent / "out" / "random.onnx")
 
 
 def try_tools(seed: int) -> list[str]:
@@ -168,7 +179,7 @@ def try_tools(seed: int) -> list[str]:
         "prune": lambda path: ops.prune(path, path.parent / "out" / "pruned.onnx"),
         "strip": _stripped,
         "fp16": lambda path: emulate_low_precision(convert_to_fp16(read_proto(path))),
-        "reduce": _reduced,
+        "reduce": lambda path: reduce(path, lambda part: len(part.proto.graph.node) < 2, REDUCE),
         "capability": lambda path: capability(path, "onnxruntime"),
         "summary": _shown,
     }
@@ -187,21 +198,6 @@ def try_tools(seed: int) -> list[str]:
         if hashlib.sha256(path.read_bytes()).digest() != before:
             wrong.append(f"seed {seed}: the input file was changed")
     return wrong
-
-
-def _inserted(path: Path) -> None:
-    made = [name for node in read_proto(path).graph.node for name in node.output if name]
-    ops.insert(path, path.parent / "out" / "inserted.onnx", "Neg", made[:1], made[:1])
-
-
-def _stripped(path: Path) -> None:
-    structure = path.parent / "out" / "structure.onnx"
-    ops.strip_weights(path, structure)
-    ops.reconstruct_weights(structure, path.parent / "out" / "random.onnx")
-
-
-def _reduced(path: Path) -> None:
-    reduce(path, lambda part: len(part.proto.graph.node) < 2, ReduceConfig(inputs="declared", max_checks=6))
 
 
 def try_batch(seeds: range) -> list[str]:

@@ -22,15 +22,14 @@ SHARDS = 2
 SECONDS_PER_BATCH = 600.0  # a limit for hangs, on however slow a machine
 
 
-def culprit(worker: Worker, seeds: range) -> list[str]:
-    """What went wrong in a batch that took the child down: its seeds one by one."""
-    wrong = []
-    for seed in seeds:
-        try:
-            wrong += worker.run(fuzz.try_tools, seed, timeout=300)
-        except errors.WorkerError as exc:
-            wrong.append(f"seed {seed}: {exc}")
-    return wrong
+def wrong_in(worker: Worker, seeds: range) -> list[str]:
+    """What went wrong in a batch; one that takes the child down is repeated seed by seed."""
+    try:
+        return worker.run(fuzz.try_batch, seeds, timeout=SECONDS_PER_BATCH)
+    except errors.WorkerError as exc:
+        if len(seeds) == 1:
+            return [f"seed {seeds[0]}: {exc}"]
+        return [line for seed in seeds for line in wrong_in(worker, range(seed, seed + 1))]
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
@@ -39,11 +38,7 @@ def test_broken_models_are_handled_or_refused_by_name(shard: int) -> None:
     wrong: list[str] = []
     with Worker() as worker:
         for start in range(shard * size, (shard + 1) * size, BATCH):
-            seeds = range(start, min(start + BATCH, (shard + 1) * size))
-            try:
-                wrong += worker.run(fuzz.try_batch, seeds, timeout=SECONDS_PER_BATCH)
-            except errors.WorkerError:
-                wrong += culprit(worker, seeds)
+            wrong += wrong_in(worker, range(start, min(start + BATCH, (shard + 1) * size)))
     assert not wrong, "\n".join(wrong)
 
 
