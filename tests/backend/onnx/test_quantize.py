@@ -22,6 +22,7 @@ STYLES = ["tensorrt", "onnxruntime"]
 
 
 def residual() -> models.Case:
+    weights = {"w0": models.random(4, 4, 3, 3, seed=1, scale=0.2), "w1": models.random(4, 4, 3, 3, seed=2, scale=0.2)}
     proto = models.model(
         """(float[n,4,6,6] x) => (float[n,4,6,6] y, float[n,4,6,6] z) {
             [c0] a = Conv<pads = [1,1,1,1]>(x, w0, b0)
@@ -32,11 +33,7 @@ def residual() -> models.Case:
             [up] y = ConvTranspose<pads = [1,1,1,1]>(t, w1)
             z = Sigmoid(t)
         }""",
-        {
-            "w0": models.random(4, 4, 3, 3, seed=1, scale=0.2),
-            "w1": models.random(4, 4, 3, 3, seed=2, scale=0.2),
-            "b0": models.random(4, seed=3),
-        },
+        weights | {"b0": models.random(4, seed=3)},
         name="residual",
     )
     return models.Case(proto, {"x": models.random(2, 4, 6, 6, seed=5)}, name="residual")
@@ -46,8 +43,7 @@ CASES = [models.conv_net, models.transformer, residual]
 
 
 def calibrated(case: models.Case) -> CalibrationCache:
-    inputs = TensorMetadata.from_feed_dict(case.feed)
-    return collect(case.proto, [case.feed], inputs=inputs).cache
+    return collect(case.proto, [case.feed], inputs=TensorMetadata.from_feed_dict(case.feed)).cache
 
 
 def run(proto: onnx.ModelProto, feed, *, optimize: bool = True) -> list[np.ndarray]:
@@ -71,9 +67,7 @@ def test_quantized_models_are_valid_and_accurate(make, style) -> None:
     done = insert_qdq(quantized, cache, style=style)
 
     onnx.checker.check_model(quantized, full_check=True)
-    assert [v.SerializeToString() for v in quantized.graph.input] == [
-        v.SerializeToString() for v in case.proto.graph.input
-    ]
+    assert list(quantized.graph.input) == list(case.proto.graph.input)
     assert [v.name for v in quantized.graph.output] == [v.name for v in case.proto.graph.output]
     assert done.layers and not done.kept and not done.missing
     for actual, golden in zip(run(quantized, case.feed, optimize=False), run(case.proto, case.feed)):
@@ -174,9 +168,8 @@ def test_tensorrt_caches_become_scales() -> None:
         if style == "tensorrt":
             assert arrays["r0_scale"].tobytes()[::-1].hex() == "3d003d91"
         else:  # after a Relu all 255 steps are positive values
-            assert (
-                arrays["r0_scale"] == pytest.approx(cache.by_name()["r0"].amax / 255) and arrays["r0_zero_point"] == 0
-            )
+            assert arrays["r0_scale"] == pytest.approx(cache.by_name()["r0"].amax / 255)
+            assert arrays["r0_zero_point"] == 0
 
 
 @pytest.mark.parametrize("optimize", [True, False])
@@ -198,12 +191,8 @@ def test_bias_with_tiny_activations_is_kept(optimize: bool) -> None:
 
 
 def test_old_operator_sets_are_converted() -> None:
-    old = models.model(
-        "(float[2,4] x) => (float[2,3] y) { y = Gemm(x, w, b) }",
-        {"w": models.random(4, 3), "b": models.random(3)},
-        opset=9,
-        ir_version=4,
-    )
+    weights = {"w": models.random(4, 3), "b": models.random(3)}
+    old = models.model("(float[2,4] x) => (float[2,3] y) { y = Gemm(x, w, b) }", weights, opset=9, ir_version=4)
     feed = {"x": models.random(2, 4)}
     golden = run(old, feed)[0]
 

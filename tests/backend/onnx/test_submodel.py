@@ -123,15 +123,8 @@ def test_nodes_that_exchange_sequences_stay_together():
 
 
 def test_values_above_the_memory_limit_use_files():
-    proto = models.model(
-        """(float[64] x) => (float[64] y) {
-            a = Relu(x)
-            h = Cast<to = 16>(a)
-            b = Cast<to = 1>(h)
-            y = Add(b, x)
-        }"""
-    )
-    case = models.Case(proto, {"x": models.random(64)})
+    text = "(float[64] x) => (float[64] y) { a = Relu(x) h = Cast<to = 16>(a) b = Cast<to = 1>(h) y = Add(b, x) }"
+    case = models.Case(models.model(text), {"x": models.random(64)})
     _, in_memory = analyze(case)
     cutter, in_files = analyze(case, limit_bytes=0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from trtops.spec import BuildConfig, OnnxRuntimeOptions
 
 CASE = models.conv_net()
 INPUTS = TensorMetadata().add("image", "float32", (None, 3, 8, 8))
-QUICK = OnnxRuntimeOptions(tactics=(), timing_iterations=1)
+INT8 = BuildConfig(precision="int8", options=OnnxRuntimeOptions(tactics=(), timing_iterations=1))
 
 
 def images(count: int, batch: int = 4):
@@ -31,10 +32,9 @@ def images(count: int, batch: int = 4):
 def test_minmax_equals_onnx_runtimes_calibrator(tmp_path) -> None:
     from onnxruntime.quantization.calibrate import CalibrationMethod, create_calibrator
 
-    path = CASE.write(tmp_path)
-    theirs = create_calibrator(
-        path, augmented_model_path=str(tmp_path / "a.onnx"), calibrate_method=CalibrationMethod.MinMax
-    )
+    augmented = str(tmp_path / "a.onnx")
+    method = CalibrationMethod.MinMax
+    theirs = create_calibrator(CASE.write(tmp_path), augmented_model_path=augmented, calibrate_method=method)
     source = images(4)
     reader = type("Reader", (), {"get_next": lambda self: next(source, None)})()
     theirs.collect_data(reader)
@@ -99,16 +99,20 @@ def test_bad_feed_keeps_earlier_ranges(bad, message) -> None:
     assert "2 feeds before it (8 samples) are kept" in str(caught.value)
 
 
-def test_failing_loader_keeps_earlier_ranges() -> None:
+def test_failing_loaders_and_models_name_the_feed() -> None:
     def load():
         yield from images(3)
         raise OSError("disk gone")
 
     with pytest.raises(errors.CalibrationError, match=r"failed at feed 4: OSError: disk gone") as caught:
         collect(CASE.proto, load(), inputs=INPUTS, algorithm="percentile")
-
     assert isinstance(caught.value.__cause__.__cause__, OSError)
     assert caught.value.partial.feeds == 3 and not caught.value.partial.complete  # type: ignore[attr-defined]
+
+    proto = models.model("(float[n,4] x, int64[k] i) => (float[k,4] y) { y = Gather(x, i) }")
+    feeds = [{"x": models.random(3, 4), "i": np.array([index])} for index in (0, 7)]
+    with pytest.raises(errors.CalibrationError, match="feed 2: the model fails on it"):
+        collect(proto, feeds, inputs=TensorMetadata.from_feed_dict(feeds[0]))
 
 
 def test_empty_or_single_sample_data_is_refused() -> None:
@@ -117,17 +121,6 @@ def test_empty_or_single_sample_data_is_refused() -> None:
     with pytest.raises(errors.CalibrationError, match=r"has 1 sample; expected 2 or more"):
         collect(CASE.proto, images(1, batch=1), inputs=INPUTS)
     assert collect(CASE.proto, images(1, batch=1), inputs=INPUTS, min_samples=1).cache.samples == 1
-
-
-def test_model_failure_names_the_feed() -> None:
-    proto = models.model(
-        "(float[n,4] x, int64[k] i) => (float[k,4] y) { y = Gather(x, i) }",
-    )
-    inputs = TensorMetadata().add("x", "float32", ("n", 4)).add("i", "int64", ("k",))
-    feeds = [{"x": models.random(3, 4), "i": np.array([index])} for index in (0, 7)]
-
-    with pytest.raises(errors.CalibrationError, match="feed 2: the model fails on it"):
-        collect(proto, feeds, inputs=inputs)
 
 
 def test_overflowing_tensors_are_excluded_and_named() -> None:
@@ -146,21 +139,14 @@ def test_overflowing_tensors_are_excluded_and_named() -> None:
 
     assert {"masked"} <= set(cache.excluded) and "masked" not in cache.by_name() and "big" in cache.by_name()
     with pytest.raises(errors.CalibrationError, match=r"NaN or infinity occurred in 'masked'"):
-        OnnxRuntimeBackend().build(
-            Model.from_proto(proto),
-            BuildConfig(precision="int8", options=QUICK),
-            caches=Caches(calibration=cache.to_bytes()),
-        )
+        OnnxRuntimeBackend().build(Model.from_proto(proto), INT8, caches=Caches(calibration=cache.to_bytes()))
 
 
 def test_partial_fit_uses_available_ranges() -> None:
     cache = models.without(collect(CASE.proto, images(4), inputs=INPUTS).cache, "r0").to_bytes()
     model, backend = Model.from_proto(CASE.proto), OnnxRuntimeBackend()
 
-    with pytest.raises(errors.CalibrationError, match="'r0'"):
-        backend.build(model, BuildConfig(precision="int8", options=QUICK), caches=Caches(calibration=cache))
-    config = BuildConfig(precision="int8", calibration_fit="partial", options=QUICK)
-    build = backend.build(model, config, caches=Caches(calibration=cache))
+    build = backend.build(model, replace(INT8, calibration_fit="partial"), caches=Caches(calibration=cache))
 
     assert "no ranges for r0" in build.log
     assert sum("QLinearConv" in layer.op for layer in build.layers) == 1
@@ -169,12 +155,6 @@ def test_partial_fit_uses_available_ranges() -> None:
 @pytest.mark.parametrize("keep", [(), ("conv0", "conv1", "fc")])
 def test_int8_engine_needs_an_int8_layer(keep) -> None:
     case = models.conv_net() if keep else models.identity()
-    [(name, array)] = case.feed.items()
-    feeds = [{name: array}, {name: array}]
-
+    model, feeds = Model.from_proto(case.proto), [dict(case.feed)] * 2
     with pytest.raises(errors.CalibrationError, match="kept: conv0, conv1, fc" if keep else "kept: none"):
-        OnnxRuntimeBackend().build(
-            Model.from_proto(case.proto),
-            BuildConfig(precision="int8", keep=keep, options=QUICK),
-            calibration_data=feeds,
-        )
+        OnnxRuntimeBackend().build(model, replace(INT8, keep=keep), calibration_data=feeds)
