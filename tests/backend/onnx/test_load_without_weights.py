@@ -93,7 +93,6 @@ def test_large_external_data_is_checked_but_not_loaded(tmp_path: Path, monkeypat
     monkeypatch.setattr(load_without_weights, "LARGE", 1000)
     path = models.write_external(models.conv_net(), tmp_path, threshold=0)
     proto, data = onnx.load(path), tmp_path / "weights.bin"
-
     found = load(path)
     assert found.left_out == {t.name for t in proto.graph.initializer if len(t.raw_data) > 1000} != set()
     kept = {t.name: t.raw_data for t in found.tensors()}

@@ -30,9 +30,7 @@ def changed(proto: onnx.ModelProto, change: Change) -> onnx.ModelProto:
 
 def test_info_describes_inputs_outputs_opset_and_nodes(tmp_path: Path) -> None:
     path = models.conv_net().write(tmp_path)
-
     model = Model.load(path)
-
     assert model.path == path and model.info.name == "conv_net"
     assert [str(spec) for spec in model.info.inputs] == ["image [dtype=float32, shape=('batch', 3, 8, 8)]"]
     assert [str(spec) for spec in model.info.outputs] == ["scores [dtype=float32, shape=('batch', 10)]"]

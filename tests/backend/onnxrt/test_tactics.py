@@ -98,13 +98,6 @@ def test_every_tactic_changes_kernels(tactic):
     assert kernels(proto, *without, tactic) != kernels(proto, *without)
 
 
-def test_gelu_approximation_replaces_gelu_by_fast_gelu():
-    proto = MODELS["GeluApproximation"]()
-
-    assert "com.microsoft.Gelu@CPUExecutionProvider" in kernels(proto)
-    assert "com.microsoft.FastGelu@CPUExecutionProvider" in kernels(proto, "GeluApproximation")
-
-
 def test_allowed_tactics():
     names = ("MatMulAddFusion", "NchwcTransformer")
 

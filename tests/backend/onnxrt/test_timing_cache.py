@@ -39,21 +39,14 @@ def test_each_condition_changes_the_key() -> None:
     assert len({key(), *(key(**change) for change in changes)}) == 7
 
 
-DAMAGED = [
-    b"",
-    b"\x80\x04junk",
-    b"[]",
-    b"{}",
-    make_cache(a=1.0).to_bytes()[:-20],
-    make_cache(a=1.0).to_bytes().replace(b'"version":1', b'"version":2'),
-    make_cache(a=1.0).to_bytes().replace(b'"median_seconds":1.0', b'"median_seconds":"fast"'),
-    make_cache(a=1.0).to_bytes().replace(b'"graphs"', b'"graph"'),
-    b"[" * 100_000,
-]
-
-
 def test_damaged_or_foreign_caches_are_refused() -> None:
-    for data in DAMAGED:
+    good = make_cache(a=1.0).to_bytes()
+    for data in (
+        *(b"", b"\x80\x04junk", b"[]", b"{}", b"[" * 100_000, good[:-20]),
+        good.replace(b'"version":1', b'"version":2'),
+        good.replace(b'"median_seconds":1.0', b'"median_seconds":"fast"'),
+        good.replace(b'"graphs"', b'"graph"'),
+    ):
         with pytest.raises(errors.TimingCacheError):
             TimingCache.from_bytes(data)
     with pytest.raises(errors.TimingCacheError, match=r"'there'.*'here'"):
