@@ -70,6 +70,8 @@ def test_quantized_models_are_valid_and_accurate(make, style) -> None:
     assert list(quantized.graph.input) == list(case.proto.graph.input)
     assert [v.name for v in quantized.graph.output] == [v.name for v in case.proto.graph.output]
     assert done.layers and not done.kept and not done.missing
+    read = {name for node in quantized.graph.node for name in node.input}
+    assert {t.name for t in quantized.graph.initializer} <= read  # the FP32 weights are gone
     for actual, golden in zip(run(quantized, case.feed, optimize=False), run(case.proto, case.feed)):
         assert 1e-4 < relative_error(actual, golden) < 0.05
 
