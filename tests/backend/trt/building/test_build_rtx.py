@@ -7,24 +7,16 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 import trtops.backend.trt as back
 from tests import models
-from trtops import errors, func
+from trtops import errors
 from trtops.backend.onnx.model import Model
-from trtops.backend.trt import (
-    create_config,
-    engine_from_bytes,
-    engine_from_path,
-    library,
-    load_plugins,
-    network_from_onnx_bytes,
-    util,
-)
+from trtops.backend.trt import library, util
 from trtops.backend.trt.describe.layers import tensors_of
 from trtops.backend.trt.library import memory
 from trtops.backend.worker import IsolatedBackend
@@ -74,18 +66,8 @@ def test_a_modified_network_builds(network):
     assert back.engine_bytes_from_network(parts).nbytes > 1000
 
 
-def test_a_network_made_with_the_api_builds():
-    trt = library.load()
-
-    @func.extend(back.CreateNetwork())
-    def create(builder, network):
-        given = network.add_input("input", trt.float32, (4, 4))
-        ones = network.add_constant((4, 4), np.ones((4, 4), np.float32)).get_output(0)
-        total = network.add_elementwise(given, ones, trt.ElementWiseOperation.SUM).get_output(0)
-        total.name = "output"
-        network.mark_output(total)
-
-    assert back.engine_bytes_from_network(create).nbytes > 1000
+def test_a_network_made_with_the_api_builds(adding_network):
+    assert back.engine_bytes_from_network(adding_network).nbytes > 1000
 
 
 def test_fp16_is_written_into_strongly_typed_models(network, tmp_path, conv_net):
@@ -98,26 +80,18 @@ def test_fp16_is_written_into_strongly_typed_models(network, tmp_path, conv_net)
     inputs = back.describe_network(back.network_from_onnx_bytes(network.model_bytes, config=config)[1]).inputs
     assert inputs[0].dtype.value == "float32"
     changed = back.ModifyNetworkOutputs(back.PostprocessNetwork(network, lambda network: None), outputs=["scores"])
+    changed_config = back.PostprocessConfig(config, lambda *_: None)
 
-    assert (
-        back.engine_bytes_from_network(
-            changed, back.PostprocessConfig(back.CreateConfig(fp16=True), lambda *_: None)
-        ).nbytes
-        > 1000
-    )
+    assert back.engine_bytes_from_network(changed, changed_config).nbytes > 1000
 
 
 def test_layer_precisions_are_written_into_the_model(network):
-    trt = library.load()
-    parts = back.SetLayerPrecisions(network, {"conv1": trt.float16})()
-    types = {layer.name: layer.outputs[0].dtype.value for layer in back.describe_network(parts[1]).layers}
+    in_half = back.NetworkFromOnnxBytes(network.model_bytes, config=back.CreateConfig(fp16=True))
 
-    assert (types["conv0"], types["conv1"]) == ("float32", "float16")
-    kept = back.SetLayerPrecisions(
-        back.NetworkFromOnnxBytes(network.model_bytes, config=back.CreateConfig(fp16=True)), {"conv0": "float32"}
-    )
-    types = {layer.name: layer.outputs[0].dtype.value for layer in back.describe_network(kept()[1]).layers}
-    assert (types["conv0"], types["conv1"]) == ("float32", "float16")
+    for loader, precisions in ((network, {"conv1": library.load().float16}), (in_half, {"conv0": "float32"})):
+        parts = back.SetLayerPrecisions(loader, precisions)()
+        types = {layer.name: layer.outputs[0].dtype.value for layer in back.describe_network(parts[1]).layers}
+        assert (types["conv0"], types["conv1"]) == ("float32", "float16")
 
 
 def test_late_precision_is_refused_with_a_remedy(network):
@@ -170,10 +144,8 @@ def test_config_sets_all_options():
 
 
 def test_rtx_builds_for_chosen_compute_capabilities(network):
-    config = back.CreateConfigRTX(compute_capabilities=["SM86", "SM89"])
-
     parts = network()
-    made = config(*parts[:2])
+    made = back.create_config_rtx(*parts[:2], compute_capabilities=["SM86", "SM89"])
 
     assert made.num_compute_capabilities == 2
     assert back.engine_bytes_from_network(parts, made).nbytes > 1000
@@ -258,18 +230,15 @@ def test_loading_an_engine_needs_a_gpu(network):
         back.EngineFromNetwork(network)()
 
 
-def test_external_weights_are_found(tmp_path, conv_net):
-    path = models.write_external(conv_net, tmp_path)
+@pytest.mark.parametrize("fp16", [False, True])
+def test_external_weights_are_found(tmp_path, conv_net, fp16):
+    network = back.NetworkFromOnnxPath(models.write_external(conv_net, tmp_path))
 
-    assert back.engine_bytes_from_network(back.NetworkFromOnnxPath(path)).nbytes > 1000
-    assert back.engine_bytes_from_network(back.NetworkFromOnnxPath(path), back.CreateConfig(fp16=True)).nbytes > 1000
+    assert back.engine_bytes_from_network(network, back.CreateConfig(fp16=fp16)).nbytes > 1000
 
 
-CONFIG = BuildConfig(
-    precision="fp16",
-    profiles=(OptimizationProfile.fixed(image=(2, 3, 8, 8)),),
-    options=TensorRTOptions(),
-)
+PROFILE = OptimizationProfile.fixed(image=(2, 3, 8, 8))
+CONFIG = BuildConfig(precision="fp16", profiles=(PROFILE,), options=TensorRTOptions())
 
 
 def test_the_engine_back_end_builds(conv_net, caplog):
@@ -288,15 +257,15 @@ def test_the_engine_back_end_builds(conv_net, caplog):
 
 
 def test_layer_precisions_are_part_of_the_spec(conv_net):
-    names = [node.name for node in conv_net.proto.graph.node]
-    options = TensorRTOptions(layer_precisions=((names[0], "float32"),))
     model = Model.from_proto(conv_net.proto, "conv_net")
 
-    build = back.TensorRTBackend().build(model, replace(CONFIG, options=options))
-    assert build.spec.digest != back.TensorRTBackend().build(model, CONFIG).spec.digest
+    def build(*precisions):
+        options = TensorRTOptions(layer_precisions=precisions)
+        return back.TensorRTBackend().build(model, replace(CONFIG, options=options))
+
+    assert build(("conv0", "float32")).spec.digest != build().spec.digest
     with pytest.raises(errors.ConfigError, match="no node 'nowhere'"):
-        wrong = TensorRTOptions(layer_precisions=(("nowhere", "float32"),))
-        back.TensorRTBackend().build(model, replace(CONFIG, options=wrong))
+        build(("nowhere", "float32"))
 
 
 def test_a_build_in_a_child_process(conv_net):
@@ -326,8 +295,8 @@ def test_tensorrt_is_loaded_on_first_use():
 
 
 @pytest.fixture
-def parts(rtx):
-    return network_from_onnx_bytes(models.conv_net().proto.SerializeToString())
+def parts(network):
+    return network()
 
 
 def test_tensors_are_marked_by_pattern_and_type(parts):
@@ -365,7 +334,7 @@ def test_layers_are_described(parts):
 
 def test_a_config_is_described_line_by_line(parts):
     builder, network, _ = parts
-    text = util.str_from_config(create_config(builder, network), network)
+    text = util.str_from_config(back.create_config(builder, network), network)
 
     titles = [line.partition(" | ")[0].strip() for line in text.splitlines()]
     assert titles[:4] == ["Flags", "Engine Capability", "Memory Pools", "Tactic Sources"]
@@ -385,56 +354,39 @@ def test_inputs_have_the_ranges_of_a_profile(parts):
 
 
 def test_what_a_parser_complains_of_is_raised():
-    class Parser:
-        num_errors = 1
-
-        def get_error(self, index):
-            return "bad node"
+    parser = SimpleNamespace(num_errors=1, get_error=lambda index: "bad node")
 
     with pytest.raises(errors.EngineBuildError, match="bad node"):
-        util.check_onnx_parser_errors(Parser(), False)
+        util.check_onnx_parser_errors(parser, False)
     with pytest.raises(errors.UnsupportedFeatureError, match="Wings is not available"):
         util.fail_unavailable("Wings")
 
 
-class Runtime:
-    """A runtime that only notes what it is asked; TensorRT-RTX itself loads nothing without a GPU."""
-
-    engine_host_code_allowed = False
-
-    def deserialize_cuda_engine(self, plan: object) -> Any:
-        return None
-
-
-def refused(**options: Any) -> tuple[bool, str]:
-    runtime = Runtime()
+def refused(load=back.engine_from_bytes, plan: Any = b"plan", allowed=False, **options: Any) -> tuple[bool, str]:
+    # A runtime that only records what is set; TensorRT-RTX itself loads nothing without a GPU.
+    runtime = SimpleNamespace(engine_host_code_allowed=allowed, deserialize_cuda_engine=lambda plan: None)
     with pytest.raises(errors.EngineLoadError) as raised:
-        engine_from_bytes(b"plan", runtime, **options)
+        load(plan, runtime, **options)
     return runtime.engine_host_code_allowed, str(raised.value)
 
 
 def test_host_code_is_refused_unless_allowed(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     allowed, message = refused()
     assert not allowed and "TRTOPS_ALLOW_HOST_CODE=1" in message
+    assert refused(allowed=True)[0]  # a runtime that allows it keeps its word
+    allowed, message = refused(allow_host_code=True)
+    assert allowed and "HOST_CODE" not in message
 
-    assert refused(allow_host_code=True)[0] and "HOST_CODE" not in refused(allow_host_code=True)[1]
     monkeypatch.setenv("TRTOPS_ALLOW_HOST_CODE", "1")
     assert refused()[0] and not refused(allow_host_code=False)[0]
     (tmp_path / "x.plan").write_bytes(b"plan")
-    runtime = Runtime()
-    with pytest.raises(errors.EngineLoadError):
-        engine_from_path(tmp_path / "x.plan", runtime)
-    assert runtime.engine_host_code_allowed
-    monkeypatch.delenv("TRTOPS_ALLOW_HOST_CODE")
-    with pytest.raises(errors.EngineLoadError):
-        engine_from_bytes(b"plan", runtime)
-    assert runtime.engine_host_code_allowed  # a runtime that allows it keeps its word
+    assert refused(back.engine_from_path, tmp_path / "x.plan")[0]
 
 
 def test_plugin_library_outside_allowed_folders_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     monkeypatch.setenv("TRTOPS_ALLOWED_SCRIPTS", str(tmp_path / "allowed"))
 
     with pytest.raises(errors.ConfigError, match=r"plugin library .*libplugin\.so may not be run"):
-        load_plugins([tmp_path / "libplugin.so"])
+        back.load_plugins([tmp_path / "libplugin.so"])
     with pytest.raises(errors.BackendUnavailableError, match="cannot be loaded"):
-        load_plugins([tmp_path / "allowed" / "libplugin.so"])
+        back.load_plugins([tmp_path / "allowed" / "libplugin.so"])

@@ -28,8 +28,9 @@ def layer(
 ) -> dict[str, Any]:
     return {
         "Name": name, "LayerType": "CaskConvolution", "Inputs": [read], "Outputs": [write],
-        "ParameterType": "Convolution", "Weights": {"Type": weights, "Count": 36864},
-        "TacticName": tactic, "TacticValue": "0x1c20c3fa4f0b2a14", "StreamId": 0,
+        "ParameterType": "Convolution",
+        "Weights": {"Type": weights, "Count": 36864}, "Bias": {"Type": weights, "Count": 64},
+        "TacticName": f"{tactic} ", "TacticValue": "0x1c20c3fa4f0b2a14", "StreamId": 0,
         "Metadata": "\x1e".join(f"[ONNX Layer: {node}]" for node in nodes),
     }  # fmt: skip
 

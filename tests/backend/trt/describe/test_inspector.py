@@ -16,23 +16,6 @@ from trtops.backend.trt.describe.inspector import EngineDescription, LayerDescri
 from trtops.metadata import DataType, TensorSpec
 from trtops.spec import ShapeRange
 
-# 8.6 with detailed verbosity; a raw control character stands in the metadata.
-EIGHT = """{"Layers": [{
-  "Name": "conv0 + relu0", "LayerType": "CaskConvolution",
-  "Inputs": [{"Name": "x", "Location": "Device", "Dimensions": [8,64,28,28],
-              "Format/Datatype": "Row major linear FP16 format"}],
-  "Outputs": [{"Name": "b", "Location": "Device", "Dimensions": [8,64,28,28],
-               "Format/Datatype": "Channel major FP16 format where channel % 8 == 0"}],
-  "ParameterType": "Convolution", "Kernel": [3,3],
-  "Weights": {"Type": "Half", "Count": 36864}, "Bias": {"Type": "Half", "Count": 64},
-  "TacticName": "sm80_xmma_fprop_implicit_gemm ", "TacticValue": "0x1c20c3fa4f0b2a14",
-  "StreamId": 0, "Metadata": "[ONNX Layer: conv0]\x1e[ONNX Layer: relu0]"
-}, {
-  "Name": "Reformatting CopyNode for Output Tensor 0 to conv0", "LayerType": "Reformat",
-  "Inputs": [{"Name": "b", "Format/Datatype": "Row major linear FP32"}], "Outputs": [],
-  "TacticValue": "0x0000000000000000"
-}], "Bindings": ["x", "y"]}"""
-
 # 11 and RTX: other keys for the same things.
 ELEVEN = """{"Layers": [{"Name": "node_of_m_myl0_1", "LayerType": "gemm",
   "Inputs": [{"Name": "x", "Dimensions": [-1,4], "Datatype": "Float", "Format": "(Linear) Row major linear format"}],
@@ -41,22 +24,27 @@ ELEVEN = """{"Layers": [{"Name": "node_of_m_myl0_1", "LayerType": "gemm",
 
 
 def test_layers_of_8_6_are_read():
-    layer, reformat = parse_layers(EIGHT)
+    reformat, layer, *_ = parse_layers(inspected.eight_fp16())
 
     assert (layer.name, layer.op, layer.precision) == ("conv0 + relu0", "CaskConvolution", "fp16")
-    assert (layer.tactic, layer.tactic_value) == ("sm80_xmma_fprop_implicit_gemm", "0x1c20c3fa4f0b2a14")
+    assert (layer.tactic, layer.tactic_value) == ("sm80_xmma_fp16_a", "0x1c20c3fa4f0b2a14")
     assert layer.outputs[0].format == "Channel major FP16 format where channel % 8 == 0"
-    assert layer.inputs[0].shape == (8, 64, 28, 28)
+    assert layer.inputs[0].shape == (1, 64, 28, 28)
     assert layer.weights == (("fp16", 36864), ("fp16", 64))
     assert layer.onnx_nodes == ("conv0", "relu0")
     assert reformat.precision == "fp32"
-    assert layer.to_layer().tactic == "sm80_xmma_fprop_implicit_gemm #0x1c20c3fa4f0b2a14"
-    first = EIGHT.replace("linear FP16", "linear FP32").replace(
-        '{"Type": "Half", "Count": 36864}', '{"Type": "Int8", "Count": 9}'
-    )
+    assert layer.to_layer().tactic == "sm80_xmma_fp16_a #0x1c20c3fa4f0b2a14"
 
-    assert parse_layers(first)[0].precision == "int8"
-    assert parse_layers(EIGHT.replace('"Type": "Half"', '"Type": "Float"'))[0].precision == "fp16"
+
+@pytest.mark.parametrize(
+    ("form", "weights", "expected"),
+    [(inspected.LINEAR, "Int8", "int8"), (inspected.CHANNELS, "Float", "fp16"), (inspected.LINEAR, "Float", "fp32")],
+)
+def test_narrower_of_input_and_weights_decides(form: str, weights: str, expected: str) -> None:
+    x = inspected.tensor("x", form)
+    (layer,) = parse_layers(inspected.text(inspected.layer("conv0", x, x, "sm80_a", "conv0", weights=weights)))
+
+    assert layer.precision == expected
 
 
 def test_layers_of_11_are_read_as_well():
@@ -69,20 +57,21 @@ def test_layers_of_11_are_read_as_well():
 
 
 def test_damaged_inspector_answers_are_handled(monkeypatch):
+    damaged = inspected.eight_fp16()[:300]
     with pytest.raises(errors.FormatError):
-        parse_layers(EIGHT[:300])
+        parse_layers(damaged)
 
     monkeypatch.setattr(library, "load", lambda: api.stand_in("8.6.0"))
-    answers = [EIGHT[12:300], ""]
+    answers = ['{"Name": "conv0 + relu0", "LayerType": "Cask', ""]
     inspector = SimpleNamespace(
-        get_engine_information=lambda kind: EIGHT[:300], get_layer_information=lambda index, kind: answers[index]
+        get_engine_information=lambda kind: damaged, get_layer_information=lambda index, kind: answers[index]
     )
     engine = SimpleNamespace(create_engine_inspector=lambda: inspector, num_layers=2)
     assert [layer.name for layer in read_layers(engine)] == ["conv0 + relu0", "layer 1"]
 
 
 def test_engine_text_lists_each_profile():
-    layers = parse_layers(EIGHT)
+    layers = parse_layers(inspected.eight_fp16())[1:]
     described = EngineDescription(
         name="net",
         inputs=(TensorSpec("x", DataType.FLOAT32, (-1, 64)),),
@@ -101,9 +90,9 @@ def test_engine_text_lists_each_profile():
     assert "Tensor: x               (Input), Index: 0 | Shapes: min=(1, 64), opt=(2, 64), max=(4, 64)" in lines
     assert "Tensor: scores         (Output), Index: 1 | Shape: (-1, 10)" in lines
     assert lines.count("Layer 0    | conv0 + relu0 [Op: CaskConvolution]") == 2
-    assert "{x [dtype=float16, shape=(8, 64, 28, 28), Format: Row major linear FP16 format]}" in lines
-    assert "Tactic = 0x1c20c3fa4f0b2a14" in lines and "---- 2 Layer(s) Per Profile ----" in lines
-    assert described.text().splitlines()[-1] == "    ---- 2 Layer(s) Per Profile ----"
+    assert f"{{x half [dtype=float16, shape=(1, 64, 28, 28), Format: {inspected.CHANNELS}]}}" in lines
+    assert "Tactic = 0x1c20c3fa4f0b2a14" in lines and "---- 4 Layer(s) Per Profile ----" in lines
+    assert described.text().splitlines()[-1] == "    ---- 4 Layer(s) Per Profile ----"
 
 
 FP16_TIMES = {
@@ -159,6 +148,10 @@ def test_fused_and_separate_layers_share_a_row() -> None:
     assert found.rows[2].b.writes == "fp32 Row major linear"
     assert found.rows[0].b.tactics == ("sm80_i8_a #0x1c20c3fa4f0b2a14",)
     assert found.share("a") == found.share("b") == 1
+    assert all(row.change_ms is None for row in found.rows)
+    # Boundaries without times are sorted by bytes; the last is the input that both engines read.
+    assert [abs(b.a.bytes - b.b.bytes) for b in found.boundaries] == [64 * 28 * 28 * n for n in (6, 3, 3, 1)]
+    assert found.boundaries[-1].before == ()
 
 
 def test_most_expensive_boundary_is_first() -> None:
@@ -175,14 +168,6 @@ def test_most_expensive_boundary_is_first() -> None:
         (("conv2",), ()), (("conv0",), ("conv1",)), ((), ("conv0",)),
     ]  # fmt: skip
     assert [round(row.change_ms or 0, 4) for row in found.rows] == [-0.01, -0.005, -0.005]
-
-
-def test_untimed_boundaries_are_sorted_by_bytes() -> None:
-    found = align(engine(inspected.eight_fp16()), engine(inspected.eight_int8()))
-
-    assert [abs(b.a.bytes - b.b.bytes) for b in found.boundaries] == [64 * 28 * 28 * n for n in (6, 3, 3, 1)]
-    assert found.boundaries[-1].before == ()  # which both engines read
-    assert all(row.change_ms is None for row in found.rows)
 
 
 def test_myelin_regions_are_aligned_by_nodes() -> None:

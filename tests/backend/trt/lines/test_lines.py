@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import copy
 import importlib
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -72,6 +74,7 @@ def test_an_unknown_release_is_refused_by_name():
 
 # By convention a variable of one of these names holds that kind of object, everywhere in the package.
 KINDS = {
+    "flags": ("BuilderFlag",),
     "builder": ("Builder",),
     "network": ("INetworkDefinition",),
     "config": ("IBuilderConfig",),
@@ -99,65 +102,38 @@ OF_THE_BUILD = {
 PYTHONS_OWN = {"__class__", "__members__", "__init__", "__version__"}
 
 
-class Touches(ast.NodeVisitor):
-    """Dotted TensorRT names in one file, each with the class and function it stands in."""
-
-    def __init__(self, tree: ast.Module) -> None:
-        imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
-        self.ours = {alias.asname or alias.name for node in imports for alias in node.names}
-        self.stack: list[ast.AST] = []
-        self.found: list[tuple[tuple[str, ...], list[ast.AST], int]] = []
-
-    def generic_visit(self, node: ast.AST) -> None:
-        scope = isinstance(node, (ast.ClassDef, ast.FunctionDef))
-        if scope:
-            self.stack.append(node)
-        super().generic_visit(node)
-        if scope:
-            self.stack.pop()
-
-    def visit_Attribute(self, node: ast.Attribute) -> None:
-        for candidates in self._names(node):
-            self.found.append((candidates, list(self.stack), node.lineno))
-        self.generic_visit(node)
-
-    def _names(self, node: ast.Attribute) -> list[tuple[str, ...]]:
-        owner = _dotted(node.value)
-        if owner is None or node.attr in PYTHONS_OWN:
-            return []
-        if owner in ("trt", "self.trt", "library.load()"):
-            return [(node.attr,)]
-        for root in ("trt.", "self.trt.", "library.load()."):
-            if owner.startswith(root) and "." not in owner.removeprefix(root):
-                return [(f"{owner.removeprefix(root)}.{node.attr}",)]
-        if owner == "flags":
-            return [(f"BuilderFlag.{node.attr}",)]
-        variable = owner.removeprefix("self.")
-        if variable in KINDS and variable not in self.ours and not self._is_typed(variable):
-            return [tuple(f"{kind}.{node.attr}" for kind in KINDS[variable])]
-        return []
-
-    def _is_typed(self, variable: str) -> bool:
-        """Whether it is a parameter with a type of ours; TensorRT's objects are ``Any``."""
-        for scope in reversed(self.stack):
-            if isinstance(scope, ast.FunctionDef):
-                arguments = (*scope.args.posonlyargs, *scope.args.args, *scope.args.kwonlyargs)
-                annotations = [a.annotation for a in arguments if a.arg == variable]
-                if annotations:
-                    return annotations[0] is not None and ast.unparse(annotations[0]) != "Any"
-        return False
+Scopes = tuple[ast.AST, ...]
+Use = tuple[tuple[str, ...], Scopes, int]
 
 
-def _dotted(node: ast.AST) -> str | None:
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        inner = _dotted(node.value)
-        return None if inner is None else f"{inner}.{node.attr}"
-    if isinstance(node, ast.Call) and not node.args:
-        inner = _dotted(node.func)
-        return None if inner is None else f"{inner}()"
-    return None
+def uses(node: ast.AST, scopes: Scopes, ours: set[str]) -> Iterator[Use]:
+    """Dotted TensorRT names in one file, each with the classes and functions around it and its line."""
+    if isinstance(node, ast.Attribute) and (candidates := tensorrt_names(node, scopes, ours)):
+        yield candidates, scopes, node.lineno
+    if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+        scopes = (*scopes, node)
+    for child in ast.iter_child_nodes(node):
+        yield from uses(child, scopes, ours)
+
+
+def tensorrt_names(node: ast.Attribute, scopes: Scopes, ours: set[str]) -> tuple[str, ...]:
+    owner = ast.unparse(node.value)
+    variable = owner.removeprefix("self.")
+    if node.attr in PYTHONS_OWN:
+        return ()
+    if module := re.fullmatch(r"(?:trt|self\.trt|library\.load\(\))(?:\.(\w+))?", owner):
+        return (f"{module[1]}.{node.attr}" if module[1] else node.attr,)
+    if variable in KINDS and variable not in ours and not is_typed(variable, scopes):
+        return tuple(f"{kind}.{node.attr}" for kind in KINDS[variable])
+    return ()
+
+
+def is_typed(variable: str, scopes: Scopes) -> bool:
+    """Whether it is a parameter with a type of ours; TensorRT's objects are ``Any``."""
+    functions = [scope for scope in reversed(scopes) if isinstance(scope, ast.FunctionDef)]
+    arguments = (a for function in functions for a in ast.walk(function.args) if isinstance(a, ast.arg))
+    annotation = next((a.annotation for a in arguments if a.arg == variable), None)
+    return annotation is not None and ast.unparse(annotation) != "Any"
 
 
 def required_features(function: ast.AST) -> set[Feature]:
@@ -167,47 +143,36 @@ def required_features(function: ast.AST) -> set[Feature]:
     return {Feature[arg.attr] for call in asked for arg in call.args if isinstance(arg, ast.Attribute)}
 
 
-def claimed_releases(file: Path, stack: list[ast.AST]) -> list[str]:
+def claimed_releases(file: Path, scopes: Scopes) -> list[str]:
     """Releases that the code at a place may run on."""
     releases = list(api.RELEASES)
-    if file.parent.name == "lines" and stack and isinstance(stack[0], ast.ClassDef):
+    if file.parent.name == "lines" and scopes and isinstance(scopes[0], ast.ClassDef):
         module = importlib.import_module(f"trtops.backend.trt.lines.{file.stem}")
-        owner = getattr(module, stack[0].name)
-        method = stack[1].name if len(stack) > 1 and isinstance(stack[1], ast.FunctionDef) else None
+        owner = getattr(module, scopes[0].name)
+        method = scopes[1].name if len(scopes) > 1 and isinstance(scopes[1], ast.FunctionDef) else "__init__"
         releases = [release for release in releases if isinstance(line_of(release), owner)]
-        if method not in (None, "__init__"):  # a line below may have a method of its own
+        if method != "__init__":  # a line below may have a method of its own
             own = vars(owner).get(method)
             releases = [release for release in releases if getattr(type(line_of(release)), method) is own]
-    needed: set[Feature] = set()
-    for scope in stack:
-        if isinstance(scope, ast.FunctionDef):
-            needed |= required_features(scope)
-            if (of_the_build := OF_THE_BUILD.get((file.name, scope.name))) is not None:
-                needed.add(of_the_build)
+    functions = [scope for scope in scopes if isinstance(scope, ast.FunctionDef)]
+    needed = {feature for function in functions for feature in required_features(function)}
+    needed |= {OF_THE_BUILD[file.name, f.name] for f in functions if (file.name, f.name) in OF_THE_BUILD}
     return [release for release in releases if all(line_of(release).supports(feature) for feature in needed)]
 
 
-def touched() -> list[tuple[Path, int, tuple[str, ...], list[str]]]:
-    result = []
+def test_used_tensorrt_names_exist_in_each_release():
+    missing, seen = [], set()
     for file in sorted(FOLDER.rglob("*.py")):
         tree = ast.parse(file.read_text())
-        visitor = Touches(tree)
-        visitor.visit(tree)
-        result += [(file, line, names, claimed_releases(file, stack)) for names, stack, line in visitor.found]
-    return result
-
-
-def test_used_tensorrt_names_exist_in_each_release():
-    used = touched()
-    missing = [
-        f"{file.relative_to(FOLDER)}:{line}: {' or '.join(candidates)} is not in {release}"
-        for file, line, candidates, releases in used
-        for release in releases
-        if not any(name in api.names(release) for name in candidates)
-    ]
+        imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+        ours = {alias.asname or alias.name for node in imports for alias in node.names}
+        for candidates, scopes, line in uses(tree, (), ours):
+            seen.update(candidates)
+            for release in claimed_releases(file, scopes):
+                if not api.names(release) & set(candidates):
+                    missing.append(f"{file.name}:{line}: {' or '.join(candidates)} is not in {release}")
 
     assert not missing, "\n".join(missing)
-    seen = {name for _, _, candidates, _ in used for name in candidates}
     assert {
         "BuilderFlag.SPARSE_WEIGHTS", "IBuilderConfig.set_timing_cache", "ITimingCache.queryKeys",
         "IExecutionContext.execute_async_v3", "IAlgorithmVariant.tactic", "EngineInspector.get_engine_information",
@@ -237,14 +202,11 @@ def test_incompatible_numpy_is_refused():
 TESTS = Path(__file__).parents[1]
 
 
-def names_in(name: str) -> set[str]:
-    return {node.name for node in ast.walk(ast.parse((TESTS / name).read_text())) if isinstance(node, ast.FunctionDef)}
-
-
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=lambda c: c.title)
 def test_shown_capabilities_have_a_test(capability):
-    assert capability.shown_on_8 is None or capability.shown_on_8 in names_in("test_on_gpu.py")
-    assert capability.shown_on_rtx is None or capability.shown_on_rtx in names_in("building/test_build_rtx.py")
+    shown = {"test_on_gpu.py": capability.shown_on_8, "building/test_build_rtx.py": capability.shown_on_rtx}
+    for file, test in shown.items():
+        assert test is None or f"def {test}(" in (TESTS / file).read_text()
     assert not (capability.gpu and capability.shown_on_rtx), "TensorRT-RTX was not run on a GPU"
 
 
