@@ -38,9 +38,7 @@ from trtops.tracking.store import default_tracker
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    path = tmp_path / "small.onnx"
-    onnx.save(models.conv_net().proto, path)
-    return path
+    return models.conv_net().write(tmp_path, "small")
 
 
 def test_same_spec_is_built_once(store: Path, model: Path) -> None:
@@ -157,24 +155,19 @@ def test_list_and_folder_are_built(store: Path, tmp_path: Path) -> None:
     listed.write_text("models: []")
     assert nightly(listed, experiment="x").headline == "nothing to build"
     assert watch(tmp_path / "none").builds == ()
-    listed.write_text("modles: []")
-    with pytest.raises(errors.FormatError, match="Did you mean 'models'"):
-        nightly(listed)
-
-
-CONFIG = CalibrateConfig(
-    build=BuildConfig(precision="int8", options=OnnxRuntimeOptions(tactics=(), timing_iterations=1)),
-    check=CheckConfig(latency_runs=0, plots="never"),
-    compare_with=(),
-    pictures=4,
-)
 
 
 def test_sensitivity_reads_cache_of_calibration(store: Path, model: Path, tmp_path: Path) -> None:
     images = tmp_path / "images.npz"
     np.savez(images, image=np.concatenate([models.random(4, 3, 8, 8, seed=seed) for seed in range(4)]))
     output = tmp_path / "conv_net.cache"
-    result = calibrate(model, CONFIG, data=str(images), algorithm="minmax", batch=8, keep=("fc",), output=str(output))
+    config = CalibrateConfig(
+        build=BuildConfig(precision="int8", options=OnnxRuntimeOptions(tactics=(), timing_iterations=1)),
+        check=CheckConfig(latency_runs=0, plots="never"),
+        compare_with=(),
+        pictures=4,
+    )
+    result = calibrate(model, config, data=str(images), algorithm="minmax", batch=8, keep=("fc",), output=str(output))
     measured = sensitivity(model, f"run:{result.run_id}", data=str(images), budget=0.5)
 
     tracker = default_tracker()

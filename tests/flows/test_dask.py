@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from flows.debug_build import debug_build
 from tests import models
+from tests.campaigns import of_one_node
 from trtops import errors
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig
 from trtops.ops.campaign.debug_build import debug_build as debug_build_op
 from trtops.ops.campaign.iteration import CampaignBuild, iterate_once
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking.check import reap
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.owner import Owner
@@ -47,14 +47,8 @@ def case(tmp_path: Path) -> tuple[Path, DebugBuildConfig]:
     script = tmp_path / "data.py"
     # The first call is the campaign's own, for the golden outputs.
     script.write_text(DATA.format(calls=str(tmp_path / "calls"), fatal=1 + BUILDS // 2))
-    return models.identity().write(tmp_path), DebugBuildConfig(
-        build=BuildConfig(options=OnnxRuntimeOptions(timing_iterations=1, intra_op_threads=1)),
-        check=CheckConfig(data=str(script), plots="never", latency_runs=0),
-        random_tactics=True,
-        until=BUILDS,
-        keep_model=False,
-        parallel=2,
-    )
+    check = CheckConfig(data=str(script), plots="never", latency_runs=0)
+    return models.identity().write(tmp_path), replace(of_one_node(BUILDS), check=check, parallel=2)
 
 
 def test_campaign_survives_killed_worker_of_local_cluster(store: Path, case) -> None:
@@ -86,12 +80,12 @@ def test_repeated_iteration_is_made_once(case) -> None:
     def make(of: Campaign, number: int) -> Future[CampaignBuild]:
         seen.append(of)
         first, second = (iterate_once(of, number, tracker=memory) for _ in range(2))
-        assert dataclasses.replace(second, reasons=first.reasons) == first
+        assert replace(second, reasons=first.reasons) == first
         future: Future[CampaignBuild] = Future()
         future.set_result(second)
         return future
 
-    result = debug_build_op(model, dataclasses.replace(campaign, until=2, parallel=1), tracker=memory, submit=make)
+    result = debug_build_op(model, replace(campaign, until=2, parallel=1), tracker=memory, submit=make)
 
     runs = memory.find("identity", parent=result.run_id)
     assert len(runs) == 2 and result.iterations == 2

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from tests.tactics.synthetic import layer_table
+from tests.tactics.synthetic import TACTICS, chosen_of, layer_table, shares_of
 from trtops.ops.campaign.bisect import BisectSession, earlier_builds
 from trtops.ops.campaign.bisect_result import BisectConfig, BisectPlan, BisectResult, Trial, Unit
 from trtops.ops.campaign.bisection_planner import BuildPair, Planner, choose_exclusions
@@ -32,7 +32,6 @@ Kind = Literal["one", "layer", "together", "either", "two of four", "sometimes",
 Clause: TypeAlias = "tuple[tuple[int, int], ...]"
 """Layers and what they got, which make builds bad together."""
 LIMIT = 200
-TACTICS = 6
 
 
 @dataclass
@@ -67,20 +66,12 @@ class World:
         if self.kind in ("none", "drift", "machines"):
             return
         drawn = np.array([self.draw() for _ in range(200)])
-        low = 0.3 if self.kind in ("together", "two of four") else 0.1
-        free = np.flatnonzero((self._copied < 0) & (self._missing == 0))
-        shares = {(int(n), code): (drawn[:, n] == code).mean() for n in free for code in range(6)}
-        options = [key for key, share in shares.items() if low <= share <= 0.7]
-        options = options or [max(shares, key=lambda key: -abs(shares[key] - 0.5))]
-        order = [options[i] for i in self._rng.permutation(len(options))]
-        wanted = {"together": 2, "either": 2, "two of four": 4}.get(self.kind, 1)
-        chosen: list[tuple[int, int]] = []
-        for key in order:
-            if len(chosen) < wanted and all(key[0] != layer for layer, _ in chosen):
-                chosen.append(key)
+        size = 2 if self.kind in ("together", "two of four") else 1
+        shares = shares_of(drawn, np.flatnonzero((self._copied < 0) & (self._missing == 0)))
+        count = {"together": 2, "either": 2, "two of four": 4}.get(self.kind, 1)
+        chosen = chosen_of(self._rng, shares, count, 0.3 if size == 2 else 0.1)
         if self.kind == "layer":
             chosen = self._bad_half(shares)
-        size = 2 if self.kind in ("together", "two of four") else 1
         self.culprits = tuple(combinations(chosen, min(size, len(chosen))))
 
     def _bad_half(self, shares: Mapping[tuple[int, int], float]) -> list[tuple[int, int]]:

@@ -95,21 +95,27 @@ def campaign(
 
 
 def _plant(rng, codes, copied, culprit, bad_rate):  # type: ignore[no-untyped-def]
-    builds, layers = codes.shape
     if culprit == "none":
-        return (), rng.random(builds) < bad_rate
-    options = [
-        (layer, code)
-        for layer in range(layers)
-        if copied[layer] < 0
-        for code in range(6)
-        if (0.1 if culprit == "one" else 0.3) <= (codes[:, layer] == code).mean() <= 0.7
-    ]
-    chosen: list[tuple[int, int]] = []
+        return (), rng.random(len(codes)) < bad_rate
+    shares = shares_of(codes, np.flatnonzero(copied < 0))
+    chosen = chosen_of(rng, shares, 1, 0.1) if culprit == "one" else chosen_of(rng, shares, 2, 0.3)
+    return chosen, np.logical_and.reduce([codes[:, layer] == code for layer, code in chosen])
+
+
+def shares_of(codes: np.ndarray, layers: np.ndarray) -> dict[tuple[int, int], float]:
+    """In which share of builds each choice of these layers was made."""
+    return {(n, code): float((codes[:, n] == code).mean()) for n in layers.tolist() for code in range(TACTICS)}
+
+
+def chosen_of(
+    rng: np.random.Generator, shares: Mapping[tuple[int, int], float], count: int, low: float
+) -> list[tuple[int, int]]:
+    """Choices of different layers, each made in ``low`` to 0.7 of builds, or the one that is nearest to a half."""
+    options = [key for key, share in shares.items() if low <= share <= 0.7]
+    options = options or [min(shares, key=lambda key: abs(shares[key] - 0.5))]
+    chosen: dict[int, int] = {}
     for index in rng.permutation(len(options)):
-        if all(options[index][0] != layer for layer, _ in chosen):
-            chosen.append(options[index])
-        if len(chosen) == (1 if culprit == "one" else 2):
-            break
-    bad = np.logical_and.reduce([codes[:, layer] == code for layer, code in chosen])
-    return chosen, bad
+        layer, code = options[index]
+        if len(chosen) < count:
+            chosen.setdefault(layer, code)
+    return list(chosen.items())

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests import models
+from tests.ops.bundling.test_bundle import run_as_a_stranger
 from trtops.comparator.report import Tolerances
 from trtops.ops.bundling.op import BundleConfig, bundle
 from trtops.ops.evaluation.check import CheckConfig
@@ -36,18 +33,6 @@ def overflowing(tmp_path: Path) -> tuple[Path, CheckConfig]:
     return case.write(tmp_path), check
 
 
-def as_a_stranger(zipped: Path, folder: Path, *arguments: str) -> str:
-    """Unpack a bundle and run its script where importing trtops fails; what it prints."""
-    with zipfile.ZipFile(zipped) as archive:
-        archive.extractall(folder)
-    (folder / "trtops.py").write_text("raise ImportError('there is no trtops here')")
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, "reproduce.py", *arguments]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def test_triage_names_and_bundles_the_overflow(overflowing: tuple[Path, CheckConfig], tmp_path: Path) -> None:
     path, check = overflowing
     tracker = MemoryTracker()
@@ -58,7 +43,7 @@ def test_triage_names_and_bundles_the_overflow(overflowing: tuple[Path, CheckCon
     bad = [info for info in tracker.find(tags={schema.Tag.KIND: "build"}) if info.verdict == "bad"]
 
     made = bundle(bad[0].id, BundleConfig(output=str(tmp_path / "engine.zip")), tracker=tracker)
-    reported = as_a_stranger(tmp_path / "engine.zip", tmp_path / "there")
-    print(made.page(), reported)
+    again = run_as_a_stranger(tmp_path / "engine.zip", tmp_path / "there")
+    print(made.page(), again)
     assert "engine/engine.engine" in made.files and "verdict: bad" in made.printed
-    assert "verdict: bad" in reported and "TensorRT" in reported
+    assert again.returncode == 0 and "verdict: bad" in again.stdout and "TensorRT" in again.stdout
