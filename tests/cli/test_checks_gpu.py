@@ -10,7 +10,6 @@ import pytest
 
 from tests import models
 from trtops.cli.main import main
-from trtops.comparator import RunResults
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -46,24 +45,7 @@ def test_engines_with_fp32_layers_are_checked(folder, capsys):
     assert main([*words, sys.executable, "check.py"]) == 0
     assert not Path("trtops_debug.engine").exists()
     said = capsys.readouterr().out
-    assert "must stay in FP32" in said or "may be lowered" in said
-
-
-def test_a_check_that_passes_zeros_is_broken(folder, caplog):
-    """What it is given then is an engine whose outputs are 0, which a check that compares fails.
-
-    See the neighbouring tests.
-    """
-    Path("seen.py").write_text(
-        "import json, subprocess, sys\n"
-        "line = 'run trtops_debug.engine --trt --load-inputs i.json --save-outputs seen.json'\n"
-        "subprocess.run([sys.executable, '-m', 'trtops.cli', *line.split()], check=True)\n"
-    )
-
-    assert main(["debug", "precision", "conv_net.onnx", "--fp16", "--check", sys.executable, "seen.py"]) == 3
-    assert "The check is broken" in caplog.text
-    [[(_, [outputs])]] = [RunResults.load("seen.json").items()]
-    assert not outputs["scores"].any() and outputs["scores"].shape == (1, 10)
+    assert "must stay in FP32" in said or "can be lowered" in said
 
 
 def test_a_command_checks_mixed_precisions(folder):

@@ -6,9 +6,10 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
-from tests.real import export
+from tests import models
 from trtops.comparator.report import Tolerances
 from trtops.json import save_json
 from trtops.ops.engines.convert import ConvertConfig, convert
@@ -16,7 +17,7 @@ from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, Precision, TensorRTOptions
 from trtops.tracking.mlflow import MlflowTracker
 
-WIDTH = 10_000  # of six square weights: 2.4 GB
+LAYERS, WIDTH = 6, 10_000  # square weights of 2.4 GB together
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,7 +30,19 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("large") / "perceptron.onnx"
-    export.perceptron(path, width=WIDTH)
+    rng = np.random.default_rng(0)
+    steps = [f"m{i} = MatMul({'x' if i == 0 else f'r{i - 1}'}, w{i}) r{i} = Relu(m{i})" for i in range(LAYERS)]
+    text = f"(float[2,{WIDTH}] x) => (float[2,{WIDTH}] r{LAYERS - 1}) {{ {' '.join(steps)} }}"
+    proto = models.model(text, {}, name="perceptron")
+    with path.with_suffix(".data").open("wb") as file:
+        for i in range(LAYERS):
+            weight = proto.graph.initializer.add(name=f"w{i}", data_type=onnx.TensorProto.FLOAT, dims=[WIDTH, WIDTH])
+            weight.data_location = onnx.TensorProto.EXTERNAL
+            for key, value in (("location", "perceptron.data"), ("offset", file.tell()), ("length", 4 * WIDTH**2)):
+                weight.external_data.add(key=key, value=str(value))
+            file.write(rng.standard_normal((WIDTH, WIDTH), np.float32) / np.float32(WIDTH**0.5))
+    onnx.save(proto, path)
+    np.savez(path.with_suffix(".npz"), x=rng.standard_normal((2, WIDTH), np.float32))
     return path
 
 
@@ -50,4 +63,4 @@ def test_model_beyond_2_gib_is_converted(precision: Precision, model: Path, tmp_
     result = convert(model, config, tracker=MlflowTracker(tmp_path / "mlruns"))
 
     assert result.verdict == "good", result.evaluation
-    assert result.engine_bytes > {"fp32": 4, "fp16": 2, "int8": 1}[precision] * 6 * WIDTH**2 * 0.9
+    assert result.engine_bytes > {"fp32": 4, "fp16": 2, "int8": 1}[precision] * LAYERS * WIDTH**2 * 0.9

@@ -66,7 +66,10 @@ def campaign(folder: Path, atol: float, **changes: object) -> DebugBuildConfig:
         data=str(folder / "feed.npz"), tolerances=Tolerances(atol=atol, rtol=0), plots="never", latency_runs=0
     )
     usual = DebugBuildConfig(
-        build=BuildConfig(precision="fp16", options=TensorRTOptions()), check=check, timeout_seconds=120.0
+        build=BuildConfig(precision="fp16", options=TensorRTOptions()),
+        check=check,
+        random_tactics=True,
+        timeout_seconds=120.0,
     )
     return dataclasses.replace(usual, **changes)  # type: ignore[arg-type]
 
@@ -76,44 +79,23 @@ def largest_errors(tracker: MlflowTracker, experiment: str) -> list[float]:
     return sorted(i.metrics["error", "scores", "max_abs"] for i in runs if ("error", "scores", "max_abs") in i.metrics)
 
 
-def between_groups(found: list[float], least: int) -> float | None:
-    """The middle of the widest gap with enough builds on either side; None if there is no such gap."""
-    gaps = [(b - a, (a + b) / 2) for a, b in itertools.pairwise(found)]
-    widest = max(gaps[least - 1 : len(gaps) - least + 1], default=(0.0, 0.0))
-    return widest[1] if widest[0] > 0 else None
-
-
 @pytest.fixture(scope="module")
-def tolerance(model: Path, folder: Path, tracker: MlflowTracker) -> tuple[float, bool]:
-    """A tolerance between two groups of builds, and what has to be varied to see both.
+def tolerance(model: Path, folder: Path, tracker: MlflowTracker) -> float:
+    """A tolerance between two groups of at least two of eight builds.
 
-    A sixth of the builds by time may be missing among the sixteen that follow. Those with random tactics draw as these
-    did.
+    Tactics are drawn at random: which of two is faster changes when other work begins or ends on the GPU.
     """
-    for random, experiment, least in ((False, "by time", 2), (True, "random", 1)):
-        debug_build(
-            model,
-            campaign(folder, 1e9, until=6, random_tactics=random),
-            tracker=tracker,
-            experiment=experiment,
-        )
-        found = largest_errors(tracker, experiment)
-        middle = between_groups(found, least)
-        if middle is not None:
-            return middle, random
-    pytest.fail("All builds are alike, even with random tactics.")
+    debug_build(model, campaign(folder, 1e9, until=8), tracker=tracker, experiment="errors")
+    found = largest_errors(tracker, "errors")
+    gap, middle = max((b - a, (a + b) / 2) for a, b in list(itertools.pairwise(found))[1:-1])
+    assert gap > 0, "the builds are alike"
+    return middle
 
 
 def test_campaign_of_sixteen_builds_and_proof(
-    model: Path, folder: Path, tracker: MlflowTracker, tolerance: tuple[float, bool]
+    model: Path, folder: Path, tracker: MlflowTracker, tolerance: float
 ) -> None:
-    atol, random = tolerance
-    result = debug_build(
-        model,
-        campaign(folder, atol, until=16, random_tactics=random),
-        tracker=tracker,
-        experiment="campaign",
-    )
+    result = debug_build(model, campaign(folder, tolerance, until=16), tracker=tracker, experiment="campaign")
     report = diff_tactics(DiffTacticsConfig(runs=(result.run_id,)), tracker=tracker)
 
     assert (result.iterations, result.errors) == (16, 0)
@@ -128,7 +110,7 @@ def test_campaign_of_sixteen_builds_and_proof(
     if confirmed:
         avoided = debug_build(
             model,
-            campaign(folder, atol, until=2, random_tactics=random, use_deny_list=True),
+            campaign(folder, tolerance, until=2, use_deny_list=True),
             tracker=tracker,
             experiment="avoided",
         )
