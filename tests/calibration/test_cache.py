@@ -71,28 +71,24 @@ def test_scales_survive_both_formats(scales: dict[str, float]) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        b"TRT-8600",
-        b"TRT-8600-EntropyCalibration2\n",
-        b"TRT-8600-EntropyCalibration2\nx: 3c01",
-        b"TRT-8600-EntropyCalibration2\nx: 3c010a14\ny",
-        b"TRT-8600-EntropyCalibration2\nx 3c010a14\n",
-        b"TRT-8600-EntropyCalibration2\nx: 3c010a14\n\ny: 3c010a14\n",
-        b"TRT-8600-EntropyCalibration2\nx: 0x3c010a\n",
-        b"TRT-8600-EntropyCalibration2\n: 3c010a14\n",
-        b"TRT-8600-EntropyCalibration2\nx: 3c010a14\nx: 3c010a14\n",
-        b"TRT-8600-EntropyCalibration2\nx: 7fc00000\n",
-        b"TRT-8600-EntropyCalibration2\nx: bc010a14\n",
-        b"TRT-8600-EntropyCalibration2\n\xff\xfe: 3c010a14\n",
-        b"0 3ff0000000000000 3fefff2e48e8a71e\n",
-        b"0 3ff0000000000000 3fefff2e48e8\nx: 3c010a14\n",
         b"",
         b"[" * 100_000,
-        b'{"version": 1, "algorithm": "minmax", "ranges": [{"name": "x", "amax": -1}]}',
-        b'{"version": 1, "algorithm": "minmax", "ranges": [{"name": "x", "amax": NaN}]}',
-        b'{"version": 1, "algorithm": "minmax", "ranges": [{"name": "x", "amax": 1, "low": 2, "high": 1}]}',
-        b'{"version": 1, "algorithm": "minmax", "ranges": [{"name": "x", "amax": 1, "low": 2}]}',
-        b'{"version": 1, "algorithm": "minmax", "ranges": [{"name": "x", "amax": 1}, {"name": "x", "amax": 1}]}',
+        b"TRT-8600",
+        *(
+            b"TRT-8600-EntropyCalibration2\n" + lines
+            for lines in (
+                *(b"", b"x: 3c01", b"x: 3c010a14\ny", b"x 3c010a14\n", b"x: 3c010a14\n\ny: 3c010a14\n"),
+                *(b"x: 0x3c010a\n", b": 3c010a14\n", b"x: 3c010a14\nx: 3c010a14\n", b"x: 7fc00000\n"),
+                *(b"x: bc010a14\n", b"\xff\xfe: 3c010a14\n"),
+            )
+        ),
+        b"0 3ff0000000000000 3fefff2e48e8a71e\n",
+        b"0 3ff0000000000000 3fefff2e48e8\nx: 3c010a14\n",
         b'{"version": 1, "algorithm": "minmax", "rnages": []}',
+        *(
+            b'{"version": 1, "algorithm": "minmax", "ranges": [{"name": "x", "amax": %s}]}' % rest
+            for rest in (b"-1", b"NaN", b'1, "low": 2, "high": 1', b'1, "low": 2', b'1}, {"name": "x", "amax": 1')
+        ),
     ],
 )
 def test_damaged_caches_are_refused(text: bytes) -> None:

@@ -118,13 +118,6 @@ def test_external_data_is_found(tmp_path):
     np.testing.assert_array_equal(found, expected)
 
 
-def test_missing_providers_are_refused():
-    with pytest.raises(errors.BackendUnavailableError, match=r"'gaudi'.*CPUExecutionProvider"):
-        session_from_onnx(models.identity().proto, ["gaudi"])
-    with pytest.raises(errors.ConfigError, match="at least one"):
-        session_from_onnx(models.identity().proto, [])
-
-
 def test_optimization_level_is_passed_on():
     levels = ort.GraphOptimizationLevel
     for level, kept in ((levels.ORT_DISABLE_ALL, levels.ORT_DISABLE_ALL), (None, levels.ORT_ENABLE_ALL)):
@@ -132,7 +125,7 @@ def test_optimization_level_is_passed_on():
         assert session.get_session_options().graph_optimization_level == kept
 
 
-def test_unusable_models_are_refused(tmp_path):
+def test_unusable_models_and_providers_are_refused(tmp_path):
     with pytest.raises(errors.InvalidModelError, match=r"none\.onnx is not a file"):
         session_from_onnx(tmp_path / "none.onnx")
     for content in (b"", b"hello", models.conv_net().proto.SerializeToString()[:500]):
@@ -140,3 +133,7 @@ def test_unusable_models_are_refused(tmp_path):
             session_from_onnx(content)
     with pytest.raises(errors.UnsupportedFeatureError, match="Frobnicate"):
         session_from_onnx(models.no_kernel().proto)
+    with pytest.raises(errors.BackendUnavailableError, match=r"'gaudi'.*CPUExecutionProvider"):
+        session_from_onnx(models.identity().proto, ["gaudi"])
+    with pytest.raises(errors.ConfigError, match="at least one"):
+        session_from_onnx(models.identity().proto, [])
