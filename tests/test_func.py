@@ -61,13 +61,6 @@ def test_wrong_parameter_count_names_types() -> None:
         load()
 
 
-def test_variadic_functions_are_rejected() -> None:
-    with pytest.raises(errors.ConfigError, match=r"\*args"):
-
-        @func.extend(three)
-        def load(*args: Any) -> None: ...
-
-
 def test_constants_values_and_calls() -> None:
     constant = func.constant([1])
 

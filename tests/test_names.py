@@ -79,7 +79,7 @@ EXCEPTIONS: dict[str, str] = {
     "json.serde.list_iteration_files": "StreamingDataLoader and RunResults.load_streaming find them",
     "logger.logger.LoggerIndent": "what G_LOGGER.indent() returns",
     "logger.logger.LoggerVerbosity": "what G_LOGGER.verbosity() returns",
-    "logger.logger.SeverityTrie": "G_LOGGER.module_severity answers the same question: get(path)",
+    "logger.logger.SeverityTrie": "severities by path are levels of Python's loggers",
     "logger.logger.Logger.register_callback": "logs of back ends follow Python's levels",
     **{
         f"logger.logger.Logger({each})": "there is one logger; its attributes can be set"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import sys
+import re
 from enum import Enum
 from types import DynamicClassAttribute
 from typing import TYPE_CHECKING, Any
@@ -58,9 +58,6 @@ class DataType(Enum):
     def __str__(self) -> str:
         return self.name
 
-    def __repr__(self) -> str:
-        return f"DataType.{self._name_}"
-
     @property
     def dtype(self) -> np.dtype[Any]:
         """The numpy dtype; numpy reads this attribute."""
@@ -79,9 +76,8 @@ class DataType(Enum):
     @property
     def itemsize(self) -> float:
         """Bytes per element: 0.5 for 4-bit types, 0 for strings, whose size varies."""
-        if self in (DataType.BOOL, DataType.STRING):
-            return int(self is DataType.BOOL)
-        bits = int(self.value.split("_")[0].lstrip("abcdefghijklmnopqrstuvwxyz"))
+        width = re.search(r"\d+", self.value)
+        bits = int(width[0]) if width else 8 * (self is DataType.BOOL)
         return bits / 8 if bits % 8 else bits // 8
 
     def numpy(self) -> np.dtype[Any]:
@@ -98,7 +94,7 @@ class DataType(Enum):
 
     @classmethod
     def of(cls, dtype: object) -> DataType:
-        """The data type for a DataType, a numpy dtype or scalar type, or the name of one; ConfigError otherwise."""
+        """The data type for a DataType, a dtype of numpy or torch, or a name of one; ConfigError otherwise."""
         if isinstance(dtype, DataType):
             return dtype
         if isinstance(dtype, str) and (known := cls.__members__.get(dtype.upper())) is not None:
@@ -108,7 +104,7 @@ class DataType(Enum):
         try:
             name = np.dtype(dtype).name  # type: ignore[call-overload]
         except TypeError:
-            name = str(dtype)
+            name = str(dtype).removeprefix("torch.")
         # Names of strings contain their length, such as "str96".
         if name == "object" or name.startswith("str"):
             return cls.STRING
@@ -126,23 +122,23 @@ class DataType(Enum):
         """
         if not isinstance(dtype, DataType):
             return dtype
-        found: Any = None
-        # These modules are above this one, so that it does not import them by a statement.
+        if target_module not in LIBRARIES:
+            hint = errors.near(target_module, LIBRARIES)
+            raise errors.ConfigError(f"No data types of {target_module!r} are known. {hint}")
+        found: Any
+        # Back ends and torch are not imported by a statement: they are above this module, or not installed.
         if target_module == "numpy":
             found = dtype.numpy()
         elif target_module == "onnx":
             data_type = importlib.import_module("trtops.backend.onnx.model").data_type
             found = next((element for element in range(1, 64) if data_type(element) is dtype), None)
         elif target_module == "onnxruntime":
-            if dtype not in (DataType.FLOAT4, DataType.FLOAT8E8M0):
-                found = f"tensor({ {'float64': 'double', 'float32': 'float'}.get(dtype.name, dtype.name) })"
+            name = {"float64": "double", "float32": "float"}.get(dtype.name, dtype.name)
+            found = None if dtype in (DataType.FLOAT4, DataType.FLOAT8E8M0) else f"tensor({name})"
         elif target_module == "tensorrt":
             found = importlib.import_module("trtops.backend.trt.library.dtypes").to_trt(dtype)
-        elif target_module == "torch":
-            found = getattr(importlib.import_module("torch"), dtype.value, None)
         else:
-            hint = errors.near(target_module, LIBRARIES)
-            raise errors.ConfigError(f"No data types of {target_module!r} are known. {hint}")
+            found = getattr(importlib.import_module("torch"), dtype.value, None)
         if found is None:
             raise errors.ConfigError(f"{target_module} has no data type for {dtype}.")
         return found
@@ -151,25 +147,20 @@ class DataType(Enum):
 
     @classmethod
     def from_dtype(cls, dtype: object, source_module: str | None = None) -> Any:
-        """The DataType for a library's data type; ``dtype`` itself if it is not known. All libraries by default.
+        """The DataType for a library's data type; ``dtype`` itself if it is not known.
 
         Raises ConfigError if the library is not known, or ``dtype`` is None.
         """
         if dtype is None:
             raise errors.ConfigError("None is not a data type.")
-        if source_module is not None:
-            cls.to_dtype(cls.FLOAT32, source_module)  # raises if the library is not known
-        for name in LIBRARIES if source_module is None else [source_module]:
-            # A value of a library that was not imported does not exist. numpy knows types such as `float` as well.
-            if name in ("tensorrt", "torch") and source_module is None and name not in sys.modules:
-                continue
-            if name == "numpy":
-                with contextlib.suppress(errors.ConfigError):
-                    return cls.of(dtype)
+        cls.to_dtype(cls.FLOAT32, source_module or "numpy")  # raises if the library is not known
+        with contextlib.suppress(errors.ConfigError):
+            return cls.of(dtype)
+        for library in ("onnx", "onnxruntime", "tensorrt"):
             for each in cls:
-                # A library may not have a type, and numpy raises when it compares its types with something else.
+                # A library may be missing or lack a type, and numpy raises when its types are compared with others.
                 with contextlib.suppress(errors.TrtopsError, TypeError):
-                    if type(dtype) is not bool and bool(cls.to_dtype(each, name) == dtype):
+                    if cls.to_dtype(each, library) == dtype:
                         return each
         return dtype
 

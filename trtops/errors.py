@@ -24,16 +24,8 @@ class TrtopsError(Exception):
         return f"{type(self).__name__}({str(self)!r})"
 
 
-class ModelError(TrtopsError, ValueError):
-    """An ONNX model cannot be used."""
-
-
-class InvalidModelError(ModelError):
-    """A file is not an ONNX model, is truncated, or contradicts itself."""
-
-
-class ExternalDataError(ModelError):
-    """Weights outside the model file are missing, too short, or outside the model's folder."""
+class InvalidModelError(TrtopsError, ValueError):
+    """An ONNX model cannot be used: it is truncated, contradicts itself, or lacks weights in its folder."""
 
 
 class ConfigError(TrtopsError, ValueError):
@@ -92,11 +84,7 @@ class TimingCacheError(BackendError):
 
 
 class TacticMismatchError(BackendError):
-    """A tactic replay was not followed by ``layers``, which are in the record's order."""
-
-    def __init__(self, message: str, layers: Iterable[str] = ()) -> None:
-        super().__init__(message)
-        self.layers = tuple(layers)
+    """A tactic replay was not followed."""
 
 
 class WorkerError(BackendError):

@@ -19,8 +19,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 def extend(extend_func: Callable[P, Any]) -> Callable[[Callable[..., Any]], Callable[P, Any]]:
     """Return a decorator that lets a function continue where ``extend_func`` ended.
 
-    The result calls ``extend_func``, passes its result to the decorated function (a tuple as separate arguments), and
-    returns the decorated function's result, or, if that is None, the result of ``extend_func``::
+    The decorated function gets the result of ``extend_func`` (a tuple as separate arguments), and its own result
+    replaces it, unless that is None::
 
         @func.extend(NetworkFromOnnxPath("model.onnx"))
         def load_network(builder, network, parser):
@@ -28,18 +28,12 @@ def extend(extend_func: Callable[P, Any]) -> Callable[[Callable[..., Any]], Call
 
         builder, network, parser = load_network()
 
-    A decorated function with enough parameters also gets the arguments of ``extend_func``, first. Raises ConfigError if
-    the function has variadic parameters, or, when called, the wrong number of parameters.
+    A decorated function with enough parameters also gets the arguments of ``extend_func``, first. Raises ConfigError
+    when called if the number of parameters fits neither.
     """
-    source = getattr(extend_func, "__name__", None) or repr(extend_func)
 
     def decorate(function: Callable[..., Any]) -> Callable[P, Any]:
         parameters = list(inspect.signature(function).parameters.values())
-        if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
-            raise errors.ConfigError(
-                f"{function.__name__} has *args or **kwargs; expected one named parameter for each value that {source} "
-                "returns."
-            )
         accepted = range(sum(p.default is p.empty for p in parameters), len(parameters) + 1)
 
         @functools.wraps(function)
@@ -52,10 +46,10 @@ def extend(extend_func: Callable[P, Any]) -> Callable[[Callable[..., Any]], Call
                 free = [p.name for p in parameters[len(args) :] if p.name not in kwargs]
                 result = function(*args, **kwargs, **dict(zip(free, values)))
             else:
-                types = ", ".join(type(value).__name__ for value in values)
+                source = getattr(extend_func, "__name__", None) or repr(extend_func)
                 raise errors.ConfigError(
                     f"{function.__name__} takes {len(parameters)} arguments; expected {len(values)}, since {source} "
-                    f"returns ({types})."
+                    f"returns ({', '.join(type(value).__name__ for value in values)})."
                 )
             return returned if result is None else result
 
@@ -94,7 +88,7 @@ def invoke_if_callable(obj: T | Callable[..., T], *args: Any, **kwargs: Any) -> 
 
 def value_of(obj: T | Callable[[], T]) -> T:
     """Return what a loader makes, or the value itself."""
-    return invoke_if_callable(obj)[0]
+    return obj() if callable(obj) else obj
 
 
 def constantmethod(func: F) -> F:

@@ -15,8 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NoReturn, TextIO, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from trtops import errors
 from trtops.lazy import known_as
@@ -41,15 +40,6 @@ class LogMode(enum.IntEnum):
 
     EACH = 0
     ONCE = 1
-
-
-class ModuleSeverity(dict[str, int]):
-    """Severities by path below the package (``"backend/trt"``), with ``""`` for all others."""
-
-    def get(self, path: str = "") -> int:  # type: ignore[override]
-        """Return the severity of a path: that of the longest known path above it."""
-        above = [known for known in self if f"{_logger_name(path)}.".startswith(f"{_logger_name(known)}.")]
-        return self[max(above, key=len)]
 
 
 def _log_at(severity: int, *, error_ok: bool = False) -> Any:
@@ -82,16 +72,16 @@ class Logger:
         self.use_python_logging_system = False  # whether only the program's own handlers get messages
         self._logger = logging.getLogger("trtops")
         self._once: set[str] = set()
-        self._file: _Output | None = None
+        self._file: logging.FileHandler | None = None
         for name in ("ULTRA_VERBOSE", "SUPER_VERBOSE", "EXTRA_VERBOSE", "START", "FINISH"):
             logging.addLevelName(getattr(self, name), name)
         # A program that set a level before this import keeps it.
         if self._logger.level == logging.NOTSET:
             self._logger.setLevel(self.INFO)
-        self._severity = ModuleSeverity({"": self._logger.level})
+        self._severity = {"": self._logger.level}
 
     @property
-    def module_severity(self) -> ModuleSeverity:
+    def module_severity(self) -> dict[str, int]:
         """Severities below which nothing is logged, by path below the package.
 
         May be set to one severity, or to a mapping such as ``{"": G_LOGGER.INFO, "backend/trt": G_LOGGER.VERBOSE}``.
@@ -100,20 +90,12 @@ class Logger:
 
     @module_severity.setter
     def module_severity(self, value: Severity) -> None:
-        wanted = ModuleSeverity({"": self.INFO, **value} if isinstance(value, Mapping) else {"": value})
+        wanted = {"": self.INFO, **value} if isinstance(value, Mapping) else {"": value}
         for path in self._severity.keys() | wanted.keys():
-            logging.getLogger(_logger_name(path)).setLevel(dict.get(wanted, path, logging.NOTSET))
+            logger = ".".join(Path("trtops", path).with_suffix("").parts)
+            logging.getLogger(logger).setLevel(wanted.get(path, logging.NOTSET))
         self._severity = wanted
         self._ensure_console()
-
-    @property
-    def severity(self) -> int:
-        """The severity for all modules without one of their own; setting it sets all."""
-        return self._severity[""]
-
-    @severity.setter
-    def severity(self, value: int) -> None:
-        self.module_severity = value
 
     @contextlib.contextmanager
     def verbosity(self, severity: Severity = CRITICAL) -> Iterator[Logger]:
@@ -137,17 +119,18 @@ class Logger:
     @property
     def log_file(self) -> str | None:
         """A file that gets every line as well, overwritten when set. Folders are created as needed."""
-        return None if self._file is None or self._file.file is None else self._file.file.name
+        return None if self._file is None else self._file.baseFilename
 
     @log_file.setter
     def log_file(self, path: str | os.PathLike[str] | None) -> None:
-        if self._file is not None and self._file.file is not None:
+        if self._file is not None:
             self._logger.removeHandler(self._file)
-            self._file.file.close()
+            self._file.close()
             self._file = None
         if path is not None:
             Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
-            self._file = _Output(self, open(path, "w", encoding="utf-8"))  # noqa: SIM115 - open while it is set
+            self._file = logging.FileHandler(path, "w", encoding="utf-8")
+            self._file.setFormatter(_Lines())
             self._logger.addHandler(self._file)
 
     def log(
@@ -182,12 +165,11 @@ class Logger:
         self._logger.log(severity, "%s", text, stacklevel=stack_depth, extra=extra)
 
     def print_line(self, message: str, severity: int) -> None:
-        """Write a line to standard output and the log file, formatted as the log does."""
-        if severity >= self.severity:
-            record = logging.LogRecord("trtops", severity, __file__, 0, message, None, None)
-            record.on_stdout = True
-            for output in filter(None, (_Output(self), self._file)):
-                output.emit(record)
+        """Write a line to standard output and the log file, even if a program has its own handlers."""
+        if severity >= self._severity[""]:
+            record = self._logger.makeRecord("trtops", severity, __file__, 0, message, (), None, extra=ON_STDOUT)
+            for handler in filter(None, (_Console(), self._file)):
+                handler.emit(record)
 
     # Only the verbose levels tolerate errors of callables, as in Polygraphy.
     ultra_verbose = _log_at(ULTRA_VERBOSE, error_ok=True)
@@ -209,53 +191,39 @@ class Logger:
     exit = critical
 
     def _ensure_console(self) -> None:
-        """Add a handler if messages have none, so that a program that set up logging gets each message once."""
+        # A program that set up logging has a handler already, and gets each message once.
         handled = any(handler is not self._file for handler in self._logger.handlers)
         of_program = self._logger.propagate and logging.getLogger().handlers
         if not (handled or of_program or self.use_python_logging_system):
-            self._logger.addHandler(_Output(self))
+            self._logger.addHandler(_Console())
 
 
-class _Output(logging.Handler):
-    """Writes lines such as ``[I] (12:00:00) [logger.py:7] text``; the logger's attributes select the parts.
+class _Lines(logging.Formatter):
+    """Formats ``[I] (12:00:00) [logger.py:7] text``; attributes of :data:`G_LOGGER` select the parts."""
 
-    They go to a file, or else to the current ``sys.stderr``, or ``sys.stdout`` if a message says so.
-    """
+    def format(self, record: logging.LogRecord) -> str:
+        prefix = f"[{_STYLES.get(record.levelno, (record.levelname,))[0]}] " if G_LOGGER.letter else ""
+        if G_LOGGER.timestamp:
+            prefix += time.strftime("(%H:%M:%S) ")
+        if G_LOGGER.line_info:
+            prefix += f"[{record.filename}:{record.lineno}] "
+        text = prefix + record.getMessage().replace("\n", "\n" + " " * len(prefix))
+        return masked(f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text)
 
-    def __init__(self, settings: Logger, file: TextIO | None = None) -> None:
-        super().__init__()
-        self.settings = settings
-        self.file = file
+
+class _Console(logging.Handler):
+    """Writes to the current ``sys.stderr``, or ``sys.stdout`` if a message says so."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        file = self.file or (sys.stdout if getattr(record, "on_stdout", False) else sys.stderr)
+        file = sys.stdout if getattr(record, "on_stdout", False) else sys.stderr
         try:
-            letter, color = _STYLES.get(record.levelno, (record.levelname, 0))
-            prefix = f"[{letter}] " if self.settings.letter else ""
-            if self.settings.timestamp:
-                prefix += f"({time.strftime('%H:%M:%S')}) "
-            if self.settings.line_info:
-                prefix += f"[{record.filename}:{record.lineno}] "
-            text = prefix + record.getMessage().replace("\n", "\n" + " " * len(prefix))
-            if record.exc_info:
-                text += "\n" + logging.Formatter().formatException(record.exc_info)
-            text = masked(text)
-            if self.settings.colors and color and "NO_COLOR" not in os.environ and file.isatty():
+            text, (_, color) = _Lines().format(record), _STYLES.get(record.levelno, ("", 0))
+            if G_LOGGER.colors and color and "NO_COLOR" not in os.environ and file.isatty():
                 text = f"\x1b[{color}m{text}\x1b[0m"
             print(text, file=file, flush=True)
         # As in logging's own handlers: a line that cannot be written, for whatever reason, does not end the program.
         except Exception:
             self.handleError(record)
-
-
-def module_line(module: ModuleType, name: str) -> str:
-    """Return a module's version and folders on one line."""
-    return f"{name} | Version: {module.__version__} | Path: {[os.path.realpath(folder) for folder in module.__path__]}"
-
-
-def _logger_name(path: str) -> str:
-    """The Python logger of a path such as ``backend/trt/runner.py``."""
-    return ".".join(["trtops", *filter(None, path.removesuffix(".py").replace(os.sep, "/").split("/"))])
 
 
 G_LOGGER = Logger()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -52,22 +50,15 @@ class TensorSpec(Record):
         return iter((self.dtype, self.shape))
 
     def __str__(self) -> str:
-        return f"{self.name} {self.described()}".rstrip()
-
-    def described(self) -> str:
-        """Data type, shape and comment in brackets; empty if nothing is known."""
         parts = [f"dtype={self.dtype}"] if self.dtype is not None else []
         parts += [f"shape={tuple(self.shape)}"] if self.shape is not None else []
         parts += [self.docstring] if self.docstring else []
-        return f"[{', '.join(parts)}]" if parts else ""
+        return f"{self.name} [{', '.join(parts)}]" if parts else self.name
 
 
-class MetadataTuple(TensorSpec):
-    """A spec without a name, which it gets from :class:`TensorMetadata`."""
-
-    def __init__(self, dtype: object, shape: Shape | None, docstring: str | None = None) -> None:
-        """Make a spec; ``dtype`` is anything that :meth:`DataType.of` accepts."""
-        super().__init__("", dtype, shape, docstring)  # type: ignore[arg-type]
+def MetadataTuple(dtype: object, shape: Shape | None, docstring: str | None = None) -> TensorSpec:
+    """Return a spec without a name, which it gets from :class:`TensorMetadata`."""
+    return TensorSpec("", dtype, shape, docstring)  # type: ignore[arg-type]
 
 
 class TensorMetadata(dict[str, TensorSpec]):
@@ -83,7 +74,7 @@ class TensorMetadata(dict[str, TensorSpec]):
         """The metadata of arrays or torch tensors."""
         meta = cls()
         for name, array in feed_dict.items():
-            meta.add(name, str(array.dtype).removeprefix("torch."), tuple(array.shape))
+            meta.add(name, array.dtype, tuple(array.shape))
         return meta
 
     def add(
@@ -109,15 +100,7 @@ class TensorMetadata(dict[str, TensorSpec]):
         super().__setitem__(name, spec)
 
     def __str__(self) -> str:
-        return "{" + ",\n ".join(f"{name} {spec.described()}".rstrip() for name, spec in self.items()) + "}"
-
-    def __repr__(self) -> str:
-        text = "TensorMetadata()"
-        for name, spec in self.items():
-            dtype = None if spec.dtype is None else spec.dtype.value
-            text += f".add({name!r}, {dtype!r}, {None if spec.shape is None else list(spec.shape)}"
-            text += f", {getattr(spec.shape, 'min', None)}, {getattr(spec.shape, 'max', None)}, {spec.docstring!r})"
-        return text
+        return "{" + ",\n ".join(map(str, self.values())) + "}"
 
 
 class BoundedShape(tuple[Dim, ...]):
@@ -134,18 +117,6 @@ class BoundedShape(tuple[Dim, ...]):
         made.min = None if min is None else tuple(min)
         made.max = None if max is None else tuple(max)
         return made
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return BoundedShape, (tuple(self), self.min, self.max)
-
-
-@functools.cache
-def _dtype_name(dtype: Any) -> str:
-    name = str(dtype).removeprefix("torch.")
-    # Names of one type differ between libraries, such as "<U5" and "str".
-    with contextlib.suppress(errors.ConfigError):
-        return DataType.of(name).value
-    return name
 
 
 def check_feed(inputs: Mapping[str, TensorSpec], feed: Mapping[str, Any]) -> None:
@@ -168,14 +139,11 @@ def check_feed(inputs: Mapping[str, TensorSpec], feed: Mapping[str, Any]) -> Non
                 f"Input {name!r} is a {type(array).__name__}; expected an array. Convert it with numpy.asarray(...)."
             )
         # TensorRT and ONNX Runtime would read the bytes of another order as other numbers.
-        if spec.dtype is not None and (
-            (found := _dtype_name(array.dtype)) != spec.dtype.value or not getattr(array.dtype, "isnative", True)
-        ):
-            wanted = spec.dtype.value
-            how = f"to(torch.{wanted})" if str(array.dtype).startswith("torch.") else f"astype({wanted!r})"
+        native = getattr(array.dtype, "isnative", True)
+        if spec.dtype is not None and (DataType.from_dtype(array.dtype) is not spec.dtype or not native):
             raise errors.InputError(
-                f"Input {name!r} has dtype {array.dtype if found == wanted else found}; expected {wanted} in this "
-                f"machine's byte order. Convert it, for example with .{how}."
+                f"Input {name!r} has dtype {array.dtype}; expected {spec.dtype.value} in this machine's byte order. "
+                f"Convert it, for example a numpy array with .astype({spec.dtype.value!r})."
             )
         if spec.shape is not None and not shape_accepts(spec.shape, array.shape):
             raise errors.InputError(

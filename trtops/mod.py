@@ -11,9 +11,6 @@ from typing import Any
 from trtops import config, errors
 from trtops.lazy import known_as
 
-LATEST_VERSION = "==latest"
-"""Any installed version."""
-
 known_as(__name__, "importer", "trt_importer", "util")
 
 
@@ -25,23 +22,23 @@ class LazyModule:
         vars(self).update(_name=name)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(_imported(vars(self)["_name"]), name)
+        return getattr(self._imported(), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(_imported(vars(self)["_name"]), name, value)
+        setattr(self._imported(), name, value)
 
-
-def _imported(name: str) -> Any:
-    try:
-        # TensorRT comes with its libraries and the checks of its release.
-        if name == ("tensorrt_rtx" if config.USE_TENSORRT_RTX else "tensorrt"):
-            return importlib.import_module("trtops.backend.trt.library").load()
-        return importlib.import_module(name)
-    except ImportError as exc:
-        raise errors.BackendUnavailableError(
-            f"Module: '{name}' is required but could not be imported ({exc}). trtops installs nothing itself: "
-            f"pip install {name.partition('.')[0]}"
-        ) from exc
+    def _imported(self) -> Any:
+        name: str = vars(self)["_name"]
+        try:
+            # TensorRT comes with its libraries and the checks of its release.
+            if name == ("tensorrt_rtx" if config.USE_TENSORRT_RTX else "tensorrt"):
+                return importlib.import_module("trtops.backend.trt.library").load()
+            return importlib.import_module(name)
+        except ImportError as exc:
+            raise errors.BackendUnavailableError(
+                f"Module: '{name}' is required but could not be imported ({exc}). trtops installs nothing itself: "
+                f"pip install {name.partition('.')[0]}"
+            ) from exc
 
 
 def lazy_import(
@@ -75,11 +72,6 @@ def version(version_str: str) -> tuple[Any, ...]:
     return tuple(parts)
 
 
-def tensorrt_module_and_version_string() -> str:
-    """Return TensorRT's module name with its minimum version, for :func:`lazy_import`."""
-    return "tensorrt_rtx>=1.0" if config.USE_TENSORRT_RTX else "tensorrt>=8.6"
-
-
 def lazy_import_trt() -> Any:
     """Return TensorRT, or TensorRT-RTX where that is used, imported on first use."""
-    return lazy_import(tensorrt_module_and_version_string())
+    return LazyModule("tensorrt_rtx" if config.USE_TENSORRT_RTX else "tensorrt")

@@ -25,7 +25,7 @@ from trtops.cli.flags import Parser, UsageError, bold, make_parser, without_effe
 from trtops.cli.jobs import Command, Job
 from trtops.cli.logs import LOGGING, log_line, logging_as
 from trtops.errors import ConfigError, TrtopsError, near
-from trtops.logger import G_LOGGER, module_line
+from trtops.logger import G_LOGGER
 from trtops.system.processes import BRIEF_SPIN
 from trtops.system.signals import interrupted_by_signals
 
@@ -207,7 +207,7 @@ def _help_on_words(path: registry.Path, rest: list[str]) -> int:
     """Print help on, or wrong usage of, words that need more words."""
     prog = " ".join(("trtops", *path))
     if not path and rest[:1] in (["--version"], ["-v"]):
-        print(module_line(trtops, "trtops"))
+        print(f"trtops | Version: {trtops.__version__} | Path: {list(map(os.path.realpath, trtops.__path__))}")
         return 0
     if not rest or rest[0] in ("-h", "--help"):
         print(folder_help(path))

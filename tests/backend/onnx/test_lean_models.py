@@ -49,7 +49,7 @@ def test_missing_weight_file_is_reported(large_models: None, tmp_path: Path) -> 
     (path.parent / "weights.bin").unlink()
 
     for use in (lambda: model_digest(lean), lambda: reference_outputs(lean, [])):
-        with pytest.raises(errors.ExternalDataError, match="is gone"):
+        with pytest.raises(errors.InvalidModelError, match="is gone"):
             use()
 
 
@@ -63,7 +63,7 @@ def test_anchor_in_a_file_is_refused(tmp_path: Path) -> None:
             external.put_place(tensor, f"anchor-{'0' * 32}:{secret}", 0, external.expected_bytes(tensor) or 0)
     path.write_bytes(proto.SerializeToString())
 
-    with pytest.raises(errors.ExternalDataError, match=r"Refused|does not exist"):
+    with pytest.raises(errors.InvalidModelError, match=r"Refused|does not exist"):
         Model.load(path)
 
 

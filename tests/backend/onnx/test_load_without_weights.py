@@ -100,14 +100,14 @@ def test_large_external_data_is_checked_but_not_loaded(tmp_path: Path, monkeypat
 
     whole = data.read_bytes()
     data.write_bytes(whole[:-1])
-    with pytest.raises(errors.ExternalDataError, match="truncated"):
+    with pytest.raises(errors.InvalidModelError, match="truncated"):
         load(path)
     data.unlink()
-    with pytest.raises(errors.ExternalDataError, match="does not exist"):
+    with pytest.raises(errors.InvalidModelError, match="does not exist"):
         load(path)
     (tmp_path.parent / "outside.bin").write_bytes(whole)
     data.symlink_to(tmp_path.parent / "outside.bin")
-    with pytest.raises(errors.ExternalDataError, match="outside"):
+    with pytest.raises(errors.InvalidModelError, match="outside"):
         load(path)
 
 

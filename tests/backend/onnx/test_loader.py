@@ -74,7 +74,7 @@ def test_external_data_is_loaded_from_the_given_folder(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "model" / "weights.bin").rename(tmp_path / "data" / "weights.bin")
     case.check(lambda feed: run(loaders.onnx_from_path(path, external_data_dir=tmp_path / "data"), feed))
-    with pytest.raises(errors.ExternalDataError, match="does not exist"):
+    with pytest.raises(errors.InvalidModelError, match="does not exist"):
         loaders.onnx_from_path(path)
     assert loaders.onnx_from_path(path, ignore_external_data=True).graph.initializer[0].external_data
 
@@ -225,7 +225,7 @@ def test_small_tensors_stay_inside(tmp_path: Path) -> None:
     assert outside == {"w_q", "w_k", "w_v", "w_o", "w_in", "w_out"}
     assert (tmp_path / "w" / "eights.bin").stat().st_size % 64 == 0
     for place in ("../w.bin", str(tmp_path.parent / "w.bin")):
-        with pytest.raises(errors.ExternalDataError, match="leads out"):
+        with pytest.raises(errors.InvalidModelError, match="leads out"):
             loaders.save_onnx(models.conv_net().proto, tmp_path / "m.onnx", external_data_path=place)
 
 

@@ -208,14 +208,14 @@ def test_impossible_external_data_is_refused(tmp_path: Path, entries: dict[str, 
         (found[0] if found else tensor.external_data.add(key=key)).value = value
     path.write_bytes(proto.SerializeToString())
 
-    with pytest.raises(errors.ExternalDataError, match=message):
+    with pytest.raises(errors.InvalidModelError, match=message):
         Model.load(path)
 
 
 def test_links_out_of_the_folder_are_refused(tmp_path: Path) -> None:
     path = models.write_external(models.conv_net(), tmp_path / "model")
     data = tmp_path / "model" / "weights.bin"
-    with pytest.raises(errors.ExternalDataError, match="Load the model by its path"):
+    with pytest.raises(errors.InvalidModelError, match="Load the model by its path"):
         Model.from_proto(onnx.load(path, load_external_data=False))
 
     data.rename(tmp_path / "model" / "real.bin")
@@ -225,5 +225,5 @@ def test_links_out_of_the_folder_are_refused(tmp_path: Path) -> None:
     data.unlink()
     (tmp_path / "model" / "real.bin").rename(tmp_path / "real.bin")
     os.symlink("../real.bin", data)
-    with pytest.raises(errors.ExternalDataError, match="link to outside"):
+    with pytest.raises(errors.InvalidModelError, match="link to outside"):
         Model.load(path)

@@ -217,5 +217,5 @@ def test_inconsistent_models_are_refused() -> None:
         (elsewhere, "in another file"),
         (call, "functions cannot be inlined"),
     ):
-        with pytest.raises(errors.ModelError, match=message):
+        with pytest.raises(errors.InvalidModelError, match=message):
             convert_to_fp16(proto)

@@ -135,7 +135,7 @@ def test_only_failed_builds_leave_a_run(tracker: MemoryTracker, tmp_path: Path, 
     for path, config, kind, text in (
         (tmp_path / "short.onnx", None, errors.InvalidModelError, r"short\.onnx"),
         (tmp_path / "absent.onnx", None, errors.InvalidModelError, r"absent\.onnx"),
-        (external, None, errors.ExternalDataError, r"weights\.bin"),
+        (external, None, errors.InvalidModelError, r"weights\.bin"),
         (conv_net, odd_feed, errors.InputError, r"\(1, 2, 2\)"),
     ):
         with pytest.raises(kind, match=text):

@@ -36,7 +36,7 @@ def test_external_weights_are_only_read_when_shown(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").unlink()
     text = inspect_model(path, show=("layers", "attrs")).text()
     assert "[Op: Conv]" in text and "softmax.axis = 1" in text and "Initializer" in text
-    with pytest.raises(errors.ExternalDataError):
+    with pytest.raises(errors.InvalidModelError):
         inspect_model(path, show=("weights",))
 
 

@@ -50,7 +50,7 @@ class ExternalData:
     length: int
 
     def blocks(self, at_most: int = BLOCK) -> Iterator[bytes]:
-        """The bytes, in blocks of at most 1 MiB or as given; a file that ends early raises ExternalDataError."""
+        """The bytes, in blocks of at most 1 MiB or as given; a file that ends early raises InvalidModelError."""
         left = self.length
         try:
             with open(self.path, "rb") as file:
@@ -58,13 +58,13 @@ class ExternalData:
                 while left:
                     block = file.read(min(at_most, left))
                     if not block:
-                        raise errors.ExternalDataError(
+                        raise errors.InvalidModelError(
                             f"Tensor {self.tensor!r}: {self.path.name} ends {left} bytes early; copy it again."
                         )
                     left -= len(block)
                     yield block
         except OSError as exc:
-            raise errors.ExternalDataError(f"Tensor {self.tensor!r}: {self.path.name} cannot be read: {exc}.") from exc
+            raise errors.InvalidModelError(f"Tensor {self.tensor!r}: {self.path.name} cannot be read: {exc}.") from exc
 
     def read(self) -> bytes:
         """All the bytes at once; errors as in :meth:`blocks`."""
@@ -134,18 +134,18 @@ def expected_bytes(tensor: onnx.TensorProto) -> int | None:
 def locate(tensor: onnx.TensorProto, folder: Path | None = None) -> ExternalData:
     """Find an external tensor's bytes in the model's folder; a model in memory has None, and only anchored tensors.
 
-    ExternalDataError if the place is outside the folder, is not a file, or is too short for the tensor.
+    InvalidModelError if the place is outside the folder, is not a file, or is too short for the tensor.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     if location.startswith(_ANCHOR):
         path = Path(location.removeprefix(_ANCHOR))
         if not path.is_file():
-            raise errors.ExternalDataError(
+            raise errors.InvalidModelError(
                 f"Tensor {tensor.name!r} has its data in {path}, which is gone. Load it again."
             )
     elif folder is None:
-        raise errors.ExternalDataError(
+        raise errors.InvalidModelError(
             f"Tensor {tensor.name!r} has its data in another file, but this model is in memory. Load the model by its "
             "path, or its external data with onnx.load_external_data_for_model first."
         )
@@ -157,12 +157,12 @@ def locate(tensor: onnx.TensorProto, folder: Path | None = None) -> ExternalData
     default = max(file_bytes - offset, 0) if expected is None else expected
     length = _byte_count(tensor.name, "length", entries.get("length") or str(default))
     if expected is not None and length != expected:
-        raise errors.ExternalDataError(
+        raise errors.InvalidModelError(
             f"Tensor {tensor.name!r} has {length} bytes in {path.name!r}; expected {expected} for shape "
             f"{tuple(tensor.dims)}."
         )
     if offset + length > file_bytes:
-        raise errors.ExternalDataError(
+        raise errors.InvalidModelError(
             f"Tensor {tensor.name!r} needs bytes {offset} to {offset + length} of {path.name!r}, which has "
             f"{file_bytes}. It is truncated: copy it again."
         )
@@ -173,19 +173,19 @@ def _path_inside(tensor: str, location: str, folder: Path) -> Path:
     """The file at a location, which must lie inside the folder."""
     pure = PurePosixPath(location)
     if not location or "\0" in location or pure.is_absolute() or PureWindowsPath(location).drive or ".." in pure.parts:
-        raise errors.ExternalDataError(
+        raise errors.InvalidModelError(
             f"Tensor {tensor!r} names {location!r} as its data file; expected a path inside the model's folder."
         )
     root = folder.resolve()
     path = (root / location).resolve()
     if not path.is_relative_to(root):
-        raise errors.ExternalDataError(
+        raise errors.InvalidModelError(
             f"Tensor {tensor!r} names {location!r} as its data file, a link to outside the model's folder. Put the "
             "file itself next to the model."
         )
     if not path.is_file():
         found = "is not a file" if path.exists() else "does not exist"
-        raise errors.ExternalDataError(
+        raise errors.InvalidModelError(
             f"Tensor {tensor!r} has its data in {location!r}, which {found} in {folder}. Copy it next to the model."
         )
     return path
@@ -193,7 +193,7 @@ def _path_inside(tensor: str, location: str, folder: Path) -> Path:
 
 def _byte_count(tensor: str, key: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise errors.ExternalDataError(
+        raise errors.InvalidModelError(
             f"Tensor {tensor!r} has external data with {key} {text!r}; expected a number of bytes."
         )
     return int(text)

@@ -178,7 +178,7 @@ def tensor_array(tensor: onnx.TensorProto) -> NDArray[Any]:
 def raw_bytes(tensor: onnx.TensorProto) -> bytes:
     """A tensor's raw elements: little-endian, in C order, small types packed.
 
-    InvalidModelError if their number does not match the shape, ExternalDataError if they are in a file elsewhere.
+    InvalidModelError if their number does not match the shape, or they are in a file elsewhere.
     """
     if external.is_external(tensor):
         return external.locate(tensor).read()
@@ -206,7 +206,7 @@ def _model_info(model: onnx.ModelProto, name: str, folder: Path | None, where: s
     try:
         check_structure(model)
         sha256 = model_digest(model, folder)
-    except errors.ModelError as exc:
+    except errors.InvalidModelError as exc:
         raise type(exc)(f"{where}{exc}") from None
     # Slow to import, and not needed by commands that only parse a file.
     from trtops.spec import ModelInfo

@@ -170,7 +170,7 @@ def _blocks(array: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
 
 def _weight_array(weight: TensorProto) -> np.ndarray[Any, Any]:
     if external.is_external(weight) and not external.is_anchored(weight):
-        raise errors.ExternalDataError(f"Weight {weight.name!r} has its data in another file; load it first.")
+        raise errors.InvalidModelError(f"Weight {weight.name!r} has its data in another file; load it first.")
     return tensor_array(weight)
 
 

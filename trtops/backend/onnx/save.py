@@ -92,7 +92,7 @@ def save_model(
     Args:
         model: The model, with all weights loaded or anchored.
         path: Where to write; missing folders are created.
-        external_data_path: A path inside the model's folder for the weights (ExternalDataError otherwise); ``""`` takes
+        external_data_path: A path inside the model's folder for the weights (InvalidModelError otherwise); ``""`` takes
             the model file's name with ``.data`` appended. With one file per tensor it is the folder of these files.
             None keeps the weights in the model file unless they are too large for protobuf.
         size_threshold: Tensors with fewer bytes stay in the model file; so do integer vectors of up to 1 KiB, which may
@@ -108,7 +108,7 @@ def save_model(
         external_data_path = ""
     location = Path(external_data_path or (f"{path.name}.data" if all_tensors_to_one_file else "."))
     if not (path.parent / location).resolve().is_relative_to(path.parent.resolve()):
-        raise errors.ExternalDataError(
+        raise errors.InvalidModelError(
             f"External data path {external_data_path!r} leads out of the model's folder; give one relative to "
             f"{path.parent}."
         )
@@ -143,7 +143,7 @@ def _put_outside(write: _WriteWeight, threshold: int) -> walk.PutTensor:
 
     def put(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
         if external.is_external(tensor) and not external.is_anchored(tensor):
-            raise errors.ExternalDataError(
+            raise errors.InvalidModelError(
                 f"Tensor {tensor.name!r} has its data in another file; load it before saving the model elsewhere."
             )
         # Shape inference needs small integer vectors, and neither ONNX's nor ONNX Runtime's reads other files.

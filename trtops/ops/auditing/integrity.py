@@ -105,7 +105,7 @@ class SharedReads:
         return self._tables[campaign]
 
     def model_digest(self, run: StoredRun) -> str | None:
-        """The content digest of the model that a run logged; None if it logged none, ModelError if it is no model."""
+        """The content digest of a run's model; None if it logged none, InvalidModelError if it is no model."""
         entries = [e for e in run.manifest.artifacts if e.path.startswith(Artifact.MODEL)]
         # By the files' digests: many runs log the same model, and reading it takes longer than all other checks.
         key = tuple(entry.sha256 for entry in entries)
@@ -133,7 +133,7 @@ def check_integrity(run: StoredRun, shared: SharedReads) -> tuple[int, str, tupl
         except errors.IncompleteRunError as exc:
             if not facts.problems:  # otherwise the file is already reported
                 facts.wrong(f"run {run.info.id}", str(exc))
-        except (errors.FormatError, errors.ModelError, errors.RunNotFoundError, errors.StoreError) as exc:
+        except (errors.FormatError, errors.InvalidModelError, errors.RunNotFoundError, errors.StoreError) as exc:
             facts.wrong(f"run {run.info.id}", f"{type(exc).__name__}: {exc}")
     return files, signature, facts.contradictions()
 

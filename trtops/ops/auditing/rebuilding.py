@@ -57,7 +57,7 @@ class MaterialFolder:
         """The ONNX files by digest."""
         found = {}
         for file in sorted(Path(self._path).rglob("*.onnx")) if self._path is not None else ():
-            with contextlib.suppress(errors.ModelError):
+            with contextlib.suppress(errors.InvalidModelError):
                 found[Model.load(file).info.sha256] = file
         return found
 

@@ -210,7 +210,7 @@ def _failed_model(info: RunInfo, tracker: Tracker, folder: MaterialFolder, diges
         file.write_bytes((path.name and tracker.peek(info.id, f"{schema.Artifact.MODEL}{path.name}")) or b"")
         for candidate in filter(None, (file, path, folder.models.get(digest))):
             # The run's file cannot be read if its external data was not logged.
-            with contextlib.suppress(errors.ModelError):
+            with contextlib.suppress(errors.InvalidModelError):
                 model = Model.load(candidate)
                 if model.info.sha256 == digest:
                     return Model.from_proto(model.proto()) if candidate == file else model

@@ -174,7 +174,7 @@ def _plan_build(build: ListedBuild, config: BuildListConfig, tracker: Tracker) -
         return _outcome_of(build, "error", str(exc))
     try:
         model_sha256 = Model.load(build.model).info.sha256
-    except errors.ModelError:  # its build will fail, and is found again by the file's bytes
+    except errors.InvalidModelError:  # its build will fail, and is found again by the file's bytes
         model_sha256 = sha256_file(build.model)
     convert_config = build.entry.config(build.precision, build.backend)
     # The environment is a part of the key: a new release or driver can choose other tactics, so all is built again.

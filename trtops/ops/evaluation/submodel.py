@@ -69,7 +69,7 @@ class ComparisonCheck:
         runner = self.runner(part.proto)
         try:
             runner.activate()
-        except (errors.BackendError, errors.ModelError) as exc:
+        except (errors.BackendError, errors.InvalidModelError) as exc:
             return self._failed("build", str(exc))
         try:
             outputs = []

@@ -35,7 +35,7 @@ def lint(model: Source, *, input_shapes: Mapping[str, Shape] | None = None, feed
                 bare = ModelWithoutWeights(onnx_from_path(model))
         else:
             bare = ModelWithoutWeights(model.proto() if isinstance(model, Model) else model)
-    except errors.ModelError as exc:
+    except errors.InvalidModelError as exc:
         entry = LintEntry(level="exception", source="onnx_loader", message=str(exc))
         return LintReport(passing=(), failing=(), unchecked=(), entries=(entry,))
     if input_shapes and feed is None:

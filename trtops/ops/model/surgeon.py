@@ -3,8 +3,8 @@
 Every function takes a model (a path, or a model in memory), which is not changed, and returns a new one with a list of
 the changes. ``output`` is the file to write, None for no file; ``save_as`` is where its weights go. A model may have
 any size: external weights are read, and written next to the new file where it is too large. Every function raises
-ModelError if the model cannot be read or is inconsistent, and ConfigError if a name matches nothing, or a file of the
-model itself would be overwritten.
+InvalidModelError if the model cannot be read or is inconsistent, and ConfigError if a name matches nothing, or a file
+of the model itself would be overwritten.
 """
 
 from __future__ import annotations

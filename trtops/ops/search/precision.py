@@ -388,7 +388,7 @@ class _PrecisionSearch:
             with self.make(candidate) as runner:
                 outputs = [{k: np.array(v) for k, v in runner.infer(feed).items()} for feed in self.feeds]
         # Some mixtures of precisions do not build or run: that is an answer about this set of nodes.
-        except (errors.BackendError, errors.ModelError) as exc:
+        except (errors.BackendError, errors.InvalidModelError) as exc:
             log.warning("%d nodes kept: %s", len(items), exc)
             return CheckOutcome(verdict="fail", detail=str(exc))
         report = compare_outputs(outputs, self.golden, self.tolerances)

@@ -27,7 +27,7 @@ def inspect_model(
     """Inspect an ONNX model, a TensorRT engine, or an engine of ONNX Runtime (``.ort``).
 
     ``show`` names what to show besides inputs and outputs; ``infer_shapes`` adds shapes that an ONNX model does not
-    declare. ModelError if it is not a model; EngineLoadError if an engine cannot be loaded here.
+    declare. InvalidModelError if it is not a model; EngineLoadError if an engine cannot be loaded here.
     """
     if isinstance(model, (str, Path)):
         path = Path(model)
