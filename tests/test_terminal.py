@@ -21,25 +21,26 @@ class Terminal(io.StringIO):
 
 def test_progress_is_shown_on_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal, file = Terminal(), io.StringIO()
-    monkeypatch.setattr(sys, "stderr", terminal)
     for target in (terminal, file):
-        with progress("Measuring", "layers", file=target) as update:
+        monkeypatch.setattr(sys, "stderr", target)
+        with progress("Measuring", "layers") as update:
             update(2, 4)
             print("a line of the log", file=sys.stderr)
-            update(4, 4)
+            update(4)
 
     plain = re.sub(r"\x1b\[[0-9;?]*[a-z]", "", terminal.getvalue(), flags=re.IGNORECASE)
     assert re.search(r"Measuring ━+ 4/4 0:00:00 layers", plain)
     assert re.search(r"(^|\n|\x1b\[2K)a line of the log\n", terminal.getvalue())
-    assert file.getvalue() == ""
+    assert file.getvalue() == "a line of the log\n"
 
 
-def test_pages_are_rendered_on_terminals_only() -> None:
+def test_pages_are_rendered_on_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal, file = Terminal(), io.StringIO()
     for target in (terminal, file):
-        print_page(PAGE, target)
+        monkeypatch.setattr(sys, "stdout", target)
+        print_page(PAGE)
 
-    assert file.getvalue() == ("# title\n\n| a | layer |\n|---|---|\n| 1 | x\\|y |\n| 22 | z |\n\nend\n")
+    assert file.getvalue() == "# title\n\n| a | layer |\n|---|---|\n| 1 | x\\|y |\n| 22 | z |\n\nend\n"
     assert "title" in terminal.getvalue() and "x|y" in terminal.getvalue()
 
 

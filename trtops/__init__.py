@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from trtops.ops.evaluation.check import CheckConfig as CheckConfig
     from trtops.ops.evaluation.compare import compare as compare
 
-    # isort: split
-
     # Find the tactic that makes an engine wrong, and accept one that is right
     from trtops.ops.campaign.bisect import bisect as bisect
     from trtops.ops.campaign.bisect_result import BisectConfig as BisectConfig
@@ -51,22 +49,16 @@ if TYPE_CHECKING:
     from trtops.ops.campaign.promote import promote as promote
     from trtops.ops.campaign.prove import prove as prove
 
-    # isort: split
-
     # Describe a build
     from trtops.spec import BuildConfig as BuildConfig
     from trtops.spec import OnnxRuntimeOptions as OnnxRuntimeOptions
     from trtops.spec import OptimizationProfile as OptimizationProfile
     from trtops.spec import TensorRTOptions as TensorRTOptions
 
-    # isort: split
-
     # Store runs
     from trtops.tracking.memory import MemoryTracker as MemoryTracker
     from trtops.tracking.records import runs_frame as runs_frame
     from trtops.tracking.store import default_tracker as default_tracker
-
-    # isort: split
 
     # Errors
     from trtops.errors import TrtopsError as TrtopsError

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import re
 from enum import Enum
+from functools import partialmethod
 from types import DynamicClassAttribute
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 LIBRARIES = ("numpy", "onnx", "onnxruntime", "tensorrt", "torch")
-
-
-def _converter(library: str) -> Any:
-    return lambda self: DataType.to_dtype(self, library)
 
 
 class DataType(Enum):
@@ -85,7 +82,7 @@ class DataType(Enum):
         import numpy as np
 
         try:
-            return np.dtype(self.value)
+            return np.dtype(str(self.value))
         except TypeError:
             import ml_dtypes
 
@@ -114,7 +111,6 @@ class DataType(Enum):
             hint = errors.near(name, [member.value for member in cls])
             raise errors.ConfigError(f"Unknown data type {dtype!r}. {hint}") from None
 
-    @staticmethod
     def to_dtype(dtype: Any, target_module: str) -> Any:
         """Another library's data type for a DataType; other values are returned unchanged.
 
@@ -143,7 +139,10 @@ class DataType(Enum):
             raise errors.ConfigError(f"{target_module} has no data type for {dtype}.")
         return found
 
-    onnx, onnxruntime, tensorrt, torch = map(_converter, ("onnx", "onnxruntime", "tensorrt", "torch"))
+    onnx = partialmethod(to_dtype, target_module="onnx")
+    onnxruntime = partialmethod(to_dtype, target_module="onnxruntime")
+    tensorrt = partialmethod(to_dtype, target_module="tensorrt")
+    torch = partialmethod(to_dtype, target_module="torch")
 
     @classmethod
     def from_dtype(cls, dtype: object, source_module: str | None = None) -> Any:

@@ -7,6 +7,7 @@ import importlib
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 # A package lists its names for type checkers, as `from a.b import Name as Name` under `if TYPE_CHECKING:`. The same
@@ -19,10 +20,7 @@ def exports(package: str, table: str = "") -> tuple[Callable[[str], Any], Callab
 
     @functools.cache
     def homes() -> dict[str, str]:
-        spec = sys.modules[package].__spec__
-        source = spec.loader.get_source(package) if spec is not None else None  # type: ignore[union-attr]
-        if source is None:
-            raise ImportError(f"{package} was installed without its source, which lists its names.")
+        source = Path(str(sys.modules[package].__file__)).read_text(encoding="utf-8")
         more = importlib.import_module(table).MORE_EXPORTS if table else {}
         return {**{name: module for module, name in _LINE.findall(source)}, **more}
 
