@@ -175,6 +175,18 @@ def three_convolutions(batch: int, channels: int, size: int, scale: float | tupl
     return Case(model(text, weights, name=name), {"x": random(batch, channels, size, size, seed=9)}, name=name)
 
 
+def two_convolutions(seed: int, batch: int = 1, scales: tuple[float, float] = (0.08, 0.08)) -> Case:
+    """Two convolutions: nothing of it is Myelin's, whose timings 8.6 does not read back from a cache."""
+    weights = {f"w{i}": random(32, 32, 3, 3, seed=2 * seed + i, scale=scale) for i, scale in enumerate(scales)}
+    text = f"""(float[{batch},32,14,14] x) => (float[{batch},32,14,14] y) {{
+        [conv0] a = Conv<pads = [1,1,1,1]>(x, w0)
+        [relu0] b = Relu(a)
+        [conv1] y = Conv<pads = [1,1,1,1]>(b, w1)
+    }}"""
+    name = f"convolutions_{seed}"
+    return Case(model(text, weights, name=name), {"x": random(batch, 32, 14, 14, seed=seed + 100)}, name=name)
+
+
 def transformer() -> Case:
     """One transformer block with two heads, layer normalization, and GELU in its exact form (with Erf)."""
     width, inner = 16, 32
@@ -345,6 +357,17 @@ def write_external(case: Case, folder: Path, *, location: str = "weights.bin", t
     path = folder / f"{case.name}.onnx"
     onnx.save(proto, path, save_as_external_data=True, location=location, size_threshold=threshold)
     return path
+
+
+def off_by(proto: onnx.ModelProto, amount: float, *names: str) -> onnx.ModelProto:
+    """The model with something added to what the nodes of these names compute."""
+    wrong = onnx.ModelProto.FromString(proto.SerializeToString())
+    for node in [node for node in wrong.graph.node if node.name in names]:
+        result, right = node.output[0], f"{node.output[0]}_right"
+        node.output[0] = right
+        wrong.graph.initializer.append(numpy_helper.from_array(np.float32(amount), f"{result}_error"))
+        wrong.graph.node.append(onnx.helper.make_node("Add", [right, f"{result}_error"], [result]))
+    return wrong
 
 
 def run(proto: onnx.ModelProto, feed: Arrays) -> Arrays:

@@ -27,22 +27,21 @@ from trtops.tracking.schema import Artifact, Tag
 
 QUICK = CheckConfig(iterations=2, latency_runs=2, warm_up=0, plots="never")
 ONE_THREAD = OnnxRuntimeOptions(timing_iterations=2, intra_op_threads=1)
+TABLES = {
+    "metric": ("metrics", "latest_metrics"),
+    "param": ("params",),
+    "tag": ("tags",),
+    "version": ("model_version_tags",),
+}
 
 
 @dataclass(frozen=True)
 class Logged:
-    """A store, and the runs in it.
-
-    Attributes:
-        root: Its folder.
-        runs: Ids of runs by what they are: precisions, ``campaign``, ``iteration``, ``accepted``.
-        key: The public key that all are signed with.
-        private: The private one.
-    """
+    """A store in a folder, and the runs in it."""
 
     root: Path
-    runs: dict[str, str]
-    key: Path
+    runs: dict[str, str]  # ids by what they are: precisions, ``campaign``, ``iteration``, ``accepted``
+    key: Path  # the public key that all are signed with
     private: Path
 
     @property
@@ -56,9 +55,9 @@ class Logged:
     def edit(self, run: str, path: str, change: Callable[[bytes], bytes]) -> None:
         """Change a file."""
         file = self.folder(run) / path
-        data = change(file.read_bytes())
-        assert data != file.read_bytes()
-        file.write_bytes(data)
+        before = file.read_bytes()
+        file.write_bytes(change(before))
+        assert file.read_bytes() != before
 
     def rewrite_manifest(self, run: str) -> None:
         """Make the manifest match the files."""
@@ -73,29 +72,18 @@ class Logged:
         """Make the digests in tags match the manifest."""
         data = (self.folder(run) / Artifact.MANIFEST).read_bytes()
         digests = {entry["path"]: entry["sha256"] for entry in json.loads(data)["artifacts"]}
-        self.set_tag(run, Tag.MANIFEST_SHA256, sha256(data))
-        self.set_tag(run, Tag.DIGESTS, canonical_json(digests))
+        self.set(run, "tag", Tag.MANIFEST_SHA256, sha256(data))
+        self.set(run, "tag", Tag.DIGESTS, canonical_json(digests))
         if (engine := digests.get("engine/engine.ort")) is not None:
-            self.set_tag(run, Tag.ENGINE_SHA256, engine)
+            self.set(run, "tag", Tag.ENGINE_SHA256, engine)
 
-    def set_tag(self, run: str, name: str, value: str) -> None:
-        """Change a tag in the database."""
-        self._execute("UPDATE tags SET value = ? WHERE run_uuid = ? AND key = ?", value, self.runs[run], name)
+    def set(self, run: str, kind: str, name: str, value: object) -> None:
+        """Change a tag, param or metric of a run in the database, or a tag of the version in the registry."""
+        of_run = "TRUE" if kind == "version" else f"run_uuid = '{self.runs[run]}'"
+        for table in TABLES[kind]:
+            self.execute(f"UPDATE {table} SET value = ? WHERE key = ? AND {of_run}", value, name)
 
-    def set_metric(self, run: str, name: str, value: float) -> None:
-        """Change a metric in the database."""
-        for table in ("metrics", "latest_metrics"):
-            self._execute(f"UPDATE {table} SET value = ? WHERE run_uuid = ? AND key = ?", value, self.runs[run], name)
-
-    def set_param(self, run: str, name: str, value: str) -> None:
-        """Change a param in the database."""
-        self._execute("UPDATE params SET value = ? WHERE run_uuid = ? AND key = ?", value, self.runs[run], name)
-
-    def set_version_tag(self, name: str, value: str) -> None:
-        """Change a tag of the accepted version in the registry."""
-        self._execute("UPDATE model_version_tags SET value = ? WHERE key = ?", value, name)
-
-    def _execute(self, query: str, *values: object) -> None:
+    def execute(self, query: str, *values: object) -> None:
         with closing(sqlite3.connect(self.root / "mlflow.db")) as database, database:
             assert database.execute(query, values).rowcount >= 1, (query, values)
 
@@ -111,12 +99,9 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Logged]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(signing.KEY_VARIABLE, str(private))
         runs = {}
-        for precision in ("fp32", "fp16", "int8"):
+        for name, precision in (("fp32", "fp32"), ("fp16", "fp16"), ("int8", "int8"), ("reused", "fp32")):
             build = BuildConfig(precision=precision, options=ONE_THREAD)  # type: ignore[arg-type]
-            runs[precision] = convert(model, ConvertConfig(build=build, check=QUICK), tracker=tracker).run_id
-        runs["reused"] = convert(
-            model, ConvertConfig(build=BuildConfig(options=ONE_THREAD), check=QUICK), tracker=tracker
-        ).run_id
+            runs[name] = convert(model, ConvertConfig(build=build, check=QUICK), tracker=tracker).run_id
         blocks, feed = campaigns.two_blocks(folder)
         runs["campaign"] = debug_build(blocks, campaigns.config(feed, until=4), tracker=tracker).run_id
         runs["iteration"] = tracker.find(parent=runs["campaign"], tags={Tag.KIND: "iteration"})[0].id

@@ -31,14 +31,14 @@ def test_runs_are_selected_by_every_filter(pristine: Logged) -> None:
 
 
 def test_invalid_options_are_refused() -> None:
-    with pytest.raises(errors.ConfigError, match="Did you mean 'tactics'"):
-        AuditConfig(at_least="tactic")  # type: ignore[arg-type]
-    with pytest.raises(errors.ConfigError, match="ways"):
-        AuditConfig(ways=("replays",))  # type: ignore[arg-type]
-    with pytest.raises(errors.ConfigError, match="sample"):
-        AuditConfig(sample=0)
-    with pytest.raises(errors.ConfigError, match="one of the two"):
-        AuditConfig(runs=("abcd",), accepted=True)
+    for options, message in (
+        ({"at_least": "tactic"}, "Did you mean 'tactics'"),
+        ({"ways": ("replays",)}, "ways"),
+        ({"sample": 0}, "sample"),
+        ({"runs": ("abcd",), "accepted": True}, "one of the two"),
+    ):
+        with pytest.raises(errors.ConfigError, match=message):
+            AuditConfig(**options)  # type: ignore[arg-type]
 
 
 def test_resolve_requires_trusted_signature(logged: Logged, pristine: Logged, tmp_path: Path) -> None:
@@ -56,7 +56,8 @@ def test_resolve_requires_trusted_signature(logged: Logged, pristine: Logged, tm
     with pytest.raises(errors.IncompleteRunError, match="that was resolved"):
         found.engine(logged.tracker)
     logged.rewrite_tags("accepted")
-    logged.set_version_tag(Tag.ENGINE_SHA256, logged.tracker.info(logged.runs["accepted"]).tags[Tag.ENGINE_SHA256])
+    engine = logged.tracker.info(logged.runs["accepted"]).tags[Tag.ENGINE_SHA256]
+    logged.set("accepted", "version", Tag.ENGINE_SHA256, engine)
 
     assert resolve(model, tracker=logged.tracker, name="conv_net").run_id == logged.runs["accepted"]
     forged = resolve(model, tracker=logged.tracker, name="conv_net", keys=[logged.key])
@@ -65,13 +66,22 @@ def test_resolve_requires_trusted_signature(logged: Logged, pristine: Logged, tm
     assert "is not signed" in resolve(model, tracker=logged.tracker, name="conv_net", keys=[logged.key]).why
 
 
-def test_audit_signs_its_report(logged: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_are_escaped_readable_and_signed(logged: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(signing.KEY_VARIABLE, str(logged.private))
-    result = audit(AuditConfig(runs=(logged.runs["fp32"],), rebuild=False), tracker=logged.tracker)
+    tracker = logged.tracker
+    odd = tracker.start("odd", "<script>alert(1)</script>", kind="compare")
+    odd.finish("good")
 
-    envelope = logged.tracker.peek(result.run_id, Artifact.SIGNATURE)
-    _, statement = signing.verify(envelope or b"", [logged.key])
+    result = audit(AuditConfig(runs=(logged.runs["fp32"], odd.id), ways=("replay",)), tracker=tracker)
 
+    run = tracker.load(result.run_id)
+    assert (run.info.kind, run.info.verdict, run.info.experiment) == ("audit", "good", "audit")
+    assert type(result).from_json(run.read_bytes(Artifact.AUDIT_RESULT)).runs == result.runs
+    assert result.headline in run.read_bytes(Artifact.AUDIT_PAGE).decode()
+    page = run.read_bytes(Artifact.REPORT).decode()
+    assert result.headline in page and logged.runs["fp32"] in page and "http:" not in page
+    assert "<script>alert" not in page and "&lt;script&gt;" in page
+    _, statement = signing.verify(tracker.peek(result.run_id, Artifact.SIGNATURE) or b"", [logged.key])
     names = {each["name"] for each in statement["subject"]}
     assert {Artifact.AUDIT_RESULT, Artifact.REPORT, Artifact.MANIFEST} <= names
     assert statement["predicate"]["verdict"] == "good"
@@ -83,7 +93,7 @@ def test_exit_code_reports_failed_runs(logged: Logged, tmp_path: Path, capsys: p
     assert main([*line, logged.runs["fp32"]]) == 0
     said = capsys.readouterr().out
     assert "whole, " in said and "1 of 1 runs pass" in said
-    logged.set_tag("fp32", Tag.ENGINE_SHA256, "0" * 64)
+    logged.set("fp32", "tag", Tag.ENGINE_SHA256, "0" * 64)
     assert main([*line, logged.runs["fp32"]]) == 1
     assert f"tag {Tag.ENGINE_SHA256} says {'0' * 64}" in capsys.readouterr().out
     assert main([*line, logged.runs["fp16"], "--key", str(logged.key)]) == 0

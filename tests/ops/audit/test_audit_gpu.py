@@ -13,7 +13,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import onnx
 import pytest
 
 from tests import models
@@ -38,23 +37,6 @@ CHECK = CheckConfig(iterations=4, latency_runs=2, warm_up=1, plots="never")
 WATCHED = TensorRTOptions(optimization_level=1)
 CACHED = replace(WATCHED, record_tactics=False)
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8")
-
-
-def convolutions(folder: Path, seed: int) -> Path:
-    """Two convolutions: nothing of it is Myelin's, whose timings 8.6 does not read back from a cache."""
-    weights = {f"w{i}": models.random(32, 32, 3, 3, seed=10 * seed + i, scale=0.08) for i in range(2)}
-    proto = models.model(
-        """(float[1,32,14,14] x) => (float[1,32,14,14] y) {
-            [conv0] a = Conv<pads = [1,1,1,1]>(x, w0)
-            [relu0] b = Relu(a)
-            [conv1] y = Conv<pads = [1,1,1,1]>(b, w1)
-        }""",
-        weights,
-        name=f"convolutions_{seed}",
-    )
-    path = folder / f"convolutions_{seed}.onnx"
-    onnx.save(proto, path)
-    return path
 
 
 WAYS = {"cached": "timing-cache", "watched": "replay"}
@@ -95,12 +77,12 @@ def build_all(tracker: MlflowTracker, folder: Path) -> None:
 
     for seed in range(4):
         for precision in PRECISIONS:
-            build(convolutions(folder, seed), precision, CACHED, "cached", seed > 0)
+            build(models.two_convolutions(seed).write(folder), precision, CACHED, "cached", seed > 0)
     build(models.conv_net().write(folder), "fp32", CACHED, "cached")
-    build(convolutions(folder, 4), "fp16", CACHED, "cached", True)
+    build(models.two_convolutions(4).write(folder), "fp16", CACHED, "cached", True)
     for seed in (5, 6):
         for precision in PRECISIONS:
-            build(convolutions(folder, seed), precision, WATCHED, "watched")
+            build(models.two_convolutions(seed).write(folder), precision, WATCHED, "watched")
 
 
 def audited(address: str, experiment: str, folder: Path) -> AuditResult:

@@ -31,7 +31,6 @@ def flipped(data: bytes) -> bytes:
 
 
 def swapped(old: str, new: str) -> Callable[[bytes], bytes]:
-    """A text exchanged."""
     return lambda data: data.replace(old.encode(), new.encode(), 1)
 
 
@@ -136,10 +135,7 @@ IN_THE_DATABASE: dict[str, tuple[str, str, str, str | float, str]] = {
 @pytest.mark.parametrize("name", IN_THE_DATABASE)
 def test_changed_database_value_is_named(name: str, logged: Logged) -> None:
     run, where, changed, value, what = IN_THE_DATABASE[name]
-    if where == "version":
-        logged.set_version_tag(changed, str(value))
-    else:
-        getattr(logged, f"set_{where}")(run, changed, value)
+    logged.set(run, where, changed, value)
 
     [named] = [each for each in checked(logged, run).contradictions if each.what == what and each.claims]
     places = {
@@ -183,27 +179,21 @@ def test_forged_and_missing_signatures_are_named(
     assert checked(logged, "fp32").passes("bytes")
 
 
-def test_verdict_differing_from_the_signed_one_is_named(logged: Logged) -> None:
-    logged.set_tag("fp32", Tag.VERDICT, "bad")
-
+def test_signature_covers_verdict_and_run(logged: Logged) -> None:
+    logged.set("fp32", "tag", Tag.VERDICT, "bad")
     found = checked(logged, "fp32", keys=(str(logged.key),))
-
     assert f"manifest.dsse.json has good; tag {Tag.VERDICT} has bad" in [each.why for each in found.contradictions]
 
-
-def test_signed_run_copied_over_another_is_named(logged: Logged) -> None:
-    """An old run cannot replace a new one, although its signature is valid."""
+    # An old run cannot replace a new one, although its signature is valid.
     for path in (Artifact.SIGNATURE, Artifact.MANIFEST):
-        (logged.folder("fp32") / path).write_bytes((logged.folder("fp16") / path).read_bytes())
-
-    found = checked(logged, "fp32", keys=(str(logged.key),))
-
+        (logged.folder("int8") / path).write_bytes((logged.folder("fp16") / path).read_bytes())
+    found = checked(logged, "int8", keys=(str(logged.key),))
     assert any(f"it was made for run {logged.runs['fp16']}" in each.why for each in found.contradictions)
 
 
 def test_missing_digest_tags_are_no_contradiction(logged: Logged) -> None:
     for tag in (Tag.MANIFEST_SHA256, Tag.DIGESTS):
-        logged._execute("DELETE FROM tags WHERE run_uuid = ? AND key = ?", logged.runs["fp32"], tag)
+        logged.execute("DELETE FROM tags WHERE run_uuid = ? AND key = ?", logged.runs["fp32"], tag)
     (logged.folder("fp32") / Artifact.SIGNATURE).unlink()
 
     assert checked(logged, "fp32").passes("bytes")

@@ -43,8 +43,8 @@ def tracker(request: pytest.FixtureRequest, tmp_path: Path):
 
 def test_only_unneeded_engines_are_deleted(tracker) -> None:
     old, evidence, reused = (logged_run(tracker) for _ in range(3))
-    kept = [evidence, reused, logged_run(tracker, "promote"), logged_run(tracker, "compare")]
-    kept.append(accepted := logged_run(tracker))
+    accepted = logged_run(tracker)
+    kept = [evidence, reused, accepted, logged_run(tracker, "promote"), logged_run(tracker, "compare")]
     tracker.register("model", accepted, ENGINE, alias="chosen", tags={Tag.EVIDENCE: evidence})
     later = logged_run(tracker, **{Tag.REUSED_FROM: reused})
 
@@ -61,6 +61,8 @@ def test_only_unneeded_engines_are_deleted(tracker) -> None:
     assert len(stored.read_bytes(Artifact.TACTICS)) == len(stored.read_bytes(Artifact.ENGINE_OPTIONS)) == 1000
     assert all(tracker.load(run).read_bytes(ENGINE) for run in kept)
     assert not prune_runs(tracker=tracker, older_than_days=0, apply=True).engines
+    with pytest.raises(errors.ConfigError, match="0 or more"):
+        prune_runs(tracker=tracker, older_than_days=-1)
 
 
 def test_pruned_run_passes_audit_and_rebuilds(logged: Logged, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,8 +77,3 @@ def test_pruned_run_passes_audit_and_rebuilds(logged: Logged, capsys: pytest.Cap
     logged.edit("int8", Artifact.MANIFEST, lambda data: data.replace(b'"dropped"', b'"missed"'))
     [found] = audit(config, tracker=logged.tracker).runs
     assert not found.passes("tolerance")
-
-
-def test_negative_age_is_refused() -> None:
-    with pytest.raises(errors.ConfigError, match="0 or more"):
-        prune_runs(tracker=MemoryTracker(), older_than_days=-1)

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 
 from tests import models
+from tests.gates import with_wrong_weight
 from tests.models import Case
 from trtops.backend.base import Build
 from trtops.backend.onnx.model import Model
@@ -35,21 +35,7 @@ OVERFLOW, WRONG, SILENT = "precision is the problem", "worse than its precision"
 
 
 def convolutions(seed: int, first: float = 0.06, second: float = 0.06) -> Case:
-    """Two convolutions with weights of the given sizes."""
-    weights = {
-        "w0": models.random(32, 32, 3, 3, seed=2 * seed, scale=first),
-        "w1": models.random(32, 32, 3, 3, seed=2 * seed + 1, scale=second),
-    }
-    proto = models.model(
-        """(float[4,32,14,14] x) => (float[4,32,14,14] y) {
-            [conv0] a = Conv<pads = [1,1,1,1]>(x, w0)
-            [relu0] b = Relu(a)
-            [conv1] y = Conv<pads = [1,1,1,1]>(b, w1)
-        }""",
-        weights,
-        name=f"convolutions_{seed}",
-    )
-    return Case(proto, {"x": models.random(4, 32, 14, 14, seed=seed + 100)}, name=f"convolutions_{seed}")
+    return models.two_convolutions(seed, 4, (first, second))
 
 
 def pinned(precision: str) -> TensorRTOptions:
@@ -64,10 +50,7 @@ def plant_wrong_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     build = TensorRTBackend.build
 
     def build_another(self: TensorRTBackend, model: Model, config: BuildConfig, **others: Any) -> Build:
-        proto = model.proto()
-        weight = proto.graph.initializer[0]
-        weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight) * np.float32(1.1), weight.name))
-        return build(self, Model.from_proto(proto, model.name), config, **others)
+        return build(self, Model.from_proto(with_wrong_weight(model.proto(), 1.1), model.name), config, **others)
 
     monkeypatch.setattr(TensorRTBackend, "build", build_another)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -49,9 +50,9 @@ def conv_net(tmp_path: Path) -> Path:
 def test_int8_demo_is_within_one_point(digits: Digits, algorithm) -> None:
     result = calibrate(digits.model, digits_config(digits, algorithm=algorithm), tracker=MemoryTracker())
 
-    top1 = {engine.precision: engine.evaluation.accuracy.actual for engine in result.engines}  # type: ignore[union-attr]
+    top1 = {engine.precision: engine.evaluation.accuracy.actual for engine in result.engines}
     assert set(top1) == {"fp32", "fp16", "int8"} and result.samples == 64 and result.feeds == 4
-    assert result.engines[-1].evaluation.accuracy.samples == 599  # type: ignore[union-attr]
+    assert result.engines[-1].evaluation.accuracy.samples == 599
     assert abs(top1["int8"] - top1["fp32"]) <= 0.01
     assert result.verdict == "good"
 
@@ -72,7 +73,7 @@ def test_calibration_run_holds_all_artifacts(digits: Digits) -> None:
     assert rows["relu_0"][2] == 0.0 and 0 < rows["relu_0"][4] <= 0.01
     assert json.loads(run.info.tags["mlflow.loggedArtifacts"]) == [{"path": "calibration/ranges.json", "type": "table"}]
     assert run.read_bytes("calibration/histograms_00.png").startswith(b"\x89PNG")
-    assert run.info.metrics["accuracy", "int8"] == result.engines[-1].evaluation.accuracy.actual  # type: ignore[union-attr]
+    assert run.info.metrics["accuracy", "int8"] == result.engines[-1].evaluation.accuracy.actual
     assert run.info.metrics["calibration", "samples"] == 64
     digest, array = FeedDigest(), np.load(digits.calibration)["image"]
     for start in range(0, 64, 16):
@@ -84,16 +85,15 @@ def test_calibration_run_holds_all_artifacts(digits: Digits) -> None:
     assert int8.read_bytes("caches/calibration.cache") == ours.to_bytes()
 
 
-def test_partial_calibration_is_kept(conv_net: Path) -> None:
+def test_failed_calibration_keeps_its_part(conv_net: Path) -> None:
     class Loader:
         def __iter__(self):
             yield from images(2)
             raise ConnectionResetError("bucket closed")
 
     tracker = MemoryTracker()
-    config = CalibrateConfig(build=QUICK, check=SMALL_CHECK)
     with pytest.raises(errors.CalibrationError, match="bucket closed") as caught:
-        calibrate(conv_net, config, data=Loader(), tracker=tracker)
+        calibrate(conv_net, CalibrateConfig(build=QUICK, check=SMALL_CHECK), data=Loader(), tracker=tracker)
 
     [run] = tracker.find()
     assert run.status == "failed" and "bucket closed" in run.tags["trtops.error"]
@@ -102,26 +102,18 @@ def test_partial_calibration_is_kept(conv_net: Path) -> None:
     assert (partial.complete, partial.feeds, partial.samples) == (False, 2, 8)
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
+def test_bad_data_and_algorithms_are_refused(conv_net: Path) -> None:
+    for data, message in (
         ([], "there is no data"),
-        ([{"image": np.zeros((1, 3, 8, 8), np.float32)}], "has 1 sample"),
+        (images(1, batch=1), "has 1 sample"),
         ([{"image": np.full((2, 3, 8, 8), np.nan, np.float32)}], "384 values that are NaN or infinite"),
         ([{"image": np.zeros((2, 3, 8, 9), np.float32)}], r"shape \(2, 3, 8, 9\)"),
         (["image.png"], "expected a mapping"),
-    ],
-)
-def test_bad_calibration_data_fails_the_run(conv_net: Path, data, message) -> None:
-    tracker = MemoryTracker()
-
-    with pytest.raises(errors.CalibrationError, match=message):
-        calibrate(conv_net, CalibrateConfig(build=QUICK, check=SMALL_CHECK), data=data, tracker=tracker)
-
-    assert [run.status for run in tracker.find()] == ["failed"]
-
-
-def test_random_data_and_unknown_algorithms_are_refused(conv_net: Path) -> None:
+    ):
+        tracker = MemoryTracker()
+        with pytest.raises(errors.CalibrationError, match=message):
+            calibrate(conv_net, CalibrateConfig(build=QUICK, check=SMALL_CHECK), data=data, tracker=tracker)
+        assert [run.status for run in tracker.find()] == ["failed"]
     with pytest.raises(errors.ConfigError, match="No calibration data"):
         calibrate(conv_net, CalibrateConfig(build=QUICK), tracker=MemoryTracker())
     with pytest.raises(errors.ConfigError, match="Did you mean 'entropy'"):
@@ -129,19 +121,12 @@ def test_random_data_and_unknown_algorithms_are_refused(conv_net: Path) -> None:
 
 
 def test_caches_are_written_and_loaded(conv_net: Path, tmp_path: Path) -> None:
-    tracker = MemoryTracker()
+    tracker, progress, text = MemoryTracker(), Mock(), tmp_path / "first.cache"
     config = CalibrateConfig(build=QUICK, check=SMALL_CHECK, compare_with=(), pictures=0, algorithm="minmax")
-    text = tmp_path / "first.cache"
 
-    reported: list[int] = []
-    first = calibrate(
-        conv_net,
-        replace(config, output=str(text)),
-        data=list(images(3)),
-        tracker=tracker,
-        progress=lambda done, total: reported.append(done),
-    )
-    assert reported == [4, 8, 12]
+    written = replace(config, output=str(text))
+    first = calibrate(conv_net, written, data=list(images(3)), tracker=tracker, progress=progress)
+    assert [each.args[0] for each in progress.call_args_list] == [4, 8, 12]
     loud = [{"image": feed["image"] * 3} for feed in images(3)]
     second = calibrate(conv_net, config, data=loud, tracker=tracker)
 
@@ -153,27 +138,20 @@ def test_caches_are_written_and_loaded(conv_net: Path, tmp_path: Path) -> None:
         load_cache(str(tmp_path / "nowhere.cache"))
 
 
-@pytest.mark.parametrize("in_memory", [False, True])
-def test_calibration_data_evaluates_engines_by_default(conv_net: Path, tmp_path: Path, in_memory: bool) -> None:
-    tracker = MemoryTracker()
+def test_calibration_data_evaluates_engines_by_default(conv_net: Path, tmp_path: Path) -> None:
     feeds = [{"image": 100 + feed["image"]} for feed in images(3)]  # nothing like random data
     folder = tmp_path / "data"
     folder.mkdir()
     for number, feed in enumerate(feeds):
         np.save(folder / f"{number}.npy", feed["image"])
+    same = ConvertConfig(build=QUICK, check=replace(SMALL_CHECK, data=str(folder)), calibration_data=str(folder))
+    evaluated = convert(conv_net, same, tracker=MemoryTracker())
     config = CalibrateConfig(build=QUICK, check=SMALL_CHECK, compare_with=(), pictures=0)
-    if in_memory:
-        result = calibrate(conv_net, config, data=iter(feeds), tracker=tracker)
-    else:
-        result = calibrate(conv_net, replace(config, data=str(folder)), tracker=tracker)
 
-    evaluated = convert(
-        conv_net,
-        ConvertConfig(build=QUICK, check=replace(SMALL_CHECK, data=str(folder)), calibration_data=str(folder)),
-        tracker=MemoryTracker(),
-    )
-    [output] = result.engines[-1].evaluation.report.outputs
-    assert output.statistics is not None and output.statistics.elements == 3 * 4 * 10
-    assert result.verdict == evaluated.verdict
-    scale = evaluated.evaluation.report.outputs[0].statistics
-    assert scale is not None and output.statistics.scale == scale.scale
+    for result in (
+        calibrate(conv_net, config, data=iter(feeds), tracker=MemoryTracker()),
+        calibrate(conv_net, replace(config, data=str(folder)), tracker=MemoryTracker()),
+    ):
+        [statistics] = [output.statistics for output in result.engines[-1].evaluation.report.outputs]
+        assert statistics.elements == 3 * 4 * 10 and result.verdict == evaluated.verdict
+        assert statistics.scale == evaluated.evaluation.report.outputs[0].statistics.scale

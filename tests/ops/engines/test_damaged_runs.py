@@ -53,12 +53,11 @@ def damage(tracker: MlflowTracker, run_id: str, how: str) -> None:
     root = tracker.store.root
     if how == "engine changed":
         write_artifact(root, run_id, "engine/engine.ort", b"x")
-    elif how == "engine pruned":
-        next(root.rglob(f"{run_id}/artifacts/engine/engine.ort")).unlink()
-    elif how == "link":
+    elif how in ("engine pruned", "link"):
         file = next(root.rglob(f"{run_id}/artifacts/engine/engine.ort"))
         file.unlink()
-        file.symlink_to("/etc/passwd")
+        if how == "link":
+            file.symlink_to("/etc/passwd")
     elif how == "manifest":
         write_artifact(root, run_id, Artifact.MANIFEST, b'{"artifacts": [{"path": "../x", "size": 1, "sha256": "y"}]}')
     else:

@@ -105,15 +105,14 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_it_converts(name, tmp_path):
-    path = tmp_path / "model.onnx"
-    onnx.save(MODELS[name](), path)
-
-    result = convert(path, ConvertConfig(check=CheckConfig(latency_runs=0)), tracker=MemoryTracker())
-
+    onnx.save(MODELS[name](), tmp_path / "model.onnx")
+    config = ConvertConfig(check=CheckConfig(latency_runs=0))
+    result = convert(tmp_path / "model.onnx", config, tracker=MemoryTracker())
     assert result.verdict == "good" and result.evaluation.report.outputs, result.page()
 
 
-def test_random_ids_index_their_tables(tmp_path: Path):
+def test_random_ids_and_words_are_known():
+    assert accepted_inputs(MODELS["strings in"]()).words == {"x": ("cat", "dog")}
     found = accepted_inputs(tokens())
     assert found.ranges == {"input_ids": (0, 49), "position_ids": (0, 2), "attention_mask": (1, 1)}
 
@@ -121,11 +120,6 @@ def test_random_ids_index_their_tables(tmp_path: Path):
     ids = {name: {int(feed[name].item()) for feed in feeds} for name in feeds[0]}
     assert len(ids["input_ids"]) > 15 and max(ids["input_ids"]) > 25 and ids["position_ids"] == {0, 1, 2}
     assert ids["attention_mask"] == {1}
-
-
-def test_random_strings_are_known_words():
-    found = accepted_inputs(MODELS["strings in"]())
-    assert found.words == {"x": ("cat", "dog")}
 
 
 def test_what_cannot_be_fed_or_kept_says_so(tmp_path: Path):

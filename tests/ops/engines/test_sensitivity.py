@@ -101,8 +101,7 @@ def test_kept_layers_halve_the_error(path: Path) -> None:
     # How much the others cost is for the processor to say: without VNNI, sums of products of integers are cut off.
     assert set(proposed.keep[:2]) == {"mlp_in", "mlp_out"}
     assert engine_error(path, ranges("percentile")) < minmax / 2
-    assert engine_error(path, ranges(), proposed.keep) < minmax / 20
-    assert engine_error(path, ranges(), proposed.keep) <= 1.05 * proposed.error_kept
+    assert engine_error(path, ranges(), proposed.keep) < min(minmax / 20, 1.05 * proposed.error_kept)
 
 
 @pytest.mark.parametrize("style", ["onnxruntime", "tensorrt"])
@@ -123,18 +122,9 @@ def test_outlier_layers_have_most_error(path: Path, style) -> None:
     assert run.info.metrics["sensitivity", "error_kept"] == result.error_kept
 
 
-def test_larger_budgets_keep_fewer_layers(path: Path) -> None:
-    def kept(budget: float) -> tuple[str, ...]:
+def test_budgets_decide_kept_layers_and_caches_are_complete(path: Path) -> None:
+    for budget, kept in ((0.5, 0), (0.15, 1), (1e-9, 8)):
         config = SensitivityConfig(budget=budget)
-        return sensitivity(path, ranges(), config, tracker=MemoryTracker(), data=HELD_OUT).keep
-
-    assert kept(0.5) == ()
-    assert len(kept(0.15)) == 1
-    assert len(kept(1e-9)) == 8
-
-
-def test_incomplete_caches_are_refused(path: Path) -> None:
-    cache = models.without(ranges(), "r")
-
+        assert len(sensitivity(path, ranges(), config, tracker=MemoryTracker(), data=HELD_OUT).keep) == kept
     with pytest.raises(errors.CalibrationError, match="'r'"):
-        sensitivity(path, cache, tracker=MemoryTracker(), data=HELD_OUT)
+        sensitivity(path, models.without(ranges(), "r"), tracker=MemoryTracker(), data=HELD_OUT)

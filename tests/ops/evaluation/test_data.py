@@ -49,18 +49,15 @@ def test_folders_are_read_by_name_and_digested(tmp_path: Path) -> None:
         assert found.digest() != open_feeds(other, INPUTS).digest()
 
 
-def test_invalid_sources_and_data_are_named(tmp_path: Path) -> None:
+def test_invalid_sources_pickles_and_data_are_refused(tmp_path: Path) -> None:
     (tmp_path / "data.txt").write_text("1 2 3")
     for name in ("missing.npz", "data.txt"):
         with pytest.raises(errors.ConfigError, match=rf"{name}.*\.npz"):
             open_feeds(tmp_path / name, INPUTS)
-    with pytest.raises(errors.InputError, match="there is no data"):
-        list(open_feeds([], INPUTS))
-    with pytest.raises(errors.InputError, match="item 2 is a list"):
-        list(open_feeds([feed(1), [1, 2]], INPUTS))  # type: ignore[list-item]
+    for items, message in (([], "there is no data"), ([feed(1), [1, 2]], "item 2 is a list")):
+        with pytest.raises(errors.InputError, match=message):
+            list(open_feeds(items, INPUTS))
 
-
-def test_pickles_and_cut_files_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "objects.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     np.savez(tmp_path / "whole.npz", **feed(1))
     (tmp_path / "cut.npz").write_bytes((tmp_path / "whole.npz").read_bytes()[:150])

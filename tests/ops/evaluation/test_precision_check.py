@@ -6,12 +6,13 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
-import onnx
 import pytest
 
 from tests import models, zoo
+from tests.gates import with_wrong_weight
 from tests.models import Case
 from trtops import errors
 from trtops.backend.onnx.model import Model
@@ -47,7 +48,7 @@ def test_error_parts_add_up_as_squares() -> None:
         (1e-3, math.inf, "good", "bad", "good for its precision"),
     ],
 )
-def test_statements_follow_from_the_numbers(engine, precision, verdict, emulated, statement) -> None:  # type: ignore[no-untyped-def]
+def test_statements_follow_from_the_numbers(engine, precision, verdict, emulated, statement) -> None:
     parts = OutputErrors(name="y", engine=engine, precision=precision, noise=1e-7)
     found = Attribution(precision="fp16", unit=2.0**-11, outputs=(parts,), engine=verdict, emulated=emulated)
     assert found.statement == statement
@@ -72,7 +73,6 @@ def test_sound_engines_are_good_for_their_precision(precision: Precision, tmp_pa
     tracker = MemoryTracker()
     result = converted(zoo.classifier(), precision, tmp_path, tracker)
     found, info = result.evaluation.attribution, tracker.info(result.run_id)
-    assert found is not None and found.worst is not None
     assert found.statement == info.tags[schema.Tag.ATTRIBUTION] == "good for its precision"
     assert (found.worst.precision > 1e-4) == (precision == "int8")
     assert (result.called, result.verdict) == (precision.upper(), "good")
@@ -81,29 +81,18 @@ def test_sound_engines_are_good_for_their_precision(precision: Precision, tmp_pa
     assert f"The engine is good for its precision, {precision.upper()}; of the relative error" in result.page()
 
 
-def wrong_weight(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with its first weight a tenth too large: what a wrong kernel would give."""
-    changed = onnx.ModelProto.FromString(proto.SerializeToString())
-    weight = next(tensor for tensor in changed.graph.initializer if len(tensor.dims) > 1)
-    weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight) * np.float32(1.1), weight.name))
-    return changed
-
-
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_wrong_engines_are_worse_than_their_precision(
     precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = models.conv_net()
     build = OnnxRuntimeBackend.build
 
-    def build_another(self, model, config, **others):  # type: ignore[no-untyped-def]
-        made = build(self, Model.from_proto(wrong_weight(model.proto()), model.name), config, **others)
+    def build_another(self, model, config, **others):  # one weight a tenth too large, as a wrong kernel would compute
+        made = build(self, Model.from_proto(with_wrong_weight(model.proto(), 1.1), model.name), config, **others)
         return replace(made, spec=replace(made.spec, model_sha256=model.info.sha256))
 
     monkeypatch.setattr(OnnxRuntimeBackend, "build", build_another)
-    result = converted(case, precision, tmp_path)
-    found = result.evaluation.attribution
-    assert found is not None and found.worst is not None
+    found = converted(models.conv_net(), precision, tmp_path).evaluation.attribution
     assert found.statement == "worse than its precision"
     assert found.worst.builder > 0.02 and "the builder is the cause" in found.sentence()
 
@@ -117,19 +106,15 @@ def test_insufficient_precision_is_the_problem(tmp_path: Path) -> None:
     x[:, 0] = 0
     result = converted(Case(proto, {"x": x}, name="lost"), "int8", tmp_path)
     found = result.evaluation.attribution
-    assert result.verdict == "bad" and found is not None
-    assert found.statement == "precision is the problem"
+    assert (result.verdict, found.statement) == ("bad", "precision is the problem")
     assert "INT8 does not suffice for this model" in found.sentence()
 
 
 def test_failed_emulation_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise errors.BackendError("no such kernel")
-
+    refuse = Mock(side_effect=errors.BackendError("no such kernel"))
     monkeypatch.setattr("trtops.ops.evaluation.attribution.run_in_16_bit", refuse)
     result = converted(zoo.classifier(), "fp16", tmp_path)
-    found = result.evaluation.attribution
-    assert found is not None and "no such kernel" in found.why_not
+    assert "no such kernel" in result.evaluation.attribution.why_not
     assert "The cause of the error could not be measured" in result.page()
 
 
@@ -159,15 +144,15 @@ def test_fp16_engine_with_fp32_kernels_is_named(tmp_path: Path) -> None:
     rows = [dict(zip(table["columns"], row)) for row in table["data"]]
     counted = [row for row in rows if row["counted"]]
     assert {row["asked for"] for row in rows} == {"fp16"} and {row["computes in"] for row in counted} == {"fp32"}
-    assert computed is not None and len(counted) == sum(count for _, count in computed.kernels)
+    assert len(counted) == sum(count for _, count in computed.kernels)
 
     # Emulation stands in for FP16 kernels of ONNX Runtime only: TensorRT has them.
     on_tensorrt = replace(result.evaluation, computed=replace(computed, backend="tensorrt"))
     assert on_tensorrt.verdict == "bad" and on_tensorrt.reasons[0].startswith("No FP16 engine: Of ")
-    assert on_tensorrt.computed is not None and on_tensorrt.computed.low_precision is None
+    assert on_tensorrt.computed.low_precision is None
     # Nor does it for a share that is required.
     required = converted(zoo.classifier(), "fp16", tmp_path, share=0.5)
-    assert required.evaluation.emulated is not None and required.evaluation.emulated.verdict == "good"
+    assert required.evaluation.emulated.verdict == "good"
     assert required.verdict == "bad" and required.reasons[-1].startswith("No FP16 engine: Of ")
     assert "at least 50% are required" in required.reasons[-1]
 
@@ -176,8 +161,7 @@ def test_fp16_overflow_is_found_by_emulation(tmp_path: Path) -> None:
     tracker = MemoryTracker()
     result = converted(zoo.overflowing(), "fp16", tmp_path, tracker)
     found = result.evaluation.attribution
-    assert found is not None and found.statement == "precision is the problem"
-    assert "overflows in FP16: `h`." in found.sentence()
+    assert found.statement == "precision is the problem" and "overflows in FP16: `h`." in found.sentence()
     assert result.evaluation.report.verdict == "good"
     assert result.verdict == tracker.info(result.run_id).verdict == "bad"
     assert result.reasons[0] == "in FP16 as a GPU rounds it: 'h' overflows, 79,488 > 65,504"
@@ -189,14 +173,14 @@ def test_overflow_hidden_from_outputs_is_found(tmp_path: Path) -> None:
         "(float[2,8] x) => (float[2,8] y) { h = MatMul(x, big) y = Tanh(h) }", {"big": np.full((8, 8), 2e4, np.float32)}
     )
     result = converted(Case(proto, {"x": np.ones((2, 8), np.float32)}, name="hidden"), "fp16", tmp_path)
-    assert result.evaluation.emulated is not None and result.evaluation.emulated.report.verdict == "good"
+    assert result.evaluation.emulated.report.verdict == "good"
     assert result.verdict == "bad" and "'h' overflows, 160,000" in result.reasons[0]
     masked = converted(zoo.masked_attention(), "fp16", tmp_path)
-    assert masked.verdict == "good"  # a mask that is filled is no overflow
-    assert masked.evaluation.emulated is not None and masked.evaluation.emulated.overflows == ()
+    # A mask that is filled is no overflow.
+    assert masked.verdict == "good" and masked.evaluation.emulated.overflows == ()
 
 
-def test_int8_without_integer_kernels_is_bad() -> None:
+def test_precision_is_read_from_kernels_or_layers() -> None:
     build = OnnxRuntimeBackend().build(Model.from_proto(zoo.lstm().proto), BuildConfig())
     asked = replace(build, spec=replace(build.spec, config=BuildConfig(precision="int8")))
     found = check_precision(asked)
@@ -205,9 +189,7 @@ def test_int8_without_integer_kernels_is_bad() -> None:
     assert evaluation.report and evaluation.verdict == "bad"
     assert evaluation.reasons[0].startswith("No INT8 engine: Of 2 kernels 2 in FP32.")
 
-
-def test_layers_give_precisions_without_tactics() -> None:
-    build = OnnxRuntimeBackend().build(Model.from_proto(models.conv_net().proto), BuildConfig())
+    # Without tactics, layers give the precisions.
     kinds = (("Convolution", "fp16"), ("Convolution", "fp32"), ("Reformat", "fp32"))
     asked = replace(
         build,
@@ -215,8 +197,8 @@ def test_layers_give_precisions_without_tactics() -> None:
         tactics=replace(build.tactics, mechanism="algorithm_selector"),
         spec=replace(build.spec, config=BuildConfig(precision="fp16")),
     )
-    assert check_precision(asked).share == 0.5 and check_precision(asked).name == "FP16"
-    assert check_precision(asked, limit=0.5).lowered and check_precision(asked, limit=0.5).name == "FP16"
+    half = check_precision(asked, limit=0.5)
+    assert (check_precision(asked).share, half.lowered, half.name) == (0.5, True, "FP16")
     below = check_precision(asked, limit=0.6)
     assert (below.lowered, below.name) == (False, "FP16 in 50%")
     assert "50% compute in the requested FP16; at least 60% are required." in below.reason()

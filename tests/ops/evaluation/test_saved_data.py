@@ -53,11 +53,10 @@ def test_incompatible_files_are_refused(tmp_path: Path) -> None:
     save_json("text", tmp_path / "text.json")
     RunResults().save(tmp_path / "empty.json")
 
-    with pytest.raises(errors.ComparisonError, match="one kind at a time"):
-        concat([feed, run], tmp_path / "x.json")
-    with pytest.raises(errors.ComparisonError, match="1, 2 runners"):
-        concat([run, outputs(tmp_path / "two.json", r=[1], s=[1])], tmp_path / "x.json")
-    with pytest.raises(errors.FormatError, match=r"text\.json holds a str"):
-        merge([tmp_path / "text.json"], tmp_path / "x.json")
-    with pytest.raises(errors.FormatError, match="no runner"):
-        merge([tmp_path / "empty.json"], tmp_path / "x.json")
+    two = outputs(tmp_path / "two.json", r=[1], s=[1])
+    for files, message in (([feed, run], "one kind at a time"), ([run, two], "1, 2 runners")):
+        with pytest.raises(errors.ComparisonError, match=message):
+            concat(files, tmp_path / "x.json")
+    for name, message in (("text", r"text\.json holds a str"), ("empty", "no runner")):
+        with pytest.raises(errors.FormatError, match=message):
+            merge([tmp_path / f"{name}.json"], tmp_path / "x.json")

@@ -44,6 +44,7 @@ PLANTED: dict[str, Callable[[Array], Array]] = {
 @pytest.mark.parametrize("make", zoo.EVALUATED)
 def test_zeros_constants_and_shuffles_never_pass(make: Callable[[], Case], precision: Precision) -> None:
     case = make()
+    assert class_axes(case.proto) == zoo.CLASS_AXES.get(case.name, {})
     golden = golden_of(case)
     tolerances = tolerances_for(precision, None, Model.from_proto(case.proto))
     assert compare_outputs(golden, golden, tolerances)
@@ -83,13 +84,7 @@ def test_clamped_masks_pass_and_lost_ones_fail() -> None:
         report.evaluate(Tolerances())
 
 
-@pytest.mark.parametrize("make", zoo.EVALUATED)
-def test_class_axes_are_found(make: Callable[[], Case]) -> None:
-    case = make()
-    assert class_axes(case.proto) == zoo.CLASS_AXES.get(case.name, {})
-
-
-def test_segmentations_are_evaluated_by_classes() -> None:
+def test_only_outputs_with_classes_are_evaluated_by_them() -> None:
     case = zoo.segmentation()
     golden = golden_of(case)
     # The same along each row of pixels: every column wins as often as its neighbour, and the classes stay.
@@ -97,20 +92,16 @@ def test_segmentations_are_evaluated_by_classes() -> None:
     tolerances = tolerances_for("int8", None, Model.from_proto(case.proto))
     report = compare_outputs({**golden, "out": noisy}, golden, tolerances)
     statistics = report.output("out").statistics
-    assert statistics is not None and statistics.class_axis == 1
-    assert statistics.top1_agreement is not None and statistics.top1_agreement > 0.98
+    assert statistics.class_axis == 1 and statistics.top1_agreement > 0.98
     assert report.output("out").verdict == "good"
 
-
-@pytest.mark.parametrize("make", [zoo.masked_attention, zoo.key_value_cache, zoo.lstm])
-def test_hidden_states_have_no_classes(make: Callable[[], Case]) -> None:
-    case = make()
-    golden = golden_of(case)
-    noisy = {n: a + 0.06 * a.std() * models.random(*a.shape, seed=i) for i, (n, a) in enumerate(golden.items())}
-    report = compare_outputs(noisy, golden, tolerances_for("int8", None, Model.from_proto(case.proto)))
-    for output in report.outputs:
-        if output.name not in zoo.CLASS_AXES.get(case.name, {}):
-            assert output.verdict == "good", output.reasons
+    # Hidden states have no classes.
+    for case in (zoo.masked_attention(), zoo.key_value_cache(), zoo.lstm()):
+        golden = golden_of(case)
+        noisy = {n: a + 0.06 * a.std() * models.random(*a.shape, seed=i) for i, (n, a) in enumerate(golden.items())}
+        report = compare_outputs(noisy, golden, tolerances_for("int8", None, Model.from_proto(case.proto)))
+        for output in report.outputs:
+            assert output.name in zoo.CLASS_AXES.get(case.name, {}) or output.verdict == "good", output.reasons
 
 
 def test_integers_and_classes_are_counted() -> None:
@@ -131,22 +122,20 @@ def test_integers_and_classes_are_counted() -> None:
 
 
 def test_quantized_models_use_int8_tolerances() -> None:
-    case = models.qdq_net()
-    assert tolerances_for("fp32", None, Model.from_proto(case.proto)).max_nrmse == default_tolerances("int8").max_nrmse
-    given = Tolerances(atol=1e-7)
-    assert tolerances_for("fp32", given, Model.from_proto(case.proto)).atol == 1e-7
+    model = Model.from_proto(models.qdq_net().proto)
+    assert tolerances_for("fp32", None, model).max_nrmse == default_tolerances("int8").max_nrmse
+    assert tolerances_for("fp32", Tolerances(atol=1e-7), model).atol == 1e-7
 
 
-@pytest.mark.parametrize("right", [1.0, 0.0])
-def test_labels_are_compared_with_segmentation_classes(tmp_path: Path, right: float) -> None:
+def test_labels_are_compared_with_segmentation_classes(tmp_path: Path) -> None:
     case = zoo.segmentation()
-    best = golden_of(case)["best"]
-    np.save(tmp_path / "labels.npy", best if right else (best + 1) % 6)
+    path, best = case.write(tmp_path), golden_of(case)["best"]
     np.savez(tmp_path / "image.npz", **dict(case.feed))
     check = CheckConfig(data=str(tmp_path / "image.npz"), labels=str(tmp_path / "labels.npy"), latency_runs=0)
-    result = convert(case.write(tmp_path), ConvertConfig(check=check), tracker=MemoryTracker())
-    assert result.evaluation.accuracy is not None
-    assert (result.evaluation.accuracy.actual, result.evaluation.accuracy.samples) == (right, best.size)
+    for labels, share in ((best, 1.0), ((best + 1) % 6, 0.0)):
+        np.save(tmp_path / "labels.npy", labels)
+        found = convert(path, ConvertConfig(check=check), tracker=MemoryTracker()).evaluation.accuracy
+        assert (found.actual, found.samples) == (share, best.size)
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp32"])

@@ -10,19 +10,7 @@ import numpy as np
 import pytest
 from onnx import numpy_helper
 
-from tests import models
-from tests.gates import (
-    built,
-    claiming,
-    convolutions,
-    kept,
-    slow_build,
-    ten_outputs,
-    with_ballast,
-    with_offset,
-    with_wrong_weight,
-    write,
-)
+from tests import gates, models
 from tests.hostile import plant_modules
 from trtops import errors
 from trtops.backend.engines import reference_runner
@@ -62,7 +50,7 @@ def tracker() -> MemoryTracker:
 
 @pytest.fixture(scope="module")
 def heads(folder: Path) -> Path:
-    return write(ten_outputs(), folder, "heads")
+    return gates.write(gates.ten_outputs(), folder, "heads")
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +66,7 @@ def again(accepted: GateResult, heads: Path, tracker: MemoryTracker) -> GateResu
 
 def test_first_candidate_is_compared_with_the_reference(accepted, again, heads, tracker) -> None:
     assert accepted.decision == "accept"
-    assert accepted.measured is not None and accepted.measured.accepted is None
+    assert accepted.measured.accepted is None
     assert ("accepted", "note") in {(finding.subject, finding.outcome) for finding in accepted.findings}
     assert accepted.version == "1" and accepted.alias == again.alias
 
@@ -88,9 +76,8 @@ def test_unchanged_candidate_is_accepted(accepted, again, heads, tracker) -> Non
     assert {finding.subject for finding in again.findings if finding.outcome == "pass"} >= {
         "reference", "accepted outputs", "latency", "size", "build time", "precision",
     }  # fmt: skip
-    assert again.measured is not None and again.measured.accepted is not None
     assert again.measured.accepted.run_id == accepted.run_id
-    assert again.ratio is not None and 0 < again.ratio.low <= again.ratio.ratio <= again.ratio.high < 3
+    assert 0 < again.ratio.low <= again.ratio.ratio <= again.ratio.high < 3
     assert all(output.width > 0 and output.distance_widths < 1 for output in again.measured.widths)
     assert resolve(heads, tracker=tracker).run_id == again.run_id
 
@@ -99,7 +86,6 @@ def test_run_stores_the_numbers_behind_the_verdict(again, tracker) -> None:
     stored = tracker.load(again.run_id)
 
     kept_result = GateResult.from_json(stored.read_bytes(Artifact.GATE))
-    assert kept_result.measured is not None
     assert evaluate_measured(kept_result.measured, kept_result.policy) == again.findings
     assert stored.info.tags[Tag.GATE] == "accept" and stored.info.verdict == "good"
     assert stored.info.metrics["gate", "size_ratio"] == pytest.approx(1)
@@ -112,60 +98,47 @@ def test_run_stores_the_numbers_behind_the_verdict(again, tracker) -> None:
 
 
 def test_each_exceeded_limit_is_the_only_refusal(again) -> None:
-    measured = again.measured
-    candidate = measured.candidate
-    halved = (("fp32", 5), ("fp16", 5))
-    changed = {
-        "build time": replace(measured, candidate=replace(candidate, build_seconds=candidate.build_seconds + 100)),
-        "size": replace(measured, candidate=replace(candidate, engine_bytes=2 * candidate.engine_bytes + (1 << 20))),
-        "precision": replace(measured, candidate=replace(candidate, kernels=halved)),
-    }
-
-    found = {name: evaluate_measured(numbers, again.policy) for name, numbers in changed.items()}
-
-    for name, findings in found.items():
+    candidate = again.measured.candidate
+    for name, changed in {
+        "build time": {"build_seconds": candidate.build_seconds + 100},
+        "size": {"engine_bytes": 2 * candidate.engine_bytes + (1 << 20)},
+        "precision": {"kernels": (("fp32", 5), ("fp16", 5))},
+    }.items():
+        findings = evaluate_measured(replace(again.measured, candidate=replace(candidate, **changed)), again.policy)
         assert {finding.subject for finding in findings if finding.outcome == "refuse"} == {name}
 
-
-def test_undecided_latency_asks_for_more_rounds(again) -> None:
     noisy = replace(again.measured, rounds=replace(again.measured.rounds, starts=((0.2, -0.2, 0.1, -0.1),) * 3))
-
     findings = evaluate_measured(noisy, Policy())
-
     assert decide(findings) == "measure more"
     [text] = [finding.text for finding in findings if finding.outcome == "open"]
     assert "More measurement is needed" in text
 
 
-def test_wrong_weight_is_refused_for_its_outputs(accepted, folder, tracker) -> None:
-    wrong = write(with_wrong_weight(ten_outputs()), folder / "wrong", "heads")
+def test_changed_models_are_refused_for_the_change(again, folder, tracker) -> None:
+    width = next(output.width for output in again.measured.widths if output.name == "y7")
+    changed = {
+        "wrong": gates.with_wrong_weight(gates.ten_outputs()),
+        "off": gates.with_offset(gates.ten_outputs(), "y7", 3.2 * width),
+        "large": gates.with_ballast(gates.ten_outputs()),
+    }
+    wrong, off, large = (
+        gate(gates.write(proto, folder / name, "heads"), trial(), tracker=tracker) for name, proto in changed.items()
+    )
 
-    result = gate(wrong, trial(), tracker=tracker)
-
-    assert refused_for(result) == {"accepted outputs"}
-    note = next(finding for finding in result.findings if finding.subject == "model")
+    assert refused_for(wrong) == refused_for(off) == {"accepted outputs"} and refused_for(large) == {"size"}
+    assert [finding.output for finding in off.findings if finding.outcome == "refuse"] == ["y7"]
+    note = next(finding for finding in wrong.findings if finding.subject == "model")
     assert note.outcome == "note" and "another model" in note.text
     # Widths may differ by output.
     spared = AccuracyLimit(widths_per_output={f"y{i}": None for i in range(10)})
-    assert result.measured is not None
-    findings = evaluate_measured(result.measured, Policy(limits=Limits(latency=None, accuracy=spared)))
+    findings = evaluate_measured(wrong.measured, Policy(limits=Limits(latency=None, accuracy=spared)))
     assert decide(findings) == "accept"
 
 
-def test_shifted_output_is_named(again, folder, tracker) -> None:
-    width = next(output.width for output in again.measured.widths if output.name == "y7")
-    off = write(with_offset(ten_outputs(), "y7", 3.2 * width), folder / "off", "heads")
-
-    result = gate(off, trial(), tracker=tracker)
-
-    assert refused_for(result) == {"accepted outputs"}
-    assert [finding.output for finding in result.findings if finding.outcome == "refuse"] == ["y7"]
-
-
 def test_engine_of_another_model_is_refused(heads, accepted, tracker, folder) -> None:
-    wrong = write(with_wrong_weight(ten_outputs(), 1.5), folder / "other", "heads")
-    honest = built(heads, FP32)
-    planted = kept(tracker, heads, replace(honest, engine=built(wrong, FP32).engine))
+    wrong = gates.write(gates.with_wrong_weight(gates.ten_outputs(), 1.5), folder / "other", "heads")
+    honest = gates.built(heads, FP32)
+    planted = gates.kept(tracker, heads, replace(honest, engine=gates.built(wrong, FP32).engine))
 
     result = gate(heads, trial(candidate=planted), tracker=tracker)
 
@@ -173,29 +146,23 @@ def test_engine_of_another_model_is_refused(heads, accepted, tracker, folder) ->
     assert result.holder == planted
 
 
-def test_larger_engine_is_refused_for_its_size(accepted, folder, tracker) -> None:
-    large = write(with_ballast(ten_outputs()), folder / "large", "heads")
-
-    assert refused_for(gate(large, trial(), tracker=tracker)) == {"size"}
-
-
 def test_slower_settings_are_refused_for_latency(folder, tracker) -> None:
-    path = write(convolutions(), folder, "convolutions")
+    path = gates.write(gates.convolutions(), folder, "convolutions")
     usual = replace(FP32, options=OnnxRuntimeOptions(intra_op_threads=1))
     gate(path, trial(build=usual, register=True), tracker=tracker)
-    planted = kept(tracker, path, slow_build(path, usual))
+    planted = gates.kept(tracker, path, gates.slow_build(path, usual))
 
     patient = Policy(limits=Limits(latency=LatencyLimit(max_rounds=800)))
     result = gate(path, trial(build=usual, candidate=planted, policy=patient), tracker=tracker)
 
     assert refused_for(result) == {"latency"}, result.page()
-    assert result.ratio is not None and result.ratio.low > 1.05
+    assert result.ratio.low > 1.05
 
 
 def test_lost_precision_is_refused(folder, tracker) -> None:
-    path = write(convolutions(), folder, "quantized")
+    path = gates.write(gates.convolutions(), folder, "quantized")
     first = gate(path, trial(build=INT8, register=True), tracker=tracker)
-    planted = kept(tracker, path, claiming(built(path, FP32), INT8))
+    planted = gates.kept(tracker, path, gates.claiming(gates.built(path, FP32), INT8))
 
     result = gate(path, trial(build=INT8, candidate=planted), tracker=tracker)
 
@@ -207,7 +174,7 @@ def test_lost_precision_is_refused(folder, tracker) -> None:
 def test_each_precision_has_its_own_alias(heads, accepted, folder, tracker) -> None:
     half = gate(heads, trial(build=replace(FP32, precision="fp16"), register=True), tracker=tracker)
 
-    assert half.measured is not None and half.measured.accepted is None  # the accepted one is FP32
+    assert half.measured.accepted is None  # the accepted one is FP32
     assert half.alias == f"{accepted.alias}_fp16"
     assert resolve(heads, tracker=tracker).run_id != half.run_id
 
@@ -223,9 +190,9 @@ def test_failed_build_is_a_refusal(folder, tracker) -> None:
 
 
 def test_lower_accuracy_on_labels_is_refused(folder, tracker) -> None:
-    proto, data, labels = convolutions(8, 8, 1), folder / "images.npz", folder / "labels.npy"
+    proto, data, labels = gates.convolutions(8, 8, 1), folder / "images.npz", folder / "labels.npy"
     image = models.random(2, 3, 8, 8, seed=1)
-    path = write(proto, folder, "labelled")
+    path = gates.write(proto, folder, "labelled")
     with reference_runner(Model.load(path)) as runner:
         right = np.argmax(runner.infer({"image": image})["scores"], axis=-1)
     np.savez(data, image=image)
@@ -234,20 +201,19 @@ def test_lower_accuracy_on_labels_is_refused(folder, tracker) -> None:
     gate(path, trial(check=check, register=True), tracker=tracker)
     head = next(tensor for tensor in proto.graph.initializer if tensor.name == "fc")
     head.CopyFrom(numpy_helper.from_array(-numpy_helper.to_array(head), "fc"))
-    trained_again = write(proto, folder / "again", "labelled")
+    trained_again = gates.write(proto, folder / "again", "labelled")
     lenient = Policy(limits=Limits(latency=None, accuracy=AccuracyLimit(widths=None)))
 
     result = gate(trained_again, trial(check=check, policy=lenient), tracker=tracker)
 
     assert refused_for(result) == {"accuracy"}
-    assert result.measured is not None and result.measured.candidate_top1 is not None
     assert (result.measured.candidate_top1.actual, result.measured.candidate_top1.samples) == (0.0, 2)
 
 
 def test_accepted_engine_of_missing_release_is_reported(heads, tracker) -> None:
-    build = built(heads, FP32)
+    build = gates.built(heads, FP32)
     environment = replace(build.engine.environment, backend_version="0.9.9")
-    gone = kept(tracker, heads, replace(build, engine=replace(build.engine, environment=environment)))
+    gone = gates.kept(tracker, heads, replace(build, engine=replace(build.engine, environment=environment)))
 
     result = gate(heads, trial(accepted=gone), tracker=tracker)
 
@@ -284,7 +250,7 @@ def test_matrix_continues_after_failures(heads, folder, tracker, monkeypatch) ->
 
 def test_matrix_registers_accepted_candidates_at_the_end(folder, tracker) -> None:
     """Each cell is compared with the engine accepted before the matrix, not with another cell."""
-    path = write(convolutions(8, 8, 1), folder, "small")
+    path = gates.write(gates.convolutions(8, 8, 1), folder, "small")
     releases = (Release(name="here"), Release.parse(f"same={sys.prefix}"))
 
     result = gate_all((path,), trial(register=True), precisions=("fp32", "fp16"), releases=releases, tracker=tracker)

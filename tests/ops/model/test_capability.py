@@ -6,26 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
-import pytest
 
 from tests import models
 from trtops.ops.model.capability import CapabilityReport, capability
 
 
-def interleaved() -> onnx.ModelProto:
-    """Two branches, with one node in each that no back end has."""
-    return models.model(
+def test_unsupported_nodes_are_listed_and_separated() -> None:
+    two_branches = models.model(
         """(float[4] x) => (float[4] y) {
             [a] a = Relu(x) [b] b = custom.Frobnicate(a) [c] c = Abs(b)
             [d] d = Neg(x) [e] e = custom.Frobnicate(d) [f] f = Exp(e)
             [g] y = Add(c, f)
         }"""
     )
-
-
-def test_unsupported_nodes_are_listed_and_separated(tmp_path: Path) -> None:
-    report = capability(interleaved(), "onnxruntime")
+    report = capability(two_branches, "onnxruntime")
 
     assert not report.supported
     [refusal] = report.refused
@@ -44,14 +38,10 @@ def test_parts_are_written_as_models(tmp_path: Path) -> None:
     report = capability(case.proto, "onnxruntime", output_dir=tmp_path / "parts")
     [part] = report.parts
     assert report.supported and part.supported
-    found, expected = (
-        ort.InferenceSession(source, providers=["CPUExecutionProvider"]).run(None, dict(case.feed))
-        for source in (str(part.path), case.proto.SerializeToString())
-    )
-    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
+    found, expected = (models.run(proto, case.feed) for proto in (onnx.load(part.path), case.proto))
+    np.testing.assert_allclose(found["scores"], expected["scores"], rtol=1e-5)
     assert report.text().endswith("nodes.")
 
 
-@pytest.mark.parametrize("make", models.ALL)
-def test_onnx_runtime_supports_every_model_it_runs(make: models.Callable[[], models.Case]) -> None:
-    assert capability(make().proto, "onnxruntime").supported
+def test_onnx_runtime_supports_every_model_it_runs() -> None:
+    assert all(capability(make().proto, "onnxruntime").supported for make in models.ALL)

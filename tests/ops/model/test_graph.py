@@ -76,39 +76,26 @@ def test_pages_are_served_locally_until_interrupted() -> None:
     assert "cannot be used" in str(found[3])
 
 
-def engine() -> EngineDescription:
-    tensors = [TensorDescription(name=name, dtype="fp16", shape=(4,)) for name in ("x", "t", "y")]
+def test_engines_are_drawn_with_tactics_and_statistics(tmp_path) -> None:
+    x, t, y = (TensorDescription(name=name, dtype="fp16", shape=(4,)) for name in ("x", "t", "y"))
     layers = (
-        LayerDescription(name="relu", op="PointWise", tactic="k1", inputs=(tensors[0],), outputs=(tensors[1],)),
-        LayerDescription(name="neg", op="PointWise", inputs=(tensors[1],), outputs=(tensors[2],)),
+        LayerDescription(name="relu", op="PointWise", tactic="k1", inputs=(x,), outputs=(t,)),
+        LayerDescription(name="neg", op="PointWise", inputs=(t,), outputs=(y,)),
     )
-    x, y = TensorSpec("x", None, (4,)), TensorSpec("y", None, (4,))
-    return EngineDescription(
-        name="net",
-        inputs=(x,),
-        outputs=(y,),
-        profiles=(),
-        device_memory_bytes=0,
-        weights_bytes=0,
-        refittable=False,
-        layers=layers,
-    )
+    ends = {"inputs": (TensorSpec("x", None, (4,)),), "outputs": (TensorSpec("y", None, (4,)),)}
+    sizes = {"device_memory_bytes": 0, "weights_bytes": 0, "refittable": False}
+    engine = EngineDescription(name="net", profiles=(), layers=layers, **ends, **sizes)
 
-
-def test_an_engine_is_drawn_with_its_tactics() -> None:
-    found = graph.boxes(engine())
-
+    found = graph.boxes(engine)
     assert [box.title for box in found] == ["input", "PointWise", "PointWise", "output"]
     assert "tactic: k1" in found[1].details
 
-
-def test_tensor_statistics_are_shown_with_layers(tmp_path) -> None:
     results = RunResults()
     results.add([{"t": models.random(4), "elsewhere": models.random(2)}], runner_name="trt-runner-N0")
     results.save(str(tmp_path / "saved.json"))
 
-    text = data.tensors_text(engine(), tmp_path / "saved.json")
+    text = data.tensors_text(engine, tmp_path / "saved.json")
     assert text.count("t [dtype=float32, shape=(4,), mean=") == 2
     assert "x [not saved]" in text
     with pytest.raises(errors.ConfigError, match="does not exist"):
-        data.tensors_text(engine(), tmp_path / "nowhere.json")
+        data.tensors_text(engine, tmp_path / "nowhere.json")

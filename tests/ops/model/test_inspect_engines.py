@@ -29,13 +29,10 @@ def files(tmp_path: Path) -> tuple[str, str]:
     return str(tmp_path / "fp16.json"), str(tmp_path / "int8.json")
 
 
-def with_times(files: tuple[str, str], **others: object) -> ops.InspectEnginesConfig:
-    times = [path.replace(".json", "_times.json") for path in files]
-    return ops.InspectEnginesConfig(a=files[0], b=files[1], times_a=times[0], times_b=times[1], **others)  # type: ignore[arg-type]
-
-
 def test_page_starts_with_the_slowest_boundary(files: tuple[str, str]) -> None:
-    result = ops.inspect_engines(with_times(files))
+    times = [path.replace(".json", "_times.json") for path in files]
+    config = ops.InspectEnginesConfig(a=files[0], b=files[1], times_a=times[0], times_b=times[1])
+    result = ops.inspect_engines(config)
 
     assert (result.a.layers, result.a.inserted, result.b.inserted) == (5, 2, 3)
     assert (result.a.ms, result.b.inserted_ms) == (pytest.approx(0.064), pytest.approx(0.053))
@@ -79,11 +76,11 @@ def test_other_files_are_refused(files: tuple[str, str], tmp_path: Path) -> None
     (tmp_path / "other.json").write_text('{"some": "thing"}')
     (tmp_path / "times.json").write_text("[1, 2]")
 
-    with pytest.raises(errors.FormatError, match=r"other\.json lists no layers"):
-        ops.inspect_engines(ops.InspectEnginesConfig(a=files[0], b=str(tmp_path / "other.json")))
-    with pytest.raises(errors.ConfigError, match="cannot be read"):
-        ops.inspect_engines(ops.InspectEnginesConfig(a=files[0], b=str(tmp_path / "gone.json")))
-    with pytest.raises(errors.ConfigError, match="no tracking store"):
-        ops.inspect_engines(ops.InspectEnginesConfig(a=files[0], b="8d6e3f"))
-    with pytest.raises(errors.FormatError, match="has no times of layers"):
-        ops.inspect_engines(ops.InspectEnginesConfig(a=files[0], b=files[1], times_a=str(tmp_path / "times.json")))
+    for options, kind, message in (
+        ({"b": str(tmp_path / "other.json")}, errors.FormatError, r"other\.json lists no layers"),
+        ({"b": str(tmp_path / "gone.json")}, errors.ConfigError, "cannot be read"),
+        ({"b": "8d6e3f"}, errors.ConfigError, "no tracking store"),
+        ({"b": files[1], "times_a": str(tmp_path / "times.json")}, errors.FormatError, "has no times of layers"),
+    ):
+        with pytest.raises(kind, match=message):
+            ops.inspect_engines(ops.InspectEnginesConfig(a=files[0], **options))

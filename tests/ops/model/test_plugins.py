@@ -77,20 +77,14 @@ def test_every_place_of_every_plugin_is_found(model: Path, plugins: Path) -> Non
 def test_plugin_nodes_replace_subgraphs(model: Path, plugins: Path, tmp_path: Path) -> None:
     result = replace_plugins(model, tmp_path / "replaced.onnx", FOUND[:1], plugins)
 
-    graph = onnx.load(result.path).graph
-    assert [(n.op_type, list(n.input), list(n.output)) for n in graph.node] == [
-        ("FastGelu", ["x"], ["b"]),
-        ("Abs", ["b"], ["c"]),
-        ("FastGelu", ["c"], ["y"]),
-    ]
-    assert [(a.name, a.i) for a in graph.node[0].attribute] == [("scale", 2)]
+    replaced = onnx.load(result.path)
+    assert nodes_of(replaced) == [("FastGelu", ["x"], ["b"]), ("Abs", ["b"], ["c"]), ("FastGelu", ["c"], ["y"])]
+    assert [(a.name, a.i) for a in replaced.graph.node[0].attribute] == [("scale", 2)]
     assert (result.nodes_before, result.nodes) == (5, 3)
     assert result.changes == ("Inserted gelu in 2 places.",)
 
-
-def test_plugins_may_insert_their_nodes_themselves(model: Path, plugins: Path) -> None:
+    # Plugins may insert their nodes themselves.
     (plugins / "gelu" / "pattern.py").write_text(GELU + OWN)
-
     result = replace_plugins(model, None, FOUND[:1], plugins)
     assert [n.op_type for n in result.model.graph.node] == ["Relu", "Neg", "Abs", "FastGeluOwn"]
     assert result.changes == ("Inserted gelu in 1 places, 1 not changed.",)
@@ -101,12 +95,13 @@ def test_impossible_requests_are_refused(model: Path, plugins: Path, tmp_path: P
         match_plugins(model, plugins, include=["gelo"])
     with pytest.raises(errors.ConfigError, match="has no plugins"):
         match_plugins(model, tmp_path)
-    with pytest.raises(errors.ConfigError, match="no tensor 'q'"):
-        replace_plugins(model, None, [Match("gelu", "F", (place("q", "y"),))], plugins)
-    with pytest.raises(errors.ConfigError, match="share it"):
-        replace_plugins(model, None, [*FOUND[:1], *FOUND[:1]], plugins)
-    with pytest.raises(errors.ConfigError, match="replace a file of the model itself"):
-        replace_plugins(model, model, FOUND[:1], plugins)
+    for output, places, message in (
+        (None, [Match("gelu", "F", (place("q", "y"),))], "no tensor 'q'"),
+        (None, [*FOUND[:1], *FOUND[:1]], "share it"),
+        (model, FOUND[:1], "replace a file of the model itself"),
+    ):
+        with pytest.raises(errors.ConfigError, match=message):
+            replace_plugins(model, output, places, plugins)
     with pytest.raises(errors.ConfigError, match="plugin match"):
         read_matches(tmp_path / "nowhere.yaml")
     for text in ("a: [1", "[" * 5000, "!!python/object/apply:os.getcwd []"):
@@ -118,6 +113,10 @@ def test_impossible_requests_are_refused(model: Path, plugins: Path, tmp_path: P
         match_plugins(model, plugins)
 
 
+def nodes_of(proto: onnx.ModelProto) -> list[tuple[str, list[str], list[str]]]:
+    return [(node.op_type, list(node.input), list(node.output)) for node in proto.graph.node]
+
+
 @pytest.mark.parity
 def test_files_and_models_equal_polygraphys(model: Path, plugins: Path, tmp_path: Path) -> None:
     def theirs(*words: str) -> None:
@@ -126,11 +125,9 @@ def test_files_and_models_equal_polygraphys(model: Path, plugins: Path, tmp_path
 
     theirs("match", str(model), "-o", "theirs.yaml")
     write_matches(match_plugins(model, plugins), tmp_path / "ours.yaml")
-    assert [*yaml.safe_load_all((tmp_path / "ours.yaml").read_text())] == [
-        *yaml.safe_load_all((tmp_path / "theirs.yaml").read_text())
-    ]
+    ours, other = (list(yaml.safe_load_all((tmp_path / f"{who}.yaml").read_text())) for who in ("ours", "theirs"))
+    assert ours == other
 
     theirs("replace", str(model), "--config", "ours.yaml", "-o", "theirs.onnx")
-    ours = replace_plugins(model, None, read_matches(tmp_path / "theirs.yaml"), plugins).model
-    nodes = [(n.op_type, list(n.input), list(n.output)) for n in onnx.load(tmp_path / "theirs.onnx").graph.node]
-    assert [(n.op_type, list(n.input), list(n.output)) for n in ours.graph.node] == nodes
+    replaced = replace_plugins(model, None, read_matches(tmp_path / "theirs.yaml"), plugins).model
+    assert nodes_of(replaced) == nodes_of(onnx.load(tmp_path / "theirs.onnx"))

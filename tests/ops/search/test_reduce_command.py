@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
@@ -18,20 +19,16 @@ from trtops.ops.search.reduce import ReduceConfig, ReduceResult, reduce
 PYTHON = sys.executable
 
 
-def chain() -> models.Case:
-    proto = models.model(
-        "(float[4] x) => (float[4] y) { [a] t0 = Relu(x)\n [b] t1 = Sigmoid(t0)\n [c] t2 = Tanh(t1)\n [d] y = Neg(t2) }"
-    )
-    return models.Case(proto, {"x": models.random(4)})
-
-
 def command(code: str, **options: object) -> CommandCheck:
     return CommandCheck(command=(PYTHON, "-c", code, "{model}"), **options)  # type: ignore[arg-type]
 
 
 def reduced(check: CommandCheck, **options: object) -> ReduceResult:
-    case = chain()
-    return reduce(case.proto, check, ReduceConfig(**options), feeds=[case.feed])  # type: ignore[arg-type]
+    """Reduce a chain of four nodes."""
+    chain = models.model(
+        "(float[4] x) => (float[4] y) { [a] t = Relu(x) [b] u = Sigmoid(t) [c] v = Tanh(u) [d] y = Neg(v) }"
+    )
+    return reduce(chain, check, ReduceConfig(**options), feeds=[{"x": models.random(4)}])
 
 
 @pytest.mark.parametrize(
@@ -58,37 +55,22 @@ def test_only_the_failure_that_is_meant_counts(options: dict[str, object], code:
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"fail_codes": (1,)},
-        {"ignore_fail_codes": (1,)},
-        {"fail_regex": ("FAILED",)},
-        {"fail_regex": ("FAILED",), "fail_codes": (1,)},
-    ],
-)
-def test_the_same_fails_as_for_polygraphy(options: dict[str, tuple], monkeypatch: pytest.MonkeyPatch):
+def test_the_same_fails_as_for_polygraphy(monkeypatch: pytest.MonkeyPatch):
     from polygraphy.tools.debug.subtool import iterative_debug_args as theirs
 
     args = theirs.CheckCmdArgs()
     args.check, args.show_output, args.hide_fail_output = ["x"], False, True
-    args.fail_codes = list(options.get("fail_codes", ())) or None
-    args.ignore_fail_codes = list(options.get("ignore_fail_codes", ())) or None
-    args.fail_regexes = [re.compile(r) for r in options.get("fail_regex", ())] or None
-    for code in (0, 1, 2, -9):
-        for printed in ("", "it FAILED"):
-            done = subprocess.CompletedProcess(["x"], code, printed.encode(), b"")
-            monkeypatch.setattr(theirs.sp, "run", lambda *_, done=done, **__: done)
-            passed = args.run_check("model.onnx")
-            assert (command("", **options).evaluate(code, printed).verdict != "fail") == passed, (code, printed)
-
-
-def test_a_command_that_inspects_the_model():
-    look = "import sys, onnx; sys.exit(7 if 'Tanh' in {n.op_type for n in onnx.load(sys.argv[1]).graph.node} else 0)"
-    result = reduced(command(look, fail_codes=(7,)))
-    assert [node.name for node in result.culprits[0].nodes] == ["c"]
-    assert result.culprits[0].detail.startswith("exit code 7")
+    for fail, ignored, regex, code, printed in itertools.product(
+        ((), (1,)), ((), (1,)), ((), ("FAILED",)), (0, 1, 2, -9), ("", "it FAILED")
+    ):
+        if fail and ignored:
+            continue
+        args.fail_codes, args.ignore_fail_codes = list(fail) or None, list(ignored) or None
+        args.fail_regexes = [re.compile(each) for each in regex] or None
+        done = subprocess.CompletedProcess(["x"], code, printed.encode(), b"")
+        monkeypatch.setattr(theirs.sp, "run", lambda *_, done=done, **__: done)
+        ours = command("", fail_codes=fail, ignore_fail_codes=ignored, fail_regex=regex).evaluate(code, printed)
+        assert (ours.verdict != "fail") == args.run_check("model.onnx"), (fail, ignored, regex, code, printed)
 
 
 @pytest.mark.parity
@@ -98,13 +80,16 @@ def test_polygraphy_reads_the_inputs_and_golden_outputs():
     assert reduced(CommandCheck(command=words)).verdict == "good"
 
 
-def test_a_command_may_read_a_fixed_file(tmp_path: Path):
-    artifact = tmp_path / "polygraphy_debug.onnx"
-    code = f"import onnx, sys; sys.exit(any(n.name == 'b' for n in onnx.load({str(artifact)!r}).graph.node))"
-    check = CommandCheck(command=(PYTHON, "-c", code), artifact=str(artifact))
-
-    assert [node.name for node in reduced(check).culprits[0].nodes] == ["b"]
-    assert not artifact.exists()
+def test_commands_read_the_model_or_a_fixed_file(tmp_path: Path):
+    code = "import onnx, sys; sys.exit(7 * any(n.name == 'b' for n in onnx.load(sys.argv[1]).graph.node))"
+    fixed = str(tmp_path / "polygraphy_debug.onnx")
+    for check in (
+        command(code, fail_codes=(7,)),
+        CommandCheck(command=(PYTHON, "-c", code, fixed), artifact=fixed, fail_codes=(7,)),
+    ):
+        [culprit] = reduced(check).culprits
+        assert [node.name for node in culprit.nodes] == ["b"] and culprit.detail.startswith("exit code 7")
+    assert not Path(fixed).exists()
 
 
 @pytest.mark.parametrize(("then", "limit"), [(f"time.sleep({FOR_EVER})", 1.5), ("print('bye')", None)])

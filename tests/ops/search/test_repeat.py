@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -56,16 +57,12 @@ def test_another_failure_is_an_error_with_its_output(made: Path) -> None:
 
 
 def test_errors_of_a_back_end(made: Path) -> None:
-    def make(error: Exception):
-        def raises(number: int) -> None:
-            raise error
-
-        return raises
-
-    failed = repeat(make(errors.EngineBuildError("no memory")), check(made, "sys.exit(0)"), RepeatConfig(until="bad"))
+    passes = check(made, "sys.exit(0)")
+    failing = Mock(side_effect=errors.EngineBuildError("no memory"))
+    failed = repeat(failing, passes, RepeatConfig(until="bad"))
     assert [(step.verdict, step.detail) for step in failed.steps] == [("error", "no memory")]
     with pytest.raises(errors.BackendUnavailableError, match="no GPU"):  # which every iteration would meet
-        repeat(make(errors.BackendUnavailableError("no GPU")), check(made, "sys.exit(0)"), RepeatConfig(until=2))
+        repeat(Mock(side_effect=errors.BackendUnavailableError("no GPU")), passes, RepeatConfig(until=2))
     with pytest.raises(errors.ConfigError, match="nothing to evaluate by"):
         repeat(lambda n: n, None, RepeatConfig(until=1))
 
@@ -84,14 +81,9 @@ def test_the_command_can_read_its_iteration(made: Path, tmp_path: Path) -> None:
 def test_recorded_answers_are_not_asked_again(tmp_path: Path) -> None:
     replay = str(tmp_path / "replay.json")
     first = repeat(lambda n: n, None, RepeatConfig(until=2, save_replay=replay), ask=lambda n: n == 0)
-    asked: list[int] = []
-
-    def ask(number: int) -> bool:
-        asked.append(number)
-        return True
-
+    ask = Mock(return_value=True)
     again = repeat(lambda n: n, None, RepeatConfig(until=3, load_replay=replay), ask=ask)
 
     assert [step.verdict for step in again.steps] == [*(step.verdict for step in first.steps), "good"]
-    assert asked == [2] and again.steps[0].detail == "from the replay"
+    assert ask.call_args_list == [call(2)] and again.steps[0].detail == "from the replay"
     assert len(json.loads(Path(replay).read_text())) == 2

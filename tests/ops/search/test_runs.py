@@ -34,26 +34,21 @@ OPS: dict[str, tuple[Callable[..., OpResult], str]] = {
 
 
 @pytest.mark.parametrize("kind", OPS)
-@pytest.mark.parametrize("in_memory", [False, True])
-def test_a_search_opens_its_own_run(kind: str, in_memory: bool, tmp_path: Path) -> None:
+def test_a_search_opens_its_own_run(kind: str, tmp_path: Path) -> None:
     op, name = OPS[kind]
-    path = models.multi_output().write(tmp_path)
-    tracker = MemoryTracker()
+    path, tracker = models.multi_output().write(tmp_path), MemoryTracker()
 
-    if in_memory:
-        result = op(onnx.load(path), file=path, tracker=tracker, tags={"a": "b"})
-    else:
-        result = op(path, tracker=tracker, tags={"a": "b"})
+    for result in (
+        op(onnx.load(path), file=path, tracker=tracker, tags={"a": "b"}),
+        op(path, tracker=tracker, tags={"a": "b"}),
+    ):
+        info = tracker.load(result.run_id).info
+        assert (info.name, info.experiment, info.status, info.verdict) == (name, path.stem, "finished", result.verdict)
+        assert info.tags[Tag.KIND] == kind and info.tags[Tag.MODEL_PATH] == str(path) and info.tags["a"] == "b"
+        assert result.experiment == path.stem
+        assert result.page().startswith(f"# {kind} {path.name}: {result.headline}\n")
 
-    info = tracker.load(result.run_id).info
-    assert (info.name, info.experiment, info.status, info.verdict) == (name, path.stem, "finished", result.verdict)
-    assert info.tags[Tag.KIND] == kind and info.tags[Tag.MODEL_PATH] == str(path) and info.tags["a"] == "b"
-    assert result.experiment == path.stem and result.page().startswith(f"# {kind} {path.name}: {result.headline}\n")
-
-
-@pytest.mark.parametrize("kind", OPS)
-def test_only_a_file_that_exists_leaves_a_failed_run(kind: str, tmp_path: Path) -> None:
-    tracker = MemoryTracker()
+    # Only a file that exists leaves a failed run.
     (tmp_path / "broken.onnx").write_bytes(b"no model")
     for name, statuses in (("nowhere", []), ("broken", ["failed"])):
         with pytest.raises(errors.InvalidModelError, match=name):
