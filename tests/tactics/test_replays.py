@@ -12,27 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.tactics.synthetic import record
 from trtops import errors
 from trtops.tactics.diff import diff, set_difference
-from trtops.tactics.record import TacticChoice, TacticRecord, read_record
+from trtops.tactics.record import read_record
 from trtops.tactics.replays import load_replay_folder, load_replays
 
 
 def algorithm(implementation: int, tactic: int, dtype: str = "FLOAT") -> dict:
-    info = {
-        "dtype": f"DataType.{dtype}",
-        "strides": [8, 1],
-        "vectorized_dim": -1,
-        "components_per_element": 1,
-        "polygraphy_class": "TensorInfo",
-    }
-    return {
-        "implementation": implementation,
-        "tactic": tactic,
-        "inputs": [info],
-        "outputs": [info],
-        "polygraphy_class": "Algorithm",
-    }
+    layout = {"strides": [8, 1], "vectorized_dim": -1, "components_per_element": 1}
+    info = {"dtype": f"DataType.{dtype}", **layout, "polygraphy_class": "TensorInfo"}
+    formats = {"inputs": [info], "outputs": [info]}
+    return {"implementation": implementation, "tactic": tactic, **formats, "polygraphy_class": "Algorithm"}
 
 
 def write_replay(path: Path, algorithms: dict[str, dict]) -> None:
@@ -67,14 +58,12 @@ def test_sorted_folders_become_a_campaign(tmp_path):
 
 
 def test_own_records_are_read(tmp_path):
-    choice = TacticChoice(layer="fc", op="Gemm", tactic="x")
-    record = TacticRecord(mechanism="onnxruntime", backend_version="1", device_sha256="d", choices=(choice,))
-    good = tmp_path / "good.json"
-    good.write_text(record.to_json())
+    good, made = tmp_path / "good.json", record(fc="x")
+    good.write_text(made.to_json())
     write_replay(tmp_path / "bad.json", {"fc": algorithm(1, -(2**63))})
     table = load_replays(good, tmp_path / "bad.json")[0]
 
-    assert read_record(good) == record
+    assert read_record(good) == made
     assert table.layers == ("fc",) and -(2**63) in {getattr(c, "tactic_id", None) for c in table.choices}
 
 

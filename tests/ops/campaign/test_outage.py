@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -54,25 +54,6 @@ def tracker(server: MlflowServer, tmp_path: Path) -> OfflineTracker:
     return OfflineTracker(MlflowTracker(server.address), Spool(tmp_path / "spool"))
 
 
-Upload = Callable[[], tuple[int, str]]
-
-
-@pytest.fixture
-def upload(
-    server: MlflowServer, tracker: OfflineTracker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Upload:
-    """`trtops store upload`: its exit code, and what it says."""
-    monkeypatch.setenv("TRTOPS_TRACKING_WAIT", "0")
-    monkeypatch.setenv("TRTOPS_SPOOL", str(tracker.spool.folder))
-
-    def command() -> tuple[int, str]:
-        store._open_once.cache_clear()  # each command is a process of its own
-        capsys.readouterr()
-        return main(["store", "upload", "--root", server.address]), capsys.readouterr().out
-
-    return command
-
-
 def what_is_kept(tracker: Tracker, campaign: str) -> object:
     """What a campaign left: its verdict and its iterations', with params, tactics and the parts that every build has
     alike."""
@@ -118,9 +99,16 @@ def test_short_outage_is_waited_for(
 
 @pytest.mark.parametrize("moment", [0, 2])
 def test_long_outage_is_spooled_and_uploaded(
-    case, undisturbed, server: MlflowServer, tracker: OfflineTracker, upload: Upload, moment: int
+    case, undisturbed, server: MlflowServer, tracker: OfflineTracker, moment: int, monkeypatch, capsys
 ) -> None:
+    monkeypatch.setenv("TRTOPS_TRACKING_WAIT", "0")
+    monkeypatch.setenv("TRTOPS_SPOOL", str(tracker.spool.folder))
     model, campaign = case
+
+    def upload() -> tuple[int, str]:
+        store._open_once.cache_clear()  # each command is a process of its own
+        capsys.readouterr()
+        return main(["store", "upload", "--root", server.address]), capsys.readouterr().out
 
     def go_away(now: CampaignProgress) -> None:
         if now.done == moment:
