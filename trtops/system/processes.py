@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -18,6 +16,9 @@ from pathlib import Path
 # documentation. By default they spin for 0.1 s on every core while numpy is imported, although most commands multiply
 # no matrices.
 BRIEF_SPIN = {"OPENBLAS_THREAD_TIMEOUT": "16"}
+
+# Random digits known to this process and its children, which inherit the variable, and to no file.
+SHARED_SECRET = os.environ.setdefault("TRTOPS_SECRET", secrets.token_hex(16))
 
 # psutil takes 20 ms to import, and most commands only need a name for a temporary folder.
 
@@ -54,7 +55,7 @@ def pid_namespace() -> str:
 
 def mark() -> str:
     """The mark of the calling process: digits and dashes."""
-    return f"{os.getpid()}-{started_at(os.getpid()) or 0}-{re.sub(r'[^0-9]', '', pid_namespace()) or 0}"
+    return f"{os.getpid()}-{started_at(os.getpid()) or 0}-{pid_namespace().strip('pid:[]') or 0}"
 
 
 def is_gone(mark_of_process: str) -> bool:
@@ -66,11 +67,6 @@ def is_gone(mark_of_process: str) -> bool:
     return namespace == int(mark().rpartition("-")[2]) and not is_alive(pid, started)
 
 
-def shared_secret() -> str:
-    """32 random hexadecimal digits known to this process and its children, and to no file."""
-    return os.environ.setdefault("TRTOPS_SECRET", secrets.token_hex(16))
-
-
 def temporary_prefix(what: str) -> str:
     """The prefix for names of temporary files and folders of this process; ``what`` is lower-case letters."""
     return f"trtops.{what}.{mark()}."
@@ -78,19 +74,6 @@ def temporary_prefix(what: str) -> str:
 
 def left_folders() -> list[Path]:
     """Temporary files and folders of this user whose processes are gone."""
-    found = []
-    for path in Path(tempfile.gettempdir()).glob("trtops.*"):
-        matched = re.fullmatch(r"trtops\.[a-z]+\.(\d+-\d+-\d+)\.\w+(\.\w+)?", path.name)
-        # Another user of the machine could give any folder such a name.
-        with contextlib.suppress(OSError):
-            if matched and path.lstat().st_uid == os.getuid() and is_gone(matched[1]):
-                found.append(path)
-    return sorted(found)
-
-
-def remove_folder(path: Path) -> None:
-    """Remove a temporary file or folder."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+    marked = Path(tempfile.gettempdir()).glob("trtops.*.*.*")
+    # Another user of the machine could give any folder such a name.
+    return sorted(path for path in marked if is_gone(path.name.split(".")[2]) and path.lstat().st_uid == os.getuid())

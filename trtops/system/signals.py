@@ -12,20 +12,13 @@ from collections.abc import Iterator
 def interrupted_by_signals() -> Iterator[None]:
     """Raise ``KeyboardInterrupt`` on SIGTERM and SIGHUP during the block, so that every ``finally`` runs.
 
-    Does nothing outside the main thread. SIGHUP stays ignored if it is ignored already, as under ``nohup``.
+    Does nothing outside the main thread. A signal that is ignored stays ignored, as SIGHUP under ``nohup``.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    if before[signal.SIGHUP] is signal.SIG_IGN:
-        del before[signal.SIGHUP]
-    for number in before:
-        signal.signal(number, interrupt)
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
     try:
         yield
     finally:

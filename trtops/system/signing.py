@@ -10,13 +10,9 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trtops import errors
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
-    from securesystemslib.signer import Key  # type: ignore[attr-defined]
 
 KEY_VARIABLE = "TRTOPS_SIGNING_KEY"
 PASSWORD_VARIABLE = "TRTOPS_SIGNING_PASSWORD"
@@ -30,30 +26,23 @@ def signs_here() -> bool:
     return bool(os.environ.get(KEY_VARIABLE))
 
 
-def check_key() -> None:
-    """Raise ConfigError if a signing key is set and cannot be read."""
-    if signs_here():
-        _private_key()
+def sign(subjects: Mapping[str, str], predicate: Mapping[str, Any]) -> bytes:
+    """An in-toto statement about files (name to SHA-256), in a DSSE envelope; the predicate is in the form of SLSA.
 
-
-def statement(subjects: Mapping[str, str], predicate: Mapping[str, Any]) -> dict[str, Any]:
-    """An in-toto statement about files (name to SHA-256), with content in the form of SLSA provenance."""
-    return {
-        "_type": STATEMENT_TYPE,
-        "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in subjects.items()],
-        "predicateType": "https://slsa.dev/provenance/v1",
-        "predicate": dict(predicate),
-    }
-
-
-def sign(content: Mapping[str, Any]) -> bytes:
-    """A statement in a DSSE envelope, as JSON; ConfigError if the key from the environment cannot be read."""
+    ConfigError if the key from the environment cannot be read.
+    """
     from securesystemslib.dsse import Envelope
     from securesystemslib.signer import CryptoSigner  # type: ignore[attr-defined]
 
-    payload = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("utf-8")
+    statement = {
+        "_type": STATEMENT_TYPE,
+        "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in subjects.items()],
+        "predicateType": "https://slsa.dev/provenance/v1",
+        "predicate": predicate,
+    }
+    payload = json.dumps(statement, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("utf-8")
     envelope = Envelope(payload, PAYLOAD_TYPE, {})
-    envelope.sign(CryptoSigner(_private_key()))
+    envelope.sign(CryptoSigner(private_key()))
     return json.dumps(envelope.to_dict(), indent=1).encode("ascii")
 
 
@@ -66,7 +55,7 @@ def verify(envelope: bytes, keys: Iterable[str | Path]) -> tuple[str, Mapping[st
     from securesystemslib.exceptions import VerificationError
 
     known = [_public_key(key) for key in keys]
-    found, content = _open_envelope(envelope)
+    found, content = open_envelope(envelope)
     try:
         return next(iter(found.verify(known, threshold=1))), content
     except (VerificationError, ValueError):
@@ -76,12 +65,11 @@ def verify(envelope: bytes, keys: Iterable[str | Path]) -> tuple[str, Mapping[st
         ) from None
 
 
-def peek(envelope: bytes) -> Mapping[str, Any]:
-    """The statement in an envelope, without checking the signature; SignatureError if it holds no statement."""
-    return _open_envelope(envelope)[1]
+def open_envelope(envelope: bytes) -> tuple[Any, Mapping[str, Any]]:
+    """The library's envelope and the statement in it, without checking the signature.
 
-
-def _open_envelope(envelope: bytes) -> tuple[Any, Mapping[str, Any]]:
+    SignatureError if it holds no statement.
+    """
     from securesystemslib.dsse import Envelope
 
     try:
@@ -99,7 +87,8 @@ def key_id(public: str | Path) -> str:
     return str(_public_key(public).keyid)
 
 
-def _private_key() -> PrivateKeyTypes:
+def private_key() -> Any:
+    """The key from the environment; ConfigError if it cannot be read."""
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     value, password = os.environ.get(KEY_VARIABLE, ""), os.environ.get(PASSWORD_VARIABLE)
@@ -115,13 +104,12 @@ def _private_key() -> PrivateKeyTypes:
         ) from None
 
 
-def _public_key(path: str | Path) -> Key:
+def _public_key(path: str | Path) -> Any:
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
     from securesystemslib.signer import SSlibKey  # type: ignore[attr-defined]
 
     try:
-        key: Key = SSlibKey.from_crypto(load_pem_public_key(Path(path).read_bytes()))
-        return key
+        return SSlibKey.from_crypto(load_pem_public_key(Path(path).read_bytes()))
     except OSError as exc:
         raise errors.ConfigError(f"Public key {path} cannot be read: {exc.strerror}.") from None
     except Exception as exc:  # as above

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import os
 import select
 import signal
@@ -22,13 +23,10 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from trtops import errors
-from trtops.system.processes import BRIEF_SPIN, shared_secret, temporary_prefix
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from trtops.system.processes import BRIEF_SPIN, temporary_prefix
 
 T = TypeVar("T")
 
@@ -36,11 +34,8 @@ T = TypeVar("T")
 # child uses the parent's search path only. (Option -P does not exist in Python 3.10.)
 _PROGRAM = "import sys; sys.path[:] = filter(None, sys.path); from trtops.system.worker import serve; serve({fd})"
 
-# True in a child while it imports the calling script, which must not start another child.
-_importing_script = False
 
-
-class Worker:
+class Worker(contextlib.AbstractContextManager["Worker"]):
     """Runs functions in a child process, one at a time; functions, arguments and results must be picklable."""
 
     _process: subprocess.Popen[bytes] | None = None
@@ -63,14 +58,11 @@ class Worker:
             python: Interpreter of another environment, which gets only this package of this one.
         """
         self.starts = 0  # number of children started
-        self._environment = dict(environment or {})
+        self._environment = environment or {}
         self._script = script
         self._name = name
         self._python = python
         self._lock = threading.Lock()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
@@ -92,8 +84,6 @@ class Worker:
         try:
             # Bytes, since a traceback that holds the view makes Python 3.12 free the buffer too early.
             call = bytes(ForkingPickler.dumps((function, args, kwargs)))
-        except errors.TrtopsError:
-            raise
         except Exception as exc:  # `__reduce__` may raise anything
             raise errors.ConfigError(
                 f"{self._name or 'The call'} cannot be sent to a child process: {exc}. Functions and classes must be "
@@ -101,7 +91,7 @@ class Worker:
             ) from None
         with self._lock:
             try:
-                returned, answer = self._answer_to(call, timeout)
+                returned, answer = self._answer_to(call, math.inf if timeout is None else timeout)
             except BaseException:  # after Ctrl-C, the child would answer the next call with this result
                 self.close(0)
                 raise
@@ -123,55 +113,45 @@ class Worker:
             process.wait()
         self._output.close()
 
-    def _answer_to(self, call: bytes, timeout: float | None) -> tuple[bool, Any]:
+    def _answer_to(self, call: bytes, timeout: float) -> tuple[bool, Any]:
         """Send a call to the child; return True and its result, or False and its exception."""
         if self.pid is None:
             self.close()
             self._start_child()
         process = self._process
         assert process is not None
-        expired = threading.Event()
-
-        # A timer, since sending to a child that hangs blocks as well.
-        def end() -> None:
-            expired.set()
-            process.kill()
-
-        timer = threading.Timer(threading.TIMEOUT_MAX if timeout is None else timeout, end)
-        timer.daemon = True
-        timer.start()
+        end, late = time.monotonic() + timeout, False
         try:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the child died, as the loop finds
-                self._pipe.send_bytes(call)
+            self._pipe.send_bytes(call)
             # A grandchild may hold the pipe open after the child has died, so that there is no end of file.
-            while not self._pipe.poll(1.0):
+            while not self._pipe.poll(min(1.0, timeout)):
                 if process.poll() is not None and not self._pipe.poll():
                     raise EOFError
+                if time.monotonic() >= end:
+                    late, end = True, math.inf
+                    process.kill()
             answer: tuple[bool, Any] = self._pipe.recv()
             return answer
         except (EOFError, ConnectionError):
             pass
-        finally:
-            timer.cancel()
-            timer.join()
-        try:
-            code = process.wait(60)  # after a crash, the kernel may spend a long time writing a core dump
-        except subprocess.TimeoutExpired:
-            how = "closed its pipe without a result"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(60)  # after a crash, the kernel may spend a long time writing a core dump
+        process.kill()
+        code = process.wait()
+        if late:
+            how = f"did not finish within {timeout:g} s and was killed"
+        elif -code == signal.SIGKILL:
+            how = "was killed by SIGKILL, as the kernel does when memory runs out"
+        elif code < 0:
+            how = f"died of signal {-code} ({signal.strsignal(-code)})"
         else:
             how = f"ended with exit code {code}"
-            if expired.is_set():
-                how = f"did not finish within {timeout:g} s and was killed"
-            elif -code == signal.SIGKILL:
-                how = "was killed by SIGKILL, as the kernel does when memory runs out"
-            elif code < 0:
-                how = f"died of {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}"
         size = os.fstat(self._output.fileno()).st_size
         lines = os.pread(self._output.fileno(), 1 << 16, max(0, size - (1 << 16))).decode(errors="replace").splitlines()
         output = "".join(f"\n  {line}" for line in lines[-20:]) or " nothing"
         who = f"{self._name}'s child process" if self._name else "The child process"
         error = errors.WorkerError(f"{who} {how}. Its last output:{output}")
-        error.timed_out = expired.is_set()
+        error.timed_out = late
         raise error
 
     def _start_child(self) -> None:
@@ -179,21 +159,16 @@ class Worker:
         if self._script:
             from multiprocessing import spawn
 
-            if _importing_script:
-                raise errors.ConfigError(
-                    "A child process that imports this script would start another one, and so on: "
-                    'guard the script\'s main part with `if __name__ == "__main__":`.'
-                )
             preparation = spawn.get_preparation_data("trtops")
             preparation.pop("authkey")  # it refuses to be pickled
         self._pipe, theirs = Pipe()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
-        shared_secret()  # sets the variable that the child inherits
         path = [place or os.getcwd() for place in sys.path] if self._python is None else [_own_code().name]
         variables = {"PYTHONPATH": os.pathsep.join(path), **self._environment}
         with theirs:
             self._process = subprocess.Popen(
-                [self._python or sys.executable, "-c", _PROGRAM.format(fd=theirs.fileno())],
+                # Unbuffered, so that a crash loses no output.
+                [self._python or sys.executable, "-u", "-c", _PROGRAM.format(fd=theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=None if self._script else self._output,
@@ -201,7 +176,7 @@ class Worker:
                 env={**BRIEF_SPIN, **os.environ, **variables},
             )
         self.starts += 1
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(ConnectionError):  # it died, as sending the call finds
             self._pipe.send(preparation)
 
 
@@ -215,7 +190,6 @@ def _own_code() -> tempfile.TemporaryDirectory[str]:
 
 def serve(fd: int) -> None:
     """Main loop of the child: answer calls until the parent closes the pipe."""
-    global _importing_script
     os.set_inheritable(fd, False)
     # On Ctrl-C, which the terminal sends to both, the parent ends a child that is working.
     signal.signal(signal.SIGINT, lambda *_: None)
@@ -234,11 +208,12 @@ def serve(fd: int) -> None:
     if preparation is None:
         logging.basicConfig(level=logging.INFO, format="[%(levelname)s] %(name)s: %(message)s")
     else:
-        from multiprocessing import spawn
+        from multiprocessing import process, spawn
 
-        _importing_script = True
+        # With this mark, multiprocessing refuses to prepare a child of a process that still imports its script.
+        process.current_process()._inheriting = True  # type: ignore[attr-defined]
         spawn.prepare(preparation)
-        _importing_script = False
+        process.current_process()._inheriting = False  # type: ignore[attr-defined]
     while True:
         try:
             function, args, kwargs = pipe.recv()
@@ -248,13 +223,8 @@ def serve(fd: int) -> None:
             answer: tuple[bool, Any] = True, function(*args, **kwargs)
         except Exception as exc:  # raised again in the parent
             answer = False, exc
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
         try:
             pipe.send(answer)
-        except ConnectionError:
-            return
         except Exception as exc:  # the result cannot be pickled
             text = f"The child's result cannot be sent back: {exc!r} ({answer[1]!r:.200})"
             pipe.send((False, errors.WorkerError(text)))

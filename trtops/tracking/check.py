@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import os
 import re
+import shutil
 import time
 import urllib.error
 import urllib.request
@@ -107,7 +108,10 @@ def remove_leftovers(tracker: OfflineTracker) -> list[str]:
     """Remove folders that dead processes left on this machine, and return their paths."""
     removed = [*processes.left_folders(), *tracker.spool.abandoned()]
     for path in removed:
-        processes.remove_folder(path)
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
     return [*map(str, removed)]
 
 

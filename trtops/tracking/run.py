@@ -215,7 +215,7 @@ class Run(ABC):
             },
             "verdict": verdict,
         }
-        return signing.sign(signing.statement(subjects, predicate))
+        return signing.sign(subjects, predicate)
 
     def _must_be_open(self) -> None:
         if self._ended:
@@ -382,7 +382,8 @@ def new_run(experiment: str, name: str, kind: Kind, tags: Mapping[str, str] | No
 
     Raises ConfigError if the kind is unknown, a name is empty or too long, or the signing key cannot be read.
     """
-    signing.check_key()
+    if signing.signs_here():
+        signing.private_key()  # a key that cannot be read is reported before hours of work
     if kind not in schema.KINDS:
         raise errors.ConfigError(f"Unknown kind of run {kind!r}. {errors.near(kind, schema.KINDS)}")
     for what, text, limit in (("experiment", experiment, 500), ("run", name, 250)):

@@ -27,7 +27,7 @@ def check_signature(run: StoredRun, keys: tuple[str, ...], wrong: Callable[[str,
             wrong(Artifact.SIGNATURE, "the run is not signed, and a signature is required")
         return ""
     try:
-        key, statement = signing.verify(envelope, keys) if keys else ("", signing.peek(envelope))
+        key, statement = signing.verify(envelope, keys) if keys else ("", signing.open_envelope(envelope)[1])
         _compare_signed(run, statement, wrong)
     except errors.SignatureError as exc:
         wrong(Artifact.SIGNATURE, str(exc))

@@ -166,7 +166,9 @@ def test_forged_and_missing_signatures_are_named(
     file = logged.folder("fp32") / Artifact.SIGNATURE
     new_key(tmp_path / "forger.pem", tmp_path / "forger.pub")
     monkeypatch.setenv(signing.KEY_VARIABLE, str(tmp_path / "forger.pem"))
-    file.write_bytes(signing.sign(signing.peek(file.read_bytes())))
+    _, signed = signing.open_envelope(file.read_bytes())
+    subjects = {each["name"]: each["digest"]["sha256"] for each in signed["subject"]}
+    file.write_bytes(signing.sign(subjects, signed["predicate"]))
     monkeypatch.delenv(signing.KEY_VARIABLE)
 
     [forged] = checked(logged, "fp32", keys=(str(logged.key),)).contradictions

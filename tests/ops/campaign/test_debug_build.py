@@ -20,7 +20,7 @@ from tests.amounts import amount
 from tests.campaigns import FAST, GELUS, config, of_one_node
 from tests.dying import run_until_spent, seconds_of
 from tests.forking import ForkedProcess
-from tests.waiting import timers_go_off_when
+from tests.waiting import workers_time_out_when
 from trtops import errors
 from trtops.cli.main import main
 from trtops.ops.campaign.config import DebugBuildConfig
@@ -227,14 +227,14 @@ def load_data():
         hanging.unlink(missing_ok=True)
         return begun
 
-    timers_go_off_when(monkeypatch, hangs)
+    workers_time_out_when(monkeypatch, hangs)
 
     result = debug_build(model, config(data, check=check, until=4, timeout_seconds=15.0), tracker=memory)
 
     runs = {int(i.tags[Tag.ITERATION]): i for i in memory.find("blocks", tags={Tag.KIND: "iteration"})}
     assert [runs[n].verdict == "error" for n in range(4)] == [False, True, True, False]
     assert result.errors == 2 and result.iterations == 4
-    assert "SIGABRT" in runs[1].tags[Tag.ERROR] and "about to crash" in runs[1].tags[Tag.ERROR]
+    assert "Aborted" in runs[1].tags[Tag.ERROR] and "about to crash" in runs[1].tags[Tag.ERROR]
     assert "did not finish within 15 s" in memory.load(runs[2].id).read_bytes(Artifact.BUILD_LOG).decode()
     assert set(result.found.errors) == {runs[1].id, runs[2].id}
     assert all(info.status == "finished" for info in runs.values())

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from trtops import errors
 from trtops.backend.onnx import walk
 from trtops.backend.onnx.messages import TensorProto
-from trtops.system.processes import shared_secret
+from trtops.system.processes import SHARED_SECRET
 
 if TYPE_CHECKING:
     import onnx
@@ -29,7 +29,7 @@ BLOCK = 1 << 20
 ALIGNMENT = 64
 _SMALL_BYTES = 1 << 16
 # A random number, which no file can name: an anchor is valid in this process and its children only.
-_ANCHOR = f"anchor-{shared_secret()}:"
+_ANCHOR = f"anchor-{SHARED_SECRET}:"
 
 # Types with fewer than eight bits are packed (TensorProto.raw_data in onnx.proto).
 _ELEMENT_BITS = {
