@@ -84,7 +84,11 @@ class TimingCacheError(BackendError):
 
 
 class TacticMismatchError(BackendError):
-    """A tactic replay was not followed."""
+    """A tactic replay was not followed by ``layers``, which are in the record's order."""
+
+    def __init__(self, message: str, layers: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.layers = tuple(layers)
 
 
 class WorkerError(BackendError):

@@ -293,5 +293,6 @@ def _check_followed(wanted: TacticRecord, got: TacticRecord) -> None:
     more = f", and {len(differing) - 5} more" if len(differing) > 5 else ""
     raise errors.TacticMismatchError(
         f"The tactic record was not followed in {len(differing)} of {len(theirs)} layers: {'; '.join(shown)}{more}. "
-        "Was it recorded from this model, in this precision?"
+        "Was it recorded from this model, in this precision?",
+        differing,
     )

@@ -289,7 +289,8 @@ def raise_mismatch(found: Mapping[str, str], count: int) -> None:
     shown = "".join(f"\n  {name}: {reason}" for name, reason in list(found.items())[:20])
     raise errors.TacticMismatchError(
         f"The replay was not followed in {len(found)} of {count} layers. Model, build config, device and release must "
-        f"be those of the recorded build.{shown}{'' if len(found) <= 20 else chr(10) + '  ...'}"
+        f"be those of the recorded build.{shown}{'' if len(found) <= 20 else chr(10) + '  ...'}",
+        found,
     )
 
 
