@@ -5,7 +5,7 @@ Each piece of code is executed twice in this process: as it is written for Polyg
 
 from __future__ import annotations
 
-import os
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,10 +39,8 @@ from polygraphy.backend.trt.util import str_from_config
 from polygraphy.comparator import Comparator, CompareFunc, DataLoader, RunResults
 """
 
+# Code by what it shows; each piece leaves ``result`` and sees ``np``, ``trt``, ``X`` and ``cached()``.
 USAGE: dict[str, str] = {}
-"""Code by what it shows; each piece leaves ``result`` and sees ``np``, ``trt``, ``X`` and ``cached()``."""
-
-
 USAGE["an engine is built, saved and run"] = """
 build_engine = EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"), config=CreateConfig(fp16=True))
 build_engine = SaveEngine(build_engine, path="identity.engine")
@@ -52,7 +50,6 @@ with TrtRunner(build_engine) as runner:
     result = [outputs["y"].shape, str(dtype), tuple(shape), runner.is_active, runner.last_inference_time() > 0]
 result += [runner.is_active, np.allclose(outputs["y"], X, atol=1e-2)]
 """
-
 USAGE["frameworks are compared"] = """
 build_onnxrt_session = SessionFromOnnx("identity.onnx")
 build_engine = EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"))
@@ -64,8 +61,6 @@ result = [bool(found), len(run_results), [it["y"].copy() for name, its in run_re
 again = RunResults.load("inference_results.json")
 result += [len(again), again[0][1][0]["y"], Comparator.validate(again), [name.split("-N")[0] for name in again.keys()]]
 """
-
-
 USAGE["networks and configs are extended"] = """
 seen = []
 
@@ -82,8 +77,6 @@ def load_config(builder, network, config):
 with TrtRunner(EngineFromNetwork(load_network, load_config)) as runner:
     result = [seen, runner.engine.name, runner.engine.refittable, runner.infer({"x": X})["y"].copy()]
 """
-
-
 USAGE["everything at once, without loaders"] = """
 builder, network, parser = network_from_onnx_path("identity.onnx")
 network.get_input(0).name = "renamed"
@@ -99,7 +92,6 @@ for each in (engine, again, by_buffer, loaded):
     with TrtRunner(each) as runner:
         result.append(runner.infer({"renamed": X})["y"].copy())
 """
-
 USAGE["device memory goes in and out"] = """
 with TrtRunner(EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"))) as runner, cuda.Stream() as stream:
     array = cuda.DeviceArray(shape=X.shape, dtype=X.dtype).copy_from(X, stream)
@@ -119,7 +111,6 @@ with TrtRunner(EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"))) as runne
     result += [back, tuple(raw.shape)]
     raw.free()
 """
-
 USAGE["every parameter of a config"] = """
 FLAGS = ("tf32", "fp16", "int8", "fp8", "sparse_weights", "refittable", "direct_io", "restricted", "version_compatible")
 given = [{name: True} for name in FLAGS] + [
@@ -143,11 +134,8 @@ for options in given:
         str(config.hardware_compatibility_level), config.num_optimization_profiles, str(config.default_device_type),
     ))
 """
-
 USAGE["a calibrator tells a data loader its metadata"] = """
 import os
-
-
 loader = DataLoader(iterations=2)
 made = Calibrator(loader, cache="loader.cache")
 profile = Profile().add("X", (1, 2, 1, 1), (1, 2, 3, 3), (1, 2, 4, 4))
@@ -157,12 +145,8 @@ dtype, shape = loader.input_metadata["X"]
 result = [str(dtype), tuple(shape), tuple(made.input_metadata["X"].shape), made.num_batches]
 result.append(os.path.getsize("loader.cache") > 0)
 """
-
-
 USAGE["tactics are recorded and replayed"] = """
 import json
-
-
 network, recorded, again = NetworkFromOnnxPath("conv_net.onnx"), TacticReplayData(), TacticReplayData()
 options = {"load_timing_cache": cached(), "builder_optimization_level": 1}
 EngineBytesFromNetwork(network, CreateConfig(algorithm_selector=TacticRecorder(recorded), **options))()
@@ -185,7 +169,6 @@ result = [
     str(Algorithm(1, 2, [TensorInfo(trt.float32, (1, 2), -1, 1)], [])),
 ]
 """
-
 USAGE["outputs of networks"] = """
 def outputs(**options):
     network = ModifyNetworkOutputs(NetworkFromOnnxPath("conv_net.onnx"), **options)()[1]
@@ -198,13 +181,11 @@ result = [
     outputs(outputs=["c*"]), outputs(mark_layer_types=["CONVOLUTION"]), outputs(),
 ]
 """
-
 USAGE["a network drawn as ONNX"] = """
 drawn = OnnxLikeFromNetwork(NetworkFromOnnxPath("conv_net.onnx"))()
 nodes = [(n.op_type, n.name, list(n.input), list(n.output)) for n in drawn.graph.node]
 result = [nodes, [v.name for v in drawn.graph.input]]
 """
-
 USAGE["networks in words"] = """
 builder, network, parser = network_from_onnx_path("three_layers.onnx")
 text = trt_util.str_from_network(network, show_layers=True, show_attrs=True)
@@ -216,7 +197,6 @@ result = [
     trt_util.str_from_layer(network.get_layer(0), 0).split(),
 ]
 """
-
 USAGE["engines in words"] = """
 engine = EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"))()
 context = engine.create_execution_context()
@@ -232,9 +212,7 @@ result.append(str(meta))
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A folder for each tool, with the models that the code names."""
     made = {}
-    three_layers = (
-        "(float[1,8,4,4] x) => (float[1,8,4,4] y) { [relu] a = Relu(x)\n [neg] b = Neg(a)\n [exp] y = Exp(b) }"
-    )
+    three_layers = "(float[1,8,4,4] x) => (float[1,8,4,4] y) { [relu] a = Relu(x) [neg] b = Neg(a) [exp] y = Exp(b) }"
     for tool in ("polygraphy", "trtops"):
         made[tool] = tmp_path_factory.mktemp(tool)
         models.identity().write(made[tool], "identity")
@@ -256,12 +234,9 @@ def timing_cache(folders: dict[str, Path]) -> str:
 def executed(code: str, tool: str, folder: Path, cached: Any) -> Any:
     """What a piece of code leaves, with one tool or the other."""
     names = {"np": np, "trt": load(), "X": X, "cached": cached}
-    before = os.getcwd()
-    os.chdir(folder)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
         exec(compile((IMPORTS + code).replace("polygraphy", tool), f"<{tool}>", "exec"), names)
-    finally:
-        os.chdir(before)
     return names["result"]
 
 
@@ -271,9 +246,7 @@ def assert_equal(theirs: Any, ours: Any, where: str = "result") -> None:
         np.testing.assert_array_equal(np.asarray(ours), theirs, err_msg=where)
         assert np.asarray(ours).dtype == theirs.dtype, where
     elif isinstance(theirs, Mapping):
-        assert list(theirs) == list(ours), where
-        for key in theirs:
-            assert_equal(theirs[key], ours[key], f"{where}[{key!r}]")
+        assert_equal(list(theirs.items()), list(ours.items()), where)
     elif isinstance(theirs, Sequence) and not isinstance(theirs, (str, bytes)):
         assert len(theirs) == len(ours), f"{where}: {theirs} != {ours}"
         for index, (one, other) in enumerate(zip(theirs, ours, strict=True)):
@@ -284,9 +257,7 @@ def assert_equal(theirs: Any, ours: Any, where: str = "result") -> None:
 
 @pytest.mark.parametrize("name", USAGE)
 def test_documented_code_gives_equal_results(name, folders, request):
-    def cached() -> str:
-        return request.getfixturevalue("timing_cache")
-
+    cached = functools.partial(request.getfixturevalue, "timing_cache")
     theirs, ours = (executed(USAGE[name], tool, folders[tool], cached) for tool in ("polygraphy", "trtops"))
 
     assert_equal(theirs, ours)

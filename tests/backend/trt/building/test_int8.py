@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -64,21 +65,18 @@ def test_tensorrt_cache_may_lack_some_tensors(model) -> None:
     theirs = header + b"image: 3c010204\n(Unnamed Layer* 4) [Shuffle]_output: 3c010204\n"
 
     assert int8.tensorrt_text(theirs, model, INT8, release="8.6.0") == theirs
-    with pytest.raises(errors.CalibrationError, match="another model"):
-        int8.tensorrt_text(header + b"input_1: 3c010204\n", model, INT8, release="8.6.0")
-    with pytest.raises(errors.CalibrationError, match="cannot be read"):
-        int8.tensorrt_text(header + b"image: 3c01", model, INT8, release="8.6.0")
+    for text, refusal in ((b"input_1: 3c010204\n", "another model"), (b"image: 3c01", "cannot be read")):
+        with pytest.raises(errors.CalibrationError, match=refusal):
+            int8.tensorrt_text(header + text, model, INT8, release="8.6.0")
 
 
 @pytest.mark.usefixtures("rtx")
 @pytest.mark.parametrize("form", ["ours", "tensorrt", "data"])
 def test_int8_without_calibrators_uses_cache_or_data(model, cache, form) -> None:
-    backend = TensorRTBackend()
     given = {"ours": cache.to_bytes(), "tensorrt": cache.to_tensorrt(), "data": None}[form]
+    data = images(4) if given is None else None
 
-    build = backend.build(
-        model, INT8, caches=Caches(calibration=given), calibration_data=images(4) if given is None else None
-    )
+    build = TensorRTBackend().build(model, INT8, caches=Caches(calibration=given), calibration_data=data)
 
     assert len(build.engine.plan) > 1000
     assert build.calibration_cache == given or CalibrationCache.from_bytes(build.calibration_cache).samples == 8
@@ -101,41 +99,21 @@ def test_kept_layers_are_left_out_of_the_pairs(model, cache) -> None:
     assert np.array_equal([i.name for i in quantized.graph.input], ["image"])
 
 
-FEEDS = [{"b": np.full((2, 3), i, np.float32), "a": np.arange(i + 1)} for i in range(3)]
-
-
-class HostMemory:
-    """Stands in for device memory."""
-
-    def __init__(self, shape, dtype):
-        self.dtype = np.dtype(dtype)
-        self.ptr = 1
-
-    def copy_from(self, array):
-        pass
-
-    def free(self):
-        pass
-
-
-def handed_out(feeds):
-    batches = calibrator.CalibrationBatches(feeds, None)
-    while batches.next_batch(["a", "b"]) is not None:
-        pass
-    assert batches.error is None
-    return batches
-
-
 def test_calibrator_digest_equals_feed_digest(monkeypatch):
-    monkeypatch.setattr(memory, "DeviceArray", HostMemory)
+    monkeypatch.setattr(memory, "DeviceArray", lambda shape, dtype: Mock(dtype=np.dtype(dtype), ptr=1))
+    feeds = [{"b": np.full((2, 3), i, np.float32), "a": np.arange(i + 1)} for i in range(3)]
     expected = FeedDigest()
-    for feed in FEEDS:
+    for feed in feeds:
         expected.add(feed)
 
-    found = handed_out(FEEDS)
+    def digest_of(feeds):
+        batches = calibrator.CalibrationBatches(feeds, None)
+        while batches.next_batch(["a", "b"]) is not None:
+            pass
+        assert batches.error is None and batches.num_batches == len(feeds)
+        return batches.data_digest()
 
-    assert found.num_batches == 3
-    assert found.data_digest() == expected.hexdigest()
+    assert digest_of(feeds) == expected.hexdigest()
     view = memory.DeviceView(64, (2, 3), np.float32)  # data on the device has no digest
-    assert handed_out([*FEEDS, {"a": np.arange(1), "b": view}]).data_digest() is None
-    assert handed_out([{"a": 128, "b": 256}]).data_digest() is None
+    assert digest_of([*feeds, {"a": np.arange(1), "b": view}]) is None
+    assert digest_of([{"a": 128, "b": 256}]) is None

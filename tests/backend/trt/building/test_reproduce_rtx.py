@@ -11,7 +11,7 @@ import pytest
 
 from tests import models
 from trtops.backend.onnx.model import Model
-from trtops.backend.trt import TensorRTBackend, library, reproduce
+from trtops.backend.trt import TensorRTBackend, library, network_from_onnx_path, reproduce
 from trtops.comparator.report import Tolerances
 from trtops.ops.bundling.case import Case, engine_case
 from trtops.spec import BuildConfig, OptimizationProfile, ShapeRange, TensorRTOptions
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.usefixtures("rtx")
 TEXT = "(float[N,8] x) => (float[N,8] y) { [mm] a = MatMul(x, w) [act] b = Relu(a) [twice] y = Add(b, b) }"
 
 
-def settings_of(folder: Path, config: BuildConfig) -> dict[str, Any]:
-    """The settings of a real build that the script reads, next to its model."""
+def built_by_script(folder: Path, config: BuildConfig) -> tuple[dict[str, Any], Any]:
+    """The settings of a real build, from which the script builds, and the network that it makes of the model."""
     proto = models.model(TEXT, {"w": models.random(8, 8)}, name="small")
     onnx.save(proto, folder / "model.onnx")
     build = TensorRTBackend().build(Model.load(folder / "model.onnx"), config)
@@ -31,38 +31,26 @@ def settings_of(folder: Path, config: BuildConfig) -> dict[str, Any]:
         name="small", backend="tensorrt", model=proto, feeds=[feed], golden=[{"y": feed["x"]}], tolerances=Tolerances(),
         verdict="bad", settings={},
     )  # fmt: skip
-    found: dict[str, Any] = json.loads(
-        json.dumps(engine_case(case, build.spec.config, build.tactics.settings, None).manifest())
-    )
-    return found
-
-
-def parsed(trt: Any, folder: Path) -> tuple[Any, Any]:
-    """The network of the model, and what holds it."""
-    logger = trt.Logger(trt.Logger.ERROR)
-    builder = trt.Builder(logger)
-    network = builder.create_network(0)
-    parser = trt.OnnxParser(network, logger)
-    assert parser.parse_from_file(str(folder / "model.onnx"))
-    return network, (logger, builder, parser)
+    manifest = engine_case(case, build.spec.config, build.tactics.settings, None).manifest()
+    settings: dict[str, Any] = json.loads(json.dumps(manifest))
+    trt = library.load()
+    assert len(reproduce.build(trt, trt.Logger(trt.Logger.ERROR), folder, settings)) > 1000
+    return settings, network_from_onnx_path(folder / "model.onnx")
 
 
 def test_script_builds_dynamic_input_without_profile(tmp_path: Path) -> None:
-    trt = library.load()
-    case = settings_of(tmp_path, BuildConfig(options=TensorRTOptions(workspace_bytes=1 << 28)))
+    case, parts = built_by_script(tmp_path, BuildConfig(options=TensorRTOptions(workspace_bytes=1 << 28)))
+
     assert case["profiles"] == [] and case["cleared_flags"] == ["TF32"] and case["workspace_bytes"] == 1 << 28
-    assert len(reproduce.build(trt, trt.Logger(trt.Logger.ERROR), tmp_path, case)) > 1000
-    network, _held = parsed(trt, tmp_path)
-    assert reproduce.dynamic_inputs(network) == {"x": [[1, 8]] * 3}
+    assert reproduce.dynamic_inputs(parts[1]) == {"x": [[1, 8]] * 3}
 
 
 def test_tensors_that_were_marked_are_marked_again(tmp_path: Path) -> None:
-    trt = library.load()
     shapes = ShapeRange(name="x", min=(1, 8), opt=(2, 8), max=(4, 8))
     config = BuildConfig(mark=("b",), profiles=(OptimizationProfile(shapes=(shapes,)),), options=TensorRTOptions())
-    case = settings_of(tmp_path, config)
+
+    case, parts = built_by_script(tmp_path, config)
+
     assert case["profiles"] == [{"x": [[1, 8], [2, 8], [4, 8]]}]
-    assert len(reproduce.build(trt, trt.Logger(trt.Logger.ERROR), tmp_path, case)) > 1000
-    network, _held = parsed(trt, tmp_path)
-    reproduce.change_layers(trt, network, case)
-    assert [network.get_output(i).name for i in range(network.num_outputs)] == ["y", "b"]
+    reproduce.change_layers(library.load(), parts[1], case)
+    assert [parts[1].get_output(i).name for i in range(parts[1].num_outputs)] == ["y", "b"]

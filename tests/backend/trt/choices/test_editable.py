@@ -1,27 +1,168 @@
-"""Tactics through the editable timing cache; against a builder that behaves as the header and NVIDIA's sample say."""
+"""Tactics through the editable timing cache, against a builder that behaves as the header and NVIDIA's sample say.
 
-from dataclasses import replace
+What each part follows:
+
+- ``TimingCache``: the reference of ``ITimingCache`` (10.8 to 11.4): ``update`` of a missing key returns false; a time
+  that is no number removes the entry; ``query`` of an unknown key gives an invalid value.
+- ``Key``: the reference of ``TimingCacheKey``: ``0x`` and 32 hexadecimal digits.
+- ``Builder``: the README of ``sampleEditableTimingCache`` (10.8): an op whose key is in the cache is not timed;
+  others are timed, logged with all tactics, and written into the cache; layers are named after their op with ``_myl0_``
+  and a number, and have a kernel's name; a layer that Myelin generates has a kernel of its own and no entry. Ops that
+  differ only in name have keys of their own.
+- ``escapes``: found on 10.15 to 11.2: the flag that makes a miss fail does not stop every miss.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+import re
+from dataclasses import dataclass, field, replace
 
 import pytest
 
-from tests.backend.trt.choices.editable_builder import (
-    TABLE_HEAD,
-    Builder,
-    Config,
-    Op,
-    TimingCache,
-    Value,
-    module,
-    tactic_hash,
-)
+from tests.backend.trt import api
 from trtops import errors
 from trtops.backend.trt import library
 from trtops.backend.trt.choices import autotuning, editable
 from trtops.backend.trt.choices.timing_cache import TimingCache as CacheFile
+from trtops.backend.trt.library.log import add_to_collections
 from trtops.backend.trt.lines import release_line
 from trtops.spec import Layer
 from trtops.tactics.denied import DeniedTactic, DenyList
 from trtops.tactics.record import TacticRecord
+
+TABLE_HEAD = (
+    "tactic_id, cost(in ms), cost/fastest_cost, prediction_correlation, kernel_name, tactic_hash, tunable_parameter"
+)
+
+
+@dataclass(frozen=True)
+class Key:
+    text: str
+
+    @staticmethod
+    def parse(text):
+        assert re.fullmatch("0x[0-9a-f]{32}", text), text
+        return Key(text)
+
+    def __str__(self):
+        return self.text
+
+
+@dataclass(frozen=True)
+class Value:
+    tacticHash: int
+    timingMSec: float
+
+
+@dataclass
+class TimingCache:
+    entries: dict = field(default_factory=dict)
+
+    def queryKeys(self):
+        return list(self.entries)
+
+    def query(self, key):
+        return self.entries.get(key, Value(0, math.nan))
+
+    def update(self, key, value):
+        if key not in self.entries:
+            return False
+        if math.isnan(value.timingMSec):
+            del self.entries[key]
+        else:
+            self.entries[key] = value
+        return True
+
+    def serialize(self):
+        return json.dumps({str(k): [v.tacticHash, v.timingMSec] for k, v in self.entries.items()}).encode()
+
+    @classmethod
+    def of(cls, data):
+        return cls({Key(k): Value(*v) for k, v in json.loads(data or b"{}").items()})
+
+
+@dataclass(frozen=True)
+class Op:
+    """An op that the builder times; equal kernels have equal hashes."""
+
+    name: str
+    tactics: tuple  # (kernel, milliseconds)
+    escapes: bool = False
+
+    @property
+    def key(self):
+        return Key("0x" + hashlib.sha256(repr((self.name, self.tactics)).encode()).hexdigest()[:32])
+
+    def candidates(self):
+        return sorted((ms, kernel, tactic_hash(kernel)) for kernel, ms in self.tactics)
+
+
+def tactic_hash(kernel):
+    return int(hashlib.sha256(kernel.encode()).hexdigest()[:13], 16)
+
+
+@dataclass
+class Config:
+    cache: TimingCache = field(default_factory=TimingCache)
+    flags: set = field(default_factory=set)
+
+    def get_timing_cache(self):
+        return self.cache
+
+    def set_flag(self, flag):
+        self.flags.add(flag)
+
+
+class Builder:
+    """Builds a chain of ops, with a softmax that Myelin generates between the first two."""
+
+    def __init__(self, *ops, error_on_miss=None):
+        self.ops = ops
+        self.error_on_miss = error_on_miss
+        self.timed = []
+
+    def build(self, config):
+        """The plan: each op's kernel."""
+        chosen = {}
+        for op in self.ops:
+            found = config.cache.entries.get(op.key)
+            if found is None:
+                if self.error_on_miss in config.flags and not op.escapes:
+                    add_to_collections("ERROR", f"Timing cache miss for {op.name}")
+                    raise errors.EngineBuildError("TensorRT returns no plan")
+                found = self._time(op)
+                config.cache.entries[op.key] = found
+            chosen[op.name] = next(kernel for _, kernel, value in op.candidates() if value == found.tacticHash)
+        return json.dumps(chosen).encode()
+
+    def _time(self, op):
+        self.timed.append(op.name)
+        fastest, _, best = op.candidates()[0]
+        for line in (
+            f"Autotuning op {op.name}(key: {op.key}):",
+            "Sorted table of all evaluated tactics:",
+            TABLE_HEAD,
+            *(f"   {i}, {ms:.7f}, {ms / fastest:.5f}, 0.50673, {kernel}, {value:#x}, "
+              for i, (ms, kernel, value) in enumerate(op.candidates(), 3)),
+            f"The selected tactic is (tactic hash, cost(in ms)):{best:#x},  {fastest:g}",
+            f"Writing the best tactic ({best:#x}) to cache",
+        ):  # fmt: skip
+            add_to_collections("VERBOSE", line)
+        return Value(best, fastest)
+
+    def layers(self, plan):
+        """The engine's layers, as the inspector lists them."""
+        first, *others = json.loads(plan).items()
+        softmax = ("__myl_TraMaxSubExpSum", "__myl_TraMaxSubExpSum_0xcbcb71f1")
+        return [
+            Layer(name=f"{name}_myl0_{number}", op="kgen" if name.startswith("__myl") else "gemm", tactic=kernel)
+            for number, (name, kernel) in enumerate((first, softmax, *others))
+        ]
+
 
 GEMMS = (("sm80_gemm_32x32x64", 0.0112640), ("sm80_gemm_64x32x64_stage4", 0.0118784), ("sm80_gemm_stage5", 0.0123904))
 OPS = (Op("matMul1", GEMMS), Op("matMul2", GEMMS), Op("matMul10", GEMMS))
@@ -30,7 +171,9 @@ WHERE = {"backend_version": "10.8.0", "device_sha256": "d" * 64}
 
 @pytest.fixture(params=["10.8.0", "10.16.1", "11.4.0"], autouse=True)
 def release(request, monkeypatch):
-    line = release_line(module(request.param))
+    module = copy.copy(api.stand_in(request.param))
+    module.TimingCacheKey, module.TimingCacheValue = Key, Value
+    line = release_line(module)
     monkeypatch.setattr(library, "line", lambda: line)
     return line
 
@@ -43,17 +186,11 @@ def builder(release):
 def editing(builder, config, ops=()):
     known = {op.key: op for op in ops}
 
-    def build_once():
-        plan = builder.build(config)
-        if plan is None:
-            raise errors.EngineBuildError("a miss")
-        return plan
-
     def record_of(plan):
         entries = library.line().timing_entries(config)
         return editable.to_record(entries, layers=builder.layers(plan), ops=known.values(), **WHERE)
 
-    return editable.Editing(config=config, build_once=build_once, record_of=record_of, ops=known)
+    return editable.Editing(config=config, build_once=lambda: builder.build(config), record_of=record_of, ops=known)
 
 
 def first_build(builder):
@@ -138,7 +275,7 @@ def test_replay_ignores_entries_of_other_models(builder):
     shared.entries[stranger.key] = Value(tactic_hash("sm80_gemm_stage5"), 1.0)
     builder.ops = (*OPS, stranger)
 
-    with pytest.raises(errors.EngineBuildError, match="a miss"):
+    with pytest.raises(errors.EngineBuildError, match="no plan"):
         editing(builder, Config(shared), made.ops.values()).replay(record)
 
 
@@ -154,18 +291,15 @@ def test_changed_or_dropped_entry_is_named(builder):
     assert "the entry is gone" in str(caught.value)
 
 
-def denying(record, *layers):
-    choices = tuple(c for c in record.choices if c.layer in layers)
-    return DenyList(entries=(DeniedTactic(**WHERE, choices=choices, evidence="abc"),))
-
-
 def test_next_fastest_replaces_a_denied_tactic(builder):
     *_, record = first_build(builder)
     denied, before = DenyList(), record
 
     # The last has no alternative, and stays.
     for kernel in ("sm80_gemm_64x32x64_stage4", "sm80_gemm_stage5", "sm80_gemm_32x32x64"):
-        denied = DenyList(entries=denied.entries + denying(before, "matMul1_myl0_0").entries)
+        assert before.choices[0].layer == "matMul1_myl0_0"
+        entry = DeniedTactic(**WHERE, choices=before.choices[:1], evidence="abc")
+        denied = DenyList(entries=(*denied.entries, entry))
         again = editing(builder, Config())
         before = again.record_of(again.build(None, denied))
         assert kernel in before.choices[0].tactic
@@ -194,8 +328,8 @@ def test_cache_file_names_the_ops_of_keys(builder):
     read = CacheFile.from_bytes(file)
 
     again = editing(builder, Config(TimingCache.of(read.data)), read.ops)
-    plan = again.build(None, DenyList())
-    assert again.record_of(plan) == record  # nothing was timed: without the table no layer would have a key
+    # Nothing is timed: without the table no layer would have a key.
+    assert again.record_of(again.build(None, DenyList())) == record
     assert builder.timed == [op.name for op in OPS]
 
 
