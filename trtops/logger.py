@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -21,7 +21,6 @@ from trtops import errors
 from trtops.lazy import known_as
 from trtops.system.masking import masked
 
-Message: TypeAlias = "str | Callable[[], object] | object"
 Severity: TypeAlias = "int | Mapping[str, int]"
 
 # The letter of each level, and its color as a parameter of the escape sequence "ESC [ n m", 0 for none.
@@ -43,7 +42,7 @@ class LogMode(enum.IntEnum):
 
 
 def _log_at(severity: int, *, error_ok: bool = False) -> Any:
-    def log(self: Logger, message: Message, mode: LogMode = LogMode.EACH) -> None:
+    def log(self: Logger, message: object, mode: int = LogMode.EACH) -> None:
         self.log(message, severity, mode, stack_depth=3, error_ok=error_ok)
 
     return log
@@ -134,12 +133,7 @@ class Logger:
             self._logger.addHandler(self._file)
 
     def log(
-        self,
-        message: Message,
-        severity: int,
-        mode: LogMode = LogMode.EACH,
-        stack_depth: int = 2,
-        error_ok: bool = False,
+        self, message: object, severity: int, mode: int = LogMode.EACH, stack_depth: int = 2, error_ok: bool = False
     ) -> None:
         """Log a message, or what a callable returns, which is only called if the message is logged.
 
@@ -182,7 +176,7 @@ class Logger:
     warning = _log_at(WARNING)
     error = _log_at(ERROR)
 
-    def critical(self, message: Message, ExceptionType: type[Exception] | None = None) -> NoReturn:
+    def critical(self, message: object, ExceptionType: type[Exception] | None = None) -> NoReturn:
         """Log with severity ``CRITICAL`` and raise TrtopsError, or ``ExceptionType`` if given."""
         text = str(message() if callable(message) else message)
         self.log(text, self.CRITICAL, stack_depth=3)

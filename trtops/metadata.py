@@ -72,10 +72,7 @@ class TensorMetadata(dict[str, TensorSpec]):
     @classmethod
     def from_feed_dict(cls, feed_dict: Mapping[str, Any]) -> Self:
         """The metadata of arrays or torch tensors."""
-        meta = cls()
-        for name, array in feed_dict.items():
-            meta.add(name, array.dtype, tuple(array.shape))
-        return meta
+        return cls.of(TensorSpec(name, array.dtype, tuple(array.shape)) for name, array in feed_dict.items())
 
     def add(
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +41,7 @@ class LazyModule:
 
 
 def lazy_import(
-    name: str,
-    log: bool | None = None,
-    pkg_name: str | None = None,
-    install_flags: Sequence[str] | None = None,
-    requires: Sequence[str] | None = None,
+    name: str, log: object = None, pkg_name: object = None, install_flags: object = None, requires: object = None
 ) -> Any:
     """Return a module that is imported on first use; a version in the name and other arguments have no effect."""
     return LazyModule(re.split("[=<>]", name)[0].strip())
