@@ -12,13 +12,17 @@ from trtops.system.masking import masked
 
 
 class TrtopsError(Exception):
-    """Base of all errors of trtops. If ``transient``, the same call can succeed later."""
+    """Base of all errors of trtops. If ``transient``, the same call can succeed later. Details become attributes."""
 
-    transient: bool = False
+    transient = False
+
+    def __init__(self, message: object = "", **details: object) -> None:
+        super().__init__(message)
+        vars(self).update(details)
 
     def __str__(self) -> str:
         # Messages quote their input and end up in logs and stores, so secrets are masked.
-        return masked(str(self.args[0])) if self.args else ""
+        return masked(str(self.args[0]))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
@@ -74,9 +78,7 @@ class CalibrationError(BackendError):
     ``partial`` is the incomplete ``trtops.calibration.CalibrationCache``, or None.
     """
 
-    def __init__(self, message: str, *, partial: object = None) -> None:
-        super().__init__(message)
-        self.partial = partial
+    partial: object = None
 
 
 class TimingCacheError(BackendError):
@@ -86,9 +88,7 @@ class TimingCacheError(BackendError):
 class TacticMismatchError(BackendError):
     """A tactic replay was not followed by ``layers``, which are in the record's order."""
 
-    def __init__(self, message: str, layers: Iterable[str] = ()) -> None:
-        super().__init__(message)
-        self.layers = tuple(layers)
+    layers: tuple[str, ...] = ()
 
 
 class WorkerError(BackendError):

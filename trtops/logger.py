@@ -81,10 +81,7 @@ class Logger:
 
     @property
     def module_severity(self) -> dict[str, int]:
-        """Severities below which nothing is logged, by path below the package.
-
-        May be set to one severity, or to a mapping such as ``{"": G_LOGGER.INFO, "backend/trt": G_LOGGER.VERBOSE}``.
-        """
+        """Severities below which nothing is logged, by path such as ``backend/trt``; may be set to one for all."""
         return self._severity
 
     @module_severity.setter

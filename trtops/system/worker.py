@@ -150,9 +150,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         lines = os.pread(self._output.fileno(), 1 << 16, max(0, size - (1 << 16))).decode(errors="replace").splitlines()
         output = "".join(f"\n  {line}" for line in lines[-20:]) or " nothing"
         who = f"{self._name}'s child process" if self._name else "The child process"
-        error = errors.WorkerError(f"{who} {how}. Its last output:{output}")
-        error.timed_out = late
-        raise error
+        raise errors.WorkerError(f"{who} {how}. Its last output:{output}", timed_out=late)
 
     def _start_child(self) -> None:
         preparation = None

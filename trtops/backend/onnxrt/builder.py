@@ -294,5 +294,5 @@ def _check_followed(wanted: TacticRecord, got: TacticRecord) -> None:
     raise errors.TacticMismatchError(
         f"The tactic record was not followed in {len(differing)} of {len(theirs)} layers: {'; '.join(shown)}{more}. "
         "Was it recorded from this model, in this precision?",
-        differing,
+        layers=differing,
     )

@@ -290,7 +290,7 @@ def raise_mismatch(found: Mapping[str, str], count: int) -> None:
     raise errors.TacticMismatchError(
         f"The replay was not followed in {len(found)} of {count} layers. Model, build config, device and release must "
         f"be those of the recorded build.{shown}{'' if len(found) <= 20 else chr(10) + '  ...'}",
-        found,
+        layers=tuple(found),
     )
 
 
