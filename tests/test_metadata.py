@@ -114,7 +114,7 @@ FEED = {"image": np.zeros((2, 3, 8), np.float32), "length": np.zeros(1, np.int64
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"image": None}, errors.InputError, r"'image' is not fed; expected image \[dtype=float32"),
+        ({"image": None}, errors.InputError, r"'image' is not fed an array; expected image \[dtype=float32"),
         ({"imaeg": FEED["image"]}, errors.InputError, r"'imaeg', which is not an input.*Did you mean 'image'"),
         ({"image": np.zeros((2, 3, 8))}, errors.InputError, "dtype float64; expected float32.*astype"),
         (

@@ -127,14 +127,10 @@ def check_feed(inputs: Mapping[str, TensorSpec], feed: Mapping[str, Any]) -> Non
             hint = errors.near(name, inputs)
             raise errors.InputError(f"The feed has {name!r}, which is not an input of this model. {hint}")
     for name, spec in inputs.items():
-        array = feed.get(name)
-        if array is None:
-            fed = ", ".join(map(repr, feed)) or "nothing"
-            raise errors.InputError(f"Input {name!r} is not fed; expected {spec}, found {fed}.")
+        array: Any = feed.get(name)
         if not hasattr(array, "dtype"):
-            raise errors.InputError(
-                f"Input {name!r} is a {type(array).__name__}; expected an array. Convert it with numpy.asarray(...)."
-            )
+            found = "nothing" if array is None else f"a {type(array).__name__}, which numpy.asarray(...) converts"
+            raise errors.InputError(f"Input {name!r} is not fed an array; expected {spec}, found {found}.")
         # TensorRT and ONNX Runtime would read the bytes of another order as other numbers.
         native = getattr(array.dtype, "isnative", True)
         if spec.dtype is not None and (DataType.from_dtype(array.dtype) is not spec.dtype or not native):
@@ -143,7 +139,4 @@ def check_feed(inputs: Mapping[str, TensorSpec], feed: Mapping[str, Any]) -> Non
                 f"Convert it, for example a numpy array with .astype({spec.dtype.value!r})."
             )
         if spec.shape is not None and not shape_accepts(spec.shape, array.shape):
-            raise errors.InputError(
-                f"Input {name!r} has shape {tuple(array.shape)}; expected {spec.shape}"
-                f"{' (any size where a dimension is a name, None or -1)' if any(map(is_dynamic, spec.shape)) else ''}."
-            )
+            raise errors.InputError(f"Input {name!r} has shape {tuple(array.shape)}; expected {spec.shape}.")

@@ -71,7 +71,7 @@ class RunnerContract:
             ({"X": x}, errors.InputError, r"'X'.*Did you mean 'x'|'X'.*Known: 'x'"),
             ({"x": x.astype(np.float64)}, errors.InputError, "float64; expected float32"),
             ({"x": x.astype(">f4")}, errors.InputError, "order"),
-            ({"x": x.tolist()}, errors.InputError, "is a list"),
+            ({"x": x.tolist()}, errors.InputError, "found a list"),
         ):
             with pytest.raises(error, match=message):
                 runner.infer(feed)
