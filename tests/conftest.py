@@ -51,6 +51,16 @@ def prefect_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The root of an empty embedded store; making one takes seconds, copying it milliseconds."""
+    from trtops.tracking.mlflow import embedded
+
+    root = tmp_path_factory.mktemp("template") / "mlruns"
+    embedded.ensure_store(root)
+    return root
+
+
 @pytest.fixture
 def rtx(monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorRT-RTX stands in for TensorRT during the test: it parses and builds without a GPU."""

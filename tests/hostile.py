@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sqlite3
 import sys
 import threading
 import urllib.parse
@@ -21,7 +20,7 @@ from typing import Any
 import pytest
 
 from tests import models
-from tests.stores import copy_store
+from tests.stores import copy_store, execute
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.command import CommandCheck
@@ -156,28 +155,23 @@ def forge_run(
         (folder / path).write_bytes(data)
     if whole:
         (folder / Artifact.MANIFEST).write_bytes(manifest_of(files) if manifest is None else manifest)
-    with contextlib.closing(sqlite3.connect(root / "mlflow.db")) as database, database:
-        (experiment_id,) = database.execute(
-            "SELECT experiment_id FROM experiments WHERE name = ?", (experiment,)
-        ).fetchone()
-        columns = {
-            "run_uuid": run_id,
-            "name": "forged",
-            "source_type": "LOCAL",
-            "user_id": "mallory",
-            "status": status,
-            "start_time": 1,
-            "end_time": 2,
-            "lifecycle_stage": "active",
-            "experiment_id": experiment_id,
-            "artifact_uri": str(folder) if uri is None else uri,
-        }
-        marks = ", ".join("?" * len(columns))
-        database.execute(f"INSERT INTO runs ({', '.join(columns)}) VALUES ({marks})", tuple(columns.values()))
-        kind = {Tag.SCHEMA: "1", **tags}
-        database.executemany(
-            "INSERT INTO tags (key, value, run_uuid) VALUES (?, ?, ?)", [(k, v, run_id) for k, v in kind.items()]
-        )
+    [(experiment_id,)] = execute(root, "SELECT experiment_id FROM experiments WHERE name = ?", experiment)
+    columns = {
+        "run_uuid": run_id,
+        "name": "forged",
+        "source_type": "LOCAL",
+        "user_id": "mallory",
+        "status": status,
+        "start_time": 1,
+        "end_time": 2,
+        "lifecycle_stage": "active",
+        "experiment_id": experiment_id,
+        "artifact_uri": str(folder) if uri is None else uri,
+    }
+    marks = ", ".join("?" * len(columns))
+    execute(root, f"INSERT INTO runs ({', '.join(columns)}) VALUES ({marks})", *columns.values())
+    for key, value in {Tag.SCHEMA: "1", **tags}.items():
+        execute(root, "INSERT INTO tags (key, value, run_uuid) VALUES (?, ?, ?)", key, value, run_id)
     return run_id
 
 
@@ -223,9 +217,7 @@ def forged_runs(place: Path) -> list[str]:
     (folder / "engine" / "engine.ort").symlink_to(victim / "authorized_keys")
     (folder / "out").symlink_to(victim)
     looped = forge_run(root, campaign, tags | {Tag.KIND: "iteration"})
-    with contextlib.closing(sqlite3.connect(root / "mlflow.db")) as database, database:
-        insert = "INSERT INTO tags (key, value, run_uuid) VALUES (?, ?, ?)"
-        database.execute(insert, ("mlflow.parentRunId", looped, looped))
+    execute(root, "INSERT INTO tags (key, value, run_uuid) VALUES ('mlflow.parentRunId', ?, ?)", looped, looped)
     return [*runs, linked, looped]
 
 

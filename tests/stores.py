@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 
 def copy_store(template: Path, root: Path) -> Path:
@@ -17,8 +18,13 @@ def copy_store(template: Path, root: Path) -> Path:
 
 def set_root(root: Path) -> None:
     """Make the artifact addresses of a store that was copied point to its present folder."""
+    [(place,)] = execute(root, "SELECT artifact_location FROM experiments WHERE experiment_id = 0")
+    former = str(Path(place).parents[1])
+    for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
+        execute(root, f"UPDATE {table} SET {column} = replace({column}, ?, ?)", former, str(root))
+
+
+def execute(root: Path, statement: str, *values: object) -> list[tuple[Any, ...]]:
+    """Execute a statement in a store's database, and return the rows found."""
     with closing(sqlite3.connect(root / "mlflow.db")) as database, database:
-        [(place,)] = database.execute("SELECT artifact_location FROM experiments WHERE experiment_id = 0").fetchall()
-        former = str(Path(place).parents[1])
-        for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
-            database.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (former, str(root)))
+        return database.execute(statement, values).fetchall()

@@ -109,10 +109,8 @@ def damaged(path: Path, random: Random) -> bytes:
     """The content of a file with some of it changed: in its structure where it is JSON, else in its bytes."""
     data = path.read_bytes()
     if random.random() < 0.6:
-        try:
+        with contextlib.suppress(ValueError):
             return _damaged_json(json.loads(data), random)
-        except ValueError:
-            pass
     broken = bytearray(data)
     for _ in range(random.choice((1, 1, 3, 20))):
         if broken:
@@ -127,14 +125,9 @@ def damaged(path: Path, random: Random) -> bytes:
 
 def _damaged_json(value: Any, random: Random) -> bytes:
     places = list(_places(value))
-    for _ in range(random.choice((1, 1, 2, 4))):
-        if not places:
-            break
-        holder, key = random.choice(places)
-        try:
-            _change(holder, key, random)
-        except (KeyError, IndexError):  # it is gone by an earlier change
-            continue
+    for _ in range(random.choice((1, 1, 2, 4)) if places else 0):
+        with contextlib.suppress(KeyError, IndexError):  # it is gone by an earlier change
+            _change(*random.choice(places), random)
     text = json.dumps(value)
     if random.random() < 0.03:
         depth = random.choice((100, 100_000))

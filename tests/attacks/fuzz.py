@@ -30,7 +30,7 @@ import numpy as np
 
 from tests import models
 from tests.attacks.damage import WORDS, crafted_model, damaged
-from tests.stores import set_root
+from tests.stores import execute, set_root
 from trtops.cli import registry
 from trtops.cli.main import load, main
 
@@ -142,8 +142,7 @@ def make_bases(folder: Path) -> list[str]:
             code = main([*line.split(), "-q"])
         print(f"{code} {line}", flush=True)
     np.savez("inputs.npz", image=np.ones((1, 3, 8, 8), np.float32))
-    with contextlib.closing(sqlite3.connect("mlruns/mlflow.db")) as database:
-        return [row[0] for row in database.execute("SELECT run_uuid FROM runs")]
+    return [run for (run,) in execute(folder / "mlruns", "SELECT run_uuid FROM runs")]
 
 
 def commands_of(kind: str, seed: int, folder: Path, runs: list[str], count: int) -> list[str]:
@@ -172,15 +171,14 @@ def damage_store(root: Path, run: str, random: Random) -> None:
         (root / "mlflow.db").write_bytes(damaged(root / "mlflow.db", random))
     elif choice < 0.4:
         value = random.choice((*WORDS, "9" * 5000, "-1", "null"))
-        refused = contextlib.suppress(sqlite3.IntegrityError)  # the database has checks of its own
-        with refused, contextlib.closing(sqlite3.connect(root / "mlflow.db")) as database, database:
-            tags = [row[0] for row in database.execute("SELECT key FROM tags WHERE run_uuid = ?", (run,))]
+        with contextlib.suppress(sqlite3.IntegrityError):  # the database has checks of its own
+            tags = [tag for (tag,) in execute(root, "SELECT key FROM tags WHERE run_uuid = ?", run)]
             if tags and random.random() < 0.8:
-                changed = (value, run, random.choice(tags))
-                database.execute("UPDATE tags SET value = ? WHERE run_uuid = ? AND key = ?", changed)
+                tag = random.choice(tags)
+                execute(root, "UPDATE tags SET value = ? WHERE run_uuid = ? AND key = ?", value, run, tag)
             else:
                 column = random.choice(("artifact_uri", "status", "name", "start_time", "lifecycle_stage"))
-                database.execute(f"UPDATE runs SET {column} = ? WHERE run_uuid = ?", (value, run))
+                execute(root, f"UPDATE runs SET {column} = ? WHERE run_uuid = ?", value, run)
     else:
         files = [path for path in root.glob(f"artifacts/**/{run}/**/*") if path.is_file()]
         for path in random.sample(files, min(len(files), random.choice((1, 1, 3)))):
@@ -203,21 +201,11 @@ def fit_manifest(path: Path) -> None:
         (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
-class Mistakes(logging.Handler):
-    """Collects tracebacks that commands log."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info and record.exc_info[1] is not None:
-            self.found.append("".join(traceback.format_exception(record.exc_info[1])))
-
-
 def failure_of(line: str) -> str | None:
-    """Run a line in this process, and return what went wrong."""
-    mistakes, silent = Mistakes(), io.StringIO()
+    """Run a line in this process, and return what went wrong: an exception, one that it logs, or its exit code."""
+    silent = io.StringIO()
+    mistakes = logging.StreamHandler(io.StringIO())
+    mistakes.addFilter(lambda record: bool(record.exc_info and record.exc_info[1]))
     for name in (None, "trtops"):
         logging.getLogger(name).addHandler(mistakes)
     try:
@@ -228,14 +216,11 @@ def failure_of(line: str) -> str | None:
     finally:
         for name in (None, "trtops"):
             logging.getLogger(name).removeHandler(mistakes)
-    if mistakes.found:
-        return mistakes.found[0]
-    return None if code in (0, 1, 2, 3) else f"exit code {code}"
+    return mistakes.stream.getvalue() or (None if code in (0, 1, 2, 3) else f"exit code {code}")
 
 
 def try_case(kind: str, seed: int, bases: Path, runs: list[str], count: int, notes: Path) -> None:
     """Run one case in this process, which is a child; each command, and what went wrong, becomes a line of notes."""
-
     with tempfile.TemporaryDirectory(prefix="fuzz-", dir=bases.parent) as name, notes.open("a") as file:
         folder = Path(name, "here")
         shutil.copytree(bases, folder)
@@ -262,14 +247,13 @@ def watch_case(kind: str, seed: int, bases: Path, runs: list[str], count: int) -
         faulthandler.enable()
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS * count, CPU_SECONDS * count + 5))
         signal.alarm(WALL_SECONDS)
-        code = 1
         try:
             try_case(kind, seed, bases, runs, count, notes)
-            code = 0
+            os._exit(0)
         except BaseException:
             traceback.print_exc()
         finally:
-            os._exit(code)
+            os._exit(1)
     _, status, used = os.wait4(pid, 0)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
@@ -316,13 +300,10 @@ def main_of_fuzz() -> int:
     parser.add_argument("--commands", type=int, default=3, help="commands for each case, drawn by its number")
     parser.add_argument("--kinds", nargs="+", default=["models", "files", "store"])
     given = parser.parse_args()
-    work = Path(tempfile.mkdtemp(prefix="trtops-fuzz-"))
-    os.environ.update(HOME=str(work), TRTOPS_TRACKING_WAIT="0", TRTOPS_SPOOL=str(work / "spool"), OMP_NUM_THREADS="1")
-    try:
-        return min(1, run_all(given.kinds, range(given.first, given.first + given.cases), given.commands, work))
-    finally:
-        os.chdir("/")
-        shutil.rmtree(work, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="trtops-fuzz-", ignore_cleanup_errors=True) as work:
+        os.environ.update(HOME=work, TRTOPS_TRACKING_WAIT="0", TRTOPS_SPOOL=f"{work}/spool", OMP_NUM_THREADS="1")
+        numbers = range(given.first, given.first + given.cases)
+        return min(1, run_all(given.kinds, numbers, given.commands, Path(work)))
 
 
 if __name__ == "__main__":

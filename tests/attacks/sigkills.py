@@ -101,7 +101,6 @@ def start(line: str, place: Path) -> Any:
             os.dup2(os.open(place / "output", os.O_CREAT | os.O_APPEND | os.O_WRONLY), stream)
         enter(place)
         os.chdir(place / "work")
-        sys.argv = ["trtops", *line.split()]
         code = 99
         try:
             if line.startswith("flows."):
@@ -109,7 +108,7 @@ def start(line: str, place: Path) -> Any:
 
                 code = int(eval(line, {"flows": flows}).verdict != "good")
             else:
-                code = main()
+                code = main(line.split())
         except errors.TrtopsError as exc:
             print(f"error: {exc}", file=sys.stderr)
             code = 3
@@ -327,11 +326,8 @@ def run_all(numbers: range, lines: list[str], work: Path) -> int:
                 print(f"--- case {number}, {line}: {kind}: {each}", flush=True)
     total = sum(table.values(), collections.Counter())
     columns = ("kills", "lost", "doubled", "left")
-    print(
-        tables.table(
-            (*columns, "line"), [(*(str(n[c]) for c in columns), k) for k, n in (table | {"all": total}).items()]
-        )
-    )
+    rows = [(*(str(found[name]) for name in columns), line) for line, found in (table | {"all": total}).items()]
+    print(tables.table((*columns, "line"), rows))
     return total["lost"] + total["doubled"] + total["left"]
 
 
@@ -341,13 +337,10 @@ def main_of_sigkills() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first case's number")
     parser.add_argument("--only", default="", help="lines with this in them")
     given = parser.parse_args()
-    work = Path(tempfile.mkdtemp(prefix="sigkills-"))
-    os.environ.update(HOME=str(work), PREFECT_HOME=str(work / "prefect"), TRTOPS_TRACKING_WAIT="0", OMP_NUM_THREADS="1")
     lines = [line for line in (*COMMANDS, *FLOWS) if given.only in line]
-    try:
-        return min(1, run_all(range(given.first, given.first + given.kills), lines, work))
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="sigkills-", ignore_cleanup_errors=True) as work:
+        os.environ.update(HOME=work, PREFECT_HOME=f"{work}/prefect", TRTOPS_TRACKING_WAIT="0", OMP_NUM_THREADS="1")
+        return min(1, run_all(range(given.first, given.first + given.kills), lines, Path(work)))
 
 
 if __name__ == "__main__":

@@ -39,24 +39,10 @@ def lines() -> list[SeedLine]:
     """Every command line of the documents, once each, loops unrolled."""
     found: dict[SeedLine, None] = {}
     for path in sorted(SEEDS.glob("*.txt")):
-        for text in _commands(_decoded(path)):
+        for text in _commands(path.read_text(encoding="utf-8")):
             for words in _unrolled(text):
                 found[SeedLine(path.name[:3], tuple(words))] = None
     return list(found)
-
-
-def _decoded(path: Path) -> str:
-    """A document's text; one was UTF-8 read as Windows-1254 and saved as UTF-8 again."""
-    text = path.read_text(encoding="utf-8")
-    if "Ã¥" not in text and "å¸¸" not in text:
-        return text
-    data = bytearray()
-    for character in text:
-        try:
-            data += character.encode("cp1254")
-        except UnicodeEncodeError:
-            data += bytes([ord(character)]) if ord(character) < 256 else b"?"
-    return data.decode("utf-8", "replace")
 
 
 def _commands(text: str) -> list[str]:

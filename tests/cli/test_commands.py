@@ -134,6 +134,7 @@ SCENARIOS = {
         2 convert m.onnx --convert-to tr # Did you mean 'trt'?
         2 run conv_net.onnx --onnxrt --experiment e --gen script.py
         3 run nowhere.onnx --onnxrt # nowhere.onnx
+        3 store ui --root http://tracking:5000 # is a server
         3 check accuracy none.json # none.json: No such file or directory
         2 inspect model identity.onnx --log-file . # --log-file .: Is a directory
     """,

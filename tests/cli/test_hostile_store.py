@@ -24,15 +24,8 @@ from tests.hostile import (
 )
 from trtops.cli.main import main
 from trtops.record import sha256
-from trtops.tracking.mlflow.embedded import ensure_store
 
 LOOKING = ("show", "audit", "promote", "pardon", "run", "calibration", "build")
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    ensure_store(root := tmp_path_factory.mktemp("empty") / "mlruns")
-    return root
 
 
 @pytest.fixture

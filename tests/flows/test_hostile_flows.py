@@ -9,15 +9,13 @@ import pytest
 
 from tests.hostile import RUN, check_unharmed, forged_runs, server_that, serving, victim_of
 from trtops import errors, flows
-from trtops.tracking.mlflow.embedded import ensure_store
 
 MODEL = Path("conv_net.onnx")
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    ensure_store(tmp_path / "empty")
-    with victim_of(tmp_path / "victim", tmp_path / "empty") as folder:
+def place(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with victim_of(tmp_path / "victim", template) as folder:
         monkeypatch.setenv("TRTOPS_HOME", str(folder / "mlruns"))
         yield folder
 

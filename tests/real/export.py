@@ -2,8 +2,7 @@
 
 Runs in an environment of its own (``requirements.txt``), since it imports torch, transformers and others.
 
-Run: ``python tests/real/export.py FOLDER [NAME ...]``. Existing models are not written again; each has a feed next to
-it.
+Run: ``python tests/real/export.py FOLDER``. Existing models are not written again; each has a feed next to it.
 """
 
 from __future__ import annotations
@@ -153,15 +152,14 @@ def zoo() -> dict[str, Callable[[Path], None]]:
 def main() -> int:
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    makers = zoo()
     failed = 0
-    for name in sys.argv[2:] or makers:
+    for name, make in zoo().items():
         path = folder / f"{name}.onnx"
         if path.with_suffix(".npz").exists():
             continue
         began = time.perf_counter()
         try:
-            makers[name](path)
+            make(path)
         except Exception:
             traceback.print_exc(limit=-2)
             failed += 1

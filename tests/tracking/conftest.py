@@ -9,15 +9,6 @@ import pytest
 
 from tests.servers import MlflowServer
 from tests.stores import copy_store
-from trtops.tracking.mlflow import embedded
-
-
-@pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The root of an empty embedded store; making one takes seconds, copying it milliseconds."""
-    root = tmp_path_factory.mktemp("template") / "mlruns"
-    embedded.ensure_store(root)
-    return root
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.stores import execute
 from trtops.cli.main import main
 from trtops.system import locks, processes
 from trtops.tracking.base import tracked
@@ -70,9 +70,7 @@ def test_sound_store_has_no_findings(tracker: OfflineTracker) -> None:
 
 def test_files_without_runs_and_runs_without_files(tracker: OfflineTracker, root: Path) -> None:
     lost, _ = log_one(tracker, "lost")
-    with sqlite3.connect(root / "mlflow.db") as database:
-        database.execute("DELETE FROM runs WHERE run_uuid = ?", (lost,))
-    database.close()
+    execute(root, "DELETE FROM runs WHERE run_uuid = ?", lost)
     log_one(tracker, "kept")
     without, folder = log_one(tracker, "without files")
     lacking, other = log_one(tracker, "without manifest")

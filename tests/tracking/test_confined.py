@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ import pytest
 from mlflow.store.artifact.http_artifact_repo import HttpArtifactRepository
 
 from tests.hostile import RUN, HostileServer, manifest_of, serving
+from tests.stores import execute
 from trtops import errors
 from trtops.record import sha256
 from trtops.tracking.base import StoredRun, tracked
@@ -66,9 +66,7 @@ def test_links_out_of_a_run_are_refused(embedded: MlflowTracker, tmp_path: Path)
 )
 def test_artifact_address_outside_the_store_is_refused(embedded: MlflowTracker, uri: str) -> None:
     run = embedded.start("m", "r", kind="build")
-    with sqlite3.connect(embedded.store.database) as database:
-        database.execute("UPDATE runs SET artifact_uri = ?", (uri.format(run=run.id),))
-    database.close()
+    execute(embedded.store.root, "UPDATE runs SET artifact_uri = ?", uri.format(run=run.id))
     embedded.store.artifacts.mkdir(exist_ok=True)
     (embedded.store.artifacts / "link").symlink_to("/etc")
 
@@ -135,9 +133,7 @@ def test_damaged_row_is_skipped(embedded: MlflowTracker, tmp_path: Path, caplog)
     for name in ("whole", "odd"):
         with tracked(embedded, "confined", name, kind="build") as run:
             runs.append(run.id)
-    with sqlite3.connect(tmp_path / "mlruns" / "mlflow.db") as database:
-        database.execute("UPDATE runs SET start_time = 'soon' WHERE run_uuid = ?", (runs[1],))
-    database.close()
+    execute(tmp_path / "mlruns", "UPDATE runs SET start_time = 'soon' WHERE run_uuid = ?", runs[1])
 
     assert [info.id for info in embedded.find("confined")] == runs[:1]
     assert f"Skipped: Run {runs[1]}" in caplog.text

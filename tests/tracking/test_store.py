@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.forking import run_in_children
+from tests.stores import execute
 from trtops import errors
-from trtops.cli.main import main
 from trtops.tracking import location, store
 from trtops.tracking.base import tracked
 from trtops.tracking.mlflow import MlflowTracker, embedded
@@ -109,8 +109,7 @@ def test_half_made_database_is_replaced(tmp_path: Path):
     embedded.ensure_store(root)
 
     assert sorted(file.name for file in root.glob("[!m]*")) == [".init.lock"]
-    with closing(sqlite3.connect(root / "mlflow.db")) as database:
-        assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert execute(root, "PRAGMA journal_mode") == [("wal",)]
 
 
 def test_other_files_are_refused_unchanged(tmp_path: Path):
@@ -129,8 +128,7 @@ def test_other_files_are_refused_unchanged(tmp_path: Path):
 def test_stores_of_another_mlflow_are_refused(new_store, tmp_path: Path, age: str):
     root = new_store(tmp_path / "mlruns")
     other = "f4a9b2c7d1e6" if age == "newer" else embedded.known_revisions()[1]  # the former is MLflow 3.18's
-    with closing(sqlite3.connect(root / "mlflow.db")) as database, database:
-        database.execute("UPDATE alembic_version SET version_num = ?", (other,))
+    execute(root, "UPDATE alembic_version SET version_num = ?", other)
     before = (root / "mlflow.db").read_bytes()
     reason = (
         "newer MLflow wrote it.*Install that" if age == "newer" else f"mlflow db upgrade sqlite:///{root}/mlflow.db"
@@ -154,11 +152,6 @@ def test_moved_and_copied_stores_are_refused(new_store, tmp_path: Path):
         MlflowTracker(moved)
     old.symlink_to(moved)  # as the message says
     assert MlflowTracker(old).load(run_id).read_bytes("engine/x.plan") == b"plan"
-
-
-def test_server_is_not_shown_in_our_ui(caplog: pytest.LogCaptureFixture):
-    assert main(["store", "ui", "--root", "http://tracking:5000"]) == 3
-    assert "is a server" in caplog.text
 
 
 @pytest.mark.parametrize("table", ["alembic_version", "tags"])
