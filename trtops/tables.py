@@ -29,7 +29,7 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {line} |" for line in lines)
 
 
-def size(count: int) -> str:
+def size(count: float) -> str:
     """Return a number of bytes as text, in binary units."""
-    power = min((max(count, 1).bit_length() - 1) // 10, 3)
+    power = min((max(int(count), 1).bit_length() - 1) // 10, 3)
     return f"{count / 1024**power:.{min(power, 1)}f} {('B', 'KiB', 'MiB', 'GiB')[power]}"
