@@ -39,6 +39,4 @@ def test_runner_uses_only_the_chosen_gpu(tmp_path: Path, chosen: str, expected: 
     path.write_bytes(bytes(engine_bytes_from_network(NetworkFromOnnxBytes(proto.SerializeToString()), CreateConfig())))
 
     command = [sys.executable, "-c", INFER, str(path), chosen]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=120)
-
-    assert done.stdout.split() == expected.split()
+    assert subprocess.check_output(command, text=True, timeout=120).split() == expected.split()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,30 +17,17 @@ from trtops.spec import BuildConfig, OptimizationProfile, Precision, TensorRTOpt
 
 pytestmark = pytest.mark.usefixtures("rtx")
 
-QUICK = TensorRTOptions(optimization_level=1)
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return models.write_external(models.conv_net(), tmp_path / "model", threshold=1)
 
 
 @pytest.fixture
-def case() -> models.Case:
-    return models.conv_net()
-
-
-@pytest.fixture
-def path(case: models.Case, tmp_path: Path) -> Path:
-    return models.write_external(case, tmp_path / "model", threshold=1)
-
-
-@pytest.fixture
-def limit(large_models: None, monkeypatch: pytest.MonkeyPatch, temporary_files: Path) -> list[int]:
-    """Every model is large; the sizes of what is handed to parsers."""
-    parsed: list[int] = []
-    readable = parsing.readable
-
-    def noted(data: bytes) -> bytes:
-        parsed.append(len(data))
-        return readable(data)
-
-    monkeypatch.setattr(parsing, "readable", noted)
+def limit(large_models: None, monkeypatch: pytest.MonkeyPatch, temporary_files: Path) -> Mock:
+    """Every model is large; records what is handed to parsers."""
+    parsed = Mock(wraps=parsing.readable)
+    monkeypatch.setattr(parsing, "readable", parsed)
     return parsed
 
 
@@ -56,16 +44,16 @@ def test_layer_precisions_leave_weights_in_files(path: Path, request: pytest.Fix
 
     assert found == expected and any(layer.weights for layer in found)
     assert "float16" in {tensor.dtype.value for layer in found for tensor in layer.outputs}
-    assert 0 < max(parsed) < sum(file.stat().st_size for file in path.parent.iterdir()) / 2
+    largest = max(len(call.args[0]) for call in parsed.call_args_list)
+    assert 0 < largest < sum(file.stat().st_size for file in path.parent.iterdir()) / 2
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
-def test_large_model_gives_the_same_engine(
-    precision: Precision, path: Path, case: models.Case, request: pytest.FixtureRequest
-) -> None:
-    profile = OptimizationProfile.fixed(image=case.feed["image"].shape)
-    config = BuildConfig(precision=precision, profiles=(profile,), options=QUICK)
-    given: dict[str, Any] = {"calibration_data": [dict(case.feed)] * 2} if precision == "int8" else {}
+def test_large_model_gives_the_same_engine(precision: Precision, path: Path, request: pytest.FixtureRequest) -> None:
+    feed = models.conv_net().feed
+    profile = OptimizationProfile.fixed(image=feed["image"].shape)
+    config = BuildConfig(precision=precision, profiles=(profile,), options=TensorRTOptions(optimization_level=1))
+    given: dict[str, Any] = {"calibration_data": [dict(feed)] * 2} if precision == "int8" else {}
     expected = TensorRTBackend().build(Model.load(path), config, **given)
     request.getfixturevalue("limit")
     model = Model.load(path)

@@ -166,6 +166,7 @@ class Builder:
 
 GEMMS = (("sm80_gemm_32x32x64", 0.0112640), ("sm80_gemm_64x32x64_stage4", 0.0118784), ("sm80_gemm_stage5", 0.0123904))
 OPS = (Op("matMul1", GEMMS), Op("matMul2", GEMMS), Op("matMul10", GEMMS))
+LAYERS = ("matMul1_myl0_0", "matMul2_myl0_2", "matMul10_myl0_3")
 WHERE = {"backend_version": "10.8.0", "device_sha256": "d" * 64}
 
 
@@ -203,15 +204,12 @@ def first_build(builder):
 def test_layers_sharing_a_kernel_keep_their_keys(builder):
     _, made, _, record = first_build(builder)
 
-    assert {c.layer: c.key for c in record.choices if c.key} == {
-        "matMul1_myl0_0": str(OPS[0].key),
-        "matMul2_myl0_2": str(OPS[1].key),
-        "matMul10_myl0_3": str(OPS[2].key),
-    }
+    keys = [str(op.key) for op in OPS]
+    assert {c.layer: c.key for c in record.choices if c.key} == dict(zip(LAYERS, keys, strict=True))
     assert record.coverage == 0.75  # the layer that Myelin generates has no entry
     assert [c.layer for c in record.choices if not c.replayable] == ["__myl_TraMaxSubExpSum_myl0_1"]
     assert len({op.key for op in made.ops.values()}) == 3
-    assert [c.kernel for c in made.ops[str(OPS[0].key)].candidates] == [kernel for kernel, _ in GEMMS]
+    assert [c.kernel for c in made.ops[keys[0]].candidates] == [kernel for kernel, _ in GEMMS]
 
 
 def test_layer_key_follows_onnx_nodes(builder):
@@ -230,7 +228,7 @@ def test_replay_without_cache_names_the_layers(builder):
     with pytest.raises(errors.TacticMismatchError, match="build with the cache of the recorded build") as caught:
         editing(builder, Config()).replay(record)
 
-    assert set(caught.value.layers) == {"matMul1_myl0_0", "matMul2_myl0_2", "matMul10_myl0_3"}
+    assert set(caught.value.layers) == set(LAYERS)
 
 
 def test_replay_with_cache_times_nothing(builder):
@@ -248,10 +246,9 @@ def test_one_tactic_of_a_record_is_swapped_alone(builder):
     config, made, _, record = first_build(builder)
     other = tactic_hash("sm80_gemm_64x32x64_stage4")
     choices = (replace(c, tactic_id=other) if c.layer.startswith("matMul2") else c for c in record.choices)
-    swapped = replace(record, choices=tuple(choices))
 
     again = editing(builder, Config(TimingCache.of(config.cache.serialize())), made.ops.values())
-    record_of_swap = again.record_of(again.replay(swapped))
+    record_of_swap = again.record_of(again.replay(replace(record, choices=tuple(choices))))
 
     assert record_of_swap.differing_layers(record) == ("matMul2_myl0_2",)
     assert "sm80_gemm_64x32x64_stage4" in record_of_swap.choices[2].tactic
@@ -323,9 +320,9 @@ def test_seeds_draw_tactics_repeatably(builder):
 
 def test_cache_file_names_the_ops_of_keys(builder):
     config, made, _, record = first_build(builder)
-    file = CacheFile(data=config.cache.serialize(), entries=3, ops=tuple(made.ops.values())).to_bytes()
+    file = CacheFile(data=config.cache.serialize(), entries=3, ops=tuple(made.ops.values()))
 
-    read = CacheFile.from_bytes(file)
+    read = CacheFile.from_bytes(file.to_bytes())
 
     again = editing(builder, Config(TimingCache.of(read.data)), read.ops)
     # Nothing is timed: without the table no layer would have a key.

@@ -14,7 +14,7 @@ from trtops import errors
 from trtops.backend.base import Caches
 from trtops.backend.trt import Algorithm, TacticReplayData, TensorInfo, library
 from trtops.backend.trt.choices import editable, selector
-from trtops.backend.trt.choices.selector import Restriction, restriction_for, to_record
+from trtops.backend.trt.choices.selector import Restriction, restriction_for
 from trtops.backend.trt.lines import release_line
 from trtops.spec import Layer
 from trtops.tactics.denied import DeniedTactic, DenyList
@@ -60,14 +60,11 @@ def test_polygraphys_files_are_read_and_written(replay):
 
 def test_replays_round_trip_through_files(replay, tmp_path):
     replay.save(tmp_path / "replay.json")
-    text, binary = io.StringIO(), io.BytesIO()
-    replay.save(text)
-    replay.save(binary)
-    text.seek(0)
-    binary.seek(0)
-
-    for source in (tmp_path / "replay.json", text, binary):
-        assert TacticReplayData.load(source) == replay
+    assert TacticReplayData.load(tmp_path / "replay.json") == replay
+    for file in (io.StringIO(), io.BytesIO()):
+        replay.save(file)
+        file.seek(0)
+        assert TacticReplayData.load(file) == replay
 
 
 @pytest.mark.parametrize(
@@ -85,11 +82,8 @@ def test_record_holds_replayable_and_other_layers(replay):
     record = selector.to_record(replay, layers=layers, **WHERE)
 
     assert record.mechanism == "algorithm_selector"
-    assert [(c.layer, c.replayable) for c in record.choices] == [
-        ("conv0 + relu0", True),
-        ("a", True),
-        ("myelin", False),
-    ]
+    replayable = {"conv0 + relu0": True, "a": True, "myelin": False}
+    assert {c.layer: c.replayable for c in record.choices} == replayable
     assert record.coverage == pytest.approx(2 / 3)
     assert selector.from_record(TacticRecord.from_json(record.to_json())) == replay
     other, old = TacticReplayData(replay), replay["conv0 + relu0"]
@@ -125,7 +119,7 @@ def test_record_is_not_replayed_by_another_mechanism(replay, monkeypatch):
     with pytest.raises(errors.FormatError, match=r"algorithm_selector.*11\.4\.0"):
         editable.entries_of(selector.to_record(replay, **WHERE))
     with pytest.raises(errors.FormatError, match="editable_timing_cache"):
-        selector.from_record(editable.to_record({}, layers=(), backend_version="10.8.0", device_sha256="d" * 64))
+        selector.from_record(editable.to_record({}, layers=(), **WHERE))
 
 
 def test_replay_text_is_that_of_polygraphy():
@@ -148,8 +142,8 @@ OFFERED = [Algorithm(1, tactic, (), ()) for tactic in range(7)]
 
 
 def test_denied_tactic_is_not_offered() -> None:
-    record = to_record(TacticReplayData({"conv": OFFERED[2]}), backend_version="8.6.0", device_sha256="d")
-    denied = DenyList(entries=(DeniedTactic(backend_version="8.6.0", device_sha256="d", choices=record.choices),))
+    record = selector.to_record(TacticReplayData({"conv": OFFERED[2]}), **WHERE)
+    denied = DenyList(entries=(DeniedTactic(**WHERE, choices=record.choices),))
     keep = restriction_for(denied, None)
 
     assert keep("conv", OFFERED) == [0, 1, 3, 4, 5, 6]

@@ -119,24 +119,21 @@ class Recorded:
     other: Recorded | None = None
 
     def create_timing_cache(self, data: bytes) -> Recorded | None:
-        tell(COMPILERS_PART if self.said == COMPILERS_PART[:1] else self.said)
+        for line in COMPILERS_PART if self.said == COMPILERS_PART[:1] else self.said:
+            add_to_collections(*line)
         return self.other
 
     def get_timing_cache(self) -> Recorded:
         return self
 
     def combine(self, other: Recorded, ignore_mismatch: bool) -> bool:
-        tell(self.said)
+        for line in self.said:
+            add_to_collections(*line)
         return False
 
     def serialize(self) -> bytes:
-        tell([("VERBOSE", f"Serialized {self.entries} timing cache entries")])
+        add_to_collections("VERBOSE", f"Serialized {self.entries} timing cache entries")
         return self.content
-
-
-def tell(said: list[tuple[str, str]]) -> None:
-    for severity, message in said:
-        add_to_collections(severity, message)
 
 
 @pytest.fixture

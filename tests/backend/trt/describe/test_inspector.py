@@ -96,11 +96,8 @@ def test_engine_text_lists_each_profile():
 
 
 FP16_TIMES = {
-    "conv0 + relu0": 0.02,
-    "conv1 + relu1": 0.03,
-    "conv2": 0.01,
-    "Reformatting CopyNode for Input Tensor 0 to y": 0.004,
-}
+    "conv0 + relu0": 0.02, "conv1 + relu1": 0.03, "conv2": 0.01, "Reformatting CopyNode for Input Tensor 0 to y": 0.004,
+}  # fmt: skip
 INT8_TIMES = {
     "conv0 + relu0": 0.01, "conv1": 0.02, "PWN(relu1)": 0.005, "conv2": 0.005,
     "Reformatting CopyNode for Input Tensor 0 to conv0 + relu0": 0.001,

@@ -78,14 +78,12 @@ KINDS = {
     "builder": ("Builder",),
     "network": ("INetworkDefinition",),
     "config": ("IBuilderConfig",),
-    "builder_config": ("IBuilderConfig",),
     "engine": ("ICudaEngine",),
     "context": ("IExecutionContext", "IAlgorithmContext"),
     "runtime": ("Runtime",),
     "parser": ("OnnxParser",),
     "profile": ("IOptimizationProfile",),
     "timing_cache": ("ITimingCache",),
-    "merged": ("ITimingCache",),
     "inspector": ("EngineInspector",),
     "layer": ("ILayer", "IAttentionInputLayer"),
     "tensor": ("ITensor",),
@@ -103,10 +101,9 @@ PYTHONS_OWN = {"__class__", "__members__", "__init__", "__version__"}
 
 
 Scopes = tuple[ast.AST, ...]
-Use = tuple[tuple[str, ...], Scopes, int]
 
 
-def uses(node: ast.AST, scopes: Scopes, ours: set[str]) -> Iterator[Use]:
+def uses(node: ast.AST, scopes: Scopes, ours: set[str]) -> Iterator[tuple[tuple[str, ...], Scopes, int]]:
     """Dotted TensorRT names in one file, each with the classes and functions around it and its line."""
     if isinstance(node, ast.Attribute) and (candidates := tensorrt_names(node, scopes, ours)):
         yield candidates, scopes, node.lineno
