@@ -87,12 +87,12 @@ def test_key_from_variable_may_be_encrypted(keys: Path, monkeypatch: pytest.Monk
 
 def test_unreadable_key_fails_early_without_quoting_it(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(signing.KEY_VARIABLE, "-----BEGIN PRIVATE KEY-----\nsecretsecret\n-----END PRIVATE KEY-----")
-    with pytest.raises(errors.ConfigError, match="is not a private key") as raised:
+    with pytest.raises(errors.ConfigError, match="cannot be read as a private key") as raised:
         MemoryTracker().start("e", "r", kind="build")
     assert "secretsecret" not in str(raised.value)
 
     monkeypatch.setenv(signing.KEY_VARIABLE, str(keys / "none.pem"))
     with pytest.raises(errors.ConfigError, match="cannot be read"):
         MemoryTracker().start("e", "r", kind="build")
-    with pytest.raises(errors.ConfigError, match="is not a public key"):
+    with pytest.raises(errors.ConfigError, match="cannot be read as a public key"):
         signing.key_id(keys / "key.pem")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import json
 import math
 import re
@@ -140,16 +141,12 @@ class Record:
 class OptionField:
     """One option of a config: a field of it, or of a record inside it."""
 
+    name: str
     path: tuple[str, ...]  # names of the fields that lead to it, such as ("check", "min_precision_share")
     type: Any  # with forward references resolved
     default: Any  # dataclasses.MISSING if it is required
     help: str  # its sentence in the docstring's "Attributes:" section, on one line
     metadata: Mapping[str, Any]  # "names" lists further spellings on the command line
-
-    @property
-    def name(self) -> str:
-        """The name of the field itself."""
-        return self.path[-1]
 
 
 def option_fields(cls: type[Record], base: Record | None = None) -> Iterator[OptionField]:
@@ -159,14 +156,14 @@ def option_fields(cls: type[Record], base: Record | None = None) -> Iterator[Opt
     end options, stay one option.
     """
     # Command line flags, flow parameters and help texts are derived from these, so that an option is written once.
-    hints, texts = typing.get_type_hints(cls), attribute_texts(cls)
+    hints, texts = typing.get_type_hints(cls), _attribute_texts(cls)
     for each in fields(cls):  # type: ignore[arg-type]
         kind, default = hints[each.name], _default_of(each, base)
         if isinstance(kind, type) and issubclass(kind, Record):
             for inner in option_fields(kind, default if isinstance(default, kind) else None):
                 yield replace(inner, path=(each.name, *inner.path))
         elif each.init:
-            yield OptionField((each.name,), kind, default, texts.get(each.name, ""), each.metadata)
+            yield OptionField(each.name, (each.name,), kind, default, texts.get(each.name, ""), each.metadata)
 
 
 def with_options(base: R | type[R], values: Mapping[tuple[str, ...], Any]) -> R:
@@ -175,15 +172,14 @@ def with_options(base: R | type[R], values: Mapping[tuple[str, ...], Any]) -> R:
     A path may also name a whole nested record, whose own options are then applied to it.
     """
     cls, given = (base, None) if isinstance(base, type) else (type(base), base)
-    direct = {path[0]: value for path, value in values.items() if len(path) == 1}
+    changed = {}
     for each in fields(cls):  # type: ignore[arg-type]
-        inner = {path[1:]: value for path, value in values.items() if len(path) > 1 and path[0] == each.name}
+        inner = {path[1:]: value for path, value in values.items() if path[0] == each.name}
         if inner:
-            default = direct.get(each.name, _default_of(each, given))
-            direct[each.name] = with_options(
-                typing.get_type_hints(cls)[each.name] if default is MISSING else default, inner
-            )
-    return cls(**direct) if given is None else replace(given, **direct)  # type: ignore[type-var]
+            whole = inner.pop((), _default_of(each, given))
+            whole = typing.get_type_hints(cls)[each.name] if whole is MISSING else whole
+            changed[each.name] = with_options(whole, inner) if inner else whole
+    return cls(**changed) if given is None else replace(given, **changed)  # type: ignore[type-var]
 
 
 def _default_of(field: dataclasses.Field[Any], base: Record | None) -> Any:
@@ -192,17 +188,16 @@ def _default_of(field: dataclasses.Field[Any], base: Record | None) -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
-def attribute_texts(cls: type) -> dict[str, str]:
+def _attribute_texts(cls: type) -> dict[str, str]:
     """Return the sentence on each attribute from the docstrings of a class and its bases."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        section = re.search(r"^( *)Attributes:\n((?:\1 +.*\n|\n)*)", f"{base.__doc__ or ''}\n", re.MULTILINE)
-        if section is not None:
-            entries = re.split(rf"^{section[1]}    (\w+):", section[2], flags=re.MULTILINE)[1:]
-            for name, text in zip(entries[::2], entries[1::2]):
-                # In one line, with names instead of references to them (:class:`x.Name`).
-                plain = re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"\1", " ".join(text.split()))
-                found[name] = plain.replace("``", "'")
+        section = inspect.cleandoc(base.__doc__ or "").partition("\nAttributes:\n")[2]
+        entries = re.split(r"^    (\w+):", section, flags=re.MULTILINE)[1:]
+        for name, text in zip(entries[::2], entries[1::2]):
+            # In one line, with names instead of references to them (:class:`x.Name`).
+            plain = re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"\1", " ".join(text.split()))
+            found[name] = plain.replace("``", "'")
     return found
 
 

@@ -53,73 +53,47 @@ class OptimizationProfile(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class OnnxRuntimeOptions(Record):
-    """Options of ONNX Runtime engines.
-
-    Attributes:
-        providers: Execution providers, in order of preference.
-        tactics: Names of the choices that the builder may vary and time (see ``trtops.backend.onnxrt.tactics``); empty
-            builds ONNX Runtime's default engine.
-        allow_approximation: Whether faster but less exact choices (Gelu approximation) may be used.
-        timing_iterations: Maximum number of timed inferences per candidate; the median counts. The slower half of the
-            candidates drops out early.
-        timing_seconds: Time limit for trying settings, in addition to the default engine. By default the time of five
-            session starts and 60 inferences of that engine, but at least two seconds. Settings that were not tried stay
-            at ONNX Runtime's default and are named in the build.
-        intra_op_threads: Threads within one operator; 0 lets ONNX Runtime decide.
-        tactic_seed: Choose tactics at random with this seed, instead of by time; for campaigns. Seed 0 uses all allowed
-            approximations and else the default, seed 1 is the default; 1024 and 1025 do the same, and so on.
-    """
+    """Options of ONNX Runtime engines."""
 
     kind: Literal["onnxruntime"] = "onnxruntime"
-    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    providers: tuple[str, ...] = ("CPUExecutionProvider",)  # execution providers, in order of preference
+    # Names of the choices that the builder may vary and time; empty builds ONNX Runtime's default engine.
     tactics: tuple[str, ...] | None = None
-    allow_approximation: bool = False
+    allow_approximation: bool = False  # faster but less exact choices, such as Gelu approximation, may be used
+    # Maximum number per candidate; the median counts. The slower half of the candidates drops out early.
     timing_iterations: int = 8
+    # For trying settings, in addition to the default engine. By default the time of five session starts and 60
+    # inferences of that engine, but at least two seconds. Settings that were not tried are named in the build.
     timing_seconds: float | None = None
-    intra_op_threads: int = 0
+    intra_op_threads: int = 0  # within one operator; 0 lets ONNX Runtime decide
+    # Choose tactics at random with this seed, instead of by time; for campaigns. Seed 0 uses all allowed approximations
+    # and else the default, seed 1 is the default; 1024 and 1025 do the same, and so on.
     tactic_seed: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorRTOptions(Record):
-    """Options of TensorRT engines, in addition to precision and profiles.
-
-    Attributes:
-        tf32: Whether FP32 layers may round their inputs to TF32.
-        also: Further precisions that the builder may choose per layer (FP16 with INT8, for example).
-        strongly_typed: Take every precision from the model itself.
-        precision_constraints: How binding per-layer precisions are.
-        workspace_bytes: Limit of the workspace pool; None is TensorRT's default.
-        optimization_level: 0 to 5; None is TensorRT's default.
-        tactic_sources: Libraries that tactics may come from; None is TensorRT's default.
-        sparse_weights: Whether 2:4 sparse kernels may be used.
-        refittable: Whether weights can be exchanged later.
-        version_compatible: Whether later releases may load the plan.
-        tactic_seed: Offer the builder only half of each layer's tactics, drawn with this seed; for campaigns.
-        record_tactics: Record the choices through an algorithm selector, if the release has one, so that they can be
-            replayed. TensorRT 8.6 then builds twice, the second time from the timings of the first.
-        layer_precisions: Data types that layers compute in, by layer name or pattern: ``(("conv1", "float32"),)``; the
-            last of several matches counts. ``precision_constraints`` says how binding they are.
-        use_dla: Whether layers run on the deep learning accelerator, core 0.
-        allow_gpu_fallback: Whether layers that it cannot run may run on the GPU.
-    """
+    """Options of TensorRT engines, in addition to precision and profiles; None is TensorRT's default."""
 
     kind: Literal["tensorrt"] = "tensorrt"
-    tf32: bool = False
-    also: tuple[Precision, ...] = ()
-    strongly_typed: bool = False
-    precision_constraints: Literal["none", "prefer", "obey"] = "none"
+    tf32: bool = False  # FP32 layers may round their inputs to TF32
+    also: tuple[Precision, ...] = ()  # further precisions that the builder may choose per layer
+    strongly_typed: bool = False  # take every precision from the model itself
+    precision_constraints: Literal["none", "prefer", "obey"] = "none"  # how binding per-layer precisions are
     workspace_bytes: int | None = None
-    optimization_level: int | None = None
+    optimization_level: int | None = None  # 0 to 5
     tactic_sources: tuple[str, ...] | None = None
-    sparse_weights: bool = False
-    refittable: bool = False
-    version_compatible: bool = False
-    tactic_seed: int | None = None
+    sparse_weights: bool = False  # 2:4 sparse kernels may be used
+    refittable: bool = False  # weights can be exchanged later
+    version_compatible: bool = False  # later releases may load the plan
+    tactic_seed: int | None = None  # offer only half of each layer's tactics, drawn with this seed; for campaigns
+    # Record the choices through an algorithm selector, if the release has one, so that they can be replayed. TensorRT
+    # 8.6 then builds twice, the second time from the timings of the first.
     record_tactics: bool = True
+    # Data types that layers compute in, by layer name or pattern; the last of several matches counts.
     layer_precisions: tuple[tuple[str, str], ...] = ()
-    use_dla: bool = False
-    allow_gpu_fallback: bool = False
+    use_dla: bool = False  # layers run on the deep learning accelerator, core 0
+    allow_gpu_fallback: bool = False  # layers that it cannot run may run on the GPU
 
 
 BackendName: TypeAlias = Literal["onnxruntime", "tensorrt"]

@@ -1,8 +1,7 @@
 """Decide which scripts, check commands and plugin libraries may run.
 
-On the command line, anything that the user names may run. If ``TRTOPS_ALLOWED_SCRIPTS`` is set to a list of folders
-separated by ``:``, only files in these folders may run, and none if it is empty. Workers set it to empty by default for
-deployments, because the parameters of a deployment come from anyone who can reach the server.
+If ``TRTOPS_ALLOWED_SCRIPTS`` is set to a list of folders separated by ``:``, only files in these may run, and none if it
+is empty, as it is by default for deployments: their parameters come from anyone who can reach the server.
 """
 
 from __future__ import annotations
@@ -54,16 +53,14 @@ def ask_for(run_id: str, scripts: Sequence[str], commands: Sequence[Sequence[str
     """
     found = [f"the script {script}" for script in scripts]
     found += [f"the command {shlex.join(command)}" for command in commands]
-    if not found or allowed:
-        return
-    if VARIABLE in os.environ:
+    if found and not allowed and VARIABLE not in os.environ:
+        raise errors.ConfigError(
+            f"Run {run_id} would run {' and '.join(found)} on this machine, and anyone with write access to the store "
+            "can put such code there. Nothing was run. Inspect it, then allow it: --allow-scripts (in Python and "
+            "flows: allow_scripts=True)."
+        )
+    if not allowed:
         for script in scripts:
             check_file(script)
         for command in commands:
             check_command(command)
-        return
-    raise errors.ConfigError(
-        f"Run {run_id} would run {' and '.join(found)} on this machine, and anyone with write access to the store can "
-        "put such code there. Nothing was run. Inspect it, then allow it: --allow-scripts (in Python and flows: "
-        "allow_scripts=True)."
-    )

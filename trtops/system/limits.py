@@ -1,8 +1,7 @@
 """Limits on memory and graph size for files from untrusted sources.
 
 A file of two kilobytes can request any amount of memory: by a declared shape, by nodes that double their input, by an
-archive of zeros. Sizes that are known in advance are checked before allocation; native code runs with a limit on the
-memory of this process. ``TRTOPS_MEMORY_LIMIT`` and ``TRTOPS_NODE_LIMIT`` override the defaults.
+archive of zeros. Known sizes are checked before allocation; native code runs with a limit on this process' memory.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from trtops import errors
 
 MEMORY = "TRTOPS_MEMORY_LIMIT"
 NODES = "TRTOPS_NODE_LIMIT"
+_REMEDY = f"If this is intended, set {MEMORY} to a higher value."
 
 _lock = threading.Lock()
 _users = 0
@@ -46,16 +46,13 @@ def check_memory(what: str, size: int, own: int = 0) -> None:
     """Raise InputError if ``size`` bytes exceed the limit plus ``own``, such as the size of the file itself."""
     limit = memory_limit() + own
     if size > limit:
-        raise errors.InputError(
-            f"{what} would take {size / (1 << 30):.3g} GiB of memory; the limit is {limit / (1 << 30):.3g} GiB. "
-            f"If this is intended, set {MEMORY} to a higher value."
-        )
+        sizes = f"{size / (1 << 30):.3g} GiB of memory; the limit is {limit / (1 << 30):.3g} GiB"
+        raise errors.InputError(f"{what} would take {sizes}. {_REMEDY}")
 
 
 def too_much(what: str) -> str:
     """The message after native code ran out of memory under :func:`limited_memory`."""
-    limit = memory_limit() / (1 << 30)
-    return f"{what} takes more than {limit:.3g} GiB of memory. If this is intended, set {MEMORY} to a higher value."
+    return f"{what} takes more than {memory_limit() / (1 << 30):.3g} GiB of memory. {_REMEDY}"
 
 
 @contextlib.contextmanager

@@ -1,8 +1,7 @@
 """Remove secrets from text. Everything that is logged, stored as text or raised passes through here.
 
-Three kinds are recognized: users and passwords in URLs (``scheme://user:password@host``), values of environment
-variables with names such as ``AWS_SECRET_ACCESS_KEY``, and tokens with the prefixes of well-known services. Other
-secrets, such as a password in a file of the user, are not recognized.
+Users and passwords in URLs (``scheme://user:password@host``), values of environment variables with names such as
+``AWS_SECRET_ACCESS_KEY``, and tokens with the prefixes of well-known services are recognized; nothing else is.
 """
 
 from __future__ import annotations

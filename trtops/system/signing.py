@@ -95,13 +95,10 @@ def private_key() -> Any:
     try:
         text = value.encode() if value.startswith("-----BEGIN") else Path(value).read_bytes()
         return load_pem_private_key(text, password.encode() if password else None)
-    except OSError as exc:
-        raise errors.ConfigError(f"The file in {KEY_VARIABLE} cannot be read: {exc.strerror}.") from None
-    # The library's message could quote the key. Its class UnsupportedAlgorithm derives from Exception only.
-    except Exception:
-        raise errors.ConfigError(
-            f"{KEY_VARIABLE} is not a private key in PEM form, or {PASSWORD_VARIABLE} does not decrypt it."
-        ) from None
+    # The message of the library could quote the key. Its class UnsupportedAlgorithm derives from Exception only.
+    except Exception as exc:
+        why = exc.strerror if isinstance(exc, OSError) else f"not PEM, or {PASSWORD_VARIABLE} does not decrypt it"
+        raise errors.ConfigError(f"{KEY_VARIABLE} cannot be read as a private key: {why}.") from None
 
 
 def _public_key(path: str | Path) -> Any:
@@ -110,7 +107,5 @@ def _public_key(path: str | Path) -> Any:
 
     try:
         return SSlibKey.from_crypto(load_pem_public_key(Path(path).read_bytes()))
-    except OSError as exc:
-        raise errors.ConfigError(f"Public key {path} cannot be read: {exc.strerror}.") from None
-    except Exception as exc:  # as above
-        raise errors.ConfigError(f"{path} is not a public key in PEM form ({type(exc).__name__}).") from None
+    except Exception as exc:
+        raise errors.ConfigError(f"{path} cannot be read as a public key in PEM form: {exc}.") from None
