@@ -14,7 +14,9 @@ import itertools
 import logging
 import os
 import re
+import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Container, Sequence
@@ -27,7 +29,6 @@ from trtops.cli.logs import LOGGING, log_line, logging_as
 from trtops.errors import ConfigError, TrtopsError, near
 from trtops.logger import G_LOGGER
 from trtops.system.processes import BRIEF_SPIN
-from trtops.system.signals import interrupted_by_signals
 
 # Commands of one word that are modules of their own; the others are in `op_commands`.
 _MODULES = ("run", "convert", "doctor", "completion")
@@ -81,8 +82,16 @@ def _run_words(words: list[str]) -> int:
     if "-h" in own or "--help" in own:
         parser.print_help()
         return 0
-    with interrupted_by_signals():
+    before = {}
+    if threading.current_thread() is threading.main_thread():  # Python sets handlers nowhere else
+        # These signals end a command as Ctrl-C does, so that every `finally` runs. Under nohup, SIGHUP stays ignored.
+        numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    try:
         return _run_command(path, command, parser, rest, words)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def find_command(words: list[str]) -> tuple[registry.Path, list[str]]:

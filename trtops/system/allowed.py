@@ -1,7 +1,7 @@
 """Decide which scripts, check commands and plugin libraries may run.
 
-If ``TRTOPS_ALLOWED_SCRIPTS`` is set to a list of folders separated by ``:``, only files in these may run, and none if it
-is empty, as it is by default for deployments: their parameters come from anyone who can reach the server.
+If ``TRTOPS_ALLOWED_SCRIPTS`` is a list of folders separated by ``:``, only files in these may run, and none if it is
+empty, as it is by default for deployments: their parameters come from anyone who can reach the server.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Limits on memory and graph size for files from untrusted sources.
+"""Limits on memory for files from untrusted sources.
 
 A file of two kilobytes can request any amount of memory: by a declared shape, by nodes that double their input, by an
 archive of zeros. Known sizes are checked before allocation; native code runs with a limit on this process' memory.
@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from trtops import errors
 
 MEMORY = "TRTOPS_MEMORY_LIMIT"
-NODES = "TRTOPS_NODE_LIMIT"
 _REMEDY = f"If this is intended, set {MEMORY} to a higher value."
 
 _lock = threading.Lock()
@@ -32,14 +31,6 @@ def memory_limit() -> int:
     if found is None or not int(found[1]):
         raise errors.ConfigError(f"{MEMORY} is {text!r}; expected bytes, such as 4G or 512M.")
     return int(found[1]) << 10 * " kmgt".index(found[2] or " ")
-
-
-def node_limit() -> int:
-    """Maximum number of nodes after function inlining: ``TRTOPS_NODE_LIMIT``, by default 200,000."""
-    text = os.environ.get(NODES) or "200000"
-    if not text.isdecimal():
-        raise errors.ConfigError(f"{NODES} is {text!r}; expected a whole number.")
-    return int(text)
 
 
 def check_memory(what: str, size: int, own: int = 0) -> None:

@@ -23,24 +23,21 @@ SHARED_SECRET = os.environ.setdefault("TRTOPS_SECRET", secrets.token_hex(16))
 # psutil takes 20 ms to import, and most commands only need a name for a temporary folder.
 
 
-def started_at(pid: int) -> int | None:
-    """The start time of a process in seconds since the epoch; None if there is no such process."""
+def started() -> int:
+    """The start time of this process in seconds since the epoch."""
     import psutil
 
-    try:
-        return int(psutil.Process(pid).create_time())
-    except psutil.Error:
-        return None
+    return int(psutil.Process().create_time())
 
 
-def is_alive(pid: int, started: int | None) -> bool:
+def is_alive(pid: int, started_at: int | None) -> bool:
     """True if a process with this id and start time is running; a zombie is not."""
     import psutil
 
     try:
         process = psutil.Process(pid)
         # psutil derives start times from the boot time, which changes by a second when the clock is adjusted.
-        same = started is None or abs(process.create_time() - started) <= 2
+        same = started_at is None or abs(process.create_time() - started_at) <= 2
         return bool(same and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
@@ -55,16 +52,16 @@ def pid_namespace() -> str:
 
 def mark() -> str:
     """The mark of the calling process: digits and dashes."""
-    return f"{os.getpid()}-{started_at(os.getpid()) or 0}-{pid_namespace().strip('pid:[]') or 0}"
+    return f"{os.getpid()}-{started()}-{pid_namespace().strip('pid:[]') or 0}"
 
 
 def is_gone(mark_of_process: str) -> bool:
     """True if the process of a mark has certainly ended; False for one in another container."""
     try:
-        pid, started, namespace = map(int, mark_of_process.split("-"))
+        pid, begun, namespace = map(int, mark_of_process.split("-"))
     except ValueError:
         return False
-    return namespace == int(mark().rpartition("-")[2]) and not is_alive(pid, started)
+    return namespace == int(mark().rpartition("-")[2]) and not is_alive(pid, begun)
 
 
 def temporary_prefix(what: str) -> str:

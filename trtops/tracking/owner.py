@@ -16,7 +16,7 @@ from pathlib import Path
 
 from trtops import errors
 from trtops.record import Record
-from trtops.system.processes import is_alive, pid_namespace, started_at
+from trtops.system.processes import is_alive, pid_namespace, started
 from trtops.tracking.records import RunInfo
 from trtops.tracking.schema import Tag
 
@@ -40,8 +40,7 @@ def current() -> Owner:
     for name, path in texts.items():
         with suppress(OSError):
             found[name] = Path(path).read_text(encoding="utf-8", errors="replace").strip()
-    pid = os.getpid()
-    return Owner(host=platform.node(), namespace=pid_namespace(), pid=pid, started=started_at(pid), **found)
+    return Owner(host=platform.node(), namespace=pid_namespace(), pid=os.getpid(), started=started(), **found)
 
 
 def is_gone(owner: Owner) -> bool:

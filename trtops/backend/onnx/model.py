@@ -16,7 +16,6 @@ from trtops import errors
 from trtops.backend.onnx import external, walk
 from trtops.backend.onnx.messages import ModelProto, TensorProto
 from trtops.metadata import DataType, Dim, TensorSpec
-from trtops.system.limits import NODES, node_limit
 
 if TYPE_CHECKING:
     import onnx
@@ -394,6 +393,7 @@ def class_axes(model: onnx.ModelProto) -> dict[str, int]:
     return found
 
 
+_MAX_NODES = 1_000_000  # after inlining, which a machine can still handle in minutes
 # Of nested calls: more than any exporter writes, and less than overflows the stack of what inlines.
 _MAX_DEPTH = 200
 _MAX_LENGTH = 1 << 16
@@ -404,7 +404,7 @@ _ASSUMED_RANK = 8  # of tensors without a declaration
 def check_inlined_size(model: onnx.ModelProto, where: str = "") -> None:
     """Compute the node count after inlining functions, without inlining; error messages begin with ``where``.
 
-    InvalidModelError if functions are recursive, or the count is above ``TRTOPS_NODE_LIMIT``.
+    InvalidModelError if functions are recursive, or there are more than a million nodes.
     """
     # Shape inference, ONNX's checker, ONNX Runtime and TensorRT all inline a model's functions. Thirty functions that
     # each call the previous one twice take two kilobytes, and a thousand million nodes.
@@ -437,11 +437,11 @@ def check_inlined_size(model: onnx.ModelProto, where: str = "") -> None:
             open_calls.pop()
         return sizes[key]
 
-    total, limit = size_of(model.graph.node), node_limit()
-    if total > limit:
+    total = size_of(model.graph.node)
+    if total > _MAX_NODES:
         raise errors.InvalidModelError(
             f"{where}the model has {total:,} nodes after its {len(model.functions)} functions are inlined; expected at "
-            f"most {limit:,}. Set {NODES} to allow more."
+            f"most {_MAX_NODES:,}."
         )
 
 
