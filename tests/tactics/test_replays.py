@@ -69,14 +69,7 @@ def test_own_records_are_read(tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    [
-        "",
-        '{"replay": {"fc": {"implementation": 1',
-        '{"replay": {"fc": {"tactic": 1}}}',
-        '{"replay": [1]}',
-        "[]",
-        "[" * 9999,
-    ],
+    ["", "[]", "[" * 9999, '{"replay": [1]}', '{"replay": {"fc": {"tactic": 1}}}', '{"replay": {"fc": {"tactic": 1'],
 )
 def test_damaged_file_is_named(tmp_path, content):
     path = tmp_path / "replay.json"

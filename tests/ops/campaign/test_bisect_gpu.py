@@ -69,12 +69,9 @@ def of_stride_two() -> onnx.ModelProto:
 
 @dataclasses.dataclass(frozen=True)
 class Planted:
-    """Evaluates an engine in a campaign's child: with outputs a tenth too large if a layer of it got a tactic that is
-    planted.
+    """Evaluates an engine in a campaign's child, with outputs a tenth too large if a layer of it got a planted tactic.
 
-    Attributes:
-        layer: Part of the layer's name.
-        seen: A file that keeps the tactics that the layer was seen with; every second one is planted.
+    ``layer`` is part of the layer's name. Every second tactic is planted that it was seen with, as the file lists them.
     """
 
     layer: str

@@ -55,7 +55,6 @@ def bisection(
         good_run=good,
         bad_run=bad,
         units=3,
-        consequences=(),
         given=given,
         trials=(),
     )
