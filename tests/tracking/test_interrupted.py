@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.dying import calls_of, run_until_killed
+from tests.dying import run_until_spent, seconds_of
 from trtops import errors
 from trtops.record import sha256
 from trtops.tracking.base import tracked
@@ -37,11 +37,11 @@ def test_killed_process_leaves_complete_or_incomplete_run(new_store, tmp_path: P
     source = tmp_path / "model.plan"
     source.write_bytes(PLAN)
     log_a_build(tracker, source)  # imports what there is to be imported
-    calls = calls_of(log_a_build, tracker, source)
+    seconds = seconds_of(log_a_build, tracker, source)
     points = 24
 
     for i in range(points):
-        run_until_killed(calls * i // points, log_a_build, tracker, source)
+        run_until_spent(seconds * i / points, log_a_build, tracker, source)
 
     outcomes = []
     for info in tracker.find("m"):
