@@ -160,17 +160,11 @@ def _without_numbers(line: str) -> str:
 
 def prepare(folder: Path, tool: str) -> None:
     """Write the models and scripts that the commands name; scripts import the tool."""
-    for make, name in (
-        (models.identity, "identity"),
-        (models.dynamic_identity, "dynamic"),
-        (models.conv_net, "conv_net"),
-        (models.no_kernel, "no_kernel"),
-        (needs_constraints, "needs_constraints"),
-        (three_layers, "three_layers"),
-        (partly_supported, "partly"),
-    ):
-        made = make()
-        onnx.save(made if isinstance(made, onnx.ModelProto) else made.proto, folder / f"{name}.onnx")
+    for case in (models.identity(), models.conv_net(), models.no_kernel()):
+        case.write(folder)
+    models.dynamic_identity().write(folder, "dynamic")
+    for make in (needs_constraints, three_layers, partly):
+        onnx.save(make(), folder / f"{make.__name__}.onnx")
     for name, text in SCRIPTS.items():
         (folder / name).write_text(text.replace("TOOL", tool))
     save_json([{"x": models.random(1, 1, 2, 2)}], str(folder / "custom_inputs.json"))
@@ -183,7 +177,7 @@ def three_layers() -> onnx.ModelProto:
     )
 
 
-def partly_supported() -> onnx.ModelProto:
+def partly() -> onnx.ModelProto:
     """An unknown node between two known ones."""
     text = (
         "(float[1,4] x) => (float[1,4] y) { [relu] a = Relu(x)\n [frob] b = custom.Frobnicate(a)\n [neg] y = Neg(b) }"

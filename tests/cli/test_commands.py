@@ -136,7 +136,7 @@ SCENARIOS = {
         3 run nowhere.onnx --onnxrt # nowhere.onnx
         3 store ui --root http://tracking:5000 # is a server
         3 check accuracy none.json # none.json: No such file or directory
-        2 inspect model identity.onnx --log-file . # --log-file .: Is a directory
+        2 inspect model identity.onnx --log-file . # Is a directory
     """,
     "exit codes of checks": """
         0 debug repeat --until 1 --check {python} -m trtops.cli run -h # 1 of 1 iterations passed

@@ -193,18 +193,13 @@ def test_every_command_has_the_log_options():
             assert getattr(args, flag.dest)
 
 
-def test_refused_options_exit_with_a_hint(capsys):
-    for command, path in commands():
-        for flag in flags_of_command(path):
-            if flag.refuse:
-                assert main([*path, *lines_of(command)[0].split(), flag.names[0]]) == 2
-                assert flag.refuse.split(".")[0] in capsys.readouterr().err
-
-
-def test_options_without_effect_warn():
+def test_refused_and_idle_options_say_why(capsys):
     for command, path in commands():
         base = lines_of(command)[0].split()
         for flag in flags_of_command(path):
+            if flag.refuse:
+                assert main([*path, *base, flag.names[0]]) == 2
+                assert flag.refuse.split(".")[0] in capsys.readouterr().err
             if flag.idle:
                 words = [flag.names[0], *words_of(flag)]
                 args = parser_for(path).parse([*base, *words])

@@ -8,13 +8,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.contracts.tracker import DEAD, HERE
 from tests.stores import execute
 from trtops.cli.main import main
 from trtops.system import locks, processes
+from trtops.tracking import owner
 from trtops.tracking.base import tracked
 from trtops.tracking.check import check_store, remove_leftovers
 from trtops.tracking.mlflow import MlflowTracker
@@ -125,6 +128,30 @@ def test_leftovers_of_killed_processes_are_found_and_reaped(tracker: OfflineTrac
     output = capsys.readouterr().out
     assert output.startswith("1 runs closed.") and str(folder) in output and not folder.exists()
     assert tracker.info(info.id).status == "killed" and found(tracker) == {}
+
+
+ASK = "from trtops.tracking import owner; print(owner.current().to_json(indent=None), flush=True); input()"
+
+
+def test_live_process_is_not_gone() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ASK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    own = owner.Owner.from_json(child.stdout.readline())
+    assert not owner.is_gone(own)
+
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # dead, but not reaped by its parent
+
+    assert owner.is_gone(own)
+    child.communicate()
+    assert owner.is_gone(own)
+
+
+def test_processes_end_by_reboot_or_start_time() -> None:
+    assert not owner.is_gone(HERE)
+    for ended in (DEAD, replace(HERE, started=HERE.started - 100), replace(HERE, boot="before")):
+        assert owner.is_gone(ended)
+    for remote in ({"host": "elsewhere"}, {"machine": "elsewhere", "boot": "other"}, {"namespace": "pid:[1]"}):
+        assert not owner.is_gone(replace(DEAD, **remote))
 
 
 def test_spooled_damaged_and_abandoned_runs(tracker: OfflineTracker, monkeypatch: pytest.MonkeyPatch) -> None:
