@@ -60,8 +60,8 @@ def write_zeros(path: Path, elements: int = 1 << 28, *, claimed: int | None = No
     return path
 
 
-def write_header(path: Path, elements: int = 1 << 40) -> Path:
+def write_header(path: Path) -> Path:
     """An ``.npy`` file that is a header and nothing more."""
     with open(path, "wb") as file:
-        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (elements,)})
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (1 << 40,)})
     return path

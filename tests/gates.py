@@ -20,8 +20,9 @@ from trtops.tracking import builds, schema
 from trtops.tracking.base import Tracker, tracked
 
 
-def ten_outputs(width: int = 32) -> onnx.ModelProto:
-    """Ten heads over one body: ``y0`` to ``y9``, each of shape (2, ``width``)."""
+def ten_outputs() -> onnx.ModelProto:
+    """Ten heads over one body: ``y0`` to ``y9``, each of shape (2, 32)."""
+    width = 32
     outputs = ", ".join(f"float[2,{width}] y{i}" for i in range(10))
     heads = "\n".join(f"h{i} = MatMul(b, w{i}) y{i} = Tanh(h{i})" for i in range(10))
     weights = {f"w{i}": models.random(width, width, seed=i, scale=width**-0.5) for i in range(10)}
@@ -77,10 +78,10 @@ ZOO: dict[str, Callable[[], onnx.ModelProto]] = {
 """Six models."""
 
 
-def fixed_batch(proto: onnx.ModelProto, batch: int = 2) -> onnx.ModelProto:
-    """The model with its first dimension fixed."""
+def fixed_batch(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with a batch size of 2."""
     for value in (*proto.graph.input, *proto.graph.output):
-        value.type.tensor_type.shape.dim[0].dim_value = batch
+        value.type.tensor_type.shape.dim[0].dim_value = 2
     return proto
 
 
@@ -118,11 +119,11 @@ def _renamed(proto: onnx.ModelProto, output: str) -> onnx.ModelProto:
     return changed
 
 
-def with_ballast(proto: onnx.ModelProto, rows: int = 50_000) -> onnx.ModelProto:
+def with_ballast(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model with a large table whose zero row is added to an output: the same outputs, a larger engine."""
     output = proto.graph.output[0].name
     changed = _renamed(proto, output)
-    table = models.random(rows, 1, seed=5)
+    table = models.random(50_000, 1, seed=5)
     table[0] = 0
     arrays = {"table": table, "nothing": np.array(0, np.float32), "ballast_shape": np.array([1], np.int64)}
     changed.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())

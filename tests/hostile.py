@@ -138,7 +138,6 @@ def forge_run(
     tags: dict[str, str],
     *,
     manifest: bytes | None = None,
-    experiment: str = "Default",
     status: str = "FINISHED",
     uri: str | None = None,
     whole: bool = True,
@@ -155,7 +154,6 @@ def forge_run(
         (folder / path).write_bytes(data)
     if whole:
         (folder / Artifact.MANIFEST).write_bytes(manifest_of(files) if manifest is None else manifest)
-    [(experiment_id,)] = execute(root, "SELECT experiment_id FROM experiments WHERE name = ?", experiment)
     columns = {
         "run_uuid": run_id,
         "name": "forged",
@@ -165,7 +163,7 @@ def forge_run(
         "start_time": 1,
         "end_time": 2,
         "lifecycle_stage": "active",
-        "experiment_id": experiment_id,
+        "experiment_id": 0,  # "Default"
         "artifact_uri": str(folder) if uri is None else uri,
     }
     marks = ", ".join("?" * len(columns))

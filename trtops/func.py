@@ -39,6 +39,7 @@ def extend(extend_func: Callable[P, Any]) -> Callable[[Callable[..., Any]], Call
         @functools.wraps(function)
         def extended(*args: P.args, **kwargs: P.kwargs) -> Any:
             returned = extend_func(*args, **kwargs)
+            # A loader that returns nothing is continued by a function without parameters.
             values = () if returned is None and not parameters else make_iterable(returned)
             if len(values) in accepted:
                 result = function(*values)

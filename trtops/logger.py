@@ -152,6 +152,7 @@ class Logger:
         self._ensure_console()
         margin = " " * (4 * _indent.get())
         text = margin + text.replace("\n", "\n" + margin)
+        # As Polygraphy: scripts whose output is read find their messages on standard output.
         extra = ON_STDOUT if severity < self.CRITICAL else None
         self._logger.log(severity, "%s", text, stacklevel=stack_depth, extra=extra)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 def is_torch(value: object) -> bool:
     """Whether a value is a torch tensor."""
+    # No tensor exists before torch was imported, which takes seconds.
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
@@ -21,6 +22,7 @@ def from_torch(tensor: Any) -> np.ndarray[Any, Any]:
     """
     host = tensor.detach().cpu()
     name = str(host.dtype).removeprefix("torch.")
+    # Tensor.numpy() refuses these types, so their bits are read as integers.
     if name == "bfloat16" or name.startswith("float8"):
         import ml_dtypes
         import torch
