@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -116,6 +117,10 @@ class BoundedShape(tuple[Dim, ...]):
         return made
 
 
+# A lookup takes four microseconds, and each inference looks up the type of each input.
+_data_type = functools.cache(DataType.from_dtype)
+
+
 def check_feed(inputs: Mapping[str, TensorSpec], feed: Mapping[str, Any]) -> None:
     """Check a feed (arrays by input name) against a model's inputs; None in a spec is not checked.
 
@@ -133,7 +138,7 @@ def check_feed(inputs: Mapping[str, TensorSpec], feed: Mapping[str, Any]) -> Non
             raise errors.InputError(f"Input {name!r} is not fed an array; expected {spec}, found {found}.")
         # TensorRT and ONNX Runtime would read the bytes of another order as other numbers.
         native = getattr(array.dtype, "isnative", True)
-        if spec.dtype is not None and (DataType.from_dtype(array.dtype) is not spec.dtype or not native):
+        if spec.dtype is not None and (_data_type(array.dtype) is not spec.dtype or not native):
             raise errors.InputError(
                 f"Input {name!r} has dtype {array.dtype}; expected {spec.dtype.value} in this machine's byte order. "
                 f"Convert it, for example a numpy array with .astype({spec.dtype.value!r})."
