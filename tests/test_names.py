@@ -87,7 +87,11 @@ EXCEPTIONS: dict[str, str] = {
     },
     "logger.logger.Logger.SEVERITY_COLOR_MAPPING": _LEVELS,
     "logger.logger.Logger.SEVERITY_LETTER_MAPPING": _LEVELS,
-    **{f"cuda.cuda.{each}": _RUNTIME for each in ("Cuda", "MemcpyKind", "wrapper", "try_get_stream_handle")},
+    **{
+        f"cuda.cuda.Cuda.{each}": _RUNTIME
+        for each in ("check", "create_stream", "destroy_stream", "stream_synchronize")
+    },
+    "cuda.cuda.try_get_stream_handle": _RUNTIME,
     **dict.fromkeys(_INTERNAL_NAMES, _INTERNAL),
 }
 """What is not here, with a reason: modules, names, members and parameters."""

@@ -105,7 +105,7 @@ with TrtRunner(EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"))) as runne
     result += [array.resize((1, 1, 1, 2)) is array, tuple(array.shape), array.nbytes, tuple(cuda.DeviceArray().shape)]
     array.free()
     raw = cuda.DeviceArray.raw((16,))
-    raw.copy_from(X.view(np.uint8).reshape(-1))
+    cuda.wrapper().memcpy(raw.ptr, X.ctypes.data, X.nbytes, cuda.MemcpyKind.HostToDevice)
     back = np.zeros_like(X)
     raw.copy_to(back.view(np.uint8).reshape(-1))
     result += [back, tuple(raw.shape)]

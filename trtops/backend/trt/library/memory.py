@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import enum
 import functools
 import importlib
 import math
@@ -275,3 +276,30 @@ def copy(destination: int, source: int, nbytes: int, kind: str, stream: Stream |
         call("cudaMemcpy", destination, source, nbytes, direction)
     else:
         call("cudaMemcpyAsync", destination, source, nbytes, direction, stream.ptr)
+
+
+class MemcpyKind(enum.IntEnum):
+    """Source and target of a copy; ``Default`` follows from the addresses."""
+
+    HostToHost, HostToDevice, DeviceToHost, DeviceToDevice, Default = range(5)
+
+
+# Scripts for Polygraphy call these with addresses.
+class Cuda:
+    """CUDA's calls for memory, by address; each raises InferenceError if CUDA reports an error."""
+
+    def malloc(self, nbytes: int) -> int:
+        """Allocate device memory and return its address."""
+        return int(call("cudaMalloc", nbytes))
+
+    def free(self, ptr: int) -> None:
+        """Free device memory."""
+        call("cudaFree", ptr)
+
+    def memcpy(self, dst: int, src: int, nbytes: int, kind: MemcpyKind, stream_ptr: int | None = None) -> None:
+        """Copy bytes between addresses; asynchronously if a stream is given."""
+        name, stream = ("cudaMemcpy", ()) if stream_ptr is None else ("cudaMemcpyAsync", (stream_ptr,))
+        call(name, dst, src, nbytes, cudart().cudaMemcpyKind(int(kind)), *stream)
+
+
+wrapper = Cuda
