@@ -93,12 +93,6 @@ def test_unreproducible_runs_are_refused(tmp_path: Path, tracker: MemoryTracker)
             bundle(run_id, BundleConfig(output=str(tmp_path / "b.zip")), tracker=tracker)
 
 
-def put(tracker: MemoryTracker, run_id: str, path: str, data: bytes) -> None:
-    run = tracker.reopen(run_id)
-    run.log_bytes(data, path)
-    run.fail("again")
-
-
 def test_failed_build_is_bundled(tmp_path: Path) -> None:
     path, tracker = models.no_kernel().write(tmp_path), MemoryTracker()
     with pytest.raises(errors.BackendError):
@@ -116,12 +110,15 @@ def test_failed_build_is_bundled(tmp_path: Path) -> None:
     repaired = subprocess.run([sys.executable, "reproduce.py"], cwd=tmp_path / "there", capture_output=True, text=True)
     assert repaired.returncode == 1 and "verdict: good (reported: error" in repaired.stdout
 
+    run = tracker.reopen(failed.id)
     for damaged in ("spec.json", "environment.json", "materials.json"):
-        whole = tracker.peek(failed.id, damaged) or b""
-        put(tracker, failed.id, damaged, b'{"cut')
+        whole = tracker.peek(failed.id, damaged)
+        run.log_bytes(b'{"cut', damaged)
+        run.fail("again")
         with pytest.raises(errors.TrtopsError, match="JSON"):
             bundle(failed.id, BundleConfig(output=str(tmp_path / "c.zip")), tracker=tracker)
-        put(tracker, failed.id, damaged, whole)
+        run = tracker.reopen(failed.id)
+        run.log_bytes(whole, damaged)
     assert not (tmp_path / "c.zip").exists()
 
 

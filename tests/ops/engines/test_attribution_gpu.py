@@ -63,7 +63,6 @@ def test_28_of_30_engines_are_attributed_correctly(tmp_path: Path, monkeypatch: 
         check = CheckConfig(data=str(tmp_path / "feed.npz"), latency_runs=0, warm_up=0, plots="never")
         config = ConvertConfig(build=build, check=check, attribute_error=True, keep_model=False, rebuild=True)
         result = convert(case.write(tmp_path), config, tracker=MemoryTracker())
-        assert result.evaluation.attribution is not None
         found.append((expected, result.evaluation.attribution.statement, result.verdict))
         print(case.name, *found[-1], flush=True)
 

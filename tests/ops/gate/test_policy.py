@@ -75,7 +75,6 @@ first: maybe
 def test_partial_limits_keep_their_defaults(tmp_path: Path) -> None:
     assert read_policy(write(tmp_path, "")) == Policy()
     policy = read_policy(write(tmp_path, "size: {ratio: 1.5}\nprecisions:\n  int8:\n    build_time: {slack: 7}\n"))
-
     size, build_time = policy.of("fp32").size, policy.of("int8").build_time
     assert (size.ratio, size.slack) == (1.5, 1 << 16)
     assert (build_time.ratio, build_time.slack) == (3.0, 7)

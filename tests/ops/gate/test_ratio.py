@@ -67,7 +67,7 @@ def test_error_probability_holds_over_all_looks(seed, confidence, open_share) ->
 
 def test_differing_starts_are_counted_instead_of_rounds() -> None:
     rounds = (0.0, 0.002, -0.002, 0.001, -0.001, 0.0, 0.001, -0.001)
-    apart = tuple(tuple(value + shift for value in rounds) for shift in (0.0, 0.06, -0.05, 0.04))
+    apart = tuple(tuple(value + shift for value in rounds) for shift in (0.0, 0.03, -0.025, 0.02))
     together = tuple(rounds for _ in range(4))
 
     assert estimate(together, 1.05, 0.99).decision == "below"

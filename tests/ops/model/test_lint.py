@@ -35,21 +35,16 @@ def test_given_data_and_shapes_are_used() -> None:
         lint(proto, input_shapes={"z": (3, 4)})
 
 
-@pytest.fixture
-def without_weights(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Once called, weights of any size are left out where possible."""
-
-    def leave_out() -> None:
-        monkeypatch.setattr(reading, "SMALL_FILE", 0)
-        monkeypatch.setattr(reading, "LARGE", 0)
-
-    return leave_out
+def leave_out_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on, weights of any size are left out where possible."""
+    monkeypatch.setattr(reading, "SMALL_FILE", 0)
+    monkeypatch.setattr(reading, "LARGE", 0)
 
 
 @pytest.mark.parametrize("make", models.ALL, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("faulty", [False, True], ids=["sound", "faulty"])
 def test_reports_are_the_same_without_weights(
-    make: Callable[[], models.Case], faulty: bool, tmp_path: Path, without_weights: Callable[[], None]
+    make: Callable[[], models.Case], faulty: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = make()
     if faulty:  # a stride too many for every convolution, and a weight of another size for every product
@@ -65,14 +60,14 @@ def test_reports_are_the_same_without_weights(
     path = case.write(tmp_path)
 
     whole = lint(path)
-    without_weights()
+    leave_out_weights(monkeypatch)
     assert lint(path) == whole
     in_memory = lint(case.proto, feed=case.feed)
     assert lint(path, feed=case.feed).to_lint_json() == in_memory.to_lint_json()
 
 
-def test_weights_are_read_where_values_matter(tmp_path: Path, without_weights: Callable[[], None]) -> None:
-    without_weights()
+def test_weights_are_read_where_values_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_out_weights(monkeypatch)
     for value, ok in ((1.0, True), (9.0, False)):
         proto = models.model(
             "(float[4] x) => (float[1] y) { [cast] i = Cast<to = 7>(w) [take] g = Gather(x, i) [y] y = Relu(g) }",

@@ -50,9 +50,6 @@ def conv_engine(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return path, folder / "conv_net.engine"
 
 
-# --- precision ------------------------------------------------------------------------------------------------------
-
-
 def test_overflowing_layers_are_kept_by_layer_precisions(tmp_path: Path) -> None:
     from trtops.backend.onnxrt.runner import reference_outputs
     from trtops.backend.trt import (
@@ -90,9 +87,6 @@ def test_overflowing_layers_are_kept_by_layer_precisions(tmp_path: Path) -> None
     assert compare_outputs(found, [dict(golden)], LOOSE).verdict == "good"
 
 
-# --- first divergence -----------------------------------------------------------------------------------------------
-
-
 def test_accuracy_finds_where_fp16_overflows() -> None:
     case = models.overflowing()
 
@@ -119,9 +113,6 @@ def test_accuracy_of_an_fp32_engine_is_good(conv_engine: tuple[Path, Path]) -> N
     assert {tensor.name for tensor in result.tensors} >= {"c0", "r0", "scores"}
 
 
-# --- reduce ---------------------------------------------------------------------------------------------------------
-
-
 def test_reduce_finds_an_overflowing_convolution(tmp_path: Path) -> None:
     case = models.overflowing()
     check = ComparisonCheck(runner=EngineRunner(FP16), tolerances=LOOSE)
@@ -136,9 +127,6 @@ def test_reduce_finds_an_overflowing_convolution(tmp_path: Path) -> None:
     assert len(onnx.load(tmp_path / "small.onnx").graph.node) == len(culprit.nodes)
 
 
-# --- compare and check ----------------------------------------------------------------------------------------------
-
-
 def test_an_engine_file_is_compared_with_its_model(conv_engine: tuple[Path, Path]) -> None:
     path, engine = conv_engine
     check = CheckConfig(data=str(path.with_name("feed.npz")), latency_runs=5, warm_up=1)
@@ -150,7 +138,7 @@ def test_an_engine_file_is_compared_with_its_model(conv_engine: tuple[Path, Path
     )
 
     assert usual.verdict == "good" and strict.verdict == "bad" and strict.reasons
-    assert usual.evaluation.latency is not None and usual.evaluation.latency.runs == 5
+    assert usual.evaluation.latency.runs == 5
     assert tracker.info(usual.run_id).metrics["error", "scores", "max_abs"] < 1e-4
 
 
