@@ -84,9 +84,7 @@ class Record:
 
     def to_dict(self) -> dict[str, JSONValue]:
         """The record as JSON values, in the order of its fields."""
-        result = to_jsonable(self)
-        assert isinstance(result, dict)
-        return result
+        return typing.cast("dict[str, JSONValue]", to_jsonable(self))
 
     def to_json(self, *, indent: int | None = 2) -> str:
         """The record as strict JSON text."""
@@ -110,8 +108,7 @@ class Record:
                     lines.append(f"{where}: {error['msg']} (found {error.get('input')!r:.80})")
             raise errors.FormatError(f"{cls.__name__}: " + "; ".join(lines)) from None
         # pydantic would take "64" for 64 and "yes" for true; its strict mode would refuse the lists of JSON.
-        changed = _first_change(to_jsonable(data), to_jsonable(record))
-        if changed is not None:
+        if (changed := _first_change(to_jsonable(data), to_jsonable(record))) is not None:
             where, found, read = changed
             raise errors.FormatError(f"{cls.__name__}: {where}: expected {type(read).__name__} (found {found!r:.80})")
         return record

@@ -51,8 +51,7 @@ def ask_for(run_id: str, scripts: Sequence[str], commands: Sequence[Sequence[str
 
     Anyone who can write to a store can put any script or command into a run.
     """
-    found = [f"the script {script}" for script in scripts]
-    found += [f"the command {shlex.join(command)}" for command in commands]
+    found = [*(f"the script {each}" for each in scripts), *(f"the command {shlex.join(each)}" for each in commands)]
     if found and not allowed and VARIABLE not in os.environ:
         raise errors.ConfigError(
             f"Run {run_id} would run {' and '.join(found)} on this machine, and anyone with write access to the store "

@@ -13,8 +13,6 @@ import os
 import re
 from typing import Any
 
-MASK = "***"
-
 _SECRET_NAME = (
     r"(?i)SECRET|TOKEN(?!S|IZ)|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIAL|AUTH_STRING"
     r"|ENCRYPTION_KEY"
@@ -53,12 +51,12 @@ def masked(text: str) -> str:
         text = re.sub(_USERINFO, "", text)
     for hints, form in _TOKENS:
         if any(hint in text for hint in hints):
-            text = re.sub(form, lambda found: (found[1] if found.lastindex else "") + MASK, text)
+            text = re.sub(form, lambda found: (found[1] if found.lastindex else "") + "***", text)
     for value in _secrets_in(tuple(os.environ.items())):
         if value in text:
             whole = re.escape(value)
             # A short value may occur in a longer word by chance.
-            text = re.sub(whole if len(value) >= 16 else rf"(?<!\w){whole}(?!\w)", MASK, text)
+            text = re.sub(whole if len(value) >= 16 else rf"(?<!\w){whole}(?!\w)", "***", text)
     return text
 
 

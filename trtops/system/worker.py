@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from trtops import errors
 from trtops.system.processes import BRIEF_SPIN, temporary_prefix
@@ -97,8 +97,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
                 raise
         if not returned:
             raise answer
-        result: T = answer
-        return result
+        return cast("T", answer)
 
     def close(self, seconds: float = 5.0) -> None:
         """Close the pipe, which ends the child; kill it if it has not ended after some seconds."""
@@ -106,11 +105,10 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         if process is None:
             return
         self._pipe.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.kill()  # no effect if it has ended
+        process.wait()
         self._output.close()
 
     def _answer_to(self, call: bytes, timeout: float) -> tuple[bool, Any]:
