@@ -15,43 +15,18 @@ from trtops.system.files import open_atomically, replaced_together
 from trtops.system.locks import locked
 
 
-def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"old")
-
-    with pytest.raises(KeyboardInterrupt), open_atomically(path) as file:
-        file.write(b"new, but not all of i")
-        file.flush()
-        raise KeyboardInterrupt
-
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_written_file_has_the_usual_mode(tmp_path: Path) -> None:
-    usual = tmp_path / "usual"
+def test_new_file_replaces_target_of_link(tmp_path: Path) -> None:
+    usual, path, link = tmp_path / "usual", tmp_path / "new" / "file", tmp_path / "link"
     usual.touch()
-    path = tmp_path / "new" / "file"
+    link.symlink_to(path)
 
     for written in (b"old", b"x" * 3_000_000):
-        with open_atomically(path) as file:
+        with open_atomically(link) as file:
             file.write(written)
         assert path.read_bytes() == written
 
-    assert list(path.parent.iterdir()) == [path]
+    assert link.is_symlink() and list(path.parent.iterdir()) == [path]
     assert path.stat().st_mode == usual.stat().st_mode
-
-
-def test_link_is_followed(tmp_path: Path) -> None:
-    (tmp_path / "store").mkdir()
-    (tmp_path / "store" / "file").write_bytes(b"old")
-    (tmp_path / "link").symlink_to(tmp_path / "store" / "file")
-
-    with open_atomically(tmp_path / "link") as file:
-        file.write(b"new")
-
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "store" / "file").read_bytes() == b"new"
 
 
 def test_pipe_is_written_directly(tmp_path: Path) -> None:
@@ -136,11 +111,14 @@ def _replace_until_killed(folder: Path, names: tuple[str, ...], killed_at: int) 
 
 
 def test_failed_write_keeps_all_files(tmp_path: Path) -> None:
-    (tmp_path / "model").write_text("old")
-    (tmp_path / "data").write_text("old")
-    with pytest.raises(KeyboardInterrupt), replaced_together(tmp_path / "model") as open_part:
-        with open_part(tmp_path / "data") as file:
-            file.write(b"new")
+    model, data = tmp_path / "model", tmp_path / "data"
+    model.write_text("old")
+    data.write_text("old")
+    with pytest.raises(KeyboardInterrupt), open_atomically(model) as file:
+        file.write(b"new, but not all of i")
+        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt), replaced_together(model) as open_part:
+        open_part(data).close()
         raise KeyboardInterrupt
 
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"model": "old", "data": "old"}

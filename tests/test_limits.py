@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -55,15 +56,9 @@ def test_doubling_nodes_are_reported(tmp_path: Path, constant: bool, caplog) -> 
     model = onnx.load(path)
     fold.fold_constants(model)
     assert len(model.graph.node) > 1
-
-
-@pytest.mark.usefixtures("little")
-def test_engine_of_bomb_is_refused(tmp_path: Path, caplog) -> None:
-    path = tmp_path / "bomb.onnx"
-    onnx.save(bombs.doubling(constant=True), path)
-
-    assert main(["convert", str(path), "--convert-to", "ort", "-o", str(tmp_path / "bomb.ort")]) == 3
-    assert "TRTOPS_MEMORY_LIMIT" in caplog.text
+    if constant:
+        assert main(["convert", str(path), "--convert-to", "ort", "-o", str(tmp_path / "bomb.ort")]) == 3
+        assert "TRTOPS_MEMORY_LIMIT" in caplog.text
 
 
 def test_nested_functions_are_counted_before_inlining(tmp_path: Path, caplog) -> None:
@@ -151,18 +146,17 @@ def test_limit_covers_nested_blocks_and_threads(monkeypatch) -> None:
 
 def test_allocation_up_to_the_limit_is_allowed(monkeypatch) -> None:
     monkeypatch.setenv(limits.MEMORY, "1M")
-    limits.check_memory("x", 1 << 20)
-    limits.check_memory("x", (1 << 20) + 10, own=10)
-    for size, own in (((1 << 20) + 1, 0), ((1 << 20) + 11, 10)):
+    for own in (0, 10):
+        limits.check_memory("x", (1 << 20) + own, own)
         with pytest.raises(errors.InputError, match="the limit is"):
-            limits.check_memory("x", size, own)
+            limits.check_memory("x", (1 << 20) + own + 1, own)
 
 
-@pytest.mark.parametrize("text", ["", "4G", "512M", "100", "2 GiB", "10k"])
-def test_limits_accept_units(monkeypatch, text: str) -> None:
-    monkeypatch.setenv(limits.MEMORY, text)
+def test_limits_accept_units(monkeypatch) -> None:
     expected = {"": 1792 << 20, "4G": 4 << 30, "512M": 512 << 20, "100": 100, "2 GiB": 2 << 30, "10k": 10 << 10}
-    assert limits.memory_limit() == expected[text]
+    for text, size in expected.items():
+        monkeypatch.setenv(limits.MEMORY, text)
+        assert limits.memory_limit() == size
     for wrong in ("x", "-1", "0", "4GG", "1.5G"):
         monkeypatch.setenv(limits.MEMORY, wrong)
         with pytest.raises(errors.ConfigError, match="expected bytes"):
@@ -171,21 +165,17 @@ def test_limits_accept_units(monkeypatch, text: str) -> None:
 
 @pytest.mark.usefixtures("little")
 def test_other_threads_keep_their_memory(tmp_path: Path) -> None:
-    path, over, failed = tmp_path / "bomb.onnx", threading.Event(), []
+    path, over = tmp_path / "bomb.onnx", threading.Event()
     onnx.save(bombs.doubling(), path)
 
     def work() -> None:
         while not over.wait(0.002):
-            try:
-                onnx.ModelProto.FromString(bombs.doubling(3).SerializeToString())
-            except MemoryError as exc:
-                failed.append(exc)
+            onnx.ModelProto.FromString(bombs.doubling(3).SerializeToString())
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        assert not lint(path).ok
-    finally:
-        over.set()
-        thread.join()
-    assert failed == []
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        try:
+            assert not lint(path).ok
+        finally:
+            over.set()
+        working.result()
