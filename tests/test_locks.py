@@ -58,8 +58,7 @@ def test_unsafe_lock_folder_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     folder = locks.machine_folder()
     assert folder.stat().st_mode & 0o777 == 0o700
     if found == "a link":
-        folder.rmdir()
-        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        folder.rename(tmp_path / "elsewhere")
         folder.symlink_to(tmp_path / "elsewhere")
     elif found == "another user's":
         uid = os.getuid()

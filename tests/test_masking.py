@@ -32,9 +32,10 @@ TOKENS = {
 }
 
 
-@pytest.mark.parametrize("token", TOKENS.values(), ids=TOKENS.keys())
-def test_service_tokens_are_masked(token: str) -> None:
-    assert masked(f'{{"before": 1, "t": "{token}", "after": 2}}') == '{"before": 1, "t": "***", "after": 2}'
+@pytest.mark.parametrize("service", TOKENS)
+def test_service_tokens_are_masked(service: str) -> None:
+    text = '{"before": 1, "t": "%s", "after": 2}'
+    assert masked(text % TOKENS[service]) == text % "***"
 
 
 @pytest.mark.parametrize(
@@ -47,10 +48,8 @@ def test_service_tokens_are_masked(token: str) -> None:
         ('["http://a:b@c/d", "e@f"]', '["http://c/d", "e@f"]'),
         ("Authorization: Bearer abc.def-ghi", "Authorization: Bearer ***"),
         ('{"authorization": "Basic dXNlcjpwYXNz"}', '{"authorization": "Basic ***"}'),
-        (
-            "https://b.s3.amazonaws.com/x?X-Amz-Signature=abc&X=1",
-            "https://b.s3.amazonaws.com/x?X-Amz-Signature=***&X=1",
-        ),
+        ("https://b/x?X-Amz-Signature=abc&X=1", "https://b/x?X-Amz-Signature=***&X=1"),
+        ("https://b/x?a=1&sig=abc&access_token=def", "https://b/x?a=1&sig=***&access_token=***"),
         ("DefaultEndpointsProtocol=https;AccountKey=abc+/=;x", "DefaultEndpointsProtocol=https;AccountKey=***;x"),
     ],
 )
