@@ -132,13 +132,13 @@ def test_limit_covers_nested_blocks_and_threads(monkeypatch) -> None:
     monkeypatch.setenv(limits.MEMORY, "64M")
     with limits.limited_memory():
         with limits.limited_memory(1 << 40), pytest.raises(MemoryError):
-            bytearray(1 << 30)
+            bytearray(100 << 20)
         held = limits.limited_memory()
         thread = threading.Thread(target=held.__enter__)
         thread.start()
         thread.join()
         with pytest.raises(MemoryError):
-            bytearray(1 << 30)
+            bytearray(100 << 20)
     held.__exit__(None, None, None)
     with limits.limited_memory(1 << 30):
         bytearray(1 << 29)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,17 @@ def test_only_marks_of_ended_processes_are_gone() -> None:
     assert processes.is_gone(f"{pid}-{int(started) - 100}-{namespace}")
     assert processes.is_gone(f"4194305-1-{namespace}")
     assert not processes.is_gone("4194305-1-1") and not processes.is_gone("what") and not processes.is_gone("")
+
+
+def test_only_own_leftovers_are_found(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / f"trtops.build.4194305-1-{processes.mark().rpartition('-')[2]}.x"
+    for folder in (left, tmp_path / f"{processes.temporary_prefix('build')}x", tmp_path / "trtops.my.own.notes"):
+        folder.mkdir()
+
+    assert processes.left_folders() == [left]
+    monkeypatch.setattr(os, "getuid", lambda: -1)
+    assert processes.left_folders() == []
 
 
 @pytest.mark.parametrize("how", [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL])

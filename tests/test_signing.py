@@ -72,6 +72,12 @@ def test_malformed_envelope_is_rejected(data: bytes, keys: Path) -> None:
         signing.verify(data, [keys / "key.pub"])
 
 
+def test_envelope_of_another_type_is_rejected(keys: Path) -> None:
+    envelope = json.loads(signing.sign(SUBJECTS, {})) | {"payloadType": "text/plain"}
+    with pytest.raises(errors.SignatureError, match="holds 'text/plain'; expected 'application"):
+        signing.open_envelope(json.dumps(envelope).encode())
+
+
 def test_key_from_variable_may_be_encrypted(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(signing.KEY_VARIABLE, (keys / "key.pem").read_text())
     assert signing.verify(signing.sign(SUBJECTS, {}), [keys / "key.pub"])

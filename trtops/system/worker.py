@@ -186,7 +186,6 @@ def _own_code() -> tempfile.TemporaryDirectory[str]:
 
 def serve(fd: int) -> None:
     """Main loop of the child: answer calls until the parent closes the pipe."""
-    os.set_inheritable(fd, False)
     # On Ctrl-C, which the terminal sends to both, the parent ends a child that is working.
     signal.signal(signal.SIGINT, lambda *_: None)
 
