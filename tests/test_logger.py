@@ -96,6 +96,8 @@ def test_severities_by_path_apply_below(caplog: pytest.LogCaptureFixture) -> Non
     with G_LOGGER.verbosity(
         {"": G_LOGGER.ERROR, "backend/trt": G_LOGGER.VERBOSE, "backend/onnx/loader.py": G_LOGGER.INFO}
     ):
+        assert G_LOGGER.module_severity.get() == G_LOGGER.module_severity.get("comparator") == G_LOGGER.ERROR
+        assert G_LOGGER.module_severity.get("backend/trt/runner.py") == G_LOGGER.VERBOSE
         logging.getLogger("trtops.backend.trt.infer.runner").debug("one")
         logging.getLogger("trtops.backend.onnx.loader").debug("no")
         logging.getLogger("trtops.backend.onnx.loader").info("two")

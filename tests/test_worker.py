@@ -106,6 +106,10 @@ def test_hang_is_killed_after_timeout(worker):
     with pytest.raises(errors.WorkerError, match=r"did not finish within 0\.3 s"):
         worker.run(time.sleep, FOR_EVER, timeout=0.3)
 
+    os.kill(worker.run(os.getpid), signal.SIGSTOP)
+    with pytest.raises(errors.WorkerError, match="did not finish"):
+        worker.run(len, bytes(1 << 24), timeout=0.3)  # more than a pipe holds
+
     assert worker.run(operator.add, 1, 1) == 2
 
 

@@ -41,6 +41,14 @@ class LogMode(enum.IntEnum):
     ONCE = 1
 
 
+class ModuleSeverity(dict[str, int]):
+    """Severities by path below the package, such as ``backend/trt``, with ``""`` for all others."""
+
+    def get(self, path: str = "") -> int:  # type: ignore[override]
+        """Return the severity that is in force for a path."""
+        return logging.getLogger(".".join(Path("trtops", path).with_suffix("").parts)).getEffectiveLevel()
+
+
 def _log_at(severity: int, *, error_ok: bool = False) -> Any:
     def log(self: Logger, message: object, mode: int = LogMode.EACH) -> None:
         self.log(message, severity, mode, stack_depth=3, error_ok=error_ok)
@@ -77,11 +85,11 @@ class Logger:
         # A program that set a level before this import keeps it.
         if self._logger.level == logging.NOTSET:
             self._logger.setLevel(self.INFO)
-        self._severity = {"": self._logger.level}
+        self._severity = ModuleSeverity({"": self._logger.level})
 
     @property
-    def module_severity(self) -> dict[str, int]:
-        """Severities below which nothing is logged, by path such as ``backend/trt``; may be set to one for all."""
+    def module_severity(self) -> ModuleSeverity:
+        """Severities below which nothing is logged; may be set to one for all."""
         return self._severity
 
     @module_severity.setter
@@ -90,7 +98,7 @@ class Logger:
         for path in self._severity.keys() | wanted.keys():
             logger = ".".join(Path("trtops", path).with_suffix("").parts)
             logging.getLogger(logger).setLevel(wanted.get(path, logging.NOTSET))
-        self._severity = wanted
+        self._severity = ModuleSeverity(wanted)
         self._ensure_console()
 
     @contextlib.contextmanager

@@ -57,9 +57,12 @@ class TensorSpec(Record):
         return f"{self.name} [{', '.join(parts)}]" if parts else self.name
 
 
-def MetadataTuple(dtype: object, shape: Shape | None, docstring: str | None = None) -> TensorSpec:
-    """Return a spec without a name, which it gets from :class:`TensorMetadata`."""
-    return TensorSpec("", dtype, shape, docstring)  # type: ignore[arg-type]
+class MetadataTuple(TensorSpec):
+    """A spec without a name, which it gets from :class:`TensorMetadata`."""
+
+    def __init__(self, dtype: object, shape: Shape | None, docstring: str | None = None) -> None:
+        """Make a spec; ``dtype`` is anything that :meth:`DataType.of` accepts."""
+        super().__init__("", dtype, shape, docstring)  # type: ignore[arg-type]
 
 
 class TensorMetadata(dict[str, TensorSpec]):

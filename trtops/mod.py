@@ -10,6 +10,8 @@ from typing import Any
 from trtops import config, errors
 from trtops.lazy import known_as
 
+LATEST_VERSION = "==latest"  # any installed version; for scripts that name it
+
 known_as(__name__, "importer", "trt_importer", "util")
 
 

@@ -36,8 +36,8 @@ def show_triage(folder: Path) -> bool:
         result = triage(path, config)
         right += named(fault, result)
         builds += result.builds
-        told = "named" if named(fault, result) else "MISSED"
-        found = f"{told:7} {result.kind:16} {', '.join(result.places[:3])[:40]:40}"
+        outcome = "named" if named(fault, result) else "MISSED"
+        found = f"{outcome:7} {result.kind:16} {', '.join(result.places[:3])[:40]:40}"
         print(f"{fault.name:32} {found} {len(result.steps):3} questions {result.builds:3} builds", flush=True)
     minutes = (time.perf_counter() - began) / 60
     print(f"triage: {right} of {len(FAULTS)} named (goal 18) with {builds} builds in {minutes:.1f} min")

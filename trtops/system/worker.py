@@ -119,8 +119,15 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         process = self._process
         assert process is not None
         end, late = time.monotonic() + timeout, False
+
+        def send() -> None:
+            with contextlib.suppress(ConnectionError):  # the child died, as the loop finds
+                self._pipe.send_bytes(call)
+
+        # In a thread, since sending to a child that hangs blocks until the child is killed.
+        sender = threading.Thread(target=send, daemon=True)
+        sender.start()
         try:
-            self._pipe.send_bytes(call)
             # A grandchild may hold the pipe open after the child has died, so that there is no end of file.
             while not self._pipe.poll(min(1.0, timeout)):
                 if process.poll() is not None and not self._pipe.poll():
@@ -132,6 +139,8 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
             return answer
         except (EOFError, ConnectionError):
             pass
+        finally:
+            sender.join(1)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(60)  # after a crash, the kernel may spend a long time writing a core dump
         process.kill()
