@@ -137,7 +137,7 @@ def test_fp16_campaign_ends_with_a_promoted_engine(tmp_path: Path, monkeypatch: 
         seed=500,
         max_iterations=40,
         clean_builds=6,
-        max_minutes=4.0,
+        max_minutes=20.0,
     )
     monkeypatch.setattr(iteration, "evaluate_in_child", Planted("planted", tmp_path / "seen.txt"))
 

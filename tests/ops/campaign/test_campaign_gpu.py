@@ -65,8 +65,10 @@ def campaign(folder: Path, atol: float, **changes: object) -> DebugBuildConfig:
     check = CheckConfig(
         data=str(folder / "feed.npz"), tolerances=Tolerances(atol=atol, rtol=0), plots="never", latency_runs=0
     )
+    # One layer computes in FP16 in every build: one that computes in FP32 alone is bad, whatever its outputs.
+    options = TensorRTOptions(precision_constraints="prefer", layer_precisions=(("conv0", "float16"),))
     usual = DebugBuildConfig(
-        build=BuildConfig(precision="fp16", options=TensorRTOptions()),
+        build=BuildConfig(precision="fp16", options=options),
         check=check,
         random_tactics=True,
         timeout_seconds=120.0,
@@ -76,7 +78,7 @@ def campaign(folder: Path, atol: float, **changes: object) -> DebugBuildConfig:
 
 def largest_errors(tracker: MlflowTracker, experiment: str) -> list[float]:
     runs = tracker.find(experiment, tags={Tag.KIND: "iteration"}, status="finished")
-    return sorted(i.metrics["error", "scores", "max_abs"] for i in runs if ("error", "scores", "max_abs") in i.metrics)
+    return sorted(i.metrics["error", "scores", "max_abs"] for i in runs if i.verdict == "good")
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +90,7 @@ def tolerance(model: Path, folder: Path, tracker: MlflowTracker) -> float:
     debug_build(model, campaign(folder, 1e9, until=8), tracker=tracker, experiment="errors")
     found = largest_errors(tracker, "errors")
     gap, middle = max((b - a, (a + b) / 2) for a, b in list(itertools.pairwise(found))[1:-1])
-    assert gap > 0, "the builds are alike"
+    assert gap > 0, f"the builds are alike: {found}"
     return middle
 
 
