@@ -79,7 +79,10 @@ def row_blocks(pairs: Sequence[tuple[Array, Array]]) -> Iterator[tuple[Array, Ar
             a, b = a.reshape(-1, length), b.reshape(-1, length)
         if not a.size:
             continue
-        # Of arrays that lie otherwise in memory, a block is whole items of the first axis, which reshaping copies.
+        # Of arrays that lie otherwise in memory, a block is whole items of the first axis, which reshaping copies; of a
+        # single image it is whole lines.
+        while len(a) == 1 and a.ndim > 2:
+            a, b = a[0], b[0]
         step = max(1, BLOCK // (a.size // len(a)))
         for start in range(0, len(a), step):
             yield a[start : start + step].reshape(-1, length), b[start : start + step].reshape(-1, length)
