@@ -273,6 +273,9 @@ def _run_name() -> str:
     """The name of a flow run: what it works on, and in which precision. Prefect calls it at the start of the run."""
     context = prefect.context.FlowRunContext.get()
     given = {} if context is None else context.parameters or {}
+    build = getattr(given.get("config"), "build", None)
+    if build is not None:  # a flow called from Python may have its options in the config alone
+        given = {"precision": build.precision, "backend": build.backend} | {k: v for k, v in given.items() if v}
     words = [Path(str(given[name])).stem for name in _NAMING if given.get(name)]
     return masked(" ".join(words))[:200] or "run"
 
