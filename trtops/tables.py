@@ -23,13 +23,13 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table in Markdown, with cells escaped."""
     lines = [
         " | ".join(cell.replace("\\|", "|").replace("|", "\\|").replace("\n", " ") for cell in line)
-        for line in (header, *rows)
+        for line in (header, ["---"] * len(header), *rows)
     ]
-    lines.insert(1, " | ".join(["---"] * len(header)))
     return "\n".join(f"| {line} |" for line in lines)
 
 
 def size(count: float) -> str:
     """Return a number of bytes as text, in binary units."""
-    power = min((max(int(count), 1).bit_length() - 1) // 10, 3)
-    return f"{count / 1024**power:.{min(power, 1)}f} {('B', 'KiB', 'MiB', 'GiB')[power]}"
+    import humanize  # most commands print no sizes
+
+    return humanize.naturalsize(count, binary=True)

@@ -1,4 +1,4 @@
-"""Conversion of values to numpy arrays in host memory."""
+"""Conversion of values to numpy arrays in host memory, casts of feeds, and the slack of tolerances."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from trtops.torch_tensors import from_torch, is_torch
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
-
 
 _log = logging.getLogger(__name__)
 

@@ -9,11 +9,10 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
-import humanize
-
 from trtops import errors
 from trtops.comparator.report import ComparisonReport
 from trtops.reports.document import Chart, Document, Point, Section, Table, Tone
+from trtops.tables import size
 from trtops.tracking.base import RunInfo, Tracker
 from trtops.tracking.schema import Artifact, Metric, MetricName, Tag
 
@@ -26,7 +25,7 @@ _MAX_BUILDS = 2000
 _MANY_LAYERS = 20
 
 _NUMBERS: tuple[tuple[str, MetricName, Callable[[float], str]], ...] = (
-    ("engine", Metric.ENGINE_BYTES, lambda size: humanize.naturalsize(size, binary=True)),
+    ("engine", Metric.ENGINE_BYTES, size),
     ("layers", Metric.ENGINE_LAYERS, "{:.0f}".format),
     ("kernels in that precision", Metric.KERNELS_LOWERED, "{:.0%}".format),
     ("latency p50", (Metric.LATENCY, "p50_ms"), "{:.3f} ms".format),

@@ -1,4 +1,7 @@
-"""Convert: from an ONNX model to an evaluated engine in the tracking store."""
+"""Convert: from an ONNX model to an evaluated engine in the tracking store.
+
+Other ops that build engines use :class:`BuildJob` as well, so that the same build has the same spec.
+"""
 
 from __future__ import annotations
 
@@ -355,9 +358,6 @@ def _evaluate(
             )
             evaluation = replace(evaluation, attribution=found)
     return evaluation, outputs, golden
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
