@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-Verdict: TypeAlias = Literal["good", "bad", "error"]
-"""``good`` and ``bad`` evaluate what was made; ``error`` says that none could be made or evaluated."""
+Verdict: TypeAlias = Literal["good", "bad", "error", "unproven"]
+"""``good`` and ``bad`` evaluate what was made; ``error`` says that none could be made or evaluated. ``unproven``: the
+comparison found no deviation, but on data that cannot support a verdict, such as random values in shapes that nobody
+gave. Only ``good`` is exit code 0, can be promoted, and passes a gate."""
 
 BadIn: TypeAlias = Literal["outputs", "precision"]
 """What of an engine is bad: what it gives, or the precision that its kernels compute in."""
 
-VERDICTS: tuple[Verdict, ...] = ("good", "bad", "error")
+VERDICTS: tuple[Verdict, ...] = ("good", "bad", "error", "unproven")
 """All of them. Stored tables number verdicts by their place here, so the order never changes."""

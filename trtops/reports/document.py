@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from trtops.record import Record
+from trtops.verdict import Verdict
 
 Cell: TypeAlias = "str | float | None"
-Tone: TypeAlias = Literal["good", "bad", "error", "plain"]
+Tone: TypeAlias = Literal[Verdict, "plain"]
 
 
 @dataclass(frozen=True, kw_only=True)

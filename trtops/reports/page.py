@@ -18,10 +18,11 @@ from markupsafe import Markup
 from trtops.reports.document import Chart, Document, Section
 from trtops.reports.sections import facts_of, next_commands
 from trtops.tracking.base import RunInfo
+from trtops.verdict import VERDICTS
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _MAX_BARS = 60
-_TONES = {"good": "good", "bad": "bad", "error": "crashed or hung", "plain": "value"}
+_TONES = {"good": "good", "bad": "bad", "error": "crashed or hung", "unproven": "unproven", "plain": "value"}
 
 
 def page(document: Document, info: RunInfo, sections: Sequence[Section], pictures: Mapping[str, bytes | None]) -> str:
@@ -31,6 +32,7 @@ def page(document: Document, info: RunInfo, sections: Sequence[Section], picture
     return _environment().get_template("report.html").render(
         document=document,
         info=info,
+        verdicts=VERDICTS,
         facts=facts_of(info),
         commands=list(next_commands(info, document.verdict)),
         sections=[*document.sections, *sections],

@@ -15,6 +15,7 @@ from trtops.reports.document import Chart, Document, Point, Section, Table, Tone
 from trtops.tables import size
 from trtops.tracking.base import RunInfo, Tracker
 from trtops.tracking.schema import Artifact, Metric, MetricName, Tag
+from trtops.verdict import Verdict
 
 Facts: TypeAlias = "tuple[tuple[str, str], ...]"
 Read: TypeAlias = Callable[[str], "bytes | None"]
@@ -170,5 +171,5 @@ def _builds(tracker: Tracker, info: RunInfo) -> Iterable[Section]:
         yield Section(title="Builds", chart=chart, table=Table(columns=columns, rows=tuple(rows)))
 
 
-def _tone(verdict: str | None) -> Tone:
-    return verdict if verdict in ("good", "bad", "error") else "plain"  # type: ignore[return-value]
+def _tone(verdict: Verdict | None) -> Tone:
+    return verdict or "plain"

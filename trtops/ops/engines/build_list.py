@@ -21,12 +21,13 @@ from trtops.record import Record, digest, sha256_file
 from trtops.spec import BackendName, Precision
 from trtops.tables import markdown_table, size
 from trtops.tracking import owner, schema
-from trtops.tracking.base import Tracker, Verdict
+from trtops.tracking.base import Tracker
+from trtops.verdict import VERDICTS, Verdict
 
 log = logging.getLogger(__name__)
 
-Outcome: TypeAlias = Literal["good", "bad", "error", "skipped"]
-OUTCOMES: tuple[Outcome, ...] = ("good", "bad", "error", "skipped")
+Outcome: TypeAlias = Literal[Verdict, "skipped"]
+OUTCOMES: tuple[Outcome, ...] = (*VERDICTS, "skipped")
 Convert: TypeAlias = Callable[[str, ConvertConfig, str, Mapping[str, str]], ConvertResult]
 """Makes one build: called with model, config, experiment and tags."""
 

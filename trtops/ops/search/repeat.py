@@ -53,7 +53,7 @@ class RepeatStep(Record):
     """One iteration. ``error`` is another failure than the one meant; ``output`` is empty if it is not to be shown."""
 
     number: int
-    verdict: Literal["good", "bad", "error"]
+    verdict: Verdict
     detail: str = ""
     output: str = ""
 
