@@ -6,11 +6,15 @@ from typing import Literal, TypeAlias
 
 Verdict: TypeAlias = Literal["good", "bad", "error", "unproven"]
 """``good`` and ``bad`` evaluate what was made; ``error`` says that none could be made or evaluated. ``unproven``: the
-comparison found no deviation, but on data that cannot support a verdict, such as random values in shapes that nobody
-gave. Only ``good`` is exit code 0, can be promoted, and passes a gate."""
+comparison found no deviation, but on data that cannot support a verdict, such as random values in shapes that were not
+given. Only ``good`` is exit code 0, can be promoted, and passes a gate."""
 
 BadIn: TypeAlias = Literal["outputs", "precision"]
 """What of an engine is bad: what it gives, or the precision that its kernels compute in."""
 
 VERDICTS: tuple[Verdict, ...] = ("good", "bad", "error", "unproven")
 """All of them. Stored tables number verdicts by their place here, so the order never changes."""
+
+PASSED: tuple[Verdict, ...] = ("good", "unproven")
+"""Verdicts of comparisons without a deviation. The search for culprits counts both as good builds: all builds of a
+campaign are compared on the same data, and a bad one among them shows that this data reveals the fault."""

@@ -90,6 +90,23 @@ def test_crashed_builds_are_no_evidence():
     assert (after.good, after.bad, after.suspects) == (before.good, before.bad, before.suspects)
 
 
+def test_unproven_builds_count_as_good():
+    table = gelu_campaign()
+    unproven = CampaignTable(
+        names=table.names,
+        verdicts=["bad" if name in table.named("bad") else "unproven" for name in table.names],
+        columns=table.columns,
+        choices=table.choices,
+        codes=table.codes,
+    )
+    found, expected = diff(unproven), diff(table)
+
+    assert unproven.named("good") == () and len(unproven.named("good", "unproven")) == found.good == expected.good
+    assert [each.describe() for each in found.confirmed] == [each.describe() for each in expected.confirmed]
+    assert set_difference(unproven) == set_difference(table)
+    assert CampaignTable.from_bytes(unproven.to_bytes()).named("unproven") == unproven.named("unproven")
+
+
 @pytest.mark.parametrize(
     ("builds", "conclusion", "words"),
     [

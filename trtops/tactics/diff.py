@@ -110,7 +110,8 @@ def builds_with(table: CampaignTable, suspect: Suspect, *, by: By = "tactic") ->
 def set_difference(table: CampaignTable) -> tuple[SetDifference, ...]:
     """The difference that Polygraphy prints: per layer, the choices of bad builds that no good build has."""
     found = []
-    good, bad = (table.codes[table.verdicts == VERDICTS.index(verdict)] for verdict in ("good", "bad"))
+    is_bad = table.verdicts == VERDICTS.index("bad")
+    good, bad = table.codes[~is_bad & (table.verdicts != VERDICTS.index("error"))], table.codes[is_bad]
     for (kind, name), of_good, of_bad in zip(table.columns, good.T, bad.T):
         only_bad = np.setdiff1d(of_bad, of_good)
         choices = [table.choices[code] for code in only_bad[only_bad != ABSENT]] if kind == "layer" else []

@@ -88,7 +88,7 @@ class CampaignTable:
 
         A build that crashed is an ``error``: listed, but no evidence, and it needs no record.
 
-        Raises ConfigError if the name is taken, or a good or bad build has no record.
+        Raises ConfigError if the name is taken, or a build without an error has no record.
         """
         if name in self._names:
             raise errors.ConfigError(f"Build {name!r} is in the table already; each build counts once.")
@@ -168,10 +168,10 @@ class CampaignTable:
         view.flags.writeable = False
         return view
 
-    def named(self, verdict: Verdict) -> tuple[str, ...]:
-        """Names of the builds with a verdict, in the order of their rows."""
-        code = VERDICTS.index(verdict)
-        return tuple(name for name, found in zip(self._names, self._verdicts) if found == code)
+    def named(self, *verdicts: Verdict) -> tuple[str, ...]:
+        """Names of the builds with one of these verdicts, in the order of their rows."""
+        codes = {VERDICTS.index(verdict) for verdict in verdicts}
+        return tuple(name for name, found in zip(self._names, self._verdicts) if found in codes)
 
     def has(self, column: Column, text: str) -> npt.NDArray[np.bool_]:
         """Which builds have a tactic, whatever its formats, or the value of a setting; of shape ``(builds,)``."""

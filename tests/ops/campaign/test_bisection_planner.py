@@ -25,8 +25,8 @@ from trtops.tracking.memory import MemoryTracker
 
 
 def table(rows: Sequence[str], verdicts: str) -> CampaignTable:
-    """Builds "0", "1", ...; a digit per layer; g, b or e per build."""
-    return layer_table([list(map(int, row)) for row in rows], ["gbe".index(letter) for letter in verdicts])
+    """Builds "0", "1", ...; a digit per layer; g, b, e or u per build."""
+    return layer_table([list(map(int, row)) for row in rows], ["gbeu".index(letter) for letter in verdicts])
 
 
 def unit(layer: int, bad: int = 1) -> Unit:
@@ -80,6 +80,7 @@ def mixtures(*taken: Sequence[int], verdicts: str) -> tuple[Trial, ...]:
 def test_most_similar_builds_are_mixed_first():
     assert planner().pair(table(["000", "011"], "gg")) is None
     assert planner().pair(table(["111", "000", "011"], "ggb")) == BuildPair("0", "2")
+    assert planner().pair(table(["111", "000", "011"], "uub")) == BuildPair("0", "2")
 
 
 def test_unexplained_bad_build_is_mixed_too():

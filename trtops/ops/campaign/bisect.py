@@ -36,10 +36,11 @@ from trtops.tracking import campaigns, schema
 from trtops.tracking.base import Run, RunInfo, Tracker, ended_if_whole, tracked
 from trtops.tracking.records import run_id_of
 from trtops.tracking.schema import Kind
-from trtops.verdict import VERDICTS
+from trtops.verdict import PASSED, VERDICTS, Verdict
 
 _KIND: Kind = "bisect"
 _SEEN = 200  # builds of a campaign, the last ones, that the prior of units is taken from
+_WANTED: tuple[tuple[Verdict, ...], ...] = (PASSED, ("bad",))  # verdicts of the builds that are mixed
 _CUT_SHORT = "The bisection's process ended in the middle of this build, which was repeated."
 
 
@@ -147,19 +148,19 @@ def _plan_pair(
     """The two builds, and what the last builds of the campaign have of the bad one."""
     table = campaigns.load_table(tracker, campaign.run_id)
     if bad is None:
-        for verdict in ("good", "bad"):
-            if not table.named(verdict):
+        for verdicts in _WANTED:
+            if not table.named(*verdicts):
                 raise errors.ConfigError(
-                    f"Campaign {campaign.run_id} has no {verdict} build yet, so there is nothing to mix."
+                    f"Campaign {campaign.run_id} has no {verdicts[0]} build yet, so there is nothing to mix."
                 )
-        pair = most_alike(table, table.named("good"), table.named("bad"))
+        pair = most_alike(table, table.named(*PASSED), table.named("bad"))
     else:
         pair = run_id_of(run, tracker), run_id_of(bad, tracker)
     stored = [tracker.load(name) for name in pair]
-    for build, wanted in zip(stored, ("good", "bad")):
-        if build.info.verdict != wanted:
+    for build, wanted in zip(stored, _WANTED):
+        if build.info.verdict not in wanted:
             raise errors.ConfigError(
-                f"Run {build.info.id} has the verdict {build.info.verdict}; expected a {wanted} build."
+                f"Run {build.info.id} has the verdict {build.info.verdict}; expected a {wanted[0]} build."
             )
     mixture = Mixture(*stored)
     aspect = tested_aspect(mixture.bad.info)

@@ -18,7 +18,7 @@ from trtops.tactics.table import CampaignTable
 from trtops.tracking import schema
 from trtops.tracking.base import RunInfo, Tracker
 from trtops.tracking.campaigns import closed_if_abandoned, load_record
-from trtops.verdict import VERDICTS
+from trtops.verdict import PASSED, VERDICTS
 
 MAX_UNREPEATABLE_PAIRS = 3  # pairs without a result, after which choices do not decide, or only in a combination
 BUILDS_PER_GOOD_ONE = 2  # builds per required good one after which the campaign stops waiting for good ones
@@ -138,7 +138,7 @@ class Planner:
         # First a good build that has a culprit, which then needs something else.
         for culprit in found:
             has = culprit.is_in(table)
-            against = [name for name in table.named("good") if has[rows[name]] and name not in culprit.tried_in]
+            against = [name for name in table.named(*PASSED) if has[rows[name]] and name not in culprit.tried_in]
             if against and not culprit.settled:
                 alike, _ = most_alike(table, against, [culprit.good_run])
                 return BuildPair(alike, culprit.mixed_run, given=culprit.units)
@@ -147,7 +147,7 @@ class Planner:
         # A good build whose mixtures follow nothing may have the culprit and be good by chance.
         unsafe = {result.good_run for result in self.done if result.outcome == "not repeatable" and not result.given}
         explained = np.logical_or.reduce([np.zeros(len(table), np.bool_), *(each.is_in(table) for each in found)])
-        good = [name for name in table.named("good") if name not in unsafe]
+        good = [name for name in table.named(*PASSED) if name not in unsafe]
         bad = [name for name in table.named("bad") if name not in tried and not explained[rows[name]]]
         if good and bad:
             return BuildPair(*most_alike(table, good, bad), chance=WRONG_VERDICT if found else CHANCE)
@@ -165,7 +165,7 @@ class Planner:
     def _has_waited(self, table: CampaignTable) -> bool:
         """Whether there are enough good builds, or so few among many that the campaign stops waiting for more."""
         wanted = self.config.clean_builds
-        return len(table.named("good")) >= wanted or len(table) - self.after >= BUILDS_PER_GOOD_ONE * wanted
+        return len(table.named(*PASSED)) >= wanted or len(table) - self.after >= BUILDS_PER_GOOD_ONE * wanted
 
     def confirmed_and_doubtful(self, table: CampaignTable) -> tuple[list[CampaignCulprit], list[CampaignCulprit]]:
         """Split culprits into confirmed ones, and those that chance explains almost as well."""
@@ -271,7 +271,7 @@ def _transfer(culprit: CampaignCulprit, table: CampaignTable, *, waited: bool) -
     """
     rows = {name: row for row, name in enumerate(table.names)}
     has = culprit.is_in(table)
-    good = [name for name in table.named("good") if name not in culprit.tried_in and not has[rows[name]]]
+    good = [name for name in table.named(*PASSED) if name not in culprit.tried_in and not has[rows[name]]]
     transfers = sum(not has[rows[name]] for name in culprit.tried_in)
     if culprit.settled or not good or transfers >= (MAX_TRANSFERS if waited else EARLY_TRANSFERS):
         return None

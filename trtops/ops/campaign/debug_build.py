@@ -40,6 +40,7 @@ from trtops.tracking import builds, campaigns, schema
 from trtops.tracking.base import Run, RunInfo, Tracker, Verdict, ended_if_whole
 from trtops.tracking.builds import log_materials
 from trtops.tracking.records import run_id_of
+from trtops.verdict import PASSED
 
 _ALWAYS_DIFFED = 100  # builds up to which the diff is updated after each; later in steps of 2 %
 
@@ -57,6 +58,7 @@ class CampaignProgress:
     good: int
     bad: int
     error: int
+    unproven: int = 0
     mixtures: int = 0
     last: CampaignBuild | None = None
     found: TacticDiff | None = None
@@ -67,11 +69,12 @@ class DebugBuildResult(OpResult):
     """The result of a campaign."""
 
     title: str = "debug build"
-    verdict: Verdict  # ``good`` if no build was bad, ``error`` if none could be evaluated
+    verdict: Verdict  # ``bad`` if a build was, else ``unproven`` if one was; ``error`` if none could be evaluated
     iterations: int
     good: int
     bad: int
     errors: int  # number of builds that crashed, hung or failed
+    unproven: int = 0  # number of builds that showed no deviation on data that proves nothing
     interrupted: tuple[str, ...] = ()  # runs of iterations that were cut short and retried
     bisections: tuple[BisectResult, ...] = ()  # results of mixing good and bad builds, if the campaign did
     # The culprits that these confirm, in words; ``doubtful`` those that all builds and mixtures together do not
@@ -105,7 +108,8 @@ class DebugBuildResult(OpResult):
     def body(self) -> Iterable[str]:
         """The number of builds of each kind, the culprits, every bisection, and the diff's page."""
         mixed = f" In addition {self.mixtures} mixtures of a good and a bad one." if self.bisections else ""
-        counted = f"{self.good} good, {self.bad} bad, {self.errors} crashed or hung."
+        unproven = f", {self.unproven} unproven (they count as good here)" if self.unproven else ""
+        counted = f"{self.good} good, {self.bad} bad, {self.errors} crashed or hung{unproven}."
         yield from (f"{self.iterations} builds: {counted}{mixed}", "")
         for text in self.confirmed:
             yield f"**Culprit**: {text}"
@@ -250,11 +254,11 @@ class _CampaignState:
     @property
     def has_enough(self) -> bool:
         """Whether the campaign has reached its goal or its budget, or can bisect."""
-        until, counts = self.campaign.config.until, campaigns.counts(self._table)
+        until = self.campaign.config.until
         if self._is_spent or self.can_bisect:
             return True
         if until == "good" or until == "bad":
-            return counts[until] > 0
+            return len(self._table.named(*(PASSED if until == "good" else ("bad",)))) > 0
         if until == "decided":
             # The diff decides only without bisections, since their culprits are confirmed by all builds and mixtures.
             is_diff_decided = self._diff is not None and self._diff.decided and not self._planner.done
@@ -350,11 +354,12 @@ class _CampaignState:
         found = diff(self._table, confidence=config.confidence)
         confirmed, doubtful = self._planner.confirmed_and_doubtful(self._table)
         result = DebugBuildResult(
-            verdict="bad" if counts["bad"] else "good" if counts["good"] else "error",
+            verdict=next((each for each in ("bad", "unproven", "good") if counts[each]), "error"),
             iterations=len(self._table),
             good=counts["good"],
             bad=counts["bad"],
             errors=counts["error"],
+            unproven=counts["unproven"],
             interrupted=tuple(info.id for info in self._interrupted),
             bisections=tuple(self._planner.done),
             confirmed=tuple(each.describe() for each in confirmed),

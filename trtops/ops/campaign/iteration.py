@@ -37,7 +37,7 @@ from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, campaigns, schema
 from trtops.tracking.base import Run, RunInfo, Tracker, Verdict, incomplete
-from trtops.verdict import BadIn
+from trtops.verdict import PASSED, BadIn
 
 EngineEvaluator: TypeAlias = "Callable[[Engine], bool | str | CheckOutcome]"
 """A Python callable as check: True or ``pass`` for a good engine, False or ``fail`` for a bad one, ``error``, or an
@@ -220,7 +220,7 @@ def evaluate_in_child(
         expected = _load_golden(golden)
         evaluation, outputs = evaluate(runner, expected, feeds, check, tolerances)
     evaluation = _with_emulated(replace(evaluation, computed=found), model, build, check, golden, tolerances)
-    if check.plots == "never" or (check.plots == "bad" and evaluation.verdict == "good"):
+    if check.plots == "never" or (check.plots == "bad" and evaluation.verdict in PASSED):
         return evaluation, ()
     from trtops.comparator.plot import error_figures  # imports matplotlib
 
@@ -312,10 +312,11 @@ def tested_aspect(bad: RunInfo) -> BadIn | None:
 
 
 def verdict_in(aspect: BadIn | None, info: RunInfo) -> Verdict | None:
-    """A build's verdict in one aspect: good, where it is bad in another one only."""
+    """A build's verdict in one aspect: good, where it is bad in another one only, and where it is unproven."""
     # An engine that computes in FP32 throughout, and is bad for that, shows that right outputs are possible.
     named = info.tags.get(schema.Tag.BAD_IN, "").split()
-    return "good" if named and aspect is not None and aspect not in named else info.verdict
+    is_good = info.verdict in PASSED or (named and aspect is not None and aspect not in named)
+    return "good" if is_good else info.verdict
 
 
 def largest_error(info: RunInfo) -> float | None:

@@ -35,6 +35,7 @@ from trtops.tactics.model import Bools
 from trtops.tactics.record import Column
 from trtops.tracking import campaigns, schema
 from trtops.tracking.base import Run, Tracker, Verdict
+from trtops.verdict import PASSED
 
 ProofOutcome: TypeAlias = Literal["confirmed", "refuted", "not isolable"]
 Swap: TypeAlias = Literal["good as it was", "bad as it was", "in", "out"]
@@ -216,7 +217,7 @@ def _choose_suspect(campaign: Campaign, config: ProveConfig, tracker: Tracker) -
         settings=tuple(dict.fromkeys(pair for each in several for pair in each.settings)),
     )
     having = set(builds_with(table, suspect))
-    good = [name for name in table.named("good") if name not in having]
+    good = [name for name in table.named(*PASSED) if name not in having]
     bad = [name for name in table.named("bad") if name in having]
     if not good or not bad:
         lacking = "good build without" if not good else "bad build with"

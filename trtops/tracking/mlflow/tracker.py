@@ -410,8 +410,8 @@ class MlflowRun(Run):
 
 def _shown_status(status: RunStatus, verdict: str | None) -> str:
     """The status in MLflow."""
-    # A finished run with a bad verdict must not have a green check in MLflow's tables.
-    return "FAILED" if status == "finished" and verdict in ("bad", "error") else status.upper()
+    # A finished run whose verdict is not good must not have a green check in MLflow's tables.
+    return "FAILED" if status == "finished" and verdict not in (None, "good") else status.upper()
 
 
 def _read_status(shown: str, tags: Mapping[str, str]) -> RunStatus:
@@ -441,7 +441,7 @@ def _search_filter(tags: Mapping[str, str], parent: str | None, status: RunStatu
         for key, value in wanted.items()
         if value and value.isprintable() and not set("'\"`\\") & {*key, *value}
     ]
-    if status == "finished":  # bad runs are shown as failed (_shown_status)
+    if status == "finished":  # runs that are not good are shown as failed (_shown_status)
         conditions += ["attributes.status != 'RUNNING'", "attributes.status != 'KILLED'"]
     elif status is not None:
         conditions.append(f"attributes.status = '{status.upper()}'")
