@@ -22,6 +22,7 @@ from trtops.ops.engines.convert import ConvertConfig
 from trtops.ops.result import OpResult, run_step
 from trtops.record import Record, option_fields
 from trtops.tracking.base import Tracker
+from trtops.verdict import VERDICTS
 
 pytestmark = pytest.mark.usefixtures("store", "prefect_home")
 
@@ -73,7 +74,7 @@ def op(subject: str, config: Config | None = None, *, tracker: Tracker, tags: di
         config: Everything else.
     """
     calls.append(tags)
-    return Result(config=config, verdict="bad" if subject == "bad" else "good")
+    return Result(config=config, verdict=subject if subject in VERDICTS else "good")
 
 
 calls: list[dict[str, str]] = []
@@ -102,12 +103,13 @@ def test_options_replace_those_of_the_config():
         made("x", times="often")
 
 
-def test_bad_verdict_fails_the_run_and_is_returned():
+@pytest.mark.parametrize("verdict", [each for each in VERDICTS if each != "good"])
+def test_other_verdicts_fail_the_run(verdict: str):
     made = flow_of(op)
 
-    assert made("bad").verdict == "bad"
-    state = made("bad", return_state=True)
-    assert state.is_failed() and state.name == "Bad"
+    assert made(verdict).verdict == verdict
+    state = made(verdict, return_state=True)
+    assert state.is_failed() and state.name == verdict.capitalize()
     with pytest.raises(VerdictError):
         state.result()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.ops.evaluation.check import Evaluation, log_evaluation
 from trtops.ops.result import OpResult, finish_with
 from trtops.reports.description import code, description
-from trtops.reports.document import Document
+from trtops.reports.document import Chart, Document, Point, Section, Table
 from trtops.reports.page import picture
+from trtops.reports.present import present, report_page
 from trtops.tracking.base import tracked
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.schema import Artifact, Metric, Tag
+from trtops.verdict import VERDICTS
 
 HOSTILE = "</script><img src=x onerror=alert(1)>|`[x](javascript:alert(1))![y](http://evil.example/y.png)"
 NAMES = ("two/y", "a b", "ä:0", "出力/" + "長い名前" * 40, HOSTILE)
@@ -87,6 +90,24 @@ def test_failed_run_has_a_report(tracker: MemoryTracker, tmp_path: Path) -> None
     written = ops.report(run.id, tracker=tracker, output=tmp_path / "r.html")
     page = Path(written.path).read_text("utf-8")
     assert "the calibrator ran dry" in page and 'class="verdict error"' in page
+
+
+def test_unproven_has_a_colour_of_its_own(tracker: MemoryTracker) -> None:
+    with tracked(tracker, "odd", "odd fp32", kind="build") as run:
+        table = Table(columns=("build", "verdict"), rows=(("first", "unproven"),))
+        points = tuple(Point(label=verdict, x=float(i), y=1.0, tone=verdict) for i, verdict in enumerate(VERDICTS))
+        chart = Chart(title="builds", form="points", x="number", points=points)
+        document = Document(title="t", verdict="unproven", sections=(Section(table=table, chart=chart),))
+        present(run, tracker, document)
+        run.finish("unproven")
+
+    page = report_page(tracker, run.id)
+
+    assert '<p class="verdict unproven">unproven</p>' in page and '<td class="unproven">unproven</td>' in page
+    assert '<span class="key unproven">unproven</span>' in page and '<circle class="unproven"' in page
+    colours = re.findall(r"--(good|bad|error|unproven|plain): (#\w+)", page)
+    assert len({colour for name, colour in colours}) == len(colours) == 10
+    assert "runs promote" not in page and "runs promote" not in tracker.info(run.id).tags[Tag.NOTE]
 
 
 def test_pictures_become_image_data() -> None:

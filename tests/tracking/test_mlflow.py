@@ -23,6 +23,7 @@ from trtops.record import sha256
 from trtops.tracking import location
 from trtops.tracking.base import tracked
 from trtops.tracking.mlflow import MlflowTracker, installed
+from trtops.verdict import VERDICTS
 
 
 @pytest.fixture
@@ -260,16 +261,16 @@ def test_mlflow_never_retries_by_itself(monkeypatch) -> None:
     assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "0"
 
 
-def test_bad_run_is_shown_as_failed(embedded: MlflowTracker) -> None:
-    for verdict in ("good", "bad"):
+def test_only_good_runs_are_shown_as_finished(embedded: MlflowTracker) -> None:
+    for verdict in VERDICTS:
         with tracked(embedded, "m", verdict, kind="build") as run:
             run.finish(verdict)
     with pytest.raises(ValueError), tracked(embedded, "m", "failed", kind="build"):
         raise ValueError("no")
 
     shown = {run.info.run_name: run.info.status for run in embedded._client.search_runs(["1"])}
-    assert shown == {"good": "FINISHED", "bad": "FAILED", "failed": "FAILED"}
-    assert {info.name for info in embedded.find("m", status="finished")} == {"good", "bad"}
+    assert shown == {"good": "FINISHED"} | dict.fromkeys(("bad", "error", "unproven", "failed"), "FAILED")
+    assert {info.name for info in embedded.find("m", status="finished")} == set(VERDICTS)
     assert [info.name for info in embedded.find("m", status="failed")] == ["failed"]
 
 

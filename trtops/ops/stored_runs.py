@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtops import errors
@@ -142,11 +142,14 @@ def reevaluate(run_ids: Iterable[str], tolerances: Tolerances, tracker: Tracker)
     evaluated = []
     for run_id in run_ids:
         stored = tracker.load(run_id_of(run_id, tracker))
-        report = Evaluation.from_json(stored.read_bytes(schema.Artifact.ACCURACY)).report.evaluate(tolerances)
-        info = stored.info
+        evaluation = Evaluation.from_json(stored.read_bytes(schema.Artifact.ACCURACY))
+        report, info = evaluation.report.evaluate(tolerances), stored.info
+        # Other tolerances do not make the data prove more.
+        is_unproven = replace(evaluation, report=report).verdict == "unproven"
+        verdict = "unproven" if is_unproven else report.verdict
         before = info.verdict or ""
         evaluated.append(
-            Reevaluated(id=info.id, name=info.name, before=before, verdict=report.verdict, reasons=report.reasons)
+            Reevaluated(id=info.id, name=info.name, before=before, verdict=verdict, reasons=report.reasons)
         )
     return evaluated
 

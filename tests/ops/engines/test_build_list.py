@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from tests import models
 from trtops import errors
 from trtops.ops.engines.build_list import BuildListConfig, BuildListResult, build_list
+from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
 from trtops.ops.engines.model_list import ListedModel, Policy, folder_list
 from trtops.tracking.base import tracked
 from trtops.tracking.memory import MemoryTracker
@@ -67,6 +70,20 @@ def test_failing_builds_do_not_stop_others(folder: Path, tracker: MemoryTracker)
     page = result.page()
     assert "**no_kernel.onnx fp32 onnxruntime**: error. Op 'custom:Frobnicate'" in page
     assert "nets.yaml:6)" in page and "identty.onnx matches no file" in page
+
+
+def test_unproven_builds_leave_the_list_unproven(folder: Path, tracker: MemoryTracker):
+    def unproven(model: str, config: ConvertConfig, experiment: str, tags: Mapping[str, str]) -> ConvertResult:
+        found = convert(model, config, tracker=tracker, experiment=experiment, tags=tags)
+        return replace(found, verdict="unproven" if "conv_net" in model else found.verdict)
+
+    for policy in ("fail", "report"):
+        text = f"  - {{model: conv_net.onnx, policy: {{bad: {policy}}}}}\n  - model: identity.onnx\n"
+        result = build_list(listed(folder, text), tracker=tracker, convert_one=unproven)
+
+        assert (result.verdict, result.headline) == ("unproven", "1 good, 1 unproven")
+        assert not result.failed and "**conv_net.onnx fp32 onnxruntime**: unproven." in result.page()
+        assert tracker.info(result.run_id).metrics["builds", "unproven"] == 1
 
 
 def test_builds_and_summary_are_runs(folder: Path, tracker: MemoryTracker):

@@ -217,7 +217,7 @@ def triage(args: Options) -> Job:
 
     Is the data real, is the model sound, is the engine bad every time, is it the precision or the builder, where, which
     tactic, which nodes to keep. Each answer is stored with its evidence and its cost. Exits with 1 if a fault was
-    found, and with 3 if it was stopped before.
+    found or the data cannot rule one out, and with 3 if it was stopped before.
     """
     backend = args.backend or ("tensorrt" if args.peek("strongly_typed") else "onnxruntime")
     check = {"check.golden": args.golden, "check.plots": "never", "check.latency_runs": 0}
@@ -236,7 +236,7 @@ def triage(args: Options) -> Job:
         args.model_file,
         config,
         store="optional",
-        code=lambda result: {"good": 0, "bad": 1, "error": 3}[result.verdict],
+        code=lambda result: {"good": 0, "error": 3}.get(result.verdict, 1),
         show=_show,
         progress=None if args.peek("json") else _say_step,
     )

@@ -36,7 +36,7 @@ _FILTERS = Group(
     "which",
     flag("--experiment NAME", "only runs of this experiment", to="of_experiment"),
     flag("--kind KIND", "only of this kind: build, compare, debug_build, reduce, ...", convert=_known_kind),
-    flag("--verdict {good,bad,error}", "only with this verdict", usual="any"),
+    flag("--verdict {good,bad,error,unproven}", "only with this verdict", usual="any"),
     flag("--tag NAME=VALUE+", "only with all of these tags", convert=tag),
 )
 _READ = (groups.STORE, groups.JSON)
@@ -101,7 +101,7 @@ def compare(args: Options) -> int:
 def evaluate(args: Options) -> Job:
     """Re-evaluate stored runs with other tolerances.
 
-    Nothing runs and the store does not change. Exits with 1 if one is bad.
+    Nothing runs and the store does not change. Exits with 1 if one is bad or unproven.
     """
     tolerances = configs.tolerances(args)
     if tolerances is None:

@@ -27,7 +27,7 @@ from trtops.tracking.base import MetricName, RegisteredVersion, RunInfo, StoredR
 from trtops.tracking.builds import Materials, read_materials
 from trtops.tracking.schema import Artifact, Metric, Tag
 from trtops.tracking.signatures import check_signature
-from trtops.verdict import VERDICTS
+from trtops.verdict import PASSED, VERDICTS
 
 BUILDS = ("build", "iteration", "promote", "gate")
 """Kinds of runs that hold an engine; a gate only does if it built its candidate."""
@@ -190,7 +190,7 @@ def _check_build(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     engine = next((entry for entry in entries if entry.path.startswith(f"{builds.ENGINE_STEM}.")), None)
     if engine is None:
         # A gate also refuses candidates that cannot be built, and holds no engine then.
-        if info.verdict == "good" or (info.verdict == "bad" and info.kind != "gate"):
+        if info.verdict in PASSED or (info.verdict == "bad" and info.kind != "gate"):
             facts.wrong("engine", f"the run is {info.verdict} and holds no engine")
         return
     place = Artifact.MANIFEST if reused_from is None else f"manifest of run {reused_from}"

@@ -52,7 +52,10 @@ class BuildListConfig(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOutcome(Record):
-    """The outcome of one build of a list; ``failed`` if it makes the whole list fail."""
+    """The outcome of one build of a list; ``failed`` if it makes the whole list fail.
+
+    An ``unproven`` build does not fail the list, but the list is unproven then.
+    """
 
     model: str
     precision: Precision
@@ -82,8 +85,10 @@ class BuildListResult(OpResult):
 
     @property
     def verdict(self) -> Verdict:
-        """``good`` if nothing failed."""
-        return "bad" if self.failed else "good"
+        """``bad`` if a build failed, otherwise ``unproven`` if one is unproven, otherwise ``good``."""
+        if self.failed:
+            return "bad"
+        return "unproven" if any(build.outcome == "unproven" for build in self.builds) else "good"
 
     @property
     def headline(self) -> str:
@@ -97,7 +102,7 @@ class BuildListResult(OpResult):
     def body(self) -> Iterable[str]:
         """Failures with their reasons, and a table of all builds that were not skipped."""
         for build in self.builds:
-            if build.outcome in ("bad", "error"):
+            if build.outcome not in ("good", "skipped"):
                 yield f"- **{_title_of(build)}**: {build.outcome}. {' '.join(build.reasons)} ({build.place})"
         made = [build for build in self.builds if build.outcome != "skipped"]
         if made:

@@ -39,7 +39,8 @@ class Policy(Record):
     """How the builds of a model are treated.
 
     Attributes:
-        bad: Whether a bad engine makes the whole list ``fail``, or is only ``report``-ed.
+        bad: Whether a bad engine makes the whole list ``fail``, or is only ``report``-ed. With an unproven engine, the
+            whole list is unproven in both cases.
         rebuild: Build even if the tracking store has the engine.
         isolated: Build in a child process, so that a crash affects this build only.
         timeout_minutes: Time limit of a build; None sets no limit.

@@ -34,7 +34,7 @@ from trtops.ops.evaluation.data import (
 )
 from trtops.record import Record
 from trtops.spec import Precision
-from trtops.verdict import Verdict
+from trtops.verdict import PASSED, Verdict
 
 if TYPE_CHECKING:
     from trtops.backend.base import BaseRunner, Build, Feed
@@ -114,7 +114,7 @@ class Attribution(Record):
             return "unknown"
         if worst.excess(self.unit) > 1:
             return "worse than its precision"
-        if self.engine == "good":
+        if self.engine in PASSED:
             return "good for its precision"
         if self.emulated != "good" or math.hypot(worst.precision, worst.noise) >= worst.builder:
             return "precision is the problem"

@@ -88,7 +88,7 @@ def compare(
         evaluation = _evaluate_sides(actual, golden, config, tracker)
         log_evaluation(run, evaluation)
         report = evaluation.report
-        result = CompareResult(verdict=report.verdict, reasons=report.reasons, evaluation=evaluation)
+        result = CompareResult(verdict=evaluation.verdict, reasons=report.reasons, evaluation=evaluation)
         finish_with(run, result, tracker, title=f"compare {name}")
         return result.kept_in(run, experiment)
 

@@ -124,6 +124,12 @@ def ask_build(subject: Subject, parent: str) -> Answer:
     evidence = (f"A {found.called} engine: {found.verdict}.", *first_lines(found.reasons))
     if found.verdict == "good":
         return Answer("good", evidence, builds=made)
+    if found.verdict == "unproven":
+        evidence += ("Its outputs agree on this data, which does not rule out a bad engine.",)
+        remedy = (
+            "repeat the triage with real inputs (`--load-inputs FILE`) or real shapes (`--input-shapes NAME:[...]`)"
+        )
+        return Answer("unproven", evidence, remedy=remedy, builds=made)
     if found.evaluation.report:
         evidence += ("The engine's outputs are right, since it does not compute in the requested precision.",)
         return Answer("bad when rounded", evidence, builds=made)
@@ -170,8 +176,8 @@ def _run_campaign(subject: Subject, *, random: bool, otherwise: Kind) -> Answer:
     )
     found = debug_build(subject.path, asked, tracker=subject.tracker, experiment=subject.experiment, tags=subject.tags)
     counted = (
-        f"{found.good} builds good, {found.bad} bad, {found.errors} crashed; {found.mixtures} mixtures. Campaign "
-        f"`{found.run_id}`."
+        f"{found.good + found.unproven} builds good, {found.bad} bad, {found.errors} crashed; "
+        f"{found.mixtures} mixtures. Campaign `{found.run_id}`."
     )
     made, places = found.iterations + found.mixtures, found.confirmed
     if not places:
@@ -194,7 +200,7 @@ def ask_precision(subject: Subject, parent: str) -> Answer:
     plain = _convert(subject, parent, replace(config, precision="fp32"), replay=False)
     evidence = (f"The same build in FP32 is {plain.verdict}.", *first_lines(plain.reasons))
     # The builder makes the same kinds of choices in FP32, but nothing is quantized.
-    answer = "quantization" if plain.verdict == "good" else "the builder"
+    answer = "the builder" if plain.verdict == "bad" else "quantization"
     return Answer(answer, evidence, builds=0 if plain.reused_from else 1)
 
 

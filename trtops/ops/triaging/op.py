@@ -23,6 +23,7 @@ from trtops.ops.triaging.result import Answer, Step, TriageConfig, TriageResult
 from trtops.tracking import schema
 from trtops.tracking.base import Run, Tracker
 from trtops.tracking.memory import MemoryTracker
+from trtops.verdict import PASSED
 
 _ANY = "*"
 
@@ -131,8 +132,11 @@ def triage(
             minimal, bundle = (found.get(name, "") for name in (engine.MINIMAL, engine.BUNDLE))
             result = replace(result, steps=tuple(steps), minimal=minimal, bundle=bundle).kept_in(run, experiment)
             # Outputs of an engine that ignores the precision may be right, and its verdict still bad.
-            if result.kind != "none" or subject.answers.get("build", "good") != "good":
+            engine_is = subject.answers.get("build", "good")
+            if result.kind != "none" or engine_is not in PASSED:
                 result = replace(result, verdict="bad")
+            elif engine_is == "unproven":
+                result = replace(result, verdict="unproven")
             seconds = time.perf_counter() - began
             run.log_metrics({("triage", "builds"): float(result.builds), ("triage", "seconds"): seconds})
             run.set_tags({schema.Tag.FAULT: result.kind})
@@ -153,5 +157,5 @@ def _ask(subject: Subject, run: Run, name: str, question: Question) -> Step:
         note = "\n".join([f"**{answer.answer}**", "", *(f"- {line}" for line in answer.evidence)])
         child.set_tags({schema.Tag.NOTE: note[: schema.MAX_TAG]})
         child.log_metrics({("triage", "builds"): float(answer.builds), ("triage", "seconds"): seconds})
-        child.finish("good" if answer.kind is None else "bad")
+        child.finish("unproven" if answer.answer == "unproven" else "good" if answer.kind is None else "bad")
     return Step(**asdict(answer), question=name, asks=question.asks, seconds=seconds, run_id=child.id)

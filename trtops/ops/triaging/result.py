@@ -81,7 +81,7 @@ class Step(Answer):
 class TriageResult(OpResult):
     """Where a bad engine goes wrong, and why."""
 
-    verdict: Verdict  # ``error`` if time ran out
+    verdict: Verdict  # ``error`` if time ran out, ``unproven`` if the engine is
     steps: tuple[Step, ...]
     next_question: str = ""  # if time ran out
     minimal: str = ""  # the smallest failing case, a file or an artifact of the run
@@ -113,7 +113,7 @@ class TriageResult(OpResult):
         if self.next_question:
             return f"stopped before: {self.next_question}"
         if self.kind == "none":
-            return "nothing is wrong"
+            return "nothing is wrong" if self.verdict == "good" else "nothing is wrong on data that proves nothing"
         return f"{self.kind}, {self.places[0]}" if self.places else self.kind
 
     def body(self) -> Iterator[str]:
