@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from trtops.backend.runner import BaseRunner as BaseRunner
 from trtops.backend.runner import Feed as Feed
+from trtops.backend.runner import ProfiledFeed as ProfiledFeed
 from trtops.backend.runner import ValueOrCallable as ValueOrCallable
 from trtops.lazy import known_as
 from trtops.record import JSONValue, sha256

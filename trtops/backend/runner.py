@@ -23,6 +23,19 @@ Feed: TypeAlias = "Mapping[str, np.ndarray[Any, Any]]"
 ValueOrCallable: TypeAlias = "T | Callable[[], T]"
 
 
+class ProfiledFeed(dict[str, Any]):
+    """A feed for one optimization profile, which engines with several profiles select by it.
+
+    ``point`` says which shapes of the profile it has: ``min``, ``opt``, ``max`` or ``between``; empty for given data.
+    """
+
+    def __init__(self, arrays: Feed, profile: int | None, point: str = "") -> None:
+        """Copy the mapping, not the arrays."""
+        super().__init__(arrays)
+        self.profile = profile
+        self.point = point
+
+
 class BaseRunner(ABC):
     """Runs inference on one model or engine.
 

@@ -153,7 +153,10 @@ def build_config(args: Options, backend: str) -> BuildConfig:
             timing_seconds=getattr(args, "timing_seconds", None),
         )
     profiles = []
-    for shapes in (loading.profiles(args) if hasattr(args, "trt_opt_shapes") else None) or ():
+    # TensorRT has no other way to build for given input shapes; ONNX Runtime's engines run at any.
+    given = any(getattr(args, f"trt_{bound}_shapes", None) for bound in ("min", "opt", "max"))
+    asked_shapes = given or (backend == "tensorrt" and hasattr(args, "trt_opt_shapes"))
+    for shapes in (loading.profiles(args) if asked_shapes else None) or ():
         bounds = ((name, tuple(each.min), tuple(each.opt), tuple(each.max)) for name, each in shapes.items())
         ranges = (ShapeRange(name=name, min=low, opt=usual, max=high) for name, low, usual, high in bounds)
         profiles.append(OptimizationProfile(shapes=tuple(ranges)))
@@ -186,7 +189,12 @@ def random_data(args: Options) -> Late | None:
 def data_values(args: Options, prefix: str = "", *, random: bool = False) -> dict[str, Any]:
     """Return the values of a ``DataConfig``'s fields; without a source if :func:`random_data` makes the inputs."""
     source = None if random else data_source(args)
-    return {f"{prefix}data": source, f"{prefix}iterations": args.iterations, f"{prefix}seed": args.seed}
+    shapes = {
+        name: tuple(dim if isinstance(dim, int) else -1 for dim in shape)
+        for name, shape in (loading.input_shapes(args) or {}).items()
+    }
+    values = {"data": source, "input_shapes": shapes or None, "iterations": args.iterations, "seed": args.seed}
+    return {f"{prefix}{name}": value for name, value in values.items()}
 
 
 def data_source(args: Options) -> str | None:

@@ -68,7 +68,11 @@ DATA = Group(
 )
 
 # Data for ops that take one source. They record it, and a range of random data could not be repeated from a record.
-SOURCE = DATA.only("seed", "iterations", "load_inputs", "data_loader_script", "data_loader_func_name")
+SOURCE = Group(
+    DATA.title,
+    INPUT_SHAPES,
+    DATA.only("seed", "iterations", "load_inputs", "data_loader_script", "data_loader_func_name"),
+)
 
 # For commands that use only the first feed; Polygraphy accepts the option there as well.
 ONE_FEED = Group(DATA.title, flag("--iterations --iters N", "number of feeds", idle="only the first feed is used"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import shlex
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -65,17 +66,24 @@ class OpResult(Record):
         return self.verdict
 
     @property
+    def evidence(self) -> str:
+        """What the verdict rests on, in a line; empty if the op evaluates nothing."""
+        return ""
+
+    @property
     def next_step(self) -> str:
         """The command that usually comes next; empty without a run."""
         return f"trtops inspect run {self.run_id}" if self.run_id else ""
 
     def summary_lines(self, store: str | None = None) -> str:
-        """Verdict, run and next command, a line each; only the verdict if no run was kept.
+        """Verdict, evidence, run and next command; only the first two if no run was kept.
 
         Args:
             store: The store named on the command line, which is added to the next command.
         """
         verdict = self.verdict if self.headline == self.verdict else f"{self.verdict} ({self.headline})"
+        if self.evidence:
+            verdict += "\n" + textwrap.fill(self.evidence, 80, initial_indent="because: ", subsequent_indent=" " * 9)
         if not self.url:
             return f"verdict: {verdict}"
         place = f" --store {shlex.quote(store)}" if store else ""

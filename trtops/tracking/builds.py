@@ -312,7 +312,7 @@ def _log_data(run: Run, feeds: Iterable[Feed], *, keep: bool) -> Material:
     digest, size = FeedDigest(), 0
     for feed in feeds:
         digest.add(feed)
-        if not keep:
+        if not keep or str(getattr(feed, "point", "")):  # made from given data again, for the shapes of profiles
             continue
         arrays = {name: np.asarray(array) for name, array in feed.items()}
         size += sum(array.nbytes for array in arrays.values())

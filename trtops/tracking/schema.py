@@ -82,6 +82,7 @@ class Tag:
     HEADLINE = "trtops.headline"  # the outcome in a few words, for tables of runs
     TRIAL = "trtops.trial"  # swap of a proof: in (suspect into a good build) or out (of a bad one)
     PROOF = "trtops.proof"  # confirmed, refuted or not isolable
+    EVIDENCE_LINE = "trtops.evidence_of_verdict"  # data, shapes, reference, limits and margin in a line
     EVIDENCE = "trtops.evidence"  # id of the run that is the reason for a denied tactic or a promotion
     PARDONED = "trtops.pardoned"  # true for a revoked entry of the deny-list
     FAULT = "trtops.fault"  # the kind of fault that triage found

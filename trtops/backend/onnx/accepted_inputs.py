@@ -1,4 +1,4 @@
-"""Values that a model accepts for its inputs: row numbers of embeddings, known words, masks that hide nothing."""
+"""What a model accepts for its inputs: row numbers of embeddings, known words, masks that hide nothing, sizes."""
 
 from __future__ import annotations
 
@@ -17,23 +17,29 @@ _MOVING = frozenset(
     {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
 )
 _VOCABULARIES = {"CategoryMapper": "cats_strings", "LabelEncoder": "keys_strings", "OneHotEncoder": "cats_strings"}
+# Random numbers for these are positive. A constant is often added first, so that zero is allowed as well.
+_OF_POSITIVE = frozenset({"Log", "Pow", "Sqrt"})
+# The axis of the first input whose size is an axis of the weights, which are the second input.
+_SIZED_BY_WEIGHTS = {"Conv": (1, 1), "ConvTranspose": (1, 0), "GRU": (2, 2), "LSTM": (2, 2), "RNN": (2, 2)}
 _MASK_TYPES = (TensorProto.INT32, TensorProto.INT64, TensorProto.BOOL)
 _SOME_WORDS = ("one", "two", "three")
 
 
 @dataclass(frozen=True)
 class AcceptedInputs:
-    """Values for random data, by input."""
+    """Values and sizes for random data, by input."""
 
-    ranges: dict[str, tuple[int, int]] = field(default_factory=dict)  # smallest and largest number
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)  # smallest and largest number
     words: dict[str, tuple[str, ...]] = field(default_factory=dict)  # every input of strings has some
+    sizes: dict[str, dict[int, int]] = field(default_factory=dict)  # that weights require, by axis
 
 
 def accepted_inputs(model: onnx.ModelProto) -> AcceptedInputs:
-    """The values that a model accepts, as far as its main graph shows; large weights may be missing."""
+    """The values and sizes that a model accepts, as far as its main graph shows; large weights may be missing."""
     constants = constant_tensors(model.graph)
     found = AcceptedInputs()
     source = {value.name: value.name for value in model.graph.input if value.name not in constants}
+    inputs, shifted = set(source), dict(source)
     for value in model.graph.input:
         kind = value.type.tensor_type.elem_type
         if value.name in source and kind == TensorProto.STRING:
@@ -46,6 +52,25 @@ def accepted_inputs(model: onnx.ModelProto) -> AcceptedInputs:
             continue
         if node.op_type in _MOVING and node.input[0] in source:
             source[node.output[0]] = source[node.input[0]]
+        name = node.input[0]
+        if node.op_type == "Add" and len(node.input) == 2:
+            for one, other in (node.input, node.input[::-1]):
+                if one in shifted and other in constants:
+                    shifted[node.output[0]] = shifted[one]
+        if node.op_type in _MOVING and name in shifted:
+            shifted[node.output[0]] = shifted[name]
+        if node.op_type in _OF_POSITIVE and name in shifted:
+            found.ranges[shifted[name]] = (0.1, 1.0)
+        if name in inputs and len(node.input) > 1 and node.input[1] in constants:
+            dims = constants[node.input[1]].dims
+            if node.op_type in _SIZED_BY_WEIGHTS and len(dims) > 2:
+                axis, place = _SIZED_BY_WEIGHTS[node.op_type]
+                groups = walk.int_attribute(node, "group", 1) if node.op_type == "Conv" else 1
+                found.sizes.setdefault(name, {})[axis] = dims[place] * groups
+            elif node.op_type == "MatMul" and len(dims) > 1:
+                found.sizes.setdefault(name, {})[-1] = dims[-2]
+            elif node.op_type == "Gemm" and not walk.int_attribute(node, "transA", 0):
+                found.sizes.setdefault(name, {})[1] = dims[walk.int_attribute(node, "transB", 0)]
         # Numbers between 0 and 1 are fine for most inputs. An integer that selects rows of a table is different: random
         # data should select from all rows, and from nothing else.
         if walk.is_onnx_op(node, "Gather") and len(node.input) > 1 and node.input[0] in constants:

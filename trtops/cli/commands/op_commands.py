@@ -179,7 +179,7 @@ def report(args: Options) -> Job:
     ),
     configs.config_flags("measuring", "SensitivityConfig", skip="data"),
     groups.TRACKING,
-    groups.SOURCE.without("--seed", "--iterations"),
+    groups.SOURCE,
     examples=("trtops sensitivity model.onnx --calibration-cache int8.cache --load-inputs images.json --budget 0.01",),
 )
 def sensitivity(args: Options) -> Job:
@@ -189,7 +189,7 @@ def sensitivity(args: Options) -> Job:
         "sensitivity",
         args.model_file,
         args.calibration_cache,
-        configs.make(args, "SensitivityConfig", data=configs.data_source(args)),
+        configs.make(args, "SensitivityConfig", configs.data_values(args)),
         store="reads" if args.calibration_cache.startswith(RUN_PREFIX) else "temporary",
         progress=("Measuring", "layers"),
     )

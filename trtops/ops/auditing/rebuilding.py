@@ -21,7 +21,7 @@ from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.evaluation.check import CheckConfig, Evaluation, tolerances_for
 from trtops.ops.evaluation.data import collect, golden_outputs
 from trtops.record import sha256
-from trtops.spec import BuildConfig, Environment
+from trtops.spec import BuildConfig, Environment, OptimizationProfile
 from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, schema
@@ -245,8 +245,16 @@ def _grade_build(way: WayName, logged: Logged, new: Build, backend: IsolatedBack
     if made.engine_sha256 == logged.engine_sha256:
         return made
     # In the child, because an engine that another environment built may crash the process that loads it.
-    arguments = (new.engine, old.engine if old.engine.plan else None, logged.model, logged.check, logged.tolerances)
-    outputs = backend.worker.run(_run_in_child, *arguments, timeout=backend.timeout)
+    outputs = backend.worker.run(
+        _run_in_child,
+        new.engine,
+        old.engine if old.engine.plan else None,
+        logged.model,
+        logged.check,
+        logged.tolerances,
+        old.spec.config.profiles,
+        timeout=backend.timeout,
+    )
     grade, why = _grade_outputs(outputs)
     # Equal tactics are the better grade, unless the outputs show that something else differs.
     if not made.tactics and grade != "drifted":
@@ -270,10 +278,15 @@ class Outputs:
 
 
 def _run_in_child(
-    engine: Engine, logged: Engine | None, model: Model, check: CheckConfig, tolerances: Tolerances
+    engine: Engine,
+    logged: Engine | None,
+    model: Model,
+    check: CheckConfig,
+    tolerances: Tolerances,
+    profiles: tuple[OptimizationProfile, ...],
 ) -> Outputs:
     """Run the new engine and the logged one on the same data; the model itself if the logged one does not run."""
-    feeds = list(check.open_for(model))
+    feeds = list(check.open_for(model, profiles=profiles))
     backend = engine_backend(engine.backend)
     with backend.runner(engine) as runner:
         ours = collect(runner, feeds)

@@ -88,7 +88,8 @@ def case_of(logged: Logged, name: str, verdict: Verdict) -> Case:
     """
     verdict = "good" if verdict in PASSED else verdict
     model, recorded = logged.model, logged.recorded
-    feeds = [{n: np.asarray(a) for n, a in feed.items()} for feed in logged.check.open_for(model)]
+    opened = logged.check.open_for(model, profiles=logged.build.spec.config.profiles)
+    feeds = [{n: np.asarray(a) for n, a in feed.items()} for feed in opened]
     case = Case(
         name=name,
         backend=logged.build.spec.config.backend,

@@ -179,7 +179,7 @@ def _failed_case(
         source = from_json(data)
     else:
         missing = () if check.data is None else (f"data {check.data!r}: random data is used",)
-        source = replace(check, data=None).open_for(model)
+        source = replace(check, data=None).open_for(model, profiles=spec.config.profiles)
     feeds = [{name: np.asarray(array) for name, array in feed.items()} for feed in source]
     golden: Sequence[Mapping[str, Any]]
     try:

@@ -427,7 +427,7 @@ def _log_beginning(
         run.log_json(environment, schema.Artifact.ENVIRONMENT)
         for file in model.files() if config.keep_model else ():
             run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")
-        feeds = config.check.open_for(model)
+        feeds = config.check.open_for(model, profiles=config.build.profiles)
         log_materials(
             run, caches=Caches(), check=config.check, feeds=feeds, data=config.check.data, golden=config.check.golden
         )
@@ -438,7 +438,8 @@ def _log_beginning(
     data = tracker.peek(run.id, schema.Artifact.GOLDEN) if known is not None else None
     if data is not None and sha256(data) == known:
         return known
-    golden = golden_outputs(model, config.check.open_for(model), config.check.golden)
+    feeds = config.check.open_for(model, profiles=config.build.profiles)
+    golden = golden_outputs(model, feeds, config.check.golden)
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("golden")) as folder:
         file = Path(folder, "golden.npz")
         golden.save(str(file))

@@ -215,7 +215,7 @@ def evaluate_in_child(
     tolerances = tolerances_for(build.precision, check.tolerances, model)
     if build.mark:
         tolerances = replace(tolerances, allow_extra_outputs=True)
-    feeds = check.open_for(model)
+    feeds = check.open_for(model, profiles=build.profiles)
     with engine_backend(engine.backend).runner(engine) as runner:
         expected = _load_golden(golden)
         evaluation, outputs = evaluate(runner, expected, feeds, check, tolerances)
@@ -240,7 +240,8 @@ def _with_emulated(
     if precision is None:
         return evaluation
     if key not in _emulations:
-        result = emulate(model, precision, check.open_for(model), _load_golden(golden), tolerances, build.keep)
+        feeds = check.open_for(model, profiles=build.profiles)
+        result = emulate(model, precision, feeds, _load_golden(golden), tolerances, build.keep)
         _emulations.clear()  # a warm child may serve campaigns of many models, one after the other
         _emulations[key] = result
     return replace(evaluation, emulated=_emulations[key])
@@ -294,7 +295,7 @@ def _check_by_command(
             RunResults.load(_golden_file(tracker, campaign)).save(paths["{golden}"])
         if check.wants("{inputs}"):
             paths["{inputs}"] = Path(folder, "inputs.json")
-            feeds = campaign.config.check.open_for(model)
+            feeds = campaign.config.check.open_for(model, profiles=campaign.config.build.profiles)
             save_json([dict(feed) for feed in feeds], str(paths["{inputs}"]), "inputs of the check")
         # The name of an artifact is the same for every build, so a later command must not find this build's.
         file.write_bytes(engine.plan)

@@ -238,7 +238,7 @@ def _compare_in_child(
 ) -> tuple[Evaluation, Evaluation]:
     """Evaluate an engine against golden outputs, and against another engine's outputs."""
     tolerances = tolerances_for(build.precision, check.tolerances, model)
-    feeds = check.open_for(model)
+    feeds = check.open_for(model, profiles=build.profiles)
     backend = engine_backend(engine.backend)
     golden = golden_outputs(model, feeds, check.golden)
     with backend.runner(engine) as runner:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -30,7 +31,8 @@ from trtops.ops.evaluation.check import (
     log_evaluation,
     tolerances_for,
 )
-from trtops.ops.evaluation.data import Feeds, emulate, golden_outputs, open_feeds
+from trtops.ops.evaluation.data import DataConfig, Feeds, emulate, golden_outputs, open_feeds
+from trtops.ops.evaluation.options import command_options, data_options
 from trtops.ops.evaluation.precision_check import check_precision, log_kernels
 from trtops.ops.result import OpResult, finish_with, model_file, op_run, run_step
 from trtops.record import Record
@@ -100,6 +102,12 @@ class ConvertResult(OpResult):
     evaluation: Evaluation
     crashed: tuple[str, ...] = ()  # settings that were left out because they crashed the builder's process
     skipped: tuple[str, ...] = ()  # settings that the builder had no time to try
+    options: str = ""  # of a command line that builds and evaluates in the same way
+
+    @property
+    def evidence(self) -> str:
+        """What the verdict rests on, in a line."""
+        return "" if self.evaluation.evidence is None else self.evaluation.evidence.sentence()
 
     def body(self) -> Iterable[str]:
         """Reasons, the engine's origin, and the numbers."""
@@ -121,14 +129,26 @@ class ConvertResult(OpResult):
 
     @property
     def next_step(self) -> str:
-        """Promote a good engine; for a bad one find where the error begins."""
+        """Promote a good engine; evaluate an unproven one with shapes; find out why one is bad, on the same data."""
         if not self.run_id:
             return ""
         if self.verdict == "good":
             return f"trtops runs promote {self.run_id}"
-        if self.precision in ("fp16", "bf16") and self.subject:
-            return f"trtops debug accuracy {shlex.quote(self.subject)} --emulate {self.precision}"
-        return super().next_step
+        if not self.subject:
+            return super().next_step
+        model, evidence = shlex.quote(self.subject), self.evaluation.evidence
+        if self.verdict == "unproven":
+            target = "trt" if "--trt" in self.options.split() else "ort"
+            options = self.options.replace(f" --{target}" if target == "trt" else " --onnxrt", "")
+            assumed = {} if evidence is None else evidence.assumed
+            given = shlex.join(data_options(DataConfig(input_shapes=assumed)))
+            return f"trtops convert {model} --convert-to {target}{options} --experiment {self.experiment} {given}"
+        emulated = self.evaluation.emulated
+        if emulated is not None and emulated.verdict == "bad":
+            # The precision is the cause, whatever the engine is: the tensor where it begins is what helps.
+            options = re.sub(r" --(fp16|bf16|onnxrt|trt)\b", "", self.options)
+            return f"trtops debug accuracy {model} --emulate {emulated.precision}{options}"
+        return f"trtops triage {model}{self.options}"
 
     @property
     def called(self) -> str:
@@ -185,7 +205,7 @@ def convert(
     loaded = Model.load(model_file(path))
     # Data and back end are checked before a run starts, so that a mistake leaves no run.
     inputs = TensorMetadata.of(loaded.info.inputs)
-    feeds = config.check.open(inputs)
+    feeds = config.check.open_for(loaded, profiles=config.build.profiles)
     # A script may take minutes to make its data, so it only runs when the data is needed.
     if config.check.data is not None and ".py" not in config.check.data:
         check_feed(inputs, next(iter(feeds)))
@@ -223,7 +243,7 @@ def _build_and_evaluate(
     built: Callable[[Build], object] | None,
 ) -> ConvertResult:
     check, environment = config.check, backend.environment()
-    feeds = check.open_for(model)
+    feeds = check.open_for(model, profiles=config.build.profiles)
     replay = read_cache_file(config.replay, "replay")
     caches = Caches(
         calibration=read_cache_file(config.calibration_cache, "calibration_cache"),
@@ -272,11 +292,13 @@ def _build_and_evaluate(
 
         for path, figure in error_figures(outputs, golden):
             run.log_bytes(figure, f"{schema.Artifact.ACCURACY_PLOTS}{path}")
-    reasons, allowed = evaluation.reasons, config.max_engine_bytes
+    verdict, reasons, allowed = evaluation.verdict, evaluation.reasons, config.max_engine_bytes
     if allowed is not None and len(build.engine.plan) > allowed:
+        verdict = "bad"
         reasons += (f"The engine has {len(build.engine.plan)} bytes; at most {allowed} are allowed.",)
     return ConvertResult(
-        verdict="bad" if reasons else evaluation.verdict,
+        verdict=verdict,
+        options=command_options(config.build, check),
         reasons=reasons,
         reused_from=reused_from,
         precision=config.build.precision,
@@ -323,7 +345,7 @@ def _log_model(run: Run, model: Model, config: ConvertConfig) -> None:
 
 
 def _evaluate(
-    model: Model, build: Build, backend: EngineBackend, feeds: Iterable[Feed], config: ConvertConfig
+    model: Model, build: Build, backend: EngineBackend, feeds: Feeds, config: ConvertConfig
 ) -> tuple[Evaluation, RunResults, RunResults]:
     """The evaluation, the engine's outputs and the golden outputs."""
     check = config.check

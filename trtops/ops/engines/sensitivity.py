@@ -16,8 +16,7 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.quantize import Style, insert_qdq, kept_names, quantizable_layers
 from trtops.calibration.cache import CalibrationCache
 from trtops.calibration.data import batches
-from trtops.metadata import TensorMetadata
-from trtops.ops.evaluation.data import open_feeds
+from trtops.ops.evaluation.data import DataConfig
 from trtops.ops.result import OnProgress, OpResult, finish_with, model_file, op_run
 from trtops.record import Record
 from trtops.tables import markdown_table
@@ -34,11 +33,10 @@ _COLUMNS = ("layer", "op", "error", "share", "keep")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SensitivityConfig(Record):
-    """How layers are measured, and the error budget.
+class SensitivityConfig(DataConfig):
+    """How layers are measured, on what data, and the error budget.
 
     Attributes:
-        data: Where inputs come from (:func:`trtops.ops.evaluation.data.open_feeds`); random data by default.
         samples: Number of samples to use.
         batch: Samples per feed; None uses feeds as they come.
         budget: The relative error that INT8 may have: the root of the sum of squared differences from the FP32 model,
@@ -48,7 +46,6 @@ class SensitivityConfig(Record):
         keep: Layers that always stay in FP32.
     """
 
-    data: str | None = None
     samples: int = 64
     batch: int | None = None
     budget: float = 0.01
@@ -166,8 +163,7 @@ def _measure(
     from trtops.backend.onnxrt.log import SessionLog
     from trtops.backend.onnxrt.runner import OnnxrtRunner
 
-    source = open_feeds(config.data if data is None else data, TensorMetadata.of(model.info.inputs))
-    feeds = list(batches(source, config.batch, config.samples))
+    feeds = list(batches(config.open_for(model, data), config.batch, config.samples))
     proto = model.proto()
     always_kept = kept_names(proto, config.keep)
     # Folded first, as for a build: Q/DQ nodes would keep a convolution and its batch normalization apart.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,12 +13,19 @@ import numpy as np
 
 from trtops import errors
 from trtops.backend.base import BaseRunner, Feed
-from trtops.comparator.report import ComparisonReport, OutputTolerances, Tolerances, compare_outputs
+from trtops.comparator.report import (
+    ComparisonReport,
+    OutputTolerances,
+    Tolerances,
+    compare_outputs,
+    iterations_of,
+)
 from trtops.comparator.results import RunResults
 from trtops.comparator.table import RECORDED
 from trtops.json.numpy_files import load_numpy
 from trtops.ops.evaluation.attribution import Attribution
-from trtops.ops.evaluation.data import DataConfig, Emulation, collect
+from trtops.ops.evaluation.data import DataConfig, Emulation, Feeds, collect
+from trtops.ops.evaluation.evidence import Evidence, SeenFeeds, margin
 from trtops.ops.evaluation.precision_check import PrecisionCheck
 from trtops.ops.result import run_step
 from trtops.record import Record
@@ -96,16 +103,31 @@ class Evaluation(Record):
     computed: PrecisionCheck | None = None  # the precisions that the kernels compute in; None without a build
     emulated: Emulation | None = None  # the model in 16 bit as a GPU rounds it; None if it was not needed
     attribution: Attribution | None = None
+    evidence: Evidence | None = None  # None for saved outputs, whose inputs are not known
 
     @property
     def verdict(self) -> Verdict:
-        """``good`` if the outputs are good, in the requested precision."""
-        return "bad" if self.reasons or not self.report else "good"
+        """``good`` if the outputs are good at all shapes, in the requested precision, on data that can show it."""
+        if self._faults or not self.report:
+            return "bad"
+        return "unproven" if self._unproven else "good"
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why it is bad, one sentence each."""
+        """Why it is not good, one sentence each."""
+        return self._faults or ((self._unproven,) if self.report and self._unproven else ())
+
+    @property
+    def _unproven(self) -> str:
+        return "" if self.evidence is None else self.evidence.missing
+
+    @property
+    def _faults(self) -> tuple[str, ...]:
         found = self.report.reasons + (() if self.emulated is None else self.emulated.reasons)
+        # All feeds together may hide an error that only some of them have.
+        if self.report and self.evidence is not None:
+            bad = (entry for entry in self.evidence.shapes if entry.verdict == "bad")
+            found += tuple(f"{reason}, at {entry.text()}" for entry in bad for reason in entry.reasons)
         if self.computed is not None and self._lacks_precision:
             found += (self.computed.reason(),)
         return found
@@ -113,7 +135,9 @@ class Evaluation(Record):
     @property
     def bad_in(self) -> tuple[BadIn, ...]:
         """Which parts are bad; empty if it is good."""
-        outputs_are_bad = not self.report or (self.emulated is not None and self.emulated.verdict == "bad")
+        bad_shapes = self.evidence is not None and any(entry.verdict == "bad" for entry in self.evidence.shapes)
+        bad_emulation = self.emulated is not None and self.emulated.verdict == "bad"
+        outputs_are_bad = not self.report or bad_shapes or bad_emulation
         return (*(("outputs",) if outputs_are_bad else ()), *(("precision",) if self._lacks_precision else ()))
 
     @property
@@ -168,24 +192,49 @@ def tolerances_for(precision: Precision, given: Tolerances | None, model: Model 
 
 
 def evaluate(
-    runner: BaseRunner, golden: RunResults, feeds: Iterable[Feed], config: CheckConfig, tolerances: Tolerances
+    runner: BaseRunner, golden: RunResults, feeds: Feeds, config: CheckConfig, tolerances: Tolerances
 ) -> tuple[Evaluation, RunResults]:
     """Run an active runner, compare its outputs with golden ones, measure latency and accuracy; also the outputs.
 
     InputError if a feed does not fit the model; ComparisonError if the numbers of feeds and golden outputs differ.
     """
-    outputs = run_step("run", collect, runner, feeds)
+    seen = SeenFeeds(feeds)
+    outputs = run_step("run", collect, runner, seen)
     latency = measure_latency(runner, feeds, config)
-    return run_step("compare", assess, outputs, golden, latency, config, tolerances), outputs
+    return run_step("compare", assess, outputs, golden, latency, config, tolerances, feeds, seen), outputs
 
 
 def assess(
-    outputs: RunResults, golden: RunResults, latency: Latency | None, config: CheckConfig, tolerances: Tolerances
+    outputs: RunResults,
+    golden: RunResults,
+    latency: Latency | None,
+    config: CheckConfig,
+    tolerances: Tolerances,
+    feeds: Feeds | None = None,
+    seen: SeenFeeds | None = None,
 ) -> Evaluation:
-    """Compare outputs with golden ones, and with labels if there are any; errors as for :func:`evaluate`."""
+    """Compare outputs with golden ones, and with labels if there are any; errors as for :func:`evaluate`.
+
+    ``feeds`` are the inputs, and ``seen`` has read them; without them the evaluation has no evidence.
+    """
     report = compare_outputs(outputs, golden, tolerances)
-    accuracy = measure_accuracy(outputs, golden, config.labels, tolerances)
-    return Evaluation(report=report, latency=latency, accuracy=accuracy)
+    evidence, given = None, report.iterations
+    if feeds is not None and seen is not None:
+        given = sum(not point for _, point, _ in seen.places) or given
+        evidence = Evidence(
+            source=feeds.source,
+            feeds=len(seen.places),
+            samples=seen.samples,
+            shapes=seen.entries(iterations_of(outputs, "actual"), iterations_of(golden, "golden"), tolerances),
+            assumed=feeds.assumed,
+            reference="the model in ONNX Runtime, not optimized" if config.golden is None else config.golden,
+            limits="the default ones" if config.tolerances is None else "given ones",
+            margin=margin(report),
+            elements=sum(o.statistics.elements for o in report.outputs if o.statistics is not None),
+        )
+    # Labels are for the given data, not for its copies at other shapes.
+    accuracy = measure_accuracy(outputs, golden, config.labels, tolerances, given)
+    return Evaluation(report=report, latency=latency, accuracy=accuracy, evidence=evidence)
 
 
 def measure_latency(runner: BaseRunner, feeds: Iterable[Feed], config: CheckConfig) -> Latency | None:
@@ -210,9 +259,11 @@ def measure_latency(runner: BaseRunner, feeds: Iterable[Feed], config: CheckConf
 
 
 def measure_accuracy(
-    actual: RunResults, golden: RunResults, labels: str | None, tolerances: Tolerances
+    actual: RunResults, golden: RunResults, labels: str | None, tolerances: Tolerances, iterations: int | None = None
 ) -> Accuracy | None:
     """Accuracy of outputs, and of the golden ones, on data whose classes are in an ``.npy`` file; None without labels.
+
+    Only the first ``iterations`` count, by default all.
 
     ComparisonError if there are more or fewer labels than samples, or no output holds scores.
     """
@@ -225,17 +276,17 @@ def measure_accuracy(
         found = getattr(array, "dtype", "several arrays")
         raise errors.FormatError(f"{labels}: expected one array of integers, found {found}.")
     right = array.reshape(-1)
-    shares = [float(np.mean(_best_classes(r, right.size, tolerances) == right)) for r in (actual, golden)]
+    runs = [iterations_of(each, "labelled")[:iterations] for each in (actual, golden)]
+    shares = [float(np.mean(_best_classes(run, right.size, tolerances) == right)) for run in runs]
     return Accuracy(actual=shares[0], golden=shares[1], samples=right.size)
 
 
-def _best_classes(results: RunResults, samples: int, tolerances: Tolerances) -> NDArray[Any]:
+def _best_classes(iterations: Sequence[Mapping[str, Any]], samples: int, tolerances: Tolerances) -> NDArray[Any]:
     """The best class of every sample, from the first output that holds scores.
 
     That is an output whose axis of classes is known, or else a floating-point output that has as many rows as there are
     labels, along its last axis or its second.
     """
-    [iterations] = list(results.values())[:1]
     floating = {
         name: [np.asarray(outputs[name]) for outputs in iterations]
         for name, array in iterations[0].items()
@@ -295,8 +346,13 @@ def describe(evaluation: Evaluation) -> list[str]:
 
 
 def describe_measurements(evaluation: Evaluation) -> list[str]:
-    """Latency, precision, attribution and accuracy of an evaluation, in lines of Markdown."""
+    """Evidence, latency, precision, attribution and accuracy of an evaluation, in lines of Markdown."""
     lines: list[str] = []
+    if evaluation.evidence is not None:
+        lines += [f"Evidence: {evaluation.evidence.sentence()}.", ""]
+        if len(shapes := evaluation.evidence.shapes) > 1:
+            rows = ([e.text(), e.verdict, "-" if e.max_abs is None else f"{e.max_abs:.3g}"] for e in shapes)
+            lines += [markdown_table(("shapes", "verdict", "largest error"), rows), ""]
     if evaluation.latency is not None:
         measured = evaluation.latency
         device = "" if measured.device_p50_ms is None else f"; on the device p50 {measured.device_p50_ms:.3f} ms"
@@ -323,6 +379,11 @@ def log_evaluation(run: Run, evaluation: Evaluation) -> None:
             for name in ("engine", "precision", "noise", "builder"):
                 metrics[schema.Metric.ATTRIBUTION, name] = float(getattr(found, name))
     run.log_metrics(metrics)
+    if (evidence := evaluation.evidence) is not None:
+        run.set_tags({schema.Tag.EVIDENCE_LINE: evidence.sentence()[: schema.MAX_TAG]})
+        params = {name: getattr(evidence, name) for name in ("source", "feeds", "samples", "reference", "limits")}
+        params["shapes"] = "; ".join(dict.fromkeys(entry.text() for entry in evidence.shapes))[: schema.MAX_TAG]
+        run.log_params({"evidence": params})
     compared = []
     for output in evaluation.report.outputs:
         if output.statistics is not None:

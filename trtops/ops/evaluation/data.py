@@ -10,7 +10,7 @@ import logging
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trtops import errors
-from trtops.backend.base import Feed
+from trtops.backend.base import Feed, ProfiledFeed
 from trtops.backend.common import invoke_from_script
 from trtops.backend.engines import reference_runner
 from trtops.calibration.data import FeedDigest
@@ -27,9 +27,10 @@ from trtops.comparator.data_loader import DataLoader
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
 from trtops.comparator.streams import load_saved
-from trtops.metadata import TensorMetadata, is_dynamic
+from trtops.metadata import TensorMetadata
+from trtops.ops.evaluation.shapes import points, with_profiles
 from trtops.record import Record
-from trtops.spec import Precision
+from trtops.spec import OptimizationProfile, Precision
 from trtops.system.allowed import check_file
 from trtops.system.processes import temporary_prefix
 from trtops.verdict import Verdict
@@ -52,6 +53,8 @@ class Feeds:
 
     source: str
     _open: Callable[[], Iterable[Feed]] = field(repr=False)
+    random: bool = False
+    assumed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # shapes of random data that nobody gave
 
     def __iter__(self) -> Iterator[Feed]:
         """Yield feeds: arrays by name, in host memory; InputError for anything else, or no feed."""
@@ -67,7 +70,9 @@ class Feeds:
 
     def first(self, count: int) -> Feeds:
         """The first ``count`` feeds of the source."""
-        return Feeds(f"{self.source} (first {count})", lambda: itertools.islice(self._open(), count))
+        return replace(
+            self, source=f"{self.source} (first {count})", _open=lambda: itertools.islice(self._open(), count)
+        )
 
     def digest(self) -> str:
         """SHA-256 over names, dtypes, shapes and contents of all feeds in order."""
@@ -81,9 +86,11 @@ def open_feeds(
     source: str | Path | Iterable[Feed] | None,
     inputs: TensorMetadata,
     *,
-    iterations: int = 1,
+    iterations: int = 2,
     seed: int = 1,
-    readable: Callable[[], AcceptedInputs] | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    profiles: Sequence[OptimizationProfile] = (),
+    accepted: Callable[[], AcceptedInputs] | None = None,
 ) -> Feeds:
     """Open a data source of any kind. Numbers of another type than the input's are cast, with a warning.
 
@@ -92,35 +99,40 @@ def open_feeds(
             ``.npy`` for a model with one input), to a folder of such files, or to a script (``loader.py`` or
             ``loader.py:function``, by default ``load_data``); or an iterable of feeds. A
             :class:`~trtops.comparator.DataLoader` first gets the inputs.
-        inputs: The model's inputs. Dynamic dimensions of random data get size 1.
+        inputs: The model's inputs. Random data has sizes from :func:`trtops.ops.evaluation.shapes.points` where they
+            are dynamic.
         iterations: Number of random feeds.
         seed: Seed of the first one.
-        readable: Returns the valid values of integer and string inputs; called only if there are any.
+        input_shapes: Shapes of random data, by input; -1 for a size that is not given.
+        profiles: Optimization profiles. Data for each of their shapes follows; random data has these shapes only,
+            unless ``input_shapes`` are given.
+        accepted: Returns the values and sizes that the model accepts.
 
-    Raises ConfigError if the path does not exist, or its suffix is unknown.
+    Raises ConfigError if the path does not exist, its suffix is unknown, or shapes do not fit the model.
     """
     if source is None:
-        # Random integers index tables in many models, where values out of range crash or read garbage.
-        fixed, plain = TensorMetadata(), True
-        for name, spec in inputs.items():
-            if spec.shape is None:
-                what = "type" if spec.dtype is None else "rank"
-                raise errors.InputError(
-                    f"Input {name!r} has no known {what}, so it needs data. Give a data source, or make it inside the "
-                    "model."
-                )
-            shape = tuple(1 if is_dynamic(dim) else dim for dim in spec.shape)
-            if shape != spec.shape:
-                log.info("Input %r has shape %s; random data has shape %s.", name, spec.shape, shape)
-            fixed.add(name, spec.dtype, shape)
-            plain = plain and (spec.dtype is None or spec.dtype.is_floating)
-        values = None if plain or readable is None else readable()
-        ranges: dict[str, tuple[float | None, float | None]] = {"": (0.0, 1.0), **(values.ranges if values else {})}
-        words = values.words if values else {}
-        return Feeds(
-            f"random data (seed {seed})",
-            lambda: DataLoader(seed=seed, iterations=iterations, input_metadata=fixed, val_range=ranges, words=words),
-        )
+        known = None if accepted is None else accepted()
+        planned = points(inputs, input_shapes or {}, profiles, known)
+        # Both signs, since a fault that needs negative numbers is invisible in 0..1. Random integers index tables in
+        # many models, where values out of range crash or read garbage.
+        floating = {name: (-1.0, 1.0) for name, spec in inputs.items() if spec.dtype is None or spec.dtype.is_floating}
+        ranges = {"": (0.0, 1.0), **floating, **(known.ranges if known else {})}
+        words = known.words if known else {}
+
+        def random() -> Iterator[Feed]:
+            first = seed
+            for number, point in enumerate(planned):
+                wanted = TensorMetadata()
+                for name, shape in point.shapes.items():
+                    wanted.add(name, inputs[name].dtype, shape)
+                count = 1 if number else iterations
+                loader = DataLoader(first, count, wanted, ranges, words=words)
+                loader.input_metadata = inputs
+                first += count
+                yield from (ProfiledFeed(feed, point.profile, point.point) for feed in loader)
+
+        assumed = {name: planned[0].shapes[name] for name in planned[0].assumed}
+        return Feeds(f"random data (seed {seed})", random, random=True, assumed=assumed)
     if isinstance(source, (str, Path)):
         feeds = _from_path(str(source), inputs)
     elif isinstance(source, Iterator):
@@ -135,7 +147,7 @@ def open_feeds(
         for feed in feeds._open():
             yield cast_feed(feed, inputs) if isinstance(feed, Mapping) else feed
 
-    return Feeds(feeds.source, cast)
+    return Feeds(feeds.source, (lambda: with_profiles(cast(), inputs, profiles)) if profiles else cast)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,22 +156,32 @@ class DataConfig(Record):
 
     Attributes:
         data: Where inputs come from (:func:`open_feeds`); random data by default.
+        input_shapes: Shapes of random data, by input; by default those of optimization profiles, or sizes that the
+            model suggests, with 2 for a batch and 64 for other dynamic dimensions.
         iterations: Number of random feeds.
         seed: Seed of the random data.
     """
 
     data: str | None = None
-    iterations: int = 1
+    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    iterations: int = 2
     seed: int = 1
 
     def open(self, inputs: TensorMetadata) -> Feeds:
         """The feeds of a model with these inputs; errors as in :func:`open_feeds`."""
-        return open_feeds(self.data, inputs, iterations=self.iterations, seed=self.seed)
+        return open_feeds(self.data, inputs, iterations=self.iterations, seed=self.seed, input_shapes=self.input_shapes)
 
     def open_for(
-        self, model: Model, instead: Iterable[Feed] | None = None, inputs: TensorMetadata | None = None
+        self,
+        model: Model,
+        instead: Iterable[Feed] | None = None,
+        inputs: TensorMetadata | None = None,
+        profiles: Sequence[OptimizationProfile] = (),
     ) -> Feeds:
-        """The feeds of a model, from ``instead`` if it is given; random integers and strings are valid in the model."""
+        """The feeds of a model, from ``instead`` if it is given; random data has values that the model accepts.
+
+        Data for every shape of the ``profiles`` follows.
+        """
         from trtops.backend.onnx.accepted_inputs import accepted_inputs  # imports onnx
 
         return open_feeds(
@@ -167,7 +189,9 @@ class DataConfig(Record):
             TensorMetadata.of(model.info.inputs) if inputs is None else inputs,
             iterations=self.iterations,
             seed=self.seed,
-            readable=lambda: accepted_inputs(model.structure()),
+            input_shapes=self.input_shapes,
+            profiles=profiles,
+            accepted=lambda: accepted_inputs(model.structure()),
         )
 
 

@@ -73,7 +73,7 @@ class Measurement:
         """Build, run, compare and time; RefusedError if an engine cannot be built, loaded or run."""
         config, model = self._config, self._model
         precision = config.build.precision
-        feeds = list(config.check.open_for(model))
+        feeds = list(config.check.open_for(model, profiles=config.build.profiles))
         tolerances = tolerances_for(precision, (self._limits.accuracy or AccuracyLimit()).tolerances, model)
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=temporary_prefix("gate"))))

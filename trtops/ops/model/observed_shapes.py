@@ -30,7 +30,7 @@ def with_observed_shapes(
     inputs = TensorMetadata.of(opened.info.inputs)
     feed: Feed = {}
     if inputs:
-        feed = dict(next(iter(open_feeds(feeds, inputs, readable=lambda: accepted_inputs(opened.structure())))))
+        feed = dict(next(iter(open_feeds(feeds, inputs, accepted=lambda: accepted_inputs(opened.structure())))))
     check_feed(inputs, feed)
     proto = opened.proto()
     graph = proto.graph

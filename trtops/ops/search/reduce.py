@@ -62,7 +62,6 @@ class ReduceConfig(DataConfig):
         reduce_inputs: Whether nodes may be removed at the beginning. Otherwise its inputs stay.
         inputs: Inputs of sub-models: ``real`` values as observed in the whole model, or ``declared`` types and shapes
             without data, for models that ONNX Runtime does not run.
-        input_shapes: Shapes of dynamic inputs, by name, for random data; 1 for each dynamic dimension by default.
         output: File for the reduced model. Its inputs are saved next to it as ``<name>_inputs.json``.
         save_as: Where the weights of these models go.
         min_good: File for the passing sub-model that is closest in size to the culprit.
@@ -75,7 +74,7 @@ class ReduceConfig(DataConfig):
     reduce_outputs: bool = True
     reduce_inputs: bool = True
     inputs: Literal["real", "declared"] = "real"
-    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    iterations: int = 1  # each costs an inference per check
     output: str | None = None
     save_as: SaveConfig = field(default_factory=SaveConfig)
     min_good: str | None = None

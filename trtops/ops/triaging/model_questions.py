@@ -58,7 +58,7 @@ class Subject:
     @cached_property
     def feeds(self) -> list[dict[str, Any]]:
         """Its inputs."""
-        opened = self.config.check.open_for(self.model)
+        opened = self.config.check.open_for(self.model, profiles=self.config.build.profiles)
         return [{name: np.asarray(array) for name, array in feed.items()} for feed in opened]
 
     @cached_property

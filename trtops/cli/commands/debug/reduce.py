@@ -73,7 +73,6 @@ def reduce(args: Options) -> Job:
         args,
         "ReduceConfig",
         configs.data_values(args, random=feeds is not None),
-        input_shapes={name: loading.fixed(shape) for name, shape in args.input_shapes or ()},
         output=args.output or "trtops_reduced.onnx",
         save_as=loading.save_config(args),
         load_replay=args.load_debug_replay,

@@ -1,0 +1,144 @@
+"""The evidence of a verdict: data, samples, shapes, reference, limits and margin."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trtops.backend.base import Feed
+from trtops.calibration.data import samples_in
+from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
+from trtops.comparator.table import LIMITED
+from trtops.record import Record
+from trtops.verdict import Verdict
+
+_SHOWN = 4  # shapes in a line
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapeEntry(Record):
+    """The comparison at one set of input shapes, in one optimization profile."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    profile: int | None = None
+    point: str = ""  # min, opt, max or between, of the profile; empty for given data
+    iterations: tuple[int, ...] = ()  # the feeds of these shapes
+    verdict: Verdict = "good"
+    max_abs: float | None = None  # the largest absolute error of all outputs
+    reasons: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        """The shapes, and their place in a profile."""
+        shown = ", ".join(f"{name} {'x'.join(map(str, shape)) or 'scalar'}" for name, shape in self.shapes.items())
+        place = "" if self.profile is None else f" (profile {self.profile}{' ' * bool(self.point)}{self.point})"
+        return f"{shown}{place}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence(Record):
+    """What a verdict rests on."""
+
+    source: str  # of the data
+    feeds: int
+    samples: int
+    shapes: tuple[ShapeEntry, ...]
+    assumed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # shapes of random data that nobody gave
+    reference: str
+    limits: str
+    margin: str  # the number that comes closest to its limit, or exceeds it the most
+    elements: int  # compared elements of all outputs
+
+    @property
+    def missing(self) -> str:
+        """Why this does not support a verdict; empty if it does."""
+        if self.assumed:
+            shown = ", ".join(f"{name}:[{','.join(map(str, shape))}]" for name, shape in self.assumed.items())
+            return (
+                "nobody gave data or shapes for this dynamic model, so it was only tried on random data of assumed "
+                f"shapes; give --load-inputs FILE, or --input-shapes {shown}"
+            )
+        return "" if self.elements else "no output has an element to compare"
+
+    def sentence(self) -> str:
+        """Everything in one line."""
+        texts = list(dict.fromkeys(entry.text() for entry in self.shapes))
+        more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+        shapes = "; ".join(texts[:_SHOWN]) or "no inputs"
+        assumed = ", assumed" if self.assumed else ""
+        return (
+            f"{self.margin or 'nothing was compared'}; {self.source}, {self.samples} samples in {self.feeds} feeds; "
+            f"shapes: {shapes}{more}{assumed}; reference: {self.reference}; limits: {self.limits}"
+        )
+
+
+class SeenFeeds:
+    """Feeds, passed on one by one; their shapes and places in profiles are kept."""
+
+    def __init__(self, feeds: Iterable[Feed]) -> None:
+        """Nothing is read before iteration."""
+        self._feeds = feeds
+        self.places: list[tuple[int | None, str, dict[str, tuple[int, ...]]]] = []
+        self.samples = 0
+
+    def __iter__(self) -> Iterator[Feed]:
+        """Yield the feeds."""
+        self.places, self.samples = [], 0
+        for feed in self._feeds:
+            shapes = {name: tuple(np.shape(array)) for name, array in feed.items()}
+            self.places.append((getattr(feed, "profile", None), getattr(feed, "point", ""), shapes))
+            self.samples += samples_in(feed)
+            yield feed
+
+    def entries(self, actual: Sequence[Any], golden: Sequence[Any], tolerances: Tolerances) -> tuple[ShapeEntry, ...]:
+        """A comparison for each set of shapes, in the order of the feeds; outputs have one mapping per feed."""
+        groups: dict[tuple[Any, ...], list[int]] = {}
+        for number, (profile, _, shapes) in enumerate(self.places):
+            groups.setdefault((profile, tuple(shapes.items())), []).append(number)
+        found = []
+        for numbers in groups.values():
+            profile, point, shapes = self.places[numbers[0]]
+            report = compare_outputs([actual[n] for n in numbers], [golden[n] for n in numbers], tolerances)
+            measured = [o.statistics.max_abs for o in report.outputs if o.statistics is not None]
+            found.append(
+                ShapeEntry(
+                    shapes=shapes,
+                    profile=profile,
+                    point=point,
+                    iterations=tuple(numbers),
+                    verdict=report.verdict,
+                    max_abs=max(measured, default=None),
+                    reasons=report.reasons,
+                )
+            )
+        return tuple(found)
+
+
+def margin(report: ComparisonReport) -> str:
+    """The number of a comparison that uses most of its limit, such as ``y: max abs 4.8e-05 of 0.001 allowed``."""
+    best, text = -1.0, ""
+    for output in report.outputs:
+        stats = output.statistics
+        if stats is None:
+            continue
+        own = report.tolerances.of(output.name)
+        allowed = own.largest_abs(stats)
+        candidates: list[tuple[str, float, float, bool]] = []
+        if math.isfinite(allowed) and stats.agreement is None:
+            candidates.append(("max abs", stats.max_abs, allowed, True))
+        for metric in LIMITED:
+            limit, value = getattr(own, str(metric.tolerance)), output.value(metric)
+            if limit is not None and value is not None:
+                candidates.append((metric.column or metric.label, value, limit, metric.better == "lower"))
+        for label, value, limit, lower in candidates:
+            # For a share of at least 0.9, what counts is the distance from 1.
+            used, whole = (value, limit) if lower else (1 - value, 1 - limit)
+            ratio = used / whole if whole > 0 else 0.0 if used <= 0 else math.inf
+            if math.isnan(ratio) or ratio > best:
+                best = math.inf if math.isnan(ratio) else ratio
+                rule = "allowed" if lower else "required"
+                text = f"{output.name}: {label} {value:.3g} of {limit:.3g} {rule}"
+    return text

@@ -1,0 +1,211 @@
+"""The shapes that an evaluation covers: given ones, those of profiles, or sizes that the model suggests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtops import errors
+from trtops.backend.base import Feed, ProfiledFeed
+from trtops.metadata import BoundedShape, Dim, TensorMetadata, TensorSpec, is_dynamic, shape_accepts
+from trtops.spec import OptimizationProfile, ShapeRange
+
+if TYPE_CHECKING:
+    from trtops.backend.onnx.accepted_inputs import AcceptedInputs
+
+# Sizes of dynamic dimensions that nobody gave and no weight requires. Two samples show whether rows mix; 64 is a
+# multiple of every usual stride.
+BATCH, OTHER = 2, 64
+_IS_BATCH = re.compile(r"batch|^(n|b|bs)$", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class ShapePoint:
+    """Shapes of all inputs, and where they come from."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    profile: int | None = None
+    point: str = ""  # min, opt, max or between, of a profile
+    assumed: tuple[str, ...] = field(default=(), compare=False)  # inputs with sizes that nobody gave
+
+
+def points(
+    inputs: TensorMetadata,
+    given: Mapping[str, Sequence[int]],
+    profiles: Sequence[OptimizationProfile] = (),
+    accepted: AcceptedInputs | None = None,
+) -> list[ShapePoint]:
+    """The shapes to evaluate with random data: the given ones first, then those of every profile.
+
+    A profile has its ``opt``, ``min`` and ``max``, and shapes between the last two of them. An input of an engine,
+    whose shape has bounds, counts as a profile of its own. Without given shapes or profiles there is one point, with
+    the sizes that the model suggests: those of weights, the same size for the same name, 2 for a batch and 64 for
+    others.
+
+    Raises ConfigError if given shapes do not fit the model; InputError if the rank or type of an input is not known.
+    """
+    for name in given:
+        if name not in inputs:
+            raise errors.ConfigError(f"Shapes name {name!r}, which is no input. {errors.near(name, inputs)}")
+    if not profiles and not given:
+        bounded = {name: spec.shape for name, spec in inputs.items() if isinstance(spec.shape, BoundedShape)}
+        ranges = tuple(
+            ShapeRange(name=name, min=shape.min, opt=shape.max, max=shape.max)
+            for name, shape in bounded.items()
+            if shape.min is not None and shape.max is not None
+        )
+        profiles = (OptimizationProfile(shapes=ranges),) if ranges else ()
+    found = list(profile_points(inputs, profiles, accepted))
+    if not given and found:
+        return found
+    # Sizes that are not given are those of the first profile.
+    usual = {each.name: each.opt for profile in profiles[:1] for each in profile.shapes}
+    whole = {
+        name: [dim if dim >= 0 else opt for dim, opt in zip(dims, usual.get(name, dims))]
+        for name, dims in {**usual, **given}.items()
+    }
+    base = _completed(inputs, whole, accepted)
+    number = profile_of({name: np.broadcast_to(0, shape) for name, shape in base.shapes.items()}, profiles)
+    base = replace(base, profile=number)
+    return [base, *(each for each in found if (each.profile, each.shapes) != (number, base.shapes))]
+
+
+def profile_points(
+    inputs: TensorMetadata, profiles: Sequence[OptimizationProfile], accepted: AcceptedInputs | None = None
+) -> Iterator[ShapePoint]:
+    """Yield the shapes of each profile that differ: opt, min, max, and between."""
+    for number, profile in enumerate(profiles):
+        seen: list[Mapping[str, tuple[int, ...]]] = []
+        for point in ("opt", "min", "max", "between"):
+            shapes = {each.name: _at(each, point) for each in profile.shapes if each.name in inputs}
+            if shapes in seen:
+                continue
+            seen.append(shapes)
+            whole = _completed(inputs, shapes, accepted)
+            yield ShapePoint(whole.shapes, number, point, whole.assumed)
+
+
+def _at(each: ShapeRange, point: str) -> tuple[int, ...]:
+    if point != "between":
+        found: tuple[int, ...] = getattr(each, point)
+        return found
+    low = each.opt if each.opt != each.max else each.min
+    return tuple((one + other) // 2 for one, other in zip(low, each.max))
+
+
+def _completed(
+    inputs: TensorMetadata, given: Mapping[str, Sequence[int]], accepted: AcceptedInputs | None
+) -> ShapePoint:
+    """Shapes of all inputs; dynamic dimensions that are not given get the sizes that the model suggests."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    assumed: list[str] = []
+    sizes: dict[str, int] = {}
+    for name, spec in inputs.items():
+        if name in given:
+            _check_fits(spec, given[name])
+            # Dimensions of the same name have the same size.
+            for dim, size in zip(spec.shape or (), given[name]):
+                if isinstance(dim, str) and size >= 0:
+                    sizes[dim] = size
+    for name, spec in inputs.items():
+        wanted: Sequence[Dim] | None = given.get(name, spec.shape)
+        if wanted is None:
+            raise errors.InputError(
+                f"Input {name!r} has no known {'type' if spec.dtype is None else 'rank'}, so it needs data. Give a "
+                "data source, or make it inside the model."
+            )
+        required = {} if accepted is None else accepted.sizes.get(name, {})
+        whole: list[int] = []
+        for axis, dim in enumerate(wanted):
+            declared = spec.shape[axis] if spec.shape is not None and len(spec.shape) == len(wanted) else dim
+            dim = declared if is_dynamic(dim) else dim
+            if is_dynamic(dim):
+                found = required.get(axis, required.get(axis - len(wanted)))
+                if found is None:
+                    found = _size_of(dim, sizes, axis)
+                    if name not in assumed:
+                        assumed.append(name)
+                dim = found
+            assert isinstance(dim, int)
+            whole.append(dim)
+        shapes[name] = tuple(whole)
+    return ShapePoint(shapes, assumed=tuple(assumed))
+
+
+def _size_of(dim: Dim, sizes: dict[str, int], axis: int) -> int:
+    """The size of a dynamic dimension; names of several may be added and multiplied (``past + 1``)."""
+    if not isinstance(dim, str) or not dim:
+        return BATCH if axis == 0 else OTHER
+    if dim not in sizes and re.fullmatch(r"\w+(\s*[+*]\s*\w+)+", dim):
+        total = 0
+        for summand in dim.split("+"):
+            product = 1
+            for factor in summand.split("*"):
+                factor = factor.strip()
+                product *= int(factor) if factor.isdigit() else _size_of(factor, sizes, 1)
+            total += product
+        return total
+    return sizes.setdefault(dim, BATCH if axis == 0 or _IS_BATCH.search(dim) else OTHER)
+
+
+def _check_fits(spec: TensorSpec, shape: Sequence[int]) -> None:
+    fixed = [size for size in shape if size >= 0]
+    if spec.shape is None or (len(fixed) < len(shape) and len(shape) == len(spec.shape)):
+        return
+    values = spec.dtype is not None and spec.dtype.is_integral and tuple(spec.shape) == (len(shape),)
+    if not values and not shape_accepts(spec.shape, fixed):
+        raise errors.ConfigError(
+            f"Input {spec.name!r} cannot have shape {tuple(shape)}; the model declares {tuple(spec.shape)}."
+        )
+
+
+def profile_of(feed: Feed, profiles: Sequence[OptimizationProfile]) -> int | None:
+    """The first profile that accepts the shapes of a feed; None if there is none."""
+    for number, profile in enumerate(profiles):
+        if all(
+            each.name not in feed
+            or np.ndim(feed[each.name]) != len(each.min)  # values of a shape tensor
+            or all(low <= size <= high for low, size, high in zip(each.min, np.shape(feed[each.name]), each.max))
+            for each in profile.shapes
+        ):
+            return number
+    return None
+
+
+def with_profiles(
+    feeds: Iterable[Feed], inputs: TensorMetadata, profiles: Sequence[OptimizationProfile]
+) -> Iterator[Feed]:
+    """Yield given data, and then data for the shapes of each profile that it does not have.
+
+    That is the first feed, repeated or cropped along each axis, so that its values stay real.
+    """
+    first: Feed | None = None
+    seen = set()
+    for feed in feeds:
+        if not isinstance(feed, Mapping):
+            yield feed  # refused where it is read
+            continue
+        first = feed if first is None else first
+        number = profile_of(feed, profiles)
+        seen.add((number, tuple(sorted((name, np.shape(array)) for name, array in feed.items()))))
+        yield ProfiledFeed(feed, number)
+    for each in profile_points(inputs, profiles) if first is not None else ():
+        assert first is not None
+        fitted = dict(first)
+        for name in {shape.name for shape in profiles[each.profile or 0].shapes} & first.keys():
+            fitted[name] = _resized(np.asarray(first[name]), each.shapes[name])
+        if (each.profile, tuple(sorted((name, np.shape(array)) for name, array in fitted.items()))) not in seen:
+            yield ProfiledFeed(fitted, each.profile, each.point)
+
+
+def _resized(array: np.ndarray[Any, Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    if array.ndim != len(shape):  # the profile holds values of a shape tensor
+        return np.array(shape, array.dtype) if array.shape == (len(shape),) else array
+    for axis, size in enumerate(shape):
+        if array.shape[axis] != size and array.shape[axis]:
+            array = np.take(array, np.arange(size) % array.shape[axis], axis)
+    return np.ascontiguousarray(array)
