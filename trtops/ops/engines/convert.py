@@ -407,9 +407,14 @@ class BuildJob:
         feeds, data_sha256 = None, None
         # Calibration data is read for its digest: other data gives other ranges, and so another engine.
         if config.precision == "int8" and caches.calibration is None:
-            inputs = TensorMetadata.of(model.info.inputs)
-            source = check.open_for(model) if calibration_data is None else open_feeds(calibration_data, inputs)
-            feeds = source.first(config.calibration_samples)
+            samples = config.calibration_samples
+            if calibration_data is not None:
+                source = open_feeds(calibration_data, TensorMetadata.of(model.info.inputs))
+            elif check.data is not None:
+                source = check.open_for(model)
+            else:  # the first feeds of random data have the shapes that the first profile is optimized for
+                source, samples = check.open_for(model, profiles=config.profiles), min(samples, check.iterations)
+            feeds = source.first(samples)
             data_sha256 = feeds.digest()
         spec = caches.spec(model.info.sha256, config, environment, data_sha256)
         return cls(model, caches, feeds, environment, spec)

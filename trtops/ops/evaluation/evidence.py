@@ -16,7 +16,7 @@ from trtops.comparator.table import LIMITED
 from trtops.record import Record
 from trtops.verdict import Verdict
 
-_SHOWN = 4  # shapes in a line
+_SHOWN = 6  # shapes in a line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +137,8 @@ def margin(report: ComparisonReport) -> str:
             # For a share of at least 0.9, what counts is the distance from 1.
             used, whole = (value, limit) if lower else (1 - value, 1 - limit)
             ratio = used / whole if whole > 0 else 0.0 if used <= 0 else math.inf
+            if not lower and ratio <= 1 and len(candidates) > 1:
+                continue  # an error says more than a correlation that is close to 1
             if math.isnan(ratio) or ratio > best:
                 best = math.inf if math.isnan(ratio) else ratio
                 rule = "allowed" if lower else "required"

@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from trtops import errors
-from trtops.backend.base import BaseRunner, Build, Caches, Engine, Feed
+from trtops.backend.base import BaseRunner, Build, Caches, Engine, Feed, ProfiledFeed
 from trtops.backend.onnx.quantize import is_quantized
 from trtops.backend.trt import library
 from trtops.backend.trt.building import int8
@@ -80,8 +82,33 @@ class TensorRTBackend:
             runner.output_order = tuple(map(str, names)) if isinstance(names, list) else ()
             return _load_checked(built)
 
-        runner = TrtRunner(load, name)
+        runner = _EngineRunner(load, name)
         return runner
+
+
+class _EngineRunner(TrtRunner):
+    """Runs each feed in the profile that it names, or in the current one or the first that accepts its shapes."""
+
+    def infer(self, feed_dict: Feed, check_inputs: bool = True, *args: bool, **options: bool) -> dict[str, Any]:
+        """Select the profile, and run one inference; see :meth:`TrtRunner.infer`."""
+        if self.is_active and (count := self.engine.num_optimization_profiles) > 1:
+            current = max(int(self.context.active_optimization_profile), 0)
+            wanted = feed_dict.profile if isinstance(feed_dict, ProfiledFeed) else None
+            if wanted is None:
+                numbers = (current, *range(count))
+                wanted = next((number for number in numbers if self._accepts(number, feed_dict)), current)
+            if wanted != current:
+                self.set_profile(wanted)
+        return super().infer(feed_dict, check_inputs, *args, **options)
+
+    def _accepts(self, profile: int, feed: Feed) -> bool:
+        for name, array in feed.items():
+            if name in self.get_input_metadata() and not self.engine.is_shape_inference_io(name):
+                low, _, high = library.line().profile_range(self.engine, name, profile)
+                shape = np.shape(array)
+                if len(shape) != len(low) or not all(a <= b <= c for a, b, c in zip(low, shape, high)):
+                    return False
+        return True
 
 
 def _load_checked(built: Engine) -> Any:
