@@ -1,0 +1,232 @@
+"""What a comparison could have seen: planted faults in real models, and the coverage of their data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import onnx
+import pytest
+
+from tests import models, zoo
+from tests.models import Case, model, random
+from trtops.backend.onnx.faults import FaultyModel
+from trtops.backend.onnx.model import Model
+from trtops.backend.onnxrt.runner import reference_outputs
+from trtops.comparator.report import Tolerances
+from trtops.ops.evaluation import power as module
+from trtops.ops.evaluation.check import default_tolerances
+from trtops.ops.evaluation.data import golden_outputs
+from trtops.ops.evaluation.power import Coverage, FaultKind, Power, coverage, measure_power
+
+Arrays = Mapping[str, np.ndarray]
+ALL_KINDS = module._KINDS
+
+
+def measured(
+    proto: onnx.ModelProto, feeds: Sequence[Arrays], tolerances: Tolerances | None = None, **options: int
+) -> Power:
+    """The power of a comparison of a model with itself on some feeds; FP32's fixed limits by default."""
+    loaded = Model.from_proto(proto)
+    golden = golden_outputs(loaded, feeds, None)
+    return measure_power(loaded, feeds, golden, tolerances or default_tolerances("fp32"), **options)
+
+
+def both_signs(case: Case) -> list[Arrays]:
+    return [case.feed, {name: -array if array.dtype.kind == "f" else array for name, array in case.feed.items()}]
+
+
+def by_kind(power: Power) -> dict[FaultKind, tuple[int, int]]:
+    found = {kind: power.of(kind) for kind in ALL_KINDS}
+    return {kind: (sum(f.caught for f in faults), len(faults)) for kind, faults in found.items() if faults}
+
+
+def halves() -> onnx.ModelProto:
+    """Positive and negative values take ways of their own, with weights and biases."""
+    weights = {"wp": random(6, 5, seed=1), "wn": random(6, 5, seed=2), "b": random(5, seed=3)}
+    return model(
+        """(float[batch,6] x) => (float[batch,5] y) {
+            p = Relu(x) m = Neg(x) n = Relu(m)
+            up = Gemm(p, wp, b) down = MatMul(n, wn) y = Add(up, down)
+        }""",
+        weights,
+    )
+
+
+@pytest.mark.parametrize("case", [zoo.lstm, models.transformer, models.conv_net])
+def test_fp32_limits_catch_faults_of_every_kind(case: Callable[[], Case]) -> None:
+    found = measured(case().proto, both_signs(case()))
+    counts = by_kind(found)
+
+    assert len(found.planted) == 40 and found.left_out == ()
+    assert list(counts) == list(ALL_KINDS)
+    assert all(caught for caught, _ in counts.values())
+    assert all(counts[kind][0] == counts[kind][1] for kind in ALL_KINDS if kind != "shifted crop")
+    shifts = {"input" in fault.place for fault in found.of("shifted crop") if fault.caught}
+    assert shifts == {True, False}
+
+
+def test_positive_single_feed_sees_less() -> None:
+    poor = [{"x": np.maximum(random(1, 6, seed=4), 0)}]
+    rich = [{"x": random(4, 6, seed=seed)} for seed in (4, 5)]
+    less, more = (measured(halves(), feeds) for feeds in (poor, rich))
+
+    assert less.share is not None and more.share is not None and less.share < 0.8 < more.share
+    missed = [fault for fault in less.planted if not fault.caught]
+    assert any("`wn`" in fault.place for fault in missed) and not any(fault.changed for fault in missed)
+    blind = coverage(poor, [{"y": np.ones((1, 5))}]).blind
+    assert blind[0] == "blind to negative values of `x`" and blind[-1] == "batch 1 only"
+    assert less.sentence(blind).startswith(f"This check sees {less.caught} of {len(less.planted)} planted faults (")
+    assert "; blind to negative values of `x`; " in less.sentence(blind)
+    assert coverage(rich, [{"y": random(4, 5)}, {"y": random(4, 5)}]).blind == ()
+
+
+def test_kinds_without_a_place_are_named() -> None:
+    feed = {"x": np.abs(random(1, 6))}
+    one, two = measured(halves(), [feed]), measured(halves(), [feed, {"x": random(1, 6, seed=2)}])
+    assert dict(one.left_out) == {"swapped rows": "no batch above 1", "stale output": "one feed"}
+    assert dict(two.left_out) == {"swapped rows": "no batch above 1"}
+    assert by_kind(two)["stale output"] == (1, 1)
+    assert "| stale output | - | - | not planted: one feed |" in one.table()
+
+    assert dict(measured(zoo.segmentation().proto, both_signs(zoo.segmentation())).left_out) == {
+        "dropped bias": "no bias"
+    }
+    nothing = measured(models.identity().proto, [{"x": np.zeros((1, 1, 2, 2), np.float32)}])
+    assert nothing.caught == 0 and {fault.kind for fault in nothing.planted} == {"shifted crop", "saturated range"}
+
+
+def test_equal_feeds_hide_stale_outputs() -> None:
+    feed = {"x": random(3, 6)}
+    caught, planted = by_kind(measured(halves(), [feed, feed]))["stale output"]
+    assert (caught, planted) == (0, 1)
+    same_rows = {"x": np.repeat(random(1, 6), 3, axis=0)}
+    assert by_kind(measured(halves(), [same_rows]))["swapped rows"][0] == 0
+
+
+def test_seed_repeats_the_faults() -> None:
+    case = zoo.classifier()
+    first, again = (measured(case.proto, both_signs(case), seed=3) for _ in range(2))
+    other = measured(case.proto, both_signs(case), seed=4)
+    assert first == again
+    assert {fault.place for fault in first.planted} != {fault.place for fault in other.planted}
+    assert len(measured(case.proto, both_signs(case), faults=9).planted) == 9
+
+
+def test_loose_limits_see_less() -> None:
+    case = zoo.classifier()
+    strict = measured(case.proto, both_signs(case))
+    loose = measured(case.proto, both_signs(case), default_tolerances("int8"))
+    assert [fault.place for fault in strict.planted] == [fault.place for fault in loose.planted]
+    assert loose.caught < strict.caught
+
+
+def test_branches_not_taken_are_missed() -> None:
+    weights = {"yes": random(4, 4, seed=1), "no": random(4, 4, seed=2)}
+    proto = model(
+        """(float[batch,4] x, bool flag) => (float[batch,4] y) {
+            y = If(flag) <
+                then_branch = one () => (float[batch,4] p) { p = MatMul(x, yes) },
+                else_branch = two () => (float[batch,4] q) { q = MatMul(x, no) }
+            >
+        }""",
+        weights,
+    )
+    x = random(2, 4)
+    one_way = measured(proto, [{"x": x, "flag": np.array(True)}])
+    both = measured(proto, [{"x": x, "flag": np.array(flag)} for flag in (True, False)])
+    for power, seen in ((one_way, {"`yes`"}), (both, {"`yes`", "`no`"})):
+        faults = power.of("zeroed channel")
+        assert {fault.place.split()[-1] for fault in faults} == {"`yes`", "`no`"}
+        assert {fault.place.split()[-1] for fault in faults if fault.caught} == seen
+
+
+def test_failing_reference_counts_as_caught() -> None:
+    weights = {"w": np.full((1, 2), -20, np.float32), "b": np.array([25, 25], np.float32), "table": random(10)}
+    proto = model(
+        "(float[1,1] x) => (float[1,2] y) { i = Gemm(x, w, b) k = Cast<to = 7>(i) y = Gather(table, k) }", weights
+    )
+    assert by_kind(measured(proto, [{"x": np.ones((1, 1), np.float32)}]))["dropped bias"] == (1, 1)
+
+
+def test_reasons_replace_the_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, feeds = Model.from_proto(halves()), [{"x": random(2, 6)}]
+    golden = [{"y": random(2, 5)}]
+    other = measure_power(loaded, feeds, golden, default_tolerances("fp32"))
+    assert other.share is None and "the reference itself does not pass the comparison (y: " in other.sentence()
+    monkeypatch.setattr("trtops.backend.onnx.model.is_large", lambda model: True)
+    assert measured(halves(), feeds).why_not == "the model is too large to be changed in memory"
+
+
+def test_large_data_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = zoo.boxes()
+    kept = measured(case.proto, both_signs(case))
+    monkeypatch.setattr(module, "_KEPT_BYTES", 0)
+    assert measured(case.proto, both_signs(case)) == kept
+
+
+@pytest.mark.parametrize(
+    "case", [*zoo.EVALUATED, models.transformer, models.conv_net, models.multi_output, zoo.zipmap, zoo.sequence]
+)
+def test_switched_off_faults_change_nothing(case: Callable[[], Case]) -> None:
+    feed, proto = case().feed, case().proto
+    shapes = {name: array.shape for name, array in feed.items()}
+    faulty = FaultyModel(onnx.ModelProto.FromString(proto.SerializeToString()), proto, shapes)
+    for part in faulty.places.values():
+        for place in part:
+            faulty.switch(place)
+    assert faulty.neutral
+    [found] = reference_outputs(faulty.finish(), [{**feed, **faulty.neutral}])
+    [expected] = reference_outputs(proto, [feed])
+    # ONNX Runtime packs constant weights of recurrent layers, which rounds otherwise.
+    tolerance = 1e-6 if case is zoo.lstm else 0
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=0, atol=tolerance)
+
+
+def test_coverage_names_constant_and_saturated_outputs() -> None:
+    feeds = [
+        {"low": -(random(2, 3) ** 2), "one": np.full((2, 1), 0.5, np.float32), "mask": np.ones((2, 3), np.int64)},
+        {"low": -(random(1, 3) ** 2), "one": np.full((1, 1), 0.5, np.float32), "mask": np.ones((1, 3), np.int64)},
+    ]
+    ends = np.repeat(np.array([0, 1], np.float32), 200)
+    golden = [
+        {
+            "same": np.full((2, 4), 3.0),
+            "ends": ends,
+            "classes": np.array([0, 1] * 20),
+            "nothing": np.zeros((0, 4)),
+            "holes": np.array([1, np.nan, np.inf], np.float32),
+            "texts": np.array(["a", "a"], object),
+        }
+    ] * 2
+    found = coverage(iter(feeds), golden)
+
+    assert found == Coverage(
+        feeds=2,
+        samples=3,
+        batches=(1, 2),
+        shapes=(("low", ((2, 3), (1, 3))), ("one", ((2, 1), (1, 1))), ("mask", ((2, 3), (1, 3)))),
+        never_positive=("low",),
+        constant_inputs=("one",),
+        single_values=(("mask", 1),),
+        constant_outputs=("same", "texts"),
+        saturated_outputs=("ends",),
+        empty_outputs=("nothing",),
+        not_finite=(("holes", 4),),
+    )
+    assert found.sentence() == (
+        "Data: 2 feeds, 3 samples; blind to positive values of `low`; `one` constant; `mask` is always 1; "
+        "outputs `same`, `texts` are constant on this data; "
+        "output `ends` is at one end of its range in more than 99 % of the values; "
+        "output `nothing` is without elements; output `holes` is not finite everywhere."
+    )
+    assert coverage([{"x": ends}], [{"y": np.append(ends, 0.5)}]).saturated_outputs == ("y",)
+    assert coverage([{"x": ends}], [{"y": np.append(ends, np.full(5, 0.5))}]).saturated_outputs == ()
+
+
+def test_records_survive_json() -> None:
+    power = measured(halves(), [{"x": random(2, 6)}])
+    assert Power.from_json(power.to_json()) == power
+    found = coverage([{"x": random(2, 6), "s": np.array(3)}], [{"y": np.zeros(3)}])
+    assert Coverage.from_json(found.to_json()) == found
