@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trtops.backend.onnx import walk
 from trtops.backend.onnx.messages import TensorProto
+from trtops.backend.onnx.model import tensor_array
 from trtops.backend.onnx.walk import constant_tensors
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ def accepted_inputs(model: onnx.ModelProto) -> AcceptedInputs:
     found = AcceptedInputs()
     source = {value.name: value.name for value in model.graph.input if value.name not in constants}
     inputs, shifted = set(source), dict(source)
+    shapes = {value.name: value.type.tensor_type.shape for value in model.graph.input}
+    scalars = {name for name in inputs if all(dim.dim_value == 1 for dim in shapes[name].dim)}
     for value in model.graph.input:
         kind = value.type.tensor_type.elem_type
         if value.name in source and kind == TensorProto.STRING:
@@ -61,6 +65,12 @@ def accepted_inputs(model: onnx.ModelProto) -> AcceptedInputs:
             shifted[node.output[0]] = shifted[name]
         if node.op_type in _OF_POSITIVE and name in shifted:
             found.ranges[shifted[name]] = (0.1, 1.0)
+        if node.op_type == "Equal":
+            for one, other in (node.input, node.input[::-1]):
+                # A mode of the model, such as a sample rate, has one of the numbers that it is compared with.
+                if source.get(one) in scalars and other in constants and math.prod(constants[other].dims) == 1:
+                    mode = float(tensor_array(constants[other]).reshape(-1)[0])
+                    found.ranges.setdefault(source[one], (mode, mode))
         if name in inputs and len(node.input) > 1 and node.input[1] in constants:
             dims = constants[node.input[1]].dims
             if node.op_type in _SIZED_BY_WEIGHTS and len(dims) > 2:

@@ -270,7 +270,17 @@ def golden_outputs(model: Model, feeds: Iterable[Feed], golden: str | None) -> R
         return RunResults.load(golden)
     # Closed at once, because each session of a large model takes as much memory as it has weights.
     with reference_runner(model) as reference:
-        return collect(reference, feeds)
+        try:
+            return collect(reference, feeds)
+        except errors.BackendError as exc:
+            assumed = feeds.assumed if isinstance(feeds, Feeds) else {}
+            if not assumed:
+                raise
+            shown = " ".join(f"{name}:[{','.join(map(str, shape))}]" for name, shape in assumed.items())
+            raise errors.InputError(
+                f"{model.name} does not run on random data of the assumed shapes {shown}. Give shapes that it accepts "
+                f"with --input-shapes, or data. {exc}"
+            ) from None
 
 
 def moved_reference(model: Model, feeds: Sequence[Feed], precision: Precision, *, seed: int = 1) -> RunResults | None:

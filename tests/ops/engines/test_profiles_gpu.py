@@ -1,0 +1,51 @@
+"""Every optimization profile of a TensorRT engine is evaluated, each in its own profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from tests import models
+from trtops.backend.engines import engine_backend
+from trtops.backend.onnx.model import Model
+from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.evaluation.check import CheckConfig
+from trtops.spec import BuildConfig, OptimizationProfile, ShapeRange, TensorRTOptions
+from trtops.tracking import builds
+from trtops.tracking.memory import MemoryTracker
+
+pytestmark = pytest.mark.gpu
+
+
+def profile(low: int, usual: int, high: int) -> OptimizationProfile:
+    return OptimizationProfile(shapes=(ShapeRange(name="x", min=(low, 8), opt=(usual, 8), max=(high, 8)),))
+
+
+def test_profiles_are_evaluated_each_in_its_own(tmp_path: Path) -> None:
+    proto = models.model(
+        "(float[N,8] x) => (float[N,5] y) { z = MatMul(x, w) y = Relu(z) }", {"w": models.random(8, 5)}
+    )
+    onnx.save(proto, tmp_path / "m.onnx")
+    build = BuildConfig(profiles=(profile(2, 4, 16), profile(16, 32, 32)), options=TensorRTOptions())
+    check = CheckConfig(latency_runs=2, plots="never")
+    tracker = MemoryTracker()
+
+    result = convert(tmp_path / "m.onnx", ConvertConfig(build=build, check=check), tracker=tracker)
+
+    assert result.evaluation.evidence is not None
+    entries = [(e.profile, e.point, e.shapes["x"][0], e.verdict) for e in result.evaluation.evidence.shapes]
+    assert entries == [
+        (0, "opt", 4, "good"), (0, "min", 2, "good"), (0, "max", 16, "good"), (0, "between", 10, "good"),
+        (1, "opt", 32, "good"), (1, "min", 16, "good"), (1, "between", 24, "good"),
+    ]  # fmt: skip
+    engine = builds.load_build(tracker.load(result.run_id)).engine
+    with engine_backend("tensorrt").runner(engine) as runner:
+        feeds = check.open_for(Model.load(tmp_path / "m.onnx"), profiles=build.profiles)
+        for feed, expected in zip(feeds, (0, 0, 0, 0, 0, 1, 1, 1)):
+            runner.infer(feed)
+            assert runner.context.active_optimization_profile == expected
+        runner.infer({"x": np.zeros((2, 8), np.float32)})  # a plain feed gets the first profile that accepts it
+        assert runner.context.active_optimization_profile == 0
