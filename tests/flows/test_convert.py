@@ -94,6 +94,7 @@ def test_prefect_shows_result_and_steps(store: Path, model: Path) -> None:
     assert "good" in str(artifact.data) and result.run_id in str(artifact.data)
     assert {task.name.rpartition("-")[0] for task in tasks} == {"build", "run reference", "run", "compare", "log"}
     assert run.name == "small" and run.state is not None and run.state.name == "Good"
+    assert "samples in 2 feeds" in str(run.state.message)
 
 
 class Bomb:

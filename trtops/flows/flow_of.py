@@ -290,7 +290,9 @@ def _ended(result: OpResult) -> State[Any]:
     key = re.sub("[^a-z0-9]+", "-", f"{result.title} {result.experiment}".lower()).strip("-")
     page = f"{result.page()}\n\nReport: `trtops report {result.run_id}`" if result.run_id else result.page()
     create_markdown_artifact(page, key=key or "result", description=f"{result.title}: {state_name}")
+    message = "; ".join(reasons) or result.headline
+    message = masked(f"{message} ({result.evidence})" if result.evidence else message)
     if result.verdict == "good":
-        return Completed(name=state_name, message=result.headline, data=result)
+        return Completed(name=state_name, message=message, data=result)
     # A bad verdict fails the run, so that lists, filters and automations find it.
-    return Failed(name=state_name, message="; ".join(reasons) or result.headline, data=VerdictError(result))
+    return Failed(name=state_name, message=message, data=VerdictError(result))
