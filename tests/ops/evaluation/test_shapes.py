@@ -117,7 +117,7 @@ def test_labels_count_for_given_data_only(tmp_path: Path) -> None:
         ("(float[2,4] x) => (float[2,4] y) { y = Relu(x) }", QUICK, "good"),
         (ROWS, CheckConfig(input_shapes={"x": (0, 4)}, latency_runs=0), "unproven"),
     ],
-    ids=["nobody gave shapes", "given shapes", "static", "no elements"],
+    ids=["no shapes", "given shapes", "static", "no elements"],
 )
 def test_dynamic_models_without_shapes_are_unproven(
     tmp_path: Path, text: str, check: CheckConfig, verdict: str

@@ -54,7 +54,7 @@ class Feeds:
     source: str
     _open: Callable[[], Iterable[Feed]] = field(repr=False)
     random: bool = False
-    assumed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # shapes of random data that nobody gave
+    assumed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # shapes of random data that are not given
 
     def __iter__(self) -> Iterator[Feed]:
         """Yield feeds: arrays by name, in host memory; InputError for anything else, or no feed."""

@@ -46,7 +46,7 @@ class Evidence(Record):
     feeds: int
     samples: int
     shapes: tuple[ShapeEntry, ...]
-    assumed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # shapes of random data that nobody gave
+    assumed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # shapes of random data that are not given
     reference: str
     limits: str
     margin: str  # the number that comes closest to its limit, or exceeds it the most
@@ -58,7 +58,7 @@ class Evidence(Record):
         if self.assumed:
             shown = ", ".join(f"{name}:[{','.join(map(str, shape))}]" for name, shape in self.assumed.items())
             return (
-                "nobody gave data or shapes for this dynamic model, so it was only tried on random data of assumed "
+                "without data or shapes, this dynamic model was only tried on random data of assumed "
                 f"shapes; give --load-inputs FILE, or --input-shapes {shown}"
             )
         return "" if self.elements else "no output has an element to compare"

@@ -17,7 +17,7 @@ from trtops.spec import OptimizationProfile, ShapeRange
 if TYPE_CHECKING:
     from trtops.backend.onnx.accepted_inputs import AcceptedInputs
 
-# Sizes of dynamic dimensions that nobody gave and no weight requires. Two samples show whether rows mix; 64 is a
+# Sizes of dynamic dimensions that are neither given nor required by weights. Two samples show whether rows mix; 64 is a
 # multiple of every usual stride.
 BATCH, OTHER = 2, 64
 _IS_BATCH = re.compile(r"batch|^(n|b|bs)$", re.IGNORECASE)
@@ -30,7 +30,7 @@ class ShapePoint:
     shapes: Mapping[str, tuple[int, ...]]
     profile: int | None = None
     point: str = ""  # min, opt, max or between, of a profile
-    assumed: tuple[str, ...] = field(default=(), compare=False)  # inputs with sizes that nobody gave
+    assumed: tuple[str, ...] = field(default=(), compare=False)  # inputs with sizes that are not given
 
 
 def points(
@@ -164,7 +164,7 @@ def _check_fits(spec: TensorSpec, shape: Sequence[int]) -> None:
 
 
 def profile_of(feed: Feed, profiles: Sequence[OptimizationProfile]) -> int | None:
-    """The first profile that accepts the shapes of a feed; None if there is none."""
+    """The first profile that accepts the shapes of a feed; None if no profile does."""
     for number, profile in enumerate(profiles):
         if all(
             each.name not in feed
