@@ -71,18 +71,11 @@ ZOO: dict[str, Callable[[], onnx.ModelProto]] = {
     "ten_outputs": ten_outputs,
     "perceptron": perceptron,
     "convolutions": convolutions,
-    "conv_net": lambda: fixed_batch(models.conv_net().proto),
-    "transformer": lambda: models.transformer().proto,
+    "conv_net": lambda: models.conv_net().fixed().proto,
+    "transformer": lambda: models.transformer().fixed().proto,
     "deep": lambda: perceptron(64, 16),
 }
 """Six models."""
-
-
-def fixed_batch(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with a batch size of 2."""
-    for value in (*proto.graph.input, *proto.graph.output):
-        value.type.tensor_type.shape.dim[0].dim_value = 2
-    return proto
 
 
 def write(proto: onnx.ModelProto, folder: Path, name: str) -> Path:

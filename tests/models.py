@@ -34,6 +34,20 @@ class Case:
         onnx.save(self.proto, path)
         return path
 
+    def fixed(self) -> Case:
+        """The same case with the feed's shapes in the model, which has no dynamic dimension then."""
+        proto = onnx.ModelProto.FromString(self.proto.SerializeToString())
+        sizes = {}
+        for value in proto.graph.input:
+            for dim, size in zip(value.type.tensor_type.shape.dim, self.feed[value.name].shape):
+                sizes[dim.dim_param] = size
+                dim.dim_value = size
+        for value in proto.graph.output:
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_param and dim.dim_param in sizes:
+                    dim.dim_value = sizes[dim.dim_param]
+        return dataclasses.replace(self, proto=proto)
+
     def check(self, infer: Callable[[Arrays], Arrays]) -> None:
         """Feed ``infer`` (a runner's ``infer``, say) and compare what it returns with ``expected``."""
         outputs = infer(self.feed)

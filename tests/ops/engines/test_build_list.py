@@ -28,7 +28,7 @@ def tracker() -> MemoryTracker:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    models.conv_net().write(tmp_path)
+    models.conv_net().fixed().write(tmp_path)
     models.identity().write(tmp_path)
     return tmp_path
 
@@ -126,7 +126,7 @@ def test_new_models_are_found_by_content(folder: Path, tracker: MemoryTracker):
     assert (again.headline, again.run_id) == ("2 skipped", "")
     assert "2 skipped: The tracking store has it." in again.page()
 
-    models.transformer().write(folder, "identity")
+    models.transformer().fixed().write(folder, "identity")
     assert outcomes(watch(folder, tracker)) == {"identity": "good", "renamed": "skipped"}
 
 

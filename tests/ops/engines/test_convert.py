@@ -27,7 +27,7 @@ def tracker() -> MemoryTracker:
 
 @pytest.fixture
 def conv_net(tmp_path: Path) -> Path:
-    return models.conv_net().write(tmp_path, "conv")
+    return models.conv_net().fixed().write(tmp_path, "conv")
 
 
 def test_runs_hold_the_build_statistics_and_model(tracker: MemoryTracker, conv_net: Path) -> None:

@@ -24,7 +24,7 @@ from trtops.tracking import builds, schema
 from trtops.tracking.memory import MemoryTracker
 
 DEADLY = "TRTOPS_TEST_DEADLY"
-QUICK = CheckConfig(latency_runs=0)
+QUICK = CheckConfig(latency_runs=0, input_shapes={"x": (2, 5, 16)})
 TACTICS = ("MatMulAddFusion", "BiasGeluFusion")
 FEW = BuildConfig(options=OnnxRuntimeOptions(tactics=TACTICS, timing_iterations=1))
 

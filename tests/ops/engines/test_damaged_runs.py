@@ -30,7 +30,7 @@ def tracker(tmp_path_factory: pytest.TempPathFactory) -> MlflowTracker:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    return models.conv_net().write(tmp_path)
+    return models.conv_net().fixed().write(tmp_path)
 
 
 def convert_seeded(model: Path, tracker: MlflowTracker, seed: int):

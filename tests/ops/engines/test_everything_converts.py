@@ -108,7 +108,10 @@ def test_it_converts(name, tmp_path):
     onnx.save(MODELS[name](), tmp_path / "model.onnx")
     config = ConvertConfig(check=CheckConfig(latency_runs=0))
     result = convert(tmp_path / "model.onnx", config, tracker=MemoryTracker())
-    assert result.verdict == "good" and result.evaluation.report.outputs, result.page()
+    dynamic = any(dim.dim_param for x in MODELS[name]().graph.input for dim in x.type.tensor_type.shape.dim)
+    assert result.verdict == ("unproven" if dynamic else "good"), result.page()
+    assert all(entry.verdict == "good" for entry in result.evaluation.evidence.shapes)
+    assert all(output.statistics is not None for output in result.evaluation.report.outputs)
 
 
 def test_random_ids_and_words_are_known():
@@ -116,8 +119,8 @@ def test_random_ids_and_words_are_known():
     found = accepted_inputs(tokens())
     assert found.ranges == {"input_ids": (0, 49), "position_ids": (0, 2), "attention_mask": (1, 1)}
 
-    feeds = list(CheckConfig(iterations=40).open_for(Model.from_proto(tokens())))
-    ids = {name: {int(feed[name].item()) for feed in feeds} for name in feeds[0]}
+    [feed] = CheckConfig(iterations=1).open_for(Model.from_proto(tokens()))
+    ids = {name: set(array.flat) for name, array in feed.items()}
     assert len(ids["input_ids"]) > 15 and max(ids["input_ids"]) > 25 and ids["position_ids"] == {0, 1, 2}
     assert ids["attention_mask"] == {1}
 

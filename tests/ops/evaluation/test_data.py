@@ -20,7 +20,7 @@ def feed(value: float) -> dict[str, np.ndarray]:
 
 def test_random_data_depends_on_seed_and_iteration() -> None:
     first, again = (list(open_feeds(None, INPUTS, iterations=2, seed=7)) for _ in range(2))
-    assert first[0]["x"].shape == (1, 1)
+    assert first[0]["x"].shape == (1, 2)
     assert not np.array_equal(first[0]["x"], first[1]["x"])
     assert all(np.array_equal(a["x"], b["x"]) for a, b in zip(first, again))
 

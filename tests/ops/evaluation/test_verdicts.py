@@ -140,7 +140,7 @@ def test_labels_are_compared_with_segmentation_classes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["int8", "fp32"])
 def test_runs_are_compared_by_their_precision(precision: Precision, tmp_path: Path) -> None:
-    case, tracker = models.conv_net(), MemoryTracker()
+    case, tracker = models.conv_net().fixed(), MemoryTracker()
     path = case.write(tmp_path)
     for weight in case.proto.graph.initializer:
         weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(1.0001), weight.name))
