@@ -152,16 +152,22 @@ def build_config(args: Options, backend: str) -> BuildConfig:
             allow_approximation=bool(getattr(args, "allow_approximation", False)),
             timing_seconds=getattr(args, "timing_seconds", None),
         )
-    profiles = []
+    precision: Any = asked[0] if asked else "fp32"
     # TensorRT has no other way to build for given input shapes; ONNX Runtime's engines run at any.
+    shapes = profiles(args, of_inputs=backend == "tensorrt")
+    return BuildConfig(precision=precision, profiles=shapes, options=options)
+
+
+def profiles(args: Options, *, of_inputs: bool = False) -> tuple[OptimizationProfile, ...]:
+    """Return the optimization profiles that are given; ``of_inputs``: without any, one of the input shapes."""
     given = any(getattr(args, f"trt_{bound}_shapes", None) for bound in ("min", "opt", "max"))
-    asked_shapes = given or (backend == "tensorrt" and hasattr(args, "trt_opt_shapes"))
-    for shapes in (loading.profiles(args) if asked_shapes else None) or ():
+    made = loading.profiles(args) if given or (of_inputs and hasattr(args, "trt_opt_shapes")) else None
+    found = []
+    for shapes in made or ():
         bounds = ((name, tuple(each.min), tuple(each.opt), tuple(each.max)) for name, each in shapes.items())
         ranges = (ShapeRange(name=name, min=low, opt=usual, max=high) for name, low, usual, high in bounds)
-        profiles.append(OptimizationProfile(shapes=tuple(ranges)))
-    precision: Any = asked[0] if asked else "fp32"
-    return BuildConfig(precision=precision, profiles=tuple(profiles), options=options)
+        found.append(OptimizationProfile(shapes=tuple(ranges)))
+    return tuple(found)
 
 
 def refuse(args: Options, group: Group, why: str) -> None:
@@ -181,8 +187,8 @@ RANDOM_DATA = ("val_range", "int_min", "int_max", "float_min", "float_max", "dat
 
 def random_data(args: Options) -> Late | None:
     """Return a loader of random data, where options describe it beyond seed and iterations."""
-    # A config holds seed and iterations, but no ranges and shapes of random data.
-    given = any(args.peek(name) is not None for name in (*RANDOM_DATA, "trt_opt_shapes", "trt_max_shapes"))
+    # A config holds seed, iterations and shapes, but no ranges of random data.
+    given = any(args.peek(name) is not None for name in RANDOM_DATA)
     return loading.data_loader(args) if given and not (args.load_inputs or args.data_loader_script) else None
 
 

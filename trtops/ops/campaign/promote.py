@@ -199,7 +199,7 @@ def _build_and_verify(
         build = backend.build(model, wanted, caches=caches)  # raises unless all replayable tactics are followed
         key = builds.build_key(build.spec, build.engine.environment)
         builds.log_spec(run, build.spec, build.engine.environment, key)
-        feeds = check.open_for(model)
+        feeds = check.open_for(model, profiles=wanted.profiles)
         log_materials(run, caches=caches, check=check, feeds=feeds, data=check.data, golden=check.golden)
         run.set_tags({schema.Tag.MODEL_PATH: str(model.path)})
         builds.log_build(run, build, backend.engine_suffix)

@@ -18,6 +18,7 @@ from trtops.comparator.report import Tolerances
 from trtops.ops.engines.convert import ConvertConfig
 from trtops.ops.engines.yaml_records import read_yaml
 from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.evaluation.data import DataConfig
 from trtops.record import Record
 from trtops.spec import (
     BackendName,
@@ -29,7 +30,7 @@ from trtops.spec import (
     TensorRTOptions,
 )
 
-_MERGED = ("policy", "tolerances", "onnxruntime", "tensorrt")
+_MERGED = ("policy", "tolerances", "input_shapes", "onnxruntime", "tensorrt")
 """Keys whose values are merged with the defaults; any other key replaces its default."""
 _PATHS = ("data", "labels", "golden", "calibration_data", "calibration_cache")
 
@@ -69,6 +70,7 @@ class ListedModel(Record):
         backends: Back ends to build for; each with each precision.
         profiles: Shapes to build for; the model's own by default.
         data: Where inputs come from (:func:`trtops.ops.evaluation.data.open_feeds`); random by default.
+        input_shapes: Shapes of random data, by input.
         iterations: Number of random feeds.
         seed: Seed of the random data.
         labels: The class of each sample, as ``.npy``.
@@ -89,8 +91,9 @@ class ListedModel(Record):
     backends: tuple[BackendName, ...] = ("onnxruntime",)
     profiles: tuple[OptimizationProfile, ...] = ()
     data: str | None = None
-    iterations: int = 1
-    seed: int = 1
+    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    iterations: int = DataConfig.iterations
+    seed: int = DataConfig.seed
     labels: str | None = None
     golden: str | None = None
     calibration_data: str | None = None
@@ -114,7 +117,8 @@ class ListedModel(Record):
         """The convert config of one build."""
         options: BackendOptions = self.onnxruntime if backend == "onnxruntime" else self.tensorrt
         minutes = self.policy.timeout_minutes
-        same = {name: getattr(self, name) for name in ("data", "iterations", "seed", "labels", "golden")}
+        names = ("data", "input_shapes", "iterations", "seed", "labels", "golden")
+        same = {name: getattr(self, name) for name in names}
         return ConvertConfig(
             build=BuildConfig(
                 precision=precision,

@@ -27,7 +27,7 @@ from trtops.comparator.data_loader import DataLoader
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
 from trtops.comparator.streams import load_saved
-from trtops.metadata import TensorMetadata
+from trtops.metadata import DataType, TensorMetadata
 from trtops.ops.evaluation.shapes import points, with_profiles
 from trtops.record import Record
 from trtops.spec import OptimizationProfile, Precision
@@ -115,8 +115,12 @@ def open_feeds(
         planned = points(inputs, input_shapes or {}, profiles, known)
         # Both signs, since a fault that needs negative numbers is invisible in 0..1. Random integers index tables in
         # many models, where values out of range crash or read garbage.
-        floating = {name: (-1.0, 1.0) for name, spec in inputs.items() if spec.dtype is None or spec.dtype.is_floating}
-        ranges = {"": (0.0, 1.0), **floating, **(known.ranges if known else {})}
+        signed = {
+            name: (-1.0, 1.0)
+            for name, spec in inputs.items()
+            if spec.dtype is None or (spec.dtype.is_floating and spec.dtype is not DataType.FLOAT8E8M0)
+        }
+        ranges = {"": (0.0, 1.0), **signed, **(known.ranges if known else {})}
         words = known.words if known else {}
 
         def random() -> Iterator[Feed]:

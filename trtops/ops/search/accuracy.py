@@ -252,7 +252,8 @@ def accuracy(
     name = f"{subject.name} accuracy {side}"
     with op_run(tracker, experiment, name, kind="accuracy", model=subject.file, tags=tags, parent=parent) as run:
         opened = open_model(model)
-        given = [dict(feed) for feed in config.open_for(opened, feeds)]
+        profiles = actual.profiles if isinstance(actual, BuildConfig) else ()
+        given = [dict(feed) for feed in config.open_for(opened, feeds, profiles=profiles)]
         tolerances = tolerances_for(tested, config.tolerances, opened)
         # Masks hold the smallest FP32 number, which a lower precision cannot represent and clamps.
         if tolerances.clamped_equal is None:

@@ -40,6 +40,7 @@ from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.ops.search.delta import Items, OutOfTestsError, Search, Step
 from trtops.ops.search.repeat import RepeatConfig, RepeatStep, iterate, remove_files
 from trtops.reports.document import Chart, Point, Section
+from trtops.spec import OptimizationProfile
 from trtops.system.processes import temporary_prefix
 from trtops.tracking import schema
 from trtops.tracking.base import NO_RUN, Tracker
@@ -64,6 +65,7 @@ class PrecisionConfig(DataConfig):
             fastest.
         tolerances: What the model must meet, compared with itself in FP32; by default what is expected of the
             precision.
+        profiles: Shapes that the model has to be accurate at; see :func:`trtops.ops.evaluation.data.open_feeds`.
         exclude: Nodes that stay in FP32 in any case: names, patterns or types.
         max_checks: Maximum number of checks; the result is then the smallest set so far that passes.
         output: File for the model in mixed precision.
@@ -76,6 +78,7 @@ class PrecisionConfig(DataConfig):
     direction: Literal["forward", "reverse"] = "forward"
     fastest: bool = False
     tolerances: Tolerances | None = None
+    profiles: tuple[OptimizationProfile, ...] = ()
     exclude: tuple[str, ...] = ()
     max_checks: int | None = None
     output: str | None = None
@@ -300,7 +303,8 @@ class _PrecisionSearch:
         self.names = list(dict.fromkeys(n for n in map(node_name, walk.nodes(self.original)) if n in lowered))
         self.everything = frozenset(range(len(self.names)))
         self.tolerances = tolerances_for(config.to, config.tolerances, model)
-        self.feeds = [] if evaluate else [dict(feed) for feed in config.open_for(model, feeds)]
+        opened = config.open_for(model, feeds, profiles=config.profiles)
+        self.feeds = [] if evaluate else [dict(feed) for feed in opened]
         self.golden = [dict(outputs) for outputs in reference_outputs(self.original, self.feeds)] if self.feeds else []
         self.make = make
         self.evaluate = evaluate

@@ -24,7 +24,7 @@ MODEL_ARTIFACT = "trtops_debug.onnx"
 
 
 @command(
-    Group("model", groups.ONNX_MODEL, groups.MODEL_TYPE),
+    Group("model", groups.ONNX_MODEL, groups.MODEL_TYPE, groups.INPUT_SHAPES),
     Group(
         "search",
         flag("-o --output FILE", "where to write the model in mixed precision"),
@@ -38,7 +38,7 @@ MODEL_ARTIFACT = "trtops_debug.onnx"
         "search",
         "PrecisionConfig",
         {"direction": "--dir --direction"},
-        skip="data tolerances to output load_replay save_replay",
+        skip="data tolerances to output profiles load_replay save_replay",
     ),
     groups.TRACKING,
     groups.STATISTICS,
@@ -90,7 +90,8 @@ def precision(args: Options) -> Job:
     exit_on_bad = bool(args.exit_on_bad or experiment or check is None)
     source_values: dict[str, Any] = {}
     if not check:
-        source_values = configs.data_values(args, random=feeds is not None) | {"tolerances": configs.tolerances(args)}
+        source_values = configs.data_values(args, random=feeds is not None)
+        source_values |= {"tolerances": configs.tolerances(args), "profiles": configs.profiles(args) or None}
     config: PrecisionConfig = configs.make(
         args,
         "PrecisionConfig",
@@ -105,7 +106,8 @@ def precision(args: Options) -> Job:
         if engines:
             ops.require_layer_precisions()  # before anything is run
         iterations, model, made, inputs = debug.Iterations(), loaded(source), resolve(writer), resolve(feeds)
-        data: dict[str, Any] = {"data": config.data, "iterations": config.iterations, "seed": config.seed}
+        names = ("data", "input_shapes", "iterations", "seed")
+        data: dict[str, Any] = {name: getattr(config, name) for name in names}
         if golden is not None:
             check_golden = ops.CheckConfig(tolerances=config.tolerances, latency_runs=0, **data)
             compared = ops.compare(model, golden, check_golden, tracker=tracker("temporary", None))
