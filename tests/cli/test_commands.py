@@ -57,7 +57,8 @@ SCENARIOS = {
         0 run conv_net.onnx --onnxrt --save-inputs i.json --save-outputs o.json
         0 convert --fp-to-fp16 -o low.onnx conv_net.onnx
         0 run low.onnx --onnxrt --load-inputs i.json --load-outputs o.json --atol 1e-2 --rtol 1e-2
-        0 convert conv_net.onnx -o engine.ort # good
+        1 convert conv_net.onnx -o engine.ort # unproven
+        0 convert conv_net.onnx -o engine.ort --input-shapes image:[2,3,8,8] # good
         0 inspect model engine.ort
         2 inspect model conv_net.onnx --combine-tensor-info saved.json # TensorRT engine
     """,
@@ -112,12 +113,12 @@ SCENARIOS = {
         0 inspect model conv_net.onnx --save-visual net.html --shape-inference
         2 inspect model conv_net.onnx --visual --visual-port many
         0 run identity.onnx --onnxrt --onnx --save-heatmaps maps --save-error-metrics-plot plots
-        0 convert conv_net.onnx -o e.ort
+        0 convert conv_net.onnx -o e.ort --input-shapes image:[2,3,8,8]
         2 inspect model e.ort --save-visual e.html
     """,
     "debug": """
         0 debug reduce conv_net.onnx -o small.onnx --onnxrt --atol 1e-3 --rtol 1e-3 # does not fail
-        0 debug build conv_net.onnx --onnxrt --num-iterations 2 --atol 1e-3 --rtol 1e-3 # 2 good, 0 bad
+        0 debug build conv_net.onnx --onnxrt --num-iterations 2 --input-shapes image:[2,3,8,8] # 2 good, 0 bad
         0 debug precision transformer.onnx --fp16 --atol 1e-2 --rtol 1e-2 -o mixed.onnx --save-layer-outputs layers.json
         0 run mixed.onnx --onnxrt
         0 run transformer.onnx --onnxrt --save-outputs good.json

@@ -81,7 +81,7 @@ def test_reduce_follows_the_given_failure(overflowing: Path, tmp_path: Path) -> 
 
 
 def test_good_model_is_triaged_and_bundled(tmp_path: Path) -> None:
-    assert triage(models.conv_net().write(tmp_path)).headline == "nothing is wrong"
+    assert triage(models.conv_net().fixed().write(tmp_path)).headline == "nothing is wrong"
     [build] = {info.id for info in default_tracker().find() if info.kind == "build"}
     packed = bundle(build, output=str(tmp_path / "b.zip"))
     assert packed.repeats == "good" and Path(packed.path).is_file()
@@ -90,7 +90,7 @@ def test_good_model_is_triaged_and_bundled(tmp_path: Path) -> None:
 
 def test_runs_are_audited(tmp_path: Path) -> None:
     check = CheckConfig(latency_runs=0, plots="never")
-    built = convert(models.conv_net().write(tmp_path), ConvertConfig(check=check), tracker=default_tracker())
+    built = convert(models.conv_net().fixed().write(tmp_path), ConvertConfig(check=check), tracker=default_tracker())
 
     result = audit(AuditConfig(ways=("replay",)), experiment="conv_net", sample=3)
 

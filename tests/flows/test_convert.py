@@ -38,7 +38,7 @@ from trtops.tracking.store import default_tracker
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    return models.conv_net().write(tmp_path, "small")
+    return models.conv_net().fixed().write(tmp_path, "small")
 
 
 def test_same_spec_is_built_once(store: Path, model: Path) -> None:
@@ -144,7 +144,7 @@ def test_compare_flow_reads_engine_of_run(store: Path, model: Path) -> None:
 
 
 def test_list_and_folder_are_built(store: Path, tmp_path: Path) -> None:
-    models.conv_net().write(tmp_path)
+    models.conv_net().fixed().write(tmp_path)
     listed = tmp_path / "list.yaml"
     listed.write_text("models:\n  - model: conv_net.onnx\n    policy: {isolated: false}\n  - model: conv_nett.onnx\n")
 
@@ -158,8 +158,17 @@ def test_list_and_folder_are_built(store: Path, tmp_path: Path) -> None:
     assert watch(tmp_path / "none").builds == ()
 
 
-def test_sensitivity_reads_cache_of_calibration(store: Path, model: Path, tmp_path: Path) -> None:
-    images = tmp_path / "images.npz"
+def test_unproven_engine_fails_the_flow_run(store: Path, tmp_path: Path) -> None:
+    path = models.conv_net().write(tmp_path)
+    state = convert(path, latency_runs=0, return_state=True)
+
+    assert state.is_failed() and state.name.startswith("Unproven: without data or shapes")
+    assert "--input-shapes image:[2,3,8,8]" in state.message
+    assert convert(path, latency_runs=0, input_shapes={"image": (2, 3, 8, 8)}).verdict == "good"
+
+
+def test_sensitivity_reads_cache_of_calibration(store: Path, tmp_path: Path) -> None:
+    model, images = models.conv_net().write(tmp_path), tmp_path / "images.npz"
     np.savez(images, image=np.concatenate([models.random(4, 3, 8, 8, seed=seed) for seed in range(4)]))
     output = tmp_path / "conv_net.cache"
     config = CalibrateConfig(

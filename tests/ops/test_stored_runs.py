@@ -25,7 +25,7 @@ def tracker() -> MemoryTracker:
 @pytest.fixture(scope="module")
 def built(tracker: MemoryTracker, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """Runs of a good FP32 build, and of one that no tolerance lets pass."""
-    path = models.conv_net().write(tmp_path_factory.mktemp("model"), "conv")
+    path = models.conv_net().fixed().write(tmp_path_factory.mktemp("model"), "conv")
     strict = CheckConfig(latency_runs=1, warm_up=0, plots="never", tolerances=Tolerances(atol=0, rtol=0))
     fine = convert(path, ConvertConfig(check=QUICK), tracker=tracker)
     poor = convert(path, ConvertConfig(build=BuildConfig(precision="fp16"), check=strict), tracker=tracker)

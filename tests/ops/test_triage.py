@@ -37,7 +37,7 @@ def test_kind_and_place_of_a_fault_are_named(name: str, tmp_path: Path) -> None:
 
 
 def test_a_sound_engine_is_good(tmp_path: Path) -> None:
-    case = models.conv_net()
+    case = models.conv_net().fixed()
     result = triage(case.write(tmp_path), TriageConfig(check=CheckConfig(latency_runs=0, plots="never")))
     assert (result.verdict, result.kind, result.headline) == ("good", "none", "nothing is wrong")
 
@@ -71,7 +71,7 @@ def test_overflow_is_kept_with_its_smallest_case(tmp_path: Path) -> None:
 
 
 def test_data_with_nan_ends_the_questions(tmp_path: Path) -> None:
-    case = models.conv_net()
+    case = models.conv_net().fixed()
     feed = {name: np.array(array) for name, array in case.feed.items()}
     [name] = feed
     feed[name].reshape(-1)[3] = np.nan

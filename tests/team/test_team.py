@@ -24,7 +24,7 @@ from trtops.tracking.base import RunInfo
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningTeam]:
     folder = tmp_path_factory.mktemp("servers")
-    models.conv_net().write(folder)
+    models.conv_net().fixed().write(folder)
     with running_team(folder) as started:
         yield started
 

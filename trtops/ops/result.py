@@ -58,7 +58,7 @@ class OpResult(Record):
         # Not at run time: a dataclass would use it as the default of a subclass's field.
         @property
         def verdict(self) -> Verdict:
-            """``good``, ``bad``, or ``error`` if there could be no verdict."""
+            """``good``, ``bad``, ``unproven``, or ``error`` if there could be no verdict."""
 
     @property
     def headline(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from trtops import errors
@@ -144,13 +144,11 @@ def reevaluate(run_ids: Iterable[str], tolerances: Tolerances, tracker: Tracker)
         stored = tracker.load(run_id_of(run_id, tracker))
         evaluation = Evaluation.from_json(stored.read_bytes(schema.Artifact.ACCURACY))
         report, info = evaluation.report.evaluate(tolerances), stored.info
+        missing = "" if evaluation.evidence is None else evaluation.evidence.missing
         # Other tolerances do not make the data prove more.
-        is_unproven = replace(evaluation, report=report).verdict == "unproven"
-        verdict = "unproven" if is_unproven else report.verdict
+        verdict, reasons = ("unproven", (missing,)) if report and missing else (report.verdict, report.reasons)
         before = info.verdict or ""
-        evaluated.append(
-            Reevaluated(id=info.id, name=info.name, before=before, verdict=verdict, reasons=report.reasons)
-        )
+        evaluated.append(Reevaluated(id=info.id, name=info.name, before=before, verdict=verdict, reasons=reasons))
     return evaluated
 
 

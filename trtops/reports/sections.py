@@ -82,6 +82,10 @@ def next_commands(info: RunInfo, verdict: str) -> Iterator[tuple[str, str]]:
     run, is_build = info.id, info.kind in ("build", "iteration")
     if is_build and verdict == "good":
         yield f"trtops runs promote {run}", "accept this engine"
+    elif verdict == "unproven" and info.kind == "build":
+        target = engine.replace("--onnxrt", "ort").replace("--trt", "trt")
+        command = f"trtops convert {model} --convert-to {target} --experiment {shlex.quote(info.experiment)}"
+        yield f"{command} --load-inputs FILE", "evaluate it on real inputs; or give their shapes by --input-shapes"
     elif verdict == "bad" and (is_build or info.kind == "gate"):
         yield f"trtops debug accuracy {model} {engine}", "the first tensor that goes wrong"
         if is_build:

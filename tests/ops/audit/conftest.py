@@ -95,7 +95,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Logged]:
     private, public = folder / "key.pem", folder / "key.pub"
     new_key(private, public)
     tracker = MlflowTracker(folder / "mlruns")
-    model = models.conv_net().write(folder)
+    model = models.conv_net().fixed().write(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(signing.KEY_VARIABLE, str(private))
         runs = {}

@@ -85,7 +85,7 @@ def test_changed_environment_is_named(
 
 
 def test_materials_come_from_run_or_folder(tmp_path: Path) -> None:
-    case, tracker = models.conv_net(), MlflowTracker(tmp_path / "mlruns")
+    case, tracker = models.conv_net().fixed(), MlflowTracker(tmp_path / "mlruns")
     path, data, cache = case.write(tmp_path), tmp_path / "data.npz", tmp_path / "given.cache"
     np.savez(data, **case.feed)
     build = BuildConfig(options=ONE_THREAD)
@@ -145,7 +145,7 @@ def test_damaged_engine_is_rebuilt(logged: Logged) -> None:
 
 
 def test_gated_engine_is_rebuilt_and_checked(tmp_path: Path) -> None:
-    tracker, case = MlflowTracker(tmp_path / "mlruns"), models.conv_net()
+    tracker, case = MlflowTracker(tmp_path / "mlruns"), models.conv_net().fixed()
     path, data = case.write(tmp_path), tmp_path / "data.npz"
     np.savez(data, **case.feed)
     config = GateConfig(

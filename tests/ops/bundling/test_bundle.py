@@ -43,7 +43,7 @@ def tracker() -> MemoryTracker:
 def runs(tracker: MemoryTracker, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Runs: a build with a bad tactic, and one that overflows in FP16."""
     folder = tmp_path_factory.mktemp("models")
-    files = {case.name: case.write(folder) for case in (models.transformer(), overflowing())}
+    files = {case.name: case.write(folder) for case in (models.transformer().fixed(), overflowing())}
     asked = {
         "tactic": ("transformer", ConvertConfig(build=BuildConfig(options=APPROXIMATE), check=CHECK)),
         "overflow": ("overflowing", ConvertConfig(build=BuildConfig(precision="fp16"), check=CHECK)),
@@ -85,7 +85,7 @@ def test_bundles_are_deterministic(runs: dict[str, str], tracker: MemoryTracker,
 
 def test_unreproducible_runs_are_refused(tmp_path: Path, tracker: MemoryTracker) -> None:
     by_snr = ConvertConfig(check=replace(CHECK, tolerances=Tolerances(min_snr=20.0)))
-    evaluated = convert(models.conv_net().write(tmp_path), by_snr, tracker=tracker).run_id
+    evaluated = convert(models.conv_net().fixed().write(tmp_path), by_snr, tracker=tracker).run_id
     with pytest.raises(OSError, match="disk is gone"), op_run(tracker, "e", "n", kind="build") as run:
         raise OSError("the disk is gone")
     for run_id, message in ((evaluated, "evaluated by min_snr"), (run.id, "nothing can be reproduced: .*disk is gone")):

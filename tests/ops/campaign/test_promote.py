@@ -63,7 +63,7 @@ def test_resolving_gives_the_accepted_engine_and_it_runs(promoted, model, data, 
 
 
 def test_newest_promoted_build_is_accepted(folder, tracker) -> None:
-    path = models.conv_net().write(folder, "small")
+    path = models.conv_net().fixed().write(folder, "small")
     built = convert(path, tracker=tracker)
 
     first = promote(built.run_id, tracker=tracker)
@@ -74,7 +74,7 @@ def test_newest_promoted_build_is_accepted(folder, tracker) -> None:
 
 
 def test_bad_and_foreign_builds_are_refused(good_and_bad, folder, tracker) -> None:
-    other = models.conv_net().write(folder, "other")
+    other = models.conv_net().fixed().write(folder, "other")
 
     with pytest.raises(errors.ConfigError, match="'bad'"):
         promote(good_and_bad["bad"], tracker=tracker)
@@ -96,7 +96,7 @@ def test_stricter_check_prevents_registration(good_and_bad, data, tracker) -> No
 
 
 def test_wrong_precision_prevents_registration(folder, tracker) -> None:
-    path = models.conv_net().write(folder, "half")
+    path = models.conv_net().fixed().write(folder, "half")
     check = CheckConfig(latency_runs=0, plots="never")
     built = convert(path, ConvertConfig(build=BuildConfig(precision="fp16"), check=check), tracker=tracker)
     assert built.verdict == "good"

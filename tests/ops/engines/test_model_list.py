@@ -43,6 +43,7 @@ models:
     tolerances: {int8: {atol: .inf}}
     policy: {timeout_minutes: 2}
     tensorrt: {workspace_bytes: 4096}
+    input_shapes: {x: [1, 3, 32, 32]}
 """,
         )
     )
@@ -53,6 +54,7 @@ models:
     assert (second.policy.bad, second.policy.timeout_minutes) == ("report", 2)
     assert second.tolerances["fp16"].atol == 0.1 and second.tolerances["int8"].atol == float("inf")
     config = second.config("int8", "tensorrt")
+    assert config.check.input_shapes == {"x": (1, 3, 32, 32)}
     assert config.build.options.to_dict()["workspace_bytes"] == 4096
     assert (config.timeout_seconds, config.isolated, config.check.tolerances) == (120, True, second.tolerances["int8"])
     assert read.lines == (8, 9)

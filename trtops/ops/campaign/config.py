@@ -41,7 +41,7 @@ class DebugBuildConfig(Record):
         calibration_cache: A calibration cache file to build INT8 with, instead of calibrating.
         random_tactics: Choose tactics at random and not by their time. It shows what each choice does to the outputs,
             including choices that timing seldom makes. The share of bad builds is then not the share in production.
-        until: When to stop.
+        until: When to stop; an unproven build counts as good.
         max_iterations: Maximum number of builds; with ``bisect``, of builds and mixtures.
         max_minutes: No build starts after this many minutes of one process; None for no limit.
         bisect: With ``until="decided"``, mix a good and a bad build by replay as soon as there is one of each, instead

@@ -22,7 +22,7 @@ from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_e
 from trtops.ops.evaluation.data import collect, golden_outputs, scripts_of
 from trtops.ops.evaluation.precision_check import check_precision, log_kernels
 from trtops.ops.result import OpResult, finish_with, op_run
-from trtops.record import Record, sha256
+from trtops.record import Record, sha256, with_options
 from trtops.spec import BackendName, BuildConfig, Environment
 from trtops.system.allowed import ask_for
 from trtops.tracking import builds, campaigns, schema
@@ -38,13 +38,14 @@ class PromoteConfig(Record):
 
     Attributes:
         model: The ONNX file; where the run found it, or else the one it kept, unless given.
-        check: How the new engine is evaluated; as the campaign evaluated its builds unless given.
+        check: How the new engine is evaluated; as the campaign evaluated its builds, or else the run its own, unless
+            given.
         name: Registered model; the name of the model file without its ending unless given.
         timeout_seconds: Seconds that the build, and a first inference with it, may take.
         devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them; those of that variable, or the first, unless
             given.
-        allow_scripts: Run a data script that the campaign's run names. Anyone with write access to the store can change
-            it.
+        allow_scripts: Run a data script that the campaign or the run names. Anyone with write access to the store can
+            change it.
     """
 
     model: str | None = None
@@ -140,6 +141,13 @@ def promote(
     config = PromoteConfig() if config is None else config
     run_id = run_id_of(run_id, tracker)
     stored = tracker.load(run_id)
+    if stored.info.verdict == "unproven":
+        found = Evaluation.from_json(stored.read_bytes(schema.Artifact.ACCURACY))
+        command = "trtops debug build" if stored.info.kind == "iteration" else "trtops convert"
+        raise errors.ConfigError(
+            f"Run {run_id} is unproven, and only good builds are promoted: {'; '.join(found.reasons)}. Repeat "
+            f"`{command}` with one of these options, and promote the new run."
+        )
     if stored.info.verdict != "good":
         raise errors.ConfigError(
             f"Run {run_id} has the verdict {stored.info.verdict!r}; only good builds are promoted."
@@ -159,10 +167,11 @@ def promote(
         )
     campaign = next((info for info in lineage if info.kind == "debug_build"), None)
     data = None if campaign is None else campaigns.read_config(tracker, campaign)
-    check = config.check or DebugBuildConfig().check
-    if config.check is None and campaign is not None and data is not None:
-        check = DebugBuildConfig.from_json(data).check
-        ask_for(campaign.id, scripts_of(check.data), (), allowed=config.allow_scripts)
+    check = config.check
+    if check is None:
+        check = _check_of(stored) if data is None else DebugBuildConfig.from_json(data).check
+        named_by = run_id if campaign is None else campaign.id
+        ask_for(named_by, scripts_of(check.data), (), allowed=config.allow_scripts)
     own = {**(tags or {}), schema.Tag.EVIDENCE: run_id}
     name = f"promote {stored.info.name}"
     try:
@@ -173,6 +182,17 @@ def promote(
     # Last, since a version has to be one of a complete run.
     version, _ = register_accepted(tracker, result.run_id, build, name=result.name, evidence=run_id)
     return replace(result, version=version.version)
+
+
+def _check_of(stored: StoredRun) -> CheckConfig:
+    """How a run was evaluated: on the data and golden outputs that it kept, or else where it got them."""
+    path = schema.Artifact.MATERIALS
+    materials = builds.read_materials(stored.read_bytes(path)) if path in stored.manifest else None
+    if materials is None:
+        return DebugBuildConfig().check
+    check = replace(CheckConfig.from_dict(materials.check), labels=None, plots="never")
+    kept = [each for each in materials.given if each.name in ("data", "golden") and each.path in stored.manifest]
+    return with_options(check, {(each.name,): str(stored.local_path(each.path)) for each in kept})
 
 
 def promotion_place(good_run: RunInfo, config: PromoteConfig) -> BuildPlace:
@@ -211,11 +231,13 @@ def _build_and_verify(
     log_evaluation(run, evaluation)
     log_kernels(run, build)
     for what, found in (("golden outputs", evaluation), (f"engine of run {stored.info.id}", agreement)):
-        if found.report.verdict != "good":
+        if found.verdict == "bad":
             raise errors.ConfigError(
-                f"The new engine does not agree with the {what}: {'; '.join(found.report.reasons)[:1000]}. The tactics "
-                "were followed, so the cause is not among those that can be replayed. Nothing was registered."
+                f"The new engine does not agree with the {what}: {'; '.join(found.reasons)[:1000]}. The tactics were "
+                "followed, so the cause is not among those that can be replayed. Nothing was registered."
             )
+        if found.verdict == "unproven":
+            raise errors.ConfigError(f"The new engine is unproven: {'; '.join(found.reasons)}. Nothing was registered.")
     precision = check_precision(build, check.min_precision_share)
     if not precision.lowered and not precision.emulation_counts:
         raise errors.ConfigError(f"{precision.reason()} Nothing was registered.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtops import errors
@@ -22,6 +22,7 @@ from trtops.ops.evaluation.check import (
     tolerances_for,
 )
 from trtops.ops.evaluation.data import collect
+from trtops.ops.evaluation.evidence import SeenFeeds
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.reports.document import Section
 from trtops.spec import Precision
@@ -87,8 +88,7 @@ def compare(
         run.log_params({"actual": actual, "golden": golden, "check": config})
         evaluation = _evaluate_sides(actual, golden, config, tracker)
         log_evaluation(run, evaluation)
-        report = evaluation.report
-        result = CompareResult(verdict=evaluation.verdict, reasons=report.reasons, evaluation=evaluation)
+        result = CompareResult(verdict=evaluation.verdict, reasons=evaluation.reasons, evaluation=evaluation)
         finish_with(run, result, tracker, title=f"compare {name}")
         return result.kept_in(run, experiment)
 
@@ -110,13 +110,15 @@ def _evaluate_sides(actual: str, golden: str, check: CheckConfig, tracker: Track
         return assess(under_test, right, None, check, tolerances)
     # One side after the other: each takes as much memory as it has weights.
     with _runner_of(under_test) as runner:
-        feeds = check.open(runner.get_input_metadata())
-        outputs = collect(runner, feeds)
+        inputs = runner.get_input_metadata()
+        feeds = check.open(inputs) if model is None else check.open_for(model, inputs=inputs)
+        seen = SeenFeeds(feeds)
+        outputs = collect(runner, seen)
         latency = measure_latency(runner, feeds, check)
     if not isinstance(right, RunResults):
         with _runner_of(right) as runner:
             right = collect(runner, feeds)
-    return assess(outputs, right, latency, check, tolerances)
+    return assess(outputs, right, latency, replace(check, golden=golden), tolerances, feeds, seen)
 
 
 def _runner_of(side: Engine | Model) -> BaseRunner:

@@ -30,9 +30,10 @@ class MatrixResult(OpResult):
 
     @property
     def verdict(self) -> Verdict:
-        """``bad`` if a candidate was refused, ``error`` if one is undecided or failed, otherwise ``good``."""
+        """``bad`` if a candidate was refused, ``error`` if one is undecided, ``unproven`` if one is, else ``good``."""
         verdicts = {cell.verdict for cell in self.cells}
-        return "bad" if "bad" in verdicts else "error" if "error" in verdicts else "good"
+        order: tuple[Verdict, ...] = ("bad", "error", "unproven")
+        return next((verdict for verdict in order if verdict in verdicts), "good")
 
     @property
     def headline(self) -> str:

@@ -19,8 +19,9 @@ from trtops.comparator.results import RunResults
 from trtops.ops.campaign.promote import registered_model
 from trtops.ops.campaign.workers import free_device
 from trtops.ops.engines.convert import BuildJob, deny_list, read_cache_file
-from trtops.ops.evaluation.check import measure_accuracy, tolerances_for
+from trtops.ops.evaluation.check import assess, tolerances_for
 from trtops.ops.evaluation.data import collect, moved_reference
+from trtops.ops.evaluation.evidence import SeenFeeds
 from trtops.ops.evaluation.precision_check import check_precision
 from trtops.ops.gate.engine_process import EngineProcess, measure_rounds, save_feeds
 from trtops.ops.gate.noise_widths import measure_widths
@@ -73,8 +74,11 @@ class Measurement:
         """Build, run, compare and time; RefusedError if an engine cannot be built, loaded or run."""
         config, model = self._config, self._model
         precision = config.build.precision
-        feeds = list(config.check.open_for(model, profiles=config.build.profiles))
-        tolerances = tolerances_for(precision, (self._limits.accuracy or AccuracyLimit()).tolerances, model)
+        source = config.check.open_for(model, profiles=config.build.profiles)
+        seen = SeenFeeds(source)
+        feeds = list(seen)
+        check = replace(config.check, tolerances=(self._limits.accuracy or AccuracyLimit()).tolerances)
+        tolerances = tolerances_for(precision, check.tolerances, model)
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=temporary_prefix("gate"))))
             file = folder / "feeds.npz"
@@ -89,10 +93,12 @@ class Measurement:
             with reference_runner(model) as runner:
                 plain = collect(runner, feeds)
             golden = plain if config.check.golden is None else RunResults.load(config.check.golden)
+            evaluation = assess(outputs, golden, None, check, tolerances, source, seen)
             measured = Measured(
                 candidate=_facts(self.holder, build),
-                reference=compare_outputs(outputs, golden, tolerances),
-                candidate_top1=measure_accuracy(outputs, golden, config.check.labels, tolerances),
+                reference=evaluation.report,
+                candidate_top1=evaluation.accuracy,
+                evidence=evaluation.evidence,
             )
             if accepted is None:
                 return measured
@@ -113,7 +119,7 @@ class Measurement:
                 accepted=_facts(accepted.id, other),
                 agreement=compare_outputs(outputs, theirs, Tolerances()),
                 widths=measure_widths(outputs, (theirs, again), golden, reference, precision, same_model=same_model),
-                accepted_top1=measure_accuracy(theirs, golden, config.check.labels, tolerances),
+                accepted_top1=assess(theirs, golden, None, check, tolerances, source, seen).accuracy,
                 rounds=rounds,
             )
 

@@ -42,6 +42,8 @@ class GateConfig(Record):
         use_deny_list: Exclude tactics that are on the deny-list.
         name: Registered model; the name of the model file without its suffix if None.
         register: Whether an accepted candidate gets the alias.
+        accept_unproven: Accept a candidate that was compared on data that cannot support a verdict, such as random
+            values in shapes that were not given.
         keep_model: Log the model file with its external data.
         timeout_seconds: Time limit of a build and of each step of the measurement; None waits without limit.
     """
@@ -59,6 +61,7 @@ class GateConfig(Record):
     use_deny_list: bool = True
     name: str | None = None
     register: bool = True
+    accept_unproven: bool = False
     keep_model: bool = True
     timeout_seconds: float | None = 1800.0
 
@@ -90,7 +93,7 @@ def gate(
         measured = None
         try:
             measured = measurement.measure()
-            findings = evaluate_measured(measured, config.policy)
+            findings = evaluate_measured(measured, config.policy, accept_unproven=config.accept_unproven)
         except RefusedError as exc:
             findings = (exc.finding,)
         finally:
@@ -107,7 +110,8 @@ def gate(
             seconds=time.perf_counter() - begin,
         ).kept_in(run, experiment)
         if measured is not None:
-            log_evaluation(run, Evaluation(report=measured.reference, accuracy=measured.candidate_top1))
+            reference, accuracy = measured.reference, measured.candidate_top1
+            log_evaluation(run, Evaluation(report=reference, accuracy=accuracy, evidence=measured.evidence))
             if measured.rounds is not None:
                 run.log_metrics({(schema.Metric.LATENCY, "p50_ms"): measured.rounds.candidate_ms})
             run.log_metrics(result.metrics())

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from trtops.comparator.report import ComparisonReport
 from trtops.ops.evaluation.check import Accuracy
+from trtops.ops.evaluation.evidence import Evidence
 from trtops.ops.gate.engine_process import Rounds
 from trtops.ops.gate.noise_widths import OutputWidth
 from trtops.ops.gate.policy import AccuracyLimit, GrowthLimit, LatencyLimit, Policy
@@ -27,6 +28,9 @@ from trtops.tracking.base import MetricName, Verdict
 
 FindingOutcome: TypeAlias = Literal["pass", "refuse", "error", "open", "note"]
 Decision: TypeAlias = Literal["accept", "refuse", "measure more", "error"]
+
+EVIDENCE = "evidence"
+"""The subject of the finding on data that cannot support a verdict."""
 
 _SHOWN = {"refuse": "**refused**", "error": "**error**", "open": "**open**", "note": "note", "pass": "passes"}
 _MAX_OUTPUTS = 50
@@ -62,6 +66,7 @@ class Measured(Record):
     candidate_top1: Accuracy | None = None  # on labelled data
     accepted_top1: Accuracy | None = None
     rounds: Rounds | None = None
+    evidence: Evidence | None = None  # of the comparison with the golden outputs
 
 
 @dataclass(frozen=True)
@@ -88,15 +93,23 @@ def decide(findings: Iterable[Finding]) -> Decision:
     return "error" if "error" in outcomes else "measure more" if "open" in outcomes else "accept"
 
 
-def evaluate_measured(measured: Measured, policy: Policy) -> tuple[Finding, ...]:
-    """Compare measured numbers with a policy."""
+def evaluate_measured(measured: Measured, policy: Policy, *, accept_unproven: bool = False) -> tuple[Finding, ...]:
+    """Compare measured numbers with a policy. Data that proves nothing leaves it open, unless it is accepted."""
     limits = policy.of(measured.candidate.precision)
     candidate, accepted = measured.candidate, measured.accepted
     found: list[Finding] = []
+    missing = "" if measured.evidence is None else measured.evidence.missing
+    if missing and accept_unproven:
+        found.append(Finding(EVIDENCE, "note", f"{missing}; accepted by --accept-unproven"))
+    elif missing:
+        found.append(Finding(EVIDENCE, "open", f"{missing}, or --accept-unproven"))
     if limits.accuracy is not None:
         bad = [output for output in measured.reference.outputs if output.verdict == "bad"]
         found += [Finding("reference", "refuse", "; ".join(output.reasons), output.name) for output in bad]
-        if not bad:
+        if measured.evidence is not None and not bad:  # at some shapes only
+            bad_at = [entry for entry in measured.evidence.shapes if entry.verdict == "bad"]
+            found += [Finding("reference", "refuse", f"{'; '.join(e.reasons)}, at {e.text()}") for e in bad_at]
+        if not found or found[-1].subject != "reference":
             count = len(measured.reference.outputs)
             found.append(Finding("reference", "pass", f"{count} outputs are within the tolerances"))
     if accepted is None:
@@ -200,12 +213,17 @@ class GateResult(OpResult):
 
     @property
     def verdict(self) -> Verdict:
-        """``good`` if accepted, ``bad`` if refused, ``error`` if more measurement is needed."""
-        return "good" if self.decision == "accept" else "bad" if self.decision == "refuse" else "error"
+        """``good`` if accepted, ``bad`` if refused, ``unproven`` if only better data is needed, else ``error``."""
+        if self.decision in ("accept", "refuse"):
+            return "good" if self.decision == "accept" else "bad"
+        undecided = {finding.subject for finding in self.findings if finding.outcome in ("error", "open")}
+        return "unproven" if undecided == {EVIDENCE} else "error"
 
     @property
     def headline(self) -> str:
         """The decision, and the checks that refused."""
+        if self.verdict == "unproven":
+            return "better data is needed"
         subjects = dict.fromkeys(finding.subject for finding in self.findings if finding.outcome == "refuse")
         return DECIDED[self.decision] + (f" because of {', '.join(subjects)}" if subjects else "")
 
@@ -213,6 +231,12 @@ class GateResult(OpResult):
     def reasons(self) -> tuple[str, ...]:
         """Why it is not accepted."""
         return tuple(finding.line for finding in self.findings if finding.outcome in ("refuse", "error", "open"))
+
+    @property
+    def evidence(self) -> str:
+        """What the comparison with the golden outputs rests on, in a line."""
+        found = None if self.measured is None else self.measured.evidence
+        return "" if found is None else found.sentence()
 
     @property
     def ratio(self) -> RatioEstimate | None:
