@@ -75,7 +75,8 @@ class InferenceError(BackendError):
 class CalibrationError(BackendError):
     """INT8 calibration failed: no data, bad data, or a cache that does not fit the model.
 
-    ``partial`` is the incomplete ``trtops.calibration.CalibrationCache``, or None.
+    ``partial`` is what was collected before the data failed, or None: an incomplete ``CalibrationCache`` from the op, a
+    ``trtops.backend.onnxrt.calibration.Collected`` from the function.
     """
 
     partial: object = None

@@ -33,8 +33,12 @@ def test_counts_do_not_depend_on_order_or_batching(values: list[float], random) 
     random.shuffle(shuffled)
     middle = len(shuffled) // 2
     parts = histogram(*(np.array(part, np.float32) for part in (shuffled[:middle], shuffled[middle:]) if part))
-    assert np.array_equal(whole.counts, parts.counts)
-    assert (whole.low, whole.high, whole.limit, whole.size) == (parts.low, parts.high, parts.limit, parts.size)
+    merged = histogram(np.array(shuffled[:middle], np.float32)).merged(
+        histogram(np.array(shuffled[middle:], np.float32))
+    )
+    for other in (parts, merged):
+        assert np.array_equal(whole.counts, other.counts)
+        assert (whole.low, whole.high, whole.limit, whole.size) == (other.low, other.high, other.limit, other.size)
     assert whole.counts.sum() == np.count_nonzero(np.array(values, np.float32))
     assert whole.counts.size == BINS and whole.choose("minmax") == float(np.abs(np.array(values, np.float32)).max())
 

@@ -146,7 +146,7 @@ def range_cut(proto: onnx.ModelProto, tensor: str, folder: Path) -> tuple[onnx.M
     """INT8 with one range of a twentieth of the values."""
     feed = feed_of(proto, rows=16)
     model = Model.from_proto(proto)
-    cache = collect(proto, [feed], inputs=TensorMetadata.of(model.info.inputs), min_samples=1).cache
+    cache = collect(proto, [feed], inputs=TensorMetadata.of(model.info.inputs), min_samples=1).cache()
     ranges = tuple(replace(r, amax=r.amax / 20, low=None, high=None) if r.name == tensor else r for r in cache.ranges)
     (folder / "int8.json").write_text(replace(cache, ranges=ranges).to_json())
     check = replace(CHECK, data=saved(folder, feed))

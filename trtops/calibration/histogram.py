@@ -86,12 +86,25 @@ class Histogram:
         if amax < self.limit or amax == 0:
             return
         limit = math.ldexp(1.0, max(math.frexp(amax)[1], -100))
-        if self.limit:
-            factor = int(min(limit / self.limit, BINS))
-            merged = self.counts.reshape(-1, factor).sum(axis=1)
-            self.counts = np.zeros(BINS, np.int64)
-            self.counts[: merged.size] = merged
+        self.counts = self._counts_up_to(limit)
         self.limit = limit
+
+    def _counts_up_to(self, limit: float) -> NDArray[np.int64]:
+        """The counts in bins up to a limit that is not smaller than this histogram's."""
+        counts = np.zeros(BINS, np.int64)
+        if self.limit:
+            merged = self.counts.reshape(-1, int(min(limit / self.limit, BINS))).sum(axis=1)
+            counts[: merged.size] = merged
+        return counts
+
+    def merged(self, other: Histogram) -> Histogram:
+        """Return the histogram of the values of both."""
+        both = Histogram()
+        both.limit = max(self.limit, other.limit)
+        both.counts = self._counts_up_to(both.limit) + other._counts_up_to(both.limit)
+        both.low, both.high = min(self.low, other.low), max(self.high, other.high)
+        both.size, both.not_finite = self.size + other.size, self.not_finite + other.not_finite
+        return both
 
     def beyond(self, amax: float) -> float:
         """Return the share of values whose magnitude exceeds ``amax``, to the width of a bin."""

@@ -135,6 +135,7 @@ class Artifact:
     CALIBRATION_CACHE = "caches/calibration.cache"
     CALIBRATION_JSON = "caches/calibration.json"
     CALIBRATION_PARTIAL = "caches/calibration.partial.json"  # the ranges before the data failed
+    CALIBRATION_ALGORITHMS = "calibration/algorithms.json"  # the error of each, if they were compared
     CALIBRATION_RANGES = "calibration/ranges.json"
     CALIBRATION_PICTURES = "calibration/"
     SENSITIVITY = "sensitivity/layers.json"

@@ -43,7 +43,7 @@ CASES = [models.conv_net, models.transformer, residual]
 
 
 def calibrated(case: models.Case) -> CalibrationCache:
-    return collect(case.proto, [case.feed], inputs=TensorMetadata.from_feed_dict(case.feed)).cache
+    return collect(case.proto, [case.feed], inputs=TensorMetadata.from_feed_dict(case.feed)).cache()
 
 
 def run(proto: onnx.ModelProto, feed, *, optimize: bool = True) -> list[np.ndarray]:

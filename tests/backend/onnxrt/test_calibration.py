@@ -13,8 +13,11 @@ from trtops import errors
 from trtops.backend.base import Caches
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
-from trtops.backend.onnxrt.calibration import collect
+from trtops.backend.onnxrt.calibration import Collected, Quantizer, collect, compare
+from trtops.backend.onnxrt.log import SessionLog
+from trtops.backend.onnxrt.runner import reference_outputs
 from trtops.calibration import CalibrationCache
+from trtops.calibration.choice import relative_error
 from trtops.calibration.histogram import ALGORITHMS
 from trtops.metadata import TensorMetadata
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
@@ -39,7 +42,7 @@ def test_minmax_equals_onnx_runtimes_calibrator(tmp_path) -> None:
     reader = type("Reader", (), {"get_next": lambda self: next(source, None)})()
     theirs.collect_data(reader)
 
-    found = collect(CASE.proto, images(4), inputs=INPUTS).cache
+    found = collect(CASE.proto, images(4), inputs=INPUTS).cache()
     ours = found.by_name()
 
     assert ours.keys() == {"image", *(name for node in CASE.proto.graph.node for name in node.output)}
@@ -52,8 +55,8 @@ def test_minmax_equals_onnx_runtimes_calibrator(tmp_path) -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_ranges_do_not_depend_on_batching(algorithm) -> None:
     whole = {"image": np.concatenate([feed["image"] for feed in images(6)])}
-    cut = collect(CASE.proto, images(6), inputs=INPUTS, algorithm=algorithm).cache
-    together = collect(CASE.proto, [whole], inputs=INPUTS, algorithm=algorithm).cache
+    cut = collect(CASE.proto, images(6), inputs=INPUTS).cache(algorithm)
+    together = collect(CASE.proto, [whole], inputs=INPUTS).cache(algorithm)
 
     for a, b in zip(cut.ranges, together.ranges):
         assert a.name == b.name and a.amax == pytest.approx(b.amax, rel=2e-3)
@@ -63,7 +66,7 @@ def test_ranges_do_not_depend_on_batching(algorithm) -> None:
 def test_memory_does_not_grow_with_feeds() -> None:
     def peak(count: int) -> int:
         tracemalloc.start()
-        collect(CASE.proto, images(count, batch=64), inputs=INPUTS, algorithm="entropy")
+        collect(CASE.proto, images(count, batch=64), inputs=INPUTS).cache("entropy")
         size = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return size
@@ -88,14 +91,14 @@ def spoilt(value: float) -> dict[str, np.ndarray]:
     ],
 )
 def test_bad_feed_keeps_earlier_ranges(bad, message) -> None:
-    good = collect(CASE.proto, images(2), inputs=INPUTS).cache
+    good = collect(CASE.proto, images(2), inputs=INPUTS).cache()
 
     with pytest.raises(errors.CalibrationError, match=message) as caught:
         collect(CASE.proto, [*images(2), bad, *images(9)], inputs=INPUTS)
 
     partial = caught.value.partial
-    assert isinstance(partial, CalibrationCache) and not partial.complete
-    assert partial.ranges == good.ranges and (partial.feeds, partial.samples) == (2, 8)
+    assert isinstance(partial, Collected) and not partial.complete
+    assert partial.cache().ranges == good.ranges and (partial.feeds, partial.samples) == (2, 8)
     assert "2 feeds before it (8 samples) are kept" in str(caught.value)
 
 
@@ -105,7 +108,7 @@ def test_failing_loaders_and_models_name_the_feed() -> None:
         raise OSError("disk gone")
 
     with pytest.raises(errors.CalibrationError, match=r"failed at feed 4: OSError: disk gone") as caught:
-        collect(CASE.proto, load(), inputs=INPUTS, algorithm="percentile")
+        collect(CASE.proto, load(), inputs=INPUTS)
     assert isinstance(caught.value.__cause__.__cause__, OSError)
     assert caught.value.partial.feeds == 3 and not caught.value.partial.complete  # type: ignore[attr-defined]
 
@@ -120,7 +123,7 @@ def test_empty_or_single_sample_data_is_refused() -> None:
         collect(CASE.proto, [], inputs=INPUTS)
     with pytest.raises(errors.CalibrationError, match=r"has 1 sample; expected 2 or more"):
         collect(CASE.proto, images(1, batch=1), inputs=INPUTS)
-    assert collect(CASE.proto, images(1, batch=1), inputs=INPUTS, min_samples=1).cache.samples == 1
+    assert collect(CASE.proto, images(1, batch=1), inputs=INPUTS, min_samples=1).cache().samples == 1
 
 
 def test_overflowing_tensors_are_excluded_and_named() -> None:
@@ -135,7 +138,7 @@ def test_overflowing_tensors_are_excluded_and_named() -> None:
         {"w": models.random(4, 4), "huge": np.float32(1e30)},
     )
     inputs = TensorMetadata().add("x", "float32", ("n", 4))
-    cache = collect(proto, [{"x": models.random(8, 4)}], inputs=inputs).cache
+    cache = collect(proto, [{"x": models.random(8, 4)}], inputs=inputs).cache()
 
     assert {"masked"} <= set(cache.excluded) and "masked" not in cache.by_name() and "big" in cache.by_name()
     with pytest.raises(errors.CalibrationError, match=r"NaN or infinity occurred in 'masked'"):
@@ -143,7 +146,7 @@ def test_overflowing_tensors_are_excluded_and_named() -> None:
 
 
 def test_partial_fit_uses_available_ranges() -> None:
-    cache = models.without(collect(CASE.proto, images(4), inputs=INPUTS).cache, "r0").to_bytes()
+    cache = models.without(collect(CASE.proto, images(4), inputs=INPUTS).cache(), "r0").to_bytes()
     model, backend = Model.from_proto(CASE.proto), OnnxRuntimeBackend()
 
     build = backend.build(model, replace(INT8, calibration_fit="partial"), caches=Caches(calibration=cache))
@@ -158,3 +161,85 @@ def test_int8_engine_needs_an_int8_layer(keep) -> None:
     model, feeds = Model.from_proto(case.proto), [dict(case.feed)] * 2
     with pytest.raises(errors.CalibrationError, match="kept: conv0, conv1, fc" if keep else "kept: none"):
         OnnxRuntimeBackend().build(model, replace(INT8, keep=keep), calibration_data=feeds)
+
+
+SCORES = models.model(
+    """(float[n,64] x) => (float[n,32] y) {
+        [layer] s = MatMul(x, w)
+        y = Tanh(s)
+    }""",
+    {"w": 0.2 * models.random(64, 32)},
+)
+SCORES_INPUTS = TensorMetadata().add("x", "float32", ("n", 64))
+
+
+def values(kind: str, count: int = 8):
+    """Feeds of 16,384 values: ``uniform``, or normal with ``spikes`` of 0.006 % or a ``tail`` of 0.3 %."""
+    for seed in range(count):
+        random = np.random.default_rng(seed)
+        x = random.normal(0, 1, (256, 64))
+        if kind == "uniform":
+            x = random.uniform(-1, 1, x.shape)
+        elif kind == "spikes":
+            x[random.integers(256), random.integers(64)] = 1000
+        else:
+            x[random.random(x.shape) < 0.003] *= 12
+        yield {"x": x.astype(np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "percentile", "best", "others"),
+    [
+        # Uniform values use all of INT8's levels; entropy clips none of them either.
+        ("uniform", 95.0, "minmax", {"percentile": 1.5, "entropy": 1.0}),
+        ("spikes", 99.99, "percentile", {"minmax": 5, "entropy": 5}),
+        ("tail", 99.99, "entropy", {"minmax": 1.2, "percentile": 1.1}),
+    ],
+)
+def test_best_algorithm_follows_the_data(kind, percentile, best, others) -> None:
+    collected = collect(SCORES, values(kind), inputs=SCORES_INPUTS, hold_out=True)
+    comparison = compare(collected, Quantizer(SCORES, SessionLog()), percentile)
+
+    assert comparison.chosen == best and comparison.feeds == 2
+    error = {each.algorithm: each.error for each in comparison.errors}
+    assert all(error[name] >= factor * error[best] for name, factor in others.items())
+    assert comparison.sentence().startswith(f"Best algorithm: {best}, relative error {error[best]:.3g}, ")
+
+
+def test_compared_errors_are_those_of_held_out_feeds() -> None:
+    feeds = list(values("tail"))
+    trained = [feed for number, feed in enumerate(feeds) if number not in (1, 5)]
+    collected = collect(SCORES, feeds, inputs=SCORES_INPUTS, hold_out=True)
+    quantized = Quantizer(SCORES, SessionLog())
+
+    comparison = compare(collected, quantized)
+
+    golden = reference_outputs(SCORES, feeds)
+    for each in comparison.errors:
+        apart = collect(SCORES, trained, inputs=SCORES_INPUTS).cache(each.algorithm)
+        actual = reference_outputs(quantized(apart)[0], [feeds[1], feeds[5]])
+        assert each.error == relative_error(actual, [golden[1], golden[5]])
+    # The ranges are of all the data, as if no feed was held out.
+    for algorithm in ALGORITHMS:
+        assert collected.cache(algorithm) == collect(SCORES, feeds, inputs=SCORES_INPUTS).cache(algorithm)
+
+
+def test_single_feed_is_compared_but_not_held_out() -> None:
+    collected = collect(SCORES, values("spikes", 1), inputs=SCORES_INPUTS, hold_out=True)
+    comparison = compare(collected, Quantizer(SCORES, SessionLog(), style="tensorrt"))
+
+    assert (comparison.data, comparison.feeds, comparison.chosen) == ("calibration data", 1, "percentile")
+    assert "It was not held out" in comparison.sentence()
+
+
+def test_builds_calibrate_with_the_best_algorithm() -> None:
+    model = Model.from_proto(SCORES)
+    build = OnnxRuntimeBackend().build(model, INT8, calibration_data=values("spikes"))
+
+    assert build.calibration_cache is not None
+    cache = CalibrationCache.from_bytes(build.calibration_cache)
+    named = collect(SCORES, values("spikes"), inputs=SCORES_INPUTS, model_sha256=model.info.sha256)
+    assert cache == named.cache("percentile")
+    assert "[trtops] Best algorithm: percentile" in build.log
+    again = OnnxRuntimeBackend().build(model, INT8, caches=Caches(calibration=build.calibration_cache))
+    assert again.calibration_cache == build.calibration_cache and "Best" not in again.log

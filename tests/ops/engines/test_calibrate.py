@@ -57,6 +57,74 @@ def test_int8_demo_is_within_one_point(digits: Digits, algorithm) -> None:
     assert result.verdict == "good"
 
 
+class CountedFeeds:
+    """Feeds whose readings are counted."""
+
+    def __init__(self, feeds) -> None:
+        self.feeds, self.starts, self.read = list(feeds), 0, 0
+
+    def __iter__(self):
+        self.starts += 1
+        for feed in self.feeds:
+            self.read += 1
+            yield feed
+
+
+def test_default_compares_algorithms_in_one_pass(conv_net: Path) -> None:
+    tracker, data = MemoryTracker(), CountedFeeds(images(6))
+    config = CalibrateConfig(build=QUICK, check=SMALL_CHECK, compare_with=(), pictures=0)
+
+    result = calibrate(conv_net, config, data=data, tracker=tracker)
+
+    assert (data.starts, data.read) == (1, 6) and result.comparison is not None
+    error = {each.algorithm: each.error for each in result.comparison.errors}
+    assert result.algorithm == result.comparison.chosen and error[result.algorithm] <= 1.01 * min(error.values())
+    assert (result.comparison.data, result.comparison.feeds) == ("held-out calibration data", 2)
+    named = calibrate(conv_net, replace(config, algorithm=result.algorithm), data=images(6), tracker=tracker)
+    assert named.cache_sha256 == result.cache_sha256 and named.comparison is None
+
+    run = tracker.load(result.run_id)
+    assert json.loads(run.read_bytes("calibration/algorithms.json"))["data"] == [
+        list(r) for r in result.comparison.rows()
+    ]
+    assert {name: run.info.metrics["calibration", "error", name] for name in error} == error
+    assert run.info.params["chosen_algorithm"] == result.algorithm and run.info.params["algorithm"] == "best"
+    page = result.page()
+    assert (
+        result.comparison.sentence() in page and f"| {result.algorithm} | {error[result.algorithm]:.4g} | yes |" in page
+    )
+    # The engine's own run has the ranges, so that it can be rebuilt from them.
+    built = tracker.load(result.engines[-1].run_id)
+    assert CalibrationCache.from_bytes(built.read_bytes("caches/calibration.cache")).digest == result.cache_sha256
+
+
+def test_algorithms_are_compared_on_check_data(conv_net: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "held_out.npy", models.random(4, 3, 8, 8, seed=90))
+    check = replace(SMALL_CHECK, data=str(tmp_path / "held_out.npy"))
+    config = CalibrateConfig(build=QUICK, check=check, compare_with=(), pictures=0)
+
+    result = calibrate(conv_net, config, data=images(6), tracker=MemoryTracker())
+    assert result.comparison is not None
+    assert (result.comparison.data, result.comparison.feeds) == ("check data", 1)
+    alone = calibrate(conv_net, replace(config, check=SMALL_CHECK), data=images(1), tracker=MemoryTracker())
+    assert "It was not held out: the calibration data is a single feed." in alone.page()
+
+
+def test_data_of_other_shapes_than_given_is_refused(conv_net: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "eight.npy", models.random(8, 3, 8, 8))
+    four = CalibrateConfig(build=QUICK, check=replace(SMALL_CHECK, input_shapes={"image": (4, -1, -1, -1)}))
+    for data, check, message in (
+        (images(3, batch=8), four.check, r"feed 1: .*shape \(8, 3, 8, 8\)"),
+        (images(3), replace(four.check, data=str(tmp_path / "eight.npy")), r"shape \(8, 3, 8, 8\)"),
+        (images(3), replace(SMALL_CHECK, input_shapes={"picture": (4, 3, 8, 8)}), "'picture', which is no input"),
+    ):
+        with pytest.raises(errors.TrtopsError, match=message):
+            calibrate(conv_net, replace(four, check=check), data=data, tracker=MemoryTracker())
+    result = calibrate(conv_net, replace(four, compare_with=()), data=images(3), tracker=MemoryTracker())
+    evidence = result.engines[-1].evaluation.evidence
+    assert evidence is not None and [dict(entry.shapes) for entry in evidence.shapes] == [{"image": (4, 3, 8, 8)}]
+
+
 def test_calibration_run_holds_all_artifacts(digits: Digits) -> None:
     tracker = MemoryTracker()
     result = calibrate(digits.model, digits_config(digits, algorithm="percentile", percentile=99.0), tracker=tracker)

@@ -80,7 +80,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def ranges(algorithm="minmax", percentile=99.9) -> CalibrationCache:
-    return collect(block(), tokens(16, seed=1), inputs=INPUTS, algorithm=algorithm, percentile=percentile).cache
+    return collect(block(), tokens(16, seed=1), inputs=INPUTS).cache(algorithm, percentile)
 
 
 def engine_error(path: Path, cache: CalibrationCache, keep: tuple[str, ...] = ()) -> float:

@@ -32,7 +32,6 @@ from trtops.backend.onnxrt.session import MAX_THREADS
 from trtops.backend.onnxrt.tactics import Candidate
 from trtops.backend.onnxrt.timing_cache import TimingCache
 from trtops.calibration.cache import read_cache
-from trtops.metadata import TensorMetadata
 from trtops.spec import BuildConfig, Environment, OnnxRuntimeOptions
 from trtops.tactics.record import TacticRecord
 
@@ -229,17 +228,13 @@ def _rewrite(
         log.add("[trtops] the model has Q/DQ nodes and is built as it is")
     elif config.precision == "int8":
         given = calibration_cache
+        quantized = calibration.Quantizer(proto, log, keep=config.keep)
         if given is not None:
             cache = read_cache(given)
         elif calibration_data is not None:
-            cache = calibration.collect(
-                proto,
-                calibration_data,
-                inputs=TensorMetadata.of(model.info.inputs),
-                max_feeds=config.calibration_samples,
-                model_sha256=model.info.sha256,
-                counted=False,
-            ).cache
+            samples = config.calibration_samples
+            cache, comparison = calibration.best_ranges(model, proto, calibration_data, quantized, samples)
+            log.add(f"[trtops] {comparison.sentence()}")
             given = cache.to_bytes()
         else:
             raise errors.CalibrationError(
@@ -250,7 +245,13 @@ def _rewrite(
                 f"[trtops] the calibration cache was made with model {cache.model_sha256[:12]}, this is "
                 f"{model.info.sha256[:12]}; its ranges are used for the tensors of the same names"
             )
-        proto, _ = calibration.quantize(proto, cache, log, keep=config.keep, policy=config.calibration_fit)
+        proto, done = quantized(cache, config.calibration_fit)
+        if done.in_bodies:
+            log.add(f"[trtops] in bodies of If, Loop or Scan, so kept in FP32: {', '.join(done.in_bodies)}")
+        layers = f"{len(done.layers)} layers in INT8, {len(done.kept)} kept in FP32"
+        log.add(f"[trtops] {layers}: {', '.join(done.kept) or '-'}")
+        if done.missing:
+            log.add(f"[trtops] no ranges for {', '.join(done.missing)}: the layers that read them stay in FP32")
         changed, data_sha256 = True, cache.data_sha256
     if config.mark:
         own = [value.name for value in proto.graph.output]

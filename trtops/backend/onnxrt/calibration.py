@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,15 +17,17 @@ from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.onnx import edit, walk
 from trtops.backend.onnx.external import expected_bytes
-from trtops.backend.onnx.quantize import Quantization, insert_qdq, kept_names
+from trtops.backend.onnx.model import Model
+from trtops.backend.onnx.quantize import OP_TYPES, Quantization, Style, insert_qdq, kept_names
 from trtops.backend.onnx.save import serialize
 from trtops.backend.onnxrt.inference import Inference
 from trtops.backend.onnxrt.log import SessionLog
-from trtops.backend.onnxrt.runner import SessionFromMemory
+from trtops.backend.onnxrt.runner import SessionFromMemory, reference_outputs
 from trtops.backend.onnxrt.session import DEFAULT_PROVIDERS, ORT_ERRORS, session_options, why
 from trtops.calibration.cache import CalibrationCache, FitPolicy, TensorRange
+from trtops.calibration.choice import AlgorithmError, ComparedOn, Comparison, relative_error
 from trtops.calibration.data import FeedDigest, samples_in
-from trtops.calibration.histogram import DEFAULT_PERCENTILE, Algorithm, Histogram, check_algorithm
+from trtops.calibration.histogram import ALGORITHMS, DEFAULT_PERCENTILE, Algorithm, Histogram
 from trtops.metadata import TensorMetadata, TensorSpec, check_feed
 from trtops.system.limits import limited_memory, too_much
 from trtops.system.processes import temporary_prefix
@@ -34,6 +36,10 @@ from trtops.system.processes import temporary_prefix
 INT8_OP_TYPES = ("Conv", "Gemm", "MatMul")
 
 MIN_SAMPLES = 2
+
+# Feeds 2, 6, 10 ... 62 of the calibration data are held out to compare algorithms on, so at most 16 are in memory.
+_HELD_OUT_EVERY = 4
+_HELD_OUT_UP_TO = 64
 
 _FLOATING = frozenset({"tensor(float)", "tensor(float16)", "tensor(double)"})
 
@@ -52,58 +58,25 @@ OnProgress: TypeAlias = Callable[[Progress], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Collected:
-    """The result of a calibration: the ranges, and the histograms that they were chosen from, by tensor name."""
+    """The result of one pass over calibration data: histograms by tensor name, from which any algorithm has ranges.
 
-    cache: CalibrationCache
-    histograms: Mapping[str, Histogram]
-
-
-def collect(
-    model: onnx.ModelProto,
-    feeds: Iterable[Feed],
-    *,
-    inputs: TensorMetadata,
-    algorithm: Algorithm = "minmax",
-    percentile: float = DEFAULT_PERCENTILE,
-    max_feeds: int | None = None,
-    min_samples: int = MIN_SAMPLES,
-    model_sha256: str | None = None,
-    counted: bool = True,
-    progress: OnProgress | None = None,
-) -> Collected:
-    """Collect the ranges of all of a model's tensors over feeds; one feed at a time is in memory.
-
-    Args:
-        model: The model, with all its weights inside; not changed. It runs on the CPU, without optimizations that would
-            merge tensors.
-        feeds: Real inputs, in host memory.
-        inputs: The model's inputs, to check feeds against.
-        algorithm: How ranges are chosen (:meth:`trtops.calibration.histogram.Histogram.choose`).
-        percentile: For the algorithm of that name.
-        max_feeds: Maximum number of feeds to use.
-        min_samples: Minimum number of samples; the ranges of fewer are not representative.
-        model_sha256: Digest of the model, stored in the cache.
-        counted: False leaves the histograms of ``minmax`` empty, which does not need them.
-        progress: Called after every feed.
-
-    Raises:
-        CalibrationError: If there are too few samples, a feed does not fit the model or contains NaN or infinity, the
-            model fails on it, or the source of the feeds raises. ``partial`` has the ranges collected before.
+    If algorithms are to be compared, every fourth feed from the second on is held out, at most 16: its values are in
+    ``histograms``, but not in ``without_held_out``, which the compared ranges are chosen from. A single feed is not
+    held out.
     """
-    # Not with ``onnxruntime.quantization``: here only one feed and its tensors are in memory at a time, and the ranges
-    # collected so far survive a failure of the data.
-    check_algorithm(algorithm, percentile)
-    counted = counted or algorithm != "minmax"
-    session = _session_with_all_outputs(model)
-    watched = TensorMetadata.of(TensorSpec(node.name) for node in session.get_outputs() if node.type in _FLOATING)
-    run = Inference(session, inputs, watched, "The model")
-    floating = [name for name, spec in inputs.items() if spec.dtype is not None and spec.dtype.is_floating]
-    histograms = {name: Histogram() for name in [*floating, *watched]}
-    feed_digest = FeedDigest()
-    done = samples = 0
 
-    def so_far(complete: bool) -> CalibrationCache:
-        ranges = []
+    histograms: Mapping[str, Histogram] = field(repr=False)
+    without_held_out: Mapping[str, Histogram] = field(repr=False)
+    held_out: Sequence[tuple[Feed, Feed]] = field(default=(), repr=False)  # feeds, each with the model's own outputs
+    samples: int
+    feeds: int
+    data_sha256: str
+    model_sha256: str | None = None
+    complete: bool = True  # False if the data ended with an error
+
+    def cache(self, algorithm: Algorithm = "minmax", percentile: float = DEFAULT_PERCENTILE) -> CalibrationCache:
+        """Return the ranges by one algorithm (:meth:`trtops.calibration.histogram.Histogram.choose`)."""
+        histograms, ranges = self.histograms, []
         for name, histogram in histograms.items():
             if histogram.size and not histogram.not_finite:
                 amax = histogram.choose(algorithm, percentile)
@@ -116,54 +89,185 @@ def collect(
             percentile=percentile if algorithm == "percentile" else None,
             ranges=tuple(ranges),
             excluded=tuple(name for name, histogram in histograms.items() if histogram.not_finite),
-            samples=samples,
-            feeds=done,
-            data_sha256=feed_digest.hexdigest(),
-            model_sha256=model_sha256,
-            complete=complete,
+            samples=self.samples,
+            feeds=self.feeds,
+            data_sha256=self.data_sha256,
+            model_sha256=self.model_sha256,
+            complete=self.complete,
         )
 
+
+def compare(
+    collected: Collected,
+    quantized: Quantizer,
+    percentile: float = DEFAULT_PERCENTILE,
+    feeds: Sequence[tuple[Feed, Feed]] | None = None,
+) -> Comparison:
+    """Compare the algorithms by the INT8 model's outputs, with one session for each.
+
+    Args:
+        collected: What the ranges are chosen from.
+        quantized: The model to quantize.
+        percentile: For the algorithm of that name.
+        feeds: Feeds with the model's own outputs, of other data than was collected from; by default those that were
+            held out, and then ranges are chosen without them.
+
+    Raises:
+        CalibrationError: If no layer can be quantized, or the outputs hold no numbers.
+    """
+    data: ComparedOn = "check data"
+    if feeds is None:
+        feeds = collected.held_out
+        data = "calibration data" if collected.feeds == 1 else "held-out calibration data"
+        if data == "held-out calibration data":
+            collected = replace(collected, histograms=collected.without_held_out)
+    inputs, golden = zip(*feeds)
+    found = []
+    for algorithm in ALGORITHMS:
+        model, _ = quantized(collected.cache(algorithm, percentile), policy="partial")
+        error = relative_error(reference_outputs(model, inputs), golden)
+        found.append(AlgorithmError(algorithm=algorithm, error=error))
+    return Comparison(errors=tuple(found), feeds=len(feeds), data=data)
+
+
+def best_ranges(
+    model: Model, proto: onnx.ModelProto, feeds: Iterable[Feed], quantized: Quantizer, max_feeds: int
+) -> tuple[CalibrationCache, Comparison]:
+    """Collect ranges over feeds, and return those of the algorithm that is best on feeds that were held out.
+
+    ``proto`` is the content of ``model``, with all its weights inside. Raises as :func:`collect` and :func:`compare`.
+    """
+    inputs = TensorMetadata.of(model.info.inputs)
+    collected = collect(proto, feeds, inputs=inputs, max_feeds=max_feeds, model_sha256=model.info.sha256, hold_out=True)
+    comparison = compare(collected, quantized)
+    return collected.cache(comparison.chosen), comparison
+
+
+def collect(
+    model: onnx.ModelProto,
+    feeds: Iterable[Feed],
+    *,
+    inputs: TensorMetadata,
+    max_feeds: int | None = None,
+    min_samples: int = MIN_SAMPLES,
+    model_sha256: str | None = None,
+    counted: bool = True,
+    hold_out: bool = False,
+    progress: OnProgress | None = None,
+) -> Collected:
+    """Collect the values of all of a model's tensors over feeds; only one feed and those held out are in memory.
+
+    Args:
+        model: The model, with all its weights inside; not changed. It runs on the CPU, without optimizations that would
+            merge tensors.
+        feeds: Real inputs, in host memory, which are read once.
+        inputs: The model's inputs, to check feeds against.
+        max_feeds: Maximum number of feeds to use.
+        min_samples: Minimum number of samples; the ranges of fewer are not representative.
+        model_sha256: Digest of the model, stored in the cache.
+        counted: False leaves the histograms empty but for the smallest and largest value, which is all that ``minmax``
+            needs.
+        hold_out: Hold feeds out, to compare algorithms on.
+        progress: Called after every feed.
+
+    Raises:
+        CalibrationError: If there are too few samples, a feed does not fit the model or contains NaN or infinity, the
+            model fails on it, or the source of the feeds raises. ``partial`` is what was collected before.
+    """
+    # Not with ``onnxruntime.quantization``: here few feeds and the tensors of one are in memory at a time, and what was
+    # collected so far survives a failure of the data.
+    collecting = _Collecting(model, inputs, model_sha256=model_sha256, counted=counted, hold_out=hold_out)
     start = time.perf_counter()
     source = iter(feeds)
     try:
-        while max_feeds is None or done < max_feeds:
+        while max_feeds is None or collecting.feeds < max_feeds:
             try:
                 feed = next(source, None)
             # Whatever the user's data loader raises.
             except Exception as exc:
                 raise errors.CalibrationError(
-                    f"The calibration data failed at feed {done + 1}: {type(exc).__name__}: {exc}"
+                    f"The calibration data failed at feed {collecting.feeds + 1}: {type(exc).__name__}: {exc}"
                 ) from exc
             if feed is None:
                 break
-            arrays = _checked_arrays(done + 1, feed, inputs)
-            try:
-                found, _ = run(arrays)
-            except errors.InferenceError as exc:
-                raise errors.CalibrationError(f"Calibration feed {done + 1}: the model fails on it: {exc}") from exc
-            # Only now is anything counted: a feed that fails leaves no trace.
-            for name, array in (*arrays.items(), *found.items()):
-                if name in histograms and array.size:
-                    histograms[name].add(array, counted)
-            feed_digest.add(feed)
-            done += 1
-            samples += samples_in(arrays)
+            collecting.add(feed)
             if progress is not None:
-                progress(Progress(feeds=done, samples=samples, seconds=time.perf_counter() - start))
+                seconds = time.perf_counter() - start
+                progress(Progress(feeds=collecting.feeds, samples=collecting.samples, seconds=seconds))
     except errors.CalibrationError as exc:
-        if not done:
+        if not collecting.feeds:
             raise
-        kept = f"The ranges of the {done} feeds before it ({samples} samples) are kept."
-        raise errors.CalibrationError(f"{exc} {kept}", partial=so_far(False)) from exc
-    if not done:
+        kept = f"The ranges of the {collecting.feeds} feeds before it ({collecting.samples} samples) are kept."
+        raise errors.CalibrationError(f"{exc} {kept}", partial=collecting.result(complete=False)) from exc
+    samples = collecting.samples
+    if not collecting.feeds:
         raise errors.CalibrationError("The calibration data is empty; INT8 needs at least one feed of real inputs.")
     if samples < min_samples:
         raise errors.CalibrationError(
             f"The calibration data has {samples} {'sample' if samples == 1 else 'samples'}; expected {min_samples} or "
             "more, since ranges of few samples are not representative. A hundred are usual.",
-            partial=so_far(False),
+            partial=collecting.result(complete=False),
         )
-    return Collected(cache=so_far(True), histograms=histograms)
+    return collecting.result(complete=True)
+
+
+class _Collecting:
+    """Runs a model on one feed after the other, and counts the values of its tensors."""
+
+    def __init__(
+        self, model: onnx.ModelProto, inputs: TensorMetadata, *, model_sha256: str | None, counted: bool, hold_out: bool
+    ) -> None:
+        session = _session_with_all_outputs(model)
+        watched = [node.name for node in session.get_outputs() if node.type in _FLOATING]
+        floating = [name for name, spec in inputs.items() if spec.dtype is not None and spec.dtype.is_floating]
+        self._outputs = [value.name for value in model.graph.output] if hold_out else []
+        computed = TensorMetadata.of(TensorSpec(name) for name in dict.fromkeys((*watched, *self._outputs)))
+        self._run = Inference(session, inputs, computed, "The model")
+        self._inputs = inputs
+        self._model_sha256 = model_sha256
+        self._counted = counted
+        self._hold_out = hold_out
+        self._histograms = {name: Histogram() for name in (*floating, *watched)}
+        self._of_held_out = {name: Histogram() for name in self._histograms} if hold_out else {}
+        self._held_out: list[tuple[Feed, Feed]] = []
+        self._digest = FeedDigest()
+        self.feeds = self.samples = 0
+
+    def add(self, feed: Feed) -> None:
+        """Count the values of a feed and of the tensors computed from it; a feed that fails leaves no trace."""
+        arrays = _checked_arrays(self.feeds + 1, feed, self._inputs)
+        try:
+            found, _ = self._run(arrays)
+        except errors.InferenceError as exc:
+            raise errors.CalibrationError(f"Calibration feed {self.feeds + 1}: the model fails on it: {exc}") from exc
+        is_held_out = self._hold_out and self.feeds % _HELD_OUT_EVERY == 1 and self.feeds < _HELD_OUT_UP_TO
+        histograms = self._of_held_out if is_held_out else self._histograms
+        for name, array in (*arrays.items(), *found.items()):
+            if name in histograms and array.size:
+                histograms[name].add(array, self._counted)
+        # The first feed is kept as well, until there is a second one to compare on.
+        if is_held_out or (self._hold_out and self.feeds == 0):
+            # Copied, since a loader may fill the same arrays again.
+            copies = {name: array.copy() for name, array in arrays.items()}
+            self._held_out = self._held_out[self.feeds == 1 :]
+            self._held_out.append((copies, {name: found[name] for name in self._outputs if name in found}))
+        self._digest.add(feed)
+        self.feeds += 1
+        self.samples += samples_in(arrays)
+
+    def result(self, complete: bool) -> Collected:
+        """Return what was collected so far."""
+        kept, apart = self._histograms, self._of_held_out
+        return Collected(
+            histograms={name: kept[name].merged(apart[name]) for name in kept} if apart else kept,
+            without_held_out=kept,
+            held_out=self._held_out,
+            samples=self.samples,
+            feeds=self.feeds,
+            data_sha256=self._digest.hexdigest(),
+            model_sha256=self._model_sha256,
+            complete=complete,
+        )
 
 
 def _session_with_all_outputs(model: onnx.ModelProto) -> ort.InferenceSession:
@@ -221,38 +325,42 @@ def fold(proto: onnx.ModelProto, log: SessionLog) -> onnx.ModelProto:
         return onnx.load(path)
 
 
-def quantize(
-    proto: onnx.ModelProto,
-    cache: CalibrationCache,
-    log: SessionLog,
-    *,
-    keep: Iterable[str] = (),
-    policy: FitPolicy = "refuse",
-) -> tuple[onnx.ModelProto, Quantization]:
-    """Fold a model and write ranges into it as Q/DQ nodes, in the patterns that ONNX Runtime has integer kernels for.
+class Quantizer:
+    """Writes ranges into copies of a model as Q/DQ nodes, for ONNX Runtime or for TensorRT.
 
-    The model is not changed. Layers in ``keep`` stay in FP32 (:func:`trtops.backend.onnx.quantize.insert_qdq`); the
-    policy decides about ranges that the cache lacks. CalibrationError if the cache does not fit the model, no layer is
-    quantized, or the layers have 16-bit weights.
+    For ONNX Runtime the model is folded first, and CalibrationError is raised if its layers have 16-bit weights. Layers
+    in ``keep`` stay in FP32 (:func:`trtops.backend.onnx.quantize.insert_qdq`).
     """
-    types = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
-    layers = [node for node in proto.graph.node if node.op_type in INT8_OP_TYPES]
-    weights = {types[name] for node in layers for name in node.input if name in types}
-    for kind, label in ((onnx.TensorProto.FLOAT16, "FP16"), (onnx.TensorProto.BFLOAT16, "BF16")):
-        if kind in weights and onnx.TensorProto.FLOAT not in weights:
-            raise errors.CalibrationError(
-                f"The model computes in {label}: its layers have {label} weights, but INT8 needs layers in FP32. "
-                "Quantize the FP32 model that this one was made from."
-            )
-    kept = kept_names(proto, keep)
-    folded = fold(proto, log)
-    # Folding removes nodes and renames some, but a kept layer keeps its name, its output, or both.
-    remaining = [name for node in folded.graph.node for name in (node.name, *node.output) if name in kept]
-    done = insert_qdq(folded, cache, style="onnxruntime", keep=remaining, op_types=INT8_OP_TYPES, policy=policy)
-    done.require_layers()
-    if done.in_bodies:
-        log.add(f"[trtops] in bodies of If, Loop or Scan, so kept in FP32: {', '.join(done.in_bodies)}")
-    log.add(f"[trtops] {len(done.layers)} layers in INT8, {len(done.kept)} kept in FP32: {', '.join(done.kept) or '-'}")
-    if done.missing:
-        log.add(f"[trtops] no ranges for {', '.join(done.missing)}: the layers that read them stay in FP32")
-    return folded, done
+
+    def __init__(
+        self, proto: onnx.ModelProto, log: SessionLog, *, style: Style = "onnxruntime", keep: Iterable[str] = ()
+    ) -> None:
+        """Take a model, which is not changed."""
+        self._style, self._model, self._keep, self._op_types = style, proto, tuple(keep), OP_TYPES
+        if style == "tensorrt":
+            return
+        self._op_types = INT8_OP_TYPES
+        types = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
+        layers = [node for node in proto.graph.node if node.op_type in INT8_OP_TYPES]
+        weights = {types[name] for node in layers for name in node.input if name in types}
+        for kind, label in ((onnx.TensorProto.FLOAT16, "FP16"), (onnx.TensorProto.BFLOAT16, "BF16")):
+            if kind in weights and onnx.TensorProto.FLOAT not in weights:
+                raise errors.CalibrationError(
+                    f"The model computes in {label}: its layers have {label} weights, but INT8 needs layers in FP32. "
+                    "Quantize the FP32 model that this one was made from."
+                )
+        kept = kept_names(proto, keep)
+        self._model = fold(proto, log)
+        # Folding removes nodes and renames some, but a kept layer keeps its name, its output, or both.
+        self._keep = tuple(n for node in self._model.graph.node for n in (node.name, *node.output) if n in kept)
+
+    def __call__(self, cache: CalibrationCache, policy: FitPolicy = "refuse") -> tuple[onnx.ModelProto, Quantization]:
+        """Return a quantized copy; the policy decides about ranges that the cache lacks.
+
+        CalibrationError if the cache does not fit the model, or no layer is quantized.
+        """
+        copy = onnx.ModelProto()
+        copy.CopyFrom(self._model)
+        done = insert_qdq(copy, cache, style=self._style, keep=self._keep, op_types=self._op_types, policy=policy)
+        done.require_layers()
+        return copy, done

@@ -8,19 +8,22 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.common import open_atomically
 from trtops.backend.onnx.model import Model
 from trtops.calibration.cache import CalibrationCache
+from trtops.calibration.choice import AlgorithmOrBest, Comparison
 from trtops.calibration.data import batches
 from trtops.calibration.histogram import DEFAULT_PERCENTILE, Algorithm, Histogram, check_algorithm
 from trtops.json import save_json
-from trtops.metadata import TensorMetadata
+from trtops.metadata import TensorMetadata, check_feed
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, builds_table, convert
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.evaluation.data import open_feeds
+from trtops.ops.evaluation.data import golden_outputs, open_feeds
+from trtops.ops.evaluation.shapes import points
 from trtops.ops.result import OnProgress, OpResult, finish_with, op_run, run_step
 from trtops.record import Record
 from trtops.spec import BuildConfig, Precision
@@ -28,6 +31,10 @@ from trtops.system.processes import temporary_prefix
 from trtops.tables import markdown_table
 from trtops.tracking import schema
 from trtops.tracking.base import Run, Tracker, Verdict
+
+if TYPE_CHECKING:
+    from trtops.backend.onnx.quantize import Style
+    from trtops.backend.onnxrt.calibration import Collected
 
 _EVALUATED_FEEDS = 32
 
@@ -38,9 +45,11 @@ class CalibrateConfig(Record):
 
     Attributes:
         data: Where calibration data comes from (:func:`trtops.ops.evaluation.data.open_feeds`). Random data is
-            refused, because its ranges are meaningless.
-        algorithm: How ranges are chosen (:meth:`trtops.calibration.histogram.Histogram.choose`).
-        percentile: For the algorithm of that name.
+            refused, because its ranges are meaningless. Data of other shapes than ``check.input_shapes`` is refused.
+        algorithm: How ranges are chosen: by a named algorithm (:meth:`trtops.calibration.histogram.Histogram.choose`),
+            or by the one whose INT8 model has the smallest error on data that was held out: the data of ``check``, or
+            every fourth feed of the calibration data, at most 16.
+        percentile: For the algorithm of that name: the share of values that are not clipped, in percent.
         batch: Samples per feed; None uses feeds as they come.
         samples: Maximum number of samples; None uses all.
         min_samples: Minimum number of samples.
@@ -52,7 +61,7 @@ class CalibrateConfig(Record):
     """
 
     data: str | None = None
-    algorithm: Algorithm = "entropy"
+    algorithm: AlgorithmOrBest = "best"
     percentile: float = DEFAULT_PERCENTILE
     batch: int | None = None
     samples: int | None = 512
@@ -60,11 +69,11 @@ class CalibrateConfig(Record):
     build: BuildConfig = field(default_factory=lambda: BuildConfig(precision="int8"))
     compare_with: tuple[Precision, ...] = ("fp32", "fp16")
     check: CheckConfig = field(default_factory=CheckConfig)
-    pictures: int = 48
+    pictures: int = 24
     output: str | None = None
 
     def __post_init__(self) -> None:
-        check_algorithm(self.algorithm, self.percentile)
+        check_algorithm("minmax" if self.algorithm == "best" else self.algorithm, self.percentile)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +82,8 @@ class CalibrateResult(OpResult):
 
     verdict: Verdict  # of the INT8 engine
     reasons: tuple[str, ...]
-    algorithm: str
+    algorithm: Algorithm
+    comparison: Comparison | None = None  # of the algorithms; None if one was named
     cache_sha256: str
     data_sha256: str
     samples: int
@@ -98,6 +108,11 @@ class CalibrateResult(OpResult):
             f"Ranges of {self.tensors} tensors by {self.algorithm}, from {self.samples} samples in "
             f"{self.seconds:.2f} s (data `{self.data_sha256[:12]}`, ranges `{self.cache_sha256[:12]}`)."
         )
+        if self.comparison is not None:
+            rows = (
+                [cell if isinstance(cell, str) else f"{cell:.4g}" for cell in row] for row in self.comparison.rows()
+            )
+            yield from ("", self.comparison.sentence(), "", markdown_table(Comparison.COLUMNS, rows))
         if self.excluded:
             names = ", ".join(f"`{name}`" for name in self.excluded)
             yield from ("", f"Without a range, since NaN or infinity occurred: {names}.")
@@ -137,10 +152,24 @@ def calibrate(
         run.log_params(config)
         run.set_tags({schema.Tag.MODEL_SHA256: loaded.info.sha256})
         start = time.perf_counter()
-        given = None if data is None else _KeptFeeds(open_feeds(data, TensorMetadata.of(loaded.info.inputs)))
-        cache, histograms = run_step("collect ranges", _collect_ranges, loaded, config, given, run, progress)
+        inputs = _inputs(loaded, config)
+        given = None if data is None else _KeptFeeds(open_feeds(data, inputs))
+        has_check_data = config.check.data not in (None, config.data)
+        hold_out = config.algorithm == "best" and not has_check_data
+        source = open_feeds(config.data, inputs) if given is None else given
+        collected = run_step("collect ranges", _collect, loaded, config, source, inputs, run, progress, hold_out)
+        algorithm, comparison = config.algorithm, None
+        if algorithm == "best":
+            comparison = run_step("compare algorithms", _compare, loaded, config, collected, inputs)
+            algorithm = comparison.chosen
+        cache = collected.cache(algorithm, config.percentile)
         seconds = time.perf_counter() - start
-        _log_cache(run, cache, histograms, config, seconds)
+        _log_cache(run, cache, collected.histograms, config, seconds)
+        if comparison is not None:
+            run.log_table(schema.Artifact.CALIBRATION_ALGORITHMS, Comparison.COLUMNS, comparison.rows())
+            run.log_params({"chosen_algorithm": algorithm})
+            found = comparison.errors
+            run.log_metrics({(schema.Metric.CALIBRATION, "error", each.algorithm): each.error for each in found})
 
         check, cache_file = config.check, Path(folder, "calibration.json")
         cache_file.write_bytes(cache.to_bytes())
@@ -174,7 +203,8 @@ def calibrate(
             subject=str(path),
             verdict=engines[-1].verdict,
             reasons=engines[-1].reasons,
-            algorithm=cache.algorithm,
+            algorithm=algorithm,
+            comparison=comparison,
             cache_sha256=cache.digest,
             data_sha256=cache.data_sha256 or "",
             samples=cache.samples,
@@ -205,34 +235,66 @@ class _KeptFeeds:
             yield feed
 
 
-def _collect_ranges(
-    model: Model, config: CalibrateConfig, data: Iterable[Feed] | None, run: Run, progress: OnProgress | None
-) -> tuple[CalibrationCache, Mapping[str, Histogram]]:
-    """The cache, and the histograms behind it. What was collected before the data failed is logged to the run."""
-    inputs = TensorMetadata.of(model.info.inputs)
-    feeds = batches(open_feeds(config.data if data is None else data, inputs), config.batch, config.samples)
-    from trtops.backend.onnxrt.calibration import collect
+def _inputs(model: Model, config: CalibrateConfig) -> TensorMetadata:
+    """The model's inputs, with the shapes that are given; ConfigError if these do not fit the model."""
+    inputs, given = TensorMetadata.of(model.info.inputs), config.check.input_shapes
+    shapes = points(inputs, given)[0].shapes if given else {}
+    for name, wanted in given.items():
+        own = inputs[name].shape or wanted
+        shape = tuple(size if dim >= 0 else old for dim, size, old in zip(wanted, shapes[name], own))
+        inputs.add(name, inputs[name].dtype, shape)
+    return inputs
+
+
+def _collect(
+    model: Model,
+    config: CalibrateConfig,
+    data: Iterable[Feed],
+    inputs: TensorMetadata,
+    run: Run,
+    progress: OnProgress | None,
+    hold_out: bool,
+) -> Collected:
+    """The values of the model's tensors. What was collected before the data failed is logged to the run."""
+    from trtops.backend.onnxrt.calibration import Collected, collect
 
     # Feeds are read once and one at a time: calibration data is often larger than memory.
     try:
-        collected = collect(
+        return collect(
             model.proto(lean=True),
-            feeds,
+            batches(data, config.batch, config.samples),
             inputs=inputs,
-            algorithm=config.algorithm,
-            percentile=config.percentile,
             min_samples=config.min_samples,
             model_sha256=model.info.sha256,
-            counted=config.pictures > 0,
+            counted=config.pictures > 0 or config.algorithm != "minmax",
+            hold_out=hold_out,
             progress=None if progress is None else lambda done: progress(done.samples, None),
         )
     except errors.CalibrationError as exc:
-        if not isinstance(exc.partial, CalibrationCache):
+        if not isinstance(exc.partial, Collected):
             raise
-        run.log_json(exc.partial, schema.Artifact.CALIBRATION_PARTIAL)
+        # Without the rest of the data algorithms are not compared.
+        partial = exc.partial.cache("minmax" if config.algorithm == "best" else config.algorithm, config.percentile)
+        run.log_json(partial, schema.Artifact.CALIBRATION_PARTIAL)
         where = f" It is in run {run.id}, {schema.Artifact.CALIBRATION_PARTIAL}." if run.id else ""
-        raise errors.CalibrationError(f"{exc}{where}", partial=exc.partial) from exc
-    return collected.cache, collected.histograms
+        raise errors.CalibrationError(f"{exc}{where}", partial=partial) from exc
+
+
+def _compare(model: Model, config: CalibrateConfig, collected: Collected, inputs: TensorMetadata) -> Comparison:
+    """The comparison of the algorithms, quantized as for the config's back end."""
+    from trtops.backend.onnxrt.calibration import Quantizer, compare
+    from trtops.backend.onnxrt.log import SessionLog
+
+    feeds = None
+    if not collected.held_out:
+        held_out = list(config.check.open(inputs).first(_EVALUATED_FEEDS))
+        for feed in held_out:
+            check_feed(inputs, feed)
+        [(_, golden)] = golden_outputs(model, held_out, None)
+        feeds = list(zip(held_out, golden))
+    style: Style = "tensorrt" if config.build.backend == "tensorrt" else "onnxruntime"
+    quantized = Quantizer(model.proto(lean=True), SessionLog(), style=style, keep=config.build.keep)
+    return compare(collected, quantized, config.percentile, feeds)
 
 
 def _log_cache(

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.quantize import Style, insert_qdq, kept_names, quantizable_layers
 from trtops.calibration.cache import CalibrationCache
+from trtops.calibration.choice import relative_error
 from trtops.calibration.data import batches
 from trtops.ops.evaluation.data import DataConfig
 from trtops.ops.result import OnProgress, OpResult, finish_with, model_file, op_run
@@ -189,7 +187,7 @@ def _measure(
         quantized = type(folded)()
         quantized.CopyFrom(folded)
         insert_qdq(quantized, cache, style=config.style, keep=(*fixed, *keep), op_types=INT8_OP_TYPES)
-        return _relative_error(outputs(quantized), golden)
+        return relative_error(outputs(quantized), golden)
 
     # Each layer is measured as the only quantized one, so that errors of other layers neither hide nor add to its own.
     whole = error(())
@@ -230,20 +228,3 @@ def _measure(
             for n, e in sorted(measured.items(), key=lambda item: -item[1])
         ),
     )
-
-
-def _relative_error(actual: Iterable[Mapping[str, Any]], golden: Sequence[Mapping[str, Any]]) -> float:
-    """Relative error over all feeds, of the floating-point output where it is largest; NaN counts as infinite."""
-    differences: dict[str, float] = {}
-    sizes: dict[str, float] = {}
-    for ours, theirs in zip(actual, golden):
-        for name, right in theirs.items():
-            if np.issubdtype(right.dtype, np.floating):
-                right = right.astype(np.float64)
-                difference = float(np.square(ours[name] - right).sum())
-                differences[name] = differences.get(name, 0.0) + (math.inf if math.isnan(difference) else difference)
-                sizes[name] = sizes.get(name, 0.0) + float(np.square(right).sum())
-    if not differences:
-        raise errors.CalibrationError("The model has no floating-point output to measure an error of.")
-    ratios = ((difference, sizes[name]) for name, difference in differences.items())
-    return max(0.0 if d == 0 else math.sqrt(d / size) if size else math.inf for d, size in ratios)

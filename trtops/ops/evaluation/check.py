@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 
     from trtops.backend.onnx.model import Model
 
+# Fifty inferences of a large batch on a processor took longer than everything else.
+_WARM_UP_SECONDS, _LATENCY_SECONDS, _MIN_LATENCY_RUNS = 0.5, 2.0, 5
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckConfig(DataConfig):
@@ -50,8 +54,9 @@ class CheckConfig(DataConfig):
             its own precision and without optimization.
         labels: An ``.npy`` file with the class of every sample, to report accuracy.
         tolerances: When outputs are good enough; the precision's default unless given.
-        warm_up: Inferences before latency is measured.
-        latency_runs: Inferences whose latency is measured, on the first feed; 0 measures none.
+        warm_up: Inferences before latency is measured; fewer, but at least one, if they take over half a second.
+        latency_runs: Inferences whose latency is measured, on the first feed; fewer, but at least 5, if they take over
+            two seconds; 0 measures none.
         plots: When heat maps and error plots are drawn and logged.
         min_precision_share: The share of kernels, between 0 and 1, that must compute in the requested precision; 0
             requires one kernel. Where ONNX Runtime computes FP16 and BF16 in FP32, they are emulated instead, unless a
@@ -245,12 +250,19 @@ def measure_latency(runner: BaseRunner, feeds: Iterable[Feed], config: CheckConf
     feed = next(iter(feeds))
     seconds: list[float] = []
     on_device: list[float] = []
-    for number in range(config.warm_up + config.latency_runs):
+    start = time.perf_counter()
+    for _ in range(config.warm_up):
         runner.infer(feed, check_inputs=False)
-        if number >= config.warm_up:
-            seconds.append(runner.last_inference_time())
-            if (device := runner.last_device_time()) is not None:
-                on_device.append(device)
+        if time.perf_counter() - start > _WARM_UP_SECONDS:
+            break
+    start = time.perf_counter()
+    while len(seconds) < config.latency_runs:
+        runner.infer(feed, check_inputs=False)
+        seconds.append(runner.last_inference_time())
+        if (device := runner.last_device_time()) is not None:
+            on_device.append(device)
+        if len(seconds) >= _MIN_LATENCY_RUNS and time.perf_counter() - start > _LATENCY_SECONDS:
+            break
     # The host's time includes copies; the median on the device does not, and shows what the kernels need.
     p50, p99 = (float(each) for each in np.percentile(seconds, [50, 99]) * 1e3)
     device = float(np.median(on_device)) * 1e3 if on_device else None

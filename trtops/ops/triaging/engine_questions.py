@@ -260,7 +260,7 @@ def ask_ranges(subject: Subject, parent: str) -> Answer:
         return Answer("calibrated here", ("The ranges come from this data.",))
     cache = CalibrationCache.from_bytes(subject.calibration)
     inputs = TensorMetadata.of(subject.model.info.inputs)
-    observed = collect(subject.model.proto(), subject.feeds, inputs=inputs, min_samples=1, counted=False).cache.ranges
+    observed = collect(subject.model.proto(), subject.feeds, inputs=inputs, min_samples=1, counted=False).cache().ranges
     seen = {r.name: r for r in observed}
     ratios = {r.name: seen[r.name].amax / r.amax for r in cache.ranges if r.name in seen and r.amax > 0}
     worst = sorted((name for name in ratios if ratios[name] > 1), key=lambda name: -ratios[name])

@@ -73,7 +73,7 @@ def calibrated_by_tensorrt(demo: Demo):
 
 def made_on_the_cpu(demo: Demo, algorithm="entropy") -> CalibrationCache:
     inputs = TensorMetadata.of(demo.model.info.inputs)
-    return collect(demo.model.proto(), demo.batches(), inputs=inputs, algorithm=algorithm).cache
+    return collect(demo.model.proto(), demo.batches(), inputs=inputs).cache(algorithm)
 
 
 def build(demo: Demo, cache: bytes, config: BuildConfig = INT8):

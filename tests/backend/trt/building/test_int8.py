@@ -38,7 +38,7 @@ def model() -> Model:
 
 @pytest.fixture(scope="module")
 def cache() -> CalibrationCache:
-    return collect(models.conv_net().proto, images(4), inputs=INPUTS, algorithm="entropy").cache
+    return collect(models.conv_net().proto, images(4), inputs=INPUTS).cache("entropy")
 
 
 def test_cache_becomes_text_of_the_release(model, cache) -> None:

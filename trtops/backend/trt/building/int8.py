@@ -15,7 +15,6 @@ from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.onnx.quantize import insert_qdq, tensors_to_calibrate
 from trtops.calibration.cache import CalibrationCache, fit, read_cache, tensorrt_header
-from trtops.metadata import TensorMetadata
 from trtops.spec import BuildConfig
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ def quantize(model: Model, config: BuildConfig, cache: bytes | None, data: Itera
     if cache is not None:
         ranges = read_cache(cache)
     elif data is not None:
-        ranges = _collect_ranges(model, config, data, proto)
+        ranges = _best_ranges(model, config, data, proto)
     else:
         raise nothing_to_calibrate_with()
     done = insert_qdq(proto, ranges, style="tensorrt", keep=config.keep, policy=config.calibration_fit)
@@ -83,11 +82,10 @@ def nothing_to_calibrate_with() -> errors.CalibrationError:
     )
 
 
-def _collect_ranges(
-    model: Model, config: BuildConfig, data: Iterable[Feed], proto: onnx.ModelProto
-) -> CalibrationCache:
+def _best_ranges(model: Model, config: BuildConfig, data: Iterable[Feed], proto: onnx.ModelProto) -> CalibrationCache:
     try:
-        from trtops.backend.onnxrt.calibration import collect
+        from trtops.backend.onnxrt.calibration import Quantizer, best_ranges
+        from trtops.backend.onnxrt.log import SessionLog
     except ModuleNotFoundError as exc:
         if (exc.name or "trtops").startswith("trtops"):
             raise
@@ -95,11 +93,7 @@ def _collect_ranges(
             f"Calibrating for Q/DQ nodes needs {exc.name!r}, which is not installed. Install it (pip install "
             "onnxruntime), or give a calibration cache."
         ) from exc
-    return collect(
-        proto,
-        data,
-        inputs=TensorMetadata.of(model.info.inputs),
-        algorithm="entropy",
-        max_feeds=config.calibration_samples,
-        model_sha256=model.info.sha256,
-    ).cache
+    quantized = Quantizer(proto, SessionLog(), style="tensorrt", keep=config.keep)
+    cache, comparison = best_ranges(model, proto, data, quantized, config.calibration_samples)
+    log.info(comparison.sentence())
+    return cache
