@@ -102,6 +102,8 @@ class Metric:
     ENGINE_LAYERS = ("build", "layers")
     KERNELS_LOWERED = ("build", "kernels_lowered")  # share of the kernels that compute in the requested precision
     EMULATED_OVERFLOWS = ("emulated", "overflows")  # tensors that overflow in emulated 16 bit
+    POWER_SEEN = ("power", "seen")  # share of the faults planted into the model that a comparison reports
+    POWER_PLANTED = ("power", "planted")
     ATTRIBUTION = "attribution"  # (ATTRIBUTION, "engine" | "precision" | "noise" | "builder"): relative errors
     TACTICS_COVERAGE = ("tactics", "coverage")
     TIMING_CACHE_HITS = ("timing_cache", "hits")

@@ -16,8 +16,9 @@ from trtops.backend.onnxrt.runner import reference_outputs
 from trtops.comparator.report import Tolerances
 from trtops.ops.evaluation import power as module
 from trtops.ops.evaluation.check import default_tolerances
+from trtops.ops.evaluation.coverage import Coverage, coverage
 from trtops.ops.evaluation.data import golden_outputs
-from trtops.ops.evaluation.power import Coverage, FaultKind, Power, coverage, measure_power
+from trtops.ops.evaluation.power import FaultKind, Power, measure_power
 
 Arrays = Mapping[str, np.ndarray]
 ALL_KINDS = module._KINDS
@@ -216,7 +217,7 @@ def test_coverage_names_constant_and_saturated_outputs() -> None:
         not_finite=(("holes", 4),),
     )
     assert found.sentence() == (
-        "Data: 2 feeds, 3 samples; blind to positive values of `low`; `one` constant; `mask` is always 1; "
+        "Coverage: 2 feeds, 3 samples; blind to positive values of `low`; `one` constant; `mask` is always 1; "
         "outputs `same`, `texts` are constant on this data; "
         "output `ends` is at one end of its range in more than 99 % of the values; "
         "output `nothing` is without elements; output `holes` is not finite everywhere."
@@ -230,3 +231,10 @@ def test_records_survive_json() -> None:
     assert Power.from_json(power.to_json()) == power
     found = coverage([{"x": random(2, 6), "s": np.array(3)}], [{"y": np.zeros(3)}])
     assert Coverage.from_json(found.to_json()) == found
+
+
+def test_shapes_are_compared_separately() -> None:
+    # Next to values of a million, errors of the second feed are within the limits of both together.
+    large, small = 1e6 * np.abs(random(3, 6, seed=4)), -np.abs(random(3, 6, seed=5))
+    apart, together = (measured(halves(), [{"x": large[:rows]}, {"x": small}]) for rows in (2, 3))
+    assert together.caught < apart.caught

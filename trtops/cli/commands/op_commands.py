@@ -80,6 +80,7 @@ def calibrate(args: Options) -> Job:
         flag("golden", "the reference"),
     ),
     Group(groups.STATISTICS.title, groups.STATISTICS, groups.COMPARING.only("infinities_compare_equal")),
+    configs.config_flags("comparing", "CheckConfig", skip="data golden labels plots latency_runs min_precision_share"),
     groups.SOURCE,
     groups.TRACKING,
     groups.JSON,

@@ -25,6 +25,7 @@ from trtops.ops.engines.convert import BuildJob, deny_list, read_cache_file
 from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_evaluation, tolerances_for
 from trtops.ops.evaluation.command import CommandCheck
 from trtops.ops.evaluation.data import Emulation, emulate
+from trtops.ops.evaluation.power import Power, measure_power
 from trtops.ops.evaluation.precision_check import PrecisionCheck, check_precision, log_kernels
 from trtops.ops.evaluation.submodel import CheckOutcome
 from trtops.ops.result import op_run
@@ -220,6 +221,13 @@ def evaluate_in_child(
         expected = _load_golden(golden)
         evaluation, outputs = evaluate(runner, expected, feeds, check, tolerances)
     evaluation = _with_emulated(replace(evaluation, computed=found), model, build, check, golden, tolerances)
+    if check.power:
+        # The same for all builds of a campaign.
+        key = digest([model.info.sha256, check.to_dict(), golden, tolerances.to_dict()])
+        if key not in _powers:
+            _powers.clear()
+            _powers[key] = measure_power(model, feeds, expected, tolerances)
+        evaluation = replace(evaluation, power=_powers[key])
     if check.plots == "never" or (check.plots == "bad" and evaluation.verdict in PASSED):
         return evaluation, ()
     from trtops.comparator.plot import error_figures  # imports matplotlib
@@ -228,6 +236,7 @@ def evaluate_in_child(
 
 
 _emulations: dict[str, Emulation] = {}
+_powers: dict[str, Power] = {}
 
 
 def _with_emulated(

@@ -18,7 +18,7 @@ from trtops.comparator.report import compare_outputs
 from trtops.ops.campaign.config import BuildPlace, DebugBuildConfig
 from trtops.ops.campaign.open_campaign import find_model
 from trtops.ops.campaign.workers import close_workers, warm_backend
-from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_evaluation, tolerances_for
+from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_evaluation, tolerances_for, with_power
 from trtops.ops.evaluation.data import collect, golden_outputs, scripts_of
 from trtops.ops.evaluation.precision_check import check_precision, log_kernels
 from trtops.ops.result import OpResult, finish_with, op_run
@@ -267,7 +267,8 @@ def _compare_in_child(
         evaluated = evaluate(runner, golden, feeds, check, tolerances)
     with backend.runner(other) as runner:
         expected = collect(runner, feeds)
-    return evaluated[0], Evaluation(report=compare_outputs(evaluated[1], expected, tolerances))
+    evaluation = with_power(evaluated[0], model, feeds, golden, check, tolerances)
+    return evaluation, Evaluation(report=compare_outputs(evaluated[1], expected, tolerances))
 
 
 def register_accepted(

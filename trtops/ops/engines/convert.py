@@ -30,6 +30,7 @@ from trtops.ops.evaluation.check import (
     evaluate,
     log_evaluation,
     tolerances_for,
+    with_power,
 )
 from trtops.ops.evaluation.data import DataConfig, Feeds, emulate, golden_outputs, open_feeds
 from trtops.ops.evaluation.options import command_options, data_options
@@ -379,6 +380,7 @@ def _evaluate(
                 golden_given=check.golden is not None,
             )
             evaluation = replace(evaluation, attribution=found)
+    evaluation = with_power(evaluation, model, feeds, golden, check, tolerances)
     return evaluation, outputs, golden
 
 

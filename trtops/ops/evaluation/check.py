@@ -25,8 +25,10 @@ from trtops.comparator.results import RunResults
 from trtops.comparator.table import RECORDED
 from trtops.json.numpy_files import load_numpy
 from trtops.ops.evaluation.attribution import Attribution
+from trtops.ops.evaluation.coverage import Coverage
 from trtops.ops.evaluation.data import DataConfig, Emulation, Feeds, collect
 from trtops.ops.evaluation.evidence import Evidence, SeenFeeds, margin
+from trtops.ops.evaluation.power import Power, measure_power
 from trtops.ops.evaluation.precision_check import PrecisionCheck
 from trtops.ops.result import run_step
 from trtops.record import Record
@@ -61,6 +63,8 @@ class CheckConfig(DataConfig):
         min_precision_share: The share of kernels, between 0 and 1, that must compute in the requested precision; 0
             requires one kernel. Where ONNX Runtime computes FP16 and BF16 in FP32, they are emulated instead, unless a
             share above 0 is required.
+        power: Plant random faults into the model, one at a time, and report how many of them this comparison sees; the
+            model runs up to 40 more times on all the data.
     """
 
     golden: str | None = None
@@ -70,6 +74,7 @@ class CheckConfig(DataConfig):
     latency_runs: int = 50
     plots: Literal["always", "bad", "never"] = "bad"
     min_precision_share: float = 0.0
+    power: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_precision_share <= 1:
@@ -109,6 +114,8 @@ class Evaluation(Record):
     emulated: Emulation | None = None  # the model in 16 bit as a GPU rounds it; None if it was not needed
     attribution: Attribution | None = None
     evidence: Evidence | None = None  # None for saved outputs, whose inputs are not known
+    coverage: Coverage | None = None  # as evidence
+    power: Power | None = None  # None if it was not requested
 
     @property
     def verdict(self) -> Verdict:
@@ -223,7 +230,7 @@ def assess(
     ``feeds`` are the inputs, and ``seen`` has read them; without them the evaluation has no evidence.
     """
     report = compare_outputs(outputs, golden, tolerances)
-    evidence, given = None, report.iterations
+    evidence, coverage, given = None, None, report.iterations
     if feeds is not None and seen is not None:
         given = sum(not point for _, point, _ in seen.places) or given
         evidence = Evidence(
@@ -237,9 +244,28 @@ def assess(
             margin=margin(report),
             elements=sum(o.statistics.elements for o in report.outputs if o.statistics is not None),
         )
+        coverage = seen.covered.with_golden(golden)
     # Labels are for the given data, not for its copies at other shapes.
     accuracy = measure_accuracy(outputs, golden, config.labels, tolerances, given)
-    return Evaluation(report=report, latency=latency, accuracy=accuracy, evidence=evidence)
+    return Evaluation(report=report, latency=latency, accuracy=accuracy, evidence=evidence, coverage=coverage)
+
+
+def with_power(
+    evaluation: Evaluation,
+    model: Model | None,
+    feeds: Iterable[Feed],
+    golden: RunResults,
+    config: CheckConfig,
+    tolerances: Tolerances,
+) -> Evaluation:
+    """The evaluation with its power, if ``config`` requests it; ``model`` is the one that golden outputs are from."""
+    if not config.power:
+        return evaluation
+    if model is None:
+        power = Power(why_not="the golden outputs are not those of a model")
+    else:
+        power = run_step("measure power", measure_power, model, feeds, golden, tolerances)
+    return dataclasses.replace(evaluation, power=power)
 
 
 def measure_latency(runner: BaseRunner, feeds: Iterable[Feed], config: CheckConfig) -> Latency | None:
@@ -358,13 +384,18 @@ def describe(evaluation: Evaluation) -> list[str]:
 
 
 def describe_measurements(evaluation: Evaluation) -> list[str]:
-    """Evidence, latency, precision, attribution and accuracy of an evaluation, in lines of Markdown."""
+    """The parts of an evaluation other than the table of outputs, in lines of Markdown."""
     lines: list[str] = []
     if evaluation.evidence is not None:
         lines += [f"Evidence: {evaluation.evidence.sentence()}.", ""]
         if len(shapes := evaluation.evidence.shapes) > 1:
             rows = ([e.text(), e.verdict, "-" if e.max_abs is None else f"{e.max_abs:.3g}"] for e in shapes)
             lines += [markdown_table(("shapes", "verdict", "largest error"), rows), ""]
+    blind = () if evaluation.coverage is None else evaluation.coverage.blind
+    if evaluation.power is not None:
+        lines += [evaluation.power.sentence(blind), "", evaluation.power.table(), ""]
+    elif evaluation.coverage is not None and blind:
+        lines += [evaluation.coverage.sentence(), ""]
     if evaluation.latency is not None:
         measured = evaluation.latency
         device = "" if measured.device_p50_ms is None else f"; on the device p50 {measured.device_p50_ms:.3f} ms"
@@ -390,6 +421,9 @@ def log_evaluation(run: Run, evaluation: Evaluation) -> None:
         if (found := evaluation.attribution.worst) is not None:
             for name in ("engine", "precision", "noise", "builder"):
                 metrics[schema.Metric.ATTRIBUTION, name] = float(getattr(found, name))
+    if (power := evaluation.power) is not None and power.share is not None:
+        metrics[schema.Metric.POWER_SEEN] = power.share
+        metrics[schema.Metric.POWER_PLANTED] = float(len(power.planted))
     run.log_metrics(metrics)
     if (evidence := evaluation.evidence) is not None:
         run.set_tags({schema.Tag.EVIDENCE_LINE: evidence.sentence()[: schema.MAX_TAG]})

@@ -20,6 +20,7 @@ from trtops.ops.evaluation.check import (
     log_evaluation,
     measure_latency,
     tolerances_for,
+    with_power,
 )
 from trtops.ops.evaluation.data import collect
 from trtops.ops.evaluation.evidence import SeenFeeds
@@ -115,10 +116,12 @@ def _evaluate_sides(actual: str, golden: str, check: CheckConfig, tracker: Track
         seen = SeenFeeds(feeds)
         outputs = collect(runner, seen)
         latency = measure_latency(runner, feeds, check)
-    if not isinstance(right, RunResults):
-        with _runner_of(right) as runner:
-            right = collect(runner, feeds)
-    return assess(outputs, right, latency, replace(check, golden=golden), tolerances, feeds, seen)
+    expected = right
+    if not isinstance(expected, RunResults):
+        with _runner_of(expected) as runner:
+            expected = collect(runner, feeds)
+    evaluation = assess(outputs, expected, latency, replace(check, golden=golden), tolerances, feeds, seen)
+    return with_power(evaluation, right if isinstance(right, Model) else None, feeds, expected, check, tolerances)
 
 
 def _runner_of(side: Engine | Model) -> BaseRunner:

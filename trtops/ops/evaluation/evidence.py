@@ -13,6 +13,7 @@ from trtops.backend.base import Feed
 from trtops.calibration.data import samples_in
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
 from trtops.comparator.table import LIMITED
+from trtops.ops.evaluation.coverage import Covered
 from trtops.record import Record
 from trtops.verdict import Verdict
 
@@ -76,21 +77,23 @@ class Evidence(Record):
 
 
 class SeenFeeds:
-    """Feeds, passed on one by one; their shapes and places in profiles are kept."""
+    """Feeds, passed on one by one; their shapes, places in profiles and what they cover are kept."""
 
     def __init__(self, feeds: Iterable[Feed]) -> None:
         """Nothing is read before iteration."""
         self._feeds = feeds
         self.places: list[tuple[int | None, str, dict[str, tuple[int, ...]]]] = []
         self.samples = 0
+        self.covered = Covered()
 
     def __iter__(self) -> Iterator[Feed]:
         """Yield the feeds."""
-        self.places, self.samples = [], 0
+        self.places, self.samples, self.covered = [], 0, Covered()
         for feed in self._feeds:
             shapes = {name: tuple(np.shape(array)) for name, array in feed.items()}
             self.places.append((getattr(feed, "profile", None), getattr(feed, "point", ""), shapes))
             self.samples += samples_in(feed)
+            self.covered.add(feed)
             yield feed
 
     def entries(self, actual: Sequence[Any], golden: Sequence[Any], tolerances: Tolerances) -> tuple[ShapeEntry, ...]:

@@ -19,7 +19,7 @@ from trtops.comparator.results import RunResults
 from trtops.ops.campaign.promote import registered_model
 from trtops.ops.campaign.workers import free_device
 from trtops.ops.engines.convert import BuildJob, deny_list, read_cache_file
-from trtops.ops.evaluation.check import assess, tolerances_for
+from trtops.ops.evaluation.check import assess, tolerances_for, with_power
 from trtops.ops.evaluation.data import collect, moved_reference
 from trtops.ops.evaluation.evidence import SeenFeeds
 from trtops.ops.evaluation.precision_check import check_precision
@@ -94,11 +94,14 @@ class Measurement:
                 plain = collect(runner, feeds)
             golden = plain if config.check.golden is None else RunResults.load(config.check.golden)
             evaluation = assess(outputs, golden, None, check, tolerances, source, seen)
+            evaluation = with_power(evaluation, model, feeds, golden, config.check, tolerances)
             measured = Measured(
                 candidate=_facts(self.holder, build),
                 reference=evaluation.report,
                 candidate_top1=evaluation.accuracy,
                 evidence=evaluation.evidence,
+                coverage=evaluation.coverage,
+                power=evaluation.power,
             )
             if accepted is None:
                 return measured

@@ -110,8 +110,14 @@ def gate(
             seconds=time.perf_counter() - begin,
         ).kept_in(run, experiment)
         if measured is not None:
-            reference, accuracy = measured.reference, measured.candidate_top1
-            log_evaluation(run, Evaluation(report=reference, accuracy=accuracy, evidence=measured.evidence))
+            evaluation = Evaluation(
+                report=measured.reference,
+                accuracy=measured.candidate_top1,
+                evidence=measured.evidence,
+                coverage=measured.coverage,
+                power=measured.power,
+            )
+            log_evaluation(run, evaluation)
             if measured.rounds is not None:
                 run.log_metrics({(schema.Metric.LATENCY, "p50_ms"): measured.rounds.candidate_ms})
             run.log_metrics(result.metrics())

@@ -13,7 +13,9 @@ from typing import Any, Literal, TypeAlias
 
 from trtops.comparator.report import ComparisonReport
 from trtops.ops.evaluation.check import Accuracy
+from trtops.ops.evaluation.coverage import Coverage
 from trtops.ops.evaluation.evidence import Evidence
+from trtops.ops.evaluation.power import Power
 from trtops.ops.gate.engine_process import Rounds
 from trtops.ops.gate.noise_widths import OutputWidth
 from trtops.ops.gate.policy import AccuracyLimit, GrowthLimit, LatencyLimit, Policy
@@ -67,6 +69,8 @@ class Measured(Record):
     accepted_top1: Accuracy | None = None
     rounds: Rounds | None = None
     evidence: Evidence | None = None  # of the comparison with the golden outputs
+    coverage: Coverage | None = None  # of that comparison
+    power: Power | None = None
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,11 @@ def evaluate_measured(measured: Measured, policy: Policy, *, accept_unproven: bo
         if not found or found[-1].subject != "reference":
             count = len(measured.reference.outputs)
             found.append(Finding("reference", "pass", f"{count} outputs are within the tolerances"))
+    blind = () if measured.coverage is None else measured.coverage.blind
+    if measured.power is not None:
+        found.append(Finding("power", "note", measured.power.sentence(blind)))
+    elif measured.coverage is not None and blind:
+        found.append(Finding("data", "note", measured.coverage.sentence()))
     if accepted is None:
         return (*found, Finding("accepted", "note", "there is no accepted engine to compare with"))
     if candidate.model_sha256 != accepted.model_sha256:

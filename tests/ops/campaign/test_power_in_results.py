@@ -1,0 +1,108 @@
+"""Coverage and power in the results of every op that compares an engine with its model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import models
+from trtops.comparator.results import RunResults
+from trtops.ops.campaign.config import DebugBuildConfig
+from trtops.ops.campaign.debug_build import debug_build
+from trtops.ops.campaign.promote import PromoteConfig, promote
+from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.evaluation.check import CheckConfig, Evaluation
+from trtops.ops.evaluation.compare import compare
+from trtops.ops.evaluation.data import golden_outputs
+from trtops.ops.evaluation.power import Power
+from trtops.ops.gate.op import GateConfig, gate
+from trtops.ops.gate.policy import Limits, Policy
+from trtops.spec import BuildConfig, OnnxRuntimeOptions
+from trtops.tracking import schema
+from trtops.tracking.memory import MemoryTracker
+
+BUILD = BuildConfig(options=OnnxRuntimeOptions(tactics=(), intra_op_threads=1))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return models.conv_net().write(tmp_path, "conv")
+
+
+@pytest.fixture
+def check(tmp_path: Path) -> CheckConfig:
+    np.savez(tmp_path / "feed.npz", **{name: np.abs(array) for name, array in models.conv_net().feed.items()})
+    return CheckConfig(data=str(tmp_path / "feed.npz"), latency_runs=0, plots="never", power=True)
+
+
+@pytest.fixture
+def tracker() -> MemoryTracker:
+    return MemoryTracker()
+
+
+def stored(tracker: MemoryTracker, run_id: str) -> Evaluation:
+    return Evaluation.from_json(tracker.load(run_id).read_bytes(schema.Artifact.ACCURACY))
+
+
+def measured(evaluation: Evaluation) -> Power:
+    assert evaluation.coverage is not None and evaluation.coverage.never_negative == ("image",)
+    assert evaluation.power is not None and evaluation.power.share is not None
+    return evaluation.power
+
+
+def test_convert_logs_power_only_if_requested(model: Path, check: CheckConfig, tracker: MemoryTracker) -> None:
+    result = convert(model, ConvertConfig(build=BUILD, check=check), tracker=tracker)
+    power = measured(result.evaluation)
+    metrics = tracker.load(result.run_id).info.metrics
+    assert (metrics["power", "seen"], metrics["power", "planted"]) == (power.share, 40)
+    assert stored(tracker, result.run_id).power == power
+    sections = "\n".join(section.text for section in result.sections())
+    for text in ("\n".join(result.body()), sections):
+        assert f"This check sees {power.caught} of 40 planted faults" in text
+        assert "; blind to negative values of `image`" in text and "| zeroed channel |" in text
+
+    plain = convert(model, ConvertConfig(build=BUILD, check=replace(check, power=False)), tracker=tracker)
+    assert plain.evaluation.power is None and plain.verdict == result.verdict
+    assert ("power", "seen") not in tracker.load(plain.run_id).info.metrics
+    assert "blind to negative values of `image`; one feed: a stale output cannot be seen" in "\n".join(plain.body())
+
+
+def test_comparisons_need_a_model_for_power(model: Path, check: CheckConfig, tracker: MemoryTracker) -> None:
+    run_id = convert(model, ConvertConfig(build=BUILD, check=replace(check, power=False)), tracker=tracker).run_id
+    measured(compare(f"run:{run_id}", model, check, tracker=tracker).evaluation)
+    engines = compare(f"run:{run_id}", f"run:{run_id}", check, tracker=tracker).evaluation
+    assert engines.power is not None and engines.power.share is None and engines.coverage is not None
+    assert engines.power.why_not == "the golden outputs are not those of a model"
+
+
+def test_campaigns_and_promotions_measure_power(model: Path, check: CheckConfig, tracker: MemoryTracker) -> None:
+    config = DebugBuildConfig(build=BUILD, check=check, random_tactics=True, until=2, max_iterations=2)
+    campaign = debug_build(model, config, tracker=tracker)
+    found = tracker.find("conv", parent=campaign.run_id)
+    powers = [measured(stored(tracker, info.id)) for info in found if info.tags[schema.Tag.KIND] == "iteration"]
+    assert len(powers) == 2 and powers[0] == powers[1]
+    measured(promote(found[0].id, PromoteConfig(check=check), tracker=tracker).evaluation)
+
+
+def test_gate_notes_power_and_coverage(model: Path, check: CheckConfig, tracker: MemoryTracker) -> None:
+    config = GateConfig(build=BUILD, check=check, policy=Policy(limits=Limits(latency=None)), register=False)
+    for each, subject in ((config, "power"), (replace(config, check=replace(check, power=False)), "data")):
+        result = gate(model, each, tracker=tracker)
+        [note] = [finding for finding in result.findings if finding.subject in ("power", "data")]
+        assert (note.subject, note.outcome) == (subject, "note") and "negative values of `image`" in note.text
+        assert note.text in result.page()
+        assert stored(tracker, result.run_id).coverage is not None
+
+
+def test_saved_golden_outputs_have_power(model: Path, check: CheckConfig, tracker: MemoryTracker) -> None:
+    from trtops.backend.onnx.model import Model
+
+    loaded = Model.load(model)
+    golden: RunResults = golden_outputs(loaded, check.open_for(loaded), None)
+    file = model.parent / "golden.json"
+    golden.save(str(file))
+    result = convert(model, ConvertConfig(build=BUILD, check=replace(check, golden=str(file))), tracker=tracker)
+    measured(result.evaluation)
