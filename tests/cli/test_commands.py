@@ -121,10 +121,10 @@ SCENARIOS = {
         0 debug build conv_net.onnx --onnxrt --num-iterations 2 --input-shapes image:[2,3,8,8] # 2 good, 0 bad
         0 debug precision transformer.onnx --fp16 --atol 1e-2 --rtol 1e-2 -o mixed.onnx --save-layer-outputs layers.json
         0 run mixed.onnx --onnxrt
-        0 run transformer.onnx --onnxrt --save-outputs good.json
+        0 run transformer.onnx --onnxrt --save-inputs in.json --save-outputs good.json
         0 run transformer.onnx --onnxrt --seed 9 --save-outputs other.json
-        1 debug precision transformer.onnx --golden-outputs other.json # does not give the golden outputs
-        0 debug precision transformer.onnx --golden-outputs good.json --atol 1e-2 --rtol 1e-2
+        1 debug precision transformer.onnx --load-inputs in.json --golden-outputs other.json # does not give the golden
+        0 debug precision transformer.onnx --load-inputs in.json --golden-outputs good.json --atol 1e-2 --rtol 1e-2
         1 debug accuracy transformer.onnx --emulate bf16 --atol 1e-5 --rtol 1e-5
         0 debug accuracy conv_net.onnx --onnxrt --atol 1e-3 --rtol 1e-3
     """,
