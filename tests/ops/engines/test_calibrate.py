@@ -79,7 +79,7 @@ def test_default_compares_algorithms_in_one_pass(conv_net: Path) -> None:
     assert (data.starts, data.read) == (1, 6) and result.comparison is not None
     error = {each.algorithm: each.error for each in result.comparison.errors}
     assert result.algorithm == result.comparison.chosen and error[result.algorithm] <= 1.01 * min(error.values())
-    assert (result.comparison.data, result.comparison.feeds) == ("held-out calibration data", 2)
+    assert (result.comparison.data, result.comparison.feeds) == ("held-out calibration data", 3)
     named = calibrate(conv_net, replace(config, algorithm=result.algorithm), data=images(6), tracker=tracker)
     assert named.cache_sha256 == result.cache_sha256 and named.comparison is None
 

@@ -48,7 +48,7 @@ class CalibrateConfig(Record):
             refused, because its ranges are meaningless. Data of other shapes than ``check.input_shapes`` is refused.
         algorithm: How ranges are chosen: by a named algorithm (:meth:`trtops.calibration.histogram.Histogram.choose`),
             or by the one whose INT8 model has the smallest error on data that was held out: the data of ``check``, or
-            every fourth feed of the calibration data, at most 16.
+            every second feed of the first 32 of the calibration data.
         percentile: For the algorithm of that name: the share of values that are not clipped, in percent.
         batch: Samples per feed; None uses feeds as they come.
         samples: Maximum number of samples; None uses all.

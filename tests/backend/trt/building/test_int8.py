@@ -13,7 +13,8 @@ from tests import models
 from trtops import errors
 from trtops.backend.base import Caches
 from trtops.backend.onnx.model import Model
-from trtops.backend.onnxrt.calibration import collect
+from trtops.backend.onnxrt.calibration import Quantizer, collect, compare
+from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.trt import TensorRTBackend
 from trtops.backend.trt.building import calibrator, int8
 from trtops.backend.trt.library import memory
@@ -79,7 +80,14 @@ def test_int8_without_calibrators_uses_cache_or_data(model, cache, form) -> None
     build = TensorRTBackend().build(model, INT8, caches=Caches(calibration=given), calibration_data=data)
 
     assert len(build.engine.plan) > 1000
-    assert build.calibration_cache == given or CalibrationCache.from_bytes(build.calibration_cache).samples == 8
+    used = CalibrationCache.from_bytes(build.calibration_cache)
+    if given is None:
+        proto = models.conv_net().proto
+        collected = collect(proto, images(4), inputs=INPUTS, hold_out=True)
+        best = compare(collected, Quantizer(proto, SessionLog(), style="tensorrt")).chosen
+        assert used.digest == collected.cache(best).digest and used.algorithm == best and used.samples == 8
+    else:
+        assert build.calibration_cache == given
     assert build.spec.calibration_sha256
 
 
