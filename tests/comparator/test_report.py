@@ -15,7 +15,7 @@ from trtops.comparator import (
     compare_outputs,
     standalone,
 )
-from trtops.ops.evaluation.check import default_tolerances
+from trtops.ops.evaluation.limits import default_tolerances
 
 GOLDEN = {"scores": np.array([[0.1, 0.9], [0.8, 0.2]], np.float32), "boxes": np.arange(12.0).reshape(3, 4)}
 

@@ -6,15 +6,16 @@ Only :func:`compare_outputs` reads arrays. A stored report can be re-evaluated u
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from trtops import errors
 from trtops.comparator import metrics
-from trtops.comparator.arrays import Array, dtype_name, to_numpy
+from trtops.comparator.arrays import Array, dtype_name, most, to_numpy
 from trtops.comparator.metric_results import ErrorStat
-from trtops.comparator.metrics import OutputStatistics
+from trtops.comparator.metrics import ChannelErrors, OutputStatistics
 from trtops.comparator.table import LIMITED, RECORDED, Metric, with_fields
 from trtops.record import Record
 from trtops.verdict import Verdict
@@ -35,6 +36,7 @@ class OutputTolerances(Record):
     rtol: float | None = None
     atol_of_scale: float | None = None
     class_axis: int | None = None
+    channels: ChannelErrors | None = None
     check_error_stat: ErrorStat | None = None
     error_quantile: float | None = None
 
@@ -49,7 +51,15 @@ class OutputTolerances(Record):
 class Tolerances(Record):
     """When an output counts as good.
 
-    The table of metrics (:mod:`trtops.comparator.table`) adds fields that limit single metrics.
+    The table of metrics (:mod:`trtops.comparator.table`) adds fields that limit single metrics. What is not a number
+    follows one rule, which no limit of an error changes:
+
+    - A missing output or another shape is bad, and so is an extra output unless ``allow_extra_outputs``.
+    - Another dtype is bad if ``check_dtypes``, apart from INT32 for INT64.
+    - NaN is bad, also where the golden output has NaN, unless ``nans_equal`` and both are at the same place.
+    - Infinity equals infinity of the same sign if ``infinities_equal``, and with ``clamped_equal`` also a large number
+      of its sign. Any other infinity is an infinite error, which exceeds every finite limit.
+    - Strings must be equal. Integers and booleans follow ``min_agreement`` alone if it is set.
 
     Attributes:
         atol: Absolute tolerance, in the output's own unit.
@@ -58,6 +68,7 @@ class Tolerances(Record):
             the larger of this and ``atol`` counts.
         class_axis: The axis of classes, for metrics of scores; by default the second of images and else the last longer
             than 1.
+        channels: The largest errors of each channel along an axis, for outputs whose channels have different scales.
         clamped_equal: Whether golden values that stand for infinity (beyond -1e9, or the end of FP32) count as equal to
             any value of the same sign of 3e4 or more.
         check_error_stat: Which error is compared with ``atol`` and ``rtol``: every element's (``elemwise``), or the
@@ -75,6 +86,7 @@ class Tolerances(Record):
     rtol: float = 1e-5
     atol_of_scale: float | None = None
     class_axis: int | None = None
+    channels: ChannelErrors | None = None
     clamped_equal: bool | None = None
     check_error_stat: ErrorStat = "elemwise"
     error_quantile: float = 0.99
@@ -110,6 +122,20 @@ class Tolerances(Record):
         return max(self.atol, (self.atol_of_scale or 0.0) * (stats.scale or 0.0))
 
 
+@dataclass(frozen=True)
+class Margin:
+    """An error of an output and its limit; ``used`` is the share of the limit that it takes, above 1 if it is bad."""
+
+    label: str
+    value: float
+    limit: float
+    used: float
+    is_error: bool = True  # False for a share or a similarity
+
+    def __str__(self) -> str:
+        return f"{self.label} {self.value:.3g} of {self.limit:.3g}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class OutputComparison(Record):
     """The comparison of one output; without statistics if it could not be compared, for the given reasons."""
@@ -125,6 +151,22 @@ class OutputComparison(Record):
         if self.statistics is None or (metric.by_class and self.statistics.class_axis is None):
             return None
         return cast("float | None", getattr(self.statistics, metric.name))
+
+    def margin(self, tolerances: Tolerances) -> Margin | None:
+        """The error that takes the largest share of its limit; None if nothing is limited or could be measured."""
+        if self.statistics is None:
+            return None
+        found = list(_margins(self.statistics, tolerances.of(self.name)))
+        # An error says more than a correlation or an agreement that is close to 1.
+        errors_ = [margin for margin in found if margin.is_error or margin.used > 1]
+        return max(errors_ or found, key=lambda margin: margin.used, default=None)
+
+    def decided(self, tolerances: Tolerances) -> str:
+        """What decided the verdict: an error and its limit, or the first reason if that is not an error."""
+        margin = self.margin(tolerances)
+        if self.verdict == "bad" and self.reasons and (margin is None or not margin.used > 1):
+            return self.reasons[0]
+        return "-" if margin is None else str(margin)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,10 +187,27 @@ class ComparisonReport(Record):
         return tuple(f"{o.name}: {reason}" for o in self.outputs if o.verdict == "bad" for reason in o.reasons)
 
     def table(self) -> tuple[tuple[str, ...], tuple[tuple[str | float | None, ...], ...]]:
-        """Columns and rows: each output with its verdict and the metrics that have a column."""
+        """Columns and rows: each output with its verdict, what decided it, and the metrics that have a column."""
         shown = [metric for metric in RECORDED if metric.column]
-        rows = ((o.name, o.verdict, *map(o.value, shown)) for o in self.outputs)
-        return ("output", "verdict", *(metric.column for metric in shown)), tuple(rows)
+        rows = ((o.name, o.verdict, o.decided(self.tolerances), *map(o.value, shown)) for o in self.outputs)
+        return ("output", "verdict", "decided by", *(metric.column for metric in shown)), tuple(rows)
+
+    @property
+    def decisive(self) -> OutputComparison | None:
+        """The output that decides the verdict: of the bad ones, or else of all, the nearest to or beyond a limit."""
+
+        def order(output: OutputComparison) -> tuple[bool, float]:
+            margin = output.margin(self.tolerances)
+            return output.verdict == "bad", math.inf if margin is None else margin.used
+
+        measured = (o for o in self.outputs if o.verdict == "bad" or o.margin(self.tolerances) is not None)
+        return max(measured, key=order, default=None)
+
+    @property
+    def decided_by(self) -> str:
+        """The output that decides the verdict, and how, such as "`y`: max abs 4.8e-05 of 0.001"."""
+        output = self.decisive
+        return "-" if output is None else f"`{output.name}`: {output.decided(self.tolerances)}"
 
     def output(self, name: str) -> OutputComparison:
         """The entry of one output; KeyError if no output has that name."""
@@ -242,6 +301,7 @@ def _measure_output(
             clamped_equal=bool(own.clamped_equal),
             atol_of_scale=own.atol_of_scale or 0.0,
             class_axis=own.class_axis,
+            channel_axis=None if own.channels is None else own.channels.axis,
         )
     except errors.ComparisonError as exc:
         problem = str(exc)
@@ -261,8 +321,13 @@ def _objections(name: str, stats: OutputStatistics, own: Tolerances) -> Iterable
     """Why an output does not meet its tolerances, one sentence each.
 
     Raises ComparisonError if the errors depend on how infinities, NaNs or clamped values were treated, and the
-    tolerances differ in that.
+    tolerances differ in that, or if errors of channels were not recorded.
     """
+    if own.channels is not None and (stats.channels is None or stats.channels.axis != own.channels.axis):
+        raise errors.ComparisonError(
+            f"Output {name!r} was compared without errors of channels along axis {own.channels.axis}. Compare the "
+            "arrays again."
+        )
     infinite = stats.inf_count and stats.reference_inf_count and stats.infinities_equal != own.infinities_equal
     nan = stats.nan_count and stats.reference_nan_count and stats.nans_equal != own.nans_equal
     if infinite or nan or (stats.clamped and not own.clamped_equal):
@@ -297,6 +362,11 @@ def _objections(name: str, stats: OutputStatistics, own: Tolerances) -> Iterable
             bound = f"{limit:g}{metric.suffix}"
             rule = f"at most {bound} is allowed" if metric.better == "lower" else f"at least {bound} is required"
             yield f"{metric.label} is {value:.5g}{metric.suffix}, {rule}"
+    exceeded = [margin for margin in _channel_margins(stats, own) if margin.used > 1]
+    if exceeded:
+        worst = max(exceeded, key=lambda margin: margin.used)
+        count = len({margin.label.rpartition(":")[0] for margin in exceeded})
+        yield f"errors of {count} channels are too large, the worst is {worst}"
 
 
 def _error_objection(stats: OutputStatistics, own: Tolerances) -> str | None:
@@ -314,3 +384,61 @@ def _error_objection(stats: OutputStatistics, own: Tolerances) -> str | None:
     found = stats.error(stat, own.error_quantile)
     label = f"{own.error_quantile:g} quantile of the" if stat == "quantile" else stat
     return f"{label} error is {found.abs:.3g} absolute, {found.rel:.3g} relative; exceeds {limits}"
+
+
+def _margins(stats: OutputStatistics, own: Tolerances) -> Iterable[Margin]:
+    """The errors of an output that are limited, in the order of :func:`_objections`."""
+    if stats.dtype == "str":
+        return
+    counted = own.min_agreement is not None and stats.agreement is not None
+    if not counted:
+        yield from _error_margins(stats, own)
+        yield from _channel_margins(stats, own)
+    for metric in LIMITED:
+        limit, value = getattr(own, str(metric.tolerance)), getattr(stats, metric.name)
+        if limit is None or value is None or (counted and metric.name != "agreement"):
+            continue
+        if metric.better == "lower":
+            used = _share(value, limit)
+        elif metric.unit:  # decibels have no best value
+            used = _share(limit, value)
+        else:
+            used = _share(1 - value, 1 - limit)
+        yield Margin(metric.column or metric.label, value, limit, used, metric.better == "lower")
+
+
+def _error_margins(stats: OutputStatistics, own: Tolerances) -> Iterable[Margin]:
+    """The error that is closest to or beyond both tolerances, with the tolerance that it exceeds less."""
+    stat, atol = own.check_error_stat, own.largest_abs(stats)
+    points: Iterable[tuple[float, float]] = stats.frontier
+    names = "max abs", "max rel"
+    if stat != "elemwise":
+        found = stats.error(stat, own.error_quantile)
+        label = f"{own.error_quantile:g} quantile" if stat == "quantile" else stat
+        points, names = [(found.abs, found.rel)], (f"{label} abs", f"{label} rel")
+    shares = []
+    for point in points:
+        both = [Margin(*parts, _share(*parts[1:])) for parts in zip(names, point, (atol, own.rtol))]
+        shares.append(min(both, key=lambda margin: margin.used))
+    if shares:
+        yield max(shares, key=lambda margin: margin.used)
+    elif math.isfinite(atol):
+        yield Margin(names[0], 0.0, atol, 0.0)
+
+
+def _channel_margins(stats: OutputStatistics, own: Tolerances) -> Iterable[Margin]:
+    measured, limits = stats.channels, own.channels
+    if measured is None or limits is None or measured.axis != limits.axis:
+        return
+    for label, values, allowed in (("max abs", measured.max_abs, limits.max_abs), ("RMS", measured.rms, limits.rms)):
+        for number, (value, limit) in enumerate(zip(values, allowed)):
+            yield Margin(f"channel {number}: {label}", value, limit, _share(value, limit))
+
+
+def _share(value: float, limit: float) -> float:
+    """The share of a limit that an error takes; infinite for NaN, and 0 without a limit."""
+    if math.isnan(value):
+        return math.inf
+    if limit == math.inf:
+        return 0.0
+    return 0.0 if value <= 0 else value / most(limit) if limit > 0 else math.inf

@@ -57,12 +57,12 @@ if TYPE_CHECKING:
     from trtops.ops.engines.sensitivity import SensitivityResult as SensitivityResult
     from trtops.ops.engines.sensitivity import sensitivity as sensitivity
     from trtops.ops.evaluation.check import CheckConfig as CheckConfig
-    from trtops.ops.evaluation.check import default_tolerances as default_tolerances
-    from trtops.ops.evaluation.check import tolerances_for as tolerances_for
     from trtops.ops.evaluation.command import CommandCheck as CommandCheck
     from trtops.ops.evaluation.compare import CompareResult as CompareResult
     from trtops.ops.evaluation.compare import compare as compare
     from trtops.ops.evaluation.data import DataConfig as DataConfig
+    from trtops.ops.evaluation.limits import default_tolerances as default_tolerances
+    from trtops.ops.evaluation.limits import tolerances_for as tolerances_for
     from trtops.ops.evaluation.run import RunConfig as RunConfig
     from trtops.ops.evaluation.run import RunResult as RunResult
     from trtops.ops.evaluation.run import run_models as run_models

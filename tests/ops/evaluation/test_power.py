@@ -15,9 +15,9 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.runner import reference_outputs
 from trtops.comparator.report import Tolerances
 from trtops.ops.evaluation import power as module
-from trtops.ops.evaluation.check import default_tolerances
 from trtops.ops.evaluation.coverage import Coverage, coverage
 from trtops.ops.evaluation.data import golden_outputs
+from trtops.ops.evaluation.limits import default_tolerances
 from trtops.ops.evaluation.power import FaultKind, Power, measure_power
 
 Arrays = Mapping[str, np.ndarray]

@@ -37,15 +37,15 @@ def test_error_parts_add_up_as_squares() -> None:
 @pytest.mark.parametrize(
     ("engine", "precision", "verdict", "emulated", "statement"),
     [
-        (1e-3, 9e-4, "good", "good", "good for its precision"),
-        (1e-3, 0.0, "good", "good", "good for its precision"),  # within some units of the precision
-        (0.2, 9e-4, "bad", "good", "worse than its precision"),
-        (0.02, 9e-4, "good", "good", "worse than its precision"),
-        (0.2, 0.19, "bad", "bad", "precision is the problem"),
-        (0.2, 0.15, "bad", "good", "precision is the problem"),
-        (0.2, 0.1, "bad", "good", "worse than its precision"),
-        (math.inf, math.inf, "bad", "bad", "precision is the problem"),
-        (1e-3, math.inf, "good", "bad", "good for its precision"),
+        (1e-3, 9e-4, "good", "good", "within limits"),
+        (1e-3, 0.0, "good", "good", "within limits"),  # within some units of the precision
+        (0.2, 9e-4, "bad", "good", "builder"),
+        (0.02, 9e-4, "good", "good", "within limits"),
+        (0.2, 0.19, "bad", "bad", "precision"),
+        (0.2, 0.15, "bad", "good", "precision"),
+        (0.2, 0.1, "bad", "good", "builder"),
+        (math.inf, math.inf, "bad", "bad", "precision"),
+        (1e-3, math.inf, "good", "bad", "within limits"),
     ],
 )
 def test_statements_follow_from_the_numbers(engine, precision, verdict, emulated, statement) -> None:
@@ -69,20 +69,20 @@ def converted(
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_sound_engines_are_good_for_their_precision(precision: Precision, tmp_path: Path) -> None:
+def test_sound_engines_are_within_limits(precision: Precision, tmp_path: Path) -> None:
     tracker = MemoryTracker()
     result = converted(zoo.classifier(), precision, tmp_path, tracker)
     found, info = result.evaluation.attribution, tracker.info(result.run_id)
-    assert found.statement == info.tags[schema.Tag.ATTRIBUTION] == "good for its precision"
+    assert found.statement == info.tags[schema.Tag.ATTRIBUTION] == "within limits"
     assert (found.worst.precision > 1e-4) == (precision == "int8")
     assert (result.called, result.verdict) == (precision.upper(), "good")
     assert result.evaluation.computed.share == 1.0 and result.evaluation.emulated is None
     assert info.metrics[schema.Metric.ATTRIBUTION, "precision"] == found.worst.precision
-    assert f"The engine is good for its precision, {precision.upper()}; of the relative error" in result.page()
+    assert f"The error is within the limits for {precision.upper()}; of the relative error" in result.page()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_wrong_engines_are_worse_than_their_precision(
+def test_wrong_engines_are_the_builders_fault(
     precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build = OnnxRuntimeBackend.build
@@ -93,11 +93,11 @@ def test_wrong_engines_are_worse_than_their_precision(
 
     monkeypatch.setattr(OnnxRuntimeBackend, "build", build_another)
     found = converted(models.conv_net(), precision, tmp_path).evaluation.attribution
-    assert found.statement == "worse than its precision"
-    assert found.worst.builder > 0.02 and "the builder is the cause" in found.sentence()
+    assert found.statement == "builder"
+    assert found.worst.builder > 0.02 and "The cause is the builder" in found.sentence()
 
 
-def test_insufficient_precision_is_the_problem(tmp_path: Path) -> None:
+def test_insufficient_precision_is_the_cause(tmp_path: Path) -> None:
     """Weights of INT8 per channel are 1/254 of the largest of theirs: a thousandth of it rounds to nothing."""
     weight = np.full((64, 16), 1e-3, np.float32)
     weight[0] = 1.0
@@ -106,13 +106,13 @@ def test_insufficient_precision_is_the_problem(tmp_path: Path) -> None:
     x[:, 0] = 0
     result = converted(Case(proto, {"x": x}, name="lost"), "int8", tmp_path)
     found = result.evaluation.attribution
-    assert (result.verdict, found.statement) == ("bad", "precision is the problem")
+    assert (result.verdict, found.statement) == ("bad", "precision")
     assert "INT8 does not suffice for this model" in found.sentence()
 
 
 def test_failed_emulation_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse = Mock(side_effect=errors.BackendError("no such kernel"))
-    monkeypatch.setattr("trtops.ops.evaluation.attribution.run_in_16_bit", refuse)
+    monkeypatch.setattr("trtops.ops.evaluation.limits.run_in_16_bit", refuse)
     result = converted(zoo.classifier(), "fp16", tmp_path)
     assert "no such kernel" in result.evaluation.attribution.why_not
     assert "The cause of the error could not be measured" in result.page()
@@ -161,7 +161,7 @@ def test_fp16_overflow_is_found_by_emulation(tmp_path: Path) -> None:
     tracker = MemoryTracker()
     result = converted(zoo.overflowing(), "fp16", tmp_path, tracker)
     found = result.evaluation.attribution
-    assert found.statement == "precision is the problem" and "overflows in FP16: `h`." in found.sentence()
+    assert found.statement == "precision" and "overflows in FP16: `h`." in found.sentence()
     assert result.evaluation.report.verdict == "good"
     assert result.verdict == tracker.info(result.run_id).verdict == "bad"
     assert result.reasons[0] == "in FP16 as a GPU rounds it: 'h' overflows, 79,488 > 65,504"

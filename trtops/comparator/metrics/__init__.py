@@ -29,7 +29,7 @@ import numpy as np
 
 from trtops import errors
 from trtops.comparator.arrays import Array, dtype_name, holds_strings, most, to_numpy
-from trtops.comparator.metrics.difference import difference_of
+from trtops.comparator.metrics.difference import Difference, difference_of
 from trtops.comparator.metrics.quantiles import measure_in_one_pass
 from trtops.comparator.metrics.rows import likely_axis
 from trtops.comparator.metrics.totals import Totals, largest_finite
@@ -53,6 +53,18 @@ class Quantile(Record):
     level: float
     abs: float
     rel: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelErrors(Record):
+    """Errors of each channel along an axis, in the output's own unit: measured ones, or limits of them.
+
+    NaN in an error makes both of its channel's numbers NaN, and no limit allows them.
+    """
+
+    axis: int
+    max_abs: tuple[float, ...]
+    rms: tuple[float, ...]  # root mean square
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +107,7 @@ class OutputStatistics(Record):
     scale: float | None = None  # largest finite magnitude in the reference; None for strings
     class_axis: int | None = None  # as the tolerances or the model name it
     clamped: int = 0  # elements that stand for infinity on both sides and were counted as equal
+    channels: ChannelErrors | None = None  # along the axis that the tolerances name
 
     if TYPE_CHECKING:  # the table adds fields of type `float | None`
 
@@ -149,6 +162,7 @@ def statistics_of_iterations(
     clamped_equal: bool = False,
     atol_of_scale: float = 0.0,
     class_axis: int | None = None,
+    channel_axis: int | None = None,
 ) -> OutputStatistics:
     """All statistics of one output against its reference, over all iterations together.
 
@@ -165,6 +179,8 @@ def statistics_of_iterations(
         atol_of_scale: Absolute tolerance as a fraction of the reference's largest finite magnitude; the larger of this
             and ``atol`` counts.
         class_axis: The axis of classes; by default the second of images and else the last longer than 1.
+        channel_axis: The axis of channels whose errors are measured one by one; None measures none. All shapes must
+            have as many channels.
 
     Raises ComparisonError if there is no iteration, shapes differ, dtypes change between iterations, or one side alone
     holds strings; ConfigError if a quantile level is not between 0 and 1.
@@ -220,8 +236,26 @@ def statistics_of_iterations(
         scale=None if differ.text else total.peak_b,
         class_axis=class_axis,
         clamped=clamped,
+        channels=None if channel_axis is None else _errors_by_channel(arrays, channel_axis, differ),
         **measured,
     )
+
+
+def _errors_by_channel(arrays: list[Pair], axis: int, differ: Difference) -> ChannelErrors | None:
+    """The errors of each channel; None if there is no such axis, or its length changes."""
+    if any(not -b.ndim <= axis < b.ndim for _, b in arrays) or len({b.shape[axis] for _, b in arrays}) != 1:
+        return None
+    largest = square = np.zeros(arrays[0][1].shape[axis])
+    count = 0
+    with np.errstate(all="ignore"):
+        for a, b in arrays:
+            d = differ(a.reshape(-1), b.reshape(-1))[2].reshape(b.shape)
+            rows = np.moveaxis(d, axis, 0).reshape(b.shape[axis], -1)
+            largest = np.maximum(largest, rows.max(axis=1, initial=0.0))
+            square = square + np.einsum("ij,ij->i", rows, rows)
+            count += rows.shape[1]
+        rms = np.sqrt(square / max(count, 1))
+    return ChannelErrors(axis=axis, max_abs=tuple(largest.tolist()), rms=tuple(rms.tolist()))
 
 
 def _without_clamped(arrays: list[Pair]) -> tuple[list[Pair], int]:

@@ -18,8 +18,9 @@ from trtops.backend.worker import IsolatedBackend
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
 from trtops.ops.auditing.result import Difference, Grade, Rebuild, WayName
 from trtops.ops.campaign.config import DebugBuildConfig
-from trtops.ops.evaluation.check import CheckConfig, Evaluation, tolerances_for
+from trtops.ops.evaluation.check import CheckConfig, Evaluation
 from trtops.ops.evaluation.data import collect, golden_outputs
+from trtops.ops.evaluation.limits import tolerances_for
 from trtops.record import sha256
 from trtops.spec import BuildConfig, Environment, OptimizationProfile
 from trtops.tactics.denied import DenyList

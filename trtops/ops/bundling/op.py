@@ -21,12 +21,14 @@ from trtops.backend.base import Feed
 from trtops.backend.onnx.model import Model, is_large
 from trtops.backend.onnx.save import save_model
 from trtops.backend.trt.choices.timing_cache import TimingCache
+from trtops.comparator.results import IterationResult, RunResults
 from trtops.json import from_json
 from trtops.ops.auditing.rebuilding import Logged, MaterialFolder, gather
 from trtops.ops.bundling.case import Case, case_of, engine_case
-from trtops.ops.evaluation.check import CheckConfig, tolerances_for
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.command import run_group
 from trtops.ops.evaluation.data import golden_outputs, scripts_of
+from trtops.ops.evaluation.limits import RightModel
 from trtops.ops.result import OpResult
 from trtops.record import Record, sha256_file
 from trtops.spec import BuildSpec, Environment
@@ -186,13 +188,15 @@ def _failed_case(
         golden = list(golden_outputs(model, feeds, None)[0][1])
     except errors.TrtopsError:  # the model does not run at all
         golden = [{} for _ in feeds]
+    expected = RunResults([("golden", [IterationResult(dict(outputs)) for outputs in golden])])
+    right = RightModel(model=model, build=spec.config, feeds=feeds, golden=expected, calibration=ranges)
     case = Case(
         name=f"{info.experiment} {info.params.get('precision', '')}".strip(),
         backend=spec.config.backend,
         model=model.proto(),
         feeds=feeds,
         golden=golden,
-        tolerances=tolerances_for(spec.config.precision, check.tolerances, model),
+        tolerances=right.tolerances(check.tolerances),
         verdict="error",
         settings={},
         reasons=(why,) if why else (),

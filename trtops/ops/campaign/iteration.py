@@ -16,15 +16,15 @@ from trtops.backend.base import Build, Caches, Engine
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend
-from trtops.comparator.report import Tolerances
 from trtops.comparator.results import RunResults
 from trtops.json import save_json
 from trtops.ops.campaign.config import BuildRequest, Campaign
 from trtops.ops.campaign.workers import warm_backend
 from trtops.ops.engines.convert import BuildJob, deny_list, read_cache_file
-from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_evaluation, tolerances_for
+from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_evaluation
 from trtops.ops.evaluation.command import CommandCheck
-from trtops.ops.evaluation.data import Emulation, emulate
+from trtops.ops.evaluation.data import Feeds
+from trtops.ops.evaluation.limits import RightModel
 from trtops.ops.evaluation.power import Power, measure_power
 from trtops.ops.evaluation.precision_check import PrecisionCheck, check_precision, log_kernels
 from trtops.ops.evaluation.submodel import CheckOutcome
@@ -188,6 +188,7 @@ def _evaluate_build(
             build.spec.config,
             str(_golden_file(tracker, campaign)),
             found,
+            build.calibration_cache,
             timeout=backend.timeout,
         )
         log_evaluation(run, evaluation)
@@ -210,19 +211,25 @@ def _evaluate_build(
 
 
 def evaluate_in_child(
-    engine: Engine, model: Model, check: CheckConfig, build: BuildConfig, golden: str, found: PrecisionCheck
+    engine: Engine,
+    model: Model,
+    check: CheckConfig,
+    build: BuildConfig,
+    golden: str,
+    found: PrecisionCheck,
+    calibration: bytes | None = None,
 ) -> tuple[Evaluation, Sequence[tuple[str, bytes]]]:
     """Load an engine, run it on the check's data and compare; and draw the errors, if the config requests it."""
-    tolerances = tolerances_for(build.precision, check.tolerances, model)
-    if build.mark:
-        tolerances = replace(tolerances, allow_extra_outputs=True)
     feeds = check.open_for(model, profiles=build.profiles)
+    right = _right_model(model, check, build, golden, feeds, calibration)
     with engine_backend(engine.backend).runner(engine) as runner:
         expected = _load_golden(golden)
-        evaluation, outputs = evaluate(runner, expected, feeds, check, tolerances)
-    evaluation = _with_emulated(replace(evaluation, computed=found), model, build, check, golden, tolerances)
+        evaluation, outputs = evaluate(runner, expected, feeds, check, right)
+    emulated = None if found.low_precision is None else right.emulation(check.tolerances)
+    evaluation = replace(evaluation, computed=found, emulated=emulated)
     if check.power:
         # The same for all builds of a campaign.
+        tolerances = right.tolerances(check.tolerances)
         key = digest([model.info.sha256, check.to_dict(), golden, tolerances.to_dict()])
         if key not in _powers:
             _powers.clear()
@@ -235,25 +242,27 @@ def evaluate_in_child(
     return evaluation, list(error_figures(outputs, expected))
 
 
-_emulations: dict[str, Emulation] = {}
+_right: dict[str, RightModel] = {}
 _powers: dict[str, Power] = {}
 
 
-def _with_emulated(
-    evaluation: Evaluation, model: Model, build: BuildConfig, check: CheckConfig, golden: str, tolerances: Tolerances
-) -> Evaluation:
-    """The evaluation with the emulated model, which is computed once for all builds of a campaign."""
-    # Everything that decides an emulated model's outputs and their verdict.
-    key = digest([model.info.sha256, build.precision, list(build.keep), check.to_dict(), golden, tolerances.to_dict()])
-    precision = None if evaluation.computed is None else evaluation.computed.low_precision
-    if precision is None:
-        return evaluation
-    if key not in _emulations:
-        feeds = check.open_for(model, profiles=build.profiles)
-        result = emulate(model, precision, feeds, _load_golden(golden), tolerances, build.keep)
-        _emulations.clear()  # a warm child may serve campaigns of many models, one after the other
-        _emulations[key] = result
-    return replace(evaluation, emulated=_emulations[key])
+def _right_model(
+    model: Model, check: CheckConfig, build: BuildConfig, golden: str, feeds: Feeds, calibration: bytes | None
+) -> RightModel:
+    """The right model, which is rounded once for all builds of a campaign: they get the same limits."""
+    # Everything that decides it. The calibration cache is not part of it: builds of a campaign share its data.
+    key = digest([model.info.sha256, build.precision, build.backend, list(build.keep), check.to_dict(), golden])
+    if key not in _right:
+        _right.clear()  # a warm child may serve campaigns of many models, one after the other
+        _right[key] = RightModel(
+            model=model,
+            build=build,
+            feeds=feeds,
+            golden=_load_golden(golden),
+            golden_given=check.golden is not None,
+            calibration=calibration,
+        )
+    return _right[key]
 
 
 @functools.lru_cache(maxsize=1)  # a warm child evaluates the builds of one campaign, all by the same outputs

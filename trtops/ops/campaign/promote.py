@@ -18,12 +18,13 @@ from trtops.comparator.report import compare_outputs
 from trtops.ops.campaign.config import BuildPlace, DebugBuildConfig
 from trtops.ops.campaign.open_campaign import find_model
 from trtops.ops.campaign.workers import close_workers, warm_backend
-from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_evaluation, tolerances_for, with_power
+from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_evaluation, with_power
 from trtops.ops.evaluation.data import collect, golden_outputs, scripts_of
+from trtops.ops.evaluation.limits import RightModel
 from trtops.ops.evaluation.precision_check import check_precision, log_kernels
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.record import Record, sha256, with_options
-from trtops.spec import BackendName, BuildConfig, Environment
+from trtops.spec import BackendName, Environment
 from trtops.system.allowed import ask_for
 from trtops.tracking import builds, campaigns, schema
 from trtops.tracking.base import RegisteredVersion, Run, RunInfo, StoredRun, Tracker, Verdict, incomplete
@@ -226,7 +227,7 @@ def _build_and_verify(
         for file in model.files():
             run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")
         evaluation, agreement = backend.worker.run(
-            _compare_in_child, build.engine, source.engine, model, check, wanted, timeout=backend.timeout
+            _compare_in_child, build, source.engine, model, check, timeout=backend.timeout
         )
     log_evaluation(run, evaluation)
     log_kernels(run, build)
@@ -255,18 +256,24 @@ def _build_and_verify(
     return result.kept_in(run, stored.info.experiment), build
 
 
-def _compare_in_child(
-    engine: Engine, other: Engine, model: Model, check: CheckConfig, build: BuildConfig
-) -> tuple[Evaluation, Evaluation]:
+def _compare_in_child(build: Build, other: Engine, model: Model, check: CheckConfig) -> tuple[Evaluation, Evaluation]:
     """Evaluate an engine against golden outputs, and against another engine's outputs."""
-    tolerances = tolerances_for(build.precision, check.tolerances, model)
-    feeds = check.open_for(model, profiles=build.profiles)
-    backend = engine_backend(engine.backend)
+    feeds = check.open_for(model, profiles=build.spec.config.profiles)
+    backend = engine_backend(build.engine.backend)
     golden = golden_outputs(model, feeds, check.golden)
-    with backend.runner(engine) as runner:
-        evaluated = evaluate(runner, golden, feeds, check, tolerances)
+    right = RightModel(
+        model=model,
+        build=build.spec.config,
+        feeds=feeds,
+        golden=golden,
+        golden_given=check.golden is not None,
+        calibration=build.calibration_cache,
+    )
+    with backend.runner(build.engine) as runner:
+        evaluated = evaluate(runner, golden, feeds, check, right)
     with backend.runner(other) as runner:
         expected = collect(runner, feeds)
+    tolerances = right.tolerances(check.tolerances)
     evaluation = with_power(evaluated[0], model, feeds, golden, check, tolerances)
     return evaluation, Evaluation(report=compare_outputs(evaluated[1], expected, tolerances))
 

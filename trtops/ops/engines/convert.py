@@ -29,10 +29,10 @@ from trtops.ops.evaluation.check import (
     describe_measurements,
     evaluate,
     log_evaluation,
-    tolerances_for,
     with_power,
 )
-from trtops.ops.evaluation.data import DataConfig, Feeds, emulate, golden_outputs, open_feeds
+from trtops.ops.evaluation.data import DataConfig, Feeds, golden_outputs, open_feeds
+from trtops.ops.evaluation.limits import RightModel
 from trtops.ops.evaluation.options import command_options, data_options
 from trtops.ops.evaluation.precision_check import check_precision, log_kernels
 from trtops.ops.result import OpResult, finish_with, model_file, op_run, run_step
@@ -167,13 +167,12 @@ def builds_table(results: Iterable[ConvertResult], write: Callable[..., str] = t
     for result in results:
         evaluation, found = result.evaluation, result.evaluation.computed
         outputs = evaluation.report.outputs
-        errors_of_outputs = [output.statistics.max_abs for output in outputs if output.statistics is not None]
         agreements = [share for output in outputs if (share := output.value(_TOP1)) is not None]
         row = {
             "build": result.called,
             "kernels in it": "-" if found is None or found.share is None else f"{found.share:.0%}",
             "verdict": result.verdict,
-            "largest error": f"{max(errors_of_outputs, default=float('nan')):.3g}",
+            "decided by": evaluation.report.decided_by,
             "top-1 agreement": f"{min(agreements):.2%}" if agreements else "-",
             "accuracy": f"{evaluation.accuracy.actual:.2%}" if evaluation.accuracy else "-",
             "p50": f"{evaluation.latency.p50_ms:.3f} ms" if evaluation.latency else "-",
@@ -350,37 +349,31 @@ def _evaluate(
 ) -> tuple[Evaluation, RunResults, RunResults]:
     """The evaluation, the engine's outputs and the golden outputs."""
     check = config.check
-    tolerances = tolerances_for(config.build.precision, check.tolerances, model)
-    # Marked tensors become outputs of the engine that the model itself does not have.
-    if config.build.mark:
-        tolerances = replace(tolerances, allow_extra_outputs=True)
     golden = run_step("run reference", golden_outputs, model, feeds, check.golden)
+    right = RightModel(
+        model=model,
+        build=config.build,
+        feeds=feeds,
+        golden=golden,
+        golden_given=check.golden is not None,
+        calibration=build.calibration_cache,
+    )
+    # Before the engine is loaded, since each takes as much memory as it has weights.
+    run_step("measure noise", right.tolerances, check.tolerances)
     computed = check_precision(build, check.min_precision_share)
     with contextlib.ExitStack() as stack:
         runner = stack.enter_context(backend.runner(build.engine))
-        evaluation, outputs = evaluate(runner, golden, feeds, check, tolerances)
+        evaluation, outputs = evaluate(runner, golden, feeds, check, right)
         if not config.attribute_error:
-            stack.close()  # frees the engine's memory before the model is emulated
+            stack.close()
         # Whether the model in this precision is bad on any hardware, or only this engine of it.
-        emulated = None
-        if computed.low_precision is not None:
-            emulated = emulate(model, computed.low_precision, feeds, golden, tolerances, config.build.keep)
+        emulated = None if computed.low_precision is None else right.emulation(check.tolerances)
         evaluation = replace(evaluation, computed=computed, emulated=emulated)
         if config.attribute_error:
-            found = attribute(
-                model,
-                build,
-                runner,
-                outputs,
-                golden,
-                list(feeds),
-                tolerances,
-                engine=evaluation.verdict,
-                computed=computed,
-                golden_given=check.golden is not None,
-            )
+            verdict = evaluation.verdict
+            found = attribute(right, runner, outputs, check.tolerances, engine=verdict, computed=computed)
             evaluation = replace(evaluation, attribution=found)
-    evaluation = with_power(evaluation, model, feeds, golden, check, tolerances)
+    evaluation = with_power(evaluation, model, feeds, golden, check, right.tolerances(check.tolerances))
     return evaluation, outputs, golden
 
 

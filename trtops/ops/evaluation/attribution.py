@@ -13,7 +13,7 @@ accumulate in too few bits, fusions, wrong tactics.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -21,42 +21,34 @@ import numpy as np
 import numpy.typing as npt
 
 from trtops import errors
-from trtops.comparator.report import Tolerances, compare_outputs
-from trtops.comparator.results import RunResults
-from trtops.ops.evaluation.data import (
-    UNITS,
-    all_numbers,
-    collect,
-    golden_outputs,
-    moved_reference,
-    root_mean_square,
-    run_in_16_bit,
-)
+from trtops.comparator.report import compare_outputs
+from trtops.ops.evaluation.data import UNITS, all_numbers, collect, root_mean_square
+from trtops.ops.evaluation.limits import MULTIPLES, STANDS_FOR_INFINITY
 from trtops.record import Record
 from trtops.spec import Precision
 from trtops.verdict import PASSED, Verdict
 
 if TYPE_CHECKING:
-    from trtops.backend.base import BaseRunner, Build, Feed
-    from trtops.backend.onnx.model import Model
+    from trtops.backend.base import BaseRunner
+    from trtops.comparator.report import Tolerances
+    from trtops.comparator.results import RunResults
+    from trtops.ops.evaluation.limits import RightModel
     from trtops.ops.evaluation.precision_check import PrecisionCheck
 
 # How many times precision and noise together a sound engine's error may be: it rounds in other places and orders.
+# FP32 has a multiple of its own, because its sums are not emulated.
 TIMES = 3.0
 # Error in rounding units of the output's size that every engine may have.
 UNITS_ALLOWED = 4.0
-# Larger values stand for infinity. 16 bit clamps them, so they are left out.
-_STANDS_FOR_INFINITY = 1e9
 
 Numbers: TypeAlias = "npt.NDArray[np.float64]"
 
-Statement: TypeAlias = Literal[
-    "good for its precision", "worse than its precision", "precision is the problem", "not in its precision", "unknown"
-]
+Statement: TypeAlias = Literal["within limits", "builder", "precision", "noise", "not in its precision", "unknown"]
 _SENTENCES: dict[Statement, str] = {
-    "good for its precision": "The engine is good for its precision, {}",
-    "worse than its precision": "The engine is worse than its precision, {}: the builder is the cause",
-    "precision is the problem": "The precision is the problem: {} does not suffice for this model",
+    "within limits": "The error is within the limits for {}",
+    "builder": "The cause is the builder: the engine is worse than {} explains",
+    "precision": "The cause is the precision: {} does not suffice for this model",
+    "noise": "The cause is noise: the error is that of rounding to FP32 and of repeated runs, and {} adds less",
     "not in its precision": "The engine is not in its precision, {}: it computes in another",
     "unknown": "No output has numbers to attribute an error of {} to",
 }
@@ -82,7 +74,8 @@ class OutputErrors(Record):
 
         ``unit`` is the rounding unit of the engine's precision.
         """
-        allowed = max(TIMES * math.hypot(self.precision, self.noise), UNITS_ALLOWED * unit)
+        times = MULTIPLES["fp32"] if unit == UNITS["fp32"] else TIMES
+        allowed = max(times * math.hypot(self.precision, self.noise), UNITS_ALLOWED * unit)
         return self.engine / allowed if math.isfinite(allowed) else 1.0 if math.isinf(self.engine) else 0.0
 
 
@@ -106,19 +99,19 @@ class Attribution(Record):
 
     @property
     def statement(self) -> Statement:
-        """The cause of the error. A bad engine within its allowed error gets the larger of the two parts."""
+        """The cause of the error. A bad engine within its allowed error gets the largest of the three parts."""
         if not self.computed:
             return "not in its precision"
         worst = self.worst
         if worst is None or self.why_not:
             return "unknown"
-        if worst.excess(self.unit) > 1:
-            return "worse than its precision"
         if self.engine in PASSED:
-            return "good for its precision"
-        if self.emulated != "good" or math.hypot(worst.precision, worst.noise) >= worst.builder:
-            return "precision is the problem"
-        return "worse than its precision"
+            return "within limits"
+        if worst.excess(self.unit) > 1:
+            return "builder"
+        if self.emulated != "good" or worst.precision >= max(worst.noise, worst.builder):
+            return "precision"
+        return "noise" if worst.noise >= worst.builder else "builder"
 
     def sentence(self) -> str:
         """The statement with its numbers."""
@@ -140,32 +133,26 @@ class Attribution(Record):
 
 
 def attribute(
-    model: Model,
-    build: Build,
+    right: RightModel,
     runner: BaseRunner,
     outputs: RunResults,
-    golden: RunResults,
-    feeds: Sequence[Feed],
-    tolerances: Tolerances,
+    tolerances: Tolerances | None,
     *,
     engine: Verdict,
     computed: PrecisionCheck,
-    golden_given: bool,
 ) -> Attribution:
     """Measure the parts of an engine's error on the inputs that its outputs and the golden ones are for.
 
-    The runner is active. ``engine`` is the verdict on the engine, and ``golden_given`` says that the golden outputs are
-    not the model's own.
+    The runner is active. ``engine`` is the verdict on the engine; ``tolerances`` are those given, if any.
     """
-    precision = build.spec.config.precision
+    precision, golden, plain = right.precision, right.golden, right.plain
     found = Attribution(precision=precision, unit=UNITS[precision], engine=engine, computed=computed.lowered)
     try:
-        plain = golden_outputs(model, feeds, None) if golden_given else golden
-        emulated, overflows = _emulated(model, build, feeds, plain)
-        moved = moved_reference(model, feeds, "fp32")
+        (emulated, overflowing), moved = right.rounded, right.moved
     except errors.TrtopsError as exc:
         return replace(found, why_not=f"the model does not run in {precision.upper()} ({exc})"[:600])
-    again = collect(runner, feeds)
+    overflows = tuple(tensor for tensor, _ in overflowing)
+    again = collect(runner, right.feeds)
     measured = []
     runs = {"golden": golden, "engine": outputs, "emulated": emulated, "again": again, "plain": plain}
     for name in golden[0][1][0]:
@@ -173,7 +160,8 @@ def attribute(
         if len(columns) == len(runs) and len({numbers.shape for numbers in columns.values()}) == 1:
             nudged = None if moved is None else all_numbers(moved, name)
             measured.append(_output_errors(name, nudged, columns))
-    enough = bool(compare_outputs(emulated, golden, tolerances)) and not overflows
+    useful = right.useful if tolerances is None else right.tolerances(tolerances)
+    enough = bool(compare_outputs(emulated, golden, useful)) and not overflows
     return replace(
         found,
         outputs=tuple(measured),
@@ -184,47 +172,10 @@ def attribute(
     )
 
 
-def _emulated(
-    model: Model, build: Build, feeds: Sequence[Feed], plain: RunResults
-) -> tuple[RunResults, tuple[str, ...]]:
-    """The model's outputs in the requested precision, every result rounded and nothing fused, and what overflows.
-
-    Raises UnsupportedFeatureError if the precision cannot be emulated.
-    """
-    from trtops.backend.onnx.quantize import OP_TYPES, insert_qdq, is_quantized
-    from trtops.backend.onnxrt.runner import reference_outputs
-    from trtops.calibration.cache import read_cache
-
-    config = build.spec.config
-    if config.precision == "fp32" or is_quantized(model.structure()):
-        return plain, ()
-    if config.precision == "fp8":
-        raise errors.UnsupportedFeatureError("FP8 cannot be emulated")
-    overflows: tuple[str, ...] = ()
-    if config.precision == "int8":
-        if build.calibration_cache is None:
-            raise errors.CalibrationError("the INT8 build left no calibration cache")
-        op_types: Sequence[str] = OP_TYPES
-        if config.backend == "onnxruntime":
-            from trtops.backend.onnxrt.calibration import INT8_OP_TYPES
-
-            op_types = INT8_OP_TYPES
-        proto = model.proto(lean=True)
-        ranges = read_cache(build.calibration_cache)
-        insert_qdq(proto, ranges, style=config.backend, keep=config.keep, op_types=op_types, policy="partial")
-        found = reference_outputs(proto, feeds)
-    else:
-        found, overflowing = run_in_16_bit(model, config.precision, feeds, config.keep)
-        overflows = tuple(tensor for tensor, _ in overflowing)
-    results = RunResults()
-    results.add([{name: arrays[name] for name in plain[0][1][0]} for arrays in found])
-    return results, overflows
-
-
 def _output_errors(name: str, nudged: Numbers | None, numbers: Mapping[str, Numbers]) -> OutputErrors:
     """One output's errors, from the numbers of each run."""
     golden, engine = numbers["golden"], numbers["engine"]
-    counted = np.isfinite(golden) & (np.abs(golden) < _STANDS_FOR_INFINITY)
+    counted = np.isfinite(golden) & (np.abs(golden) < STANDS_FOR_INFINITY)
     size = root_mean_square(golden[counted])
 
     def distance(one: Numbers, other: Numbers) -> float:

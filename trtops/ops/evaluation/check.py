@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,25 +13,19 @@ import numpy as np
 
 from trtops import errors
 from trtops.backend.base import BaseRunner, Feed
-from trtops.comparator.report import (
-    ComparisonReport,
-    OutputTolerances,
-    Tolerances,
-    compare_outputs,
-    iterations_of,
-)
+from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs, iterations_of
 from trtops.comparator.results import RunResults
 from trtops.comparator.table import RECORDED
 from trtops.json.numpy_files import load_numpy
 from trtops.ops.evaluation.attribution import Attribution
 from trtops.ops.evaluation.coverage import Coverage
 from trtops.ops.evaluation.data import DataConfig, Emulation, Feeds, collect
-from trtops.ops.evaluation.evidence import Evidence, SeenFeeds, margin
+from trtops.ops.evaluation.evidence import Evidence, SeenFeeds
+from trtops.ops.evaluation.limits import NoiseLimits, RightModel
 from trtops.ops.evaluation.power import Power, measure_power
 from trtops.ops.evaluation.precision_check import PrecisionCheck
 from trtops.ops.result import run_step
 from trtops.record import Record
-from trtops.spec import Precision
 from trtops.tables import markdown_table
 from trtops.tracking import schema
 from trtops.tracking.base import MetricName, Run, Verdict
@@ -55,7 +48,8 @@ class CheckConfig(DataConfig):
         golden: Saved outputs to compare with (``.json`` or ``.npz``); by default those of the model in ONNX Runtime, in
             its own precision and without optimization.
         labels: An ``.npy`` file with the class of every sample, to report accuracy.
-        tolerances: When outputs are good enough; the precision's default unless given.
+        tolerances: When outputs are good enough; by default limits from what rounding to the precision does to the
+            model on this data (:mod:`trtops.ops.evaluation.limits`).
         warm_up: Inferences before latency is measured; fewer, but at least one, if they take over half a second.
         latency_runs: Inferences whose latency is measured, on the first feed; fewer, but at least 5, if they take over
             two seconds; 0 measures none.
@@ -116,6 +110,7 @@ class Evaluation(Record):
     evidence: Evidence | None = None  # None for saved outputs, whose inputs are not known
     coverage: Coverage | None = None  # as evidence
     power: Power | None = None  # None if it was not requested
+    noise: NoiseLimits | None = None  # the model's own noise, from which the limits are derived; None if they are given
 
     @property
     def verdict(self) -> Verdict:
@@ -136,6 +131,8 @@ class Evaluation(Record):
     @property
     def _faults(self) -> tuple[str, ...]:
         found = self.report.reasons + (() if self.emulated is None else self.emulated.reasons)
+        if self.noise is not None:
+            found += self.noise.reasons(self.report)
         # All feeds together may hide an error that only some of them have.
         if self.report and self.evidence is not None:
             bad = (entry for entry in self.evidence.shapes if entry.verdict == "bad")
@@ -159,61 +156,20 @@ class Evaluation(Record):
         return self.emulated is None or not self.computed.emulation_counts
 
 
-def default_tolerances(precision: Precision) -> Tolerances:
-    """The tolerances that a sound engine of a precision is expected to meet.
-
-    All are relative to the output's own scale. In every precision the output must vary as the golden one does (a
-    constant or shuffled one never passes), and nearly all integers and booleans must be equal.
-    """
-    if precision in ("int8", "fp8"):
-        # These change single values by more than any useful tolerance. The output as a whole is evaluated instead: its
-        # direction and its length.
-        whole = {"min_cosine": 0.99, "max_nrmse": 0.2, "min_correlation": 0.9, "min_agreement": 0.9}
-        return Tolerances(atol=math.inf, rtol=math.inf, **whole, clamped_equal=True)
-    # FP16 and BF16 round each value to 11 and 8 bits, and about twenty such roundings are allowed.
-    bound = {"fp32": 1e-5, "fp16": 20 * 2.0**-11, "bf16": 20 * 2.0**-8}[precision]
-    return Tolerances(
-        atol=1e-9,  # the allowed error of an output of zeros
-        rtol=bound,
-        atol_of_scale=bound,
-        max_nrmse=bound,
-        min_correlation=0.99 if precision == "fp32" else 0.9,
-        min_agreement=0.999 if precision == "fp32" else 0.95,
-        clamped_equal=True,
-    )
-
-
-def tolerances_for(precision: Precision, given: Tolerances | None, model: Model | None = None) -> Tolerances:
-    """The given tolerances, or else :func:`default_tolerances`, with the axis of classes of each output of scores."""
-    if model is None:
-        return default_tolerances(precision) if given is None else given
-    from trtops.backend.onnx.model import class_axes
-    from trtops.backend.onnx.quantize import is_quantized
-
-    structure = model.structure()
-    if given is None and is_quantized(structure):
-        precision = "int8"  # rounding moves values to the next step
-    own = given or default_tolerances(precision)
-    asked: dict[str, Any] = {"min_top1_agreement": 0.95} if given is None and precision in ("int8", "fp8") else {}
-    per_output = {name: OutputTolerances(class_axis=axis, **asked) for name, axis in class_axes(structure).items()}
-    for name, tolerances in own.per_output.items():
-        if tolerances.class_axis is None and name in per_output:
-            tolerances = dataclasses.replace(tolerances, class_axis=per_output[name].class_axis)
-        per_output[name] = tolerances
-    return dataclasses.replace(own, per_output=per_output)
-
-
 def evaluate(
-    runner: BaseRunner, golden: RunResults, feeds: Feeds, config: CheckConfig, tolerances: Tolerances
+    runner: BaseRunner, golden: RunResults, feeds: Feeds, config: CheckConfig, right: RightModel
 ) -> tuple[Evaluation, RunResults]:
     """Run an active runner, compare its outputs with golden ones, measure latency and accuracy; also the outputs.
+
+    Limits that the config does not give are those of the right model.
 
     InputError if a feed does not fit the model; ComparisonError if the numbers of feeds and golden outputs differ.
     """
     seen = SeenFeeds(feeds)
     outputs = run_step("run", collect, runner, seen)
     latency = measure_latency(runner, feeds, config)
-    return run_step("compare", assess, outputs, golden, latency, config, tolerances, feeds, seen), outputs
+    tolerances = right.tolerances(config.tolerances)
+    return run_step("compare", assess, outputs, golden, latency, config, tolerances, feeds, seen, right), outputs
 
 
 def assess(
@@ -224,11 +180,14 @@ def assess(
     tolerances: Tolerances,
     feeds: Feeds | None = None,
     seen: SeenFeeds | None = None,
+    right: RightModel | None = None,
 ) -> Evaluation:
     """Compare outputs with golden ones, and with labels if there are any; errors as for :func:`evaluate`.
 
-    ``feeds`` are the inputs, and ``seen`` has read them; without them the evaluation has no evidence.
+    ``feeds`` are the inputs, and ``seen`` has read them; without them the evaluation has no evidence. The tolerances
+    are those of ``right`` unless the config gives them.
     """
+    noise = right.noise if right is not None and config.tolerances is None else None
     report = compare_outputs(outputs, golden, tolerances)
     evidence, coverage, given = None, None, report.iterations
     if feeds is not None and seen is not None:
@@ -237,17 +196,24 @@ def assess(
             source=feeds.source,
             feeds=len(seen.places),
             samples=seen.samples,
-            shapes=seen.entries(iterations_of(outputs, "actual"), iterations_of(golden, "golden"), tolerances),
+            shapes=seen.entries(
+                iterations_of(outputs, "actual"),
+                iterations_of(golden, "golden"),
+                tolerances,
+                right.tolerances_of if right is not None and noise is not None else None,
+            ),
             assumed=feeds.assumed,
             reference="the model in ONNX Runtime, not optimized" if config.golden is None else config.golden,
-            limits="the default ones" if config.tolerances is None else "given ones",
-            margin=margin(report),
+            limits="given ones" if config.tolerances else "fixed ones" if noise is None else noise.sentence(),
+            margin=report.decided_by,
             elements=sum(o.statistics.elements for o in report.outputs if o.statistics is not None),
         )
         coverage = seen.covered.with_golden(golden)
     # Labels are for the given data, not for its copies at other shapes.
     accuracy = measure_accuracy(outputs, golden, config.labels, tolerances, given)
-    return Evaluation(report=report, latency=latency, accuracy=accuracy, evidence=evidence, coverage=coverage)
+    return Evaluation(
+        report=report, latency=latency, accuracy=accuracy, evidence=evidence, coverage=coverage, noise=noise
+    )
 
 
 def with_power(
@@ -265,7 +231,7 @@ def with_power(
         power = Power(why_not="the golden outputs are not those of a model")
     else:
         power = run_step("measure power", measure_power, model, feeds, golden, tolerances)
-    return dataclasses.replace(evaluation, power=power)
+    return replace(evaluation, power=power)
 
 
 def measure_latency(runner: BaseRunner, feeds: Iterable[Feed], config: CheckConfig) -> Latency | None:

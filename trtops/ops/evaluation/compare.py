@@ -19,14 +19,14 @@ from trtops.ops.evaluation.check import (
     describe_measurements,
     log_evaluation,
     measure_latency,
-    tolerances_for,
     with_power,
 )
 from trtops.ops.evaluation.data import collect
 from trtops.ops.evaluation.evidence import SeenFeeds
+from trtops.ops.evaluation.limits import RightModel, tolerances_for
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.reports.document import Section
-from trtops.spec import Precision
+from trtops.spec import BuildConfig, Precision
 from trtops.tracking import builds
 from trtops.tracking.base import Tracker, Verdict
 from trtops.tracking.records import RUN_PREFIX, run_id_of
@@ -101,14 +101,13 @@ def _evaluate_sides(actual: str, golden: str, check: CheckConfig, tracker: Track
     precisions = {info.params.get("precision") for info in runs}
     # Both sides may differ from the truth; the lowest precision bounds what can be expected of the comparison.
     precision: Precision = next((each for each in _LOWEST_FIRST if each in precisions), "fp32")
-    tolerances = tolerances_for(precision, check.tolerances, model)
     if isinstance(under_test, RunResults):
         if not isinstance(right, RunResults):
             raise errors.ConfigError(
                 f"{actual!r} holds saved outputs, whose inputs are not known, so {golden!r} cannot be run on them. "
                 "Compare saved outputs with saved outputs, or put the saved ones second."
             )
-        return assess(under_test, right, None, check, tolerances)
+        return assess(under_test, right, None, check, tolerances_for(precision, check.tolerances, model))
     # One side after the other: each takes as much memory as it has weights.
     with _runner_of(under_test) as runner:
         inputs = runner.get_input_metadata()
@@ -120,7 +119,21 @@ def _evaluate_sides(actual: str, golden: str, check: CheckConfig, tracker: Track
     if not isinstance(expected, RunResults):
         with _runner_of(expected) as runner:
             expected = collect(runner, feeds)
-    evaluation = assess(outputs, expected, latency, replace(check, golden=golden), tolerances, feeds, seen)
+    check = replace(check, golden=golden)
+    if model is None:
+        tolerances = tolerances_for(precision, check.tolerances)
+        evaluation = assess(outputs, expected, latency, check, tolerances, feeds, seen)
+    else:
+        held = next((builds.holder_of_engine(tracker, info) for info in runs if precision == "int8"), None)
+        rounded = RightModel(
+            model=model,
+            build=BuildConfig(precision=precision),
+            feeds=feeds,
+            golden=outputs if model is under_test else expected,
+            calibration=None if held is None else builds.load_build(held).calibration_cache,
+        )
+        tolerances = rounded.tolerances(check.tolerances)
+        evaluation = assess(outputs, expected, latency, check, tolerances, feeds, seen, rounded)
     return with_power(evaluation, right if isinstance(right, Model) else None, feeds, expected, check, tolerances)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +10,7 @@ import numpy as np
 
 from trtops.backend.base import Feed
 from trtops.calibration.data import samples_in
-from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
-from trtops.comparator.table import LIMITED
+from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.ops.evaluation.coverage import Covered
 from trtops.record import Record
 from trtops.verdict import Verdict
@@ -96,15 +94,25 @@ class SeenFeeds:
             self.covered.add(feed)
             yield feed
 
-    def entries(self, actual: Sequence[Any], golden: Sequence[Any], tolerances: Tolerances) -> tuple[ShapeEntry, ...]:
-        """A comparison for each set of shapes, in the order of the feeds; outputs have one mapping per feed."""
+    def entries(
+        self,
+        actual: Sequence[Any],
+        golden: Sequence[Any],
+        tolerances: Tolerances,
+        tolerances_of: Callable[[Sequence[int]], Tolerances] | None = None,
+    ) -> tuple[ShapeEntry, ...]:
+        """A comparison for each set of shapes, in the order of the feeds; outputs have one mapping per feed.
+
+        ``tolerances_of`` returns the tolerances for some feeds by number, where they differ from those for all.
+        """
         groups: dict[tuple[Any, ...], list[int]] = {}
         for number, (profile, _, shapes) in enumerate(self.places):
             groups.setdefault((profile, tuple(shapes.items())), []).append(number)
         found = []
         for numbers in groups.values():
             profile, point, shapes = self.places[numbers[0]]
-            report = compare_outputs([actual[n] for n in numbers], [golden[n] for n in numbers], tolerances)
+            own = tolerances if tolerances_of is None or len(groups) == 1 else tolerances_of(numbers)
+            report = compare_outputs([actual[n] for n in numbers], [golden[n] for n in numbers], own)
             measured = [o.statistics.max_abs for o in report.outputs if o.statistics is not None]
             found.append(
                 ShapeEntry(
@@ -118,32 +126,3 @@ class SeenFeeds:
                 )
             )
         return tuple(found)
-
-
-def margin(report: ComparisonReport) -> str:
-    """The number of a comparison that uses most of its limit, such as ``y: max abs 4.8e-05 of 0.001 allowed``."""
-    best, text = -1.0, ""
-    for output in report.outputs:
-        stats = output.statistics
-        if stats is None:
-            continue
-        own = report.tolerances.of(output.name)
-        allowed = own.largest_abs(stats)
-        candidates: list[tuple[str, float, float, bool]] = []
-        if math.isfinite(allowed) and stats.agreement is None:
-            candidates.append(("max abs", stats.max_abs, allowed, True))
-        for metric in LIMITED:
-            limit, value = getattr(own, str(metric.tolerance)), output.value(metric)
-            if limit is not None and value is not None:
-                candidates.append((metric.column or metric.label, value, limit, metric.better == "lower"))
-        for label, value, limit, lower in candidates:
-            # For a share of at least 0.9, what counts is the distance from 1.
-            used, whole = (value, limit) if lower else (1 - value, 1 - limit)
-            ratio = used / whole if whole > 0 else 0.0 if used <= 0 else math.inf
-            if not lower and ratio <= 1 and len(candidates) > 1:
-                continue  # an error says more than a correlation that is close to 1
-            if math.isnan(ratio) or ratio > best:
-                best = math.inf if math.isnan(ratio) else ratio
-                rule = "allowed" if lower else "required"
-                text = f"{output.name}: {label} {value:.3g} of {limit:.3g} {rule}"
-    return text

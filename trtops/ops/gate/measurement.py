@@ -19,9 +19,10 @@ from trtops.comparator.results import RunResults
 from trtops.ops.campaign.promote import registered_model
 from trtops.ops.campaign.workers import free_device
 from trtops.ops.engines.convert import BuildJob, deny_list, read_cache_file
-from trtops.ops.evaluation.check import assess, tolerances_for, with_power
+from trtops.ops.evaluation.check import assess, with_power
 from trtops.ops.evaluation.data import collect, moved_reference
 from trtops.ops.evaluation.evidence import SeenFeeds
+from trtops.ops.evaluation.limits import RightModel
 from trtops.ops.evaluation.precision_check import check_precision
 from trtops.ops.gate.engine_process import EngineProcess, measure_rounds, save_feeds
 from trtops.ops.gate.noise_widths import measure_widths
@@ -78,7 +79,6 @@ class Measurement:
         seen = SeenFeeds(source)
         feeds = list(seen)
         check = replace(config.check, tolerances=(self._limits.accuracy or AccuracyLimit()).tolerances)
-        tolerances = tolerances_for(precision, check.tolerances, model)
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=temporary_prefix("gate"))))
             file = folder / "feeds.npz"
@@ -93,7 +93,12 @@ class Measurement:
             with reference_runner(model) as runner:
                 plain = collect(runner, feeds)
             golden = plain if config.check.golden is None else RunResults.load(config.check.golden)
-            evaluation = assess(outputs, golden, None, check, tolerances, source, seen)
+            calibration = build.calibration_cache
+            right = RightModel(
+                model=model, build=build.spec.config, feeds=feeds, golden=plain, calibration=calibration
+            )
+            tolerances = right.tolerances(check.tolerances)
+            evaluation = assess(outputs, golden, None, check, tolerances, source, seen, right)
             evaluation = with_power(evaluation, model, feeds, golden, config.check, tolerances)
             measured = Measured(
                 candidate=_facts(self.holder, build),

@@ -28,8 +28,8 @@ from trtops.backend.onnx.walk import copy_model, node_name, put_small
 from trtops.backend.onnxrt.runner import OnnxrtRunner, SessionFromMemory
 from trtops.backend.worker import built_safely
 from trtops.comparator.report import OutputComparison, Tolerances, compare_outputs
-from trtops.ops.evaluation.check import tolerances_for
 from trtops.ops.evaluation.data import DataConfig
+from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.evaluation.submodel import onnxruntime_runner
 from trtops.ops.model.model_files import Source, Subject, open_model
 from trtops.ops.result import OpResult, finish_with, op_run

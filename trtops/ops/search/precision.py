@@ -31,9 +31,10 @@ from trtops.backend.onnx.walk import node_name
 from trtops.backend.onnxrt.runner import reference_outputs
 from trtops.backend.worker import warm_worker
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
-from trtops.ops.evaluation.check import CheckConfig, Latency, measure_latency, tolerances_for
+from trtops.ops.evaluation.check import CheckConfig, Latency, measure_latency
 from trtops.ops.evaluation.command import CommandCheck
 from trtops.ops.evaluation.data import DataConfig, Feeds
+from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.evaluation.submodel import CheckOutcome, onnxruntime_runner
 from trtops.ops.model.model_files import Source, Subject, open_model
 from trtops.ops.result import OpResult, finish_with, op_run

@@ -34,8 +34,8 @@ from trtops.backend.onnxrt.observe import observe
 from trtops.comparator.report import Tolerances
 from trtops.json import save_json
 from trtops.metadata import TensorMetadata, check_feed
-from trtops.ops.evaluation.check import tolerances_for
 from trtops.ops.evaluation.data import DataConfig, Feeds
+from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.evaluation.submodel import Check, CheckOutcome, CheckVerdict, ComparisonCheck, EngineRunner, describe
 from trtops.ops.model.model_files import SaveConfig, Source, Subject, open_model
 from trtops.ops.result import OpResult, finish_with, op_run, run_step

@@ -71,11 +71,13 @@ class Pinned:
     def is_right(self, subject: Subject) -> bool:
         """Whether an engine of the whole model gives the outputs of the model itself."""
         try:
-            with self(subject.model.proto()) as runner:
+            build = self.build(subject.model.proto())
+            with engine_backend(self.config.backend).runner(build.engine, self.config.backend) as runner:
                 outputs = [{n: np.array(a) for n, a in runner.infer(feed).items()} for feed in subject.feeds]
         except errors.BackendError:
             return False
-        return bool(compare_outputs(outputs, subject.outputs, subject.tolerances))
+        right = subject.right_model(self.config, build.calibration_cache)
+        return bool(compare_outputs(outputs, subject.outputs, right.tolerances(subject.config.check.tolerances)))
 
 
 def _convert(
@@ -192,8 +194,9 @@ def ask_precision(subject: Subject, parent: str) -> Answer:
     if config.precision == "fp32":
         return Answer("the builder", ("The precision is FP32, and the model itself is right in it.",))
     if config.precision in ("fp16", "bf16"):
-        golden = RunResults([("golden", [IterationResult(dict(o)) for o in subject.outputs])])
-        floor = emulate(subject.model, _low_precision(subject), subject.feeds, golden, subject.tolerances)
+        floor = subject.right_model(config).emulation(subject.config.check.tolerances)
+        if floor is None:
+            return Answer("the builder", (f"The model does not run rounded to {config.precision.upper()}.",))
         answer = "the precision" if floor.verdict == "bad" else "the builder"
         said = f"Rounded after each node, without a builder: {floor.sentence()}"
         return Answer(answer, (said, *first_lines(floor.reasons)))

@@ -21,12 +21,13 @@ from trtops.backend.onnx.submodel import Cutter
 from trtops.backend.onnx.walk import constant_tensors, node_name
 from trtops.backend.onnxrt.runner import reference_outputs
 from trtops.comparator.report import Tolerances, compare_outputs
-from trtops.comparator.results import RunResults
+from trtops.comparator.results import IterationResult, RunResults
 from trtops.ops.engines.convert import read_cache_file
-from trtops.ops.evaluation.check import tolerances_for
+from trtops.ops.evaluation.limits import RightModel, tolerances_for
 from trtops.ops.model.lint import lint
 from trtops.ops.search.accuracy import AccuracyConfig, accuracy, reference
 from trtops.ops.triaging.result import Answer, TriageConfig
+from trtops.spec import BuildConfig
 from trtops.system.processes import temporary_prefix
 from trtops.tracking.base import Tracker
 
@@ -68,8 +69,13 @@ class Subject:
 
     @cached_property
     def tolerances(self) -> Tolerances:
-        """The tolerances that the engine has to meet."""
+        """The fixed tolerances of the precision, which parts of the model have to meet."""
         return tolerances_for(self.config.build.precision, self.config.check.tolerances, self.model)
+
+    def right_model(self, build: BuildConfig, calibration: bytes | None = None) -> RightModel:
+        """The model on its inputs, and what rounding as in a build does to it."""
+        golden = RunResults([("golden", [IterationResult(dict(outputs)) for outputs in self.outputs])])
+        return RightModel(model=self.model, build=build, feeds=self.feeds, golden=golden, calibration=calibration)
 
     @cached_property
     def calibration(self) -> bytes | None:
@@ -172,7 +178,7 @@ def ask_golden(subject: Subject, parent: str) -> Answer:
     else:
         said = "There are no golden outputs and no golden model: the model is taken to be right."
         return Answer("none given", (said,))
-    exact = tolerances_for("fp32", None, subject.model)
+    exact = subject.right_model(BuildConfig()).tolerances(None)
     names = [name for name in golden[0] if name in subject.outputs[0]]
     report = compare_outputs(_only(names, subject.outputs), _only(names, golden), exact)
     if report:

@@ -1,0 +1,194 @@
+"""Limits from the model's own noise: sound engines of real ONNX Runtime are good, planted defects are bad."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+
+from tests import defects, models, zoo
+from tests.defects import Defect, Sound
+from tests.models import Case
+from trtops.backend.base import Build, Caches
+from trtops.backend.engines import engine_backend
+from trtops.backend.onnx.model import Model
+from trtops.comparator import ComparisonReport, RunResults, Tolerances, compare_outputs
+from trtops.ops.engines.convert import ConvertConfig, builds_table, convert
+from trtops.ops.evaluation import limits
+from trtops.ops.evaluation.check import CheckConfig, Evaluation
+from trtops.ops.evaluation.data import Feeds, collect, golden_outputs
+from trtops.ops.evaluation.limits import Noise, NoiseLimits, OutputNoise, RightModel, default_tolerances
+from trtops.spec import BuildConfig, Precision
+from trtops.tracking.memory import MemoryTracker
+
+
+def run(model: Model, sound: Sound, precision: Precision) -> tuple[RunResults, Build]:
+    """Build a model with ONNX Runtime and run it on the sound model's data."""
+    backend, data = engine_backend("onnxruntime"), Feeds("the pair's data", lambda: sound.feeds)
+    build = backend.build(model, BuildConfig(precision=precision), caches=Caches(), calibration_data=data)
+    with backend.runner(build.engine) as runner:
+        return collect(runner, sound.feeds), build
+
+
+def with_defect(sound: Sound, defect: Defect, precision: Precision, outputs: RunResults) -> RunResults:
+    if not defect.stale:
+        return run(sound.model(defect), sound, precision)[0]
+    iterations, stale = outputs[0][1], RunResults()
+    stale.add([dict(iterations[max(0, number - 1)]) for number in range(len(iterations))])
+    return stale
+
+
+def times_the_noise(report: ComparisonReport, noise: NoiseLimits) -> float:
+    """The largest root mean square error of an output or a channel, as a multiple of the emulated one."""
+    found = [0.0]
+    for output in noise.outputs:
+        statistics = report.output(output.name).statistics
+        if output.whole is not None and output.whole.rms > 0:
+            error = statistics.nrmse * output.whole.size / output.whole.rms
+            found.append(math.inf if math.isnan(error) else error)
+        if output.channels:
+            pairs = zip(statistics.channels.rms, output.channels)
+            found += [error / channel.rms for error, channel in pairs if channel.rms > 0]
+    return max(found)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+def test_planted_defects_above_noise_are_caught(precision: Precision) -> None:
+    missed, above, within, false_alarms, count = [], 0, [], [], 0
+    for make in defects.MODELS:
+        sound = make()
+        model = sound.model()
+        golden = golden_outputs(model, sound.feeds, None)
+        outputs, build = run(model, sound, precision)
+        config, ranges = BuildConfig(precision=precision), build.calibration_cache
+        right = RightModel(model=model, build=config, feeds=sound.feeds, golden=golden, calibration=ranges)
+        tolerances = right.tolerances(None)
+        assert not right.noise.why_not and not right.noise.insufficient
+        if not compare_outputs(outputs, golden, tolerances):
+            false_alarms.append(sound.name)
+        for defect in sound.defects:
+            count += 1
+            report = compare_outputs(with_defect(sound, defect, precision, outputs), golden, tolerances)
+            if times_the_noise(report, right.noise) > 2:
+                above += 1
+                missed += [f"{sound.name}: {defect.kind}"] if report else []
+            elif report:
+                within.append(f"{sound.name}: {defect.kind}")
+    print(f"{precision}: {count} pairs, {above} above twice the noise, missed {missed}, within {within}")
+    assert count >= 53 and above >= 50
+    assert false_alarms == []
+    assert len(missed) <= 0.05 * above, missed
+
+
+NOISE = Noise(size=2.0, scale=5.0, rms=1e-3, largest=3e-3, independent=1e4)
+
+
+def test_limits_are_multiples_of_noise() -> None:
+    assert NOISE.rms_limit("fp16") == pytest.approx(2e-3, rel=0.05)
+    assert NOISE.largest_limit("fp16") == pytest.approx(12e-3)
+    # Few elements say little about the noise of others.
+    assert replace(NOISE, independent=2.0).rms_limit("fp16") > 2 * NOISE.rms_limit("fp16")
+    none = Noise(size=2.0, scale=5.0, rms=0.0, largest=0.0, independent=0.0)
+    assert none.rms_limit("fp16") == 2.0 * 2**-11 and none.largest_limit("fp16") == 5.0 * 2**-11
+    zeros = Noise(size=0.0, scale=0.0, rms=0.0, largest=0.0, independent=0.0)
+    assert (zeros.rms_limit("fp16"), zeros.largest_limit("fp16")) == (1e-9, 2e-9)
+
+
+def test_integers_may_change_as_rounding_changes_them() -> None:
+    for equal, counted, allowed in ((1.0, 10_000, 0.9997), (0.99, 10_000, 0.9797), (1.0, 4, 0.95), (0.9, 10_000, 0.95)):
+        noise = NoiseLimits(precision="fp16", outputs=(OutputNoise(name="y", equal=equal, counted=counted),))
+        own = noise.tolerances(default_tolerances("fp16")).of("y")
+        assert own.min_agreement == pytest.approx(allowed)
+
+
+def right_model(case: Case, precision: Precision = "fp16", **options) -> RightModel:
+    model, feeds = Model.from_proto(case.proto), [case.feed]
+    golden = golden_outputs(model, feeds, None)
+    return RightModel(model=model, build=BuildConfig(precision=precision), feeds=feeds, golden=golden, **options)
+
+
+def test_channels_of_small_scale_have_limits() -> None:
+    units = np.array([1000, 1, 0.01], np.float32)
+    proto = models.model("(float[64,3] x) => (float[64,3] y) { h = Tanh(x) y = Mul(h, units) }", {"units": units})
+    right = right_model(Case(proto, {"x": models.random(64, 3, seed=1)}, name="units"))
+    tolerances, golden = right.tolerances(None), right.golden[0][1][0]["y"]
+    assert right.noise.outputs[0].channel_axis == 1 and "per channel" in right.noise.sentence()
+    assert compare_outputs(right.rounded[0], right.golden, tolerances)
+    lost = golden * np.array([1, 1, 0], np.float32)
+    report = compare_outputs({"y": lost}, {"y": golden}, tolerances)
+    assert not report and "the worst is channel 2" in report.reasons[0]
+    assert "channel 2: " in report.decided_by
+    stored = ComparisonReport.from_json(report.to_json())
+    assert stored == report and stored.evaluate(tolerances) == report
+    # Without limits of channels it is a small error.
+    assert stored.evaluate(default_tolerances("fp16"))
+
+
+def test_zeros_and_constants_have_floors() -> None:
+    text = "(float[8,4] x) => (float[8,4] zero, float[8,4] same) { zero = Sub(x, x) h = Mul(zero, x) same = Add(h, c) }"
+    case = Case(models.model(text, {"c": np.full(4, 0.3, np.float32)}), {"x": models.random(8, 4)}, name="constant")
+    for precision in ("fp32", "fp16"):
+        right = right_model(case, precision)
+        golden, tolerances = dict(right.golden[0][1][0]), right.tolerances(None)
+        assert compare_outputs(golden, golden, tolerances)
+        assert not compare_outputs({**golden, "zero": golden["zero"] + np.float32(1e-3)}, golden, tolerances)
+        assert not compare_outputs({**golden, "same": golden["same"] * np.float32(1.01)}, golden, tolerances)
+
+
+def test_noise_is_measured_only_for_default_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    emulated, moved = Mock(side_effect=limits.run_in_16_bit), Mock(side_effect=limits.moved_reference)
+    monkeypatch.setattr(limits, "run_in_16_bit", emulated)
+    monkeypatch.setattr(limits, "moved_reference", moved)
+    path = zoo.segmentation().write(tmp_path)
+    check = CheckConfig(latency_runs=0, plots="never", tolerances=Tolerances(atol=1.0))
+    given = ConvertConfig(build=BuildConfig(precision="fp32"), check=check)
+    result = convert(path, given, tracker=MemoryTracker())
+    assert result.evaluation.noise is None and not emulated.called and not moved.called
+    # Limits, emulation and attribution share one run.
+    config = ConvertConfig(
+        build=BuildConfig(precision="fp16"), check=replace(check, tolerances=None), attribute_error=True, isolated=False
+    )
+    result = convert(path, config, tracker=MemoryTracker())
+    assert result.evaluation.report and emulated.call_count == 1
+    assert Evaluation.from_json(result.evaluation.to_json()).noise == result.evaluation.noise is not None
+
+
+def test_unknown_noise_leaves_fixed_limits() -> None:
+    cases: tuple[tuple[Case, Precision, str], ...] = (
+        (models.qdq_net(), "int8", "quantized already"),
+        (models.qdq_net(), "fp32", "quantized already"),
+        (models.conv_net(), "int8", "no calibration cache"),
+        (models.conv_net(), "fp8", "FP8 cannot be emulated"),
+    )
+    for case, precision, reason in cases:
+        right = right_model(case, precision)
+        fixed = limits.tolerances_for(precision, None, right.model)
+        assert right.tolerances(None) == fixed
+        assert reason in right.noise.why_not
+        assert "fixed" in right.noise.sentence()
+
+
+def test_precision_that_rounding_destroys_is_named() -> None:
+    text = "(float[4,64] x) => (float[4,64] y) { a = Add(x, big) y = Sub(a, big) }"
+    case = Case(models.model(text, {"big": np.float32(3e4)}), {"x": models.random(4, 64)}, name="cancelling")
+    right = right_model(case)
+    report = compare_outputs(right.rounded[0], right.golden, right.tolerances(None))
+    assert report.verdict == "bad"
+    [reason] = right.noise.reasons(report)
+    assert "FP16 does not suffice for this model" in reason
+    # An engine that is better than its precision is good.
+    assert right.noise.reasons(compare_outputs(right.golden, right.golden, right.tolerances(None))) == ()
+
+
+def test_every_row_shows_its_limit(tmp_path: Path) -> None:
+    check = CheckConfig(latency_runs=0, plots="never")
+    result = convert(zoo.boxes().write(tmp_path), ConvertConfig(check=check), tracker=MemoryTracker())
+    columns, rows = result.evaluation.report.table()
+    place = columns.index("decided by")
+    assert all(" of " in row[place] for row in rows)
+    assert result.evaluation.report.decided_by in builds_table([result])
+    assert all(row[place] in result.page() for row in rows)

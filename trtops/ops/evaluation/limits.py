@@ -1,0 +1,494 @@
+"""Limits from the model's own noise: what rounding to a precision does to the right model on the evaluation's data.
+
+The right model runs once more, without an engine: in 16 bit with every result rounded, in INT8 with Q/DQ pairs, and in
+FP32 with weights and inputs moved by up to one rounding unit. The limits of an output are multiples of its root mean
+square error and of its largest error there, so "good" means that an engine cannot be distinguished from rounding.
+Where the scales of channels differ, each channel has its own limits, since the largest would hide the others.
+
+A limit never exceeds what is useful in the precision (:func:`useful_tolerances`). If rounding alone does, the precision
+does not suffice for the model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trtops import errors
+from trtops.comparator.metrics import ChannelErrors
+from trtops.comparator.metrics.rows import balanced_agreement
+from trtops.comparator.report import ComparisonReport, OutputTolerances, Tolerances, compare_outputs
+from trtops.comparator.results import RunResults
+from trtops.ops.evaluation.data import UNITS, Emulation, Overflows, golden_outputs, moved_reference, run_in_16_bit
+from trtops.record import Record
+from trtops.spec import BuildConfig, Precision
+
+if TYPE_CHECKING:
+    from trtops.backend.base import Feed
+    from trtops.backend.onnx.model import Model
+
+log = logging.getLogger(__name__)
+
+# How many times the noise an engine's error may be, as a root mean square and for single elements. An engine rounds in
+# other places and orders. For FP32 the noise is that of inputs and weights alone: sums are not emulated.
+MULTIPLES: dict[Precision, float] = {"fp32": 16.0, "fp16": 2.0, "bf16": 2.0, "int8": 2.0}
+_LARGEST_MULTIPLES: dict[Precision, float] = {"fp32": 16.0, "fp16": 4.0, "bf16": 4.0, "int8": 3.0}
+# The error that is always allowed, in rounding units of the output's size. Nothing is rounded further than FP16 in
+# operators that INT8 leaves out.
+_UNITS_ALLOWED = {"fp32": 8 * UNITS["fp32"], "fp16": UNITS["fp16"], "bf16": UNITS["bf16"], "int8": UNITS["fp16"]}
+# The allowed error of an output of zeros.
+_ZERO = 1e-9
+# Channels have their own limits if the largest root mean square is so many times the smallest one ...
+_SCALES_DIFFER = 30.0
+# ... and there are enough elements in each, and not so many channels that each would need its own statistics.
+_CHANNEL_ELEMENTS = 16
+_MOST_CHANNELS = 1024
+# A single draw of the noise scatters too much below this number of independent elements.
+_FEW = 256
+# Larger values stand for infinity. 16 bit clamps them, so they are left out.
+STANDS_FOR_INFINITY = 1e9
+_FP32_USEFUL = 1e-3
+
+
+def default_tolerances(precision: Precision) -> Tolerances:
+    """The fixed tolerances of a precision, for outputs whose noise is not known.
+
+    All are relative to the output's own scale. In every precision the output must vary as the golden one does (a
+    constant or shuffled one never passes), and nearly all integers and booleans must be equal.
+    """
+    if precision in ("int8", "fp8"):
+        # These change single values by more than any useful tolerance. The output as a whole is evaluated instead: its
+        # direction and its length.
+        whole = {"min_cosine": 0.99, "max_nrmse": 0.2, "min_correlation": 0.9, "min_agreement": 0.9}
+        return Tolerances(atol=math.inf, rtol=math.inf, **whole, clamped_equal=True)
+    # FP16 and BF16 round each value to 11 and 8 bits, and about twenty such roundings are allowed.
+    bound = {"fp32": 1e-5, "fp16": 20 * 2.0**-11, "bf16": 20 * 2.0**-8}[precision]
+    return Tolerances(
+        atol=_ZERO,
+        rtol=bound,
+        atol_of_scale=bound,
+        max_nrmse=bound,
+        min_correlation=0.99 if precision == "fp32" else 0.9,
+        min_agreement=0.999 if precision == "fp32" else 0.95,
+        clamped_equal=True,
+    )
+
+
+def useful_tolerances(precision: Precision) -> Tolerances:
+    """The largest errors with which an engine of a precision is of use.
+
+    They are the fixed tolerances, with more for FP32 and for single elements: a steep function, such as the sigmoid at
+    the end of a sharp map, multiplies rounding by hundreds.
+    """
+    fixed = default_tolerances(precision)
+    if math.isinf(fixed.atol):
+        return fixed
+    whole = _FP32_USEFUL if precision == "fp32" else fixed.max_nrmse
+    bounds: dict[str, Any] = {"rtol": whole, "atol_of_scale": 10 * whole, "max_nrmse": whole}
+    return dataclasses.replace(fixed, **bounds)
+
+
+def tolerances_for(precision: Precision, given: Tolerances | None, model: Model | None = None) -> Tolerances:
+    """The given tolerances, or else :func:`default_tolerances`, with the axis of classes of each output of scores.
+
+    Use :class:`RightModel` where the model and its data are at hand.
+    """
+    if model is None:
+        return default_tolerances(precision) if given is None else given
+    if given is not None:
+        return with_classes(given, model)
+    from trtops.backend.onnx.quantize import is_quantized
+
+    if is_quantized(model.structure()):
+        precision = "int8"  # rounding moves values to the next step
+    return with_classes(default_tolerances(precision), model, top1=precision in ("int8", "fp8"))
+
+
+def with_classes(tolerances: Tolerances, model: Model, *, top1: bool = False) -> Tolerances:
+    """Tolerances with the axis of classes of each output of scores; with ``top1`` the best ones must agree."""
+    from trtops.backend.onnx.model import class_axes
+
+    asked: dict[str, Any] = {"min_top1_agreement": 0.95} if top1 else {}
+    per_output = {
+        name: OutputTolerances(class_axis=axis, **asked) for name, axis in class_axes(model.structure()).items()
+    }
+    for name, own in tolerances.per_output.items():
+        if own.class_axis is None and name in per_output:
+            own = dataclasses.replace(own, class_axis=per_output[name].class_axis)
+        per_output[name] = own
+    return dataclasses.replace(tolerances, per_output=per_output)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise(Record):
+    """Errors of rounding, of an output or one of its channels, in the output's own unit."""
+
+    size: float  # root mean square of the right values
+    scale: float  # largest right magnitude
+    rms: float  # root mean square of the errors
+    largest: float
+    independent: float  # number of errors of equal size with the same fourth moment; 0 without any error
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether rounding alone hides a value of zero instead of the right ones."""
+        return 0 < self.size <= MULTIPLES["int8"] * self.rms
+
+    def rms_limit(self, precision: Precision) -> float:
+        """The largest root mean square error that rounding explains; more where few elements determine it."""
+        few = 1 + 3 / math.sqrt(2 * self.independent) if self.independent else 1.0
+        return max(MULTIPLES[precision] * few * self.rms, _UNITS_ALLOWED[precision] * self.size) or _ZERO
+
+    def largest_limit(self, precision: Precision) -> float:
+        """The largest error of an element that rounding explains."""
+        found = max(_LARGEST_MULTIPLES[precision] * self.largest, 2 * self.rms_limit(precision))
+        return max(found, _UNITS_ALLOWED[precision] * self.scale) or _ZERO
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputNoise(Record):
+    """What rounding does to one output."""
+
+    name: str
+    whole: Noise | None = None  # None for an output that does not hold floating-point numbers
+    equal: float | None = None  # share of equal values, as the metric `agreement`; None for floating point
+    counted: int = 0  # values that the smaller of the two parts of this share has
+    channel_axis: int | None = None  # if the scales of channels along it differ
+    channels: tuple[Noise, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseLimits(Record):
+    """What rounding to a precision does to the right model: tolerances are derived from it."""
+
+    precision: Precision
+    outputs: tuple[OutputNoise, ...] = ()
+    # By output for which rounding alone exceeds what is useful in the precision: how.
+    insufficient: tuple[tuple[str, str], ...] = ()
+    why_not: str = ""  # why nothing was measured; fixed tolerances count then
+
+    def tolerances(self, base: Tolerances) -> Tolerances:
+        """Tolerances with limits for each output of known noise, none of them above those of ``base``."""
+        per_output = dict(base.per_output)
+        too_noisy = {name for name, _ in self.insufficient}
+        for noise in self.outputs:
+            if noise.name not in too_noisy:
+                own = per_output.get(noise.name, OutputTolerances())
+                per_output[noise.name] = dataclasses.replace(own, **self._limits(noise, base))
+        return dataclasses.replace(base, per_output=per_output)
+
+    def _limits(self, noise: OutputNoise, base: Tolerances) -> dict[str, Any]:
+        if noise.equal is not None:
+            # Twice as many may differ, and three where none or few did.
+            share = 1 - 2 * (1 - noise.equal) - 3 / max(noise.counted, 1)
+            return {"min_agreement": max(share, base.min_agreement or 0.0)}
+        whole = noise.whole
+        assert whole is not None
+        # The fixed tolerances bound an element by a share of the scale; they do not bound one in INT8.
+        useful = math.inf if math.isinf(base.atol) else max(base.atol, (base.atol_of_scale or 0.0) * whole.scale)
+        limits: dict[str, Any] = {
+            "atol": min(whole.largest_limit(self.precision), useful),
+            "rtol": 0.0,
+            "atol_of_scale": 0.0,
+        }
+        if whole.size > 0:
+            limits["max_nrmse"] = min(whole.rms_limit(self.precision) / whole.size, base.max_nrmse or math.inf)
+        if noise.channel_axis is not None:
+            # A channel of zeros has no scale of its own: the whole output's limits count for it.
+            limits["channels"] = ChannelErrors(
+                axis=noise.channel_axis,
+                max_abs=tuple(c.largest_limit(self.precision) if c.size > 0 else math.inf for c in noise.channels),
+                rms=tuple(c.rms_limit(self.precision) if c.size > 0 else math.inf for c in noise.channels),
+            )
+        return limits
+
+    def reasons(self, report: ComparisonReport) -> tuple[str, ...]:
+        """Why bad outputs cannot be better in this precision, one sentence each."""
+        bad = {output.name for output in report.outputs if output.verdict == "bad"}
+        name = self.precision.upper()
+        return tuple(
+            f"{output}: {name} does not suffice for this model; of rounding alone, {how}"
+            for output, how in self.insufficient
+            if output in bad
+        )
+
+    def sentence(self) -> str:
+        """Where the limits come from, in part of a line."""
+        name = self.precision.upper()
+        if self.why_not:
+            return f"fixed ones of {name}, since its noise was not measured ({self.why_not})"
+        sizes = [o.whole.rms / o.whole.size for o in self.outputs if o.whole is not None and o.whole.size > 0]
+        noise = f" (relative error {max(sizes):.3g})" if sizes else ""
+        text = f"{MULTIPLES[self.precision]:g} times {name}'s rounding of the model on this data{noise}"
+        channels = sum(output.channel_axis is not None for output in self.outputs)
+        if channels:
+            text += f", per channel in {channels} outputs"
+        lost = [f"channel {n} of `{o.name}`" for o in self.outputs for n, c in enumerate(o.channels) if c.is_lost]
+        if lost:
+            more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+            text += f", which leaves nothing of {', '.join(lost[:3])}{more}"
+        return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class RightModel:
+    """The right model on the data of an evaluation, and what rounding to a precision does to it.
+
+    The rounded model runs when it is first needed, once for limits, emulation and attribution.
+
+    Attributes:
+        model: The model.
+        build: How the engines are built: their precision and back end, and the nodes that stay in FP32.
+        feeds: The inputs.
+        golden: The golden outputs; the model's own unless ``golden_given``.
+        golden_given: Whether the golden outputs are of another origin.
+        calibration: The calibration cache of the engines; INT8 cannot be emulated without.
+    """
+
+    model: Model
+    build: BuildConfig
+    feeds: Iterable[Feed]
+    golden: RunResults
+    golden_given: bool = False
+    calibration: bytes | None = None
+    _draws: list[RunResults] = field(default_factory=list, repr=False)
+
+    @property
+    def precision(self) -> Precision:
+        """The precision of the engines."""
+        return self.build.precision
+
+    @cached_property
+    def plain(self) -> RunResults:
+        """The model's own outputs."""
+        return golden_outputs(self.model, self.feeds, None) if self.golden_given else self.golden
+
+    @cached_property
+    def rounded(self) -> tuple[RunResults, Overflows]:
+        """The outputs in the precision, every result rounded and nothing fused, and the tensors that overflow.
+
+        Those of the model itself in FP32, and for a model that is quantized already. Raises TrtopsError if the
+        precision cannot be emulated, or the rewritten model does not run.
+        """
+        from trtops.backend.onnx.quantize import OP_TYPES, insert_qdq, is_quantized
+        from trtops.backend.onnxrt.runner import reference_outputs
+        from trtops.calibration.cache import read_cache
+
+        overflows: Overflows = ()
+        if self.precision == "fp32" or is_quantized(self.model.structure()):
+            return self.plain, ()
+        if self.precision == "fp8":
+            raise errors.UnsupportedFeatureError("FP8 cannot be emulated")
+        if self.precision == "int8":
+            if self.calibration is None:
+                raise errors.CalibrationError("the INT8 build left no calibration cache")
+            op_types: Sequence[str] = OP_TYPES
+            if self.build.backend == "onnxruntime":
+                from trtops.backend.onnxrt.calibration import INT8_OP_TYPES
+
+                op_types = INT8_OP_TYPES
+            proto, ranges = self.model.proto(lean=True), read_cache(self.calibration)
+            insert_qdq(
+                proto, ranges, style=self.build.backend, keep=self.build.keep, op_types=op_types, policy="partial"
+            )
+            found = reference_outputs(proto, list(self.feeds))
+        else:
+            found, overflows = run_in_16_bit(self.model, self.precision, self.feeds, self.build.keep)
+        results = RunResults()
+        results.add([{name: arrays[name] for name in self.plain[0][1][0]} for arrays in found])
+        return results, overflows
+
+    @cached_property
+    def moved(self) -> RunResults | None:
+        """The outputs with weights and inputs moved by up to a rounding unit of FP32; None for large models."""
+        return moved_reference(self.model, list(self.feeds), "fp32")
+
+    @cached_property
+    def noise(self) -> NoiseLimits:
+        """What rounding does to each output."""
+        from trtops.backend.onnx.quantize import is_quantized
+
+        precision = self.precision
+        try:
+            if is_quantized(self.model.structure()):
+                raise errors.UnsupportedFeatureError("the model is quantized already")
+            rounded = self.moved if precision == "fp32" else self.rounded[0]
+            if rounded is None:
+                raise errors.UnsupportedFeatureError("the model is too large to be changed in memory")
+            self._draws.append(rounded)
+            outputs = _noise_of(self.plain, self._draws)
+            groups = [noise for output in outputs for noise in (output.whole, *output.channels) if noise is not None]
+            if any(noise.independent < _FEW and noise.size > 0 for noise in groups):
+                another = moved_reference(self.model, list(self.feeds), precision, seed=2)
+                if another is not None:
+                    self._draws.append(another)
+                    outputs = _noise_of(self.plain, self._draws)
+        except errors.TrtopsError as exc:
+            return NoiseLimits(precision=precision, why_not=str(exc)[:600].rstrip("."))
+        report = compare_outputs(rounded, self.plain, self.useful)
+        insufficient = tuple((o.name, "; ".join(o.reasons)) for o in report.outputs if o.verdict == "bad")
+        return NoiseLimits(precision=precision, outputs=outputs, insufficient=insufficient)
+
+    @property
+    def useful(self) -> Tolerances:
+        """The largest useful errors of the precision, with the axes of classes."""
+        return with_classes(useful_tolerances(self.precision), self.model, top1=self.precision in ("int8", "fp8"))
+
+    def tolerances(self, given: Tolerances | None) -> Tolerances:
+        """The given tolerances, else limits from noise, else the fixed ones of the precision."""
+        if given is None and self.noise.outputs:
+            found = self.noise.tolerances(self.useful)
+        else:
+            found = tolerances_for(self.precision, given, self.model)
+        # Marked tensors become outputs of the engine that the model itself does not have.
+        return dataclasses.replace(found, allow_extra_outputs=found.allow_extra_outputs or bool(self.build.mark))
+
+    def tolerances_of(self, numbers: Sequence[int]) -> Tolerances:
+        """The limits for some of the feeds, by number: what rounding does to these, if that is more than to all.
+
+        An output of few elements needs no correlation: whether it varies as it should shows in all feeds together.
+        """
+        found = self.tolerances(None)
+        if not self.noise.outputs:
+            return found
+        per_output = dict(found.per_output)
+        unlimited = Tolerances(atol=math.inf, rtol=math.inf)
+        some = [_some(results, numbers) for results in (self.plain, *self._draws)]
+        for noise in _noise_of(some[0], some[1:]):
+            if noise.name in dict(self.noise.insufficient):
+                continue
+            own = per_output[noise.name]
+            some_limits = NoiseLimits(precision=self.precision, outputs=(noise,)).tolerances(unlimited).of(noise.name)
+            looser: dict[str, Any] = {"min_correlation": -1.0, "min_cosine": -1.0, "min_top1_agreement": 0.0}
+            for name, choose in (("atol", max), ("max_nrmse", max), ("min_agreement", min)):
+                if getattr(own, name) is not None and getattr(some_limits, name) is not None:
+                    looser[name] = choose(getattr(own, name), getattr(some_limits, name))
+            per_output[noise.name] = dataclasses.replace(own, channels=None, **looser)
+        return dataclasses.replace(found, per_output=per_output)
+
+    def emulation(self, given: Tolerances | None) -> Emulation | None:
+        """The model in 16 bit, evaluated by the given tolerances or what is useful; None if it does not run so."""
+        try:
+            outputs, overflows = self.rounded
+        except errors.TrtopsError as exc:
+            log.warning("The model was not emulated in %s: %s", self.precision.upper(), exc)
+            return None
+        assert self.precision in ("fp16", "bf16")
+        allowed = self.useful if given is None else self.tolerances(given)
+        report = compare_outputs(outputs, self.golden, allowed)
+        return Emulation(precision=self.precision, report=report, overflows=overflows)
+
+
+def _some(results: RunResults, numbers: Sequence[int]) -> RunResults:
+    found = RunResults()
+    found.add([results[0][1][number] for number in numbers])
+    return found
+
+
+def _noise_of(plain: RunResults, draws: Sequence[RunResults]) -> tuple[OutputNoise, ...]:
+    """The noise of each output whose shape rounding does not change: the larger one of all draws."""
+    found = []
+    for name in plain[0][1][0]:
+        right = [np.asarray(arrays[name]) for arrays in plain[0][1]]
+        moved = [[np.asarray(arrays[name]) for arrays in draw[0][1]] for draw in draws]
+        if any([a.shape for a in draw] != [a.shape for a in right] for draw in moved):
+            continue
+        if right[0].dtype.kind in "iubOSU":
+            shares = [balanced_agreement(list(zip(draw, right))) for draw in moved]
+            known = [share for share in shares if share is not None]
+            if known:
+                found.append(OutputNoise(name=name, equal=min(known), counted=_counted(right)))
+        elif right[0].dtype.kind == "f" or "float" in right[0].dtype.name:
+            axis = _channel_axis(right)
+            channels = zip(*(_channels(right, draw, axis) for draw in moved)) if axis is not None else ()
+            found.append(
+                OutputNoise(
+                    name=name,
+                    whole=_largest(_measure(_flat(right), _flat(draw)) for draw in moved),
+                    channel_axis=axis,
+                    channels=tuple(map(_largest, channels)),
+                )
+            )
+    return tuple(found)
+
+
+def _flat(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
+    return np.concatenate([array.astype(np.float64).ravel() for array in arrays])
+
+
+def _counted(right: Sequence[npt.NDArray[Any]]) -> int:
+    """The number of values in the smaller part that :func:`balanced_agreement` counts."""
+    values = np.concatenate([array.ravel() for array in right])
+    _, counts = np.unique(values.astype(str) if values.dtype.kind == "O" else values, return_counts=True)
+    most = int(counts.max())
+    return values.size if 2 * most < values.size or most == values.size else values.size - most
+
+
+def _by_channel(arrays: Sequence[npt.NDArray[Any]], axis: int) -> npt.NDArray[np.float64]:
+    """All numbers, ``(channels, elements)``."""
+    rows = [np.moveaxis(array.astype(np.float64), axis, 0).reshape(array.shape[axis], -1) for array in arrays]
+    return np.concatenate(rows, axis=1)
+
+
+def _channel_axis(right: Sequence[npt.NDArray[Any]]) -> int | None:
+    """The second axis or the last one, whichever has channels of more different scales; None if neither has."""
+    ratios = {}
+    for axis in dict.fromkeys((1, right[0].ndim - 1)):
+        if axis < 1 or len({array.shape[axis] for array in right if array.ndim > axis}) != 1:
+            continue
+        rows = _by_channel(right, axis)
+        if 1 < len(rows) <= _MOST_CHANNELS and rows.shape[1] >= _CHANNEL_ELEMENTS:
+            rows[~np.isfinite(rows) | (np.abs(rows) >= STANDS_FOR_INFINITY)] = 0
+            sizes = np.sqrt(np.mean(np.square(rows), axis=1))
+            sizes = sizes[sizes > 0]
+            ratios[axis] = float(sizes.max() / sizes.min()) if sizes.size else 0.0
+    if not ratios:
+        return None
+    axis = max(ratios, key=ratios.__getitem__)
+    return axis if ratios[axis] > _SCALES_DIFFER else None
+
+
+def _channels(right: Sequence[npt.NDArray[Any]], moved: Sequence[npt.NDArray[Any]], axis: int) -> list[Noise]:
+    return [_measure(a, b) for a, b in zip(_by_channel(right, axis), _by_channel(moved, axis))]
+
+
+def _measure(right: npt.NDArray[np.float64], moved: npt.NDArray[np.float64]) -> Noise:
+    counted = np.isfinite(right) & (np.abs(right) < STANDS_FOR_INFINITY)
+    right = right[counted]
+    with np.errstate(invalid="ignore", over="ignore"):
+        errors_ = np.abs(moved[counted] - right)
+        if not right.size:
+            return Noise(size=0.0, scale=0.0, rms=0.0, largest=0.0, independent=0.0)
+        if not np.isfinite(errors_).all():
+            return Noise(
+                size=_rms(right), scale=float(np.abs(right).max()), rms=math.inf, largest=math.inf, independent=1.0
+            )
+        largest = float(errors_.max())
+        relative = np.square(errors_ / largest) if largest > 0 else errors_
+    fourth = float(np.sum(np.square(relative)))
+    independent = float(np.sum(relative)) ** 2 / fourth if fourth > 0 else 0.0
+    return Noise(
+        size=_rms(right),
+        scale=float(np.abs(right).max()),
+        rms=_rms(errors_),
+        largest=largest,
+        independent=independent,
+    )
+
+
+def _rms(values: npt.NDArray[np.float64]) -> float:
+    return float(np.sqrt(np.mean(np.square(values))))
+
+
+def _largest(draws: Iterable[Noise]) -> Noise:
+    found = list(draws)
+    worst = max(found, key=lambda noise: noise.rms)
+    return dataclasses.replace(worst, largest=max(noise.largest for noise in found))
