@@ -202,12 +202,17 @@ class NoiseLimits(Record):
         if whole.size > 0:
             limits["max_nrmse"] = min(whole.rms_limit(self.precision) / whole.size, base.max_nrmse or math.inf)
         if noise.channel_axis is not None:
-            # A channel of zeros has no scale of its own: the whole output's limits count for it.
-            limits["channels"] = ChannelErrors(
-                axis=noise.channel_axis,
-                max_abs=tuple(c.largest_limit(self.precision) if c.size > 0 else math.inf for c in noise.channels),
-                rms=tuple(c.rms_limit(self.precision) if c.size > 0 else math.inf for c in noise.channels),
-            )
+            # A channel of zeros has no scale of its own: the whole output's limits count for it. Functions are computed
+            # to a unit of FP32 of what they may return, not of the saturated values that a channel may hold.
+            least = UNITS["fp32"] * whole.scale
+            both = [
+                (max(c.largest_limit(self.precision), least), max(c.rms_limit(self.precision), least))
+                if c.size > 0
+                else (math.inf, math.inf)
+                for c in noise.channels
+            ]
+            largest, rms = (tuple(each) for each in zip(*both))
+            limits["channels"] = ChannelErrors(axis=noise.channel_axis, max_abs=largest, rms=rms)
         return limits
 
     def reasons(self, report: ComparisonReport) -> tuple[str, ...]:
@@ -439,9 +444,12 @@ def _by_channel(arrays: Sequence[npt.NDArray[Any]], axis: int) -> npt.NDArray[np
 
 
 def _channel_axis(right: Sequence[npt.NDArray[Any]]) -> int | None:
-    """The second axis or the last one, whichever has channels of more different scales; None if neither has."""
+    """The second axis or the last one, whichever has channels of more different scales; None if neither has.
+
+    The last axis of images is one of pixels.
+    """
     ratios = {}
-    for axis in dict.fromkeys((1, right[0].ndim - 1)):
+    for axis in dict.fromkeys((1, 2 if right[0].ndim == 3 else 1)):
         if axis < 1 or len({array.shape[axis] for array in right if array.ndim > axis}) != 1:
             continue
         rows = _by_channel(right, axis)
