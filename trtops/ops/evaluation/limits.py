@@ -11,11 +11,10 @@ does not suffice for the model.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trtops import errors
+from trtops.comparator.arrays import to_numpy
 from trtops.comparator.metrics import ChannelErrors
 from trtops.comparator.metrics.rows import balanced_agreement
 from trtops.comparator.report import ComparisonReport, OutputTolerances, Tolerances, compare_outputs
@@ -41,14 +41,16 @@ log = logging.getLogger(__name__)
 # other places and orders. For FP32 the noise is that of inputs and weights alone: sums are not emulated.
 MULTIPLES: dict[Precision, float] = {"fp32": 16.0, "fp16": 2.0, "bf16": 2.0, "int8": 2.0}
 _LARGEST_MULTIPLES: dict[Precision, float] = {"fp32": 16.0, "fp16": 4.0, "bf16": 4.0, "int8": 3.0}
+# TensorRT may also add up in 16 bit and choose algorithms with more roundings, which are not emulated either.
+_TENSORRT = 1.5
 # The error that is always allowed, in rounding units of the output's size. Nothing is rounded further than FP16 in
 # operators that INT8 leaves out.
 _UNITS_ALLOWED = {"fp32": 8 * UNITS["fp32"], "fp16": UNITS["fp16"], "bf16": UNITS["bf16"], "int8": UNITS["fp16"]}
 # The allowed error of an output of zeros.
 _ZERO = 1e-9
-# Channels have their own limits if the largest root mean square is so many times the smallest one ...
+# Channels have their own limits if the ratio of the largest to the smallest root mean square is above this ...
 _SCALES_DIFFER = 30.0
-# ... and there are enough elements in each, and not so many channels that each would need its own statistics.
+# ... with at least this number of elements in each, and at most this number of channels.
 _CHANNEL_ELEMENTS = 16
 _MOST_CHANNELS = 1024
 # A single draw of the noise scatters too much below this number of independent elements.
@@ -93,7 +95,7 @@ def useful_tolerances(precision: Precision) -> Tolerances:
         return fixed
     whole = _FP32_USEFUL if precision == "fp32" else fixed.max_nrmse
     bounds: dict[str, Any] = {"rtol": whole, "atol_of_scale": 10 * whole, "max_nrmse": whole}
-    return dataclasses.replace(fixed, **bounds)
+    return replace(fixed, **bounds)
 
 
 def tolerances_for(precision: Precision, given: Tolerances | None, model: Model | None = None) -> Tolerances:
@@ -122,9 +124,9 @@ def with_classes(tolerances: Tolerances, model: Model, *, top1: bool = False) ->
     }
     for name, own in tolerances.per_output.items():
         if own.class_axis is None and name in per_output:
-            own = dataclasses.replace(own, class_axis=per_output[name].class_axis)
+            own = replace(own, class_axis=per_output[name].class_axis)
         per_output[name] = own
-    return dataclasses.replace(tolerances, per_output=per_output)
+    return replace(tolerances, per_output=per_output)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,14 +144,17 @@ class Noise(Record):
         """Whether rounding alone hides a value of zero instead of the right ones."""
         return 0 < self.size <= MULTIPLES["int8"] * self.rms
 
-    def rms_limit(self, precision: Precision) -> float:
-        """The largest root mean square error that rounding explains; more where few elements determine it."""
-        few = 1 + 3 / math.sqrt(2 * self.independent) if self.independent else 1.0
-        return max(MULTIPLES[precision] * few * self.rms, _UNITS_ALLOWED[precision] * self.size) or _ZERO
+    def rms_limit(self, precision: Precision, times: float = 1.0) -> float:
+        """The largest root mean square error that rounding explains; more where few elements determine it.
 
-    def largest_limit(self, precision: Precision) -> float:
+        ``times`` multiplies the noise.
+        """
+        few = 1 + 3 / math.sqrt(2 * self.independent) if self.independent else 1.0
+        return max(times * MULTIPLES[precision] * few * self.rms, _UNITS_ALLOWED[precision] * self.size) or _ZERO
+
+    def largest_limit(self, precision: Precision, times: float = 1.0) -> float:
         """The largest error of an element that rounding explains."""
-        found = max(_LARGEST_MULTIPLES[precision] * self.largest, 2 * self.rms_limit(precision))
+        found = max(times * _LARGEST_MULTIPLES[precision] * self.largest, 2 * self.rms_limit(precision, times))
         return max(found, _UNITS_ALLOWED[precision] * self.scale) or _ZERO
 
 
@@ -170,6 +175,7 @@ class NoiseLimits(Record):
     """What rounding to a precision does to the right model: tolerances are derived from it."""
 
     precision: Precision
+    times: float = 1.0  # the back end's factor on the noise
     outputs: tuple[OutputNoise, ...] = ()
     # By output for which rounding alone exceeds what is useful in the precision: how.
     insufficient: tuple[tuple[str, str], ...] = ()
@@ -182,31 +188,34 @@ class NoiseLimits(Record):
         for noise in self.outputs:
             if noise.name not in too_noisy:
                 own = per_output.get(noise.name, OutputTolerances())
-                per_output[noise.name] = dataclasses.replace(own, **self._limits(noise, base))
-        return dataclasses.replace(base, per_output=per_output)
+                per_output[noise.name] = replace(own, **self._limits(noise, base))
+        return replace(base, per_output=per_output)
 
     def _limits(self, noise: OutputNoise, base: Tolerances) -> dict[str, Any]:
         if noise.equal is not None:
             # Twice as many may differ, and three where none or few did.
             share = 1 - 2 * (1 - noise.equal) - 3 / max(noise.counted, 1)
             return {"min_agreement": max(share, base.min_agreement or 0.0)}
-        whole = noise.whole
+        whole, scaled = noise.whole, (self.precision, self.times)
         assert whole is not None
         # The fixed tolerances bound an element by a share of the scale; they do not bound one in INT8.
         useful = math.inf if math.isinf(base.atol) else max(base.atol, (base.atol_of_scale or 0.0) * whole.scale)
         limits: dict[str, Any] = {
-            "atol": min(whole.largest_limit(self.precision), useful),
+            "atol": min(whole.largest_limit(*scaled), useful),
             "rtol": 0.0,
             "atol_of_scale": 0.0,
         }
         if whole.size > 0:
-            limits["max_nrmse"] = min(whole.rms_limit(self.precision) / whole.size, base.max_nrmse or math.inf)
+            limits["max_nrmse"] = min(whole.rms_limit(*scaled) / whole.size, base.max_nrmse or math.inf)
         if noise.channel_axis is not None:
             # A channel of zeros has no scale of its own: the whole output's limits count for it. Functions are computed
             # to a unit of FP32 of what they may return, not of the saturated values that a channel may hold.
             least = UNITS["fp32"] * whole.scale
             both = [
-                (max(c.largest_limit(self.precision), least), max(c.rms_limit(self.precision), least))
+                (
+                    max(c.largest_limit(*scaled), least),
+                    max(c.rms_limit(*scaled), least),
+                )
                 if c.size > 0
                 else (math.inf, math.inf)
                 for c in noise.channels
@@ -232,7 +241,7 @@ class NoiseLimits(Record):
             return f"fixed ones of {name}, since its noise was not measured ({self.why_not})"
         sizes = [o.whole.rms / o.whole.size for o in self.outputs if o.whole is not None and o.whole.size > 0]
         noise = f" (relative error {max(sizes):.3g})" if sizes else ""
-        text = f"{MULTIPLES[self.precision]:g} times {name}'s rounding of the model on this data{noise}"
+        text = f"{self.times * MULTIPLES[self.precision]:g} times {name}'s rounding of the model on this data{noise}"
         channels = sum(output.channel_axis is not None for output in self.outputs)
         if channels:
             text += f", per channel in {channels} outputs"
@@ -270,6 +279,11 @@ class RightModel:
     def precision(self) -> Precision:
         """The precision of the engines."""
         return self.build.precision
+
+    @property
+    def times(self) -> float:
+        """The factor on the noise that the back end needs."""
+        return _TENSORRT if self.build.backend == "tensorrt" and self.precision != "fp32" else 1.0
 
     @cached_property
     def plain(self) -> RunResults:
@@ -340,7 +354,7 @@ class RightModel:
             return NoiseLimits(precision=precision, why_not=str(exc)[:600].rstrip("."))
         report = compare_outputs(rounded, self.plain, self.useful)
         insufficient = tuple((o.name, "; ".join(o.reasons)) for o in report.outputs if o.verdict == "bad")
-        return NoiseLimits(precision=precision, outputs=outputs, insufficient=insufficient)
+        return NoiseLimits(precision=precision, times=self.times, outputs=outputs, insufficient=insufficient)
 
     @property
     def useful(self) -> Tolerances:
@@ -354,7 +368,7 @@ class RightModel:
         else:
             found = tolerances_for(self.precision, given, self.model)
         # Marked tensors become outputs of the engine that the model itself does not have.
-        return dataclasses.replace(found, allow_extra_outputs=found.allow_extra_outputs or bool(self.build.mark))
+        return replace(found, allow_extra_outputs=found.allow_extra_outputs or bool(self.build.mark))
 
     def tolerances_of(self, numbers: Sequence[int]) -> Tolerances:
         """The limits for some of the feeds, by number: what rounding does to these, if that is more than to all.
@@ -371,13 +385,13 @@ class RightModel:
             if noise.name in dict(self.noise.insufficient):
                 continue
             own = per_output[noise.name]
-            some_limits = NoiseLimits(precision=self.precision, outputs=(noise,)).tolerances(unlimited).of(noise.name)
+            some_limits = replace(self.noise, outputs=(noise,)).tolerances(unlimited).of(noise.name)
             looser: dict[str, Any] = {"min_correlation": -1.0, "min_cosine": -1.0, "min_top1_agreement": 0.0}
             for name, choose in (("atol", max), ("max_nrmse", max), ("min_agreement", min)):
                 if getattr(own, name) is not None and getattr(some_limits, name) is not None:
                     looser[name] = choose(getattr(own, name), getattr(some_limits, name))
-            per_output[noise.name] = dataclasses.replace(own, channels=None, **looser)
-        return dataclasses.replace(found, per_output=per_output)
+            per_output[noise.name] = replace(own, channels=None, **looser)
+        return replace(found, per_output=per_output)
 
     def emulation(self, given: Tolerances | None) -> Emulation | None:
         """The model in 16 bit, evaluated by the given tolerances or what is useful; None if it does not run so."""
@@ -402,8 +416,10 @@ def _noise_of(plain: RunResults, draws: Sequence[RunResults]) -> tuple[OutputNoi
     """The noise of each output whose shape rounding does not change: the larger one of all draws."""
     found = []
     for name in plain[0][1][0]:
-        right = [np.asarray(arrays[name]) for arrays in plain[0][1]]
-        moved = [[np.asarray(arrays[name]) for arrays in draw[0][1]] for draw in draws]
+        try:
+            right, *moved = ([to_numpy(a[name], "The output") for a in run[0][1]] for run in (plain, *draws))
+        except errors.ComparisonError:  # maps, and sequences of tensors of other shapes
+            continue
         if any([a.shape for a in draw] != [a.shape for a in right] for draw in moved):
             continue
         if right[0].dtype.kind in "iubOSU":
@@ -499,4 +515,4 @@ def _rms(values: npt.NDArray[np.float64]) -> float:
 def _largest(draws: Iterable[Noise]) -> Noise:
     found = list(draws)
     worst = max(found, key=lambda noise: noise.rms)
-    return dataclasses.replace(worst, largest=max(noise.largest for noise in found))
+    return replace(worst, largest=max(noise.largest for noise in found))
