@@ -28,8 +28,9 @@ from trtops.backend.onnx.walk import copy_model, node_name, put_small
 from trtops.backend.onnxrt.runner import OnnxrtRunner, SessionFromMemory
 from trtops.backend.worker import built_safely
 from trtops.comparator.report import OutputComparison, Tolerances, compare_outputs
+from trtops.comparator.results import RunResults
 from trtops.ops.evaluation.data import DataConfig
-from trtops.ops.evaluation.limits import tolerances_for
+from trtops.ops.evaluation.limits import RightModel, tolerances_for
 from trtops.ops.evaluation.submodel import onnxruntime_runner
 from trtops.ops.model.model_files import Source, Subject, open_model
 from trtops.ops.result import OpResult, finish_with, op_run
@@ -78,11 +79,13 @@ class Built:
     def __init__(self, config: BuildConfig) -> None:
         self.config = config
         self.layers: dict[str, str] = {}  # of the first engine, by node and by tensor
+        self.calibration: bytes | None = None  # of the last engine
         self._settings: TacticRecord | None = None
 
     def __call__(self, model: onnx.ModelProto) -> BaseRunner:
         """Build an engine, and make a runner of it."""
         build = self._build(Model.from_proto(model))
+        self.calibration = build.calibration_cache
         for layer in () if self.layers else build.layers:
             text = f"{layer.name} [{layer.tactic}]" if layer.tactic else layer.name
             for name in (*layer.onnx_nodes, *layer.outputs):
@@ -109,7 +112,8 @@ class AccuracyConfig(DataConfig):
     """How to compare, and on what data.
 
     Attributes:
-        tolerances: What each tensor must meet; by default what is expected of the precision under test.
+        tolerances: What each tensor must meet; by default limits from what rounding does to it, and for emulated sides
+            the fixed ones of the precision.
     """
 
     tolerances: Tolerances | None = None
@@ -259,7 +263,7 @@ def accuracy(
         if tolerances.clamped_equal is None:
             tolerances = replace(tolerances, clamped_equal=True)
         make = Built(actual) if isinstance(actual, BuildConfig) else actual
-        found = _Comparison(opened.proto(lean=True), make, given, tolerances).run()
+        found = _Comparison(opened.proto(lean=True), make, given, tolerances, config.tolerances is not None).run()
         seconds = time.perf_counter() - started
         found = replace(found, title=f"accuracy {subject}", subject=str(subject.file or ""), seconds=seconds)
         result = found.kept_in(run, experiment)
@@ -284,12 +288,18 @@ class _Comparison:
     """One comparison of two sides. Errors of tensors are collected in order of execution."""
 
     def __init__(
-        self, model: onnx.ModelProto, actual: MakeRunner, feeds: Sequence[Feed], tolerances: Tolerances
+        self,
+        model: onnx.ModelProto,
+        actual: MakeRunner,
+        feeds: Sequence[Feed],
+        tolerances: Tolerances,
+        given: bool,
     ) -> None:
         self.model = model
         self.actual = actual
         self.feeds = feeds
         self.tolerances = tolerances
+        self.given = given
         self.cutter = Cutter(model)
         # The node that makes each tensor that can be observed.
         self.makers = {name: index for index in self.cutter.order for name in self.cutter.visible(index)}
@@ -314,16 +324,16 @@ class _Comparison:
         # are therefore compared twice, without and with observed tensors.
         unobserved = self._run(self.actual)  # first, since the layers of this build are those to report
         observed_differs = False
-        golden = list[dict[str, Any]]()
+        golden, tolerances = list[dict[str, Any]](), self.tolerances
         windows = self._windows() or [[]]
         for window in windows:
-            actual, golden = self._run_observing([name for name in window if name not in outputs])
-            compared = {output.name: output for output in compare_outputs(actual, golden, self.tolerances).outputs}
+            actual, golden, tolerances = self._run_observing([name for name in window if name not in outputs])
+            compared = {output.name: output for output in compare_outputs(actual, golden, tolerances).outputs}
             observed_differs |= any(compared[name].verdict == "bad" for name in outputs)
             for name in window:
                 self.found[name] = self._tensor_error(compared[name], [arrays[name] for arrays in golden])
         own = [{name: arrays[name] for name in outputs} for arrays in golden]
-        differs = compare_outputs(unobserved, own, self.tolerances).verdict == "bad"
+        differs = compare_outputs(unobserved, own, tolerances).verdict == "bad"
         tensors = tuple(self.found.values())
         first = next((t.name for t in tensors if t.verdict == "bad"), None)
         nonfinite = next((t.name for t in tensors if t.nonfinite), None)
@@ -371,8 +381,8 @@ class _Comparison:
             total += size
         return windows
 
-    def _run_observing(self, names: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Run both sides with these tensors as further outputs."""
+    def _run_observing(self, names: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], Tolerances]:
+        """Run both sides with these tensors as further outputs; also what all outputs must meet."""
         outputs = self.model.graph.output
         count = len(outputs)
         for name in names:
@@ -384,9 +394,24 @@ class _Comparison:
             outputs.append(value)
         try:
             golden = self._run(reference)
-            return self._run(self.actual), golden
+            return self._run(self.actual), golden, self._limits(golden)
         finally:
             del outputs[count:]
+
+    def _limits(self, golden: list[dict[str, Any]]) -> Tolerances:
+        """The tolerances of the model's present outputs: for engines from rounding, unless they are given."""
+        if self.given or not isinstance(self.actual, Built):
+            return self.tolerances
+        results = RunResults()
+        results.add(golden)
+        right = RightModel(
+            model=Model.from_proto(self.model),
+            build=self.actual.config,
+            feeds=self.feeds,
+            golden=results,
+            calibration=self.actual.calibration,
+        )
+        return replace(right.tolerances(None), clamped_equal=True)
 
     def _run(self, make: MakeRunner) -> list[dict[str, Any]]:
         with make(self.model) as runner:
