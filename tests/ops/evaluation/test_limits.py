@@ -17,11 +17,13 @@ from trtops.backend.base import Build, Caches
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.comparator import ComparisonReport, RunResults, Tolerances, compare_outputs
+from trtops.ops.campaign.iteration import evaluate_in_child
 from trtops.ops.engines.convert import ConvertConfig, builds_table, convert
 from trtops.ops.evaluation import limits
 from trtops.ops.evaluation.check import CheckConfig, Evaluation
 from trtops.ops.evaluation.data import Feeds, collect, golden_outputs
 from trtops.ops.evaluation.limits import Noise, NoiseLimits, OutputNoise, RightModel, default_tolerances
+from trtops.ops.evaluation.precision_check import check_precision
 from trtops.spec import BuildConfig, Precision
 from trtops.tracking.memory import MemoryTracker
 
@@ -192,3 +194,18 @@ def test_every_row_shows_its_limit(tmp_path: Path) -> None:
     assert all(" of " in row[place] for row in rows)
     assert result.evaluation.report.decided_by in builds_table([result])
     assert all(row[place] in result.page() for row in rows)
+
+
+def test_builds_of_a_campaign_share_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    emulated = Mock(side_effect=limits.run_in_16_bit)
+    monkeypatch.setattr(limits, "run_in_16_bit", emulated)
+    case = zoo.segmentation()
+    model, golden, check = Model.from_proto(case.proto), str(tmp_path / "golden.npz"), CheckConfig(latency_runs=0)
+    golden_outputs(model, check.open_for(model), None).save(golden)
+    build = engine_backend("onnxruntime").build(model, BuildConfig(precision="fp16"), caches=Caches())
+    first, second = (
+        evaluate_in_child(build.engine, model, check, build.spec.config, golden, check_precision(build))[0]
+        for _ in range(2)
+    )
+    assert emulated.call_count == 1 and first.noise.outputs
+    assert first.report.tolerances == second.report.tolerances
