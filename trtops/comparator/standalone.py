@@ -13,8 +13,8 @@ import numpy as np
 RULES = frozenset(
     {
         "atol", "rtol", "atol_of_scale", "check_error_stat", "error_quantile", "infinities_equal", "nans_equal",
-        "clamped_equal", "class_axis", "check_dtypes", "max_l2", "min_cosine", "max_nrmse", "min_correlation",
-        "min_agreement", "min_top1_agreement",
+        "clamped_equal", "class_axis", "channels", "check_dtypes", "max_l2", "min_cosine", "max_nrmse",
+        "min_correlation", "min_agreement", "min_top1_agreement",
     }
 )  # fmt: skip
 
@@ -46,6 +46,8 @@ def objections(actual: list[Array], golden: list[Array], rule: dict[str, Any]) -
         return found + ([] if share >= rule["min_agreement"] else [f"agreement is {share:.5g}"])
     found += _error_objections(b, difference, relative, rule)
     found += _limits_broken(a, b, difference, rule)
+    if rule.get("channels"):
+        found += _channel_objections(golden, difference, rule["channels"])
     if rule.get("min_top1_agreement") is not None and rule.get("class_axis") is not None:
         share = _top1_agreement(actual, golden, rule["class_axis"])
         if share < rule["min_top1_agreement"]:
@@ -117,6 +119,17 @@ def _limits_broken(a: Array, b: Array, difference: Array, rule: dict[str, Any]) 
         if limit is not None and value is not None and not sign * value <= sign * limit:
             found.append(f"{name[4:]} is {value:.5g}, limit {limit:g}")
     return found
+
+
+def _channel_objections(golden: list[Array], difference: Array, limits: dict[str, Any]) -> list[str]:
+    """The channels whose largest or root mean square error is beyond its limit."""
+    ends = np.cumsum([g.size for g in golden])
+    parts = (d.reshape(g.shape) for d, g in zip(np.split(difference, ends[:-1]), golden))
+    axis = limits["axis"]
+    rows = np.concatenate([np.moveaxis(d, axis, 0).reshape(d.shape[axis], -1) for d in parts], axis=1)
+    within = rows.max(axis=1, initial=0.0) <= np.multiply(limits["max_abs"], 1 + 1e-12)
+    within &= np.sqrt(np.mean(np.square(rows), axis=1)) <= np.multiply(limits["rms"], 1 + 1e-12)
+    return [] if within.all() else [f"errors of {int((~within).sum())} channels are too large"]
 
 
 def _agreement(a: Array, b: Array) -> float:

@@ -208,19 +208,11 @@ class NoiseLimits(Record):
         if whole.size > 0:
             limits["max_nrmse"] = min(whole.rms_limit(*scaled) / whole.size, base.max_nrmse or math.inf)
         if noise.channel_axis is not None:
-            # A channel of zeros has no scale of its own: the whole output's limits count for it. Functions are computed
-            # to a unit of FP32 of what they may return, not of the saturated values that a channel may hold.
-            least = UNITS["fp32"] * whole.scale
-            both = [
-                (
-                    max(c.largest_limit(*scaled), least),
-                    max(c.rms_limit(*scaled), least),
-                )
-                if c.size > 0
-                else (math.inf, math.inf)
-                for c in noise.channels
-            ]
-            largest, rms = (tuple(each) for each in zip(*both))
+            # Functions are computed to a unit of FP32 of what they may return, not of saturated values of a channel.
+            # A channel of zeros has no scale of its own.
+            least, most = UNITS["fp32"] * whole.scale, whole.largest_limit(*scaled)
+            own = [(c.largest_limit(*scaled), c.rms_limit(*scaled)) if c.size else (most, most) for c in noise.channels]
+            largest, rms = (tuple(max(limit, least) for limit in each) for each in zip(*own))
             limits["channels"] = ChannelErrors(axis=noise.channel_axis, max_abs=largest, rms=rms)
         return limits
 
