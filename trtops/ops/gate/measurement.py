@@ -94,9 +94,7 @@ class Measurement:
                 plain = collect(runner, feeds)
             golden = plain if config.check.golden is None else RunResults.load(config.check.golden)
             calibration = build.calibration_cache
-            right = RightModel(
-                model=model, build=build.spec.config, feeds=feeds, golden=plain, calibration=calibration
-            )
+            right = RightModel(model=model, build=build.spec.config, feeds=feeds, golden=plain, calibration=calibration)
             tolerances = right.tolerances(check.tolerances)
             evaluation = assess(outputs, golden, None, check, tolerances, source, seen, right)
             evaluation = with_power(evaluation, model, feeds, golden, config.check, tolerances)
