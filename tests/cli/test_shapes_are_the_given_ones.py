@@ -6,19 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from onnxruntime.capi.onnxruntime_inference_collection import Session
 
-from tests import models
-from trtops.backend.runner import BaseRunner
-from trtops.calibration import CalibrationCache
-from trtops.calibration.cache import TensorRange
+from tests.given_shapes import GIVEN, OF_DATA, OF_PROFILE, Shape, evaluated, seen_shapes, write_net
 from trtops.cli import jobs, registry
 from trtops.cli.main import load, main
 from trtops.tracking.memory import MemoryTracker
-
-Shape = tuple[int, ...]
 
 # One line for each command, which takes the options of a way at its end.
 LINES = {
@@ -42,7 +35,8 @@ NOT_EVALUATING = {
     "inspect capability": "reports which nodes TensorRT has",
     "template trt-config": "writes a script",
 }
-OF_SHAPES, OF_DATA, OF_PROFILES = "input_shapes", "load_inputs", "trt_opt_shapes"
+# Destinations of options.
+SHAPES, DATA, PROFILES = "input_shapes", "load_inputs", "trt_opt_shapes"
 PROFILE = "--trt-min-shapes x:[1,5,4] --trt-opt-shapes x:[3,5,4] --trt-max-shapes x:[6,5,4]"
 
 
@@ -56,15 +50,14 @@ def options_of(command: str) -> dict[str, str]:
 def ways() -> Iterator[Any]:
     for command in LINES:
         options = options_of(command)
-        data = "--load-inputs data.json"
-        needs_data = command == "calibrate"
-        if OF_SHAPES in options and not needs_data:
-            yield pytest.param(command, f"{options[OF_SHAPES]} x:[3,5,4]", {(3, 5, 4)}, id=f"{command}, shapes")
-        if OF_DATA in options:
-            yield pytest.param(command, data, {(4, 5, 4)}, id=f"{command}, data")
-        if OF_PROFILES in options:
+        data, needs_data = "--load-inputs data.json", command == "calibrate"
+        if SHAPES in options and not needs_data:
+            yield pytest.param(command, f"{options[SHAPES]} x:[3,5,4]", GIVEN, id=f"{command}, shapes")
+        if DATA in options:
+            yield pytest.param(command, data, OF_DATA, id=f"{command}, data")
+        if PROFILES in options:
             # As in Polygraphy, `run` has one shape: that which the first profile is optimized for.
-            shapes = {(3, 5, 4)} if command == "run" else {(1, 5, 4), (3, 5, 4), (4, 5, 4), (6, 5, 4)}
+            shapes = GIVEN if command == "run" else OF_PROFILE
             more = f" {data}" if needs_data else ""
             yield pytest.param(command, f"{PROFILE}{more}", shapes, id=f"{command}, profile")
 
@@ -76,40 +69,10 @@ def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_net(tmp_path)
 
 
-def write_net(folder: Path) -> Path:
-    """A model whose batch and length are dynamic, one feed of length 5, and a calibration cache."""
-    nodes = "[m] m = MatMul(x, w) [r] r = Relu(m) [y] y = Add(r, x)"
-    text = f"(float[batch,length,4] x) => (float[batch,length,4] y) {{ {nodes} }}"
-    case = models.Case(models.model(text, {"w": models.random(4, 4)}), {"x": models.random(4, 5, 4)}, name="net")
-    ranges = tuple(TensorRange(name=name, amax=4.0) for name in ("x", "m", "r", "y"))
-    (folder / "int8.json").write_text(CalibrationCache(algorithm="minmax", ranges=ranges).to_json())
-    from trtops.json import save_json
-
-    save_json([dict(case.feed)], str(folder / "data.json"), "inputs")
-    return case.write(folder)
-
-
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
-    """The shapes of the input at every inference of this process."""
-    found: list[Shape] = []
-    infer = BaseRunner.infer
-
-    def recorded(self: BaseRunner, feed_dict: Any, check_inputs: bool = True) -> dict[str, Any]:
-        if "x" in feed_dict:
-            found.append(tuple(np.shape(feed_dict["x"])))
-        return infer(self, feed_dict, check_inputs)
-
-    monkeypatch.setattr(BaseRunner, "infer", recorded)
-    run = Session.run  # what runs without a runner
-
-    def recorded_run(self: Session, names: Any, feed: Any, *rest: Any) -> Any:
-        if "x" in feed:
-            found.append(tuple(np.shape(feed["x"])))
-        return run(self, names, feed, *rest)
-
-    monkeypatch.setattr(Session, "run", recorded_run)
-    return found
+def seen() -> Iterator[list[Shape]]:
+    with seen_shapes() as found:
+        yield found
 
 
 @pytest.fixture
@@ -129,16 +92,9 @@ models:
 """
 
 
-def evaluated(tracker: MemoryTracker) -> list[set[Shape]]:
-    """The shapes in the evidence of each run, which has those of child processes too."""
-    params = [run.params.get("evidence.shapes") for run in tracker.find()]
-    words = [[text.split(" (")[0].removeprefix("x ") for text in shapes.split("; ")] for shapes in params if shapes]
-    return [{tuple(map(int, word.split("x"))) for word in found} for found in words]
-
-
 def test_every_command_with_shapes_is_listed() -> None:
     paths = (" ".join(path) for path in registry.COMMANDS if path not in {("data", "to-input")})
-    taking = {path for path in paths if {OF_SHAPES, OF_DATA, OF_PROFILES} & options_of(path).keys()}
+    taking = {path for path in paths if {SHAPES, DATA, PROFILES} & options_of(path).keys()}
     assert taking == {*LINES, *NOT_EVALUATING}
 
 
@@ -154,4 +110,4 @@ def test_commands_evaluate_the_given_shapes(command, options, expected, net, see
 def test_model_lists_evaluate_the_given_shapes(net, seen, tracker) -> None:
     Path("list.yaml").write_text(BUILD_LIST)
     assert main(["build-list", "list.yaml"]) == 0
-    assert evaluated(tracker)[::-1] == [{(3, 5, 4)}, {(4, 5, 4)}, {(1, 5, 4), (3, 5, 4), (4, 5, 4), (6, 5, 4)}]
+    assert evaluated(tracker)[::-1] == [GIVEN, OF_DATA, OF_PROFILE]
