@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.given_shapes import GIVEN, OF_DATA, OF_PROFILE, Shape, evaluated, seen_shapes, write_net
+from tests.stores import copy_store
 from trtops.cli import jobs, registry
 from trtops.cli.main import load, main
 from trtops.tracking.memory import MemoryTracker
@@ -104,10 +106,44 @@ def test_commands_evaluate_the_given_shapes(command, options, expected, net, see
 
     assert expected <= set(seen) and {shape[1:] for shape in seen} == {(5, 4)}
     assert all(shapes == expected for shapes in evaluated(tracker))
-    assert evaluated(tracker) or command not in ("convert", "calibrate", "debug build")
+    assert evaluated(tracker) or command not in ("convert", "calibrate", "compare", "gate", "debug build")
 
 
 def test_model_lists_evaluate_the_given_shapes(net, seen, tracker) -> None:
     Path("list.yaml").write_text(BUILD_LIST)
     assert main(["build-list", "list.yaml"]) == 0
     assert evaluated(tracker)[::-1] == [GIVEN, OF_DATA, OF_PROFILE]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [("--input-shapes x:[3,5,4]", GIVEN), ("--load-inputs data.json", OF_DATA), (PROFILE, OF_PROFILE)],
+)
+def test_stored_runs_are_evaluated_at_their_shapes(options, expected, net, seen, tracker) -> None:
+    main(["convert", "net.onnx", "--convert-to", "ort", "--experiment", "stored", *options.split()])
+    [converted] = tracker.find("stored")
+    assert main(["runs", "promote", converted.id]) == 0
+    assert evaluated(tracker) == [expected, expected]
+    seen.clear()
+    main(["runs", "bundle", converted.id, "-o", "case.zip"])
+    assert set(seen) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "expected", "commands"),
+    [
+        ("--fp16 --input-shapes x:[3,5,4]", GIVEN, ["debug accuracy", "debug precision", "convert mixed.onnx"]),
+        (f"{PROFILE} --max-engine-bytes 1", OF_PROFILE, ["triage net.onnx"]),
+        ("--load-inputs data.json --max-engine-bytes 1", OF_DATA, ["triage net.onnx"]),
+    ],
+)
+def test_next_commands_evaluate_the_same_shapes(options, expected, commands, net, seen, template, capsys) -> None:
+    copy_store(template, net.parent / "mlruns")
+    line = f"convert net.onnx --convert-to ort --atol 1e-9 --rtol 0 --experiment nets {options}"
+    main(line.split())
+    for command in commands:
+        line = capsys.readouterr().out.partition("next:")[2].split("\n")[0].split(" --experiment")[0]
+        assert command in line
+        seen.clear()
+        main([*shlex.split(line)[1:], "--experiment", "nets"])
+        assert set(seen) == expected

@@ -31,7 +31,7 @@ CONFIG = DebugBuildConfig(until=2, check=CheckConfig(plots="never", latency_runs
 @pytest.fixture(scope="module")
 def campaign(folder: Path, tracker: MlflowTracker) -> str:
     """The run of a finished campaign of two builds."""
-    return debug_build(models.conv_net().write(folder), CONFIG, tracker=tracker).run_id
+    return debug_build(models.conv_net().fixed().write(folder), CONFIG, tracker=tracker).run_id
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def script(folder: Path, tmp_path: Path) -> Path:
     """A data script that leaves a note when it is run."""
     script = tmp_path / "feeds.py"
     note = f"open({str(folder / 'ran')!r}, 'w').close()"
-    feed = "dict(image=np.ones((1, 3, 8, 8), np.float32))"
+    feed = "dict(image=np.ones((2, 3, 8, 8), np.float32))"
     script.write_text(f"import numpy as np\n{note}\ndef load_data():\n    return [{feed}]\n")
     return script
 

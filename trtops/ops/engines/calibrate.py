@@ -22,7 +22,8 @@ from trtops.json import save_json
 from trtops.metadata import TensorMetadata, check_feed
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, builds_table, convert
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.evaluation.data import golden_outputs, open_feeds
+from trtops.ops.evaluation.data import DataConfig, golden_outputs, open_feeds
+from trtops.ops.evaluation.options import check_options
 from trtops.ops.evaluation.shapes import points
 from trtops.ops.result import OnProgress, OpResult, finish_with, op_run, run_step
 from trtops.record import Record
@@ -92,12 +93,14 @@ class CalibrateResult(OpResult):
     excluded: tuple[str, ...]  # tensors without a range, because NaN or infinity occurred in them
     seconds: float  # of the calibration, without building and evaluating
     engines: tuple[ConvertResult, ...]  # in the order of the config's compare_with, INT8 last; each has a child run
+    options: str = ""  # of a command line that measures on the same data
 
     @property
     def next_step(self) -> str:
         """If INT8 is not good enough, measure which layers cost the most."""
         if self.run_id and self.verdict == "bad" and self.subject:
-            return f"trtops sensitivity {shlex.quote(self.subject)} --calibration-cache run:{self.run_id}"
+            cache = f"--calibration-cache run:{self.run_id}"
+            return f"trtops sensitivity {shlex.quote(self.subject)} {cache}{self.options}"
         return super().next_step
 
     def body(self) -> Iterable[str]:
@@ -213,6 +216,7 @@ def calibrate(
             excluded=cache.excluded,
             seconds=seconds,
             engines=tuple(engines),
+            options=check_options(DataConfig(data=config.data)),
         )
         run_step("log", finish_with, run, result, tracker)
         return result.kept_in(run, experiment)

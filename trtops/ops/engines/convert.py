@@ -298,7 +298,7 @@ def _build_and_evaluate(
         reasons += (f"The engine has {len(build.engine.plan)} bytes; at most {allowed} are allowed.",)
     return ConvertResult(
         verdict=verdict,
-        options=command_options(config.build, check),
+        options=command_options(config.build, check, check.tolerances),
         reasons=reasons,
         reused_from=reused_from,
         precision=config.build.precision,

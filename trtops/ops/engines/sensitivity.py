@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from trtops.calibration.cache import CalibrationCache
 from trtops.calibration.choice import relative_error
 from trtops.calibration.data import batches
 from trtops.ops.evaluation.data import DataConfig
+from trtops.ops.evaluation.options import check_options
 from trtops.ops.result import OnProgress, OpResult, finish_with, model_file, op_run
 from trtops.record import Record
 from trtops.tables import markdown_table
@@ -71,6 +73,14 @@ class SensitivityResult(OpResult):
     keep: tuple[str, ...]  # layers to keep in higher precision, for BuildConfig.keep
     error_kept: float  # relative error with those kept, measured
     layers: tuple[LayerSensitivity, ...]
+    options: str = ""  # of a command line that calibrates on the same data; empty for random data
+
+    @property
+    def next_step(self) -> str:
+        """Calibrate again and keep the proposed layers, if that meets the budget."""
+        if not (self.run_id and self.options and self.keep and self.verdict == "good"):
+            return super().next_step
+        return f"trtops calibrate {shlex.quote(self.subject)}{self.options} --keep {shlex.join(self.keep)}"
 
     @property
     def verdict(self) -> Verdict:
@@ -130,7 +140,9 @@ def sensitivity(
         run.set_tags({schema.Tag.MODEL_SHA256: loaded.info.sha256})
         cache = load_cache(calibration_cache, tracker) if isinstance(calibration_cache, str) else calibration_cache
         result = _measure(loaded, cache, config, data, progress)
-        result = replace(result, title=f"sensitivity {path.name}", subject=str(path)).kept_in(run, experiment)
+        options = "" if config.data is None else check_options(config)
+        named = replace(result, title=f"sensitivity {path.name}", subject=str(path), options=options)
+        result = named.kept_in(run, experiment)
         run.log_table(
             schema.Artifact.SENSITIVITY,
             _COLUMNS,

@@ -8,21 +8,28 @@ from collections.abc import Iterator, Sequence
 
 from trtops.comparator.report import OutputTolerances, Tolerances
 from trtops.comparator.table import LIMITED
-from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.data import DataConfig
-from trtops.spec import BuildConfig
+from trtops.spec import BuildConfig, OptimizationProfile
 
 
-def command_options(build: BuildConfig, check: CheckConfig) -> str:
+def command_options(build: BuildConfig, config: DataConfig, tolerances: Tolerances | None) -> str:
     """Back end, precision, data, shapes and limits as options, with a space before each."""
-    words = ["--trt" if build.backend == "tensorrt" else "--onnxrt"]
+    words = " --trt" if build.backend == "tensorrt" else " --onnxrt"
     if build.precision != "fp32":
-        words.append(f"--{build.precision}")
-    for profile in build.profiles:
+        words += f" --{build.precision}"
+    return words + check_options(config, tolerances, build.profiles)
+
+
+def check_options(
+    config: DataConfig, tolerances: Tolerances | None = None, profiles: Sequence[OptimizationProfile] = ()
+) -> str:
+    """Profiles, data, shapes and limits as options, with a space before each."""
+    words: list[str] = []
+    for profile in profiles:
         for bound in ("min", "opt", "max"):
             shapes = (f"{each.name}:{_dims(getattr(each, bound))}" for each in profile.shapes)
             words += [f"--trt-{bound}-shapes", *shapes]
-    return "".join(f" {shlex.quote(word)}" for word in (*words, *data_options(check), *_limits(check.tolerances)))
+    return "".join(f" {shlex.quote(word)}" for word in (*words, *data_options(config), *_limits(tolerances)))
 
 
 def data_options(config: DataConfig) -> Iterator[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from trtops.comparator.report import OutputComparison, Tolerances, compare_outpu
 from trtops.comparator.results import RunResults
 from trtops.ops.evaluation.data import DataConfig
 from trtops.ops.evaluation.limits import RightModel, tolerances_for
+from trtops.ops.evaluation.options import check_options, command_options
 from trtops.ops.evaluation.submodel import onnxruntime_runner
 from trtops.ops.model.model_files import Source, Subject, open_model
 from trtops.ops.result import OpResult, finish_with, op_run
@@ -164,6 +166,7 @@ class AccuracyResult(OpResult):
     tensors: tuple[TensorError, ...] = field(default=(), repr=False)
     windows: int
     seconds: float = 0.0
+    options: str = ""  # of a command line that compares in the same way
 
     def tensor(self, name: str) -> TensorError:
         """The entry of one tensor; StopIteration if it was not compared."""
@@ -171,10 +174,13 @@ class AccuracyResult(OpResult):
 
     @property
     def next_step(self) -> str:
-        """Find the nodes that must stay in FP32, if an output differs."""
-        if self.run_id and self.verdict == "bad" and self.subject:
-            return f"trtops debug precision {shlex.quote(self.subject)} -o mixed.onnx"
-        return super().next_step
+        """If an output differs, find the nodes that must stay in FP32, where a precision can be the cause."""
+        if not (self.run_id and self.verdict == "bad" and self.subject):
+            return super().next_step
+        options = re.sub(r" --(onnxrt|trt)(?= |$)", "", self.options)
+        if options.startswith((" --fp16", " --bf16")):
+            return f"trtops debug precision {shlex.quote(self.subject)} -o mixed.onnx{options}"
+        return f"trtops triage {shlex.quote(self.subject)}{self.options}"
 
     def sections(self) -> Iterator[Section]:
         """The findings, a chart of every tensor's error in order of execution, and the numbers."""
@@ -248,11 +254,14 @@ def accuracy(
     subject = Subject.of(model, file)
     experiment = experiment or subject.name
     tested: Precision = "fp32"
+    options = ""
     side = getattr(actual, "__qualname__", type(actual).__qualname__)
     if isinstance(actual, BuildConfig):
         tested, side = actual.precision, f"{actual.backend} {actual.precision}"
+        options = command_options(actual, config, config.tolerances)
     elif isinstance(actual, Emulated):
         tested, side = actual.to, f"emulated {actual.to}"
+        options = f" --{actual.to}{check_options(config, config.tolerances)}"
     name = f"{subject.name} accuracy {side}"
     with op_run(tracker, experiment, name, kind="accuracy", model=subject.file, tags=tags, parent=parent) as run:
         opened = open_model(model)
@@ -265,7 +274,8 @@ def accuracy(
         make = Built(actual) if isinstance(actual, BuildConfig) else actual
         found = _Comparison(opened.proto(lean=True), make, given, tolerances, config.tolerances is not None).run()
         seconds = time.perf_counter() - started
-        found = replace(found, title=f"accuracy {subject}", subject=str(subject.file or ""), seconds=seconds)
+        subject_file = str(subject.file or "")
+        found = replace(found, title=f"accuracy {subject}", subject=subject_file, seconds=seconds, options=options)
         result = found.kept_in(run, experiment)
         if run is not NO_RUN:
             run.log_params({"model": opened.name, **config.to_dict()})

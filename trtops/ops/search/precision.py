@@ -35,6 +35,7 @@ from trtops.ops.evaluation.check import CheckConfig, Latency, measure_latency
 from trtops.ops.evaluation.command import CommandCheck
 from trtops.ops.evaluation.data import DataConfig, Feeds
 from trtops.ops.evaluation.limits import tolerances_for
+from trtops.ops.evaluation.options import check_options
 from trtops.ops.evaluation.submodel import CheckOutcome, onnxruntime_runner
 from trtops.ops.model.model_files import Source, Subject, open_model
 from trtops.ops.result import OpResult, finish_with, op_run
@@ -174,6 +175,7 @@ class PrecisionResult(OpResult):
     excess: float | None = None  # largest error over what is allowed; None if a command or function checked it
     latencies: Mapping[str, float] = field(default_factory=dict)  # medians in ms, if the fastest model was searched
     path: str | None = None
+    options: str = ""  # of a command line that evaluates in the same way
 
     @property
     def verdict(self) -> Verdict:
@@ -188,8 +190,9 @@ class PrecisionResult(OpResult):
     @property
     def next_step(self) -> str:
         """Build the model in mixed precision, if it was written."""
-        built = self.run_id and self.path and self.verdict == "good"
-        return f"trtops convert {shlex.quote(str(self.path))} --convert-to ort" if built else super().next_step
+        if not (self.run_id and self.path and self.verdict == "good"):
+            return super().next_step
+        return f"trtops convert {shlex.quote(self.path)} --convert-to ort{self.options}"
 
     def sections(self) -> Iterator[Section]:
         """The result, with a chart of accuracy against the number of nodes kept."""
@@ -342,6 +345,7 @@ class _PrecisionSearch:
             excess=None if step is None else step.excess,
             latencies=latencies,
             path=self.config.output,
+            options=check_options(self.config, self.config.tolerances, self.config.profiles),
         )
         return result, candidate
 
