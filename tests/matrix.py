@@ -122,7 +122,7 @@ def run_flow(own: Path, work: Path) -> dict[str, object]:
     folder = work / "project"
     (folder / "flows").mkdir(parents=True)
     (folder / "flows" / "__init__.py").write_text("raise ImportError('the flows of another project')")
-    write = "from pathlib import Path; from tests import models; models.conv_net().write(Path('project'))"
+    write = "from pathlib import Path; from tests import models; models.conv_net().fixed().write(Path('project'))"
     made = subprocess.run([str(own), "-c", write], cwd=work, capture_output=True, text=True)
     if made.returncode:
         return {"flow": f"no model: {made.stderr.strip()[-200:]}"}

@@ -23,7 +23,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A working folder with a model and modules; afterwards, none of these was imported."""
     folder, note = tmp_path / "downloads", tmp_path / "imported"
     folder.mkdir()
-    models.conv_net().write(folder)
+    models.conv_net().fixed().write(folder)
     plant_modules(folder, note)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("TRTOPS_HOME", str(tmp_path / "mlruns"))

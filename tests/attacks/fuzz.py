@@ -122,7 +122,7 @@ ON_STORE = (
 def make_bases(folder: Path) -> list[str]:
     """Write good files of every kind, and a store with a build and a campaign; returns the ids of its runs."""
     os.chdir(folder)
-    models.conv_net().write(folder).rename("good.onnx")
+    models.conv_net().fixed().write(folder).rename("good.onnx")
     Path("plugins").mkdir()
     Path("list.yaml").write_text("models:\n  - model: m.onnx\n")
     Path("policy.yaml").write_text("max_slowdown: 1.1\n")
@@ -141,7 +141,7 @@ def make_bases(folder: Path) -> list[str]:
         with contextlib.redirect_stdout(io.StringIO()):
             code = main([*line.split(), "-q"])
         print(f"{code} {line}", flush=True)
-    np.savez("inputs.npz", image=np.ones((1, 3, 8, 8), np.float32))
+    np.savez("inputs.npz", image=np.ones((2, 3, 8, 8), np.float32))
     return [run for (run,) in execute(folder / "mlruns", "SELECT run_uuid FROM runs")]
 
 

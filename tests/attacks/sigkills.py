@@ -153,7 +153,7 @@ def make_base(place: Path, *, served: bool) -> dict[str, str]:
     """
     for name in ("work", "tmp", "spool"):
         (place / name).mkdir(parents=True)
-    models.conv_net().write(place / "work").rename(place / "work" / "m.onnx")
+    models.conv_net().fixed().write(place / "work").rename(place / "work" / "m.onnx")
     (place / "work" / "list.yaml").write_text("models:\n  - model: m.onnx\n")
     with server_for(place, served):
         for line in (

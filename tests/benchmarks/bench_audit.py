@@ -75,7 +75,7 @@ def main() -> None:
         check = CheckConfig(iterations=4, latency_runs=2, warm_up=0, plots="never")
         config = ConvertConfig(build=BuildConfig(options=OnnxRuntimeOptions(timing_iterations=2)), check=check)
         local = MlflowTracker(folder / "local")
-        source = local.load(convert(models.conv_net().write(folder), config, tracker=local).run_id)
+        source = local.load(convert(models.conv_net().fixed().write(folder), config, tracker=local).run_id)
         bench_place("local store", folder / "local", source, 1000 if full else 150)
         ensure_store(folder / "served" / "mlruns")
         with MlflowServer(folder / "served" / "mlruns") as server:
