@@ -60,7 +60,7 @@ DATA = Group(
     flag("--int-max N", "largest random integer", usual="1"),
     flag("--float-min X", "smallest random float", usual="0"),
     flag("--float-max X", "largest random float", usual="1"),
-    flag("--iterations --iters N", "number of random feeds", usual="1"),
+    flag("--iterations --iters N", "number of random feeds", usual="1, or 2 to evaluate engines"),
     flag("--data-loader-backend-module {numpy,torch}", "library that makes random arrays", usual="numpy"),
     flag("--load-inputs --load-input-data FILE+", "saved inputs to use instead of random data"),
     flag("--data-loader-script FILE[:]", "a script whose function yields feeds; load_data unless named"),
