@@ -34,7 +34,7 @@ FLOWS: dict[str, tuple[str, dict[str, Any]]] = {
     "reduce": ("input_shapes", {"model": "net.onnx", "output": "small.onnx"}),
     "sensitivity": ("data", {"model": "net.onnx", "calibration_cache": "int8.json"}),
     "triage": ("data", {"model": "net.onnx", "precision": "fp16"}),
-    "watch": ("input_shapes", {"folder": "."}),
+    "watch": ("input_shapes", {"folder": ".", "settle_seconds": 0.0}),
 }
 
 
