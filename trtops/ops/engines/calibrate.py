@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from trtops.calibration.cache import CalibrationCache
 from trtops.calibration.choice import AlgorithmOrBest, Comparison
 from trtops.calibration.data import batches
 from trtops.calibration.histogram import DEFAULT_PERCENTILE, Algorithm, Histogram, check_algorithm
+from trtops.comparator.report import iterations_of
 from trtops.json import save_json
 from trtops.metadata import TensorMetadata, check_feed
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, builds_table, convert
@@ -91,7 +92,7 @@ class CalibrateResult(OpResult):
     feeds: int
     tensors: int  # with a range
     excluded: tuple[str, ...]  # tensors without a range, because NaN or infinity occurred in them
-    seconds: float  # of the calibration, without building and evaluating
+    seconds: float  # of collecting the ranges, without comparing algorithms, building and evaluating
     engines: tuple[ConvertResult, ...]  # in the order of the config's compare_with, INT8 last; each has a child run
     options: str = ""  # of a command line that measures on the same data
 
@@ -161,12 +162,28 @@ def calibrate(
         hold_out = config.algorithm == "best" and not has_check_data
         source = open_feeds(config.data, inputs) if given is None else given
         collected = run_step("collect ranges", _collect, loaded, config, source, inputs, run, progress, hold_out)
+        seconds = time.perf_counter() - start
+        check = config.check
+        if check.data is None and check.golden is None:  # random data would leave the ranges of real data
+            check = replace(check, data=config.data)
+            if given is not None:
+                check = replace(check, data=f"{folder}/feeds.json")
+                save_json([dict(feed) for feed in given.first], f"{folder}/feeds.json", "the first calibration feeds")
+        if has_check_data:
+            for feed in check.open(inputs).first(_EVALUATED_FEEDS):
+                check_feed(inputs, feed)
+        # Computed once for all engines, and to compare algorithms.
+        evaluated = check.open_for(loaded, profiles=config.build.profiles)
+        golden = run_step("run reference", golden_outputs, loaded, evaluated, check.golden)
         algorithm, comparison = config.algorithm, None
         if algorithm == "best":
-            comparison = run_step("compare algorithms", _compare, loaded, config, collected, inputs)
+            held_out = None
+            if has_check_data:
+                own = check.open(inputs).first(_EVALUATED_FEEDS)
+                held_out = list(zip(own, iterations_of(golden, "golden")))
+            comparison = run_step("compare algorithms", _compare, loaded, config, collected, held_out)
             algorithm = comparison.chosen
         cache = collected.cache(algorithm, config.percentile)
-        seconds = time.perf_counter() - start
         _log_cache(run, cache, collected.histograms, config, seconds)
         if comparison is not None:
             run.log_table(schema.Artifact.CALIBRATION_ALGORITHMS, Comparison.COLUMNS, comparison.rows())
@@ -174,13 +191,8 @@ def calibrate(
             found = comparison.errors
             run.log_metrics({(schema.Metric.CALIBRATION, "error", each.algorithm): each.error for each in found})
 
-        check, cache_file = config.check, Path(folder, "calibration.json")
+        cache_file = Path(folder, "calibration.json")
         cache_file.write_bytes(cache.to_bytes())
-        if check.data is None and check.golden is None:  # random data would leave the ranges of real data
-            check = replace(check, data=config.data)
-            if given is not None:
-                check = replace(check, data=f"{folder}/feeds.json")
-                save_json([dict(feed) for feed in given.first], f"{folder}/feeds.json", "the first calibration feeds")
         engines = []
         # INT8 comes last, since its engine gives the verdict.
         precisions: list[Precision] = [*(each for each in dict.fromkeys(config.compare_with) if each != "int8"), "int8"]
@@ -191,7 +203,15 @@ def calibrate(
                 calibration_cache=str(cache_file) if precision == "int8" else None,
             )
             engines.append(
-                convert(path, convert_config, tracker=tracker, experiment=experiment, tags=tags, parent=run.id)
+                convert(
+                    path,
+                    convert_config,
+                    tracker=tracker,
+                    experiment=experiment,
+                    tags=tags,
+                    parent=run.id,
+                    golden=golden,
+                )
             )
         metrics: dict[tuple[str, ...], float] = {}
         for engine in engines:
@@ -284,18 +304,13 @@ def _collect(
         raise errors.CalibrationError(f"{exc}{where}", partial=partial) from exc
 
 
-def _compare(model: Model, config: CalibrateConfig, collected: Collected, inputs: TensorMetadata) -> Comparison:
+def _compare(
+    model: Model, config: CalibrateConfig, collected: Collected, feeds: Sequence[tuple[Feed, Feed]] | None
+) -> Comparison:
     """The comparison of the algorithms, quantized as for the config's back end."""
     from trtops.backend.onnxrt.calibration import Quantizer, compare
     from trtops.backend.onnxrt.log import SessionLog
 
-    feeds = None
-    if not collected.held_out:
-        held_out = list(config.check.open(inputs).first(_EVALUATED_FEEDS))
-        for feed in held_out:
-            check_feed(inputs, feed)
-        [(_, golden)] = golden_outputs(model, held_out, None)
-        feeds = list(zip(held_out, golden))
     style: Style = "tensorrt" if config.build.backend == "tensorrt" else "onnxruntime"
     quantized = Quantizer(model.proto(lean=True), SessionLog(), style=style, keep=config.build.keep)
     return compare(collected, quantized, config.percentile, feeds)

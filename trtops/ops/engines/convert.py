@@ -193,12 +193,14 @@ def convert(
     tags: Mapping[str, str] | None = None,
     parent: str | None = None,
     built: Callable[[Build], object] | None = None,
+    golden: RunResults | None = None,
 ) -> ConvertResult:
     """Build an engine from an ONNX file, compare it with the model itself, and log everything to a run.
 
     An engine of the same spec from the same environment is not built twice: the earlier one is evaluated again, with
     the current data and tolerances. A bad engine is a result, not an error. ``built`` is called with the build, made
-    now or read from the store, before it is evaluated.
+    now or read from the store, before it is evaluated. ``golden`` are the golden outputs if they are known already;
+    by default they are computed, or read from the config's file.
     """
     config = ConvertConfig() if config is None else config
     path = Path(model)
@@ -216,7 +218,7 @@ def convert(
     name = f"{path.stem} {config.build.precision} {config.build.backend}"
     with op_run(tracker, experiment, name, kind="build", model=path, tags=tags, parent=parent) as run:
         with _open_backend(config) as backend:
-            result = _build_and_evaluate(backend, loaded, config, run, tracker, built)
+            result = _build_and_evaluate(backend, loaded, config, run, tracker, built, golden)
         result = replace(result, title=f"convert {path.name}", subject=str(path))
         title = f"convert {path.name} to {result.called} on {config.build.backend}"
         run_step("log", finish_with, run, result, tracker, title=title)
@@ -241,6 +243,7 @@ def _build_and_evaluate(
     run: Run,
     tracker: Tracker,
     built: Callable[[Build], object] | None,
+    golden: RunResults | None,
 ) -> ConvertResult:
     check, environment = config.check, backend.environment()
     feeds = check.open_for(model, profiles=config.build.profiles)
@@ -284,7 +287,9 @@ def _build_and_evaluate(
     else:
         builds.log_reuse(run, build, reused_from)
 
-    evaluation, outputs, golden = _evaluate(model, build, backend, feeds, config)
+    if golden is None:
+        golden = run_step("run reference", golden_outputs, model, feeds, check.golden)
+    evaluation, outputs = _evaluate(model, build, backend, feeds, config, golden)
     log_evaluation(run, evaluation)
     log_kernels(run, build)
     if check.plots == "always" or (check.plots == "bad" and evaluation.verdict == "bad"):
@@ -345,11 +350,10 @@ def _log_model(run: Run, model: Model, config: ConvertConfig) -> None:
 
 
 def _evaluate(
-    model: Model, build: Build, backend: EngineBackend, feeds: Feeds, config: ConvertConfig
-) -> tuple[Evaluation, RunResults, RunResults]:
-    """The evaluation, the engine's outputs and the golden outputs."""
+    model: Model, build: Build, backend: EngineBackend, feeds: Feeds, config: ConvertConfig, golden: RunResults
+) -> tuple[Evaluation, RunResults]:
+    """The evaluation, and the engine's outputs."""
     check = config.check
-    golden = run_step("run reference", golden_outputs, model, feeds, check.golden)
     right = RightModel(
         model=model,
         build=config.build,
@@ -374,7 +378,7 @@ def _evaluate(
             found = attribute(right, runner, outputs, check.tolerances, engine=verdict, computed=computed)
             evaluation = replace(evaluation, attribution=found)
     evaluation = with_power(evaluation, model, feeds, golden, check, right.tolerances(check.tolerances))
-    return evaluation, outputs, golden
+    return evaluation, outputs
 
 
 @dataclass(frozen=True)
