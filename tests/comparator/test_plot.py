@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import io
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
+from matplotlib import colormaps
+from matplotlib.colors import to_rgb
+from matplotlib.image import imread
 
 from trtops.comparator import CompareFunc, IterationResult, plot
 
@@ -13,6 +17,46 @@ _SVG = "{http://www.w3.org/2000/svg}"
 def outputs(**arrays):
     random = np.random.default_rng(0)
     return {k: v + 1e-3 * random.standard_normal(v.shape) for k, v in arrays.items()}, arrays
+
+
+def viridis(value: float) -> tuple[int, ...]:
+    return tuple(int(c) for c in colormaps["viridis"](value, bytes=True)[:3])
+
+
+def drawn_colors(actual, reference, kind) -> set[tuple[int, ...]]:
+    """The colors of the pixels of a heat map's PNG file, without its title, colorbar and legend."""
+    png = imread(io.BytesIO(plot._file_bytes(plot.heatmap(actual, reference, "x", kind), "png")))
+    pixels = (png[60:-100, 60:700, :3] * 255).round().astype(int)
+    return set(map(tuple, pixels.reshape(-1, 3).tolist()))
+
+
+@pytest.mark.parametrize("kind", plot.KINDS)
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bool"])
+def test_equal_elements_have_the_lowest_color(kind, dtype):
+    same = (np.arange(64).reshape(8, 8) % 2).astype(dtype)  # zeros in the reference make a relative error of 0 / 0
+    assert drawn_colors(same, same, kind) == {viridis(0.0), (255, 255, 255)}
+    vector = same.reshape(-1)[:50]  # padded when it is drawn in rows
+    assert drawn_colors(vector, vector, kind) == {viridis(0.0), (255, 255, 255)}
+
+
+@pytest.mark.parametrize("smallest", [1e-9, 0.5], ids=["logarithmic", "linear"])
+def test_nan_and_infinity_have_colors_in_a_legend(smallest):
+    reference = np.ones((16, 16))
+    actual = reference.copy()
+    actual[0, :8] += np.geomspace(smallest, 1.0, 8)
+    reference[3, 3] = actual[3, 3] = np.inf  # equal, so no error
+    finite = drawn_colors(actual, reference, "absolute")
+    red, orange = (tuple(int(255 * part + 0.5) for part in to_rgb(color)) for color in (plot._NAN, plot._INFINITE))
+    assert viridis(0.0) in finite and not {red, orange, (0, 0, 0)} & finite
+
+    actual[5, 5], actual[9, 9] = np.nan, np.inf
+    colors = drawn_colors(actual, reference, "absolute")
+
+    assert colors == finite | {red, orange}
+    [legend] = plot.heatmap(actual, reference, "x", "absolute").legends
+    assert {text.get_text(): patch.get_facecolor()[:3] for text, patch in zip(legend.texts, legend.get_patches())} == {
+        "NaN": to_rgb(plot._NAN), "infinity": to_rgb(plot._INFINITE)
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("shape", [(), (1000,), (3, 4), (1, 40, 8, 9), (2, 1, 3, 2, 4, 5), (1500, 30)], ids=str)
@@ -32,10 +76,11 @@ def test_large_outputs_show_their_worst_elements():
         actual[place] = 8.0
         return actual, np.zeros(shape, np.float32)
 
-    figure = plot.heatmap(*planted((64, 5, 5), (37, 2, 2)), "x", "absolute")
-    assert "16 of 64 slices" in figure.get_suptitle() and figure.axes[0].images[0].get_array().max() == 8.0
-    shrunk = plot._shrunk_errors(*planted((3000, 2000), (1234, 567)), "absolute")
-    assert max(shrunk.shape) <= 512 and shrunk.max() == 8.0
+    assert "16 of 64 slices" in plot.heatmap(*planted((64, 5, 5), (37, 2, 2)), "x", "absolute").get_suptitle()
+    highest = viridis(1.0)
+    for shape, place in (((64, 5, 5), (37, 2, 2)), ((3000, 2000), (1234, 567)), ((20, 900, 700), (7, 800, 1))):
+        colors = drawn_colors(*planted(shape, place), "absolute")
+        assert highest in colors and viridis(0.0) in colors, shape
     _, absolute, _ = plot._sampled_errors(*planted(300_000, 299_999))
     assert absolute.max() == 8.0 and absolute.size < 60_000
 

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 Kind = Literal["absolute", "relative"]
 KINDS: tuple[Kind, ...] = ("absolute", "relative")
 
-# Images in a heat map, and pixels of an image's side: larger pictures take seconds to draw and show no more.
+# Images in a heat map, and pixels of the map's side: larger ones would be shrunk again when they are drawn.
 _IMAGES, _PIXELS = 16, 512
+_BORDER, _NAN, _INFINITE = "#ffffff", "#d62728", "#ff7f0e"
 # Points that are drawn at random, and further points with the largest errors.
 _POINTS, _LARGEST = 50_000, 2_000
 
@@ -82,34 +83,46 @@ def file_stem(name: str) -> str:
 def heatmap(a: Array, b: Array, name: str, kind: Kind) -> Figure:
     """One error of one output: an image for each index of the leading axes, side by side; a vector is drawn in rows.
 
-    Of more than 16 images those with the largest errors are drawn. Images larger than 512 pixels are shrunk; each pixel
-    shows the largest error of its area. NaN and infinity are red.
+    Of more than 16 images those with the largest errors are drawn. Large images are shrunk to 512 pixels for all that
+    are side by side; each pixel shows the largest error of its area. An error of 0 has the lowest color; NaN and
+    infinity have colors outside of the scale, which a legend names.
     """
     from matplotlib import colormaps
-    from matplotlib.colors import LogNorm, Normalize
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LogNorm, Normalize, to_rgba
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
     images_a, images_b = _as_images(a), _as_images(b)
     chosen = np.arange(len(images_a))
     if chosen.size > _IMAGES:
-        worst = [float(_shrunk_errors(x, y, kind).max()) for x, y in zip(images_a, images_b)]
+        worst = [float(_shrunk_errors(x, y, kind, _PIXELS).max()) for x, y in zip(images_a, images_b)]
         chosen = np.sort(np.argsort(worst)[-_IMAGES:])
-    # A border of NaN separates the images; errors of NaN count as infinite.
-    images = [np.pad(_shrunk_errors(images_a[i], images_b[i], kind), 1, constant_values=np.nan) for i in chosen]
-    columns = math.ceil(math.sqrt(len(images)))
-    images += [np.full_like(images[0], np.nan)] * (-len(images) % columns)
-    tiles = np.block([images[start : start + columns] for start in range(0, len(images), columns)])
-    positive = tiles[np.isfinite(tiles) & (tiles > 0)]
+    columns = math.ceil(math.sqrt(chosen.size))
+    images = [_shrunk_errors(images_a[i], images_b[i], kind, _PIXELS // columns) for i in chosen]
+    shown = np.stack(images)
+    positive = shown[np.isfinite(shown) & (shown > 0)]
     low, high = (float(np.quantile(positive, 0.05)), float(positive.max())) if positive.size else (0.0, 1.0)
-    tiles[np.isinf(tiles)] = 2 * high  # infinite pixels would be white, like the borders
     norm = LogNorm(low, high) if high > 1e3 * low > 0 else Normalize(0, high)
+    colors = colormaps["viridis"]
+    pixels = colors(norm(np.clip(shown, norm.vmin, high).ravel())).reshape(*shown.shape, 4)
+    legend = []
+    for name_of, color, where in (("NaN", _NAN, np.isnan(shown)), ("infinity", _INFINITE, np.isinf(shown))):
+        pixels[where] = to_rgba(color)
+        legend += [Patch(color=color, label=name_of)] if where.any() else []
+    # Borders separate the images.
+    bordered = np.pad(pixels, ((0, -chosen.size % columns), (1, 1), (1, 1), (0, 0)), constant_values=np.nan)
+    bordered[np.isnan(bordered[..., 0])] = to_rgba(_BORDER)
+    rows = [np.concatenate(bordered[start : start + columns], axis=1) for start in range(0, len(bordered), columns)]
 
     figure = Figure(figsize=(8, 6.5), layout="constrained", dpi=110)
     axes = figure.subplots()
     axes.set_axis_off()
-    colors = colormaps["viridis"].with_extremes(bad="#ffffff", under="#000000", over="#d62728")
-    drawn = axes.imshow(np.ma.masked_where(np.isnan(tiles), tiles), cmap=colors, norm=norm, aspect="auto")
-    figure.colorbar(drawn, label=f"{kind} error")
+    # Colors between those of two pixels would be those of other errors.
+    axes.imshow(np.concatenate(rows), aspect="auto", interpolation="none")
+    figure.colorbar(ScalarMappable(norm, colors), ax=axes, label=f"{kind} error")
+    if legend:
+        figure.legend(handles=legend, loc="outside lower center", ncols=2)
     left_out = chosen.size < len(images_a)
     some = f", the {chosen.size} of {len(images_a)} slices with the largest errors" if left_out else ""
     figure.suptitle(f"{name:.60} {list(a.shape)}: {kind} error{some}", fontsize=10)
@@ -144,27 +157,32 @@ def _as_images(array: Array) -> Array:
     return np.pad(flat, (0, width * height - flat.size)).reshape(1, height, width)
 
 
-def _shrunk_errors(a: Array, b: Array, kind: Kind) -> Array:
-    """The largest error under each pixel, computed a few rows at a time; infinity for NaN."""
-    high, wide = (max(1, math.ceil(n / _PIXELS)) for n in a.shape)
+def _errors(a: Array, b: Array, kind: Kind) -> Array:
+    """The error of each element; 0 of equal ones, also where that is 0 / 0 or a difference of infinities."""
+    return np.where(a == b, 0.0, metrics.elementwise(a, b)[KINDS.index(kind)])
+
+
+def _shrunk_errors(a: Array, b: Array, kind: Kind, side: int) -> Array:
+    """The largest error under each of ``side`` x ``side`` pixels, computed a few rows at a time; NaN is the largest."""
+    high, wide = (max(1, math.ceil(n / side)) for n in a.shape)
     rows = []
     starts = np.arange(0, a.shape[1], wide)
     for top in range(0, a.shape[0], high):
-        errors = metrics.elementwise(a[top : top + high], b[top : top + high])[kind == "relative"]
+        errors = _errors(a[top : top + high], b[top : top + high], kind)
         rows.append(np.maximum.reduceat(errors.max(axis=0), starts))
-    shrunk = np.stack(rows)
-    return np.where(np.isnan(shrunk), np.inf, shrunk)
+    return np.stack(rows)
 
 
 def _sampled_errors(a: Array, b: Array) -> tuple[Array, Array, Array]:
     """Magnitudes and both errors of the points to draw."""
     flat_a, flat_b = a.reshape(-1), b.reshape(-1)
     if flat_a.size > _POINTS:
-        absolute, _ = metrics.elementwise(flat_a, flat_b)
+        absolute = _errors(flat_a, flat_b, "absolute")
         largest = np.argpartition(absolute, -_LARGEST)[-_LARGEST:]
         places = np.union1d(np.random.default_rng(0).integers(0, flat_a.size, _POINTS), largest)
         flat_a, flat_b = flat_a[places], flat_b[places]
-    return np.abs(flat_b.astype(np.float64)), *metrics.elementwise(flat_a, flat_b)
+    absolute, relative = (_errors(flat_a, flat_b, kind) for kind in KINDS)
+    return np.abs(flat_b.astype(np.float64)), absolute, relative
 
 
 def _set_log_scale(axes: Axes, axis: Literal["x", "y"], values: Array) -> None:
