@@ -136,6 +136,14 @@ class BuildConfig(Record):
         """The back end of the options."""
         return self.options.kind
 
+    @property
+    def times_at_data(self) -> bool:
+        """Whether tactics are timed at the shapes of the data: ONNX Runtime does, if it times, without profiles."""
+        options = self.options
+        if not isinstance(options, OnnxRuntimeOptions) or self.profiles:
+            return False
+        return options.tactics != () and options.tactic_seed is None
+
     def on_backend(self, backend: BackendName | None) -> BuildConfig:
         """The config for a back end, with its default options; unchanged for None, or if it is for this back end."""
         if backend is None or backend == self.backend:
@@ -168,6 +176,9 @@ class BuildSpec(Record):
     calibration_sha256: str | None = None  # of the calibration cache, or else of the data; None unless INT8
     replay_sha256: str | None = None  # of the tactic record to be replayed
     denied_sha256: str | None = None  # of the tactics that may not be chosen
+    # Input shapes, by name, that tactics were timed at; empty if the model or the config decides them, or the builder
+    # does.
+    timed_shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def deciding(self) -> JSONValue:
         """All parts, with the deciding part of the config; calibration for INT8 only."""

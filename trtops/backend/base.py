@@ -22,8 +22,9 @@ from trtops.backend.runner import Feed as Feed
 from trtops.backend.runner import ProfiledFeed as ProfiledFeed
 from trtops.backend.runner import ValueOrCallable as ValueOrCallable
 from trtops.lazy import known_as
+from trtops.metadata import is_dynamic
 from trtops.record import JSONValue, sha256
-from trtops.spec import BuildConfig, BuildSpec, Environment, Layer
+from trtops.spec import BuildConfig, BuildSpec, Environment, Layer, ModelInfo
 from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticRecord
 
@@ -72,12 +73,25 @@ class Caches:
         return here.digest if here.entries else None
 
     def spec(
-        self, model_sha256: str, config: BuildConfig, environment: Environment, data_sha256: str | None = None
+        self,
+        model: ModelInfo,
+        config: BuildConfig,
+        environment: Environment,
+        data_sha256: str | None = None,
+        timing_feed: Feed | None = None,
     ) -> BuildSpec:
         """Return the spec of a build with these caches; ``data_sha256`` is the digest of calibration data, if any."""
+        timed: tuple[tuple[str, tuple[int, ...]], ...] = ()
+        if timing_feed is not None and self.replay is None and config.times_at_data:
+            timed = tuple(
+                (each.name, tuple(timing_feed[each.name].shape))
+                for each in model.inputs
+                if each.name in timing_feed and (each.shape is None or any(map(is_dynamic, each.shape)))
+            )
         return BuildSpec(
-            model_sha256=model_sha256,
+            model_sha256=model.sha256,
             config=config,
+            timed_shapes=timed,
             timing_cache_sha256=None if self.timing is None else sha256(self.timing),
             calibration_sha256=data_sha256 if self.calibration is None else sha256(self.calibration),
             replay_sha256=None if self.replay is None else self.replay.digest,
@@ -159,8 +173,12 @@ class EngineBackend(Protocol):
         *,
         caches: Caches = NO_CACHES,
         calibration_data: Iterable[Feed] | None = None,
+        timing_feed: Feed | None = None,
     ) -> Build:
         """Build one engine. ``calibration_data`` are feeds to calibrate INT8 with, unless there is a calibration cache.
+
+        ONNX Runtime times tactics on ``timing_feed``, or on random data in the shapes of the optimization profiles;
+        without either, dynamic dimensions are 1. TensorRT ignores it.
 
         Raises:
             ConfigError: If the config contradicts itself or the model, or is for another back end.

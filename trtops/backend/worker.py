@@ -75,13 +75,14 @@ class IsolatedBackend:
         *,
         caches: Caches = NO_CACHES,
         calibration_data: Iterable[Feed] | None = None,
+        timing_feed: Feed | None = None,
     ) -> Build:
         """Build one engine in the child; WorkerError if it crashed, was killed, or exceeded the timeout."""
         # Feeds are sent as a list. Their source may be endless, and no more than these are used.
         feeds = (
             None if calibration_data is None else list(itertools.islice(calibration_data, config.calibration_samples))
         )
-        arguments = (self.backend, "build", model, config, caches, feeds)
+        arguments = (self.backend, "build", model, config, caches, feeds, timing_feed)
         build: Build = self.worker.run(_call_in_child, *arguments, timeout=self.timeout)
         return build
 
@@ -92,6 +93,7 @@ class IsolatedBackend:
         *,
         caches: Caches = NO_CACHES,
         calibration_data: Iterable[Feed] | None = None,
+        timing_feed: Feed | None = None,
         feed: Feed | None = None,
         crashed: Callable[[tuple[str, ...]], None] | None = None,
     ) -> Build:
@@ -107,7 +109,9 @@ class IsolatedBackend:
             while True:
                 note.unlink(missing_ok=True)
                 try:
-                    build = self.build(model, config, caches=caches, calibration_data=calibration_data)
+                    build = self.build(
+                        model, config, caches=caches, calibration_data=calibration_data, timing_feed=timing_feed
+                    )
                     if feed is not None:
                         self.first_inference(build.engine, feed)
                     return build
@@ -137,12 +141,15 @@ def may_crash(config: BuildConfig) -> bool:
     return config.backend == "onnxruntime" and config.precision != "fp32"
 
 
-def built_safely(model: Model, config: BuildConfig, caches: Caches = NO_CACHES) -> Build:
+def built_safely(
+    model: Model, config: BuildConfig, caches: Caches = NO_CACHES, timing_feed: Feed | None = None
+) -> Build:
     """Build one engine, in a child process if the build may crash."""
     if not may_crash(config):
-        return engine_backend(config.backend).build(model, config, caches=caches)
+        return engine_backend(config.backend).build(model, config, caches=caches, timing_feed=timing_feed)
     with warm_worker() as worker:
-        return IsolatedBackend(config.backend, worker=worker).build_surviving(model, config, caches=caches)
+        backend = IsolatedBackend(config.backend, worker=worker)
+        return backend.build_surviving(model, config, caches=caches, timing_feed=timing_feed)
 
 
 def _call_in_child(backend: str, method: str, *build_arguments: Any) -> Any:
@@ -151,8 +158,8 @@ def _call_in_child(backend: str, method: str, *build_arguments: Any) -> Any:
     bound = getattr(engine_backend(backend), method)
     if not build_arguments:
         return bound()
-    model, config, caches, feeds = build_arguments
-    return bound(model, config, caches=caches, calibration_data=feeds)
+    model, config, caches, feeds, timing_feed = build_arguments
+    return bound(model, config, caches=caches, calibration_data=feeds, timing_feed=timing_feed)
 
 
 def _infer_in_child(backend: str, engine: Engine, feed: Feed) -> dict[str, Any]:

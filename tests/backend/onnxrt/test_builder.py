@@ -157,6 +157,72 @@ def test_timings_depend_on_shapes(backend, model):
     assert both.timing_cache_use.misses == 2 * other.timing_cache_use.misses
 
 
+def shapes_of(timing_cache: bytes) -> set[str]:
+    """The shapes in the keys of a timing cache."""
+    return {key.split(" | ")[-1] for key in TimingCache.from_bytes(timing_cache).timings}
+
+
+def test_tactics_are_timed_at_given_shapes(backend, model):
+    small, large = ({"x": models.random(batch, 5, 16)} for batch in (2, 3))
+    profile = OptimizationProfile.fixed(x=(4, 5, 16))
+
+    first = backend.build(model, config(), timing_feed=small)
+    again = backend.build(model, config(), caches=Caches(timing=first.timing_cache), timing_feed=small)
+    other = backend.build(model, config(), caches=Caches(timing=first.timing_cache), timing_feed=large)
+    profiled = backend.build(model, config(profiles=(profile,)), timing_feed=large)
+
+    assert shapes_of(first.timing_cache) == {"{'x': (2, 5, 16)}"}
+    assert (again.timing_cache_use.misses, other.timing_cache_use.hits) == (0, 0)
+    assert shapes_of(other.timing_cache) == {"{'x': (2, 5, 16)}", "{'x': (3, 5, 16)}"}
+    assert shapes_of(profiled.timing_cache) == {"{'x': (4, 5, 16)}"}
+    assert first.spec.timed_shapes == (("x", (2, 5, 16)),) and profiled.spec.timed_shapes == ()
+    assert first.spec.digest != other.spec.digest
+
+
+def test_skipped_candidates_are_tried_at_other_shapes(backend, model):
+    small, large = ({"x": models.random(batch, 5, 16)} for batch in (2, 3))
+    short = backend.build(model, config(timing_seconds=0.0), timing_feed=small)
+
+    same, other = (
+        backend.build(model, config(), caches=Caches(timing=short.timing_cache), timing_feed=feed)
+        for feed in (small, large)
+    )
+
+    assert same.skipped == short.skipped != () and not other.skipped
+    assert same.timing_cache_use.misses == 0 < other.timing_cache_use.misses
+
+
+def test_timing_needs_data_that_the_model_accepts(backend, capfd):
+    proto = models.model(
+        """(float[n,16] x, int64[1] step) => (float[m,16] y) {
+            p0 = Pad<mode = "reflect">(x, pads)
+            p1 = Slice(p0, begin, end, axis, step)
+            e0 = Div(p1, sqrt2)
+            e1 = Erf(e0)
+            e2 = Add(e1, one)
+            e3 = Mul(p1, e2)
+            y = Mul(e3, half)
+        }""",
+        {
+            "pads": np.array([2, 0, 2, 0]),
+            "begin": np.array([0]), "end": np.array([9]), "axis": np.array([0]),
+            "sqrt2": np.float32(np.sqrt(2)), "one": np.float32(1), "half": np.float32(0.5),
+        },
+    )  # fmt: skip
+    model = Model.from_proto(proto)
+    feed = {"x": models.random(8, 16), "step": np.array([1])}
+    profile = OptimizationProfile.fixed(x=(6, 16), step=(1,))
+
+    blind = backend.build(model, config())
+    printed = capfd.readouterr().err
+    timed = backend.build(model, config(), timing_feed=feed)
+    profiled = backend.build(model, config(profiles=(profile,)), timing_feed=feed)
+
+    assert "nothing was timed" in blind.log and "Pad" in blind.log and printed == ""
+    assert "nothing was timed" not in timed.log and timed.timing_cache_use.misses > 1
+    assert profiled.timing_cache_use.misses > 1  # with the feed's step, since a random one is 0
+
+
 def test_unsuitable_replays_are_refused(backend, model):
     record = backend.build(model, config(tactics=())).tactics
     first, *rest = record.choices

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,10 @@ import pytest
 from tests import models
 from tests.gates import kept, with_wrong_weight, write
 from tests.ops.audit.conftest import ONE_THREAD, QUICK, Logged
-from trtops.backend.base import Caches
+from trtops.backend.base import Build, Caches
+from trtops.backend.worker import IsolatedBackend, Worker
 from trtops.ops.auditing.op import AuditConfig, audit
-from trtops.ops.auditing.rebuilding import builder_inputs
+from trtops.ops.auditing.rebuilding import MaterialFolder, builder_inputs, gather, rebuild
 from trtops.ops.auditing.result import RunAudit, reaches
 from trtops.ops.campaign.workers import close_workers
 from trtops.ops.engines.convert import ConvertConfig, convert
@@ -88,10 +90,10 @@ def test_materials_come_from_run_or_folder(tmp_path: Path) -> None:
     case, tracker = models.conv_net().fixed(), MlflowTracker(tmp_path / "mlruns")
     path, data, cache = case.write(tmp_path), tmp_path / "data.npz", tmp_path / "given.cache"
     np.savez(data, **case.feed)
-    build = BuildConfig(options=ONE_THREAD)
-    first = convert(path, ConvertConfig(build=build, check=QUICK), tracker=tracker)
+    build, check = BuildConfig(options=ONE_THREAD), replace(QUICK, data=str(data))
+    first = convert(path, ConvertConfig(build=build, check=check), tracker=tracker)
     shutil.copyfile(tracker.load(first.run_id).local_path(Artifact.TIMING_CACHE), cache)
-    given = ConvertConfig(build=build, check=replace(QUICK, data=str(data)), timing_cache=str(cache))
+    given = ConvertConfig(build=build, check=check, timing_cache=str(cache))
     second = convert(path, given, tracker=tracker)
     build = BuildConfig(options=replace(ONE_THREAD, timing_iterations=1))
     third = convert(path, ConvertConfig(build=build, check=QUICK, keep_model=False), tracker=tracker)
@@ -112,6 +114,34 @@ def test_materials_come_from_run_or_folder(tmp_path: Path) -> None:
     assert not without.passes("tolerance") and without.contradictions == ()
     assert given.grade in ("bytes equal", "tactics equal")
     assert any("another-name.onnx is used" in each for each in given.missing)
+
+
+@pytest.mark.parametrize("logs_data", [True, False])
+def test_rebuilds_are_timed_at_the_logged_shapes(
+    logs_data: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builds, "_LARGEST_DATA", builds._LARGEST_DATA if logs_data else 0)
+    tracker, data = MlflowTracker(tmp_path / "mlruns"), tmp_path / "data.npy"
+    path = models.transformer().write(tmp_path)
+    np.save(data, models.random(3, 7, 16))
+    config = ConvertConfig(build=BuildConfig(options=ONE_THREAD), check=replace(QUICK, data=str(data)))
+    run = convert(path, config, tracker=tracker).run_id
+    data.unlink()
+    made = []
+
+    class Recording(IsolatedBackend):
+        def build(self, *args: Any, **kwargs: Any) -> Build:
+            made.append(super().build(*args, **kwargs))
+            return made[-1]
+
+    logged = gather(tracker.load(run), tracker, MaterialFolder(None))
+    with Worker() as worker:
+        found = rebuild("plain", logged, Recording("onnxruntime", worker=worker))
+
+    assert reaches(found.grade, "tolerance"), found
+    assert (logged.missing == ()) == logs_data
+    assert [build.spec.timed_shapes for build in made] == [(("x", (3, 7, 16)),)]
+    assert made[0].spec.digest == logged.build.spec.digest
 
 
 def test_bad_runs_do_not_end_an_audit(logged: Logged) -> None:

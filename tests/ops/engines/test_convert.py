@@ -11,9 +11,11 @@ import pytest
 from tests import models
 from trtops import errors
 from trtops.backend.engines import engine_backend
+from trtops.backend.onnxrt.timing_cache import TimingCache
 from trtops.comparator.results import IterationResult, RunResults
-from trtops.ops.engines.convert import ConvertConfig, convert, read_timing_cache
+from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert, read_timing_cache
 from trtops.ops.evaluation.check import CheckConfig
+from trtops.spec import BuildConfig, Precision
 from trtops.tracking import builds, schema
 from trtops.tracking.memory import MemoryTracker
 
@@ -85,6 +87,25 @@ def test_timing_cache_and_replay_repeat_a_build(tracker: MemoryTracker, tmp_path
     third = builds.load_build(tracker.load(convert(path, replayed, tracker=tracker).run_id))
 
     assert builds.load_build(second).tactics.digest == third.tactics.digest == builds.load_build(run).tactics.digest
+
+
+def test_shapes_of_data_decide_a_build(tracker: MemoryTracker, tmp_path: Path) -> None:
+    path = models.transformer().write(tmp_path, "block")
+
+    def converted(name: str, *shape: int, seed: int = 0, precision: Precision = "fp32") -> ConvertResult:
+        np.save(tmp_path / f"{name}.npy", models.random(*shape, seed=seed))
+        check = replace(QUICK, data=str(tmp_path / f"{name}.npy"))
+        return convert(path, ConvertConfig(build=BuildConfig(precision=precision), check=check), tracker=tracker)
+
+    first, same, other = converted("a", 2, 5, 16), converted("b", 2, 5, 16, seed=1), converted("c", 3, 4, 16)
+    isolated = converted("d", 3, 4, 16, precision="fp16")
+
+    assert same.reused_from == first.run_id and other.reused_from is None
+    for result, shape in ((first, (2, 5, 16)), (other, (3, 4, 16)), (isolated, (3, 4, 16))):
+        build = builds.load_build(tracker.load(result.run_id))
+        assert build.spec.timed_shapes == (("x", shape),)
+        timings = TimingCache.from_bytes(build.timing_cache or b"").timings
+        assert timings and all(key.endswith(str({"x": shape})) for key in timings)
 
 
 def test_unsuitable_timing_caches_are_refused(tracker: MemoryTracker, conv_net: Path) -> None:

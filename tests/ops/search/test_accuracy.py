@@ -48,8 +48,8 @@ def off_by(node: str, amount: float, unless_observed: bool = False) -> MakeRunne
 def test_observed_engines_have_the_settings_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     builds: list[Build] = []
 
-    def build(*args: Any) -> Build:
-        builds.append(built_safely(*args))
+    def build(*args: Any, **options: Any) -> Build:
+        builds.append(built_safely(*args, **options))
         return builds[-1]
 
     monkeypatch.setattr("trtops.ops.search.accuracy.built_safely", build)

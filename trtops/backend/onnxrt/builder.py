@@ -65,6 +65,7 @@ class OnnxRuntimeBackend:
         *,
         caches: Caches = NO_CACHES,
         calibration_data: Iterable[Feed] | None = None,
+        timing_feed: Feed | None = None,
     ) -> Build:
         """Build one engine: rewrite the precision, time the candidates, keep the fastest.
 
@@ -85,7 +86,7 @@ class OnnxRuntimeBackend:
         if config.precision == "int8" and options.tactics is None:
             # Without integer kernels a small model may be faster, but it would not be an INT8 engine.
             to_vary = tuple(tactic for tactic in to_vary if tactic.name != tactics.INTEGER_KERNELS)
-        shapes = timing_shapes(model.info.inputs, config.profiles)
+        shapes = timing_shapes(model.info.inputs, config.profiles, timing_feed or {})
         log = SessionLog()
         rewritten = _rewrite(model, config, caches.calibration, calibration_data, log)
         denied = caches.denied.here(environment)
@@ -115,6 +116,7 @@ class OnnxRuntimeBackend:
                     cache=timing_cache,
                     shapes=shapes,
                     inputs=model.info.inputs,
+                    feed=timing_feed or {},
                     log=log,
                     avoid=frozenset(caches.avoid),
                 ).run(to_vary, seed=options.tactic_seed, why_denied=why_denied)
@@ -134,7 +136,7 @@ class OnnxRuntimeBackend:
         if caches.replay is not None and caches.replay.choices:
             _check_followed(caches.replay, record)
         return Build(
-            spec=caches.spec(model.info.sha256, config, environment, rewritten.data_sha256),
+            spec=caches.spec(model.info, config, environment, rewritten.data_sha256, timing_feed),
             engine=pack(plan, choice.candidate, providers=providers, threads=threads, environment=environment),
             tactics=record,
             layers=layers,

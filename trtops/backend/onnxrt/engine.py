@@ -94,10 +94,12 @@ class SessionFromEngine:
 
 
 def open_plan(
-    plan: bytes, *, providers: tuple[str, ...], threads: int, interleaved: bool = False
+    plan: bytes, *, providers: tuple[str, ...], threads: int, interleaved: bool = False, quiet: bool = False
 ) -> ort.InferenceSession:
-    """Create a session from an optimized model without optimizing it further."""
+    """Create a session from an optimized model without optimizing it further; a ``quiet`` one prints no errors."""
     options = session_options(threads)
+    if quiet:
+        options.log_severity_level = 4  # fatal; an error is raised as an exception as well
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.load_model_format", "ORT")
     if interleaved:

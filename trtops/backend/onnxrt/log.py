@@ -58,7 +58,8 @@ class SessionLog:
                 os.dup2(stderr, 2)
                 sink.seek(0)
                 for line in sink:
-                    if not self._take(line.decode(errors="replace")):
+                    # ONNX Runtime ends some messages with an empty line.
+                    if line.strip() and not self._take(line.decode(errors="replace")):
                         os.write(stderr, line)
                 os.close(stderr)
 

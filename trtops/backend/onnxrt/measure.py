@@ -165,7 +165,7 @@ class Measurement:
     def _open(self, engine: Optimized) -> Lane:
         self.optimizer.note_attempt(engine.candidate)
         start = time.perf_counter()
-        session = open_plan(engine.plan, providers=self.providers, threads=self.threads, interleaved=True)
+        session = open_plan(engine.plan, providers=self.providers, threads=self.threads, interleaved=True, quiet=True)
         runner = OnnxrtRunner(session, "timing")
         runner.activate()
         return Lane(engine.candidate, runner, time.perf_counter() - start)

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from trtops import errors
-from trtops.backend.base import TimingCacheUse
+from trtops.backend.base import Feed, TimingCacheUse
 from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.measure import Measurement
 from trtops.backend.onnxrt.optimize import Optimizer
@@ -55,6 +55,7 @@ class Search:
     cache: TimingCache  # known timings; new ones are added
     shapes: tuple[Shapes, ...]  # shapes to time at; a candidate's time is the sum over them
     inputs: Sequence[TensorSpec]
+    feed: Feed  # replaces random data for inputs that it has in the shapes to time at
     log: SessionLog
     avoid: frozenset[str] = frozenset()  # ids of candidates under which ONNX Runtime crashed in earlier attempts
     failed: dict[str, str] = field(default_factory=dict)  # reasons why candidates cannot be built, by id
@@ -63,6 +64,8 @@ class Search:
 
     def __post_init__(self) -> None:
         self.budget = self.measurement.budget
+        default = (self._key(Candidate().id, shapes) for shapes in self.shapes)
+        self._timed_before = all(key in self.cache.timings for key in default)
 
     def run(self, tactics: Sequence[Tactic], *, seed: int | None = None, why_denied: WhyDenied) -> Choice:
         """Find the fastest candidate that may be built; with a seed, draw one at random without timing.
@@ -83,7 +86,7 @@ class Search:
             why = why_denied(candidate, applicable)
             if why is None:
                 for name in self.budget.skipped:
-                    self.cache.skipped.add(self._key(name))
+                    self.cache.skipped |= self._keys(name)
                     self.log.add(f"[trtops] {name} was not tried for lack of time (timing_seconds gives more)")
                 return Choice(candidate, applicable, self.use, tuple(self.budget.skipped))
             self.log.add(f"[trtops] {candidate.id} is not built: {why}; taking the next")
@@ -162,9 +165,9 @@ class Search:
         """Return whether there is time for a candidate, with ``waiting`` others that have yet to be timed."""
         # A candidate that an earlier build skipped is skipped again, unless this build has a time of its own: builds
         # with the same timing cache must choose alike.
-        key = self._key(candidate.id)
-        skipped = key in self.cache.skipped
-        if key in self.cache.graphs and not skipped:
+        skipped = self._keys(candidate.id) <= self.cache.skipped
+        known = self._timed_before and self._key(candidate.id) in self.cache.graphs
+        if candidate == Candidate() or (known and not skipped):
             return True
         if skipped and self.budget.given is None:
             self.budget.skip(candidate)
@@ -229,6 +232,10 @@ class Search:
         providers, threads = self.measurement.providers, usable_threads(self.measurement.threads)
         return timing_key(self.model_sha256, candidate_id, providers, threads, None if shapes is None else dict(shapes))
 
+    def _keys(self, candidate_id: str) -> set[str]:
+        """The keys of a candidate's timings."""
+        return {self._key(candidate_id, shapes) for shapes in self.shapes}
+
     def _seconds_per_inference(self, candidates: Sequence[Candidate]) -> dict[Candidate, float]:
         """Seconds per inference of each candidate, summed over all shapes; from the cache where possible."""
         total = dict.fromkeys(candidates, 0.0)
@@ -253,7 +260,9 @@ class Search:
         return total
 
     def _feed(self, shapes: Shapes) -> dict[str, Any]:
-        return random_feed(self.inputs, dict(shapes))
+        wanted = dict(shapes)
+        given = {name: array for name, array in self.feed.items() if wanted.get(name) == tuple(array.shape)}
+        return {**random_feed([spec for spec in self.inputs if spec.name not in given], wanted), **given}
 
 
 def random_candidates(names: Sequence[str], seed: int) -> Iterator[Candidate]:
@@ -275,11 +284,16 @@ def random_candidates(names: Sequence[str], seed: int) -> Iterator[Candidate]:
         yield Candidate.toggling(name for i, name in enumerate(names) if bits >> i & 1)
 
 
-def timing_shapes(inputs: Sequence[TensorSpec], profiles: Sequence[OptimizationProfile]) -> tuple[Shapes, ...]:
-    """Return the shapes to time at: each profile's opt, or the model's own with 1 for each dynamic dimension."""
+def timing_shapes(
+    inputs: Sequence[TensorSpec], profiles: Sequence[OptimizationProfile], feed: Feed
+) -> tuple[Shapes, ...]:
+    """Return the shapes to time at: each profile's opt, or else those of the feed.
+
+    An input in neither has the model's shape, with 1 for each dynamic dimension.
+    """
     own = {spec.name: tuple(1 if is_dynamic(d) else int(d or 0) for d in spec.shape or ()) for spec in inputs}
     if not profiles:
-        return (tuple(own.items()),)
+        return (tuple((name, tuple(feed[name].shape) if name in feed else shape) for name, shape in own.items()),)
     by_name = {spec.name: spec for spec in inputs}
     result = []
     for number, profile in enumerate(profiles):

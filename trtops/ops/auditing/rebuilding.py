@@ -111,7 +111,7 @@ def gather(run: StoredRun, tracker: Tracker, folder: MaterialFolder) -> Logged:
             denied = DenyList.from_json(data)
         else:
             missing.append(f"the deny-list with digest {spec.denied_sha256}: no tactic is denied")
-    check = _check_config(run, parent, sources, missing)
+    check = _check_config(run, parent, sources, missing, dict(spec.timed_shapes))
     recorded = None
     if schema.Artifact.ACCURACY in run.manifest:
         recorded = Evaluation.from_json(run.read_bytes(schema.Artifact.ACCURACY))
@@ -158,8 +158,12 @@ def _check_config(
     parent: StoredRun | None,
     sources: Sequence[StoredRun],
     missing: list[str],
+    timed_shapes: Mapping[str, tuple[int, ...]],
 ) -> CheckConfig:
-    """How the engine was evaluated, with data and golden outputs as local files."""
+    """How the engine was evaluated, with data and golden outputs as local files.
+
+    Random data in place of missing data has the shapes that tactics were timed at.
+    """
     if (own := _materials_of(run)) is not None:
         check = CheckConfig.from_dict(own.check)
     elif parent is not None and schema.Artifact.CAMPAIGN in parent.manifest:
@@ -183,6 +187,7 @@ def _check_config(
             missing.append(f"{name} {given!r}{digest}: {instead} used")
     if check.data is not None and found["data"] is None:
         found["golden"] = None  # golden outputs of other data do not fit
+        check = replace(check, input_shapes=timed_shapes or check.input_shapes)
     # Outputs are compared and nothing else, so labels, plots and latency only take time.
     return replace(check, labels=None, plots="never", latency_runs=0, **found)  # type: ignore[arg-type]
 
@@ -210,7 +215,8 @@ def rebuild(way: WayName, logged: Logged, backend: IsolatedBackend) -> Rebuild:
     except errors.ConfigError as exc:
         return Rebuild(way=way, grade="cannot be rebuilt", why=str(exc))
     try:
-        new = backend.build(logged.model, config, caches=caches)
+        feed = next(iter(logged.check.open_for(logged.model, profiles=config.profiles)))
+        new = backend.build(logged.model, config, caches=caches, timing_feed=feed)
         return _grade_build(way, logged, new, backend)
     except errors.TrtopsError as exc:
         return Rebuild(way=way, grade="cannot be rebuilt", why=f"{type(exc).__name__}: {exc}"[:2000])

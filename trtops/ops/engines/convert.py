@@ -338,6 +338,7 @@ def _build(
         job.spec.config,
         caches=replace(job.caches, avoid=avoid),
         calibration_data=job.calibration,
+        timing_feed=job.timing_feed,
         feed=feed,
         crashed=log_crash,
     )
@@ -383,13 +384,18 @@ def _evaluate(
 
 @dataclass(frozen=True)
 class BuildJob:
-    """One build, ready to be made. ``calibration`` is data to calibrate INT8 with, unless there is a cache."""
+    """One build, ready to be made.
+
+    ``calibration`` is data to calibrate INT8 with, unless there is a cache; ``timing_feed`` the first feed of the
+    evaluation, if the back end times tactics on it.
+    """
 
     model: Model
     caches: Caches
     calibration: Feeds | None
     environment: Environment
     spec: BuildSpec
+    timing_feed: Feed | None
 
     @classmethod
     def prepare(
@@ -403,24 +409,34 @@ class BuildJob:
         calibration_data: str | None,
     ) -> BuildJob:
         """Compute the spec. INT8 is calibrated with the data of the check by default."""
-        feeds, data_sha256 = None, None
+        inputs = TensorMetadata.of(model.info.inputs)
+        feeds, data_sha256, timing_feed = None, None, None
+        if config.backend == "onnxruntime" and caches.replay is None and config.options.tactic_seed is None:
+            timing_feed = next(iter(check.open_for(model, profiles=config.profiles)))
+            check_feed(inputs, timing_feed)
         # Calibration data is read for its digest: other data gives other ranges, and so another engine.
         if config.precision == "int8" and caches.calibration is None:
             samples = config.calibration_samples
             if calibration_data is not None:
-                source = open_feeds(calibration_data, TensorMetadata.of(model.info.inputs))
+                source = open_feeds(calibration_data, inputs)
             elif check.data is not None:
                 source = check.open_for(model)
             else:  # the first feeds of random data have the shapes that the first profile is optimized for
                 source, samples = check.open_for(model, profiles=config.profiles), min(samples, check.iterations)
             feeds = source.first(samples)
             data_sha256 = feeds.digest()
-        spec = caches.spec(model.info.sha256, config, environment, data_sha256)
-        return cls(model, caches, feeds, environment, spec)
+        spec = caches.spec(model.info, config, environment, data_sha256, timing_feed)
+        return cls(model, caches, feeds, environment, spec, timing_feed)
 
     def build(self, backend: EngineBackend) -> Build:
         """Build the engine; see :meth:`trtops.backend.base.EngineBackend.build`."""
-        return backend.build(self.model, self.spec.config, caches=self.caches, calibration_data=self.calibration)
+        return backend.build(
+            self.model,
+            self.spec.config,
+            caches=self.caches,
+            calibration_data=self.calibration,
+            timing_feed=self.timing_feed,
+        )
 
 
 def read_cache_file(path: str | None, field_name: str) -> bytes | None:

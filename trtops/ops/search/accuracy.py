@@ -78,8 +78,9 @@ def reference(model: onnx.ModelProto) -> BaseRunner:
 class Built:
     """A side that builds engines; on ONNX Runtime all with the settings of the first."""
 
-    def __init__(self, config: BuildConfig) -> None:
+    def __init__(self, config: BuildConfig, feed: Feed) -> None:
         self.config = config
+        self.feed = feed  # to time tactics on
         self.layers: dict[str, str] = {}  # of the first engine, by node and by tensor
         self.calibration: bytes | None = None  # of the last engine
         self._settings: TacticRecord | None = None
@@ -103,7 +104,7 @@ class Built:
                 return built_safely(model, config, Caches(replay=self._settings))
             except errors.BackendError as exc:  # the settings may not fit a model with more outputs
                 log.info("Built with settings of its own: %s", exc)
-        build = built_safely(model, self.config)
+        build = built_safely(model, self.config, timing_feed=self.feed)
         if build.tactics.mechanism == "onnxruntime" and self._settings is None:
             self._settings = replace(build.tactics, choices=())
         return build
@@ -271,7 +272,8 @@ def accuracy(
         # Masks hold the smallest FP32 number, which a lower precision cannot represent and clamps.
         if tolerances.clamped_equal is None:
             tolerances = replace(tolerances, clamped_equal=True)
-        make = Built(actual) if isinstance(actual, BuildConfig) else actual
+        timing_feed = {name: np.asarray(array) for name, array in given[0].items()}
+        make = Built(actual, timing_feed) if isinstance(actual, BuildConfig) else actual
         found = _Comparison(opened.proto(lean=True), make, given, tolerances, config.tolerances is not None).run()
         seconds = time.perf_counter() - started
         subject_file = str(subject.file or "")

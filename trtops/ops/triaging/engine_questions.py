@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from trtops import errors
-from trtops.backend.base import BaseRunner, Build, Caches
+from trtops.backend.base import BaseRunner, Build, Caches, Feed
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.precision import LowPrecision, lower_precision
@@ -59,10 +59,11 @@ class Pinned:
 
     config: BuildConfig
     caches: Caches
+    timing_feed: Feed
 
     def build(self, model: onnx.ModelProto) -> Build:
         """Build an engine."""
-        return built_safely(Model.from_proto(model), self.config, self.caches)
+        return built_safely(Model.from_proto(model), self.config, self.caches, self.timing_feed)
 
     def __call__(self, model: onnx.ModelProto) -> BaseRunner:
         """A runner, whose engine is built when it is activated."""
@@ -108,7 +109,7 @@ def pinned_side(subject: Subject, parent: str) -> Pinned:
     replay = replace(record, choices=()) if record.settings else None
     # A seed would choose other tactics for each part.
     config = replace(subject.config.build, options=replace(subject.config.build.options, tactic_seed=None))
-    return Pinned(config, Caches(replay=replay, calibration=subject.calibration))
+    return Pinned(config, Caches(replay=replay, calibration=subject.calibration), subject.feeds[0])
 
 
 def _low_precision(subject: Subject) -> LowPrecision:
@@ -271,7 +272,7 @@ def ask_ranges(subject: Subject, parent: str) -> Answer:
         return Answer("all fit", (f"{len(ratios)} ranges hold all values of this data.",))
     said = f"{worst[0]!r} reaches {seen[worst[0]].amax:.4g}, {ratios[worst[0]]:.3g} times what its range holds."
     corrected = replace(cache, ranges=tuple(seen[r.name] if r.name in worst else r for r in cache.ranges))
-    if not Pinned(subject.config.build, Caches(calibration=corrected.to_bytes())).is_right(subject):
+    if not Pinned(subject.config.build, Caches(calibration=corrected.to_bytes()), subject.feeds[0]).is_right(subject):
         return Answer("other causes", (said, "Correcting that does not help."), builds=1)
     evidence = (said, f"With the observed ranges of {', '.join(map(repr, worst))} the engine is good.")
     remedy = f"calibrate again on data like this; the range of {worst[0]!r} has to reach {seen[worst[0]].amax:.4g}"
@@ -356,7 +357,7 @@ def ask_minimal(subject: Subject, parent: str) -> Answer:
 
 def _fails_to_build(subject: Subject) -> Check:
     """A check that fails for parts that the builder refuses, or, if it builds the whole, for parts that do not run."""
-    side = Pinned(subject.config.build, Caches(calibration=subject.calibration))
+    side = Pinned(subject.config.build, Caches(calibration=subject.calibration), subject.feeds[0])
     try:
         side.build(subject.model.proto())
         refused = False

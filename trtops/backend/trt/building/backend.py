@@ -64,6 +64,7 @@ class TensorRTBackend:
         *,
         caches: Caches = NO_CACHES,
         calibration_data: Iterable[Feed] | None = None,
+        timing_feed: Feed | None = None,
     ) -> Build:
         """Build one engine; see :meth:`trtops.backend.base.EngineBackend.build`."""
         return _Building(self, model, config, caches, calibration_data).run()
@@ -429,4 +430,4 @@ class _Building:
         data = None if self.calibrator is None else self.calibrator.data_digest()
         if data is None and self.quantized is not None:
             data = self.quantized.data_sha256
-        return self.caches.spec(self.model.info.sha256, self.build_config, self.environment, data)
+        return self.caches.spec(self.model.info, self.build_config, self.environment, data)
