@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 # How many times the noise an engine's error may be, as a root mean square and for single elements. An engine rounds in
 # other places and orders. For FP32 the noise is that of inputs and weights alone: sums are not emulated.
 MULTIPLES: dict[Precision, float] = {"fp32": 16.0, "fp16": 2.0, "bf16": 2.0, "int8": 2.0}
-_LARGEST_MULTIPLES: dict[Precision, float] = {"fp32": 16.0, "fp16": 4.0, "bf16": 4.0, "int8": 3.0}
+_LARGEST_MULTIPLES: dict[Precision, float] = {"fp32": 64.0, "fp16": 4.0, "bf16": 4.0, "int8": 3.0}
 # TensorRT may also add up in 16 bit and choose algorithms with more roundings, which are not emulated either.
 _TENSORRT = 1.5
 # The error that is always allowed, in rounding units of the output's size. Nothing is rounded further than FP16 in
