@@ -59,8 +59,8 @@ def test_a_command_checks_mixed_precisions(folder):
 
 def test_layer_precisions_are_recorded(folder):
     line = (
-        "convert conv_net.onnx --fp16 --layer-precisions conv0:fp32 conv1:fp16 --precision-constraints obey "
-        "--experiment kept -o kept.engine --atol 1e-2 --rtol 1e-2 --save-tactics kept.json"
+        "convert conv_net.onnx --fp16 --input-shapes image:[2,3,8,8] --layer-precisions conv0:fp32 conv1:fp16 "
+        "--precision-constraints obey --experiment kept -o kept.engine --atol 1e-2 --rtol 1e-2 --save-tactics kept.json"
     )
 
     assert run(line) == 0
