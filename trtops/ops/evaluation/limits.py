@@ -5,7 +5,7 @@ FP32 with weights and inputs moved by up to one rounding unit. The limits of an 
 square error and of its largest error there, so "good" means that an engine cannot be distinguished from rounding.
 Where the scales of channels differ, each channel has its own limits, since the largest would hide the others.
 
-A limit never exceeds what is useful in the precision (:func:`useful_tolerances`). If rounding alone does, the precision
+What is useful in the precision (:func:`useful_tolerances`) bounds the limits. If rounding alone is above, the precision
 does not suffice for the model.
 """
 
@@ -58,6 +58,10 @@ _FEW = 256
 # Larger values stand for infinity. 16 bit clamps them, so they are left out.
 STANDS_FOR_INFINITY = 1e9
 _FP32_USEFUL = 1e-3
+# If rounding is useful, by little or by much, an engine may have an error above what is useful by this factor, and be
+# this similar to the golden output: errors within a multiple of useful noise do not imply more.
+_ABOVE_USEFUL = 1.25
+_SIMILAR = {"min_cosine": 0.95, "min_correlation": 0.5}
 
 
 def default_tolerances(precision: Precision) -> Tolerances:
@@ -182,7 +186,7 @@ class NoiseLimits(Record):
     why_not: str = ""  # why nothing was measured; fixed tolerances count then
 
     def tolerances(self, base: Tolerances) -> Tolerances:
-        """Tolerances with limits for each output of known noise, none of them above those of ``base``."""
+        """Tolerances with limits for each output of known noise, none of them far above those of ``base``."""
         per_output = dict(base.per_output)
         too_noisy = {name for name, _ in self.insufficient}
         for noise in self.outputs:
@@ -198,15 +202,17 @@ class NoiseLimits(Record):
             return {"min_agreement": max(share, base.min_agreement or 0.0)}
         whole, scaled = noise.whole, (self.precision, self.times)
         assert whole is not None
-        # The fixed tolerances bound an element by a share of the scale; they do not bound one in INT8.
+        # The useful tolerances bound an element by a share of the scale; they do not bound one in INT8.
         useful = math.inf if math.isinf(base.atol) else max(base.atol, (base.atol_of_scale or 0.0) * whole.scale)
         limits: dict[str, Any] = {
-            "atol": min(whole.largest_limit(*scaled), useful),
+            "atol": min(whole.largest_limit(*scaled), _ABOVE_USEFUL * useful),
             "rtol": 0.0,
             "atol_of_scale": 0.0,
+            **{name: least for name, least in _SIMILAR.items() if getattr(base, name) is not None},
         }
         if whole.size > 0:
-            limits["max_nrmse"] = min(whole.rms_limit(*scaled) / whole.size, base.max_nrmse or math.inf)
+            useful = _ABOVE_USEFUL * (base.max_nrmse or math.inf)
+            limits["max_nrmse"] = min(whole.rms_limit(*scaled) / whole.size, useful)
         if noise.channel_axis is not None:
             # Functions are computed to a unit of FP32 of what they may return, not of saturated values of a channel.
             # A channel of zeros has no scale of its own.
