@@ -98,6 +98,21 @@ class TrackerContract:
         assert tracker.load(run.id).read_bytes("a.bin") == b"0.5"
         assert len(tracker.load(run.id).manifest.artifacts) == 1
 
+    def test_last_name_counts(self, tracker: Tracker):
+        run = start(tracker, "first")
+        for name in ("", "n" * 251):
+            with pytest.raises(errors.LogError, match="name has"):
+                run.rename(name)
+        assert tracker.info(run.id).name == "first"
+        for name in ("second 日本 🚀/'", "FP32 (not FP16)"):
+            run.rename(name)
+            assert tracker.info(run.id).name == name
+        run.set_tags({"t": "1"})
+        run.finish("good")
+        assert tracker.load(run.id).info.name == tracker.find("m")[0].name == "FP32 (not FP16)"
+        with pytest.raises(errors.LogError, match="has ended"):
+            run.rename("third")
+
     # Odd names and sizes
 
     def test_any_text_is_a_name(self, tracker: Tracker):

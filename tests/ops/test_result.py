@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtops.ops.result import OpResult, op_run
+from trtops.ops.result import OpResult, op_run, run_name
 from trtops.tracking.base import NO_RUN, Verdict
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.schema import Tag
@@ -43,6 +43,11 @@ def test_op_runs_are_named_and_tagged() -> None:
     info = tracker.info(run.id)
     assert (info.name, info.status, info.verdict) == ("n" * 250, "finished", "good")
     assert info.tags[Tag.MODEL_PATH] == str(Path("m.onnx").absolute()) and info.tags["a"] == "b"
+
+
+def test_run_names_fit_a_table() -> None:
+    assert run_name("resnet50", "FP16", "onnxruntime") == "resnet50 FP16 onnxruntime"
+    assert run_name("ch_PP-OCRv4_det_infer", "FP32 (not FP16)") == "ch_PP-…infer FP32 (not FP16)"
 
 
 def test_without_tracker_nothing_is_logged() -> None:

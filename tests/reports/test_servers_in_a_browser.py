@@ -153,7 +153,7 @@ def test_mlflow_s_table_says_which_build_is_bad(served: Served, watched: Watched
     assert served.made["verdict"] == "bad"  # a bad engine is a result of a flow that is called
     experiment = served.made["url"].split("/")[2]
     watched.see(
-        f"{served.mlflow}/#/experiments/{experiment}/runs?workflowType=machine_learning", "odd int8 onnxruntime"
+        f"{served.mlflow}/#/experiments/{experiment}/runs?workflowType=machine_learning", "odd INT8 onnxruntime"
     )
     watched.keep("mlflow-runs")
     assert watched.wrong == []

@@ -58,7 +58,7 @@ class GatedRun(MemoryRun):
 
     gate: Gate
     _put_params, _put_tags, _put_metrics = gated("_put_params"), gated("_put_tags"), gated("_put_metrics")
-    _put_artifact, _end = gated("_put_artifact"), gated("_end")
+    _put_name, _put_artifact, _end = gated("_put_name"), gated("_put_artifact"), gated("_end")
 
 
 class GatedTracker(MemoryTracker):
@@ -124,6 +124,7 @@ def work(tracker: Tracker, folder: Path) -> None:
             try:
                 with tracked(tracker, "m", f"iteration {number}", kind="iteration", tags=tags, parent=parent.id) as run:
                     run.log_params({"number": number})
+                    run.rename(f"renamed {number}")
                     run.log_metrics({("error", name, "max"): float(number) for name in ODD_NAMES[:3]})
                     run.log_bytes(b"plan" * number, "engine/engine.ort")
                     (folder / "file").write_bytes(b"file of %d" % number)

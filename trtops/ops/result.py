@@ -190,6 +190,14 @@ def op_run(
         yield run
 
 
+def run_name(model: str, *facts: str) -> str:
+    """The name of a model's run: the model, shortened in the middle to 12 characters, and what distinguishes its runs.
+
+    MLflow's table of runs shows about 20 characters of a name.
+    """
+    return " ".join((model if len(model) <= 12 else f"{model[:6]}…{model[-5:]}", *facts))
+
+
 def model_file(path: str | Path) -> Path:
     """The path of a model. Checked before a run starts, so that a mistyped name leaves no run."""
     path = Path(path)

@@ -62,7 +62,7 @@ _TAGS = {
 
 def facts_of(info: RunInfo) -> dict[str, Facts]:
     """Names and values in groups: size and speed, machine, links, and digests. Unknown values are left out."""
-    precision = info.params.get("precision", "").upper()
+    precision = info.params.get("computes_in") or info.params.get("precision", "").upper()
     numbers = [(label, form(info.metrics[name])) for label, name, form in _NUMBERS if name in info.metrics]
     groups = {
         title: tuple((name, info.tags[tag]) for name, tag in tags.items() if info.tags.get(tag))

@@ -215,6 +215,10 @@ class MemoryRun(Run):
         self._data = data
         self._store_lock = lock
 
+    def _put_name(self, name: str) -> None:
+        with self._store_lock:
+            self._data.name = name
+
     def _put_params(self, params: Mapping[str, str]) -> None:
         with self._store_lock:
             self._data.add_params(params)

@@ -209,6 +209,11 @@ class OfflineRun(Run):
         if self._inner is not None:
             self._inner._sync(paths)
 
+    def _put_name(self, name: str) -> None:
+        with self._lock:
+            self._put(lambda run: run._put_name(name))
+            self.record.name = name
+
     def _put_params(self, params: Mapping[str, str]) -> None:
         with self._lock:
             self._put(lambda run: run._put_params(params))

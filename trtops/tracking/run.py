@@ -19,7 +19,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from trtops import errors
 from trtops.record import JSONValue, Record, canonical_json, sha256, sha256_file, to_jsonable
@@ -51,6 +51,15 @@ class Run(ABC):
         self._sealed = False
         self._whole = False
         self._ended: RunStatus | None = None
+
+    def rename(self, name: str) -> None:
+        """Replace the run's name, such as by one that states a result.
+
+        Raises LogError if it is empty or too long.
+        """
+        self._must_be_open()
+        check_name("run", name, errors.LogError)
+        self._put_name(masked(name))
 
     def log_params(self, params: Record | Mapping[str, object]) -> None:
         """Log options as text; nested ones get names such as ``options.builder_level``.
@@ -185,6 +194,7 @@ class Run(ABC):
     def restore(self, info: RunInfo, artifacts: Mapping[str, Path]) -> None:
         """Write all of a run from the spool, the manifest last, and end it with its own status and time."""
         with self._lock:
+            self._put_name(info.name)
             self._put_params(info.params)
             self._put_tags(info.tags)
             self._put_metrics(info.metrics)
@@ -242,6 +252,10 @@ class Run(ABC):
 
     def _sync(self, paths: Iterable[str]) -> None:  # noqa: B027 - only a local store has a disk
         """Wait until the disk holds these artifacts, if they are on a disk of this machine."""
+
+    @abstractmethod
+    def _put_name(self, name: str) -> None:
+        """Store the run's name, replacing the earlier one."""
 
     @abstractmethod
     def _put_params(self, params: Mapping[str, str]) -> None:
@@ -386,11 +400,8 @@ def new_run(experiment: str, name: str, kind: Kind, tags: Mapping[str, str] | No
         signing.private_key()  # a key that cannot be read is reported before hours of work
     if kind not in schema.KINDS:
         raise errors.ConfigError(f"Unknown kind of run {kind!r}. {errors.near(kind, schema.KINDS)}")
-    for what, text, limit in (("experiment", experiment, 500), ("run", name, 250)):
-        if not text or len(text) > limit:
-            raise errors.ConfigError(
-                f"The {what}'s name has {len(text)} characters; expected 1 to {limit}: {text[:60]!r}."
-            )
+    check_name("experiment", experiment, errors.ConfigError)
+    check_name("run", name, errors.ConfigError)
     first = {
         Tag.KIND: kind,
         Tag.SCHEMA: str(schema.SCHEMA_VERSION),
@@ -402,6 +413,13 @@ def new_run(experiment: str, name: str, kind: Kind, tags: Mapping[str, str] | No
     for tag, value in first.items():
         schema.check_text("Tag", tag, value)
     return masked(experiment), masked(name), first
+
+
+def check_name(what: Literal["experiment", "run"], name: str, error: type[errors.TrtopsError]) -> None:
+    """Raise an error of the given type for a name that is empty or too long."""
+    limit = {"experiment": 500, "run": 250}[what]
+    if not name or len(name) > limit:
+        raise error(f"The {what}'s name has {len(name)} characters; expected 1 to {limit}: {name[:60]!r}.")
 
 
 def check_reopening(info: RunInfo, *, whole: bool) -> None:

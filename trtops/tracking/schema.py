@@ -62,6 +62,7 @@ class Tag:
     ENGINE_SHA256 = "trtops.engine.sha256"
     BUILD_KEY = "trtops.build_key"  # equal for interchangeable builds (trtops.tracking.builds.build_key)
     REUSED_FROM = "trtops.reused_from"  # id of the run that has the engine, if it was not built
+    COMPUTES_IN = "trtops.computes_in"  # of a registered engine: what its kernels compute in, such as FP32 (not FP16)
     BACKEND = "trtops.backend"
     BACKEND_VERSION = "trtops.backend.version"
     DEVICE = "trtops.device"

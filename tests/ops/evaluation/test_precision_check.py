@@ -19,10 +19,13 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
 from trtops.cli.main import main
 from trtops.comparator import compare_outputs
+from trtops.ops.campaign.promote import promote
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, builds_table, convert
 from trtops.ops.evaluation.attribution import Attribution, OutputErrors
 from trtops.ops.evaluation.check import CheckConfig, Evaluation
 from trtops.ops.evaluation.precision_check import check_precision
+from trtops.ops.stored_runs import list_runs
+from trtops.reports.sections import facts_of
 from trtops.spec import BuildConfig, Layer, Precision
 from trtops.tracking import schema
 from trtops.tracking.memory import MemoryTracker
@@ -137,6 +140,13 @@ def test_fp16_engine_with_fp32_kernels_is_named(tmp_path: Path) -> None:
     info = tracker.info(result.run_id)
     assert info.metrics[schema.Metric.KERNELS_LOWERED] == 0.0
     assert "FP16 as a GPU rounds it, emulated: good" in info.tags[schema.Tag.NOTE]
+    assert info.name.endswith(" FP32 (not FP16) onnxruntime")
+    assert (info.params["precision"], info.params["computes_in"]) == ("fp16", "FP32 (not FP16)")
+    assert [row.name for row in list_runs(tracker)] == [info.name]
+    assert facts_of(info)["Size and speed"][0] == ("precision", "FP32 (not FP16)")
+    promoted = promote(result.run_id, tracker=tracker)
+    assert tracker.info(promoted.run_id).name == f"promote {info.name}"
+    assert tracker.registered(promoted.name, promoted.alias).tags[schema.Tag.COMPUTES_IN] == "FP32 (not FP16)"
     assert Evaluation.from_json(result.evaluation.to_json()) == result.evaluation
 
     computed = result.evaluation.computed

@@ -293,6 +293,7 @@ def register_accepted(
         schema.Tag.MODEL_SHA256: build.spec.model_sha256,
         schema.Tag.ENGINE_SHA256: build.engine.sha256,
         schema.Tag.EVIDENCE: evidence,
+        schema.Tag.COMPUTES_IN: check_precision(build).name,
         **builds.environment_tags(environment),
     }
     return tracker.register(registered_model(name), run_id, path, alias=alias, tags=tags), alias

@@ -66,6 +66,7 @@ class BuildOutcome(Record):
     reasons: tuple[str, ...] = ()
     run_id: str = ""
     url: str = ""
+    called: str = ""  # what the engine computes in; empty without one
     reused: bool = False
     engine_bytes: int = 0
     p50_ms: float | None = None
@@ -111,7 +112,7 @@ class BuildListResult(OpResult):
                 (
                     Path(build.model).name,
                     build.backend,
-                    build.precision,
+                    build.called or build.precision.upper(),
                     build.outcome,
                     "-" if build.p50_ms is None else f"{build.p50_ms:.3f} ms",
                     size(build.engine_bytes) if build.engine_bytes else "-",
@@ -233,6 +234,7 @@ def _make_build(
         failed=result.verdict == "error" or (result.verdict == "bad" and build.entry.policy.bad == "fail"),
         run_id=result.run_id,
         url=result.url,
+        called=result.called,
         reused=result.reused_from is not None,
         engine_bytes=result.engine_bytes,
         p50_ms=None if latency is None else latency.p50_ms,

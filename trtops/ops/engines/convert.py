@@ -35,7 +35,7 @@ from trtops.ops.evaluation.data import DataConfig, Feeds, golden_outputs, open_f
 from trtops.ops.evaluation.limits import RightModel
 from trtops.ops.evaluation.options import command_options, data_options
 from trtops.ops.evaluation.precision_check import check_precision, log_kernels
-from trtops.ops.result import OpResult, finish_with, model_file, op_run, run_step
+from trtops.ops.result import OpResult, finish_with, model_file, op_run, run_name, run_step
 from trtops.record import Record
 from trtops.reports.document import Section
 from trtops.spec import BuildConfig, BuildSpec, Environment
@@ -215,12 +215,14 @@ def convert(
     if config.build.backend != "onnxruntime":
         engine_backend(config.build.backend).environment()
     experiment = experiment or path.stem
-    name = f"{path.stem} {config.build.precision} {config.build.backend}"
+    name = run_name(path.stem, config.build.precision.upper(), config.build.backend)
     with op_run(tracker, experiment, name, kind="build", model=path, tags=tags, parent=parent) as run:
         with _open_backend(config) as backend:
             result = _build_and_evaluate(backend, loaded, config, run, tracker, built, golden)
         result = replace(result, title=f"convert {path.name}", subject=str(path))
         title = f"convert {path.name} to {result.called} on {config.build.backend}"
+        if (final := run_name(path.stem, result.called, config.build.backend)) != name:
+            run.rename(final)
         run_step("log", finish_with, run, result, tracker, title=title)
         return result.kept_in(run, experiment)
 

@@ -130,7 +130,8 @@ def check_precision(build: Build, limit: float = 0.0) -> PrecisionCheck:
 
 
 def log_kernels(run: Run, build: Build) -> None:
-    """Log a table of the precision of each kernel."""
+    """Log the precision that an engine computes in, and a table of the precision of each kernel."""
+    run.log_params({"computes_in": check_precision(build).name})
     columns = ("layer", "op", "asked for", "computes in", "counted")
     asked = build.spec.config.precision
     rows = ((layer, op, asked, precision, counted) for layer, op, precision, counted in _kernels(build))

@@ -371,6 +371,9 @@ class MlflowRun(Run):
     def _sync(self, paths: Iterable[str]) -> None:
         self._files.sync(paths)
 
+    def _put_name(self, name: str) -> None:
+        self._connection.call(self._connection.client.update_run, self.id, name=name)
+
     def _put_params(self, params: Mapping[str, str]) -> None:
         self._connection.log_batch(self.id, params=params)
 
