@@ -92,7 +92,14 @@ def test_prefect_shows_result_and_steps(store: Path, model: Path) -> None:
         run = client.read_flow_run(UUID(flow_run))
     assert artifact.type == "markdown"
     assert "good" in str(artifact.data) and result.run_id in str(artifact.data)
-    assert {task.name.rpartition("-")[0] for task in tasks} == {"build", "run reference", "run", "compare", "log"}
+    assert {task.name.rpartition("-")[0] for task in tasks} == {
+        "build",
+        "run reference",
+        "measure noise",
+        "run",
+        "compare",
+        "log",
+    }
     assert run.name == "small" and run.state is not None and run.state.name == "Good"
     assert "samples in 2 feeds" in str(run.state.message)
 
