@@ -119,6 +119,13 @@ class BaseRunner(ABC):
         """Return the seconds that the last inference took on the accelerator, without copies; None if not known."""
         return None
 
+    def second_context(self) -> BaseRunner | None:
+        """Return an inactive runner that shares this active runner's loaded engine; None if it cannot be shared.
+
+        The engine stays this runner's. Both may infer at once, in two threads.
+        """
+        return None
+
     def _require_active(self) -> None:
         if not self.is_active:
             raise errors.InferenceError(

@@ -106,6 +106,7 @@ class Metric:
     POWER_SEEN = ("power", "seen")  # share of the faults planted into the model that a comparison reports
     POWER_PLANTED = ("power", "planted")
     ATTRIBUTION = "attribution"  # (ATTRIBUTION, "engine" | "precision" | "noise" | "builder"): relative errors
+    SELF_CHECK = "self_check"  # (SELF_CHECK, "held" | "broken" | "skipped"): numbers of relations
     TACTICS_COVERAGE = ("tactics", "coverage")
     TIMING_CACHE_HITS = ("timing_cache", "hits")
     TIMING_CACHE_MISSES = ("timing_cache", "misses")

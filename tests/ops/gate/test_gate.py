@@ -71,10 +71,20 @@ def test_first_candidate_is_compared_with_the_reference(accepted, again, heads, 
     assert accepted.version == "1" and accepted.alias == again.alias
 
 
+def test_broken_relation_is_refused(accepted: GateResult) -> None:
+    checked = accepted.measured.self_check
+    assert checked.named("skipped") == ("batch size", "shape order", "two contexts")
+    wrong = replace(checked.relations[0], outcome="broken", output="y3", largest=2.0)
+    measured = replace(accepted.measured, self_check=replace(checked, relations=(wrong, *checked.relations[1:])))
+    [found] = [finding for finding in evaluate_measured(measured, UNTIMED) if finding.outcome == "refuse"]
+    assert found.subject == "self-check"
+    assert found.text.startswith("equal rows of a batch have different results: `y3` differs by 2")
+
+
 def test_unchanged_candidate_is_accepted(accepted, again, heads, tracker) -> None:
     assert again.decision == "accept" and not again.reasons
     assert {finding.subject for finding in again.findings if finding.outcome == "pass"} >= {
-        "reference", "accepted outputs", "latency", "size", "build time", "precision",
+        "reference", "self-check", "accepted outputs", "latency", "size", "build time", "precision",
     }  # fmt: skip
     assert again.measured.accepted.run_id == accepted.run_id
     assert 0 < again.ratio.low <= again.ratio.ratio <= again.ratio.high < 3

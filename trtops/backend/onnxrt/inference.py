@@ -40,6 +40,9 @@ class Inference:
         self._outputs = outputs
         self._name = name
         self._output_names = list(outputs)
+        # A failing node is an exception, whose text ONNX Runtime would also print in red.
+        self._options = ort.RunOptions()
+        self._options.log_severity_level = 4
         self._structured = any(not node.type.startswith(("tensor", "optional")) for node in session.get_outputs())
         self._needs_ort_values = any(spec.dtype in _ORT_VALUE_TYPES for spec in (*inputs.values(), *outputs.values()))
 
@@ -56,11 +59,11 @@ class Inference:
             if self._needs_ort_values:
                 values = _to_ort_values(feed, self._inputs)
                 start = time.perf_counter()
-                made = self._session.run_with_ort_values(self._output_names, values)
+                made = self._session.run_with_ort_values(self._output_names, values, self._options)
                 seconds = time.perf_counter() - start
                 return {n: _from_ort_value(v, self._outputs[n].dtype) for n, v in zip(self._outputs, made)}, seconds
             start = time.perf_counter()
-            outputs = self._session.run(self._output_names, feed)
+            outputs = self._session.run(self._output_names, feed, self._options)
             seconds = time.perf_counter() - start
         except ORT_ERRORS as exc:
             if out_of_memory(exc):

@@ -83,6 +83,11 @@ class OnnxrtRunner(BaseRunner):
         """Return the session's outputs (names, dtypes and shapes, in order); only while active."""
         return self._outputs
 
+    def second_context(self) -> OnnxrtRunner:
+        """Return a runner of the same session."""
+        assert self._session is not None
+        return OnnxrtRunner(self._session, f"{self.name} again")
+
     def infer_impl(self, feed_dict: Feed) -> dict[str, Any]:
         """Run the session."""
         assert self._inference is not None

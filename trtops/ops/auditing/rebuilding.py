@@ -15,14 +15,15 @@ from trtops.backend.base import Build, Caches, Engine
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend
-from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
+from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs, iterations_of
 from trtops.ops.auditing.result import Difference, Grade, Rebuild, WayName
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.evaluation.check import CheckConfig, Evaluation
 from trtops.ops.evaluation.data import collect, golden_outputs
 from trtops.ops.evaluation.limits import tolerances_for
+from trtops.ops.evaluation.self_check import check_engine
 from trtops.record import sha256
-from trtops.spec import BuildConfig, Environment, OptimizationProfile
+from trtops.spec import BuildConfig, Environment
 from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, schema
@@ -259,7 +260,7 @@ def _grade_build(way: WayName, logged: Logged, new: Build, backend: IsolatedBack
         logged.model,
         logged.check,
         logged.tolerances,
-        old.spec.config.profiles,
+        old.spec.config,
         timeout=backend.timeout,
     )
     grade, why = _grade_outputs(outputs)
@@ -282,6 +283,7 @@ class Outputs:
     report: ComparisonReport
     why_not: str = ""  # why the logged engine does not run here
     noise: Mapping[str, float] = field(default_factory=dict)  # largest differences between runs of the logged engine
+    broken: tuple[str, ...] = ()  # relations between the new engine's results that do not hold
 
 
 def _run_in_child(
@@ -290,13 +292,16 @@ def _run_in_child(
     model: Model,
     check: CheckConfig,
     tolerances: Tolerances,
-    profiles: tuple[OptimizationProfile, ...],
+    config: BuildConfig,
 ) -> Outputs:
     """Run the new engine and the logged one on the same data; the model itself if the logged one does not run."""
-    feeds = list(check.open_for(model, profiles=profiles))
+    feeds = list(check.open_for(model, profiles=config.profiles))
     backend = engine_backend(engine.backend)
     with backend.runner(engine) as runner:
         ours = collect(runner, feeds)
+        broken: tuple[str, ...] = ()
+        if check.self_check is not False:
+            broken = check_engine(runner, model, feeds, iterations_of(ours, "actual"), config).reasons
     why_not = "the logged engine is missing"
     if logged is not None:
         try:
@@ -311,13 +316,16 @@ def _run_in_child(
                     if math.isfinite(largest := _max_abs(output.statistics)):
                         noise[output.name] = max(noise.get(output.name, 0.0), largest)
             # Kernels that sum in changing order differ from run to run; a new engine may differ by as much.
-            return Outputs(compare_outputs(ours, first, tolerances), noise=noise)
-    return Outputs(compare_outputs(ours, golden_outputs(model, feeds, check.golden), tolerances), why_not)
+            return Outputs(compare_outputs(ours, first, tolerances), noise=noise, broken=broken)
+    golden = golden_outputs(model, feeds, check.golden)
+    return Outputs(compare_outputs(ours, golden, tolerances), why_not, broken=broken)
 
 
 def _grade_outputs(outputs: Outputs) -> tuple[Grade, str]:
     """The grade of the outputs alone, and its reason."""
     report, noise = outputs.report, outputs.noise
+    if outputs.broken:
+        return "drifted", "; ".join(outputs.broken)[:1000]
     if not outputs.why_not and all(_max_abs(o.statistics) <= noise.get(o.name, 0.0) for o in report.outputs):
         return (
             "outputs equal",

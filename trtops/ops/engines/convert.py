@@ -370,7 +370,7 @@ def _evaluate(
     computed = check_precision(build, check.min_precision_share)
     with contextlib.ExitStack() as stack:
         runner = stack.enter_context(backend.runner(build.engine))
-        evaluation, outputs = evaluate(runner, golden, feeds, check, right)
+        evaluation, outputs = evaluate(runner, golden, feeds, check, right, (model, config.build))
         if not config.attribute_error:
             stack.close()
         # Whether the model in this precision is bad on any hardware, or only this engine of it.

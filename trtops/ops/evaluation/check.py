@@ -24,8 +24,10 @@ from trtops.ops.evaluation.evidence import Evidence, SeenFeeds
 from trtops.ops.evaluation.limits import NoiseLimits, RightModel
 from trtops.ops.evaluation.power import Power, measure_power
 from trtops.ops.evaluation.precision_check import PrecisionCheck
+from trtops.ops.evaluation.self_check import SelfCheck, check_engine, check_repeated
 from trtops.ops.result import run_step
 from trtops.record import Record
+from trtops.spec import BuildConfig
 from trtops.tables import markdown_table
 from trtops.tracking import schema
 from trtops.tracking.base import MetricName, Run, Verdict
@@ -59,6 +61,8 @@ class CheckConfig(DataConfig):
             share above 0 is required.
         power: Plant random faults into the model, one at a time, and report how many of them this comparison sees; the
             model runs up to 40 more times on all the data.
+        self_check: Check the engine's results against each other (:mod:`trtops.ops.evaluation.self_check`). By default
+            gates and audits do, and a conversion checks what costs no inference.
     """
 
     golden: str | None = None
@@ -69,6 +73,7 @@ class CheckConfig(DataConfig):
     plots: Literal["always", "bad", "never"] = "bad"
     min_precision_share: float = 0.0
     power: bool = False
+    self_check: bool | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_precision_share <= 1:
@@ -111,6 +116,7 @@ class Evaluation(Record):
     coverage: Coverage | None = None  # as evidence
     power: Power | None = None  # None if it was not requested
     noise: NoiseLimits | None = None  # the model's own noise, from which the limits are derived; None if they are given
+    self_check: SelfCheck | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -137,6 +143,8 @@ class Evaluation(Record):
         if self.report and self.evidence is not None:
             bad = (entry for entry in self.evidence.shapes if entry.verdict == "bad")
             found += tuple(f"{reason}, at {entry.text()}" for entry in bad for reason in entry.reasons)
+        if self.self_check is not None:
+            found += self.self_check.reasons
         if self.computed is not None and self._lacks_precision:
             found += (self.computed.reason(),)
         return found
@@ -146,7 +154,8 @@ class Evaluation(Record):
         """Which parts are bad; empty if it is good."""
         bad_shapes = self.evidence is not None and any(entry.verdict == "bad" for entry in self.evidence.shapes)
         bad_emulation = self.emulated is not None and self.emulated.verdict == "bad"
-        outputs_are_bad = not self.report or bad_shapes or bad_emulation
+        broken = self.self_check is not None and self.self_check.verdict == "bad"
+        outputs_are_bad = not self.report or bad_shapes or bad_emulation or broken
         return (*(("outputs",) if outputs_are_bad else ()), *(("precision",) if self._lacks_precision else ()))
 
     @property
@@ -157,19 +166,37 @@ class Evaluation(Record):
 
 
 def evaluate(
-    runner: BaseRunner, golden: RunResults, feeds: Feeds, config: CheckConfig, right: RightModel
+    runner: BaseRunner,
+    golden: RunResults,
+    feeds: Feeds,
+    config: CheckConfig,
+    right: RightModel,
+    built_from: tuple[Model, BuildConfig] | None = None,
 ) -> tuple[Evaluation, RunResults]:
     """Run an active runner, compare its outputs with golden ones, measure latency and accuracy; also the outputs.
 
-    Limits that the config does not give are those of the right model.
+    Limits that the config does not give are those of the right model. ``built_from`` is what an engine was built from;
+    its results are then checked against each other as well.
 
     InputError if a feed does not fit the model; ComparisonError if the numbers of feeds and golden outputs differ.
     """
     seen = SeenFeeds(feeds)
     outputs = run_step("run", collect, runner, seen)
-    latency = measure_latency(runner, feeds, config)
     tolerances = right.tolerances(config.tolerances)
-    return run_step("compare", assess, outputs, golden, latency, config, tolerances, feeds, seen, right), outputs
+    last: dict[str, Any] = {}
+    latency = measure_latency(runner, feeds, config, last)
+    checked = None
+    if built_from is not None and config.self_check is not False:
+        model, build = built_from
+        if config.self_check:
+            results = iterations_of(outputs, "actual")
+            checked = run_step("self-check", check_engine, runner, model, feeds, results, build)
+        elif last:
+            sizes = [sum(map(math.prod, shapes.values())) for _, _, shapes in seen.places]
+            pair = iterations_of(outputs, "actual")[0], last
+            checked = check_repeated(model, feeds, pair, build, after_larger=max(sizes) > sizes[0])
+    evaluation = run_step("compare", assess, outputs, golden, latency, config, tolerances, feeds, seen, right)
+    return replace(evaluation, self_check=checked), outputs
 
 
 def assess(
@@ -234,8 +261,13 @@ def with_power(
     return replace(evaluation, power=power)
 
 
-def measure_latency(runner: BaseRunner, feeds: Iterable[Feed], config: CheckConfig) -> Latency | None:
-    """Latency of an active runner on the first feed; None if ``config`` asks for no measurement."""
+def measure_latency(
+    runner: BaseRunner, feeds: Iterable[Feed], config: CheckConfig, last: dict[str, Any] | None = None
+) -> Latency | None:
+    """Latency of an active runner on the first feed; None if ``config`` asks for no measurement.
+
+    ``last`` receives a copy of the results of the last inference.
+    """
     if config.latency_runs < 1:
         return None
     # One feed only, because other shapes would mix different latencies.
@@ -249,12 +281,14 @@ def measure_latency(runner: BaseRunner, feeds: Iterable[Feed], config: CheckConf
             break
     start = time.perf_counter()
     while len(seconds) < config.latency_runs:
-        runner.infer(feed, check_inputs=False)
+        found = runner.infer(feed, check_inputs=False)
         seconds.append(runner.last_inference_time())
         if (device := runner.last_device_time()) is not None:
             on_device.append(device)
         if len(seconds) >= _MIN_LATENCY_RUNS and time.perf_counter() - start > _LATENCY_SECONDS:
             break
+    if last is not None:
+        last |= {name: np.array(array) for name, array in found.items()}
     # The host's time includes copies; the median on the device does not, and shows what the kernels need.
     p50, p99 = (float(each) for each in np.percentile(seconds, [50, 99]) * 1e3)
     device = float(np.median(on_device)) * 1e3 if on_device else None
@@ -366,7 +400,7 @@ def describe_measurements(evaluation: Evaluation) -> list[str]:
         measured = evaluation.latency
         device = "" if measured.device_p50_ms is None else f"; on the device p50 {measured.device_p50_ms:.3f} ms"
         lines += [f"Latency: p50 {measured.p50_ms:.3f} ms, p99 {measured.p99_ms:.3f} ms{device}.", ""]
-    for part in (evaluation.computed, evaluation.emulated, evaluation.attribution):
+    for part in (evaluation.computed, evaluation.emulated, evaluation.attribution, evaluation.self_check):
         if part is not None:
             lines += [part.sentence(), ""]
     if evaluation.accuracy is not None:
@@ -390,6 +424,10 @@ def log_evaluation(run: Run, evaluation: Evaluation) -> None:
     if (power := evaluation.power) is not None and power.share is not None:
         metrics[schema.Metric.POWER_SEEN] = power.share
         metrics[schema.Metric.POWER_PLANTED] = float(len(power.planted))
+    if (checked := evaluation.self_check) is not None:
+        run.log_params({"self_check": {each.name: each.why or each.outcome for each in checked.relations}})
+        for outcome in ("held", "broken", "skipped"):
+            metrics[schema.Metric.SELF_CHECK, outcome] = float(len(checked.named(outcome)))
     run.log_metrics(metrics)
     if (evidence := evaluation.evidence) is not None:
         run.set_tags({schema.Tag.EVIDENCE_LINE: evidence.sentence()[: schema.MAX_TAG]})

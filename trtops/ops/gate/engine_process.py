@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from trtops.backend.engines import engine_backend
 from trtops.backend.runner import BaseRunner
 from trtops.backend.worker import IsolatedBackend
 from trtops.comparator.results import IterationResult, RunResults
+from trtops.metadata import TensorMetadata
 from trtops.ops.gate.policy import LatencyLimit
 from trtops.ops.gate.ratio import Starts, estimate
 from trtops.record import Record
@@ -62,9 +64,42 @@ class EngineProcess:
             self._backend.worker.run(_save_outputs, path, timeout=self._backend.timeout)
             return RunResults.load(path)
 
+    def infer(self, feed: Feed) -> dict[str, Any]:
+        """Run the engine on another feed; after an inference that ends the process, the engine is open again."""
+        with tempfile.TemporaryDirectory(prefix=temporary_prefix("inference")) as folder:
+            path = Path(folder, "arrays.npz")
+            save_feeds([feed], path)
+            try:
+                self._backend.worker.run(_infer, str(path), timeout=self._backend.timeout)
+            except errors.WorkerError:
+                self.reopen()
+                raise
+            return dict(RunResults.load(str(path))[0][1][0])
+
+    def inputs(self) -> TensorMetadata:
+        """The engine's inputs."""
+        return self._backend.worker.run(_inputs, timeout=self._backend.timeout)
+
     def visit(self, count: int) -> list[float]:
         """Seconds of ``count`` inferences after a warm-up."""
         return self._backend.worker.run(_time_inferences, count, timeout=self._backend.timeout)
+
+
+class ProcessRunner(BaseRunner):
+    """Runs the engine of a process."""
+
+    def __init__(self, process: EngineProcess) -> None:
+        """Wrap an open process, which stays the caller's."""
+        super().__init__("engine")
+        self._process = process
+
+    def infer_impl(self, feed_dict: Feed) -> dict[str, Any]:
+        """Run one inference in the process."""
+        return self._process.infer(feed_dict)
+
+    def get_input_metadata_impl(self) -> TensorMetadata:
+        """Return the inputs as the process reports them."""
+        return self._process.inputs()
 
 
 def measure_rounds(candidate: EngineProcess, accepted: EngineProcess, limit: LatencyLimit, *, on_cpu: bool) -> Rounds:
@@ -133,6 +168,18 @@ def _save_outputs(path: str) -> None:
     runner, feeds = _opened()
     outputs = [{name: np.array(array) for name, array in runner.infer(feed).items()} for feed in feeds]
     RunResults([("engine", [IterationResult(each) for each in outputs])]).save(path)
+
+
+def _infer(path: str) -> None:
+    """Run the feed of a file, and write the outputs into it."""
+    runner, _ = _opened()
+    feed = {name: np.asarray(array) for name, array in RunResults.load(path)[0][1][0].items()}
+    outputs = {name: np.array(array) for name, array in runner.infer(feed).items()}
+    RunResults([("engine", [IterationResult(outputs)])]).save(path)
+
+
+def _inputs() -> TensorMetadata:
+    return _opened()[0].get_input_metadata()
 
 
 def _time_inferences(count: int) -> list[float]:

@@ -14,7 +14,7 @@ from trtops.backend.base import Build, Caches, Feed
 from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend, Worker
-from trtops.comparator.report import Tolerances, compare_outputs
+from trtops.comparator.report import Tolerances, compare_outputs, iterations_of
 from trtops.comparator.results import RunResults
 from trtops.ops.campaign.promote import registered_model
 from trtops.ops.campaign.workers import free_device
@@ -24,7 +24,8 @@ from trtops.ops.evaluation.data import collect, moved_reference
 from trtops.ops.evaluation.evidence import SeenFeeds
 from trtops.ops.evaluation.limits import RightModel
 from trtops.ops.evaluation.precision_check import check_precision
-from trtops.ops.gate.engine_process import EngineProcess, measure_rounds, save_feeds
+from trtops.ops.evaluation.self_check import check_engine
+from trtops.ops.gate.engine_process import EngineProcess, ProcessRunner, measure_rounds, save_feeds
 from trtops.ops.gate.noise_widths import measure_widths
 from trtops.ops.gate.policy import AccuracyLimit
 from trtops.ops.gate.releases import HERE, Release, interpreter_of
@@ -98,6 +99,11 @@ class Measurement:
             tolerances = right.tolerances(check.tolerances)
             evaluation = assess(outputs, golden, None, check, tolerances, source, seen, right)
             evaluation = with_power(evaluation, model, feeds, golden, config.check, tolerances)
+            checked = None
+            if check.self_check is not False:
+                with _refused_for("build"), ProcessRunner(process) as candidate:
+                    given = iterations_of(outputs, "actual")
+                    checked = check_engine(candidate, model, feeds, given, config.build)
             measured = Measured(
                 candidate=_facts(self.holder, build),
                 reference=evaluation.report,
@@ -105,6 +111,7 @@ class Measurement:
                 evidence=evaluation.evidence,
                 coverage=evaluation.coverage,
                 power=evaluation.power,
+                self_check=checked,
             )
             if accepted is None:
                 return measured

@@ -116,6 +116,7 @@ def gate(
                 evidence=measured.evidence,
                 coverage=measured.coverage,
                 power=measured.power,
+                self_check=measured.self_check,
             )
             log_evaluation(run, evaluation)
             if measured.rounds is not None:

@@ -16,6 +16,7 @@ from trtops.ops.evaluation.check import Accuracy
 from trtops.ops.evaluation.coverage import Coverage
 from trtops.ops.evaluation.evidence import Evidence
 from trtops.ops.evaluation.power import Power
+from trtops.ops.evaluation.self_check import SelfCheck
 from trtops.ops.gate.engine_process import Rounds
 from trtops.ops.gate.noise_widths import OutputWidth
 from trtops.ops.gate.policy import AccuracyLimit, GrowthLimit, LatencyLimit, Policy
@@ -71,6 +72,7 @@ class Measured(Record):
     evidence: Evidence | None = None  # of the comparison with the golden outputs
     coverage: Coverage | None = None  # of that comparison
     power: Power | None = None
+    self_check: SelfCheck | None = None  # of the candidate
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,10 @@ def evaluate_measured(measured: Measured, policy: Policy, *, accept_unproven: bo
         if not found or found[-1].subject != "reference":
             count = len(measured.reference.outputs)
             found.append(Finding("reference", "pass", f"{count} outputs are within the tolerances"))
+    if (checked := measured.self_check) is not None:
+        found += [Finding("self-check", "refuse", each.removeprefix("self-check: ")) for each in checked.reasons]
+        if not checked.reasons:
+            found.append(Finding("self-check", "pass", checked.sentence()))
     blind = () if measured.coverage is None else measured.coverage.blind
     if measured.power is not None:
         found.append(Finding("power", "note", measured.power.sentence(blind)))

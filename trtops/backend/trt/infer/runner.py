@@ -228,6 +228,12 @@ class TrtRunner(BaseRunner):
             metadata.add(slot.name, slot.dtype, shape, low if fits else None, high if fits else None)
         return metadata
 
+    def second_context(self) -> BaseRunner:
+        """Return a runner of the same engine, with a context of its own."""
+        again = type(self)(self.engine, f"{self.name} again", self.optimization_profile, self.allocation_strategy)
+        again.output_order = self.output_order
+        return again
+
     # --- inference ----------------------------------------------------------------------------------------------
 
     def infer(

@@ -1,0 +1,504 @@
+"""Self-checks find faults that a comparison at batch 1 misses, and raise no false alarm on sound engines."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import models, sound, zoo
+from tests.models import Case
+from trtops import errors
+from trtops.backend.engines import reference_runner
+from trtops.backend.onnx.model import Model
+from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
+from trtops.backend.onnxrt.runner import OnnxrtRunner
+from trtops.backend.runner import BaseRunner, Feed
+from trtops.comparator import compare_outputs
+from trtops.metadata import TensorMetadata
+from trtops.ops.auditing.rebuilding import Outputs as Rebuilt
+from trtops.ops.auditing.rebuilding import _grade_outputs
+from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.evaluation.limits import default_tolerances
+from trtops.ops.evaluation.self_check import RELATIONS, RelationName, SelfCheck, accepts_nan, check_repeated, self_check
+from trtops.spec import BuildConfig, OnnxRuntimeOptions, Precision
+from trtops.tracking.memory import MemoryTracker
+
+Outputs = dict[str, Any]
+Infer = Callable[[Feed], Outputs]
+Fault = Callable[["Engine", Feed, Infer], Outputs]
+
+
+class Engine(BaseRunner):
+    """An engine of ONNX Runtime with a fault. Contexts share ``kept``; ``first`` is the first of them."""
+
+    def __init__(self, session: Any, fault: Fault, first: Engine | None = None) -> None:
+        super().__init__("engine")
+        self.fault, self.session, self.first = fault, session, first
+        self.real = OnnxrtRunner(session)
+        self.kept: dict[str, Any] = {} if first is None else first.kept
+        self.own: dict[str, Any] = {}  # of this context
+        self.calls = 0
+        self.contexts = threading.Barrier(2)
+
+    def activate_impl(self) -> None:
+        self.real.activate()
+        if self.first is not None:
+            self.kept["at once"] = self.contexts
+
+    def deactivate_impl(self) -> None:
+        self.real.deactivate()
+        self.kept.pop("at once", None)
+
+    def infer_impl(self, feed_dict: Feed) -> Outputs:
+        self.calls += 1
+        found = self.fault(self, feed_dict, lambda feed: {n: np.array(a) for n, a in self.real.infer(feed).items()})
+        self.inference_time = self.real.inference_time
+        return found
+
+    def get_input_metadata_impl(self) -> TensorMetadata:
+        return self.real.get_input_metadata()
+
+    def second_context(self) -> Engine:
+        return Engine(self.session, self.fault, self)
+
+    def meet(self) -> None:
+        """Wait until the other context infers as well, if there is one."""
+        if "at once" in self.kept:
+            self.kept["at once"].wait(timeout=30)
+
+
+def rows(feed: Feed) -> int:
+    return int(next(iter(feed.values())).shape[0])
+
+
+def changed(outputs: Outputs, change: Callable[[Any], Any]) -> Outputs:
+    """Outputs with a change in the last one."""
+    name = list(outputs)[-1]
+    return {**outputs, name: change(outputs[name])}
+
+
+def on_rows(wrong: Callable[[int], list[int]], scale: float = 1.1) -> Fault:
+    """Some rows of the last output are wrong, by the size of the batch."""
+
+    def fault(engine: Engine, feed: Feed, infer: Infer) -> Outputs:
+        def change(array: Any) -> Any:
+            for row in wrong(rows(feed)):
+                array[row] = (array[row] * scale + (scale - 1)).astype(array.dtype)
+            return array
+
+        return changed(infer(feed), change)
+
+    return fault
+
+
+def on_batch(change: Callable[[Any], Any]) -> Fault:
+    return lambda engine, feed, infer: changed(infer(feed), change)
+
+
+def on_calls(change: Callable[[Any, int], Any]) -> Fault:
+    return lambda engine, feed, infer: changed(infer(feed), lambda array: change(array, engine.calls))
+
+
+def stale(engine: Engine, feed: Feed, infer: Infer) -> Outputs:
+    """The results of the inference before, if there was one of the same shape."""
+    own = infer(feed)
+    before = engine.kept.get(rows(feed), own)
+    engine.kept[rows(feed)] = own
+    return before
+
+
+def stuck(engine: Engine, feed: Feed, infer: Infer) -> Outputs:
+    """The results of the first inference of the same shape."""
+    return engine.kept.setdefault(rows(feed), infer(feed))
+
+
+def contaminated(engine: Engine, feed: Feed, infer: Infer) -> Outputs:
+    """Scratch memory of the inference before is multiplied by zero, as the padding of a kernel."""
+    found = infer(feed)
+    scratch = engine.kept.get("scratch", np.float32(0))
+    engine.kept["scratch"] = np.float32(np.sum(next(a for a in feed.values() if a.dtype == np.float32)))
+    with np.errstate(invalid="ignore"):
+        return changed(found, lambda array: array + 0 * scratch)
+
+
+def ranged(engine: Engine, feed: Feed, infer: Infer) -> Outputs:
+    """Results are rounded to steps of the inference before."""
+    found = infer(feed)
+    step = engine.kept.get("step")
+    engine.kept["step"] = max(float(np.nanmax(np.abs(array))) for array in found.values()) / 127
+    return found if step is None else changed(found, lambda a: np.asarray(np.round(a / step) * step, a.dtype))
+
+
+def left_over(engine: Engine, feed: Feed, infer: Infer) -> Outputs:
+    """After a larger batch the last value of each result is still that of the larger one."""
+    found = infer(feed)
+    before, engine.own["before"] = engine.own.get("before"), found
+    name = list(found)[-1]
+    if before is not None and before[name].shape[0] > found[name].shape[0]:
+        found = {**found, name: np.array(found[name])}
+        found[name].reshape(-1)[-1] = before[name].reshape(-1)[-1] + 1
+    return found
+
+
+def grown(engine: Engine, feed: Feed, infer: Infer) -> Outputs:
+    """After a larger shape the workspace is laid out for it, and stays so."""
+    engine.own["largest"] = max(engine.own.get("largest", 0), rows(feed))
+    factor = 1 + 0.1 * (rows(feed) < engine.own["largest"])
+    return changed(infer(feed), lambda array: np.asarray(array * factor, array.dtype))
+
+
+def resized(engine: Engine, feed: Feed, infer: Infer) -> Outputs:
+    """The inference after one of any other shape is wrong."""
+    before, engine.own["shape"] = engine.own.get("shape"), rows(feed)
+    wrong = before is not None and before > rows(feed)
+    return changed(infer(feed), lambda array: array + np.float32(0.3) if wrong else array)
+
+
+def shared_output(engine: Engine, feed: Feed, infer: Infer) -> Outputs:
+    """Both contexts write to the same output buffer."""
+    engine.kept["output"] = infer(feed)
+    engine.meet()
+    return engine.kept["output"]
+
+
+def shared_input(engine: Engine, feed: Feed, infer: Infer) -> Outputs:
+    """Both contexts read the same input buffer."""
+    engine.kept["input"] = feed
+    engine.meet()
+    return infer(engine.kept["input"])
+
+
+def shared_scratch(engine: Engine, feed: Feed, infer: Infer) -> Outputs:
+    """Both contexts add to the same accumulator."""
+    found = infer(feed)
+    engine.kept["sum"] = [*engine.kept.get("sum", []), 0.01] if "at once" in engine.kept else [0.01]
+    engine.meet()
+    extra = np.float32(sum(engine.kept["sum"]) - 0.01)
+    return changed(found, lambda array: np.asarray(array + extra, array.dtype))
+
+
+def lost_second(engine: Engine, feed: Feed, infer: Infer) -> Outputs:
+    """A second context has no memory of its own, and returns zeros."""
+    return changed(infer(feed), lambda array: array if engine.first is None else np.zeros_like(array))
+
+
+def first_by_second(engine: Engine, feed: Feed, infer: Infer) -> Outputs:
+    """Another context that is open disturbs the first."""
+    wrong = "at once" in engine.kept and engine.first is None
+    return changed(infer(feed), lambda array: array * np.float32(1.2) if wrong else array)
+
+
+def refused(engine: Engine, feed: Feed, infer: Infer) -> Outputs:
+    if rows(feed) > 3:
+        raise errors.InferenceError("no kernel for this size")
+    return infer(feed)
+
+
+def neighbours(array: Any) -> Any:
+    """Each row gets a little of the one before it."""
+    return np.asarray(array + 0.05 * (np.roll(array, 1, 0) - array), array.dtype)
+
+
+def mlp() -> Case:
+    weights = {"w0": models.random(12, 16, seed=1, scale=0.4), "w1": models.random(16, 6, seed=2, scale=0.4)}
+    proto = models.model(f"{MLP} s = Identity(x) {HEAD} }}", weights)
+    return Case(proto, {"x": models.random(2, 12, seed=3) * np.float32([[1], [4]])}, name="mlp")
+
+
+def detector() -> Case:
+    """Rows of four coordinates and a score, whose scales differ by a factor of 600."""
+    scale = np.array([600, 600, 600, 600, 1], np.float32)
+    proto = models.model(
+        "(float[batch,12] x) => (float[batch,5] y) { a = MatMul(x, w) b = Sigmoid(a) y = Mul(b, s) }",
+        {"w": models.random(12, 5, seed=1), "s": scale},
+    )
+    return Case(proto, {"x": models.random(2, 12, seed=3)}, name="detector")
+
+
+HEAD = "a = MatMul(s, w0) b = Tanh(a) c = MatMul(b, w1) y = Softmax<axis = 1>(c)"
+MLP = "(float[batch,12] x) => (float[batch,6] y) {"
+
+
+def sound_engine(engine: Engine, feed: Feed, infer: Infer) -> Outputs:
+    return infer(feed)
+
+
+def last_row_by(factor: Any) -> Fault:
+    """The last row of a batch is off by a factor, or a factor for each channel."""
+    factors = np.asarray(factor, np.float32)
+    return on_batch(lambda a: np.concatenate([a[:-1], a[-1:] * factors]) if len(a) > 1 else a)
+
+
+def swapped(array: Any) -> Any:
+    return array[[1, 0, *range(2, len(array))]] if len(array) > 1 else array
+
+
+def noisy(array: Any, call: int) -> Any:
+    noise = np.random.default_rng(call).normal(0, 1e-3, array.shape)
+    return array + noise.astype(array.dtype) if call > 1 else array
+
+
+FAULTS: dict[RelationName, dict[str, tuple[Callable[[], Case], Fault]]] = {
+    "equal rows": {
+        "last row": (models.conv_net, on_rows(lambda n: [n - 1] if n > 1 else [])),
+        "third row": (models.transformer, on_rows(lambda n: [2] if n > 2 else [])),
+        "one late row": (zoo.classifier, on_rows(lambda n: [3] if n > 3 else [])),
+        "all rows but the first": (mlp, on_rows(lambda n: [*range(1, n)])),
+        "rest of a tile of four": (mlp, on_rows(lambda n: [*range(n // 4 * 4, n)] if n > 4 else [])),
+        "rotated rows": (models.transformer, on_batch(lambda a: np.roll(a, 1, 0))),
+        "padding not written": (mlp, on_rows(lambda n: [n - 1] if n % 8 and n > 1 else [], np.nan)),
+        "label of the last row": (zoo.segmentation, on_rows(lambda n: [n - 1] if n > 1 else [], 2)),
+        "batch axis of an LSTM": (zoo.lstm, last_row_by(1.1)),
+        "cache of the last row": (zoo.key_value_cache, on_rows(lambda n: [n - 1] if n > 1 else [])),
+        "last score, FP16": (detector, last_row_by([1, 1, 1, 1, 0.5])),
+        "last row, INT8": (zoo.boxes, last_row_by(1.3)),
+    },
+    "batch size": {
+        "first row": (models.conv_net, on_rows(lambda n: [0] if n > 1 else [])),
+        "large batches": (models.conv_net, on_rows(lambda n: [*range(n)] if n > 4 else [])),
+        "batches above three": (mlp, on_rows(lambda n: [*range(n)] if n > 3 else [])),
+        "odd batches": (zoo.boxes, on_rows(lambda n: [*range(n)] if n > 1 and n % 2 else [])),
+        "reversed rows": (zoo.segmentation, on_batch(lambda a: a[::-1])),
+        "swapped rows": (mlp, on_batch(swapped)),
+        "first row for all": (zoo.classifier, on_batch(lambda a: np.repeat(a[:1], len(a), 0))),
+        "neighbours": (zoo.boxes, on_batch(neighbours)),
+        "lost row": (mlp, on_batch(lambda a: a[: max(1, len(a) - 1)])),
+        "failing batch": (mlp, refused),
+    },
+    "other inputs": {"first result for ever": (models.conv_net, stuck)},
+    "buffer contents": {
+        "stale result": (mlp, stale),
+        "padding of the inference before": (mlp, contaminated),
+        "range of the inference before, INT8": (mlp, ranged),
+    },
+    "shape order": {
+        "rows of a larger batch": (models.conv_net, left_over),
+        "workspace of a larger batch": (zoo.boxes, grown),
+        "first after a larger batch": (models.transformer, resized),
+    },
+    "repeated inference": {
+        "drift": (mlp, on_calls(lambda a, call: a * np.float32(1 + 1e-4 * (call - 1)))),
+        "wrong from the fifth": (models.conv_net, on_calls(lambda a, call: a if call < 5 else a[..., ::-1])),
+        "every second": (mlp, on_calls(lambda a, call: a * np.float32(2 - call % 2))),
+        "random noise": (mlp, on_calls(noisy)),
+    },
+    "two contexts": {
+        "shared output": (mlp, shared_output),
+        "shared input": (models.conv_net, shared_input),
+        "shared accumulator": (zoo.boxes, shared_scratch),
+        "second context without memory": (mlp, lost_second),
+        "second context disturbs": (models.transformer, first_by_second),
+    },
+}
+# Edits of a perceptron: each is the same model at batch 1. ``s`` replaces its input.
+EDITED = {
+    "input of the first row": ("z = Gather(x, rows) o = Sub(x, x) s = Add(o, z)", {"rows": np.array([0])}),
+    "largest of the batch": (
+        "m = ReduceMax<axes = [0]>(x) d = Sub(m, x) e = Mul(d, tenth) s = Add(x, e)",
+        {"tenth": np.float32(0.1)},
+    ),
+    "divided by the batch": (
+        "n = Shape(x) k = Gather(n, row) f = Cast<to = 1>(k) s = Div(x, f)",
+        {"row": np.array(0)},
+    ),
+    "rows summed up": ("s = CumSum(x, row)", {"row": np.array(0)}),
+    "transposed merge": ("t = Transpose(x) n = Shape(x) r = Reshape(t, n) s = Mul(r, one)", {"one": np.float32(1)}),
+    "range of the first row": (
+        "z = Gather(x, rows) q = Abs(z) m = ReduceMax<keepdims = 0>(q) l = Neg(m) s = Clip(x, l, m)",
+        {"rows": np.array([0])},
+    ),
+    "mean of the batch": (
+        "m = ReduceMean<axes = [0]>(x) d = Sub(x, m) e = Mul(d, tenth) s = Add(x, e)",
+        {"tenth": np.float32(0.1)},
+    ),
+}
+
+
+def singles(case: Case) -> list[dict[str, np.ndarray]]:
+    """The rows of a case's feed, as two feeds of batch 1."""
+    axis = 1 if case.name == "lstm" else 0
+    found = [{name: np.take(array, [row], axis, mode="wrap") for name, array in case.feed.items()} for row in (0, 1)]
+    return found if len(next(iter(case.feed.values()))) > 1 else [found[0], {n: -a for n, a in found[1].items()}]
+
+
+def checked(case: Case, engine: BaseRunner, feeds: list[Any], precision: Precision = "fp32", **more: Any) -> SelfCheck:
+    model = Model.from_proto(case.proto)
+    with engine, reference_runner(model) as reference:
+        options = {"reference": reference, "precision": precision, "nan": accepts_nan(model), **more}
+        return self_check(engine, feeds, **options)
+
+
+def planted(case: Case, fault: Fault = sound_engine) -> Engine:
+    return Engine(sound.session(case.proto), fault)
+
+
+PLANTED = [(relation, name) for relation, faults in FAULTS.items() for name in faults]
+
+
+@pytest.mark.parametrize(("relation", "name"), PLANTED)
+def test_fault_missed_at_batch_one_is_named(relation: RelationName, name: str) -> None:
+    make, fault = FAULTS[relation][name]
+    found = found_in(make(), lambda case: planted(case, fault), name.partition(", ")[2].lower() or "fp32")
+    assert relation in found.named("broken"), found.sentence()
+    assert any(each.name == relation and each.reason() in found.reasons for each in found.relations)
+
+
+@pytest.mark.parametrize("name", EDITED)
+def test_edit_missed_at_batch_one_is_named(name: str) -> None:
+    nodes, weights = EDITED[name]
+    proto = models.model(f"{MLP} {nodes} {HEAD} }}", weights)
+    proto.graph.initializer.extend(mlp().proto.graph.initializer)
+    found = found_in(mlp(), lambda case: Engine(sound.session(proto), sound_engine))
+    assert "batch size" in found.named("broken"), found.sentence()
+
+
+def found_in(case: Case, make: Callable[[Case], Engine], precision: Any = "fp32") -> SelfCheck:
+    """The self-check of a faulty engine, which a comparison at batch 1 calls good."""
+    feeds = singles(case)
+    with make(case) as engine, reference_runner(Model.from_proto(case.proto)) as reference:
+        assert compare_outputs(engine.infer(feeds[0]), reference.infer(feeds[0]), default_tolerances(precision))
+    return checked(case, make(case), feeds, precision)
+
+
+def test_enough_faults_are_planted() -> None:
+    assert len(PLANTED) + len(EDITED) >= 40
+
+
+def test_sound_engines_raise_no_alarm() -> None:
+    counts: Counter[str] = Counter()
+    alarms = {}
+    for name, case, precision, make, number in sound.sound_engines():
+        found = checked(case, make(), sound.feeds_of(case, number), precision)
+        counts.update(relation.name for relation in found.relations if relation.outcome == "held")
+        counts["engines"] += 1
+        if found.reasons:
+            alarms[name] = found.reasons
+    assert not alarms
+    assert counts["engines"] >= 200
+    # Most models keep every relation. A check that skips them would raise no alarm either.
+    assert min(counts[name] for name in RELATIONS) > counts["engines"] / 2
+
+
+def test_relation_that_the_model_breaks_is_skipped() -> None:
+    case = next(case for case in sound.operators() if case.name == "cumsum_rows")
+    found = checked(case, planted(case), singles(case))
+    assert not found.reasons
+    assert "batch size" in found.named("skipped")
+    assert "the model breaks it itself" in found.sentence()
+    # Without the model, its own effect cannot be separated.
+    assert "batch size" in checked(case, planted(case), singles(case), reference=None).named("broken")
+
+
+def test_rows_of_a_fixed_batch_are_permuted() -> None:
+    case = models.two_convolutions(seed=1, batch=3)
+    assert not checked(case, planted(case), [case.feed]).reasons
+    swapped = on_batch(lambda a: a[[1, 0, 2]])
+    found = checked(case, planted(case, swapped), [case.feed])
+    assert "permuted rows" in found.named("broken")
+    assert "batch size" in found.named("skipped")
+    assert "the model's batch is fixed" in found.sentence()
+
+
+def test_batch_of_one_row_skips_rows() -> None:
+    case = models.two_convolutions(seed=1, batch=1)
+    found = checked(case, planted(case), [case.feed])
+    assert found.named("skipped") == ("equal rows", "permuted rows", "batch size", "shape order")
+    assert found.sentence().startswith(
+        "Self-check: 4 of 8 relations hold; skipped: equal rows, permuted rows, batch size"
+    )
+    assert found.reference_inferences == 0
+    assert found.inferences == 6  # of the feed, twice; half of it, NaN, and two contexts
+
+
+def test_batches_stay_within_the_profile() -> None:
+    case = mlp()
+    seen = []
+
+    def counted(engine: Engine, feed: Feed, infer: Infer) -> Outputs:
+        seen.append(rows(feed))
+        return infer(feed)
+
+    assert not checked(case, planted(case, counted), [case.feed], batches=(2, 4)).reasons
+    assert (min(seen), max(seen)) == (2, 3)
+
+
+def test_contents_may_not_be_sorted_as_nan() -> None:
+    assert accepts_nan(Model.from_proto(mlp().proto))
+    sorting = next(case for case in sound.operators() if case.name == "topk")
+    assert not accepts_nan(Model.from_proto(sorting.proto))
+
+
+def test_shapes_of_the_feeds_are_all_used() -> None:
+    case = models.transformer()
+    short, long = ({"x": models.random(1, length, 16, seed=length)} for length in (3, 9))
+
+    def cliff(engine: Engine, feed: Feed, infer: Infer) -> Outputs:
+        before, engine.own["length"] = engine.own.get("length", 0), feed["x"].shape[1]
+        return changed(infer(feed), lambda a: a * np.float32(1 + 0.1 * (before > feed["x"].shape[1])))
+
+    assert "shape order" in checked(case, planted(case), [short, long]).named("held")
+    assert "shape order" in checked(case, planted(case, cliff), [short, long]).named("broken")
+
+
+def test_repeated_results_need_no_inference() -> None:
+    case, model = mlp(), Model.from_proto(mlp().proto)
+    with planted(case) as engine:
+        first, last = (dict(engine.infer(case.feed)) for _ in range(2))
+    found = check_repeated(model, [case.feed], (first, last), BuildConfig())
+    assert (found.named("held"), found.inferences) == (("repeated inference",), 0)
+    last["y"] = last["y"] + np.float32(1e-4)
+    found = check_repeated(model, [case.feed], (first, last), BuildConfig(), after_larger=True)
+    assert found.named("broken") == ("shape order", "repeated inference")
+
+
+@pytest.mark.parametrize(("asked", "fault", "broken"), [
+    (True, sound_engine, ()),
+    (True, last_row_by(1.5), ("batch size",)),
+    (None, FAULTS["repeated inference"]["wrong from the fifth"][1], ("repeated inference",)),
+    (None, last_row_by(1.5), ()),
+    (False, FAULTS["repeated inference"]["wrong from the fifth"][1], ()),
+])  # fmt: skip
+def test_convert_names_broken_relations(
+    asked: bool | None, fault: Fault, broken: tuple[RelationName, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez(tmp_path / "data.npz", **singles(mlp())[0])
+    opened = OnnxRuntimeBackend.runner
+    monkeypatch.setattr(
+        OnnxRuntimeBackend, "runner", lambda self, engine: Engine(opened(self, engine)._source(), fault)
+    )
+    check = CheckConfig(data=str(tmp_path / "data.npz"), self_check=asked, latency_runs=8, plots="never")
+    config = ConvertConfig(build=BuildConfig(options=OnnxRuntimeOptions(tactics=())), check=check)
+    tracker = MemoryTracker()
+    result = convert(mlp().write(tmp_path), config, tracker=tracker)
+    found = result.evaluation.self_check
+    assert (found is None) == (asked is False)
+    assert set(broken) <= set(() if found is None else found.named("broken"))
+    assert (result.verdict, result.evaluation.bad_in) == (("bad", ("outputs",)) if broken else ("good", ()))
+    if found is not None:
+        assert set(found.reasons) <= set(result.reasons)
+        assert found.sentence() in result.page()
+        info = tracker.info(result.run_id)
+        assert info.metrics["self_check", "held"] == len(found.named("held"))
+        assert info.params["self_check.two contexts"] == ("held" if asked else "only with --self-check")
+
+
+def test_rebuilt_engine_with_broken_relation_drifted() -> None:
+    case = mlp()
+    found = checked(case, planted(case, refused), singles(case))
+    report = compare_outputs({"y": np.eye(6)}, {"y": np.eye(6)}, default_tolerances("fp32"))
+    assert _grade_outputs(Rebuilt(report))[0] == "outputs equal"
+    assert _grade_outputs(Rebuilt(report, broken=found.reasons)) == ("drifted", "; ".join(found.reasons))
+
+
+def test_record_survives_json() -> None:
+    case = mlp()
+    found = checked(case, planted(case, refused), singles(case))
+    assert SelfCheck.from_json(found.to_json()) == found
+    assert found.verdict == "bad"

@@ -1,0 +1,839 @@
+"""Check an engine against itself: relations between its results that hold in every sound engine.
+
+They need no golden outputs, and find faults that a comparison on the given data cannot show: one wrong row of a batch,
+results of an earlier inference, a kernel that is wrong for another size, a buffer that two contexts share.
+
+========================  ==============================================================================
+equal rows                Equal rows of a batch have equal results.
+permuted rows             Rows in another order have the same results in that order.
+batch size                A row has the same result in a batch of another size, alone included.
+other inputs              Other inputs have other results, where the model's results differ.
+shape order               Results after an inference of a larger shape are those before it.
+buffer contents           Results after an inference on NaN (or on large values) are those before it.
+repeated inference        The same inputs have the same results again.
+two contexts              Two contexts that infer at once have the results of one.
+========================  ==============================================================================
+
+Larger batches repeat the rows of the data, in an order that is its own reverse. Kernels of another shape sum in another
+order, so results of another shape may differ by some rounding units of the output's scale. Only where a difference is
+larger, the relation is checked on the model in ONNX Runtime: a model may break it itself, such as one that normalizes
+over the batch, and may amplify rounding errors. A sound engine therefore costs no inference of the model.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+
+from trtops import errors
+from trtops.backend.engines import reference_runner
+from trtops.backend.runner import BaseRunner, Feed, ProfiledFeed
+from trtops.metadata import TensorMetadata, is_dynamic
+from trtops.ops.evaluation.data import UNITS
+from trtops.ops.evaluation.shapes import profile_of
+from trtops.record import Record
+from trtops.spec import BuildConfig, OptimizationProfile, Precision
+from trtops.verdict import Verdict
+
+if TYPE_CHECKING:
+    from trtops.backend.onnx.model import Model
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+Outputs: TypeAlias = "dict[str, Array]"
+
+RelationName: TypeAlias = Literal[
+    "equal rows", "permuted rows", "batch size", "other inputs", "shape order", "buffer contents", "repeated inference",
+    "two contexts",
+]  # fmt: skip
+RELATIONS: tuple[RelationName, ...] = get_args(RelationName)
+_STATEMENTS: dict[RelationName, str] = {
+    "equal rows": "equal rows of a batch have different results",
+    "permuted rows": "rows in another order have different results",
+    "batch size": "rows have different results in batches of different size",
+    "other inputs": "other inputs have the same results",
+    "shape order": "the results change after an inference of a larger shape",
+    "buffer contents": "the results change with the inputs of the inference before",
+    "repeated inference": "the same inputs have different results",
+    "two contexts": "two contexts that infer at once have other results than one",
+}
+
+# Rounding units of an output's scale by which results may differ: of the same shape, and of another one.
+_SAME_SHAPE, _OTHER_SHAPE = 4.0, 16.0
+# Inputs are moved by this number of rounding units to measure how much a model amplifies errors, and differences may be
+# this many times as large as the effect.
+_NUDGE, _TIMES = 4.0, 4.0
+# A model breaks a relation itself if its own difference is at least this share of the engine's.
+_OWN_SHARE = 1 / 64
+# A channel's scale is at most this many times its own largest value, however large the others are.
+_CHANNELS = 30.0
+_MAX_BATCH = 32  # larger batches only cost memory
+_MAX_FEEDS = 8  # at the beginning and at the end of the data, where shapes of profiles are
+
+# With NaN among its inputs a comparator of ONNX Runtime may read out of bounds, and a loop may not end.
+_NO_NAN = frozenset(
+    ("TopK", "Loop", "Scan", "If", "NonMaxSuppression", "Range", "Unique", "Resize", "ConstantOfShape", "RoiAlign")
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relation(Record):
+    """One relation: whether it holds, and its largest difference relative to the allowed one, with that."""
+
+    name: RelationName
+    outcome: Literal["held", "broken", "skipped"]
+    output: str = ""
+    largest: float = 0.0  # of all elements the one with the largest difference relative to its allowance
+    allowed: float = 0.0
+    why: str = ""  # why it is skipped, or what fails
+
+    def reason(self) -> str:
+        """The broken relation with its numbers."""
+        text = f"self-check: {_STATEMENTS[self.name]}"
+        if self.why:
+            return f"{text}: {self.why}"
+        if self.name == "other inputs":
+            return f"{text}: `{self.output}` is equal, and differs by {self.largest:.3g} in the model"
+        return f"{text}: `{self.output}` differs by {self.largest:.3g}, {self.allowed:.3g} is allowed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfCheck(Record):
+    """The relations of an engine's results to each other."""
+
+    relations: tuple[Relation, ...]
+    inferences: int = 0  # of the engine, further than those of the evaluation
+    reference_inferences: int = 0  # of the model
+
+    @property
+    def verdict(self) -> Verdict:
+        """``bad`` if a relation is broken."""
+        return "bad" if self.reasons else "good"
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why it is bad, one sentence for each broken relation."""
+        return tuple(relation.reason() for relation in self.relations if relation.outcome == "broken")
+
+    def named(self, outcome: Literal["held", "broken", "skipped"]) -> tuple[RelationName, ...]:
+        """The relations with an outcome."""
+        return tuple(relation.name for relation in self.relations if relation.outcome == outcome)
+
+    def sentence(self) -> str:
+        """The relations in a line."""
+        text = f"Self-check: {len(self.named('held'))} of {len(self.relations)} relations hold"
+        if broken := self.named("broken"):
+            text += f"; broken: {', '.join(broken)}"
+        # Relations that are skipped for the same reason share it.
+        skipped: dict[str, list[str]] = {}
+        for relation in self.relations:
+            if relation.outcome == "skipped":
+                skipped.setdefault(relation.why, []).append(relation.name)
+        if skipped:
+            text += "; skipped: " + "; ".join(f"{', '.join(names)} ({why})" for why, names in skipped.items())
+        return f"{text}."
+
+
+def accepts_nan(model: Model) -> bool:
+    """Whether inputs of NaN are safe to run: no node sorts, loops, or makes shapes of values."""
+    from trtops.backend.onnx import walk
+
+    return not any(node.op_type in _NO_NAN for graph in walk.graphs(model.structure().graph) for node in graph.node)
+
+
+def self_check(
+    runner: BaseRunner,
+    feeds: Iterable[Feed],
+    *,
+    reference: BaseRunner | None = None,
+    open_runner: Callable[[], BaseRunner | None] | None = None,
+    outputs: Sequence[Mapping[str, Any]] | None = None,
+    precision: Precision = "fp32",
+    batches: tuple[int, int] = (1, _MAX_BATCH),
+    nan: bool = False,
+) -> SelfCheck:
+    """Check the relations of an active runner's results to each other.
+
+    Args:
+        runner: Runs the engine. Its batch axes are the dynamic first axes of the inputs, with further axes of the same
+            name, or the equal first sizes of a model of fixed shapes.
+        feeds: The evaluated feeds, of any shapes.
+        reference: A runner of the model, which is activated on its first use if it is not active. Without it, a
+            relation that the model itself breaks counts as broken.
+        open_runner: Makes a second, inactive runner of the same engine, which is activated here; by default
+            :meth:`~trtops.backend.runner.BaseRunner.second_context`.
+        outputs: The runner's results for the feeds, if there are any: of its first inferences, at best.
+        precision: The engine's precision, which decides how large rounding errors are.
+        batches: Smallest and largest batch that the engine accepts.
+        nan: Whether the model may be run on NaN (:func:`accepts_nan`); otherwise on large values.
+
+    Errors of the runner on the feeds themselves are raised; on others they break a relation, if the model runs on them.
+    """
+    given = [_like(feed, {name: np.asarray(array) for name, array in feed.items()}) for feed in feeds]
+    if not given:
+        raise errors.InputError("There is no feed to check an engine on; expected at least one.")
+    check = _Check(runner, reference, precision)
+    results: Iterable[Mapping[str, Any]] = map(check.infer, given) if outputs is None else outputs
+    sides = [_Side(feed, {n: np.asarray(a) for n, a in found.items()}) for feed, found in zip(given, results)]
+    try:
+        check.run(sides, open_runner or runner.second_context, batches, nan)
+    finally:
+        check.close()
+    return check.result()
+
+
+def check_repeated(
+    model: Model,
+    feeds: Iterable[Feed],
+    results: tuple[Mapping[str, Any], Mapping[str, Any]],
+    build: BuildConfig,
+    *,
+    after_larger: bool = False,
+) -> SelfCheck:
+    """Check what costs no inference: an engine's results for the first feed, before and after other inferences.
+
+    ``after_larger`` says that some of those had larger inputs. Feeds are only read if the results differ.
+    """
+    first, last = ({name: np.asarray(array) for name, array in found.items()} for found in results)
+    check = _Check(None, reference_runner(model), _precision(model, build))
+    differ = any(not np.array_equal(array, last.get(name, ())) for name, array in first.items())
+    feed = {name: np.asarray(array) for name, array in next(iter(feeds)).items()} if differ else {}
+    names: tuple[RelationName, ...] = ("repeated inference", "shape order") if after_larger else ("repeated inference",)
+    try:
+        for name in names:
+            check.compare(name, _Side(feed, first), _Side(feed, last))
+    finally:
+        check.close()
+    for name in RELATIONS:
+        check.skip(name, "only with --self-check")
+    return check.result()
+
+
+def check_engine(
+    runner: BaseRunner, model: Model, feeds: Iterable[Feed], outputs: Sequence[Mapping[str, Any]], build: BuildConfig
+) -> SelfCheck:
+    """Check an engine of a model, whose results for the feeds are given; the first and last feeds are used."""
+    whole = list(feeds)
+    chosen = sorted({*range(len(whole))[:_MAX_FEEDS], *range(len(whole))[-_MAX_FEEDS:]})
+    used = [whole[i] for i in chosen]
+    return self_check(
+        runner,
+        used,
+        reference=reference_runner(model),
+        outputs=[outputs[i] for i in chosen],
+        precision=_precision(model, build),
+        batches=batch_bounds(build.profiles, used),
+        nan=accepts_nan(model),
+    )
+
+
+def _precision(model: Model, build: BuildConfig) -> Precision:
+    from trtops.backend.onnx.quantize import is_quantized
+
+    return "int8" if is_quantized(model.structure()) else build.precision
+
+
+def batch_bounds(profiles: Sequence[OptimizationProfile], feeds: Iterable[Feed]) -> tuple[int, int]:
+    """Smallest and largest batch of the profile that the smallest feed is for."""
+    smallest = min(feeds, key=_size)
+    number = getattr(smallest, "profile", None)
+    number = profile_of(smallest, profiles) if number is None else number
+    if not profiles or number is None:
+        return 1, _MAX_BATCH
+    ranges = [each for each in profiles[number].shapes if each.min and np.ndim(smallest[each.name]) == len(each.min)]
+    sizes = [(each.min[0], each.max[0]) for each in ranges]
+    # Other inputs may have a first axis that is no batch, and fixed.
+    sizes = [(low, high) for low, high in sizes if low < high] or sizes[:1] or [(1, _MAX_BATCH)]
+    return max(low for low, _ in sizes), min(high for _, high in sizes)
+
+
+class _Side(NamedTuple):
+    """One side of a comparison: results for a feed, and the rows that are compared, or else all elements."""
+
+    feed: Feed
+    outputs: Outputs
+    rows: tuple[int, ...] | None = None
+
+
+class _Batch(NamedTuple):
+    """The batch axes of a model's inputs, and those of its outputs that are known."""
+
+    inputs: Mapping[str, int]
+    outputs: dict[str, int]
+
+    def size(self, feed: Feed) -> int:
+        name, axis = next(iter(self.inputs.items()))
+        return int(feed[name].shape[axis])
+
+    def shapes(self, feed: Feed) -> Any:
+        """The shapes of one row, which rows of one batch share. Inputs without batch axis must be equal."""
+        return {
+            name: np.delete(array.shape, self.inputs[name]).tolist() if name in self.inputs else array.tobytes()
+            for name, array in feed.items()
+        }
+
+    def take(self, feed: Feed, rows: Sequence[int]) -> Feed:
+        found = {n: np.take(a, rows, self.inputs[n]) if n in self.inputs else a for n, a in feed.items()}
+        return _like(feed, found)
+
+    def join(self, feeds: Sequence[Feed]) -> Feed:
+        found = {
+            name: np.concatenate([feed[name] for feed in feeds], self.inputs[name]) if name in self.inputs else array
+            for name, array in feeds[0].items()
+        }
+        return _like(feeds[0], found)
+
+    def learn(self, one: _Side, other: _Side) -> None:
+        """Find the axis of each output whose sizes are in the ratio of the batches of two results."""
+        sizes = self.size(one.feed), self.size(other.feed)
+        for name, array in one.outputs.items():
+            shapes = array.shape, np.shape(other.outputs.get(name, ()))
+            if name not in self.outputs and len(shapes[0]) == len(shapes[1]):
+                for axis, (here, there) in enumerate(zip(*shapes)):
+                    grows = here * sizes[1] == there * sizes[0] and not here % sizes[0]
+                    if here and grows and (sizes[0] != sizes[1] or here == sizes[0]):
+                        self.outputs[name] = axis
+                        break
+
+
+class _Reference:
+    """The model in ONNX Runtime. Results are kept by feed."""
+
+    def __init__(self, runner: BaseRunner | None) -> None:
+        self.runner = runner
+        self.inferences = 0
+        self._opened = False
+        self._kept: dict[tuple[int, float], tuple[Feed, Outputs]] = {}  # with the feed, whose id stays its own
+
+    def again(self, feed: Feed) -> Outputs:
+        assert self.runner is not None
+        if not self.runner.is_active:
+            self.runner.activate()
+            self._opened = True
+        self.inferences += 1
+        return _copied(self.runner.infer(feed))
+
+    def close(self) -> None:
+        if self.runner is not None and self._opened:
+            self.runner.deactivate()
+
+    def outputs(self, feed: Feed, step: float = 0.0) -> Outputs:
+        """The results for a feed whose floating-point values are moved at random by up to a relative step."""
+        key = id(feed), step
+        if key not in self._kept:
+            random = np.random.default_rng(1)
+            moved = {
+                name: _moved(array, 1 + step * random.uniform(-1, 1, array.shape)) if step else array
+                for name, array in feed.items()
+            }
+            self._kept[key] = feed, self.again(moved)
+        return self._kept[key][1]
+
+
+class _Check:
+    """The relations of one engine while they are checked."""
+
+    def __init__(self, runner: BaseRunner | None, reference: BaseRunner | None, precision: Precision) -> None:
+        self.inferences = 0
+        self._runner = runner
+        self._model = _Reference(reference)
+        self._unit = UNITS[precision]
+        self._batch: _Batch | None = None
+        self._found: dict[tuple[RelationName, str], Relation] = {}
+        self._skipped: dict[RelationName, str] = {}
+
+    def result(self) -> SelfCheck:
+        """The worst finding of each relation. It is skipped only if that is so for each output."""
+        relations = []
+        for name in RELATIONS:
+            found = [relation for relation in self._found.values() if relation.name == name]
+            skipped = Relation(name=name, outcome="skipped", why=self._skipped.get(name, "no output has a batch axis"))
+            relations.append(max(found, key=lambda each: _rank(each, "skipped held broken"), default=skipped))
+        return SelfCheck(
+            relations=tuple(relations), inferences=self.inferences, reference_inferences=self._model.inferences
+        )
+
+    def close(self) -> None:
+        self._model.close()
+
+    def infer(self, feed: Feed) -> Outputs:
+        assert self._runner is not None
+        self.inferences += 1
+        return _copied(self._runner.infer(feed))
+
+    def skip(self, name: RelationName, why: str) -> None:
+        self._skipped.setdefault(name, why)
+
+    def attempt(self, name: RelationName, feed: Feed) -> _Side | None:
+        """Infer on a feed of our own; None if it fails, which breaks the relation if the model runs on it."""
+        try:
+            return _Side(feed, self.infer(feed))
+        except errors.InputError as exc:
+            self.skip(name, f"the engine does not accept the inputs: {exc}")
+        except errors.TrtopsError as exc:
+            try:
+                if self._model.runner is not None:
+                    self._model.outputs(feed)
+                    self._note(Relation(name=name, outcome="broken", why=f"the engine fails ({exc})"[:300]))
+                    return None
+            except errors.TrtopsError:
+                pass
+            self.skip(name, f"the model does not run on the inputs: {exc}"[:300])
+        return None
+
+    def run(
+        self,
+        given: Sequence[_Side],
+        open_runner: Callable[[], BaseRunner | None],
+        batches: tuple[int, int],
+        nan: bool,
+    ) -> None:
+        """Check all relations; ``given`` are the feeds with their first results."""
+        small, large = (pick(given, key=lambda side: _size(side.feed)) for pick in (min, max))
+        alike = [side for side in given if _shapes(side.feed) == _shapes(small.feed)]
+        if len(alike) > 1:
+            for side in alike[1:]:
+                self._check_other_inputs(small, side)
+        other = alike[1] if len(alike) > 1 else None
+        variant = _scaled(small.feed, 0.5)
+        disturbing = None if variant is None else _filled(small.feed, nan)
+        self._check_contents(small, disturbing)
+        if any(name == "repeated inference" and each.outcome == "skipped" for (name, _), each in self._found.items()):
+            for each in RELATIONS:
+                self.skip(each, "the model's own results change from inference to inference")
+            return
+        batched = self._check_batches(given, small, variant, batches)
+        if other is None and batched is None and variant is not None:
+            other = self.attempt("other inputs", variant)
+            if other is not None:
+                self._check_other_inputs(small, other)
+        self.skip("other inputs", "there is one feed, and no floating-point input to change")
+        larger = batched
+        if _size(large.feed) > _size(small.feed):
+            larger = again = _Side(large.feed, self.infer(large.feed))
+            self.compare("repeated inference", large, again)
+        at_once = self._infer_at_once(small, other, disturbing, open_runner)
+        if larger is None:
+            self.skip("shape order", "all inputs have the same shapes")
+        elif at_once and self._holds(small, at_once[0]):
+            self.compare("shape order", small, at_once[0])
+        else:
+            if at_once:
+                self.infer(larger.feed)
+            self._check_again("shape order", small)
+        # An inference that is wrong on its own says nothing about two at once.
+        if self.result().relations[RELATIONS.index("shape order")].outcome != "broken":
+            for before, found in zip((small, other), at_once):
+                if before is not None:
+                    self.compare("two contexts", before, found)
+        if self._batch is not None:
+            alike = [side for side in given if self._batch.shapes(side.feed) == self._batch.shapes(small.feed)]
+            self._check_permuted(self._batch, alike, batched)
+
+    def _check_batches(
+        self, given: Sequence[_Side], small: _Side, variant: Feed | None, batches: tuple[int, int]
+    ) -> _Side | None:
+        """Check rows of batches; returns the larger batch."""
+        assert self._runner is not None
+        batch = _batch_of(self._runner.get_input_metadata(), small.feed)
+        if isinstance(batch, str):
+            for name in ("equal rows", "permuted rows", "batch size"):
+                self.skip(name, batch)
+            return None
+        self._batch = batch
+        dynamic = all(is_dynamic(self._runner.get_input_metadata()[n].shape[a]) for n, a in batch.inputs.items())  # type: ignore[index]
+        rows = [
+            (side, row)
+            for side in given
+            if batch.shapes(side.feed) == batch.shapes(small.feed)
+            for row in range(batch.size(side.feed))
+        ]
+        if dynamic:
+            return self._check_joined(batch, given, rows, small, variant, batches)
+        self.skip("batch size", "the model's batch is fixed")
+        return None
+
+    def _check_permuted(self, batch: _Batch, given: Sequence[_Side], joined: _Side | None) -> None:
+        """Check the rows of the largest batch of the data in reverse order."""
+        several = max(given, key=lambda side: batch.size(side.feed))
+        size = batch.size(several.feed)
+        if size == 1:
+            self.skip("equal rows", "every batch has one row")
+            self.skip("permuted rows", "every batch has one row")
+            return
+        order = list(reversed(range(size)))
+        if joined is None:
+            order[-1] = order[0]  # equal rows as well
+        turned = self.attempt("permuted rows", batch.take(several.feed, order))
+        if turned is not None:
+            batch.learn(several, turned)
+            kept = range(size if joined is not None else size - 1)
+            self._compare_rows("permuted rows", several, [order[i] for i in kept], turned, list(kept))
+            if joined is None:
+                self._compare_rows("equal rows", turned, [0], turned, [size - 1])
+
+    def _check_joined(
+        self,
+        batch: _Batch,
+        given: Sequence[_Side],
+        rows: Sequence[tuple[_Side, int]],
+        small: _Side,
+        variant: Feed | None,
+        batches: tuple[int, int],
+    ) -> _Side | None:
+        """Check a batch of all rows, then all reversed, and so on, and a batch of one row."""
+        least, most = batches[0], min(batches[1], _MAX_BATCH)
+        singles = [batch.take(side.feed, [row]) for side, row in rows[:most]]
+        known = len(singles)
+        if known == 1 < most and variant is not None:
+            singles.append(batch.take(variant, [0]))
+            # The row itself comes last, where a batch is most often wrong.
+            singles.reverse()
+        count = len(singles)
+        wanted = min(_rows_of_batch([batch.size(side.feed) for side in given], batch.size(small.feed)), most)
+        cycle = [*range(count), *reversed(range(count))]
+        order = [cycle[i % len(cycle)] for i in range(max(wanted, least))]
+        if len(order) == batch.size(small.feed) == known:
+            order[-1] = order[0]
+        if least == 1 < batch.size(small.feed):
+            alone = self.attempt("batch size", batch.take(small.feed, [0]))
+            if alone is not None:
+                batch.learn(small, alone)
+                self._compare_rows("batch size", small, [0], alone, [0])
+        joined = self.attempt("batch size", batch.join([singles[i] for i in order]))
+        if joined is None:
+            why = self._skipped.get("batch size", "the larger batch fails")
+            self.skip("equal rows", why)
+            return None
+        batch.learn(small, joined)
+        self._check_lost_rows(batch, small, joined)
+        for place in range(min(known, len(order))):
+            side, row = rows[order[place]]
+            place += count - known
+            if batch.size(side.feed) != len(order):
+                self._compare_rows("batch size", side, [row], joined, [place])
+        places = {i: order.index(i) for i in set(order)}
+        again = [place for place, i in enumerate(order) if places[i] != place]
+        turned = [place for place in again if place < 2 * count and count > 1]
+        if len(turned) == count:
+            self._compare_rows("permuted rows", joined, [places[order[p]] for p in turned], joined, turned)
+        self._compare_rows("equal rows", joined, [places[order[p]] for p in again], joined, again)
+        if len(set(order[:2])) > 1:
+            self._check_other_inputs(joined._replace(rows=(0,)), joined._replace(rows=(1,)))
+        return joined
+
+    def _check_lost_rows(self, batch: _Batch, small: _Side, joined: _Side) -> None:
+        """Check the shapes of outputs whose size is not in the ratio of the batches."""
+        unknown = joined.outputs.keys() - batch.outputs.keys()
+        if not unknown or self._model.runner is None:
+            return
+        own = _Batch(batch.inputs, {})
+        try:
+            large = joined._replace(outputs=self._model.outputs(joined.feed))
+            own.learn(small._replace(outputs=self._model.outputs(small.feed)), large)
+        except errors.TrtopsError:
+            return
+        for name in sorted(unknown & own.outputs.keys()):
+            shapes = (name, joined.outputs[name].shape, large.outputs[name].shape)
+            why = "`{}` has shape {}, and {} in the model".format(*shapes)
+            self._note(Relation(name="batch size", outcome="broken", output=name, largest=math.inf, why=why))
+
+    def _check_contents(self, small: _Side, disturbing: Feed | None) -> None:
+        """Check a feed after other contents of the buffers."""
+        cause: RelationName = "buffer contents"
+        if disturbing is None:
+            self.skip(cause, "no input is a floating-point number")
+            cause = "repeated inference"
+        else:
+            try:
+                self.infer(disturbing)
+            except errors.TrtopsError as exc:
+                self.skip(cause, f"the engine does not run on other contents: {exc}"[:300])
+                cause = "repeated inference"
+        self._check_again(cause, small)
+
+    def _check_again(self, cause: RelationName, first: _Side) -> None:
+        """Compare a feed's results with its first ones; ``cause`` is broken if the inference before changed them."""
+        now = _Side(first.feed, self.infer(first.feed))
+        if not self._holds(first, now):
+            second, third = (_Side(first.feed, self.infer(first.feed)) for _ in range(2))
+            for one, other in ((second, third), (first, second)):  # they change by themselves, or for good
+                self.compare("repeated inference", one, other)
+            if not self._holds(second, third):
+                self.skip(cause, "repeated inferences differ")
+                return
+            self.compare(cause, first, now)
+            return
+        self.compare(cause, first, now)
+        self.compare("repeated inference", first, now)
+
+    def _infer_at_once(
+        self,
+        small: _Side,
+        other: _Side | None,
+        disturbing: Feed | None,
+        open_runner: Callable[[], BaseRunner | None],
+    ) -> list[_Side]:
+        """Infer in two contexts at once, on different inputs if there are any; empty if that is not possible."""
+        try:
+            second = open_runner()
+            if second is None:
+                self.skip("two contexts", "the back end opens no second context")
+                return []
+            second.activate()
+        except errors.TrtopsError as exc:
+            self.skip("two contexts", f"no second context could be opened: {exc}"[:300])
+            return []
+        feed = other.feed if other is not None else small.feed if disturbing is None else disturbing
+        start = threading.Barrier(2)
+
+        def infer(one: BaseRunner | None, feed: Feed) -> _Side:
+            assert one is not None
+            start.wait()
+            return _Side(feed, _copied(one.infer(feed)))
+
+        self.inferences += 2
+        try:
+            with ThreadPoolExecutor(2) as pool:
+                return list(pool.map(infer, (self._runner, second), (small.feed, feed)))
+        except errors.TrtopsError as exc:
+            self._note(Relation(name="two contexts", outcome="broken", why=f"the engine fails ({exc})"[:300]))
+            return []
+        finally:
+            second.deactivate()
+
+    def _check_other_inputs(self, one: _Side, other: _Side) -> None:
+        """Check that floating-point outputs which are equal for different inputs are so in the model."""
+        name: RelationName = "other inputs"
+        if self._model.runner is None:
+            self.skip(name, "there is no model to compare with")
+            return
+        for output, first, second in self._pairs(one, other):
+            if not _is_floating(first) or not np.array_equal(first, second, equal_nan=True):
+                continue
+            try:
+                own = [side._replace(outputs=self._model.outputs(side.feed)) for side in (one, other)]
+            except errors.TrtopsError:
+                continue
+            pair = self._pair(own[0], own[1], output)
+            largest, allowed = (0.0, 0.0) if pair is None else _difference(*pair, _OTHER_SHAPE * self._unit)
+            if largest > allowed:
+                self._note(Relation(name=name, outcome="broken", output=output, largest=largest, allowed=allowed))
+        self._note(Relation(name=name, outcome="held"))
+
+    def _compare_rows(
+        self, name: RelationName, one: _Side, rows: Sequence[int], other: _Side, places: Sequence[int]
+    ) -> None:
+        if rows:
+            self.compare(name, one._replace(rows=tuple(rows)), other._replace(rows=tuple(places)))
+
+    def _holds(self, one: _Side, other: _Side) -> bool:
+        differences = (_difference(e, a, _SAME_SHAPE * self._unit) for _, e, a in self._pairs(one, other))
+        return all(largest <= allowed for largest, allowed in differences)
+
+    def compare(self, name: RelationName, expected: _Side, actual: _Side) -> None:
+        """Compare results; where they differ by too much, the model decides."""
+        for output, first, second in self._pairs(expected, actual):
+            largest, allowed = _difference(first, second, self._units(expected, actual))
+            relation = Relation(name=name, outcome="held", output=output, largest=largest, allowed=allowed)
+            if largest > allowed:
+                relation = self._decide(replace(relation, outcome="broken"), expected, actual)
+            self._note(relation)
+
+    def _decide(self, relation: Relation, expected: _Side, actual: _Side) -> Relation:
+        """Compare a difference with the model's own in the same relation, and with the effect of rounding errors."""
+        if self._model.runner is None:
+            return relation
+        output = relation.output
+        try:
+            own = self._model.outputs(expected.feed)
+            # Three times, since random numbers may be equal by chance.
+            tries = [self._model.again(actual.feed) for _ in range(3 if expected.feed is actual.feed else 1)]
+            moved = self._model.outputs(expected.feed, _NUDGE * self._unit)
+        except errors.TrtopsError as exc:
+            return replace(relation, outcome="skipped", why=f"the model does not run on the inputs: {exc}"[:300])
+        if output not in own:  # a marked tensor
+            return replace(relation, outcome="skipped", why=f"the model has no output `{output}`")
+        largest = 0.0
+        before = expected._replace(outputs=own)
+        for again in tries:
+            pair = self._pair(before, actual._replace(outputs=again), output)
+            difference, allowed = (0.0, 0.0) if pair is None else _difference(*pair, _OTHER_SHAPE * UNITS["fp32"])
+            largest = max(largest, difference if difference > allowed else 0.0)
+        same_feed = expected.feed is actual.feed
+        if largest > 0 and (same_feed or math.isinf(largest) or largest >= _OWN_SHARE * relation.largest):
+            why = f"the model breaks it itself: `{output}` differs by {largest:.3g}"
+            return replace(relation, outcome="skipped", why=why)
+        noise, pair = self._pair(before, expected._replace(outputs=moved), output), self._pair(expected, actual, output)
+        if noise is None or pair is None or len({noise[0].shape, noise[1].shape, pair[0].shape}) > 1:
+            return replace(relation, outcome="skipped", why=f"the shape of `{output}` depends on rounding errors")
+        difference, allowed = _difference(*pair, self._units(expected, actual), noise)
+        outcome: Literal["held", "broken"] = "held" if difference <= allowed else "broken"
+        return replace(relation, outcome=outcome, largest=difference, allowed=allowed)
+
+    def _units(self, one: _Side, other: _Side) -> float:
+        return (_SAME_SHAPE if _shapes(one.feed) == _shapes(other.feed) else _OTHER_SHAPE) * self._unit
+
+    def _pair(self, one: _Side, other: _Side, output: str) -> tuple[Array, Array] | None:
+        return next(((first, second) for name, first, second in self._pairs(one, other) if name == output), None)
+
+    def _pairs(self, one: _Side, other: _Side) -> Iterator[tuple[str, Array, Array]]:
+        """Each output's two arrays to compare; rows only of outputs with a batch axis."""
+        for name, array in one.outputs.items():
+            if name not in other.outputs:
+                yield name, array, np.empty(0)
+            elif one.rows is None or other.rows is None:
+                yield name, array, other.outputs[name]
+            elif self._batch is not None and name in self._batch.outputs:
+                axis = self._batch.outputs[name]
+                sides = [
+                    _rows(side.outputs[name], axis, self._batch.size(side.feed), side.rows) for side in (one, other)
+                ]
+                if sides[0] is not None and sides[1] is not None:
+                    yield name, sides[0], sides[1]
+
+    def _note(self, relation: Relation) -> None:
+        """Keep the worst finding of a relation for each output."""
+        known = self._found.setdefault((relation.name, relation.output), relation)
+        worst = max(known, relation, key=lambda each: _rank(each, "held skipped broken"))
+        self._found[relation.name, relation.output] = worst
+
+
+def _rank(relation: Relation, order: str) -> tuple[int, float]:
+    ratio = relation.largest / relation.allowed if relation.allowed else math.inf if relation.largest else 0.0
+    return order.split().index(relation.outcome), ratio
+
+
+def _batch_of(inputs: TensorMetadata, feed: Feed) -> _Batch | str:
+    """The batch axes of the inputs, or why there is no batch."""
+    dims = [
+        (name, axis, dim)
+        for name, spec in inputs.items()
+        if spec.shape and name in feed and feed[name].ndim
+        for axis, dim in enumerate(spec.shape)
+    ]
+    named = [each for each in dims if isinstance(each[2], str) and "batch" in each[2].lower()]
+    found = named or [(name, axis, dim) for name, axis, dim in dims if axis == 0 and is_dynamic(dim)]
+    if not found:
+        sizes = {name: int(feed[name].shape[0]) for name, _, _ in dims}
+        if set(sizes.values()) <= {1}:
+            return "the model's batch is fixed at one row"
+        if len(set(sizes.values())) > 1:
+            return "the inputs' first sizes differ"
+        return _Batch(dict.fromkeys(sizes, 0), {})
+    first, place, symbol = found[0]
+    axes: dict[str, int] = {}
+    for name, axis, dim in dims:
+        same = dim == symbol if isinstance(dim, str) and isinstance(symbol, str) else axis == 0 and is_dynamic(dim)
+        if same and feed[name].shape[axis] == feed[first].shape[place]:
+            axes.setdefault(name, axis)
+    return _Batch(axes, {})
+
+
+def _rows_of_batch(sizes: Sequence[int], small: int) -> int:
+    """The size of the larger batch, for which all inferences of a check cost less than three comparisons.
+
+    A comparison infers each row twice, by the model and by the engine. Apart from the batch, the smallest feed is
+    inferred four times, the largest one once, and one row alone. Comparing arrays takes time as well.
+    """
+    total = sum(sizes)
+    left = int(5.6 * total) - 4 * small - (max(sizes) + 1 if max(sizes) > 1 else 0) - 1
+    wanted = min(left, 2 * total + 3)
+    # An odd size, which no tile of a kernel divides.
+    return max(wanted - (wanted % 2 == 0), small + 1)
+
+
+def _rows(array: Array, axis: int, batch: int, rows: Sequence[int] | None) -> Array | None:
+    """Some rows of an output whose axis holds one block for each row of the batch."""
+    if array.ndim <= axis or array.shape[axis] % batch:
+        return None
+    blocks = array.reshape(*array.shape[:axis], batch, array.shape[axis] // batch, *array.shape[axis + 1 :])
+    return np.take(blocks, rows or (), axis)
+
+
+def _like(feed: Feed, arrays: Mapping[str, Array]) -> Feed:
+    """Arrays as a feed for the same profile."""
+    return ProfiledFeed(arrays, feed.profile, feed.point) if isinstance(feed, ProfiledFeed) else dict(arrays)
+
+
+def _copied(outputs: Mapping[str, Any]) -> Outputs:
+    return {name: np.array(array) for name, array in outputs.items()}
+
+
+def _shapes(feed: Feed) -> dict[str, tuple[int, ...]]:
+    return {name: array.shape for name, array in feed.items()}
+
+
+def _size(feed: Feed) -> int:
+    return sum(array.size for array in feed.values())
+
+
+def _is_floating(array: Array) -> bool:
+    return bool(array.dtype.kind == "f" or array.dtype.name == "bfloat16")
+
+
+def _moved(array: Array, factor: Any) -> Array:
+    if not _is_floating(array):
+        return array
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(array.astype(np.float64) * factor, array.dtype)
+
+
+def _scaled(feed: Feed, factor: float) -> Feed | None:
+    """A feed whose floating-point values are multiplied; None without any that would change."""
+    changed = _like(feed, {name: _moved(array, factor) for name, array in feed.items()})
+    return changed if any(changed[name].tobytes() != np.asarray(a).tobytes() for name, a in feed.items()) else None
+
+
+def _filled(feed: Feed, nan: bool) -> Feed:
+    """A feed of NaN, or of values a thousand times as large, where they are floating-point numbers."""
+    return _like(feed, {name: _moved(array, np.nan if nan else -1000.0) for name, array in feed.items()})
+
+
+def _difference(
+    expected: Array, actual: Array, units: float, noise: tuple[Array, Array] | None = None
+) -> tuple[float, float]:
+    """The difference and the allowed one, of the element where the first is the largest relative to the second.
+
+    ``units`` are relative to the expected values' scale; ``noise`` are two results of the model whose difference, some
+    times, is allowed as well.
+    """
+    if expected.shape != actual.shape or expected.dtype != actual.dtype:
+        return math.inf, 0.0
+    if np.array_equal(expected, actual):
+        return 0.0, 0.0
+    if expected.dtype.kind not in "fiub" and expected.dtype.name != "bfloat16":
+        return math.inf, 0.0
+    first, second = (array.astype(np.float64) for array in (expected, actual))
+    with np.errstate(invalid="ignore"):
+        equal = (first == second) | (np.isnan(first) & np.isnan(second))
+        difference = np.where(equal, 0.0, np.abs(second - first))
+        difference = np.where(np.isnan(difference), np.inf, difference)
+        allowed = np.broadcast_to(units * _scale(first) if _is_floating(expected) else 0.0, first.shape)
+        if noise is not None:
+            moved = np.abs(noise[1].astype(np.float64) - noise[0].astype(np.float64))
+            moved = np.where(np.isnan(moved) & ~np.isnan(noise[0].astype(np.float64)), np.inf, moved)
+            allowed = np.maximum(allowed, _TIMES * _scale(moved, infinite=True))
+        ratio = np.where(difference > 0, difference / np.where(allowed > 0, allowed, 1e-300), 0.0)
+        ratio = np.where(np.isnan(ratio), 1.0, ratio)  # both infinite
+    place = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
+    return float(difference[place]), float(allowed[place])
+
+
+def _scale(values: Array, *, infinite: bool = False) -> Array:
+    """The largest absolute value, but at most some times that of each channel, along the second or the last axis."""
+    size = np.abs(values)
+    if not infinite:
+        size = np.where(np.isfinite(size), size, 0.0)
+    if not size.size:
+        return size
+    scale = np.full((1,) * size.ndim, size.max(initial=0.0))
+    for axis in {1, size.ndim - 1} if size.ndim > 1 else ():
+        others = tuple(i for i in range(size.ndim) if i != axis)
+        scale = np.minimum(scale, _CHANNELS * size.max(axis=others, keepdims=True))
+    return scale
