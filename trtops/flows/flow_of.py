@@ -48,7 +48,7 @@ PlaceOf: TypeAlias = Callable[[OfflineTracker, Any, Mapping[str, Any]], "BuildPl
 
 # Parameters of ops that take Python objects, or that only other ops set.
 _OF_PYTHON = {"tracker", "tags", "parent", "progress", "submit", "evaluate", "built", "convert_one", "feeds", "file",
-              "given", "chance"}  # fmt: skip
+              "given", "chance", "known_golden"}  # fmt: skip
 
 # Descriptions of parameters that many ops have, unless an op's own docstring has them.
 _SHARED = {"model": "The ONNX file.", "experiment": "MLflow experiment (default: the name of the model or list)."}

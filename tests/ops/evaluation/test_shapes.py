@@ -157,3 +157,24 @@ def test_next_command_of_bad_runs_carries_everything(tmp_path: Path) -> None:
     result = convert(path, ConvertConfig(check=check, max_engine_bytes=1), tracker=MemoryTracker())
     assert result.verdict == "bad"
     assert result.next_step == f"trtops triage {path} --onnxrt --input-shapes 'x:[3,4]' --iterations 3 --seed 7"
+
+
+def test_data_of_other_shapes_than_asked_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", x=models.random(3, 4))
+    data = str(tmp_path / "d.npz")
+    assert shapes_of(DataConfig(data=data, input_shapes={"x": (3, -1)}), loaded(ROWS)) == {"x": (3, 4)}
+    with pytest.raises(errors.InputError, match=r"shape \(3, 4\), and \(5, 4\) is asked for"):
+        shapes_of(DataConfig(data=data, input_shapes={"x": (5, 4)}), loaded(ROWS))
+
+
+def test_small_data_is_read_once() -> None:
+    reads = []
+
+    class Source:
+        def __iter__(self):
+            reads.append(1)
+            return iter([{"x": models.random(2, 4)}])
+
+    feeds = DataConfig().open_for(loaded(ROWS), Source())
+    assert len(list(feeds)) == len(list(feeds)) == len(list(feeds.first(1))) == 1
+    assert len(reads) == 2  # the first feeds are a source of their own

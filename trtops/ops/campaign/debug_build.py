@@ -418,6 +418,7 @@ def _log_beginning(
     if config.command is not None:
         check_command(config.command.command)
     run.log_json(config, schema.Artifact.CAMPAIGN)
+    feeds = config.check.open_for(model, profiles=config.build.profiles)
     info = tracker.info(run.id)
     # This tag is set last, so with it everything before it is logged too.
     if schema.Tag.ENVIRONMENT_SHA256 not in info.tags:
@@ -427,7 +428,6 @@ def _log_beginning(
         run.log_json(environment, schema.Artifact.ENVIRONMENT)
         for file in model.files() if config.keep_model else ():
             run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")
-        feeds = config.check.open_for(model, profiles=config.build.profiles)
         log_materials(
             run, caches=Caches(), check=config.check, feeds=feeds, data=config.check.data, golden=config.check.golden
         )
@@ -438,7 +438,6 @@ def _log_beginning(
     data = tracker.peek(run.id, schema.Artifact.GOLDEN) if known is not None else None
     if data is not None and sha256(data) == known:
         return known
-    feeds = config.check.open_for(model, profiles=config.build.profiles)
     golden = golden_outputs(model, feeds, config.check.golden)
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("golden")) as folder:
         file = Path(folder, "golden.npz")

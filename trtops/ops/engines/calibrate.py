@@ -100,8 +100,7 @@ class CalibrateResult(OpResult):
     def next_step(self) -> str:
         """If INT8 is not good enough, measure which layers cost the most."""
         if self.run_id and self.verdict == "bad" and self.subject:
-            cache = f"--calibration-cache run:{self.run_id}"
-            return f"trtops sensitivity {shlex.quote(self.subject)} {cache}{self.options}"
+            return f"trtops sensitivity {shlex.quote(self.subject)} --calibration-cache run:{self.run_id}{self.options}"
         return super().next_step
 
     def body(self) -> Iterable[str]:
@@ -210,7 +209,7 @@ def calibrate(
                     experiment=experiment,
                     tags=tags,
                     parent=run.id,
-                    golden=golden,
+                    known_golden=golden,
                 )
             )
         metrics: dict[tuple[str, ...], float] = {}

@@ -193,14 +193,14 @@ def convert(
     tags: Mapping[str, str] | None = None,
     parent: str | None = None,
     built: Callable[[Build], object] | None = None,
-    golden: RunResults | None = None,
+    known_golden: RunResults | None = None,
 ) -> ConvertResult:
     """Build an engine from an ONNX file, compare it with the model itself, and log everything to a run.
 
     An engine of the same spec from the same environment is not built twice: the earlier one is evaluated again, with
     the current data and tolerances. A bad engine is a result, not an error. ``built`` is called with the build, made
-    now or read from the store, before it is evaluated. ``golden`` are the golden outputs if they are known already;
-    by default they are computed, or read from the config's file.
+    now or read from the store, before it is evaluated. ``known_golden`` are the golden outputs of the feeds; by default
+    they are computed, or read from the config's file.
     """
     config = ConvertConfig() if config is None else config
     path = Path(model)
@@ -218,7 +218,7 @@ def convert(
     name = run_name(path.stem, config.build.precision.upper(), config.build.backend)
     with op_run(tracker, experiment, name, kind="build", model=path, tags=tags, parent=parent) as run:
         with _open_backend(config) as backend:
-            result = _build_and_evaluate(backend, loaded, config, run, tracker, built, golden)
+            result = _build_and_evaluate(backend, loaded, config, run, tracker, built, known_golden)
         result = replace(result, title=f"convert {path.name}", subject=str(path))
         title = f"convert {path.name} to {result.called} on {config.build.backend}"
         if (final := run_name(path.stem, result.called, config.build.backend)) != name:

@@ -27,7 +27,7 @@ from trtops.comparator.data_loader import DataLoader
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
 from trtops.comparator.streams import load_saved
-from trtops.metadata import DataType, TensorMetadata
+from trtops.metadata import DataType, TensorMetadata, shape_accepts
 from trtops.ops.evaluation.shapes import points, with_profiles
 from trtops.record import Record
 from trtops.spec import OptimizationProfile, Precision
@@ -43,30 +43,43 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_KEPT_BYTES = 1 << 28  # of feeds in memory
 _SUFFIXES = (".json", ".npz", ".npy")
 _KINDS = "a .json file of saved inputs, an .npz or .npy file, a folder of these, or a .py script"
 
 
 @dataclass(frozen=True)
 class Feeds:
-    """Feeds that can be read any number of times, in the same order, one at a time."""
+    """Feeds that can be read any number of times, in the same order, one at a time.
+
+    Up to 256 MiB of them stay in memory after the first time: a script may take minutes to make them.
+    """
 
     source: str
     _open: Callable[[], Iterable[Feed]] = field(repr=False)
     random: bool = False
     assumed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # shapes of random data that are not given
+    _kept: list[Feed] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __iter__(self) -> Iterator[Feed]:
         """Yield feeds: arrays by name, in host memory; InputError for anything else, or no feed."""
-        count = 0
+        if self._kept:
+            yield from self._kept
+            return
+        count = size = 0
+        read: list[Feed] = []
         for count, feed in enumerate(self._open(), start=1):
             if not isinstance(feed, Mapping):
                 raise errors.InputError(
                     f"{self.source}: item {count} is a {type(feed).__name__}; expected a mapping of names to arrays."
                 )
+            size += sum(np.asarray(array).nbytes for array in feed.values())
+            read = [*read, feed] if size <= _KEPT_BYTES else []
             yield feed
         if not count:
             raise errors.InputError(f"{self.source}: there is no data; expected at least one feed.")
+        if not self._kept and len(read) == count:
+            self._kept.extend(read)
 
     def first(self, count: int) -> Feeds:
         """The first ``count`` feeds of the source."""
@@ -103,7 +116,8 @@ def open_feeds(
             are dynamic.
         iterations: Number of random feeds.
         seed: Seed of the first one.
-        input_shapes: Shapes of random data, by input; -1 for a size that is not given.
+        input_shapes: Shapes of random data, by input; -1 for a size that is not given. Given data must have them,
+            unless there are profiles.
         profiles: Optimization profiles. Data for each of their shapes follows; random data has these shapes only,
             unless ``input_shapes`` are given.
         accepted: Returns the values and sizes that the model accepts.
@@ -149,6 +163,14 @@ def open_feeds(
         if hasattr(source, "input_metadata"):
             source.input_metadata = inputs
         for feed in feeds._open():
+            if isinstance(feed, Mapping):
+                for name, wanted in () if profiles or not input_shapes else input_shapes.items():
+                    shape = np.shape(feed[name]) if name in feed else ()
+                    if not shape_accepts(wanted, shape):
+                        raise errors.InputError(
+                            f"{feeds.source}: input {name!r} has shape {shape}, and {tuple(wanted)} is asked for in "
+                            "input_shapes. Leave input_shapes out: given data has its own shapes."
+                        )
             yield cast_feed(feed, inputs) if isinstance(feed, Mapping) else feed
 
     return Feeds(feeds.source, (lambda: with_profiles(cast(), inputs, profiles)) if profiles else cast)

@@ -55,7 +55,7 @@ class Evidence(Record):
     def missing(self) -> str:
         """Why this does not support a verdict; empty if it does."""
         if self.assumed:
-            shown = ", ".join(f"{name}:[{','.join(map(str, shape))}]" for name, shape in self.assumed.items())
+            shown = " ".join(f"{name}:[{','.join(map(str, shape))}]" for name, shape in self.assumed.items())
             return (
                 "without data or shapes, this dynamic model was only tried on random data of assumed "
                 f"shapes; give --load-inputs FILE, or --input-shapes {shown}"
