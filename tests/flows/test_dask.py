@@ -27,7 +27,7 @@ pytest.importorskip("prefect_dask")
 import dask
 from distributed import Client, LocalCluster
 
-BUILDS = 40 if os.environ.get("TRTOPS_TEST_KILLS") == "1" else 8
+BUILDS = 40 if os.environ.get("TRTOPS_TEST_KILLS") == "1" else 5
 
 DATA = """
 import os, signal

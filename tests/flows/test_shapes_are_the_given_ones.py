@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,11 @@ def test_every_flow_with_shapes_is_listed() -> None:
     assert taking == FLOWS.keys() and "nightly" in names  # whose shapes are those of its list
 
 
-@pytest.mark.parametrize("name", FLOWS)
+LONG = os.environ.get("TRTOPS_TEST_LONG") == "1"
+QUICK = ("convert", "precision", "reduce", "sensitivity", "watch")  # all flows are made in the same way
+
+
+@pytest.mark.parametrize("name", FLOWS if LONG else QUICK)
 def test_flows_evaluate_the_given_shapes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_net(tmp_path)
