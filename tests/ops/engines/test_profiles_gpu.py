@@ -30,11 +30,15 @@ def test_profiles_are_evaluated_each_in_its_own(tmp_path: Path) -> None:
     )
     onnx.save(proto, tmp_path / "m.onnx")
     build = BuildConfig(profiles=(profile(2, 4, 16), profile(16, 32, 32)), options=TensorRTOptions())
-    check = CheckConfig(latency_runs=2, plots="never")
+    check = CheckConfig(latency_runs=2, plots="never", self_check=True)
     tracker = MemoryTracker()
 
     result = convert(tmp_path / "m.onnx", ConvertConfig(build=build, check=check), tracker=tracker)
 
+    assert result.verdict == "good", result.reasons
+    assert result.evaluation.self_check is not None
+    outcomes = {relation.name: relation.outcome for relation in result.evaluation.self_check.relations}
+    assert "broken" not in outcomes.values() and outcomes["two contexts"] == "held", outcomes
     assert result.evaluation.evidence is not None
     entries = [(e.profile, e.point, e.shapes["x"][0], e.verdict) for e in result.evaluation.evidence.shapes]
     assert entries == [
