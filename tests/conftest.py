@@ -115,12 +115,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def together(nodeid: str) -> str:
     """The group of tests that run in the same process.
 
-    Flows share a Prefect server, and tests of a file with a module fixture share what it makes. The GPU test that takes
+    Flows share two Prefect servers, and tests of a file with a module fixture share what it makes. The GPU test that takes
     ten minutes has a few short ones with it: a process with only one test left waits for more.
     """
     file, _, test = nodeid.partition("::")
     if file.startswith("tests/flows/"):
-        return "flows"
+        # Two servers: all flows one after the other take longer than everything else.
+        others = ("dask", "documents", "shapes", "secrets", "hostile")
+        return "more flows" if any(word in file for word in others) else "flows"
     if "gpu" in file:
         if "campaign" in file or "checks" in file:
             return _LONGEST
