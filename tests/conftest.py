@@ -115,8 +115,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def together(nodeid: str) -> str:
     """The group of tests that run in the same process.
 
-    Flows share two Prefect servers, and tests of a file with a module fixture share what it makes. The GPU test that takes
-    ten minutes has a few short ones with it: a process with only one test left waits for more.
+    Flows share two Prefect servers, and tests of a file with a module fixture share what it makes. The GPU test that
+    takes ten minutes has a few short ones with it: a process with only one test left waits for more.
     """
     file, _, test = nodeid.partition("::")
     if file.startswith("tests/flows/"):
