@@ -87,6 +87,15 @@ def test_campaigns_and_promotions_measure_power(model: Path, check: CheckConfig,
     measured(promote(found[0].id, PromoteConfig(check=check), tracker=tracker).evaluation)
 
 
+def test_campaigns_check_engines_against_themselves(model: Path, check: CheckConfig, tracker: MemoryTracker) -> None:
+    asked = replace(check, power=False, self_check=True)
+    config = DebugBuildConfig(build=BUILD, check=asked, random_tactics=True, until=1, max_iterations=1)
+    campaign = debug_build(model, config, tracker=tracker)
+    [info] = tracker.find("conv", parent=campaign.run_id)
+    found = stored(tracker, info.id).self_check
+    assert found is not None and "repeated inference" in found.named("held") and not found.reasons
+
+
 def test_gate_notes_power_and_coverage(model: Path, check: CheckConfig, tracker: MemoryTracker) -> None:
     config = GateConfig(build=BUILD, check=check, policy=Policy(limits=Limits(latency=None)), register=False)
     for each, subject in ((config, "power"), (replace(config, check=replace(check, power=False)), "data")):
@@ -105,4 +114,4 @@ def test_saved_golden_outputs_have_power(model: Path, check: CheckConfig, tracke
     file = model.parent / "golden.json"
     golden.save(str(file))
     result = convert(model, ConvertConfig(build=BUILD, check=replace(check, golden=str(file))), tracker=tracker)
-    measured(result.evaluation)
+    assert len(measured(result.evaluation).planted) == 40

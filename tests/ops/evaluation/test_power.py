@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -15,7 +15,7 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.runner import reference_outputs
 from trtops.comparator.report import Tolerances
 from trtops.ops.evaluation import power as module
-from trtops.ops.evaluation.coverage import Coverage, coverage
+from trtops.ops.evaluation.coverage import Coverage, Covered
 from trtops.ops.evaluation.data import golden_outputs
 from trtops.ops.evaluation.limits import default_tolerances
 from trtops.ops.evaluation.power import FaultKind, Power, measure_power
@@ -159,13 +159,6 @@ def test_reasons_replace_the_share(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measured(halves(), feeds).why_not == "the model is too large to be changed in memory"
 
 
-def test_large_data_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = zoo.boxes()
-    kept = measured(case.proto, both_signs(case))
-    monkeypatch.setattr(module, "_KEPT_BYTES", 0)
-    assert measured(case.proto, both_signs(case)) == kept
-
-
 @pytest.mark.parametrize(
     "case", [*zoo.EVALUATED, models.transformer, models.conv_net, models.multi_output, zoo.zipmap, zoo.sequence]
 )
@@ -183,6 +176,13 @@ def test_switched_off_faults_change_nothing(case: Callable[[], Case]) -> None:
     tolerance = 1e-6 if case is zoo.lstm else 0
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, rtol=0, atol=tolerance)
+
+
+def coverage(feeds: Iterable[Mapping[str, np.ndarray]], golden: Sequence[Mapping[str, np.ndarray]]) -> Coverage:
+    covered = Covered()
+    for feed in feeds:
+        covered.add(feed)
+    return covered.with_golden(golden)
 
 
 def test_coverage_names_constant_and_saturated_outputs() -> None:

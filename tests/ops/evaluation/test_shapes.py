@@ -167,7 +167,9 @@ def test_data_of_other_shapes_than_asked_is_refused(tmp_path: Path) -> None:
         shapes_of(DataConfig(data=data, input_shapes={"x": (5, 4)}), loaded(ROWS))
 
 
-def test_small_data_is_read_once() -> None:
+@pytest.mark.parametrize(("limit", "times"), [(1 << 28, 1), (0, 2)])
+def test_only_small_data_is_read_once(monkeypatch: pytest.MonkeyPatch, limit: int, times: int) -> None:
+    monkeypatch.setattr("trtops.ops.evaluation.data._KEPT_BYTES", limit)
     reads = []
 
     class Source:
@@ -176,5 +178,5 @@ def test_small_data_is_read_once() -> None:
             return iter([{"x": models.random(2, 4)}])
 
     feeds = DataConfig().open_for(loaded(ROWS), Source())
-    assert len(list(feeds)) == len(list(feeds)) == len(list(feeds.first(1))) == 1
-    assert len(reads) == 2  # the first feeds are a source of their own
+    assert len(list(feeds)) == len(list(feeds)) == 1
+    assert len(reads) == times

@@ -72,10 +72,12 @@ def test_first_candidate_is_compared_with_the_reference(accepted, again, heads, 
 
 
 def test_broken_relation_is_refused(accepted: GateResult) -> None:
-    checked = accepted.measured.self_check
+    checked = accepted.measured.evaluation.self_check
     assert checked.named("skipped") == ("batch size", "shape order", "two contexts")
     wrong = replace(checked.relations[0], outcome="broken", output="y3", largest=2.0)
-    measured = replace(accepted.measured, self_check=replace(checked, relations=(wrong, *checked.relations[1:])))
+    broken = replace(checked, relations=(wrong, *checked.relations[1:]))
+    evaluation = replace(accepted.measured.evaluation, self_check=broken)
+    measured = replace(accepted.measured, evaluation=evaluation)
     [found] = [finding for finding in evaluate_measured(measured, UNTIMED) if finding.outcome == "refuse"]
     assert found.subject == "self-check"
     assert found.text.startswith("equal rows of a batch have different results: `y3` differs by 2")
@@ -217,7 +219,7 @@ def test_lower_accuracy_on_labels_is_refused(folder, tracker) -> None:
     result = gate(trained_again, trial(check=check, policy=lenient), tracker=tracker)
 
     assert refused_for(result) == {"accuracy"}
-    assert (result.measured.candidate_top1.actual, result.measured.candidate_top1.samples) == (0.0, 2)
+    assert (result.measured.evaluation.accuracy.actual, result.measured.evaluation.accuracy.samples) == (0.0, 2)
 
 
 def test_accepted_engine_of_missing_release_is_reported(heads, tracker) -> None:

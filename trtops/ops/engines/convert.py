@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -33,12 +32,12 @@ from trtops.ops.evaluation.check import (
 )
 from trtops.ops.evaluation.data import DataConfig, Feeds, golden_outputs, open_feeds
 from trtops.ops.evaluation.limits import RightModel
-from trtops.ops.evaluation.options import command_options, data_options
+from trtops.ops.evaluation.options import check_options, data_options, engine_options
 from trtops.ops.evaluation.precision_check import check_precision, log_kernels
 from trtops.ops.result import OpResult, finish_with, model_file, op_run, run_name, run_step
 from trtops.record import Record
 from trtops.reports.document import Section
-from trtops.spec import BuildConfig, BuildSpec, Environment
+from trtops.spec import BackendName, BuildConfig, BuildSpec, Environment, Precision
 from trtops.tables import size, table
 from trtops.tactics.denied import DeniedTactic, DenyList
 from trtops.tactics.record import TacticRecord
@@ -95,7 +94,7 @@ class ConvertResult(OpResult):
     verdict: Verdict
     reasons: tuple[str, ...]  # why the engine is not good enough, one sentence each
     reused_from: str | None  # the run whose engine was reused, because everything that decides an engine is the same
-    precision: str  # the requested one
+    precision: Precision  # the requested one
     spec_sha256: str
     engine_sha256: str
     engine_bytes: int
@@ -103,7 +102,8 @@ class ConvertResult(OpResult):
     evaluation: Evaluation
     crashed: tuple[str, ...] = ()  # settings that were left out because they crashed the builder's process
     skipped: tuple[str, ...] = ()  # settings that the builder had no time to try
-    options: str = ""  # of a command line that builds and evaluates in the same way
+    backend: BackendName = "onnxruntime"
+    options: str = ""  # of a command line that evaluates on the same data, shapes and limits
 
     @property
     def evidence(self) -> str:
@@ -137,19 +137,18 @@ class ConvertResult(OpResult):
             return f"trtops runs promote {self.run_id}"
         if not self.subject:
             return super().next_step
-        model, evidence = shlex.quote(self.subject), self.evaluation.evidence
+        model, evidence, emulated = shlex.quote(self.subject), self.evaluation.evidence, self.evaluation.emulated
         if self.verdict == "unproven":
-            target = "trt" if "--trt" in self.options.split() else "ort"
-            options = self.options.replace(f" --{target}" if target == "trt" else " --onnxrt", "")
             assumed = {} if evidence is None else evidence.assumed
             given = shlex.join(data_options(DataConfig(input_shapes=assumed)))
+            target = "trt" if self.backend == "tensorrt" else "ort"
+            options = engine_options(None, self.precision) + self.options
             return f"trtops convert {model} --convert-to {target}{options} --experiment {self.experiment} {given}"
-        emulated = self.evaluation.emulated
         if emulated is not None and emulated.verdict == "bad":
             # The precision is the cause, whatever the engine is: the tensor where it begins is what helps.
-            options = re.sub(r" --(fp16|bf16|onnxrt|trt)\b", "", self.options)
-            return f"trtops debug accuracy {model} --emulate {emulated.precision}{options}"
-        return f"trtops triage {model}{self.options}"
+            return f"trtops debug accuracy {model} --emulate {emulated.precision}{self.options}"
+        options = engine_options(self.backend, self.precision) + self.options
+        return f"trtops triage {model}{options}"
 
     @property
     def called(self) -> str:
@@ -305,7 +304,8 @@ def _build_and_evaluate(
         reasons += (f"The engine has {len(build.engine.plan)} bytes; at most {allowed} are allowed.",)
     return ConvertResult(
         verdict=verdict,
-        options=command_options(config.build, check, check.tolerances),
+        backend=config.build.backend,
+        options=check_options(check, check.tolerances, config.build.profiles),
         reasons=reasons,
         reused_from=reused_from,
         precision=config.build.precision,
@@ -370,7 +370,7 @@ def _evaluate(
     computed = check_precision(build, check.min_precision_share)
     with contextlib.ExitStack() as stack:
         runner = stack.enter_context(backend.runner(build.engine))
-        evaluation, outputs = evaluate(runner, golden, feeds, check, right, (model, config.build))
+        evaluation, outputs = evaluate(runner, golden, feeds, check, right)
         if not config.attribute_error:
             stack.close()
         # Whether the model in this precision is bad on any hardware, or only this engine of it.

@@ -27,7 +27,6 @@ from trtops.ops.evaluation.precision_check import PrecisionCheck
 from trtops.ops.evaluation.self_check import SelfCheck, check_engine, check_repeated
 from trtops.ops.result import run_step
 from trtops.record import Record
-from trtops.spec import BuildConfig
 from trtops.tables import markdown_table
 from trtops.tracking import schema
 from trtops.tracking.base import MetricName, Run, Verdict
@@ -171,12 +170,10 @@ def evaluate(
     feeds: Feeds,
     config: CheckConfig,
     right: RightModel,
-    built_from: tuple[Model, BuildConfig] | None = None,
 ) -> tuple[Evaluation, RunResults]:
-    """Run an active runner, compare its outputs with golden ones, measure latency and accuracy; also the outputs.
+    """Run an engine's active runner, compare its outputs with golden ones and with each other; also the outputs.
 
-    Limits that the config does not give are those of the right model. ``built_from`` is what an engine was built from;
-    its results are then checked against each other as well.
+    Latency and accuracy are measured as the config requests. Limits that it does not give are those of the right model.
 
     InputError if a feed does not fit the model; ComparisonError if the numbers of feeds and golden outputs differ.
     """
@@ -186,15 +183,13 @@ def evaluate(
     last: dict[str, Any] = {}
     latency = measure_latency(runner, feeds, config, last)
     checked = None
-    if built_from is not None and config.self_check is not False:
-        model, build = built_from
-        if config.self_check:
-            results = iterations_of(outputs, "actual")
-            checked = run_step("self-check", check_engine, runner, model, feeds, results, build)
-        elif last:
-            sizes = [sum(map(math.prod, shapes.values())) for _, _, shapes in seen.places]
-            pair = iterations_of(outputs, "actual")[0], last
-            checked = check_repeated(model, feeds, pair, build, after_larger=max(sizes) > sizes[0])
+    if config.self_check:
+        results = iterations_of(outputs, "actual")
+        checked = run_step("self-check", check_engine, runner, right.model, feeds, results, right.build)
+    elif config.self_check is None and last:
+        sizes = [sum(map(math.prod, shapes.values())) for _, _, shapes in seen.places]
+        pair = iterations_of(outputs, "actual")[0], last
+        checked = check_repeated(right.model, feeds, pair, right.build, after_larger=max(sizes) > sizes[0])
     evaluation = run_step("compare", assess, outputs, golden, latency, config, tolerances, feeds, seen, right)
     return replace(evaluation, self_check=checked), outputs
 
@@ -218,11 +213,12 @@ def assess(
     report = compare_outputs(outputs, golden, tolerances)
     evidence, coverage, given = None, None, report.iterations
     if feeds is not None and seen is not None:
-        given = sum(not point for _, point, _ in seen.places) or given
+        given = seen.given
+        coverage = seen.covered.with_golden(golden)
         evidence = Evidence(
             source=feeds.source,
-            feeds=len(seen.places),
-            samples=seen.samples,
+            feeds=coverage.feeds,
+            samples=coverage.samples,
             shapes=seen.entries(
                 iterations_of(outputs, "actual"),
                 iterations_of(golden, "golden"),
@@ -235,7 +231,6 @@ def assess(
             margin=report.decided_by,
             elements=sum(o.statistics.elements for o in report.outputs if o.statistics is not None),
         )
-        coverage = seen.covered.with_golden(golden)
     # Labels are for the given data, not for its copies at other shapes.
     accuracy = measure_accuracy(outputs, golden, config.labels, tolerances, given)
     return Evaluation(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -172,11 +172,3 @@ class Covered:
             empty_outputs=tuple(name for name, values in outputs.items() if not values.elements),
             not_finite=tuple((name, values.not_finite) for name, values in outputs.items() if values.not_finite),
         )
-
-
-def coverage(feeds: Iterable[Feed], golden: Outputs) -> Coverage:
-    """The coverage of a comparison, in one pass over the feeds and the golden outputs."""
-    covered = Covered()
-    for feed in feeds:
-        covered.add(feed)
-    return covered.with_golden(golden)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from trtops.backend.base import Feed
-from trtops.calibration.data import samples_in
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.ops.evaluation.coverage import Covered
 from trtops.record import Record
@@ -81,18 +80,21 @@ class SeenFeeds:
         """Nothing is read before iteration."""
         self._feeds = feeds
         self.places: list[tuple[int | None, str, dict[str, tuple[int, ...]]]] = []
-        self.samples = 0
         self.covered = Covered()
 
     def __iter__(self) -> Iterator[Feed]:
         """Yield the feeds."""
-        self.places, self.samples, self.covered = [], 0, Covered()
+        self.places, self.covered = [], Covered()
         for feed in self._feeds:
             shapes = {name: tuple(np.shape(array)) for name, array in feed.items()}
             self.places.append((getattr(feed, "profile", None), getattr(feed, "point", ""), shapes))
-            self.samples += samples_in(feed)
             self.covered.add(feed)
             yield feed
+
+    @property
+    def given(self) -> int:
+        """The number of feeds, without those that were made of given data for the shapes of profiles."""
+        return sum(not point for _, point, _ in self.places) or len(self.places)
 
     def entries(
         self,

@@ -9,15 +9,13 @@ from collections.abc import Iterator, Sequence
 from trtops.comparator.report import OutputTolerances, Tolerances
 from trtops.comparator.table import LIMITED
 from trtops.ops.evaluation.data import DataConfig
-from trtops.spec import BuildConfig, OptimizationProfile
+from trtops.spec import BackendName, OptimizationProfile, Precision
 
 
-def command_options(build: BuildConfig, config: DataConfig, tolerances: Tolerances | None) -> str:
-    """Back end, precision, data, shapes and limits as options, with a space before each."""
-    words = " --trt" if build.backend == "tensorrt" else " --onnxrt"
-    if build.precision != "fp32":
-        words += f" --{build.precision}"
-    return words + check_options(config, tolerances, build.profiles)
+def engine_options(backend: BackendName | None, precision: Precision) -> str:
+    """Back end and precision as options, with a space before each; only the precision for None."""
+    place = {None: "", "tensorrt": " --trt", "onnxruntime": " --onnxrt"}[backend]
+    return place if precision == "fp32" else f"{place} --{precision}"
 
 
 def check_options(

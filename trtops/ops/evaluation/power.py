@@ -39,8 +39,6 @@ _LACKS: dict[FaultKind, str] = {
     "stale output": "one feed",
     "saturated range": "no activations",
 }
-# Feeds of up to this size are kept; larger ones are read again for each fault.
-_KEPT_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +139,6 @@ def measure_power(
         {name: to_numpy(array, name) for name, array in iteration.items()}
         for iteration in iterations_of(golden, "golden")
     ]
-    feeds = _kept(feeds)
     first = next(iter(feeds))
     try:
         faulty = FaultyModel(model.proto(), structure, {name: np.shape(array) for name, array in first.items()})
@@ -155,18 +152,6 @@ def measure_power(
         return Power(seed=seed, why_not=" ".join(str(exc).split())[:600].rstrip("."))
     left_out = tuple((kind, why) for kind, why in _LACKS.items() if kind not in draws)
     return Power(planted=planted, left_out=left_out, seed=seed)
-
-
-def _kept(feeds: Iterable[Feed]) -> Iterable[Feed]:
-    """The feeds in memory, or as they are if they are large."""
-    kept: list[dict[str, Array]] = []
-    size = 0
-    for feed in feeds:
-        kept.append({name: np.array(to_numpy(array, name)) for name, array in feed.items()})
-        size += sum(array.nbytes for array in kept[-1].values())
-        if size > _KEPT_BYTES:
-            return feeds
-    return kept
 
 
 def _distinct(draw: Callable[[], _Fault], count: int) -> list[_Fault]:

@@ -19,7 +19,7 @@ from trtops.comparator.results import RunResults
 from trtops.ops.campaign.promote import registered_model
 from trtops.ops.campaign.workers import free_device
 from trtops.ops.engines.convert import BuildJob, deny_list, read_cache_file
-from trtops.ops.evaluation.check import assess, with_power
+from trtops.ops.evaluation.check import assess, measure_accuracy, with_power
 from trtops.ops.evaluation.data import collect, moved_reference
 from trtops.ops.evaluation.evidence import SeenFeeds
 from trtops.ops.evaluation.limits import RightModel
@@ -99,20 +99,12 @@ class Measurement:
             tolerances = right.tolerances(check.tolerances)
             evaluation = assess(outputs, golden, None, check, tolerances, source, seen, right)
             evaluation = with_power(evaluation, model, feeds, golden, config.check, tolerances)
-            checked = None
             if check.self_check is not False:
                 with _refused_for("build"), ProcessRunner(process) as candidate:
                     given = iterations_of(outputs, "actual")
                     checked = check_engine(candidate, model, feeds, given, config.build)
-            measured = Measured(
-                candidate=_facts(self.holder, build),
-                reference=evaluation.report,
-                candidate_top1=evaluation.accuracy,
-                evidence=evaluation.evidence,
-                coverage=evaluation.coverage,
-                power=evaluation.power,
-                self_check=checked,
-            )
+                evaluation = replace(evaluation, self_check=checked)
+            measured = Measured(candidate=_facts(self.holder, build), evaluation=evaluation)
             if accepted is None:
                 return measured
             other, other_backend = self._open_accepted(accepted, device, stack)
@@ -132,7 +124,7 @@ class Measurement:
                 accepted=_facts(accepted.id, other),
                 agreement=compare_outputs(outputs, theirs, Tolerances()),
                 widths=measure_widths(outputs, (theirs, again), golden, reference, precision, same_model=same_model),
-                accepted_top1=assess(theirs, golden, None, check, tolerances, source, seen).accuracy,
+                accepted_top1=measure_accuracy(theirs, golden, check.labels, tolerances, seen.given),
                 rounds=rounds,
             )
 

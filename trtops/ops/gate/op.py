@@ -11,7 +11,7 @@ from trtops.backend.base import Build
 from trtops.backend.onnx.model import Model
 from trtops.ops.campaign.promote import alias_of, register_accepted, registered_model
 from trtops.ops.campaign.workers import close_workers
-from trtops.ops.evaluation.check import CheckConfig, Evaluation, log_evaluation
+from trtops.ops.evaluation.check import CheckConfig, log_evaluation
 from trtops.ops.gate.measurement import Measurement, RefusedError
 from trtops.ops.gate.policy import Policy
 from trtops.ops.gate.releases import HERE, Release
@@ -110,15 +110,7 @@ def gate(
             seconds=time.perf_counter() - begin,
         ).kept_in(run, experiment)
         if measured is not None:
-            evaluation = Evaluation(
-                report=measured.reference,
-                accuracy=measured.candidate_top1,
-                evidence=measured.evidence,
-                coverage=measured.coverage,
-                power=measured.power,
-                self_check=measured.self_check,
-            )
-            log_evaluation(run, evaluation)
+            log_evaluation(run, measured.evaluation)
             if measured.rounds is not None:
                 run.log_metrics({(schema.Metric.LATENCY, "p50_ms"): measured.rounds.candidate_ms})
             run.log_metrics(result.metrics())

@@ -12,11 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from trtops.comparator.report import ComparisonReport
-from trtops.ops.evaluation.check import Accuracy
-from trtops.ops.evaluation.coverage import Coverage
-from trtops.ops.evaluation.evidence import Evidence
-from trtops.ops.evaluation.power import Power
-from trtops.ops.evaluation.self_check import SelfCheck
+from trtops.ops.evaluation.check import Accuracy, Evaluation
 from trtops.ops.gate.engine_process import Rounds
 from trtops.ops.gate.noise_widths import OutputWidth
 from trtops.ops.gate.policy import AccuracyLimit, GrowthLimit, LatencyLimit, Policy
@@ -63,16 +59,11 @@ class Measured(Record):
 
     candidate: EngineFacts
     accepted: EngineFacts | None = None
-    reference: ComparisonReport  # of the candidate's outputs with the golden ones
+    evaluation: Evaluation  # of the candidate against the golden outputs
     agreement: ComparisonReport | None = None  # of the candidate's outputs with the accepted ones
     widths: tuple[OutputWidth, ...] = ()
-    candidate_top1: Accuracy | None = None  # on labelled data
-    accepted_top1: Accuracy | None = None
+    accepted_top1: Accuracy | None = None  # on labelled data
     rounds: Rounds | None = None
-    evidence: Evidence | None = None  # of the comparison with the golden outputs
-    coverage: Coverage | None = None  # of that comparison
-    power: Power | None = None
-    self_check: SelfCheck | None = None  # of the candidate
 
 
 @dataclass(frozen=True)
@@ -104,29 +95,30 @@ def evaluate_measured(measured: Measured, policy: Policy, *, accept_unproven: bo
     limits = policy.of(measured.candidate.precision)
     candidate, accepted = measured.candidate, measured.accepted
     found: list[Finding] = []
-    missing = "" if measured.evidence is None else measured.evidence.missing
+    evaluation = measured.evaluation
+    missing = "" if evaluation.evidence is None else evaluation.evidence.missing
     if missing and accept_unproven:
         found.append(Finding(EVIDENCE, "note", f"{missing}; accepted by --accept-unproven"))
     elif missing:
         found.append(Finding(EVIDENCE, "open", f"{missing}, or --accept-unproven"))
     if limits.accuracy is not None:
-        bad = [output for output in measured.reference.outputs if output.verdict == "bad"]
+        bad = [output for output in evaluation.report.outputs if output.verdict == "bad"]
         found += [Finding("reference", "refuse", "; ".join(output.reasons), output.name) for output in bad]
-        if measured.evidence is not None and not bad:  # at some shapes only
-            bad_at = [entry for entry in measured.evidence.shapes if entry.verdict == "bad"]
+        if evaluation.evidence is not None and not bad:  # at some shapes only
+            bad_at = [entry for entry in evaluation.evidence.shapes if entry.verdict == "bad"]
             found += [Finding("reference", "refuse", f"{'; '.join(e.reasons)}, at {e.text()}") for e in bad_at]
         if not found or found[-1].subject != "reference":
-            count = len(measured.reference.outputs)
+            count = len(evaluation.report.outputs)
             found.append(Finding("reference", "pass", f"{count} outputs are within the tolerances"))
-    if (checked := measured.self_check) is not None:
+    if (checked := evaluation.self_check) is not None:
         found += [Finding("self-check", "refuse", each.removeprefix("self-check: ")) for each in checked.reasons]
         if not checked.reasons:
             found.append(Finding("self-check", "pass", checked.sentence()))
-    blind = () if measured.coverage is None else measured.coverage.blind
-    if measured.power is not None:
-        found.append(Finding("power", "note", measured.power.sentence(blind)))
-    elif measured.coverage is not None and blind:
-        found.append(Finding("data", "note", measured.coverage.sentence()))
+    blind = () if evaluation.coverage is None else evaluation.coverage.blind
+    if evaluation.power is not None:
+        found.append(Finding("power", "note", evaluation.power.sentence(blind)))
+    elif evaluation.coverage is not None and blind:
+        found.append(Finding("data", "note", evaluation.coverage.sentence()))
     if accepted is None:
         return (*found, Finding("accepted", "note", "there is no accepted engine to compare with"))
     if candidate.model_sha256 != accepted.model_sha256:
@@ -167,7 +159,7 @@ def _output_findings(measured: Measured, limit: AccuracyLimit) -> Iterator[Findi
     if not refused:
         furthest = max((output.distance_widths for output in measured.widths), default=0.0)
         yield Finding("accepted outputs", "pass", f"the largest distance is {furthest:.2g} noise widths")
-    mine, theirs = measured.candidate_top1, measured.accepted_top1
+    mine, theirs = measured.evaluation.accuracy, measured.accepted_top1
     if mine is not None and theirs is not None and limit.top1_drop is not None:
         text = (
             f"{mine.actual:.2%} of {mine.samples} samples are correct, {theirs.actual:.2%} before; a drop of "
@@ -250,7 +242,7 @@ class GateResult(OpResult):
     @property
     def evidence(self) -> str:
         """What the comparison with the golden outputs rests on, in a line."""
-        found = None if self.measured is None else self.measured.evidence
+        found = None if self.measured is None else self.measured.evaluation.evidence
         return "" if found is None else found.sentence()
 
     @property

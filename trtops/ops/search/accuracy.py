@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,13 +31,13 @@ from trtops.comparator.report import OutputComparison, Tolerances, compare_outpu
 from trtops.comparator.results import RunResults
 from trtops.ops.evaluation.data import DataConfig
 from trtops.ops.evaluation.limits import RightModel, tolerances_for
-from trtops.ops.evaluation.options import check_options, command_options
+from trtops.ops.evaluation.options import check_options, engine_options
 from trtops.ops.evaluation.submodel import onnxruntime_runner
 from trtops.ops.model.model_files import Source, Subject, open_model
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.record import Record
 from trtops.reports.document import Chart, Point, Section, Table
-from trtops.spec import BuildConfig, Precision
+from trtops.spec import BackendName, BuildConfig, Precision
 from trtops.tables import table
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import schema
@@ -167,7 +166,9 @@ class AccuracyResult(OpResult):
     tensors: tuple[TensorError, ...] = field(default=(), repr=False)
     windows: int
     seconds: float = 0.0
-    options: str = ""  # of a command line that compares in the same way
+    backend: BackendName | None = None  # of the engine, if one was built
+    precision: Precision = "fp32"  # of the side under test
+    options: str = ""  # of a command line that compares on the same data, shapes and limits
 
     def tensor(self, name: str) -> TensorError:
         """The entry of one tensor; StopIteration if it was not compared."""
@@ -178,10 +179,11 @@ class AccuracyResult(OpResult):
         """If an output differs, find the nodes that must stay in FP32, where a precision can be the cause."""
         if not (self.run_id and self.verdict == "bad" and self.subject):
             return super().next_step
-        options = re.sub(r" --(onnxrt|trt)(?= |$)", "", self.options)
-        if options.startswith((" --fp16", " --bf16")):
+        if self.precision in ("fp16", "bf16"):
+            options = engine_options(None, self.precision) + self.options
             return f"trtops debug precision {shlex.quote(self.subject)} -o mixed.onnx{options}"
-        return f"trtops triage {shlex.quote(self.subject)}{self.options}"
+        options = engine_options(self.backend, self.precision) + self.options
+        return f"trtops triage {shlex.quote(self.subject)}{options}"
 
     def sections(self) -> Iterator[Section]:
         """The findings, a chart of every tensor's error in order of execution, and the numbers."""
@@ -255,14 +257,14 @@ def accuracy(
     subject = Subject.of(model, file)
     experiment = experiment or subject.name
     tested: Precision = "fp32"
-    options = ""
+    options, backend = "", None
     side = getattr(actual, "__qualname__", type(actual).__qualname__)
     if isinstance(actual, BuildConfig):
         tested, side = actual.precision, f"{actual.backend} {actual.precision}"
-        options = command_options(actual, config, config.tolerances)
+        options, backend = check_options(config, config.tolerances, actual.profiles), actual.backend
     elif isinstance(actual, Emulated):
         tested, side = actual.to, f"emulated {actual.to}"
-        options = f" --{actual.to}{check_options(config, config.tolerances)}"
+        options = check_options(config, config.tolerances)
     name = f"{subject.name} accuracy {side}"
     with op_run(tracker, experiment, name, kind="accuracy", model=subject.file, tags=tags, parent=parent) as run:
         opened = open_model(model)
@@ -277,7 +279,15 @@ def accuracy(
         found = _Comparison(opened.proto(lean=True), make, given, tolerances, config.tolerances is not None).run()
         seconds = time.perf_counter() - started
         subject_file = str(subject.file or "")
-        found = replace(found, title=f"accuracy {subject}", subject=subject_file, seconds=seconds, options=options)
+        found = replace(
+            found,
+            title=f"accuracy {subject}",
+            subject=subject_file,
+            seconds=seconds,
+            backend=backend,
+            precision=tested,
+            options=options,
+        )
         result = found.kept_in(run, experiment)
         if run is not NO_RUN:
             run.log_params({"model": opened.name, **config.to_dict()})
