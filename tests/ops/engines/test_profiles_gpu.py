@@ -13,7 +13,7 @@ from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.spec import BuildConfig, OptimizationProfile, ShapeRange, TensorRTOptions
+from trtops.spec import BuildConfig, OptimizationProfile, Precision, ShapeRange, TensorRTOptions
 from trtops.tracking import builds
 from trtops.tracking.memory import MemoryTracker
 
@@ -38,7 +38,8 @@ def test_profiles_are_evaluated_each_in_its_own(tmp_path: Path) -> None:
     assert result.verdict == "good", result.reasons
     assert result.evaluation.self_check is not None
     outcomes = {relation.name: relation.outcome for relation in result.evaluation.self_check.relations}
-    assert "broken" not in outcomes.values() and outcomes["two contexts"] == "held", outcomes
+    assert "broken" not in outcomes.values() and outcomes["repeated inference"] == "held", outcomes
+    assert outcomes["two contexts"] == "skipped"  # the first has the profiles of 8.6
     assert result.evaluation.evidence is not None
     entries = [(e.profile, e.point, e.shapes["x"][0], e.verdict) for e in result.evaluation.evidence.shapes]
     assert entries == [
@@ -53,3 +54,16 @@ def test_profiles_are_evaluated_each_in_its_own(tmp_path: Path) -> None:
             assert runner.context.active_optimization_profile == expected
         runner.infer({"x": np.zeros((2, 8), np.float32)})  # a plain feed gets the first profile that accepts it
         assert runner.context.active_optimization_profile == 0
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_engines_agree_with_themselves(tmp_path: Path, precision: Precision) -> None:
+    case = models.conv_net().fixed()
+    build = BuildConfig(precision=precision, options=TensorRTOptions(optimization_level=1, record_tactics=False))
+    check = CheckConfig(latency_runs=0, plots="never", self_check=True)
+
+    result = convert(case.write(tmp_path), ConvertConfig(build=build, check=check), tracker=MemoryTracker())
+
+    found = result.evaluation.self_check
+    assert found is not None and not found.reasons, found.reasons
+    assert {"repeated inference", "buffer contents", "two contexts"} <= set(found.named("held")), found.sentence()

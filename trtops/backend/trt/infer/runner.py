@@ -18,7 +18,7 @@ from trtops.backend.trt.infer.staging import Stager
 from trtops.backend.trt.library import memory
 from trtops.backend.trt.lines import ALLOCATION_STRATEGIES, AllocationStrategy, Feature
 from trtops.func import value_of
-from trtops.metadata import DataType, TensorMetadata, check_feed
+from trtops.metadata import DataType, TensorMetadata, check_feed, is_dynamic
 
 
 class TrtRunner(BaseRunner):
@@ -228,9 +228,14 @@ class TrtRunner(BaseRunner):
             metadata.add(slot.name, slot.dtype, shape, low if fits else None, high if fits else None)
         return metadata
 
-    def second_context(self) -> BaseRunner:
-        """Return a runner of the same engine, with a context of its own."""
-        again = type(self)(self.engine, f"{self.name} again", self.optimization_profile, self.allocation_strategy)
+    def second_context(self) -> BaseRunner | None:
+        """Return a runner of the same engine, with a context of its own; None if all profiles are in use."""
+        context = library.line().create_context(self.engine, "static")
+        dynamic = any(map(is_dynamic, (dim for each in self.get_input_metadata().values() for dim in each.shape or ())))
+        # Before TensorRT 10 each context needs a profile of its own. Without one, 8.6 crashes once one is selected.
+        if context is None or (dynamic and context.active_optimization_profile < 0):
+            return None
+        again = type(self)(context, f"{self.name} again")
         again.output_order = self.output_order
         return again
 
