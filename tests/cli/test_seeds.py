@@ -19,7 +19,7 @@ pytestmark = [
 HAS_TENSORRT = importlib.util.find_spec("tensorrt") is not None
 LINES = seed_lines.lines() if seed_lines.SEEDS.is_dir() else []
 
-# Golden outputs of other data differ.
+# The golden outputs in the folder are random numbers.
 FAILS = (
     "debug precision reduced.onnx --golden-outputs onnxrt_outputs.json --mark-all --save-layer-outputs analysis.json"
 )

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from trtops import errors
+from trtops.comparator import DataLoader, RunResults
 from trtops.metadata import TensorMetadata
 from trtops.ops.evaluation.data import open_feeds
+from trtops.spec import OptimizationProfile, ShapeRange
 
 INPUTS = TensorMetadata().add("x", "float32", (1, "n"))
 
@@ -23,6 +25,23 @@ def test_random_data_depends_on_seed_and_iteration() -> None:
     assert first[0]["x"].shape == (1, 2)
     assert not np.array_equal(first[0]["x"], first[1]["x"])
     assert all(np.array_equal(a["x"], b["x"]) for a, b in zip(first, again))
+
+
+def test_saved_outputs_decide_the_data(tmp_path: Path) -> None:
+    saved, plain = RunResults(), DataLoader(iterations=3, input_metadata=TensorMetadata().add("x", None, (1, 4)))
+    plain.input_metadata = INPUTS
+    saved.add([{"y": feed["x"]} for feed in plain], runner_name="onnxrt")
+    saved.save(str(tmp_path / "golden.json"))
+    profiles = (OptimizationProfile(shapes=(ShapeRange(name="x", min=(1, 1), opt=(1, 4), max=(1, 8)),)),)
+    options = {"profiles": profiles, "golden": str(tmp_path / "golden.json")}
+
+    feeds = list(open_feeds(None, INPUTS, input_shapes={"x": (1, 4)}, **options))
+
+    assert len(feeds) == 3
+    assert all(np.array_equal(feed["x"], expected["x"]) for feed, expected in zip(feeds, plain))
+    assert open_feeds(None, INPUTS, **options).assumed == {"x": (1, 1)}
+    assert len(list(open_feeds([feed(1)], INPUTS, **options))) == 1  # there are no outputs for other shapes
+    assert len(list(open_feeds([feed(1)], INPUTS, profiles=profiles))) > 1
 
 
 def test_scripts_are_called_for_each_reading(tmp_path: Path) -> None:

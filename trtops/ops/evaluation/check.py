@@ -46,8 +46,9 @@ class CheckConfig(DataConfig):
     """How an engine is evaluated, and on what data.
 
     Attributes:
-        golden: Saved outputs to compare with (``.json`` or ``.npz``); by default those of the model in ONNX Runtime, in
-            its own precision and without optimization.
+        golden: Saved outputs to compare with (``.json`` or ``.npz``), of the given data or, without data, of a plain
+            ``trtops run``; by default those of the model in ONNX Runtime, in its own precision and without
+            optimization.
         labels: An ``.npy`` file with the class of every sample, to report accuracy.
         tolerances: When outputs are good enough; by default limits from what rounding to the precision does to the
             model on this data (:mod:`trtops.ops.evaluation.limits`).
@@ -79,6 +80,9 @@ class CheckConfig(DataConfig):
             raise errors.ConfigError(
                 f"min_precision_share is {self.min_precision_share}; expected a share between 0 and 1."
             )
+
+    def _saved_outputs(self) -> str | None:
+        return self.golden
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -108,6 +108,7 @@ def _evaluate_sides(actual: str, golden: str, check: CheckConfig, tracker: Track
                 "Compare saved outputs with saved outputs, or put the saved ones second."
             )
         return assess(under_test, right, None, check, tolerances_for(precision, check.tolerances, model))
+    check = replace(check, golden=golden if isinstance(right, RunResults) else None)
     # One side after the other: each takes as much memory as it has weights.
     with _runner_of(under_test) as runner:
         inputs = runner.get_input_metadata()

@@ -24,11 +24,11 @@ from trtops.backend.engines import reference_runner
 from trtops.calibration.data import FeedDigest
 from trtops.comparator.arrays import cast_feed
 from trtops.comparator.data_loader import DataLoader
-from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
+from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs, iterations_of
 from trtops.comparator.results import RunResults
 from trtops.comparator.streams import load_saved
-from trtops.metadata import DataType, TensorMetadata, shape_accepts
-from trtops.ops.evaluation.shapes import points, with_profiles
+from trtops.metadata import DEFAULT_SHAPE_VALUE, DataType, TensorMetadata, is_dynamic, shape_accepts
+from trtops.ops.evaluation.shapes import points, profile_of, with_profiles
 from trtops.record import Record
 from trtops.spec import OptimizationProfile, Precision
 from trtops.system.allowed import check_file
@@ -104,6 +104,7 @@ def open_feeds(
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     profiles: Sequence[OptimizationProfile] = (),
     accepted: Callable[[], AcceptedInputs] | None = None,
+    golden: str | None = None,
 ) -> Feeds:
     """Open a data source of any kind. Numbers of another type than the input's are cast, with a warning.
 
@@ -121,9 +122,28 @@ def open_feeds(
         profiles: Optimization profiles. Data for each of their shapes follows; random data has these shapes only,
             unless ``input_shapes`` are given.
         accepted: Returns the values and sizes that the model accepts.
+        golden: File of saved outputs for this data. Profiles then add no shapes, since there are no outputs for them,
+            and random data is what ``trtops run`` and Polygraphy make by default: saved outputs have no inputs.
 
     Raises ConfigError if the path does not exist, its suffix is unknown, or shapes do not fit the model.
     """
+    if source is None and golden is not None:
+
+        def as_saved() -> Iterator[Feed]:
+            shapes = TensorMetadata()
+            for name, shape in (input_shapes or {}).items():
+                shapes.add(name, None, shape)
+            count = len(iterations_of(RunResults.load(golden), "golden"))
+            loader = DataLoader(seed, count, shapes)
+            loader.input_metadata = inputs
+            yield from (ProfiledFeed(feed, profile_of(feed, profiles)) for feed in loader)
+
+        assumed = {
+            name: tuple(size if isinstance(size, int) and size >= 0 else DEFAULT_SHAPE_VALUE for size in spec.shape)
+            for name, spec in inputs.items()
+            if name not in (input_shapes or {}) and spec.shape and any(map(is_dynamic, spec.shape))
+        }
+        return Feeds(f"random data of `trtops run` (seed {seed})", as_saved, random=True, assumed=assumed)
     if source is None:
         known = None if accepted is None else accepted()
         planned = points(inputs, input_shapes or {}, profiles, known)
@@ -173,7 +193,9 @@ def open_feeds(
                         )
             yield cast_feed(feed, inputs) if isinstance(feed, Mapping) else feed
 
-    return Feeds(feeds.source, (lambda: with_profiles(cast(), inputs, profiles)) if profiles else cast)
+    if not profiles:
+        return Feeds(feeds.source, cast)
+    return Feeds(feeds.source, lambda: with_profiles(cast(), inputs, profiles, added=golden is None))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,9 +215,20 @@ class DataConfig(Record):
     iterations: int = 2
     seed: int = 1
 
+    def _saved_outputs(self) -> str | None:
+        """The file of saved outputs that results on this data are compared with; None if there is none."""
+        return None
+
     def open(self, inputs: TensorMetadata) -> Feeds:
         """The feeds of a model with these inputs; errors as in :func:`open_feeds`."""
-        return open_feeds(self.data, inputs, iterations=self.iterations, seed=self.seed, input_shapes=self.input_shapes)
+        return open_feeds(
+            self.data,
+            inputs,
+            iterations=self.iterations,
+            seed=self.seed,
+            input_shapes=self.input_shapes,
+            golden=self._saved_outputs(),
+        )
 
     def open_for(
         self,
@@ -218,6 +251,7 @@ class DataConfig(Record):
             input_shapes=self.input_shapes,
             profiles=profiles,
             accepted=lambda: accepted_inputs(model.structure()),
+            golden=self._saved_outputs(),
         )
 
 

@@ -177,9 +177,9 @@ def profile_of(feed: Feed, profiles: Sequence[OptimizationProfile]) -> int | Non
 
 
 def with_profiles(
-    feeds: Iterable[Feed], inputs: TensorMetadata, profiles: Sequence[OptimizationProfile]
+    feeds: Iterable[Feed], inputs: TensorMetadata, profiles: Sequence[OptimizationProfile], *, added: bool = True
 ) -> Iterator[Feed]:
-    """Yield given data, and then data for the shapes of each profile that it does not have.
+    """Yield given data, and then, if ``added``, data for the shapes of each profile that it does not have.
 
     That is the first feed, repeated or cropped along each axis, so that its values stay real.
     """
@@ -193,7 +193,7 @@ def with_profiles(
         number = profile_of(feed, profiles)
         seen.add((number, tuple(sorted((name, np.shape(array)) for name, array in feed.items()))))
         yield ProfiledFeed(feed, number)
-    for each in profile_points(inputs, profiles) if first is not None else ():
+    for each in profile_points(inputs, profiles) if added and first is not None else ():
         assert first is not None
         fitted = dict(first)
         for name in {shape.name for shape in profiles[each.profile or 0].shapes} & first.keys():
