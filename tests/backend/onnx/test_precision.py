@@ -16,7 +16,7 @@ from tests import models
 from tests.models import run
 from trtops import errors
 from trtops.backend.onnx.model import Model, model_digest
-from trtops.backend.onnx.precision import convert_to_fp16, lower_precision
+from trtops.backend.onnx.precision import convert_to_fp16, emulate_low_precision, lower_precision
 from trtops.metadata import DataType
 
 
@@ -119,6 +119,71 @@ def test_operators_with_mixed_types_stay_valid(what: str) -> None:
     for name, array in run(proto, {"x": x}).items():
         np.testing.assert_allclose(run(half, {"x": x})[name], array, atol=1e-2)
     assert all(t.data_type == TensorProto.FLOAT for t in half.graph.initializer if t.name == "scales")
+
+
+# Lengths, positions and masks in floating point, with numbers that 16 bit does not hold; and the nodes to keep.
+INDEX_ARITHMETIC: dict[str, tuple[str, tuple[str, ...]]] = {
+    "length of a convolution": (
+        """(float[1,n] x, int64[1] size) => (int64[1] y, float[1,n] z) {
+        f = Cast<to = 1>(size) [a] s = Sub(f, three) [b] d = Div(s, two) [c] r = Floor(d) [d] t = Add(r, one)
+        y = Cast<to = 7>(t) z = Relu(x) }""",
+        ("a", "b", "c", "d"),
+    ),
+    "mask of positions": (
+        """(float[1,n] x, int64[1] size) => (bool[n] y, float[n] z) {
+        shape = Shape(x) length = Gather<axis = 0>(shape, i1) p = Range(i0, length, i1) q = Cast<to = 1>(p)
+        f = Cast<to = 1>(size) y = Less(q, f) m = Cast<to = 1>(y) [a] w = Sub(m, one) [b] z = Mul(w, big) }""",
+        (),
+    ),
+    "sum of durations": (
+        """(float[1,n] x, int64[1] size) => (int64[1] y) {
+        [a] d = Ceil(x) [b] s = ReduceSum<keepdims = 0>(d) [c] t = Reshape(s, i1s) y = Cast<to = 7>(t) }""",
+        ("a", "b", "c"),
+    ),
+    "sine of positions": (
+        """(float[1,n] x, int64[1] size) => (float[1] y) {
+        f = Cast<to = 1>(size) [a] a = Mul(f, two) [b] y = Sin(a) }""",
+        ("a", "b"),
+    ),
+    "body of a branch": (
+        """(float[1,n] x, int64[1] size) => (int64[1] y) {
+        f = Cast<to = 1>(size) yes = Less(size, i1s)
+        [if] h = If(yes)<then_branch = g1 () => (float[1] p) { p = Add(f, one) },
+            else_branch = g2 () => (float[1] q) { q = Sub(f, one) }>
+        [a] t = Add(h, one) y = Cast<to = 7>(t) }""",
+        ("p", "q", "a"),
+    ),
+}
+
+
+@pytest.mark.parametrize("to", ["fp16", "bf16"])
+@pytest.mark.parametrize("what", INDEX_ARITHMETIC)
+def test_index_arithmetic_stays_exact(what: str, to: Literal["fp16", "bf16"]) -> None:
+    text, kept = INDEX_ARITHMETIC[what]
+    numbers = {"three": [3], "two": [2], "one": [1], "big": [1e4]}
+    weights = {name: np.array(value, np.float32) for name, value in numbers.items() if f"{name})" in text}
+    integers = {"i0": np.array(0), "i1": np.array(1), "i1s": np.array([1])}
+    weights |= {name: value for name, value in integers.items() if name in text}
+    proto = models.model(text, weights)
+    feed = {"x": models.random(1, 5003), "size": np.array([4999])}
+
+    low = lower_precision(proto, to)
+
+    assert set(kept) <= set(low.kept)
+    assert to == "bf16" or low.indices == kept  # BF16 has no sine
+    emulate_low_precision(low.model)
+    expected, found = run(proto, feed), run(low.model, feed)
+    for name, array in expected.items():
+        if array.dtype != np.float32 or what.startswith("sine"):
+            np.testing.assert_array_equal(found[name], array)
+
+
+def test_values_without_consequences_are_lowered() -> None:
+    image = "(uint8[1,3,4,4] x) => (float[1,3,4,4] y) { f = Cast<to = 1>(x) [a] s = Sub(f, c) [b] y = Mul(s, c) }"
+    scores = "(float[4] x) => (int64[4] y) { [a] s = Mul(x, c) [b] t = Add(s, c) y = Cast<to = 7>(t) }"
+    for text in (image, scores):
+        low = lower_precision(models.model(text, {"c": np.array([0.5], np.float32)}), "fp16")
+        assert (low.indices, low.lowered[:2]) == ((), ("a", "b"))
 
 
 def test_weights_are_stored_in_the_precisions_used() -> None:

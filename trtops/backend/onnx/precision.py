@@ -23,6 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 from trtops import errors
 from trtops.backend.onnx import external, shapes, walk
 from trtops.backend.onnx.external import expected_bytes
+from trtops.backend.onnx.index_arithmetic import index_tensors
 from trtops.backend.onnx.model import check_inlined_size, check_structure, is_lean, tensor_array
 from trtops.backend.onnx.walk import FreshNames, add_copy, constant_tensor, copy_of, keep_only, replace_nodes
 from trtops.metadata import DataType
@@ -49,6 +50,7 @@ class Rewritten:
     model: onnx.ModelProto = field(repr=False)
     lowered: tuple[str, ...]  # nodes that compute in 16 bit
     kept: tuple[str, ...]  # nodes with floating-point inputs or outputs that stay in FP32
+    indices: tuple[str, ...]  # nodes kept because they compute indices, lengths or positions
     too_large: tuple[str, ...]  # nodes kept because a weight exceeds the 16-bit range
     clamped: tuple[str, ...]  # weights with 1e9 or more, which stands for infinity, set to the largest 16-bit value
     flushed: dict[str, int]  # number of values per weight that are too small for 16 bit and became zero
@@ -64,6 +66,8 @@ def convert_to_fp16(
     """A model that computes in FP16 where possible; see :func:`lower_precision`, which also returns a report."""
     check_structure(proto)
     rewritten = lower_precision(proto, "fp16", keep_io=keep_io, exclude=exclude, weights=weights)
+    if rewritten.indices:
+        log.info("Kept in FP32, since they compute indices or lengths: %s", ", ".join(rewritten.indices))
     if rewritten.too_large:
         log.warning("Kept in FP32, since their weights exceed the 16-bit range: %s", ", ".join(rewritten.too_large))
     return rewritten.model
@@ -102,7 +106,7 @@ def lower_precision(
         by_type.setdefault(node.op_type, []).append(walk.node_name(node))
     names = [name for named in by_type.values() for name in named]
     excluded = {n for wanted in exclude for n in by_type.get(wanted) or expand([wanted], names, what="node")}
-    rewrite = _Rewrite(model, to, frozenset(excluded))
+    rewrite = _Rewrite(model, to, frozenset(excluded), index_tensors(model))
     if weights is not None and is_lean(model):
         rewrite.weights_file = weights / f"{to}.data"
     rewrite.model(model, keep_io=keep_io)
@@ -110,6 +114,7 @@ def lower_precision(
         model=model,
         lowered=tuple(rewrite.lowered),
         kept=tuple(rewrite.kept),
+        indices=tuple(rewrite.indices),
         too_large=tuple(rewrite.too_large),
         clamped=tuple(dict.fromkeys(rewrite.clamped)),
         flushed=rewrite.flushed,
@@ -202,16 +207,20 @@ class _Frame:
 class _Rewrite:
     """One rewrite of one model: graph by graph, each node in order of execution."""
 
-    def __init__(self, model: onnx.ModelProto, to: LowPrecision, excluded: frozenset[str]) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, to: LowPrecision, excluded: frozenset[str], index_tensors: frozenset[str]
+    ) -> None:
         self.opsets = walk.opsets(model)
         self.dtype = DataType.FLOAT16 if to == "fp16" else DataType.BFLOAT16
         self.element = TensorProto.FLOAT16 if to == "fp16" else TensorProto.BFLOAT16
         self.largest, self.smallest = _RANGE[to]
         self.excluded = excluded
+        self.index_tensors = index_tensors
         self.fresh = FreshNames(model.graph)
         self.renamed: dict[str, str] = {}
         self.lowered: list[str] = []
         self.kept: list[str] = []
+        self.indices: list[str] = []
         self.too_large: list[str] = []
         self.clamped: list[str] = []
         self.flushed: dict[str, int] = {}
@@ -275,6 +284,9 @@ class _Rewrite:
         read = [scope[node.input[i]] for i in ports.inputs]
         if any(tensor.weight is not None and tensor.magnitudes[0] > self.largest for tensor in read):
             self.too_large.append(walk.node_name(node))
+            ports = _KEPT
+        if not self.index_tensors.isdisjoint(node.output) and ports.outputs:
+            self.indices.append(walk.node_name(node))
             ports = _KEPT
         reads = [i for i, name in enumerate(node.input) if name in scope]
         makes = [
