@@ -20,8 +20,8 @@ _ROUNDING = frozenset({"Floor", "Ceil", "Round"})
 _CARRIERS = frozenset((
     "Abs", "Add", "Ceil", "Clip", "Concat", "CumSum", "Div", "Expand", "Flatten", "Floor", "Gather", "GatherElements",
     "GatherND", "Identity", "Max", "Mean", "Min", "Mod", "Mul", "Neg", "Pad", "Pow", "Range", "Reciprocal", "ReduceMax",
-    "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "Round", "Sign", "Slice", "Split", "Sqrt", "Squeeze",
-    "Sub", "Sum", "Tile", "Transpose", "Unsqueeze", "Where",
+    "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "Round", "Sign", "Slice", "Split", "Sqrt",
+    "Squeeze", "Sub", "Sum", "Tile", "Transpose", "Unsqueeze", "Where",
 ))  # fmt: skip
 # Of a large number, a rounded one has another result altogether.
 _PERIODIC = frozenset({"Sin", "Cos"})
