@@ -212,7 +212,8 @@ class Environment(Record):
     def device_key(self) -> str:
         """A file name for the device and back end release that timings are valid for."""
         plain = "".join(c if c.isalnum() else "-" for c in self.device.lower()).strip("-")
-        return f"{plain}_{self.device_sha256[:8]}_{self.backend}_{self.backend_version}"
+        cuda = f"_cuda-{self.cuda}" if self.cuda else ""  # it changes the keys of TensorRT's timing cache
+        return f"{plain}_{self.device_sha256[:8]}_{self.backend}_{self.backend_version}{cuda}"
 
 
 @dataclass(frozen=True, kw_only=True)

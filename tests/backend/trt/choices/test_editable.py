@@ -231,6 +231,15 @@ def test_replay_without_cache_names_the_layers(builder):
     assert set(caught.value.layers) == set(LAYERS)
 
 
+def test_refused_tactic_is_no_missing_entry(builder, monkeypatch):
+    config, *_, record = first_build(builder)
+    # The header: false as well if the value is invalid.
+    monkeypatch.setattr(TimingCache, "update", lambda self, key, value: False)
+
+    with pytest.raises(errors.TacticMismatchError, match="refuses tactic 0x"):
+        editing(builder, config).replay(record)
+
+
 def test_replay_with_cache_times_nothing(builder):
     config, made, plan, record = first_build(builder)
     builder.timed.clear()

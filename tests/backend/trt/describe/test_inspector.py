@@ -56,6 +56,18 @@ def test_layers_of_11_are_read_as_well():
     assert [layer.name for layer in bare] == ["conv0", "conv1"]
 
 
+def test_names_with_brackets_stay_whole():
+    (layer,) = parse_layers(ELEVEN.replace("node_of_m][", "blocks[0].m]\x1e["))
+
+    assert layer.onnx_nodes == ("blocks[0].m", "node_of_y")
+
+
+def test_narrow_weights_alone_are_no_precision():
+    (layer,) = parse_layers(ELEVEN.replace('"StreamId": 0', '"Weights": {"Type": "Int4", "Count": 64}'))
+
+    assert layer.precision == "fp32"
+
+
 def test_damaged_inspector_answers_are_handled(monkeypatch):
     damaged = inspected.eight_fp16()[:300]
     with pytest.raises(errors.FormatError):

@@ -181,9 +181,11 @@ class _Building:
         # There are three ways to record tactics. ``edits``: through the editable timing cache, which also replays and
         # restricts them. ``records`` and ``replays_by_selector``: by an algorithm selector, on releases without it.
         # Neither: the inspector names the tactics of the finished engine, and they cannot be replayed.
-        self.edits = line.supports(Feature.EDITABLE_TIMING_CACHE)
+        # The header of 10.8 to 10.16 promises no stable builds of weakly typed networks from an editable cache.
+        selects = line.supports(Feature.ALGORITHM_SELECTOR)
+        self.edits = line.supports(Feature.EDITABLE_TIMING_CACHE) and (self.options.strongly_typed or not selects)
         self.restricted = bool(self.denied.entries) or self.options.tactic_seed is not None
-        has_selector = not self.edits and line.supports(Feature.ALGORITHM_SELECTOR)
+        has_selector = not self.edits and selects
         self.replays_by_selector = caches.replay is not None and not self.edits
         self.records = has_selector and caches.replay is None and (self.options.record_tactics or self.restricted)
         # TensorRT 8.6 times all tactics before it asks a selector, and stores no timing of a layer it asked about.
@@ -321,6 +323,8 @@ class _Building:
             memory_pool_limits=None if options.workspace_bytes is None else {workspace: options.workspace_bytes},
             builder_optimization_level=options.optimization_level,
             edit_timing_cache=self.edits,
+            # TensorRT takes a second GPU of the same kind for another device.
+            other_device=self.edits and self.caches.replay is not None,
             precision_constraints=None if constraints == "none" else constraints,
             **{name: getattr(options, name) for name in shared},
             **precisions,

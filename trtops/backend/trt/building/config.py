@@ -60,6 +60,7 @@ class _CommonConfig:
     runtime_platform: Any = None  # platform (``trt.RuntimePlatform``) to build for
     tiling_optimization_level: Any = None  # effort to find tilings (``trt.TilingOptimizationLevel``)
     edit_timing_cache: bool = False  # keep one entry per layer in the timing cache, for recording and replaying tactics
+    other_device: bool = False  # accept a timing cache of another GPU; only for replays, which check every entry
 
     def __post_init__(self) -> None:
         if self.exclude_lean_runtime and not self.version_compatible:
@@ -165,7 +166,8 @@ class _CommonConfig:
             config.set_flag(library.load().BuilderFlag.DISABLE_TIMING_CACHE)
         elif self.load_timing_cache is not None:
             line.require(Feature.TIMING_CACHE)
-            timing_cache.apply(config, timing_cache.read(self.load_timing_cache))
+            cache = timing_cache.read(self.load_timing_cache)
+            timing_cache.apply(config, cache, other_device=self.other_device)
         elif line.supports(Feature.TIMING_CACHE):
             # An empty one, which fills up during the build and can be saved afterwards.
             line.set_timing_cache(config, b"")

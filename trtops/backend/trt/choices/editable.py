@@ -85,16 +85,15 @@ def prepare_replay(config: Any, record: TacticRecord) -> None:
     The config must be in editable mode, with the timing cache of the recorded build.
 
     Raises FormatError if the record was not made through the editable timing cache; TacticMismatchError if the cache
-    lacks some of its keys.
+    lacks some of its keys, or TensorRT refuses a tactic.
     """
     wanted = entries_of(record)
     line = library.line()
     # TensorRT updates entries of its cache, but adds none.
-    unknown = line.update_timing_entries(config, {key: (value, _MILLISECONDS) for key, value in wanted.items()})
-    if unknown:
+    unchanged = line.update_timing_entries(config, {key: (value, _MILLISECONDS) for key, value in wanted.items()})
+    if unchanged:
         names = _layers_by_key(record)
-        reason = "no entry of this key in the timing cache; build with the cache of the recorded build"
-        selector.raise_mismatch({names.get(key, key): reason for key in unknown}, len(wanted))
+        selector.raise_mismatch({names.get(key, key): why for key, why in unchanged.items()}, len(wanted))
     others = line.timing_entries(config).keys() - wanted.keys()
     # Other entries are removed, so that an op that the record lacks cannot use them: a time of NaN removes an entry.
     line.update_timing_entries(config, {key: (0, math.nan) for key in others})
@@ -126,11 +125,11 @@ def check_replay(config: Any, record: TacticRecord) -> None:
 def replace_denied(config: Any, record: TacticRecord, ops: Mapping[str, TimedOp], denied: DenyList) -> list[str]:
     """Replace each denied tactic in the timing cache by the fastest allowed one, after a build; the next build uses it.
 
-    Returns a sentence for each replacement; none if no denied tactic was chosen, or no other one is known.
+    Returns a sentence for each replacement; none if no denied tactic was chosen, or no other one is known or accepted.
     """
     refused = {choice.identity for entry in denied.entries for choice in entry.choices}
     written: dict[str, tuple[int, float]] = {}
-    notes = []
+    notes: dict[str, str] = {}
     for choice in record.choices:
         op = ops.get(choice.key or "")
         if op is None or choice.identity not in refused:
@@ -140,12 +139,12 @@ def replace_denied(config: Any, record: TacticRecord, ops: Mapping[str, TimedOp]
             continue
         best = min(left, key=lambda candidate: candidate.milliseconds)
         written[op.key] = (best.tactic_hash, best.milliseconds)
-        notes.append(
+        notes[op.key] = (
             f"{choice.layer}: {choice.tactic} is on the deny-list; {best.kernel} ({best.tactic_hash:#x}) was taken, "
             f"{best.milliseconds:g} ms"
         )
-    library.line().update_timing_entries(config, written)
-    return notes
+    unchanged = library.line().update_timing_entries(config, written)
+    return [note for key, note in notes.items() if key not in unchanged]
 
 
 def write_random_choices(config: Any, ops: Iterable[TimedOp], seed: int) -> None:

@@ -101,14 +101,14 @@ def read(source: str | os.PathLike[str] | IO[bytes] | bytes) -> TimingCache:
     return TimingCache.from_bytes(path.read_bytes()) if path.exists() else TimingCache(data=b"", entries=0)
 
 
-def apply(config: Any, cache: TimingCache) -> None:
-    """Give a builder config a timing cache.
+def apply(config: Any, cache: TimingCache, *, other_device: bool = False) -> None:
+    """Give a builder config a timing cache; with ``other_device`` also one of another GPU, which TensorRT then accepts.
 
     Raises TimingCacheError if TensorRT refuses the cache, or would build without it.
     """
     line = library.line()
     with library.collect_log(here=True) as log:
-        taken = line.set_timing_cache(config, cache.data)
+        taken = line.set_timing_cache(config, cache.data, other_device=other_device)
     if not taken or (cache.data and _is_refused(log)):
         raise _refusal_error(cache, log)
     # TensorRT 8.6 cannot read the compiler's data back from a cache. The build then uses the other entries.

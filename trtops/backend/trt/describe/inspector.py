@@ -13,6 +13,7 @@ from typing import Any
 
 from trtops import errors
 from trtops.backend.trt import library
+from trtops.backend.trt.choices.autotuning import nodes_named_in
 from trtops.backend.trt.describe.layers import layer_lines
 from trtops.backend.trt.library import dtypes
 from trtops.metadata import TensorMetadata, TensorSpec
@@ -236,7 +237,7 @@ def _read_layer(value: Any) -> LayerDescription:
         outputs=outputs,
         weights=tuple(_weight_counts(value)),
         origin=str(value.get("Origin", "")),
-        onnx_nodes=tuple(re.findall(r"\[ONNX Layer: ([^\]]*)\]", str(value.get("Metadata", "")))),
+        onnx_nodes=nodes_named_in(str(value.get("Metadata", ""))),
     )
 
 
@@ -280,6 +281,8 @@ def _layer_precision(inputs: Sequence[TensorDescription], outputs: Sequence[Tens
     # The narrower of the first input and the weights: a network's first layer may read FP32 and round it.
     declared = next((t.dtype for t in (*inputs, *outputs) if t.dtype in _COMPUTING), "")
     stored = _type_named_in(str(weights.get("Type", ""))) if isinstance(weights, dict) else ""
+    if stored in ("int4", "fp4") and declared != stored:
+        stored = ""  # weight-only quantization: the kernel widens the weights and computes in the input's type
     return min((kind for kind in (declared, stored) if kind in _COMPUTING), key=_COMPUTING.index, default="")
 
 

@@ -162,11 +162,14 @@ class ReleaseLine:
         self.require(Feature.ALGORITHM_SELECTOR)
         config.algorithm_selector = selector
 
-    def set_timing_cache(self, config: Any, data: bytes) -> bool:
-        """Give the builder a timing cache, empty if ``data`` is; False if TensorRT refuses it."""
+    def set_timing_cache(self, config: Any, data: bytes, *, other_device: bool = False) -> bool:
+        """Give the builder a timing cache, empty if ``data`` is; False if TensorRT refuses it.
+
+        With ``other_device`` it may come from another device, even from another GPU of the same kind.
+        """
         self.require(Feature.TIMING_CACHE)
         timing_cache = config.create_timing_cache(data)
-        return timing_cache is not None and bool(config.set_timing_cache(timing_cache, False))
+        return timing_cache is not None and bool(config.set_timing_cache(timing_cache, other_device))
 
     def get_timing_cache(self, config: Any) -> bytes | None:
         """The builder's timing cache, with what the last build added; None without one."""
@@ -187,16 +190,21 @@ class ReleaseLine:
         values = ((str(key), timing_cache.query(key)) for key in timing_cache.queryKeys())
         return {key: (int(value.tacticHash), float(value.timingMSec)) for key, value in values}
 
-    def update_timing_entries(self, config: Any, entries: Mapping[str, tuple[int, float]]) -> list[str]:
-        """Overwrite entries of the builder's timing cache; returns the keys that it does not have."""
+    def update_timing_entries(self, config: Any, entries: Mapping[str, tuple[int, float]]) -> dict[str, str]:
+        """Overwrite entries of the builder's timing cache; returns why for each key whose entry did not change."""
         self.require(Feature.EDITABLE_TIMING_CACHE)
         timing_cache = config.get_timing_cache()
-        unknown = []
+        known = {str(key) for key in timing_cache.queryKeys()}
+        unchanged = {}
         for text, (tactic_hash, milliseconds) in entries.items():
             key = self.trt.TimingCacheKey.parse(text)
             if not timing_cache.update(key, self.trt.TimingCacheValue(tactic_hash, milliseconds)):
-                unknown.append(text)
-        return unknown
+                unchanged[text] = (
+                    f"TensorRT refuses tactic {tactic_hash:#x} in its timing cache"
+                    if text in known
+                    else "no entry of this key in the timing cache; build with the cache of the recorded build"
+                )
+        return unchanged
 
     def set_compute_capabilities(self, config: Any, capabilities: Sequence[Any]) -> None:
         """Build for these compute capabilities."""

@@ -83,7 +83,7 @@ class Feature(Enum):
     ALIASED_IO = (
         "ICudaEngine.get_aliased_input_tensor", "outputs that share memory with inputs", "10.11", None, True, "")
     DLA_WORKSPACE_STRATEGY = (
-        "Runtime.dla_workspace_allocation_strategy", "DLA workspace strategies", "11.0", None, True,
+        "Runtime.dla_workspace_allocation_strategy", "DLA workspace strategies", "11.4", None, True,
         "Leave dla_workspace_allocation_strategy out.")
     # fmt: on
 
