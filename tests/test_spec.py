@@ -58,6 +58,7 @@ DECIDING: dict[type, tuple[Any, dict[str, Any]]] = {
         {
             "kind": None, "tf32": True, "record_tactics": False, "also": ("fp16",), "strongly_typed": True,
             "precision_constraints": "obey", "layer_precisions": (("conv1", "float32"),), "use_dla": True,
+            "avg_timing_iterations": 0, "max_num_tactics": 0, "l2_limit_for_tiling": 0, "build_route": "-a=b",
             "allow_gpu_fallback": True, "workspace_bytes": 0, "optimization_level": 0, "tactic_sources": (),
             "sparse_weights": True, "refittable": True, "version_compatible": True, "tactic_seed": 0,
         },

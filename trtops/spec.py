@@ -82,6 +82,10 @@ class TensorRTOptions(Record):
     precision_constraints: Literal["none", "prefer", "obey"] = "none"  # how binding per-layer precisions are
     workspace_bytes: int | None = None
     optimization_level: int | None = None  # 0 to 5
+    avg_timing_iterations: int | None = None  # measurements averaged for one timing of a tactic
+    max_num_tactics: int | None = None  # tactics timed where there is a choice
+    l2_limit_for_tiling: int | None = None  # bytes of L2 cache that tilings aim at
+    build_route: str | None = None  # settings of the compiler, such as "-name=value -other=value"
     tactic_sources: tuple[str, ...] | None = None
     sparse_weights: bool = False  # 2:4 sparse kernels may be used
     refittable: bool = False  # weights can be exchanged later

@@ -145,6 +145,10 @@ def build_config(args: Options, backend: str) -> BuildConfig:
             optimization_level=args.builder_optimization_level,
             tactic_sources=None if args.tactic_sources is None else tuple(args.tactic_sources),
             layer_precisions=tuple((dict(getattr(args, "layer_precisions", None) or ()) | layers).items()),
+            avg_timing_iterations=args.avg_timing_iterations,
+            max_num_tactics=args.max_num_tactics,
+            l2_limit_for_tiling=args.l2_limit_for_tiling,
+            build_route=args.build_route,
             **{name: bool(getattr(args, name)) for name in same},  # type: ignore[arg-type]
         )
     else:

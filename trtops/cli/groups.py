@@ -129,6 +129,12 @@ TRT_CONFIG = Group(
     flag("--workspace SIZE", "as --pool-limit workspace:SIZE"),
     flag("--preview-features FEATURE*", "preview features to switch on; all others are off"),
     flag("--builder-optimization-level 0..5", "how hard to optimize", usual="TensorRT's own", convert=int),
+    flag(
+        "--avg-timing-iterations N", "measurements averaged per timing of a tactic", usual="TensorRT's own", convert=int
+    ),
+    flag("--max-num-tactics N", "tactics timed where there is a choice", usual="TensorRT's own", convert=int),
+    flag("--l2-limit-for-tiling SIZE", "L2 cache that tilings aim at"),
+    flag("--build-route TEXT", "settings of TensorRT's compiler: '-name=value -other=value'"),
     flag("--hardware-compatibility-level LEVEL", "devices that the engine should run on"),
     flag("--max-aux-streams N", "streams that the engine may use besides its own", usual="TensorRT's own"),
     flag("--quantization-flags FLAG*", "quantization flags to set; all others are cleared"),
@@ -312,7 +318,8 @@ JSON = Group("printing", flag("--json", "print JSON"))
 _OF_SPECS = (
     "tf32", "fp16", "bf16", "fp8", "int8", "precision_constraints", "trt_min_shapes", "trt_opt_shapes",
     "trt_max_shapes", "tactic_sources", "sparse_weights", "version_compatible", "refittable", "strongly_typed",
-    "pool_limit", "workspace", "builder_optimization_level", "layer_precisions", "use_dla", "allow_gpu_fallback",
+    "pool_limit", "workspace", "builder_optimization_level", "avg_timing_iterations", "max_num_tactics",
+    "l2_limit_for_tiling", "build_route", "layer_precisions", "use_dla", "allow_gpu_fallback",
 )  # fmt: skip
 
 # What a build's spec holds: options of commands whose builds are recorded, or made by ops.

@@ -240,6 +240,7 @@ def _config_options(args: Options) -> dict[str, Any]:
     same = (
         "tf32", "fp16", "bf16", "fp8", "int8", "sparse_weights", "version_compatible", "exclude_lean_runtime",
         "refittable", "strip_plan", "use_dla", "allow_gpu_fallback", "builder_optimization_level", "max_aux_streams",
+        "avg_timing_iterations", "max_num_tactics", "l2_limit_for_tiling", "build_route",
         "weight_streaming", "direct_io", "error_on_timing_cache_miss", "disable_compilation_cache",
     )  # fmt: skip
     enums = {

@@ -8,6 +8,7 @@ code is 0 if the verdict is the reported one, else 1.
 from __future__ import annotations
 
 # Nothing of trtops may be imported here: a bundle is for people who do not have it.
+import importlib
 import json
 import subprocess
 import sys
@@ -19,8 +20,10 @@ from typing import Any
 def build(trt: Any, logger: Any, folder: Path, case: dict[str, Any]) -> bytes:
     """Build a new plan as the reported one was built."""
     builder = trt.Builder(logger)
-    batch = getattr(trt.NetworkDefinitionCreationFlag, "EXPLICIT_BATCH", None)
-    network = builder.create_network(0 if batch is None else 1 << int(batch))
+    # 8.6 has to be asked for explicit batches, 10 for strong typing; from 11 on there is nothing else.
+    names = ("EXPLICIT_BATCH", "STRONGLY_TYPED") if case["strongly_typed"] else ("EXPLICIT_BATCH",)
+    members = trt.NetworkDefinitionCreationFlag.__members__
+    network = builder.create_network(sum(1 << int(members[name]) for name in names if name in members))
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(str(folder / "model.onnx")):
         raise RuntimeError("; ".join(str(parser.get_error(i)) for i in range(parser.num_errors)))
@@ -29,8 +32,11 @@ def build(trt: Any, logger: Any, folder: Path, case: dict[str, Any]) -> bytes:
         config.set_flag(getattr(trt.BuilderFlag, flag))
     for flag in case["cleared_flags"]:
         config.clear_flag(getattr(trt.BuilderFlag, flag))
-    if case["optimization_level"] is not None:
-        config.builder_optimization_level = case["optimization_level"]
+    for name, value in case["properties"].items():
+        setattr(config, name, value)
+    if case["use_dla"]:
+        config.default_device_type = trt.DeviceType.DLA
+        config.DLA_core = 0
     if case["workspace_bytes"] is not None:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, case["workspace_bytes"])
     if case["tactic_sources"] is not None:
@@ -41,14 +47,22 @@ def build(trt: Any, logger: Any, folder: Path, case: dict[str, Any]) -> bytes:
             profile.set_shape(name, low, opt, high)
         if ranges:
             config.add_optimization_profile(profile)
-    change_layers(trt, network, case)
+    if case["layers"]:
+        set_precisions(trt, network, case["layers"])
+    layers = [network.get_layer(i) for i in range(network.num_layers)]
+    made = {layer.get_output(i).name: layer.get_output(i) for layer in layers for i in range(layer.num_outputs)}
+    for name in case["mark"]:  # which prevents fusion across them
+        network.mark_output(made[name])
     # Calibrated ranges: a calibrator that only has a cache asks for no data.
     ranges_file = folder / "caches" / "calibration.cache"
-    if "INT8" in case["flags"] and ranges_file.exists():
+    if case["calibrates"] and ranges_file.exists():
         calibrate(trt, config, ranges_file)
     cache = folder / "caches" / "timing.cache"
     if cache.exists():
-        config.set_timing_cache(config.create_timing_cache(cache.read_bytes()), False)
+        timings = config.create_timing_cache(cache.read_bytes())
+        # TensorRT takes a second GPU of the same kind for another device, unless it is told to ignore that.
+        if not config.set_timing_cache(timings, False) and not config.set_timing_cache(timings, True):
+            print("TensorRT refuses the timing cache, and may choose other tactics.")
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise RuntimeError("TensorRT built no engine; its messages are above.")
@@ -62,15 +76,14 @@ def dynamic_inputs(network: Any) -> dict[str, list[list[int]]]:
     return {name: [shape, shape, shape] for name, shape in shapes.items()}
 
 
-def change_layers(trt: Any, network: Any, case: dict[str, Any]) -> None:
-    """Keep layers in FP32, and mark tensors as outputs, which prevents fusion across them."""
-    layers = [network.get_layer(i) for i in range(network.num_layers)]
-    for layer in layers:
-        if any(fnmatchcase(layer.name, pattern) for pattern in case["keep"]):
-            layer.precision = trt.DataType.FLOAT
-    made = {layer.get_output(i).name: layer.get_output(i) for layer in layers for i in range(layer.num_outputs)}
-    for name in case["mark"]:
-        network.mark_output(made[name])
+def set_precisions(trt: Any, network: Any, wanted: list[list[str]]) -> None:
+    """Set the precisions of layers, by pattern; the last one that matches counts."""
+    types = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int8": "INT8", "int32": "INT32"}
+    for index in range(network.num_layers):
+        layer = network.get_layer(index)
+        for pattern, dtype in wanted:
+            if fnmatchcase(layer.name, pattern):
+                layer.precision = getattr(trt.DataType, types[dtype])
 
 
 def calibrate(trt: Any, config: Any, file: Path) -> None:
@@ -138,7 +151,6 @@ def infer(trt: Any, cuda: Any, np: Any, engine: Any, feed: dict[str, Any]) -> di
 def main(folder: Path, *, rebuild: bool) -> int:
     """Repeat the verdict of a folder; returns the exit code."""
     import numpy as np
-    import tensorrt as trt
     from evaluate import errors, objections  # type: ignore[import-not-found]  # the other file of the bundle
 
     try:
@@ -146,6 +158,7 @@ def main(folder: Path, *, rebuild: bool) -> int:
     except ImportError:
         from cuda import cudart as cuda  # before 12.6
     case = json.loads((folder / "case.json").read_text(encoding="utf-8"))
+    trt = importlib.import_module(case["module"])
     data = {name: np.load(folder / f"{name}.npz", allow_pickle=False) for name in ("inputs", "golden")}
     inputs = [{n: data["inputs"][f"{i}_{j}"] for j, n in enumerate(case["inputs"])} for i in range(case["iterations"])]
     golden = {n: [data["golden"][f"{i}_{j}"] for i in range(len(inputs))] for j, n in enumerate(case["outputs"])}

@@ -19,19 +19,29 @@ from trtops.backend.onnx.precision import (
     lower_precision,
     watch_peaks,
 )
+from trtops.backend.onnx.quantize import is_quantized
 from trtops.backend.onnxrt.builder import model_as_built
 from trtops.backend.onnxrt.session import usable_threads
 from trtops.backend.onnxrt.tactics import Candidate
+from trtops.backend.trt.building import int8, precision
+from trtops.backend.trt.lines import Feature
 from trtops.comparator.report import Tolerances
 from trtops.comparator.standalone import RULES
+from trtops.metadata import DataType
 from trtops.ops.auditing.rebuilding import Logged
 from trtops.ops.evaluation.data import golden_outputs
 from trtops.record import JSONValue, to_jsonable
-from trtops.spec import BuildConfig, OnnxRuntimeOptions, TensorRTOptions
+from trtops.spec import BuildConfig, Environment, OnnxRuntimeOptions, TensorRTOptions
+from trtops.tactics.record import TacticRecord
 from trtops.verdict import PASSED, Verdict
 
 _PEAK_LIMIT = LARGEST_FLOAT16 + 16  # values from here on round to infinity
-_FLAGS = {"fp16": "FP16", "bf16": "BF16", "fp8": "FP8", "int8": "INT8"}
+# Builder flags by the option that sets them, and options that are properties of the builder config.
+_FLAGS = {
+    "TF32": "tf32", "SPARSE_WEIGHTS": "sparse_weights", "REFIT": "refittable",
+    "VERSION_COMPATIBLE": "version_compatible", "GPU_FALLBACK": "allow_gpu_fallback",
+}  # fmt: skip
+_PROPERTIES = ("avg_timing_iterations", "max_num_tactics", "l2_limit_for_tiling", "build_route")
 
 
 @dataclass(frozen=True)
@@ -103,7 +113,7 @@ def case_of(logged: Logged, name: str, verdict: Verdict) -> Case:
     )
     if case.backend == "tensorrt" or recorded is None or recorded.report.verdict == "bad" or verdict == "good":
         build = logged.build
-        return engine_case(case, build.spec.config, build.tactics.settings, logged.caches.calibration)
+        return engine_case(case, build.spec.config, build.tactics, logged.caches.calibration, build.engine.environment)
     if recorded.emulated is not None and recorded.emulated.verdict == "bad":
         return emulated_case(case, recorded.emulated.precision)
     raise errors.ConfigError(
@@ -113,36 +123,18 @@ def case_of(logged: Logged, name: str, verdict: Verdict) -> Case:
 
 
 def engine_case(
-    case: Case, config: BuildConfig, settings: Sequence[tuple[str, str]], calibration: bytes | None
+    case: Case,
+    config: BuildConfig,
+    tactics: TacticRecord | None,
+    calibration: bytes | None,
+    environment: Environment,
 ) -> Case:
-    """The case of an engine, with the model and the settings of its build; without settings, those of ONNX Runtime."""
+    """The case of an engine, with the model and the settings of its build; without tactics, ONNX Runtime's own."""
     options = config.options
     if isinstance(options, TensorRTOptions):
-        lowered = {config.precision, *options.also} - {"fp32"}
-        flags = [_FLAGS[each] for each in sorted(lowered) if each in _FLAGS]
-        flags += [name for name, given in (("TF32", options.tf32), ("SPARSE_WEIGHTS", options.sparse_weights)) if given]
-        keep = config.keep if config.precision in ("fp16", "bf16") else ()
-        if keep:
-            flags.append("OBEY_PRECISION_CONSTRAINTS")
-        sources = options.tactic_sources
-        profiles: list[JSONValue] = [
-            {r.name: [list(r.min), list(r.opt), list(r.max)] for r in profile.shapes} for profile in config.profiles
-        ]
-        return replace(
-            case,
-            settings={
-                "flags": list(flags),
-                "cleared_flags": [] if options.tf32 else ["TF32"],  # TensorRT sets it by default
-                "optimization_level": options.optimization_level,
-                "workspace_bytes": options.workspace_bytes,
-                "tactic_sources": None if sources is None else [name.upper() for name in sources],
-                "profiles": profiles,
-                "keep": list(keep),
-                "mark": list(config.mark),
-            },
-        )
+        return _tensorrt_case(case, config, options, tactics, calibration, environment)
     assert isinstance(options, OnnxRuntimeOptions)
-    candidate = Candidate.from_settings(settings)
+    candidate = Candidate.from_settings(() if tactics is None else tactics.settings)
     return replace(
         case,
         model=model_as_built(Model.from_proto(case.model), config, calibration),
@@ -152,6 +144,68 @@ def engine_case(
             "disabled_optimizers": list(candidate.disabled_optimizers),
             "providers": list(options.providers),
             "threads": usable_threads(options.intra_op_threads),
+        },
+    )
+
+
+def _tensorrt_case(
+    case: Case,
+    config: BuildConfig,
+    options: TensorRTOptions,
+    tactics: TacticRecord | None,
+    calibration: bytes | None,
+    environment: Environment,
+) -> Case:
+    """What the script sets, on the release of the build: precisions are flags there, or else are in the model."""
+    rtx = environment.backend == "tensorrt-rtx"
+    major, minor = map(int, environment.backend_version.split(".")[:2])
+
+    def has(feature: Feature) -> bool:
+        return feature.is_in((major, minor), rtx=rtx)
+
+    model = case.model
+    lowered = {config.precision, *options.also} - {"fp32"}
+    keep = config.keep if config.precision in ("fp16", "bf16") else ()
+    layers = [*((name, "float32") for name in keep), *options.layer_precisions]
+    quantizes = "int8" in lowered and not is_quantized(model)
+    if quantizes and (config.keep or not has(Feature.CALIBRATOR)):
+        model = int8.quantize(Model.from_proto(model), config, calibration, None).model
+        quantizes = False
+    strongly = options.strongly_typed or not has(Feature.PRECISION_FLAGS)
+    if strongly:
+        types = tuple((name, DataType.of(dtype)) for name, dtype in layers)
+        wanted = precision.ModelPrecision(precisions=tuple(sorted(lowered)), layers=types)
+        model, layers = (precision.write_into_model(model, wanted) if wanted else model), []
+    constraints = "obey" if keep else options.precision_constraints
+    flags = (
+        *(() if strongly else sorted(name.upper() for name in lowered)),
+        *(() if strongly or constraints == "none" else (f"{constraints.upper()}_PRECISION_CONSTRAINTS",)),
+        *(name for name, option in _FLAGS.items() if getattr(options, option)),
+        *(("EDITABLE_TIMING_CACHE",) if tactics is not None and tactics.mechanism == "editable_timing_cache" else ()),
+    )
+    properties: dict[str, JSONValue] = {
+        "builder_optimization_level": options.optimization_level,
+        **{name: getattr(options, name) for name in _PROPERTIES},
+    }
+    sources = options.tactic_sources
+    return replace(
+        case,
+        model=model,
+        settings={
+            "module": "tensorrt_rtx" if rtx else "tensorrt",
+            "strongly_typed": options.strongly_typed,
+            "flags": list(flags),
+            "cleared_flags": [] if options.tf32 else ["TF32"],  # TensorRT sets it by default
+            "properties": {name: value for name, value in properties.items() if value is not None},
+            "use_dla": options.use_dla,
+            "workspace_bytes": options.workspace_bytes,
+            "tactic_sources": None if sources is None else [name.upper() for name in sources],
+            "profiles": [
+                {r.name: [list(r.min), list(r.opt), list(r.max)] for r in profile.shapes} for profile in config.profiles
+            ],
+            "layers": [[name, dtype] for name, dtype in layers],
+            "mark": list(config.mark),
+            "calibrates": quantizes,
         },
     )
 

@@ -203,7 +203,7 @@ def _failed_case(
     )
     extra = {"spec.json": spec_bytes, **({"caches/calibration.cache": ranges} if ranges is not None else {})}
     environment = Environment.from_json(environment_bytes)
-    return engine_case(case, spec.config, (), ranges), environment, extra, missing
+    return engine_case(case, spec.config, None, ranges, environment), environment, extra, missing
 
 
 def _failed_model(info: RunInfo, tracker: Tracker, folder: MaterialFolder, digest: str) -> Model:

@@ -399,15 +399,15 @@ def ask_bundle(subject: Subject, parent: str) -> Answer:
             verdict="error" if shows == "failing" else "bad",
             settings={},
         )
+        environment = engine_backend(case.backend).environment()
         if shows == "rounded":
             case = emulated_case(case, _low_precision(subject))
         elif shows == "failing":
-            case = engine_case(case, subject.config.build, (), subject.calibration)
+            case = engine_case(case, subject.config.build, None, subject.calibration, environment)
         else:
             side = pinned_side(subject, parent)
             build = side.build(proto)
-            case = engine_case(case, build.spec.config, build.tactics.settings, side.caches.calibration)
-        environment = engine_backend(case.backend).environment()
+            case = engine_case(case, build.spec.config, build.tactics, side.caches.calibration, environment)
         found = write_bundle(case, BundleConfig(output=str(subject.files / BUNDLE)), environment)
     except errors.TrtopsError as exc:
         return Answer("no", tuple(first_lines([str(exc)])))

@@ -10,31 +10,37 @@ import onnx
 import pytest
 
 from tests import models
+from trtops.backend import environment as environments
+from trtops.backend.base import Caches
 from trtops.backend.onnx.model import Model
 from trtops.backend.trt import TensorRTBackend, library, network_from_onnx_path, reproduce
+from trtops.calibration.cache import CalibrationCache, TensorRange
 from trtops.comparator.report import Tolerances
 from trtops.ops.bundling.case import Case, engine_case
-from trtops.spec import BuildConfig, OptimizationProfile, ShapeRange, TensorRTOptions
+from trtops.spec import BuildConfig, OptimizationProfile, Precision, ShapeRange, TensorRTOptions
 
 pytestmark = pytest.mark.usefixtures("rtx")
 
 TEXT = "(float[N,8] x) => (float[N,8] y) { [mm] a = MatMul(x, w) [act] b = Relu(a) [twice] y = Add(b, b) }"
 
 
-def built_by_script(folder: Path, config: BuildConfig) -> tuple[dict[str, Any], Any]:
+def built_by_script(folder: Path, config: BuildConfig, ranges: bytes | None = None) -> tuple[dict[str, Any], Any]:
     """The settings of a real build, from which the script builds, and the network that it makes of the model."""
     proto = models.model(TEXT, {"w": models.random(8, 8)}, name="small")
     onnx.save(proto, folder / "model.onnx")
-    build = TensorRTBackend().build(Model.load(folder / "model.onnx"), config)
+    build = TensorRTBackend().build(Model.load(folder / "model.onnx"), config, caches=Caches(calibration=ranges))
     feed = {"x": models.random(2, 8)}
     case = Case(
         name="small", backend="tensorrt", model=proto, feeds=[feed], golden=[{"y": feed["x"]}], tolerances=Tolerances(),
         verdict="bad", settings={},
     )  # fmt: skip
-    manifest = engine_case(case, build.spec.config, build.tactics.settings, None).manifest()
-    settings: dict[str, Any] = json.loads(json.dumps(manifest))
+    case = engine_case(case, build.spec.config, build.tactics, ranges, build.engine.environment)
+    onnx.save(case.model, folder / "model.onnx")
+    settings: dict[str, Any] = json.loads(json.dumps(case.manifest()))
+    assert settings["module"] == "tensorrt_rtx"
     trt = library.load()
-    assert len(reproduce.build(trt, trt.Logger(trt.Logger.ERROR), folder, settings)) > 1000
+    plan = reproduce.build(trt, trt.Logger(trt.Logger.ERROR), folder, settings)
+    assert abs(len(plan) - len(build.engine.plan)) < 0.02 * len(plan)
     return settings, network_from_onnx_path(folder / "model.onnx")
 
 
@@ -49,8 +55,40 @@ def test_tensors_that_were_marked_are_marked_again(tmp_path: Path) -> None:
     shapes = ShapeRange(name="x", min=(1, 8), opt=(2, 8), max=(4, 8))
     config = BuildConfig(mark=("b",), profiles=(OptimizationProfile(shapes=(shapes,)),), options=TensorRTOptions())
 
-    case, parts = built_by_script(tmp_path, config)
+    case, _ = built_by_script(tmp_path, config)
 
     assert case["profiles"] == [{"x": [[1, 8], [2, 8], [4, 8]]}]
-    reproduce.change_layers(library.load(), parts[1], case)
-    assert [parts[1].get_output(i).name for i in range(parts[1].num_outputs)] == ["y", "b"]
+    assert case["mark"] == ["b"]
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_precision_is_in_the_models(tmp_path: Path, precision: Precision) -> None:
+    options = TensorRTOptions(max_num_tactics=2, avg_timing_iterations=3)
+    config = BuildConfig(precision=precision, keep=("act",) if precision == "fp16" else (), options=options)
+    made = tuple(TensorRange(name=name, amax=4.0) for name in ("x", "a"))
+    ranges = CalibrationCache(algorithm="min-max", ranges=made).to_bytes() if precision == "int8" else None
+
+    case, _ = built_by_script(tmp_path, config, ranges)
+
+    assert case["flags"] == [] and not case["calibrates"]
+    assert case["properties"] == {"max_num_tactics": 2, "avg_timing_iterations": 3}
+    kinds = {node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node}
+    assert ("Cast" in kinds, "QuantizeLinear" in kinds) == (precision == "fp16", precision == "int8")
+
+
+def test_weakly_typed_releases_get_flags() -> None:
+    made = models.conv_net()
+    case = Case(
+        name="c", backend="tensorrt", model=made.proto, feeds=[made.feed], golden=[{}], tolerances=Tolerances(),
+        verdict="bad", settings={},
+    )  # fmt: skip
+    there = environments.environment(
+        backend="tensorrt", backend_version="10.8.0", device="H100", device_sha256="d", packages=()
+    )
+    options = TensorRTOptions(refittable=True, version_compatible=True, layer_precisions=(("fc", "float16"),))
+    config = BuildConfig(precision="fp16", keep=("conv*",), options=options)
+
+    found = engine_case(case, config, None, None, there).manifest()
+
+    assert found["flags"] == ["FP16", "OBEY_PRECISION_CONSTRAINTS", "REFIT", "VERSION_COMPATIBLE"]
+    assert found["layers"] == [["conv*", "float32"], ["fc", "float16"]] and found["module"] == "tensorrt"

@@ -94,7 +94,7 @@ KINDS = {
 }
 # Functions of a bundle's script, which cannot import ours: it does what a build had, on the release that had it.
 OF_THE_BUILD = {
-    ("reproduce.py", "change_layers"): Feature.LAYER_PRECISION,
+    ("reproduce.py", "set_precisions"): Feature.LAYER_PRECISION,
     ("reproduce.py", "calibrate"): Feature.CALIBRATOR,
 }
 PYTHONS_OWN = {"__class__", "__members__", "__init__", "__version__"}

@@ -306,9 +306,14 @@ class _Building:
     def _config_loader(self, algorithm_selector: Any, folder: str) -> CreateConfig:
         options = self.options
         precisions: dict[str, Any] = dict.fromkeys(self.precisions, True)
-        shared = ("tf32", "sparse_weights", "refittable", "version_compatible", "use_dla", "allow_gpu_fallback")
+        shared = (
+            "tf32", "sparse_weights", "refittable", "version_compatible", "use_dla", "allow_gpu_fallback",
+            "avg_timing_iterations", "max_num_tactics", "l2_limit_for_tiling", "build_route",
+        )  # fmt: skip
         workspace = library.load().MemoryPoolType.WORKSPACE
-        constraints = "obey" if self.kept else options.precision_constraints
+        # Where the model takes the precisions, there is nothing to constrain.
+        by_layer = self.line.supports(Feature.LAYER_PRECISION) and not options.strongly_typed
+        constraints = "obey" if self.kept and by_layer else options.precision_constraints
         timings: bytes | None = None
         if self.line.supports(Feature.TIMING_CACHE):
             # An empty cache fills up during the build. A replay by selector gets none: it offers one tactic per layer,

@@ -46,6 +46,8 @@ class _CommonConfig:
     engine_capability: Any = None  # scope of the engine (``trt.EngineCapability``)
     direct_io: bool = False  # forbid reformatting at inputs and outputs
     builder_optimization_level: int | None = None  # 0 to 5
+    avg_timing_iterations: int | None = None  # measurements averaged for one timing of a tactic
+    max_num_tactics: int | None = None  # tactics timed where there is a choice; -1 lets TensorRT choose
     # Devices that the engine should run on (``trt.HardwareCompatibilityLevel``).
     hardware_compatibility_level: Any = None
     max_aux_streams: int | None = None  # additional streams that the engine may use
@@ -59,6 +61,8 @@ class _CommonConfig:
     weight_streaming: bool = False  # let weights stay in host memory until needed; for strongly typed networks
     runtime_platform: Any = None  # platform (``trt.RuntimePlatform``) to build for
     tiling_optimization_level: Any = None  # effort to find tilings (``trt.TilingOptimizationLevel``)
+    l2_limit_for_tiling: int | None = None  # bytes of L2 cache that tilings aim at
+    build_route: str | None = None  # settings of the compiler, such as "-name=value -other=value"
     edit_timing_cache: bool = False  # keep one entry per layer in the timing cache, for recording and replaying tactics
     other_device: bool = False  # accept a timing cache of another GPU; only for replays, which check every entry
 
@@ -120,6 +124,8 @@ class _CommonConfig:
             config.engine_capability = self.engine_capability
         if self.builder_optimization_level is not None:
             config.builder_optimization_level = self.builder_optimization_level
+        if self.avg_timing_iterations is not None:
+            config.avg_timing_iterations = self.avg_timing_iterations
         if self.hardware_compatibility_level is not None:
             config.hardware_compatibility_level = self.hardware_compatibility_level
         if self.max_aux_streams is not None:
@@ -149,6 +155,9 @@ class _CommonConfig:
             (self.progress_monitor, Feature.PROGRESS_MONITOR),
             (self.runtime_platform, Feature.RUNTIME_PLATFORM),
             (self.tiling_optimization_level, Feature.TILING),
+            (self.max_num_tactics, Feature.MAX_NUM_TACTICS),
+            (self.l2_limit_for_tiling, Feature.L2_LIMIT),
+            (self.build_route, Feature.BUILD_ROUTE),
         ):
             if value is not None:
                 line.set_property(config, feature, value)

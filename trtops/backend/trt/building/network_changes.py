@@ -128,7 +128,8 @@ class SetLayerPrecisions(_NetworkChange):
     layer_precisions: Mapping[str, object] = field(default_factory=dict)
 
     def __call__(self) -> NetworkParts:
-        if library.line().supports(Feature.LAYER_PRECISION):
+        strongly_typed = getattr(self.network, "strongly_typed", False)
+        if library.line().supports(Feature.LAYER_PRECISION) and not strongly_typed:
             return super().__call__()
         # Without per-layer precisions the ONNX model is changed before it is parsed.
         loader = with_layer_precisions(self.network, self.layer_precisions)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from trtops.backend.trt.library.log import nodes_named_in
 from trtops.record import Record
 
 
@@ -38,15 +39,8 @@ class TimedOp(Record):
 # The table has the op's name, its key in the timing cache, every tactic with its kernel and cost, and the one selected;
 # since 11 the ONNX nodes too. NVIDIA's sample ``sampleEditableTimingCache`` reads it, and its README prints one.
 _OP = re.compile(r"Autotuning op (?P<op>.*)\(key: (?P<key>0x[0-9a-fA-F]+)\)(?P<rest>.*)")
-# One after the other or with a separator in between; the names may hold brackets.
-_ONNX_NODE = re.compile(r"\[ONNX Layer: (.+?)\](?=[\s\x1e,;]*(?:\[[A-Z][\w ]*: |$))")
 _CANDIDATE = re.compile(r"\s*\d+, (?P<cost>[^,\s]+), [^,\s]+, [^,\s]+, (?P<kernel>.+?), (?P<hash>0x[0-9a-fA-F]+),")
 _SELECTED = re.compile(r"The selected tactic is \(tactic hash, cost\(in ms\)\):\s*(?P<hash>0x[0-9a-fA-F]+)")
-
-
-def nodes_named_in(text: str) -> tuple[str, ...]:
-    """Names of the ONNX nodes in TensorRT's metadata of a layer, in order."""
-    return tuple(_ONNX_NODE.findall(text))
 
 
 def read_log(messages: Iterable[str]) -> tuple[TimedOp, ...]:

@@ -13,9 +13,9 @@ from typing import Any
 
 from trtops import errors
 from trtops.backend.trt import library
-from trtops.backend.trt.choices.autotuning import nodes_named_in
 from trtops.backend.trt.describe.layers import layer_lines
 from trtops.backend.trt.library import dtypes
+from trtops.backend.trt.library.log import nodes_named_in
 from trtops.metadata import TensorMetadata, TensorSpec
 from trtops.record import Record
 from trtops.spec import Layer, ShapeRange

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -107,3 +108,12 @@ def _make_logger(trt: Any) -> Any:
                 LOGGER.log(level, "%s", msg)
 
     return TensorRTLog()
+
+
+# One after the other or with a separator in between; the names may hold brackets.
+_ONNX_NODE = re.compile(r"\[ONNX Layer: (.+?)\](?=[\s\x1e,;]*(?:\[[A-Z][\w ]*: |$))")
+
+
+def nodes_named_in(text: str) -> tuple[str, ...]:
+    """Names of the ONNX nodes in TensorRT's metadata of a layer, in order."""
+    return tuple(_ONNX_NODE.findall(text))

@@ -61,6 +61,13 @@ class Feature(Enum):
     TILING = (
         "IBuilderConfig.tiling_optimization_level", "tiling optimization", "10.8", None, True,
         "Leave tiling_optimization_level out.")
+    MAX_NUM_TACTICS = (
+        "IBuilderConfig.max_num_tactics", "a limit of timed tactics", "10.8", None, True, "Leave max_num_tactics out.")
+    L2_LIMIT = (
+        "IBuilderConfig.l2_limit_for_tiling", "a limit of L2 cache for tilings", "10.8", None, True,
+        "Leave l2_limit_for_tiling out.")
+    BUILD_ROUTE = (
+        "IBuilderConfig.build_route", "build routes", "11.1", None, True, "Leave build_route out.")
     COMPUTE_CAPABILITIES = (
         "IBuilderConfig.set_compute_capability", "building for chosen compute capabilities", "", None, True,
         "Build on the device that the engine is for, or use hardware_compatibility_level.")
