@@ -11,7 +11,7 @@ from trtops.reports.document import Document
 from trtops.reports.page import page
 from trtops.reports.sections import document_of, stored_sections
 from trtops.tracking.base import Run, StoredRun, Tracker
-from trtops.tracking.schema import Artifact, Tag
+from trtops.tracking.schema import BUILD_FILES, Artifact, Tag
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,10 @@ def present(run: Run, tracker: Tracker, document: Document) -> None:
     """Write the description and the report of a run that is about to end. Problems are only logged."""
 
     def read(path: str) -> bytes | None:
+        holder = info.tags.get(Tag.REUSED_FROM)
         with contextlib.suppress(errors.TrackingUnavailableError):
+            if holder is not None and path.startswith(BUILD_FILES):
+                return tracker.load(holder).read_bytes(path)
             return tracker.peek(run.id, path)
         return None
 
@@ -57,7 +60,7 @@ def report_page(tracker: Tracker, run_id: str) -> str:
         stored = tracker.load(run_id)
 
     def read(path: str) -> bytes | None:
-        return stored.read_bytes(path) if stored is not None and path in stored.manifest else None
+        return None if stored is None else stored.get(path)
 
     entries = stored.manifest.artifacts if stored is not None else ()
     pictures = {entry.path: read(entry.path) for entry in entries if entry.path.endswith(_PICTURES)}

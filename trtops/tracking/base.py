@@ -117,8 +117,8 @@ class Tracker(Protocol):
         """A registered model's aliases, as names to version numbers; empty if there is no such model."""
         ...
 
-    def accepted(self) -> list[tuple[str, RegisteredVersion]]:
-        """Every alias of every registered model with its version, if that points into a run."""
+    def accepted(self, tags: Tags | None = None) -> list[tuple[str, RegisteredVersion]]:
+        """Every alias of every registered model with its version, if that points into a run and has all these tags."""
         ...
 
 

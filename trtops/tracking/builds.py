@@ -25,8 +25,8 @@ from trtops.record import Record, digest, sha256, sha256_file, to_jsonable
 from trtops.spec import BuildSpec, Environment, Layer
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import schema
-from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker, incomplete
-from trtops.tracking.records import RUN_PREFIX, run_id_of
+from trtops.tracking.base import Run, StoredRun, Tracker, incomplete
+from trtops.tracking.records import RUN_PREFIX, ReusedBuild, run_id_of
 from trtops.tracking.schema import Artifact, Metric, Tag
 
 log = logging.getLogger(__name__)
@@ -57,10 +57,11 @@ def log_spec(run: Run, spec: BuildSpec, environment: Environment, key: str | Non
 
 def log_build(run: Run, build: Build, engine_suffix: str) -> None:
     """Log a finished build: engine, tactics, layers, caches and log as artifacts, its numbers as metrics."""
-    engine, use = build.engine, build.timing_cache_use
+    engine = build.engine
     run.set_tags({Tag.ENGINE_SHA256: engine.sha256})
     if build.skipped:
         run.set_tags({Tag.SKIPPED: json.dumps(build.skipped)})
+    _log_numbers(run, build)
     run.log_bytes(engine.plan, f"{ENGINE_STEM}{engine_suffix}")
     run.log_json(dict(engine.options), Artifact.ENGINE_OPTIONS)
     run.log_json(build.tactics, Artifact.TACTICS)
@@ -70,10 +71,14 @@ def log_build(run: Run, build: Build, engine_suffix: str) -> None:
     if build.calibration_cache is not None:
         run.log_bytes(build.calibration_cache, Artifact.CALIBRATION_CACHE)
     run.log_text(build.log, Artifact.BUILD_LOG)
+
+
+def _log_numbers(run: Run, build: Build) -> None:
+    use = build.timing_cache_use
     run.log_metrics(
         {
             Metric.BUILD_SECONDS: build.seconds,
-            Metric.ENGINE_BYTES: float(len(engine.plan)),
+            Metric.ENGINE_BYTES: float(len(build.engine.plan)),
             Metric.ENGINE_LAYERS: float(len(build.layers)),
             Metric.TACTICS_COVERAGE: build.tactics.coverage,
             Metric.TIMING_CACHE_HITS: float(use.hits),
@@ -83,10 +88,11 @@ def log_build(run: Run, build: Build, engine_suffix: str) -> None:
     )
 
 
-def log_reuse(run: Run, build: Build, holder: str) -> None:
-    """Log that an engine was taken from another run, which keeps the artifacts."""
-    run.set_tags({Tag.ENGINE_SHA256: build.engine.sha256, Tag.REUSED_FROM: holder})
-    run.log_metrics({Metric.ENGINE_BYTES: float(len(build.engine.plan))})
+def log_reuse(run: Run, build: Build, holder: StoredRun) -> None:
+    """Log that a build was taken from another run, which keeps the files, and log its numbers."""
+    run.set_tags({Tag.ENGINE_SHA256: build.engine.sha256, Tag.REUSED_FROM: holder.info.id})
+    run.log_json(ReusedBuild(run=holder.info.id, artifacts=holder.build_files()), Artifact.REUSED)
+    _log_numbers(run, build)
 
 
 def load_build(run: StoredRun, *, engine: bool = True) -> Build:
@@ -106,21 +112,16 @@ def load_build(run: StoredRun, *, engine: bool = True) -> Build:
         engine=load_engine(run, environment) if engine else without,
         tactics=TacticRecord.from_json(run.read_bytes(Artifact.TACTICS)),
         layers=tuple(map(Layer.from_dict, layers)),
-        timing_cache=load_timing_cache(run),
+        timing_cache=run.get(Artifact.TIMING_CACHE),
         timing_cache_use=TimingCacheUse(
             hits=int(metrics.get(Metric.TIMING_CACHE_HITS, 0)),
             misses=int(metrics.get(Metric.TIMING_CACHE_MISSES, 0)),
             saved_seconds=metrics.get(Metric.TIMING_CACHE_SAVED_SECONDS, 0.0),
         ),
-        calibration_cache=_read_if_present(run, Artifact.CALIBRATION_CACHE),
+        calibration_cache=run.get(Artifact.CALIBRATION_CACHE),
         seconds=metrics.get(Metric.BUILD_SECONDS, 0.0),
         log=run.read_bytes(Artifact.BUILD_LOG).decode("utf-8", "replace"),
     )
-
-
-def load_timing_cache(run: StoredRun) -> bytes | None:
-    """The timing cache of a run's build, or None."""
-    return _read_if_present(run, Artifact.TIMING_CACHE)
 
 
 def load_cache(source: str, tracker: Tracker | None = None) -> CalibrationCache:
@@ -133,8 +134,8 @@ def load_cache(source: str, tracker: Tracker | None = None) -> CalibrationCache:
         if tracker is None:
             raise errors.ConfigError(f"{source!r} names a run, but there is no store to read it from.")
         run = tracker.load(run_id_of(source, tracker))
-        ours, theirs = Artifact.CALIBRATION_JSON, Artifact.CALIBRATION_CACHE
-        return CalibrationCache.from_bytes(run.read_bytes(ours if ours in run.manifest else theirs))
+        data = run.get(Artifact.CALIBRATION_JSON)
+        return CalibrationCache.from_bytes(run.read_bytes(Artifact.CALIBRATION_CACHE) if data is None else data)
     try:
         return CalibrationCache.from_bytes(Path(source).read_bytes())
     except OSError as exc:
@@ -155,14 +156,13 @@ def load_engine(run: StoredRun, environment: Environment | None = None) -> Engin
 
 def engine_path(run: StoredRun) -> str:
     """Path of the engine among the run's artifacts."""
-    for entry in run.manifest.artifacts:
-        if entry.path.startswith(f"{ENGINE_STEM}."):
-            return entry.path
+    for path in run.paths(f"{ENGINE_STEM}."):
+        return path
     raise incomplete(run.info.id, f"it has no engine ({ENGINE_STEM}.*)")
 
 
-def find_build(tracker: Tracker, key: str) -> tuple[str, Build] | None:
-    """The newest complete build with this :func:`build_key` and the id of its run, or None.
+def find_build(tracker: Tracker, key: str) -> tuple[StoredRun, Build] | None:
+    """The newest complete build with this :func:`build_key` and its run, or None.
 
     Damaged, pruned and forged runs are skipped with a warning. None as well while the store is away.
     """
@@ -176,14 +176,15 @@ def find_build(tracker: Tracker, key: str) -> tuple[str, Build] | None:
         if Tag.REUSED_FROM in info.tags:
             continue
         try:
-            build = load_build(tracker.load(info.id))
+            stored = tracker.load(info.id).holder
+            build = load_build(stored)
         except errors.TrackingUnavailableError:
             continue
         except errors.TrtopsError as exc:
             log.warning("The engine of run %s is not reused: %s", info.id, exc)
             continue
         if build_key(build.spec, build.engine.environment) == key:
-            return info.id, build
+            return stored, build
         log.warning("The engine of run %s is not reused: its spec or environment differs from its tag.", info.id)
     return None
 
@@ -206,11 +207,6 @@ def crashed_settings(tracker: Tracker, model_sha256: str, environment: Environme
     except errors.TrackingUnavailableError:
         return ()
     return tuple(dict.fromkeys(name for text in found if text for name in json.loads(text)))
-
-
-def holder_of_engine(tracker: Tracker, info: RunInfo) -> StoredRun:
-    """The run that has the engine of ``info``: itself, or the one it reused."""
-    return tracker.load(info.tags.get(Tag.REUSED_FROM, info.id))
 
 
 _ENVIRONMENT_FIELDS = {
@@ -246,10 +242,6 @@ def _read_json(run: StoredRun, path: str) -> Any:
         return json.loads(run.read_bytes(path))
     except (ValueError, RecursionError) as exc:
         raise errors.FormatError(f"Run {run.info.id}: {path} is not JSON ({exc}).") from None
-
-
-def _read_if_present(run: StoredRun, path: str) -> bytes | None:
-    return run.read_bytes(path) if path in run.manifest else None
 
 
 @dataclass(frozen=True, kw_only=True)

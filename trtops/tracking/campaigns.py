@@ -113,7 +113,7 @@ def append(table: CampaignTable, run: StoredRun) -> None:
 
 def load_record(run: StoredRun) -> TacticRecord | None:
     """The tactics of a build's run; None if it failed before it had any."""
-    return _parse_record(run.read_bytes(Artifact.TACTICS)) if Artifact.TACTICS in run.manifest else None
+    return None if (data := run.get(Artifact.TACTICS)) is None else _parse_record(data)
 
 
 # Builds with the same choices have the same file.

@@ -94,7 +94,7 @@ class MemoryTracker:
             return file
 
         manifest = read_manifest(run_id, artifacts.get(Artifact.MANIFEST))
-        return StoredRun(self.info(run_id), manifest, fetch, artifacts.get)
+        return StoredRun(self.info(run_id), manifest, fetch, artifacts.get, self.load)
 
     def find(
         self,
@@ -183,12 +183,13 @@ class MemoryTracker:
         with self._lock:
             return dict(self._aliases.get(name, {}))
 
-    def accepted(self) -> list[tuple[str, RegisteredVersion]]:
+    def accepted(self, tags: Tags | None = None) -> list[tuple[str, RegisteredVersion]]:
         with self._lock:
             return [
-                (alias, self._versions[name][int(number) - 1])
+                (alias, version)
                 for name, aliases in self._aliases.items()
                 for alias, number in aliases.items()
+                if (tags or {}).items() <= (version := self._versions[name][int(number) - 1]).tags.items()
             ]
 
     def _data(self, run_id: str) -> _Data:

@@ -110,7 +110,7 @@ class OfflineTracker:
             if spooled.status == "running":
                 raise incomplete(run_id, "it is still being written")
             manifest = read_manifest(spooled.id, spooled.read(Artifact.MANIFEST))
-            return StoredRun(spooled.info(), manifest, lambda entry: spooled.file(entry.path), spooled.read)
+            return StoredRun(spooled.info(), manifest, lambda entry: spooled.file(entry.path), spooled.read, self.load)
         # A complete run does not change.
         return self._answer(("load", run_id), lambda: self.inner.load(run_id))
 

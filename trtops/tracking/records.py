@@ -167,6 +167,14 @@ class RegisteredVersion(Record):
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReusedBuild(Record):
+    """A build that a run took from another one: that run's id, and the build's files in it (``schema.BUILD_FILES``)."""
+
+    run: str
+    artifacts: tuple[ArtifactEntry, ...]
+
+
 def check_registration(name: str, alias: str) -> None:
     """Refuse names of registered models and aliases that MLflow refuses or reads as a version."""
     if not re.fullmatch(r"[\w\-]{1,255}", alias) or alias.lower() == "latest" or re.fullmatch(r"[vV]\d+", alias):

@@ -6,6 +6,7 @@ A store implements the abstract methods of :class:`Run`.
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import json
 import logging
@@ -27,7 +28,7 @@ from trtops.system import signing
 from trtops.system.masking import masked, masked_json
 from trtops.system.processes import temporary_prefix
 from trtops.tracking import owner, schema
-from trtops.tracking.records import ArtifactEntry, Manifest, RunInfo, RunStatus, incomplete, new_local_id
+from trtops.tracking.records import ArtifactEntry, Manifest, ReusedBuild, RunInfo, RunStatus, incomplete, new_local_id
 from trtops.tracking.schema import Artifact, Kind, MetricName, Tag
 from trtops.verdict import Verdict
 
@@ -293,8 +294,10 @@ NO_RUN = cast("Run", _NoRun())
 class StoredRun:
     """A complete run, read back. Every file is checked against the manifest when it is read.
 
+    The files of a build that the run reused are read from the run that has them.
+
     ``fetch`` returns a local file that should have an artifact's content, or None. ``unlisted`` reads a file that the
-    manifest does not name, such as its signature, without a check; or returns None.
+    manifest does not name, such as its signature, without a check; or returns None. ``load`` reads another run.
     """
 
     def __init__(
@@ -303,13 +306,50 @@ class StoredRun:
         manifest: Manifest,
         fetch: Callable[[ArtifactEntry], Path | None],
         unlisted: Callable[[str], bytes | None],
+        load: Callable[[str], StoredRun],
     ) -> None:
         self.info = info
         self.manifest = manifest
         self.unlisted = unlisted
         self._fetch = fetch
+        self._load = load
         self._entries = {entry.path: entry for entry in manifest.artifacts}
         self._checked: dict[str, tuple[Path, int, int]] = {}
+
+    @functools.cached_property
+    def holder(self) -> StoredRun:
+        """The run that has the files of this run's build: this one, or the one that it was reused from.
+
+        Raises IncompleteRunError if that run is missing, or has other files than those that were reused.
+        """
+        if Artifact.REUSED not in self.manifest:
+            return self
+        # Not by the tag, which anybody can edit: the manifest covers this file.
+        reused = ReusedBuild.from_json(self.read_bytes(Artifact.REUSED))
+        try:
+            holder = self._load(reused.run)
+        except errors.RunNotFoundError:
+            raise incomplete(self.info.id, f"run {reused.run}, whose engine it reused, is missing") from None
+        if holder.build_files() != reused.artifacts:
+            raise incomplete(self.info.id, f"run {reused.run}, whose engine it reused, has other files now")
+        return holder
+
+    def build_files(self) -> tuple[ArtifactEntry, ...]:
+        """The files of a build that this run has itself, those included that were deleted since."""
+        entries = self.manifest.original().artifacts
+        return tuple(entry for entry in entries if entry.path.startswith(schema.BUILD_FILES))
+
+    def paths(self, prefix: str) -> list[str]:
+        """Paths of the files of a build that begin with a prefix, in this run or in that of the build it reused."""
+        return [entry.path for entry in self.holder.manifest.artifacts if entry.path.startswith(prefix)]
+
+    def __contains__(self, path: str) -> bool:
+        """True if there is an artifact with this path, in this run or in that of the build that it reused."""
+        return path in self.manifest or (path.startswith(schema.BUILD_FILES) and path in self.holder.manifest)
+
+    def get(self, path: str) -> bytes | None:
+        """The content of one artifact, as :meth:`read_bytes` returns it, or None if it has no such path."""
+        return self.read_bytes(path) if path in self else None
 
     def read_bytes(self, path: str) -> bytes:
         """The content of one artifact.
@@ -341,6 +381,8 @@ class StoredRun:
         if any(entry.path == path for entry in self.manifest.dropped):
             raise incomplete(self.info.id, f"{path!r} was deleted by `trtops runs prune`")
         if (entry := self._entries.get(path)) is None:
+            if path.startswith(schema.BUILD_FILES) and self.holder is not self:
+                return self.holder._find(path)
             near = errors.near(path, self._entries)
             raise incomplete(self.info.id, f"it has no artifact {path!r}. {near}".rstrip(". "))
         if (file := self._fetch(entry)) is None:

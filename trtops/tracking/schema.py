@@ -131,6 +131,7 @@ class Artifact:
 
     ENGINE = "engine/"  # engine/engine<suffix>, with the back end's suffix
     ENGINE_OPTIONS = "engine/options.json"
+    REUSED = "engine/reused.json"  # instead of a build's files: the run that has them, and their digests
     MODEL = "model/"  # the ONNX file and its external data
     TACTICS = "tactics/replay.json"
     LAYERS = "tactics/layers.json"
@@ -185,6 +186,12 @@ class Artifact:
     MANIFEST = "manifest.json"
     SIGNATURE = "manifest.dsse.json"  # the signed manifest (trtops.system.signing), which does not name it
 
+
+# The files of a build, or the folders that hold them. A run that reuses a build has none of them.
+BUILD_FILES = (
+    Artifact.ENGINE, Artifact.MODEL, Artifact.TACTICS, Artifact.LAYERS, Artifact.TIMING_CACHE,
+    Artifact.CALIBRATION_CACHE, Artifact.BUILD_LOG,
+)  # fmt: skip
 
 _PLAIN = re.compile(r"[\w.:]")
 _TOKEN = re.compile(r"-(-|[0-9a-f]+-|empty-)")

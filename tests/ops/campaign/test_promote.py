@@ -4,6 +4,7 @@ promised."""
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +13,21 @@ import pytest
 
 from tests import models
 from tests.campaigns import config
+from tests.hostile import rewrite
 from trtops import errors
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.comparator.report import Tolerances
+from trtops.ops.auditing.op import AuditConfig, audit
 from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.campaign.promote import PromoteConfig, PromoteResult, promote, resolve
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.stored_runs import side_by_side
+from trtops.reports.present import report_page
 from trtops.spec import BuildConfig
 from trtops.tactics.record import TacticRecord
+from trtops.tracking import builds
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.schema import Artifact, Tag
 
@@ -71,6 +77,59 @@ def test_newest_promoted_build_is_accepted(folder, tracker) -> None:
 
     assert first.alias == second.alias and first.version != second.version
     assert resolve(path, tracker=tracker).run_id == second.run_id
+
+
+def test_reused_engine_is_promoted_without_builders_files(tmp_path, tracker) -> None:
+    builder, user = tmp_path / "builder", tmp_path / "user"
+    case = models.conv_net().fixed()
+    builder.mkdir(), user.mkdir()
+    path, feed, local = case.write(builder, "cnn_a"), builder / "feed.npz", case.write(user, "local")
+    np.savez(feed, **case.feed)
+    quick = ConvertConfig(check=CheckConfig(data=str(feed), latency_runs=0, plots="never"))
+    first, again = (convert(path, dataclasses.replace(quick, rebuild=new), tracker=tracker) for new in (True, False))
+    assert again.reused_from == first.run_id
+    shutil.rmtree(builder)
+    builder.mkdir()
+    models.identity().write(builder, "cnn_a")  # the place may hold another model on another machine
+
+    kept = promote(again.run_id, tracker=tracker)
+    given = promote(again.run_id, PromoteConfig(model=str(local)), tracker=tracker)
+
+    assert (kept.name, given.name) == ("cnn_a", "cnn_a")
+    assert (kept.evaluation.verdict, kept.agreement.verdict) == ("good", "good")
+    by_name = resolve(local, tracker=tracker, name="cnn_a")
+    by_digest = [resolve(local, tracker=tracker, name=name) for name in (None, "other")]
+    assert by_digest == [by_name, by_name] and by_name.run_id == given.run_id
+    promote(given.run_id, PromoteConfig(name="third"), tracker=tracker)
+    assert [resolve(local, tracker=tracker, name=name).name for name in ("cnn_a", "other")] == ["cnn_a", "third"]
+
+
+def test_reused_build_reads_as_its_own(folder, tracker) -> None:
+    path = models.conv_net().fixed().write(folder, "reused")
+    quick = ConvertConfig(check=CheckConfig(latency_runs=0, plots="never"))
+    configs = [dataclasses.replace(quick, rebuild=new) for new in (True, False)]
+    first, again = (convert(path, each, tracker=tracker).run_id for each in configs)
+
+    one, other = tracker.load(first), tracker.load(again)
+    assert builds.load_build(one) == dataclasses.replace(builds.load_build(other), log=builds.load_build(one).log)
+    assert all(line.same for line in side_by_side([first, again], tracker) if line.name.startswith("build/"))
+    layers = f"Layers ({len(builds.load_build(one).layers)})"
+    assert layers in report_page(tracker, again) and layers in other.read_bytes(Artifact.REPORT).decode()
+    assert audit(AuditConfig(runs=(again,), rebuild=False), tracker=tracker).verdict == "good"
+
+    holder = one.local_path(Artifact.TACTICS)
+    rewrite(tracker, first, Artifact.TACTICS, holder.read_bytes() + b" ")
+    with pytest.raises(errors.IncompleteRunError, match="has other files now"):
+        builds.load_build(tracker.load(again))
+
+
+def test_campaign_build_is_promoted_without_builders_files(good_and_bad, model, data, tracker) -> None:
+    moved = [file.rename(file.with_suffix(".moved")) for file in (model, data)]
+    try:
+        promote(good_and_bad["good"], PromoteConfig(name="moved"), tracker=tracker)
+    finally:
+        for file, place in zip(moved, (model, data)):
+            file.rename(place)
 
 
 def test_bad_and_foreign_builds_are_refused(good_and_bad, folder, tracker) -> None:

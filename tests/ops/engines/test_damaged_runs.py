@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 
 import pytest
 
 from tests import models
-from tests.hostile import forge_run, manifest_of, write_artifact
+from tests.hostile import forge_run, manifest_of, rewrite, write_artifact
 from trtops.backend.engines import engine_backend
 from trtops.ops.engines.convert import ConvertConfig, convert, deny_list
 from trtops.ops.engines.deny import pardon
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.record import sha256
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tactics.denied import DeniedTactic
 from trtops.tracking.mlflow import MlflowTracker
@@ -37,16 +35,6 @@ def convert_seeded(model: Path, tracker: MlflowTracker, seed: int):
     """Convert with a seed: builds with another seed never reuse it."""
     build = BuildConfig(options=OnnxRuntimeOptions(tactic_seed=seed))
     return convert(model, ConvertConfig(build=build, check=QUICK.check), tracker=tracker, experiment="damaged")
-
-
-def rewrite(tracker: MlflowTracker, run_id: str, path: str, data: bytes) -> None:
-    """Change an artifact and the manifest with it."""
-    write_artifact(tracker.store.root, run_id, path, data)
-    listed = json.loads(tracker.peek(run_id, Artifact.MANIFEST))
-    for entry in listed["artifacts"]:
-        if entry["path"] == path:
-            entry |= {"size": len(data), "sha256": sha256(data)}
-    write_artifact(tracker.store.root, run_id, Artifact.MANIFEST, json.dumps(listed).encode())
 
 
 def damage(tracker: MlflowTracker, run_id: str, how: str) -> None:

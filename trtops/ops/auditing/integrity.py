@@ -126,10 +126,9 @@ def check_integrity(run: StoredRun, shared: SharedReads) -> tuple[int, str, tupl
     files = _check_files(run, facts)
     signature = check_signature(run, shared.keys, facts.wrong)
     for needed, kinds, check in _CHECKS:
-        if run.info.kind not in kinds or (needed and needed not in run.manifest):
-            continue
         try:
-            check(run, shared, facts)
+            if run.info.kind in kinds and (not needed or needed in run):
+                check(run, shared, facts)
         except errors.IncompleteRunError as exc:
             if not facts.problems:  # otherwise the file is already reported
                 facts.wrong(f"run {run.info.id}", str(exc))
@@ -180,10 +179,11 @@ def _check_build(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     for name, value in (schema.flat_params(spec.config) | builds.environment_params(environment)).items():
         source = Artifact.ENVIRONMENT if name.startswith("env.") else Artifact.SPEC
         facts.add(f"param {name}", {"the store's params": info.params.get(name, _NONE), source: value})
-    stored, reused_from = run, info.tags.get(Tag.REUSED_FROM)
+    stored = run.holder
+    reused_from = None if stored is run else stored.info.id
+    facts.tag("the run of the engine", Tag.REUSED_FROM, Artifact.REUSED, reused_from or _NONE, _NONE)
     # A build that reused an engine has no file of it; the earlier run has.
     if reused_from is not None:
-        stored = shared.tracker.load(reused_from)
         for tag in (Tag.MODEL_SHA256, Tag.SPEC_SHA256, Tag.BUILD_KEY):
             facts.tag(tag, tag, f"tag of run {reused_from}, whose engine it reused", stored.info.tags.get(tag))
     entries = stored.manifest.original().artifacts

@@ -67,7 +67,7 @@ class MaterialFolder:
 def gather(run: StoredRun, tracker: Tracker, folder: MaterialFolder) -> Logged:
     """Everything needed to rebuild the engine of a run; TrtopsError if something essential is missing or damaged."""
     missing: list[str] = []
-    held = builds.holder_of_engine(tracker, run.info)
+    held = run.holder
     engine = next((e for e in held.manifest.original().artifacts if e.path.startswith(f"{builds.ENGINE_STEM}.")), None)
     if engine is None:
         raise incomplete(held.info.id, "it holds no engine")
@@ -137,8 +137,7 @@ def gather(run: StoredRun, tracker: Tracker, folder: MaterialFolder) -> Logged:
 
 
 def _materials_of(run: StoredRun) -> Materials | None:
-    path = schema.Artifact.MATERIALS
-    return read_materials(run.read_bytes(path)) if path in run.manifest else None
+    return read_materials(run.get(schema.Artifact.MATERIALS))
 
 
 def _campaign_of(run: StoredRun, tracker: Tracker) -> StoredRun | None:

@@ -149,7 +149,7 @@ def _build_engine(
         listed = deny_list(tracker, environment).entries if config.use_deny_list else ()
         caches = Caches(calibration=ranges, denied=DenyList(entries=(*listed, *campaign.denied.entries)))
     else:  # a mixture or a proof has to make denied choices, to show what they do
-        timing = builds.load_timing_cache(tracker.load(request.replayed_run)) if request.replayed_run else None
+        timing = tracker.load(request.replayed_run).get(schema.Artifact.TIMING_CACHE) if request.replayed_run else None
         caches = Caches.replaying(request.replay, timing, calibration=ranges)
     job = BuildJob.prepare(
         model,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from trtops import errors
+from trtops.backend.onnx.model import Model
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig
 from trtops.ops.evaluation.data import scripts_of
 from trtops.system.allowed import ask_for
@@ -43,18 +45,16 @@ def stored_config(run_id: str, data: bytes, *, allow_scripts: bool) -> DebugBuil
 
 
 def find_model(tracker: Tracker, info: RunInfo, given: str | Path | None = None) -> Path:
-    """The ONNX file of a run: the given one, the one at its old place, or the one that the run kept."""
-    named = given or info.tags.get(schema.Tag.MODEL_PATH)
-    if not named:
-        raise errors.ConfigError(f"Run {info.id} does not name its model. Give the model's path.")
-    path = Path(named).absolute()
-    if path.is_file():
-        return path
-    if given is None and info.status == "finished":
+    """The ONNX file of a run: the given one, the one at its old place if it is the same, or the one that was kept."""
+    if given is not None:
+        return Path(given).absolute()
+    named = Path(info.tags.get(schema.Tag.MODEL_PATH, "model.onnx")).absolute()
+    with contextlib.suppress(errors.InvalidModelError):  # on another machine, any file may be at that place
+        if named.is_file() and Model.load(named).info.sha256 == info.tags.get(schema.Tag.MODEL_SHA256):
+            return named
+    if info.status == "finished":
         stored = tracker.load(info.id)
-        kept = [e.path for e in stored.manifest.artifacts if e.path.startswith(schema.Artifact.MODEL)]
-        files = [stored.local_path(name) for name in kept]  # including data files, which the model needs next to it
-        found = next((file for file in files if file.name == path.name), None)
-        if found is not None:
-            return found
-    raise errors.ConfigError(f"The model of run {info.id} is not at {path}, and the run kept none. Give its path.")
+        # Including data files, which the model needs next to it.
+        if kept := [stored.local_path(path) for path in stored.paths(schema.Artifact.MODEL)]:
+            return next((file for file in kept if file.suffix == ".onnx"), kept[0])
+    raise errors.ConfigError(f"The model of run {info.id} is not at {named}, and the run kept none. Give its path.")

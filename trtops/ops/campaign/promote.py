@@ -38,10 +38,10 @@ class PromoteConfig(Record):
     """How a build is verified before it is accepted.
 
     Attributes:
-        model: The ONNX file; where the run found it, or else the one it kept, unless given.
+        model: The ONNX file; the one that the run kept, or that it was built from, unless given.
         check: How the new engine is evaluated; as the campaign evaluated its builds, or else the run its own, unless
             given.
-        name: Registered model; the name of the model file without its ending unless given.
+        name: Registered model; the name of the run's model file, without its ending, unless given.
         timeout_seconds: Seconds that the build, and a first inference with it, may take.
         devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them; those of that variable, or the first, unless
             given.
@@ -153,7 +153,7 @@ def promote(
         raise errors.ConfigError(
             f"Run {run_id} has the verdict {stored.info.verdict!r}; only good builds are promoted."
         )
-    source = builds.load_build(builds.holder_of_engine(tracker, stored.info))
+    source = builds.load_build(stored)
     lineage = [stored.info]  # a proof's build has the proof and its campaign above it
     # Tags can be edited, so parents may form a circle.
     while (parent := lineage[-1].parent) is not None and parent not in {info.id for info in lineage}:
@@ -166,14 +166,14 @@ def promote(
             f"The model has digest {model.info.sha256[:12]}, and run {run_id} was built from "
             f"{source.spec.model_sha256[:12]}."
         )
+    path = naming.tags.get(schema.Tag.MODEL_PATH, str(model.path))
+    config = replace(config, name=config.name or Path(path).stem)
     campaign = next((info for info in lineage if info.kind == "debug_build"), None)
-    data = None if campaign is None else campaigns.read_config(tracker, campaign)
     check = config.check
     if check is None:
-        check = _check_of(stored) if data is None else DebugBuildConfig.from_json(data).check
-        named_by = run_id if campaign is None else campaign.id
-        ask_for(named_by, scripts_of(check.data), (), allowed=config.allow_scripts)
-    own = {**(tags or {}), schema.Tag.EVIDENCE: run_id}
+        check = _check_of(tracker, campaign or stored.info)
+        ask_for((campaign or stored.info).id, scripts_of(check.data), (), allowed=config.allow_scripts)
+    own = {**(tags or {}), schema.Tag.EVIDENCE: run_id, schema.Tag.MODEL_PATH: path}
     name = f"promote {stored.info.name}"
     try:
         with op_run(tracker, stored.info.experiment, name, kind="promote", tags=own) as run:
@@ -185,13 +185,17 @@ def promote(
     return replace(result, version=version.version)
 
 
-def _check_of(stored: StoredRun) -> CheckConfig:
-    """How a run was evaluated: on the data and golden outputs that it kept, or else where it got them."""
-    path = schema.Artifact.MATERIALS
-    materials = builds.read_materials(stored.read_bytes(path)) if path in stored.manifest else None
-    if materials is None:
-        return DebugBuildConfig().check
-    check = replace(CheckConfig.from_dict(materials.check), labels=None, plots="never")
+def _check_of(tracker: Tracker, info: RunInfo) -> CheckConfig:
+    """How a run or campaign was evaluated: on the data and golden outputs that it kept, or else where it got them."""
+    if info.status != "finished":  # a campaign in progress
+        data = campaigns.read_config(tracker, info)
+        return (DebugBuildConfig() if data is None else DebugBuildConfig.from_json(data)).check
+    stored = tracker.load(info.id)
+    materials = builds.read_materials(stored.read_bytes(schema.Artifact.MATERIALS))
+    assert materials is not None
+    check = replace(CheckConfig.from_dict(materials.check), plots="never")
+    if check.labels is not None and not Path(check.labels).is_file():
+        check = replace(check, labels=None)
     kept = [each for each in materials.given if each.name in ("data", "golden") and each.path in stored.manifest]
     return with_options(check, {(each.name,): str(stored.local_path(each.path)) for each in kept})
 
@@ -222,7 +226,6 @@ def _build_and_verify(
         builds.log_spec(run, build.spec, build.engine.environment, key)
         feeds = check.open_for(model, profiles=wanted.profiles)
         log_materials(run, caches=caches, check=check, feeds=feeds, data=check.data, golden=check.golden)
-        run.set_tags({schema.Tag.MODEL_PATH: str(model.path)})
         builds.log_build(run, build, backend.engine_suffix)
         for file in model.files():
             run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")
@@ -244,7 +247,7 @@ def _build_and_verify(
         raise errors.ConfigError(f"{precision.reason()} Nothing was registered.")
     result = PromoteResult(
         source_run=stored.info.id,
-        name=registered_model(config.name or model.name),  # as resolve() looks it up
+        name=registered_model(config.name or model.name),
         alias=alias_of(model.info.sha256, build.engine.environment),
         version="",
         engine_sha256=build.engine.sha256,
@@ -322,29 +325,42 @@ def resolve(
 ) -> Resolution:
     """Look up the accepted engine of a model, and check every file of it against its run's manifest. Builds nothing.
 
+    An engine registered under another name is found by the model's digest; of several, the newest that can be used.
+
     Args:
         model: The ONNX file.
         tracker: The tracking store, and its registry.
         backend: The back end that is to run it.
         environment: The device and release; this machine's unless given.
-        name: The registered model; the file's name without its ending unless given.
+        name: The registered model that is searched first; the file's name without its ending unless given.
         keys: Public keys, as PEM files: the engine's run must be signed with one of them.
     """
     known = model if isinstance(model, Model) else Model.load(model)
     here = engine_backend(backend).environment() if environment is None else environment
     wanted = Resolution(name=registered_model(name or known.name), alias=alias_of(known.info.sha256, here))
     try:
-        version = tracker.registered(wanted.name, wanted.alias)
+        named = tracker.registered(wanted.name, wanted.alias)
     except errors.StoreError as exc:
         return replace(wanted, why=str(exc))
-    if version is None:
-        accepted = ", ".join(sorted(tracker.aliases(wanted.name))) or "none"
-        why = (
-            f"No engine of this model, named {wanted.name!r}, is accepted for {here.device}, {here.backend} "
-            f"{here.backend_version} (alias {wanted.alias}). Accepted engines of that name: {accepted}. Promote a good "
-            "run made here."
-        )
-        return replace(wanted, why=why)
+    same_model = {} if named is not None else {schema.Tag.MODEL_SHA256: known.info.sha256}
+    others = [each for alias, each in tracker.accepted(same_model) if alias == wanted.alias] if same_model else []
+    checked = [_check_version(wanted, each, known, tracker, keys) for each in (*filter(None, (named,)), *others)]
+    if checked:
+        return max(checked, key=lambda each: tracker.info(each.run_id).start_time if each.run_id else 0.0)
+    accepted = ", ".join(sorted(tracker.aliases(wanted.name))) or "none"
+    why = (
+        f"No engine of this model, named {wanted.name!r} or otherwise, is accepted for {here.device}, {here.backend} "
+        f"{here.backend_version} (alias {wanted.alias}). Accepted engines of that name: {accepted}. Promote a good run "
+        "made here."
+    )
+    return replace(wanted, why=why)
+
+
+def _check_version(
+    wanted: Resolution, version: RegisteredVersion, model: Model, tracker: Tracker, keys: Sequence[str | Path]
+) -> Resolution:
+    """The resolution with a registered version, or with the reason why it cannot be used."""
+    wanted = replace(wanted, name=version.name)
     try:
         stored = tracker.load(version.run_id)
         signed_by = require_signed(stored, keys) if keys else None
@@ -352,7 +368,7 @@ def resolve(
     except (errors.IncompleteRunError, errors.RunNotFoundError, errors.SignatureError) as exc:
         return replace(wanted, why=f"Version {version.version} of {wanted.name!r} cannot be used: {exc}")
     # Anybody who can write to the registry can register a version. Run and version have to agree on what it is.
-    promised = {schema.Tag.ENGINE_SHA256: found, schema.Tag.MODEL_SHA256: known.info.sha256}
+    promised = {schema.Tag.ENGINE_SHA256: found, schema.Tag.MODEL_SHA256: model.info.sha256}
     for tag, value in promised.items():
         if version.tags.get(tag) != value or stored.info.tags.get(tag) != value:
             what = "engine" if tag == schema.Tag.ENGINE_SHA256 else "model"

@@ -269,10 +269,10 @@ def _build_and_evaluate(
     found = None if config.rebuild else builds.find_build(tracker, key)
     crashed: tuple[str, ...] = ()
     if found is not None:
-        reused_from, build = found
-        log.info("Reusing the engine of run %s: same spec, same environment.", reused_from)
+        holder, build = found
+        log.info("Reusing the engine of run %s: same spec, same environment.", holder.info.id)
     else:
-        reused_from = None
+        holder = None
         try:
             build, crashed = run_step("build", _build, job, backend, tracker, run, next(iter(feeds)))
         except errors.BackendError:
@@ -282,11 +282,11 @@ def _build_and_evaluate(
             raise
     if built is not None:
         built(build)
-    if reused_from is None:
+    if holder is None:
         builds.log_build(run, build, backend.engine_suffix)
         _log_model(run, model, config)
     else:
-        builds.log_reuse(run, build, reused_from)
+        builds.log_reuse(run, build, holder)
 
     if golden is None:
         golden = run_step("run reference", golden_outputs, model, feeds, check.golden)
@@ -307,7 +307,7 @@ def _build_and_evaluate(
         backend=config.build.backend,
         options=check_options(check, check.tolerances, config.build.profiles),
         reasons=reasons,
-        reused_from=reused_from,
+        reused_from=None if holder is None else holder.info.id,
         precision=config.build.precision,
         spec_sha256=job.spec.digest,
         engine_sha256=build.engine.sha256,
@@ -466,7 +466,7 @@ def read_timing_cache(asked: str | None, tracker: Tracker, environment: Environm
             f"The timing cache of run {run_id} is for {there.device_key}; this is {environment.device_key}. "
             "Timings of another device or release choose wrong tactics. Use a cache of this device, or none."
         )
-    cache = builds.load_timing_cache(stored)
+    cache = stored.get(schema.Artifact.TIMING_CACHE)
     if cache is None:
         raise errors.ConfigError(f"Run {run_id} has no timing cache (timing_cache={asked!r}). Name a run with a build.")
     return cache

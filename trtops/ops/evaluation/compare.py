@@ -125,7 +125,7 @@ def _evaluate_sides(actual: str, golden: str, check: CheckConfig, tracker: Track
         tolerances = tolerances_for(precision, check.tolerances)
         evaluation = assess(outputs, expected, latency, check, tolerances, feeds, seen)
     else:
-        held = next((builds.holder_of_engine(tracker, info) for info in runs if precision == "int8"), None)
+        held = next((tracker.load(info.id) for info in runs if precision == "int8"), None)
         rounded = RightModel(
             model=model,
             build=BuildConfig(precision=precision),
@@ -144,7 +144,7 @@ def _runner_of(side: Engine | Model) -> BaseRunner:
 
 def _open_side(side: str, tracker: Tracker) -> Engine | Model | RunResults:
     if side.startswith(RUN_PREFIX):
-        return builds.load_engine(builds.holder_of_engine(tracker, tracker.info(run_id_of(side, tracker))))
+        return builds.load_engine(tracker.load(run_id_of(side, tracker)))
     path = Path(side)
     if not path.exists():
         raise errors.ConfigError(

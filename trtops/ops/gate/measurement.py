@@ -141,8 +141,7 @@ class Measurement:
         config, run, model = self._config, self._run, self._model
         if config.candidate is not None:
             stored = self._tracker.load(run_id_of(config.candidate, self._tracker))
-            holder = builds.holder_of_engine(self._tracker, stored.info)
-            build = builds.load_build(holder)
+            build, holder = builds.load_build(stored), stored.holder
             if build.spec.model_sha256 != model.info.sha256:
                 raise errors.ConfigError(
                     f"The model has digest {model.info.sha256[:12]}, but candidate {stored.info.id} was built from "
@@ -207,7 +206,7 @@ class Measurement:
     def _open_accepted(self, info: RunInfo, device: str, stack: contextlib.ExitStack) -> tuple[Build, IsolatedBackend]:
         """The accepted engine, and a child process of the release that built it."""
         with _refused_for("accepted", errors.IncompleteRunError, errors.RunNotFoundError):
-            build = builds.load_build(builds.holder_of_engine(self._tracker, info))
+            build = builds.load_build(self._tracker.load(info.id))
             wanted = build.engine.environment
             # Engines only run with the release that built them.
             tried = []

@@ -99,7 +99,7 @@ def _convert(
 def bad_build(subject: Subject, parent: str) -> Build:
     """The engine under triage, as it was built first."""
     found = _convert(subject, parent, subject.config.build)
-    return builds.load_build(builds.holder_of_engine(subject.tracker, subject.tracker.info(found.run_id)))
+    return builds.load_build(subject.tracker.load(found.run_id))
 
 
 def pinned_side(subject: Subject, parent: str) -> Pinned:

@@ -108,7 +108,7 @@ class MlflowTracker:
         entity = self._entity(run_id)
         files = self._files(entity)
         manifest = read_manifest(run_id, files.peek(Artifact.MANIFEST))
-        return StoredRun(self._info(entity), manifest, files.get, files.peek)
+        return StoredRun(self._info(entity), manifest, files.get, files.peek, self.load)
 
     def find(
         self,
@@ -232,12 +232,19 @@ class MlflowTracker:
         aliases = {} if model is None else model.aliases
         return {alias: str(version) for alias, version in aliases.items()}
 
-    def accepted(self) -> list[tuple[str, RegisteredVersion]]:
+    def accepted(self, tags: Tags | None = None) -> list[tuple[str, RegisteredVersion]]:
+        if tags:  # a store may have thousands of models
+            versions = self._pages(self._client.search_model_versions, _search_filter(tags, None, None, ""))
+            names = [str(name) for name in dict.fromkeys(version.name for version in versions)]
+        else:
+            names = [model.name for model in self._pages(self._client.search_registered_models)]
         found = []
-        for model in self._pages(self._client.search_registered_models):
-            for alias, number in sorted(self.aliases(model.name).items()):
+        for name in names:
+            for alias, number in sorted(self.aliases(name).items()):
                 with contextlib.suppress(errors.StoreError, errors.RunNotFoundError):
-                    found.append((alias, self._version(model.name, number)))
+                    version = self._version(name, number)
+                    if (tags or {}).items() <= version.tags.items():
+                        found.append((alias, version))
         return found
 
     def _registered_model(self, name: str) -> Any:

@@ -241,7 +241,7 @@ def _read_engine(source: str, profile: bool, tracker: Tracker | None) -> tuple[E
             f"{source!r} is neither an engine nor a JSON file of the engine inspector, and there is no tracking store "
             "with such a run."
         )
-    build = builds.load_build(builds.holder_of_engine(tracker, tracker.info(run_id_of(source, tracker))))
+    build = builds.load_build(tracker.load(run_id_of(source, tracker)))
     if build.engine.backend == "tensorrt" and build.engine.plan:
         try:
             return _described(trt.engine_from_bytes(build.engine.plan), profile)
