@@ -28,6 +28,11 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {line} |" for line in lines)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, which takes an ``s`` in the plural: ``1 feed``, ``2 feeds``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def size(count: float) -> str:
     """Return a number of bytes as text, in binary units."""
     import humanize  # most commands print no sizes

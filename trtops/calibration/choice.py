@@ -12,6 +12,7 @@ import numpy as np
 from trtops import errors
 from trtops.calibration.histogram import Algorithm
 from trtops.record import Record
+from trtops.tables import counted
 
 AlgorithmOrBest: TypeAlias = Literal["best", "minmax", "entropy", "percentile"]
 
@@ -63,12 +64,11 @@ class Comparison(Record):
         gain = "equal to the next within 1%"
         if others[0].error > _EQUAL * best.error:
             gain = f"{1 - best.error / others[0].error:.0%} smaller than with the next"
-        feeds = "1 feed" if self.feeds == 1 else f"{self.feeds} feeds"
         alone = self.data == "calibration data"
         note = " It was not held out: the calibration data is a single feed." if alone else ""
         return (
-            f"Best algorithm: {best.algorithm}, relative error {best.error:.3g}, {gain} ({compared}), on {feeds} of "
-            f"the {self.data}.{note}"
+            f"Best algorithm: {best.algorithm}, relative error {best.error:.3g}, {gain} ({compared}), on "
+            f"{counted(self.feeds, 'feed')} of the {self.data}.{note}"
         )
 
 

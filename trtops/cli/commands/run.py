@@ -16,6 +16,7 @@ from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, tracker
 from trtops.cli.logs import say, say_ending
 from trtops.cli.script import Late, Name, Source, Unresolved, given, late, load, quoted, resolve
+from trtops.tables import counted
 
 if TYPE_CHECKING:
     from trtops.ops.evaluation.run import RunConfig
@@ -177,7 +178,7 @@ def run(args: Options) -> Job:
         )
         for name, count, mean in zip(result.runners, result.iterations, result.mean_ms):
             shown = f", {mean:.4g} ms each" if mean is not None else ""
-            say(f"{name}: {count} iteration{'s' * (count != 1)}{shown}")
+            say(f"{name}: {counted(count, 'iteration')}{shown}")
         if result.reasons:
             say("\n".join(result.reasons))
         if experiment is not None:

@@ -14,6 +14,7 @@ from trtops import errors
 from trtops.comparator.arrays import Array, holds_strings, to_numpy
 from trtops.comparator.report import Outputs, iterations_of
 from trtops.record import Record
+from trtops.tables import counted
 
 if TYPE_CHECKING:
     from trtops.backend.base import Feed
@@ -66,9 +67,7 @@ class Coverage(Record):
 
     def sentence(self) -> str:
         """The amount of data, followed by what it is blind to."""
-        amount = (
-            f"Coverage: {self.feeds} feed{'s' * (self.feeds != 1)}, {self.samples} sample{'s' * (self.samples != 1)}"
-        )
+        amount = f"Coverage: {counted(self.feeds, 'feed')}, {counted(self.samples, 'sample')}"
         return "; ".join((amount, *self.blind)) + "."
 
 

@@ -12,6 +12,7 @@ from trtops.backend.base import Feed
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.ops.evaluation.coverage import Covered
 from trtops.record import Record
+from trtops.tables import counted
 from trtops.verdict import Verdict
 
 _SHOWN = 6  # shapes in a line
@@ -68,7 +69,8 @@ class Evidence(Record):
         shapes = "; ".join(texts[:_SHOWN]) or "no inputs"
         assumed = ", assumed" if self.assumed else ""
         return (
-            f"{self.margin or 'nothing was compared'}; {self.source}, {self.samples} samples in {self.feeds} feeds; "
+            f"{self.margin or 'nothing was compared'}; {self.source}, {counted(self.samples, 'sample')} in "
+            f"{counted(self.feeds, 'feed')}; "
             f"shapes: {shapes}{more}{assumed}; reference: {self.reference}; limits: {self.limits}"
         )
 

@@ -29,6 +29,7 @@ from trtops.ops.search.accuracy import AccuracyConfig, accuracy, reference
 from trtops.ops.triaging.result import Answer, TriageConfig
 from trtops.spec import BuildConfig
 from trtops.system.processes import temporary_prefix
+from trtops.tables import counted
 from trtops.tracking.base import Tracker
 
 _FAILING_NODE = re.compile(r"running \S+ node\. Name:'([^']*)'")  # in errors of ONNX Runtime
@@ -85,7 +86,8 @@ class Subject:
 
 def ask_data(subject: Subject, parent: str) -> Answer:
     """Whether the inputs are finite."""
-    evidence = [f"Inputs come from {subject.config.check.open_for(subject.model).source}; {len(subject.feeds)} feeds."]
+    source = subject.config.check.open_for(subject.model).source
+    evidence = [f"Inputs come from {source}; {counted(len(subject.feeds), 'feed')}."]
     if subject.config.check.data is None:
         evidence.append("They are random: faults that show on real data only are not found.")
     for name in subject.feeds[0]:
