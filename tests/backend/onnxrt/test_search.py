@@ -103,8 +103,9 @@ def test_without_time_default_is_built_again_from_cache(model: Model) -> None:
     whole = BACKEND.build(model, config(timing_seconds=60.0), caches=Caches(timing=short.timing_cache))
 
     assert "-GeluFusionL2" in short.skipped and "+GeluApproximation" in short.skipped
+    assert {("GeluFusionL2", "on"), ("GeluApproximation", "off")} <= set(short.tactics.settings)
     assert "-GeluFusionL2 was not tried for lack of time" in short.log
-    assert short.tactics.settings == () and short.timing_cache_use.misses == 0
+    assert short.timing_cache_use.misses == 0
     assert again.skipped == short.skipped and again.tactics == short.tactics
     assert not whole.skipped and len(whole.tactics.settings) > 3 and whole.timing_cache_use.misses > 3
 

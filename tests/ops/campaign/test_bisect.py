@@ -290,6 +290,27 @@ def test_other_choices_need_an_editable_timing_cache(mechanism, editable):
     assert other.replay is not None and [choice.tactic for choice in other.replay.choices] == ["a", "c"]
 
 
+def test_setting_of_one_build_is_a_unit():
+    """A build that had no time for a setting has its default."""
+    tracker = MemoryTracker()
+
+    def build(**settings: str) -> StoredRun:
+        run = tracker.start("e", "build", kind="build")
+        run.log_json(BuildSpec(model_sha256="m", config=BuildConfig()), Artifact.SPEC)
+        made = dataclasses.replace(record(), mechanism="onnxruntime", settings=tuple(sorted(settings.items())))
+        run.log_json(made, Artifact.TACTICS)
+        run.finish("good")
+        return tracker.load(run.id)
+
+    other = {"GeluFusionL2": "on", "LayerNormFusionL1": "on"}
+    mixture = Mixture(build(**other), build(**other | {"GeluFusionL2": "off", "GeluApproximation": "on"}))
+
+    assert {unit.name for unit in mixture.units} == {"GeluFusionL2", "GeluApproximation"}
+    replay = mixture.request(np.array([unit.name == "GeluApproximation" for unit in mixture.units])).replay
+    assert replay is not None and dict(replay.settings) == other | {"GeluApproximation": "on"}
+    assert mixture.outcome(np.array([True, False]), mixture.bad_tactics).taken is not None
+
+
 def way_of(result: DebugBuildResult) -> object:
     trials = [(trial.taken, trial.verdict, trial.counted) for b in result.bisections for trial in b.trials]
     culprits = [culprit.units for b in result.bisections for culprit in b.culprits]

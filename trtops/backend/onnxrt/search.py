@@ -37,7 +37,7 @@ Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 
 @dataclass(frozen=True)
 class Choice:
-    """The result of a search, with the tactics that change the model's graph and the skipped candidates."""
+    """The result of a search, with the tactics that change the model's graph or may do so, and skipped candidates."""
 
     candidate: Candidate
     applicable: tuple[str, ...] = ()
@@ -79,16 +79,19 @@ class Search:
             return self._without_default(tactics, why_denied)
         applicable = self._applicable_tactics(tactics, limited=seed is None)
         self.log.add(f"[trtops] tactics that change this model's graph: {', '.join(applicable) or '-'}")
+        # A tactic that there was no time to try has its default, and may change the graph: the record names it.
+        untried = (tactic.name for tactic in tactics if Candidate.toggling([tactic.name]).id in self.budget.skipped)
+        recorded = tuple(dict.fromkeys((*applicable, *untried)))
         draw = seed is not None and applicable
         for candidate in random_candidates(applicable, seed or 0) if draw else self._by_time(applicable):
             if self._signature(candidate) is None:
                 continue
-            why = why_denied(candidate, applicable)
+            why = why_denied(candidate, recorded)
             if why is None:
                 for name in self.budget.skipped:
                     self.cache.skipped |= self._keys(name)
                     self.log.add(f"[trtops] {name} was not tried for lack of time (timing_seconds gives more)")
-                return Choice(candidate, applicable, self.use, tuple(self.budget.skipped))
+                return Choice(candidate, recorded, self.use, tuple(self.budget.skipped))
             self.log.add(f"[trtops] {candidate.id} is not built: {why}; taking the next")
         raise errors.EngineBuildError(
             "Every candidate has a tactic on the deny-list. Pardon one, or allow more tactics."

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from trtops import errors
+from trtops.backend.onnxrt.tactics import Candidate
 from trtops.ops.campaign.bisect_result import Unit
 from trtops.ops.campaign.config import BuildRequest
 from trtops.spec import BuildConfig, BuildSpec
@@ -38,7 +39,9 @@ class Mixture:
 
     def __init__(self, good: StoredRun, bad: StoredRun) -> None:
         self.good, self.bad = good, bad
-        self.good_tactics, self.bad_tactics = _load_tactics(good), _load_tactics(bad)
+        records = _load_tactics(good), _load_tactics(bad)
+        self._settings = tuple(dict.fromkeys(name for record in records for name, _ in record.settings))
+        self.good_tactics, self.bad_tactics = map(self._completed, records)
         self.is_by_settings = self.good_tactics.mechanism == "onnxruntime"
         settings, bad_settings = dict(self.good_tactics.settings), dict(self.bad_tactics.settings)
         mine, theirs = ({c.layer: c for c in record.choices} for record in (self.good_tactics, self.bad_tactics))
@@ -55,6 +58,12 @@ class Mixture:
                 if value != bad_settings.get(name, value)
             ),
         )
+
+    def _completed(self, record: TacticRecord) -> TacticRecord:
+        """The record with the default of each setting that only the other build has."""
+        if record.mechanism != "onnxruntime":
+            return record
+        return replace(record, settings=Candidate.from_settings(record.settings).settings(self._settings))
 
     def request(self, taken: Bools, *, start: Literal["good", "bad"] = "good") -> BuildRequest:
         """The build with these units, of shape ``(units,)``, of the bad build, and the others of the good one.
@@ -85,7 +94,7 @@ class Mixture:
         """Compare a build with the request."""
         if got is None:
             return MixtureOutcome(None, tuple(unit.name for unit in self.units))
-        now, good, bad = (_choices_of(record) for record in (got, self.good_tactics, self.bad_tactics))
+        now, good, bad = map(_choices_of, (self._completed(got), self.good_tactics, self.bad_tactics))
         taken = np.array([now.get(unit.column) == bad.get(unit.column) for unit in self.units], np.bool_)
         kept = np.array([now.get(unit.column) == good.get(unit.column) for unit in self.units], np.bool_)
         strayed = tuple(unit.name for unit, t, w in zip(self.units, taken, wanted) if t != w)
