@@ -32,7 +32,7 @@ SCHEMA_VERSION = 1
 # The kinds of work. A campaign is a debug_build, and each of its child runs an iteration.
 Kind: TypeAlias = Literal[
     "build", "compare", "debug_build", "iteration", "reduce", "diff_tactics", "calibrate", "sensitivity", "accuracy",
-    "precision", "proof", "bisect", "promote", "deny", "build_list", "gate", "gate_matrix",
+    "precision", "proof", "bisect", "promote", "deny", "build_list", "gate", "gate_builds", "gate_matrix",
     "audit", "triage", "triage_step", "engine_diff",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +18,16 @@ from trtops import errors
 from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.ops.campaign.promote import resolve
+from trtops.ops.gate import distribution
 from trtops.ops.gate.matrix import MatrixResult, gate_all
 from trtops.ops.gate.op import GateConfig, gate
 from trtops.ops.gate.policy import AccuracyLimit, LatencyLimit, Limits, Policy
 from trtops.ops.gate.releases import Release, interpreter_of
 from trtops.ops.gate.result import GateResult, decide, evaluate_measured
+from trtops.ops.gate.tolerance import BuildShare
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
+from trtops.tracking import builds
+from trtops.tracking.base import tracked
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.schema import Artifact, Tag
 
@@ -282,3 +288,67 @@ def test_release_is_parsed(tracker) -> None:
         interpreter_of(Release.parse("/no/such/env"), "onnxruntime")
     with pytest.raises(errors.ConfigError, match="same name"):
         gate_all(("m",), releases=(Release.parse("x=a.txt"), Release.parse("x=b.txt")), tracker=tracker)
+
+
+@pytest.fixture
+def planted_builds(heads, tracker, monkeypatch) -> Callable[[Collection[int]], GateConfig]:
+    """Let some builds of a gate on builds compute in FP32 instead of INT8; returns the gate's config.
+
+    The engines are built and gated once, since without tactics they are the same every time.
+    """
+    config = trial(build=INT8, distribution=BuildShare(builds=20), minutes=60.0, name="quantized heads")
+    sound = gate(heads, replace(config, distribution=BuildShare(), use_deny_list=False), tracker=tracker)
+    planted = gates.claiming(gates.built(heads, FP32), INT8)
+    bad = gate(
+        heads, replace(config, accepted=sound.holder, candidate=gates.kept(tracker, heads, planted)), tracker=tracker
+    )
+
+    def plant(numbers: Collection[int]) -> GateConfig:
+        made = itertools.count()
+
+        def gate_one(model: Path, config: GateConfig, **logged: object) -> GateResult:
+            found = bad if next(made) in numbers else sound
+            with tracked(tracker, "heads", "gate", kind="gate", parent=logged["parent"]) as run:
+                build = planted if found is bad else builds.load_build(tracker.load(sound.holder))
+                builds.log_spec(run, build.spec, build.engine.environment)
+                builds.log_build(run, build, ".ort")
+                run.set_tags({Tag.GATE: found.decision})
+                run.finish(found.verdict)
+            return replace(found, run_id=run.id, holder=run.id)
+
+        monkeypatch.setattr(distribution, "gate", gate_one)
+        return config
+
+    return plant
+
+
+def test_one_bad_build_in_ten_is_refused(heads, planted_builds, tracker) -> None:
+    result = gate_all((heads,), planted_builds({4, 14}), tracker=tracker)
+
+    assert result.verdict == "bad" and result.headline == "refused because of builds"
+    assert (result.estimate.outside, result.estimate.builds) == (2, 14)
+    [note] = [finding.text for finding in result.findings if finding.subject == "candidate builds"]
+    assert note.startswith("2 of 14 refused for precision: 100% of the kernels compute in fp32")
+    assert [build.number for build in result.builds if build.decision == "refuse"] == [5, 15]
+    assert result.tactics.bad == 2 and result.tactics.set_difference
+    stored = tracker.load(result.run_id)
+    assert type(result).from_json(stored.read_bytes(Artifact.GATE)).builds == result.builds
+    assert stored.info.metrics["gate", "outside"] == 2 and Artifact.GATE_TABLE in stored.manifest
+
+
+def test_builds_without_fault_are_accepted(heads, planted_builds, tracker) -> None:
+    result = gate_all((heads,), replace(planted_builds(()), register=True), tracker=tracker)
+
+    assert result.decision == "accept" and result.estimate.builds == 20 and result.version
+    assert "0 of 20 are outside the limits: at least 86 % of all builds are within, confidence 95 %" in result.page()
+    assert len({build.tactics_sha256 for build in result.builds}) == 1
+    assert resolve(heads, tracker=tracker, name="quantized heads").run_id == result.holder
+
+
+def test_share_stays_open_without_time(heads, accepted, tracker) -> None:
+    result = gate_all((heads,), trial(distribution=BuildShare(builds=2), minutes=0.001), tracker=tracker)
+
+    assert result.decision not in ("accept", "refuse") and result.estimate.builds == 0
+    assert "22.3 % are required. Raise --builds or --minutes" in result.reasons[0]
+    with pytest.raises(errors.ConfigError, match="candidate is one engine"):
+        gate_all((heads,), trial(distribution=BuildShare(builds=2), candidate=result.run_id), tracker=tracker)

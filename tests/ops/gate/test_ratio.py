@@ -1,4 +1,4 @@
-"""When a ratio of latencies is decided: rarely wrongly, whatever the rounds look like, and after how many."""
+"""When ratios of latencies and shares of builds are decided: rarely wrongly, and after how many looks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from trtops import errors
 from trtops.ops.gate.ratio import RatioEstimate, estimate
+from trtops.ops.gate.tolerance import BuildShare, ShareEstimate, decide_share, estimate_share
 
 
 def look_until_decided(
@@ -79,3 +81,42 @@ def test_three_equal_starts_decide_and_two_do_not() -> None:
     assert estimate(((0.1,) * 8,) * 3, 1.05, 0.99).decision == "above"
     assert estimate(((0.3,) * 8,) * 2, 1.05, 0.99).decision == "open"
     assert estimate(((0.3,) * 8, (0.0,) * 8, (0.001,) * 8), 1.05, 0.99).decision == "open"
+
+
+def build_until_decided(random: np.random.Generator, wanted: BuildShare, outside: float) -> ShareEstimate:
+    """What the gate on builds does, where a share of all builds is outside the limits."""
+    found = 0
+    for builds in range(1, wanted.builds + 1):
+        found += random.random() < outside
+        if decide_share(wanted, builds, found) != "open":
+            break
+    return estimate_share(wanted, builds, found)
+
+
+@pytest.mark.parametrize("builds", [20, 60, 200])
+def test_wrong_decisions_on_builds_are_rare(builds) -> None:
+    """Four of a hundred more than the stated five are what chance allows 200 gates."""
+    random, wanted = np.random.default_rng(builds), BuildShare(builds=builds, share=0.86 if builds == 20 else 0.95)
+
+    at_the_limit = [build_until_decided(random, wanted, 1 - wanted.required) for _ in range(200)]
+    tolerated = [build_until_decided(random, wanted, wanted.tolerated) for _ in range(200)]
+    planted = [build_until_decided(random, wanted, 0.1).decision for _ in range(100)]
+    sound = build_until_decided(random, wanted, 0.0)
+
+    assert sum(each.decision == "accept" for each in at_the_limit) <= 0.09 * 200
+    assert sum(each.low > wanted.required for each in at_the_limit) <= 0.09 * 200
+    assert sum(each.decision == "refuse" for each in tolerated) <= 0.09 * 200
+    assert planted.count("refuse") >= (50 if builds == 20 else 90)
+    assert sound.decision == "accept" and sound.builds == (20 if builds == 20 else 59)
+
+
+def test_few_builds_show_less() -> None:
+    assert BuildShare(builds=20).required == pytest.approx(0.861, abs=1e-3)
+    assert estimate_share(BuildShare(builds=20), 20, 0).low == pytest.approx(0.861, abs=1e-3)
+    assert estimate_share(BuildShare(builds=20), 20, 0, 1).decision == "open"  # an unclear build shows nothing
+    assert estimate_share(BuildShare(builds=20), 2, 0, 2).decision == "open"
+    assert estimate_share(BuildShare(builds=20), 2, 2).decision == "refuse"
+    with pytest.raises(errors.ConfigError, match="58 builds can show"):
+        BuildShare(builds=58, share=0.95)
+    with pytest.raises(errors.ConfigError, match="tolerated is 0"):
+        BuildShare(builds=59, share=0.95, tolerated=0.2)

@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 
 from trtops import errors
+from trtops.ops.gate.distribution import gate_builds
 from trtops.ops.gate.op import GateConfig, accept, gate
 from trtops.ops.gate.releases import Release
 from trtops.ops.gate.result import DECIDED, Finding, GateResult
@@ -88,9 +89,10 @@ def gate_all(
         (model, replace(config, build=replace(config.build, precision=precision), release=release))
         for model, precision, release in product(models, precisions or (config.build.precision,), releases)
     ]
+    gate_one = gate if config.distribution.builds == 1 else gate_builds
     if len(cells) == 1:
         [(model, own)] = cells
-        return run_step("gate", gate, model, own, tracker=tracker, experiment=experiment, tags=tags)
+        return run_step("gate", gate_one, model, own, tracker=tracker, experiment=experiment, tags=tags)
     if config.candidate is not None:
         raise errors.ConfigError(f"candidate is one run, but there are {len(cells)} combinations; expected one.")
     experiment = experiment or "gate"
@@ -103,7 +105,7 @@ def gate_all(
             name = f"gate {Path(model).stem} {own.build.precision} {own.release.name}"
             where = {"tracker": tracker, "experiment": experiment, "tags": tags, "parent": run.id}
             try:
-                result = run_step(name, gate, model, own, **where)  # type: ignore[arg-type]
+                result = run_step(name, gate_one, model, own, **where)  # type: ignore[arg-type]
             except errors.TrtopsError as exc:  # an unreadable model only ends its own combinations
                 result = GateResult(
                     title=name,

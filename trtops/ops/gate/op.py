@@ -16,6 +16,7 @@ from trtops.ops.gate.measurement import Measurement, RefusedError
 from trtops.ops.gate.policy import Policy
 from trtops.ops.gate.releases import HERE, Release
 from trtops.ops.gate.result import GateResult, evaluate_measured
+from trtops.ops.gate.tolerance import BuildShare
 from trtops.ops.result import finish_with, model_file, op_run
 from trtops.record import Record
 from trtops.spec import BuildConfig
@@ -45,6 +46,8 @@ class GateConfig(Record):
         accept_unproven: Accept a candidate that was compared on data that cannot support a verdict, such as random
             values in shapes that were not given.
         keep_model: Log the model file with its external data.
+        distribution: How many builds are gated, and which share of all builds must be within the limits.
+        minutes: Time limit of a gate on builds; no build starts later.
         timeout_seconds: Time limit of a build and of each step of the measurement; None waits without limit.
     """
 
@@ -63,6 +66,8 @@ class GateConfig(Record):
     register: bool = True
     accept_unproven: bool = False
     keep_model: bool = True
+    distribution: BuildShare = field(default_factory=BuildShare)
+    minutes: float = 5.0
     timeout_seconds: float | None = 1800.0
 
 

@@ -1,0 +1,221 @@
+"""The gate on builds: which share of a candidate's builds is within the limits, not whether one engine of it is."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trtops import errors
+from trtops.ops.campaign.diff_tactics import diff_body, log_diff
+from trtops.ops.campaign.open_campaign import find_model
+from trtops.ops.gate.op import GateConfig, accept, gate
+from trtops.ops.gate.releases import HERE
+from trtops.ops.gate.result import Decision, Finding, FindingOutcome, GateResult
+from trtops.ops.gate.tolerance import BuildShare, ShareDecision, ShareEstimate, decide_share, estimate_share
+from trtops.ops.result import finish_with, model_file, op_run, run_step
+from trtops.record import Record
+from trtops.reports.document import Section, Table
+from trtops.tactics.diff import diff
+from trtops.tactics.findings import TacticDiff
+from trtops.tactics.table import CampaignTable
+from trtops.tracking import builds, campaigns, schema
+from trtops.tracking.base import MetricName, Tracker
+
+_ACCEPTED_BUILDS = 5
+"""Builds of the accepted engine. If one in ten is slow, the median of five is in 0.9 % of gates."""
+
+_COLUMNS = ("build", "of", "decision", "outside for", "latency ratio", "latency (ms)", "kernels", "tactics", "run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedBuild(Record):
+    """One build, made with tactics timed afresh, and how it compares with the reference engine."""
+
+    number: int
+    of: str  # "first", "accepted" or "candidate"
+    run_id: str
+    decision: Decision
+    outside: tuple[str, ...]  # the checks that refused it, such as "latency"
+    reasons: tuple[str, ...]
+    ratio: float | None  # of latencies, to the reference engine
+    latency_ms: float | None
+    kernels: tuple[tuple[str, int], ...]  # by the precision that they compute in
+    tactics_sha256: str  # of the choices; empty if there is no engine
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributionResult(GateResult):
+    """The decision on a candidate from several builds of it."""
+
+    wanted: BuildShare
+    estimate: ShareEstimate
+    builds: tuple[GatedBuild, ...]  # those of the accepted engine first
+    reference: str  # id of the run with the engine that all builds of the candidate were compared with
+    tactics: TacticDiff  # between builds of the candidate within the limits and outside
+
+    def rows(self) -> Iterable[tuple[str | float | None, ...]]:
+        """Rows of the table, one for each build."""
+        for build in self.builds:
+            kernels = ", ".join(f"{count} {name}" for name, count in build.kernels)
+            numbers = (build.ratio, build.latency_ms, kernels, build.tactics_sha256[:12], build.run_id)
+            yield (str(build.number), build.of, build.decision, ", ".join(build.outside), *numbers)
+
+    def sections(self) -> Iterable[Section]:
+        """The decision, all builds, and the tactics that differ between builds within the limits and outside."""
+        yield from super().sections()
+        yield Section(title="Builds", table=Table(columns=_COLUMNS, rows=tuple(self.rows())))
+        if self.estimate.outside:
+            yield Section(title="Tactics of builds outside the limits", text="\n".join(diff_body(self.tactics)))
+
+    def metrics(self) -> dict[MetricName, float]:
+        """The number of builds, of those outside and unclear, and the share that is shown."""
+        found = self.estimate
+        numbers = {"builds": found.builds, "outside": found.outside, "unclear": found.unclear, "share": found.low}
+        return {(schema.Metric.GATE, name): float(value) for name, value in numbers.items()}
+
+
+def gate_builds(
+    model: str | Path,
+    config: GateConfig,
+    *,
+    tracker: Tracker,
+    experiment: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    parent: str | None = None,
+) -> DistributionResult:
+    """Build candidate and accepted engine several times, and decide on the share of builds within the policy's limits.
+
+    Each build is a gate of its own below this run: no timing cache, no replay, no stored engine. The reference of the
+    candidate's builds is the accepted build of median latency; without an accepted engine, that of the candidate's own
+    builds. The first build within the limits is registered, since the fastest would be an exception.
+    """
+    if config.candidate is not None:
+        raise errors.ConfigError("candidate is one engine, which says nothing about other builds; leave it or builds.")
+    began, path, wanted = time.perf_counter(), model_file(model), config.distribution
+    experiment = experiment or path.stem
+    name = f"gate {path.stem} {config.build.precision} {config.release.name}, {wanted.builds} builds"
+    with op_run(tracker, experiment, name, kind="gate_builds", model=path, tags=tags, parent=parent) as run:
+        run.log_params({"release": config.release.name, "policy": config.policy.digest, **wanted.to_dict()})
+        made: list[GatedBuild] = []
+        table = CampaignTable()
+        most = wanted.builds + _ACCEPTED_BUILDS + 1
+
+        def minutes_left() -> float:
+            return max(0.0, config.minutes - (time.perf_counter() - began) / 60)
+
+        def build(of: str, file: Path, own: GateConfig) -> GateResult:
+            # The time that is left, shared by all builds to come, but enough for one to be decided.
+            minutes = max(0.05, min(minutes_left(), max(minutes_left() / max(1, most - len(made)), 0.5)))
+            own = replace(own, distribution=BuildShare(), register=False, minutes=minutes)
+            where = {"tracker": tracker, "experiment": experiment, "tags": tags, "parent": run.id}
+            found = run_step(f"{of} build {len(made) + 1}", gate, file, own, **where)  # type: ignore[arg-type]
+            made.append(_gated(len(made) + 1, of, found, tracker, table if of == "candidate" else CampaignTable()))
+            return found
+
+        first = build("first", path, config)  # finds the accepted engine, and shows whether the data prove anything
+        reference, releases = config.accepted, (config.release, *config.others, HERE)
+        if first.measured is not None:
+            stored = tracker.info(first.measured.accepted.run_id if first.measured.accepted else first.holder)
+            source = builds.load_build(tracker.load(stored.id), engine=False)
+            same_model = source.spec.model_sha256 == first.measured.candidate.model_sha256
+            file = path if same_model else find_model(tracker, stored)
+            again = replace(config, build=source.spec.config, accepted=stored.id, others=releases, keep_model=False)
+            rebuilt: list[GateResult] = []
+            timed = config.policy.of(config.build.precision).latency is not None
+            for release in dict.fromkeys(releases) if timed else ():
+                while len(rebuilt) < _ACCEPTED_BUILDS and minutes_left() > 0:
+                    found = build("accepted", file, replace(again, release=release))
+                    version = found.measured and found.measured.candidate.environment.backend_version
+                    if version != source.engine.environment.backend_version:
+                        break
+                    rebuilt.append(found)
+            reference = stored.id
+            if ranked := sorted((1.0 if r.ratio is None else r.ratio.ratio, r.holder) for r in rebuilt):
+                reference = ranked[len(ranked) // 2][1]
+        fixed = replace(config, accepted=reference, others=releases)
+        holder, outcomes = "", Counter[str]()
+        decision: ShareDecision = "open"
+        is_unproven = first.verdict == "unproven"
+        while not is_unproven and decision == "open" and len(table) < wanted.builds and minutes_left() > 0:
+            found = build("candidate", path, replace(fixed, keep_model=config.keep_model and not holder))
+            outcomes[found.verdict] += 1
+            holder = holder or (found.holder if found.verdict == "good" else "")
+            unclear = len(table) - outcomes["good"] - outcomes["bad"]
+            decision = decide_share(wanted, len(table), outcomes["bad"], unclear)
+        estimate = estimate_share(wanted, len(table), outcomes["bad"], len(table) - outcomes["good"] - outcomes["bad"])
+        result = DistributionResult(
+            title=f"gate {path.name} {config.build.precision} {config.release.name}, {wanted.builds} builds",
+            subject=str(path),
+            findings=first.findings if is_unproven else tuple(_findings(wanted, estimate, made)),
+            policy=config.policy,
+            precision=config.build.precision,
+            release=config.release.name,
+            holder=holder,
+            seconds=time.perf_counter() - began,
+            wanted=wanted,
+            estimate=estimate,
+            builds=tuple(made),
+            reference=reference or "",
+            tactics=diff(table),
+        ).kept_in(run, experiment)
+        run.log_metrics(result.metrics())
+        run.log_json(result, schema.Artifact.GATE)
+        run.log_text(result.page(), schema.Artifact.GATE_PAGE)
+        run.log_table(schema.Artifact.GATE_TABLE, _COLUMNS, (list(row) for row in result.rows()))
+        log_diff(run, result.tactics)
+        run.set_tags({schema.Tag.GATE: result.decision, schema.Tag.EVIDENCE: holder})
+        finish_with(run, result, tracker)
+    if result.decision == "accept" and config.register:
+        engine = builds.load_build(tracker.load(holder))
+        registered, alias = accept(tracker, holder, engine, name=config.name or path.stem, evidence=result.run_id)
+        result = replace(result, version=registered.version, alias=alias)
+    return result
+
+
+def _gated(number: int, of: str, found: GateResult, tracker: Tracker, table: CampaignTable) -> GatedBuild:
+    """The record of a build, which is appended to a table of tactics."""
+    stored, measured = tracker.load(found.run_id), found.measured
+    campaigns.append(table, stored)
+    tactics = campaigns.load_record(stored)
+    return GatedBuild(
+        number=number,
+        of=of,
+        run_id=found.run_id,
+        decision=found.decision,
+        outside=tuple(dict.fromkeys(each.subject for each in found.findings if each.outcome == "refuse")),
+        reasons=found.reasons,
+        ratio=None if found.ratio is None else found.ratio.ratio,
+        latency_ms=None if measured is None or measured.rounds is None else measured.rounds.candidate_ms,
+        kernels=() if measured is None else measured.candidate.kernels,
+        tactics_sha256="" if tactics is None else tactics.digest,
+    )
+
+
+def _findings(wanted: BuildShare, found: ShareEstimate, made: Sequence[GatedBuild]) -> Iterator[Finding]:
+    """The decision on the share; then what refused builds, with an example of each."""
+    outcomes: dict[str, FindingOutcome] = {"accept": "pass", "refuse": "refuse", "open": "open"}
+    shown = wanted.required if found.decision == "accept" else found.low
+    text = (
+        f"{found.outside} of {found.builds} are outside the limits: at least {_percent(shown)} of all builds are "
+        f"within, confidence {_percent(wanted.share_confidence)}"
+    )
+    if found.unclear:
+        text += f". {found.unclear} are undecided, and count as outside in this"
+    if found.decision == "refuse":
+        text += f". More than {_percent(wanted.tolerated)} of all builds are outside"
+    elif found.decision == "open":
+        text += f"; {_percent(wanted.required)} are required. Raise --builds or --minutes, or lower --share"
+    yield Finding("builds", outcomes[found.decision], text)
+    for of in ("candidate", "accepted"):
+        several = [build for build in made if build.of == of]
+        for subject, count in Counter(subject for build in several for subject in build.outside).most_common():
+            example = next(line for build in several for line in build.reasons if line.startswith(subject))
+            yield Finding(f"{of} builds", "note", f"{count} of {len(several)} refused for {example}")
+
+
+def _percent(share: float) -> str:
+    return f"{math.floor(share * 1000 + 1e-6) / 10:g} %"  # rounded down, since it is claimed as a lower limit
