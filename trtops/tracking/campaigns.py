@@ -111,6 +111,12 @@ def append(table: CampaignTable, run: StoredRun) -> None:
     table.append(run.info.id, verdict if record is not None else "error", record)
 
 
+def made_on(info: RunInfo) -> str:
+    """Where and with what a build was made: host, kind of device, release; the blocks of a diff."""
+    parts = (info.tags.get(tag, "")[:24] for tag in (Tag.HOST, Tag.DEVICE_SHA256, Tag.BACKEND_VERSION))
+    return " ".join(parts).strip()
+
+
 def load_record(run: StoredRun) -> TacticRecord | None:
     """The tactics of a build's run; None if it failed before it had any."""
     return None if (data := run.get(Artifact.TACTICS)) is None else _parse_record(data)

@@ -274,6 +274,17 @@ def test_python_callable_evaluates_engines(model, data) -> None:
     assert {info.status for info in memory.find("seven")} == {"failed"}
 
 
+def test_bad_machine_is_named_while_the_campaign_runs(model, data, monkeypatch) -> None:
+    hosts = iter("ab" * 20)
+    monkeypatch.setattr(campaigns, "made_on", lambda info: next(hosts))
+    answers = iter([True, False] * 20)
+
+    result = debug_build(model, config(data, until=16), tracker=MemoryTracker(), evaluate=lambda engine: next(answers))
+
+    assert (result.good, result.bad) == (8, 8) and not result.found.confirmed
+    assert result.found.confounder.endswith("0 of 8 bad in a, 8 of 8 bad in b.")
+
+
 def test_resume_may_extend_but_not_change_builds(model, data) -> None:
     memory = MemoryTracker()
     with pytest.raises(KeyboardInterrupt):  # after three builds

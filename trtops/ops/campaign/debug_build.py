@@ -226,6 +226,8 @@ class _CampaignState:
         found = campaigns.iterations(tracker, info)
         self._interrupted = found.marked
         self._table = campaigns.table_of(tracker, info, found.whole.values())
+        # Where builds are bad on one machine only, the tactics that it prefers are no culprits.
+        self._made_on = {info.id: campaigns.made_on(info) for info in found.whole.values()}
         self._planner = Planner.read(tracker, info, campaign.config, found.whole.values())
         taken = found.whole.keys() | found.running
         # Numbers of the iterations to make. Each is given out once.
@@ -322,6 +324,7 @@ class _CampaignState:
     def add(self, result: CampaignBuild) -> None:
         """Add an iteration."""
         self._table.append(result.run_id, result.verdict, result.tactics)
+        self._made_on[result.run_id] = campaigns.made_on(self._tracker.info(result.run_id))
         count = len(self._table)
         # Diffing and writing read the whole table: at every build, they would cost the square of the campaign's length.
         if count <= _ALWAYS_DIFFED or count >= self._diffed * 1.02:
@@ -333,7 +336,7 @@ class _CampaignState:
     def _update_diff(self) -> None:
         self._diffed, config = len(self._table), self.campaign.config
         if config.until == "decided":
-            self._diff = diff(self._table, confidence=config.confidence)
+            self._diff = diff(self._table, confidence=config.confidence, blocks=self._made_on)
 
     def report(self, last: CampaignBuild | None, mixtures: int = 0) -> None:
         """Call the progress function; ``mixtures`` are those of a bisection in progress."""
@@ -351,7 +354,7 @@ class _CampaignState:
     def finish(self) -> DebugBuildResult:
         """Log table, diff and result, and end the parent run."""
         config, counts = self.campaign.config, campaigns.counts(self._table)
-        found = diff(self._table, confidence=config.confidence)
+        found = diff(self._table, confidence=config.confidence, blocks=self._made_on)
         confirmed, doubtful = self._planner.confirmed_and_doubtful(self._table)
         result = DebugBuildResult(
             verdict=next((each for each in ("bad", "unproven", "good") if counts[each]), "error"),

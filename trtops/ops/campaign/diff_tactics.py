@@ -133,9 +133,7 @@ def diff_tactics(
     parent = infos[0].id if len(infos) == 1 and infos[0].kind == _CAMPAIGN else None
     with op_run(tracker, experiment, name, kind="diff_tactics", tags=tags, parent=parent) as run:
         run.log_params(config)
-        # Where and with what each build was made: host, kind of device, release.
-        made_with = (schema.Tag.HOST, schema.Tag.DEVICE_SHA256, schema.Tag.BACKEND_VERSION)
-        blocks = {info.id: " ".join(info.tags.get(tag, "")[:24] for tag in made_with).strip() for info in builds}
+        blocks = {info.id: campaigns.made_on(info) for info in builds}
         found = run_step("compare", diff, table, confidence=config.confidence, by=config.by, blocks=blocks)
         run.log_bytes(table.to_bytes(), schema.Artifact.CAMPAIGN_TABLE)
         log_diff(run, found)

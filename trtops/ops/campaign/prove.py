@@ -202,7 +202,8 @@ def prove(
 def _choose_suspect(campaign: Campaign, config: ProveConfig, tracker: Tracker) -> tuple[Suspect, bool, Mixture]:
     """The suspect to prove, whether it is several that fail only together, and the two builds most alike but for it."""
     table = campaigns.load_table(tracker, campaign.run_id)
-    found = diff(table, confidence=campaign.config.confidence)
+    blocks = {name: campaigns.made_on(tracker.info(name)) for name in table.names}
+    found = diff(table, confidence=campaign.config.confidence, blocks=blocks)
     clause: Sequence[int] = (config.suspect or 0,)
     if config.suspect is None and found.explanation is not None and found.explanation.clauses:
         clause = found.explanation.clauses[0]
