@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import markdown_it
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
+from trtops.record import sha256
 from trtops.reports.document import Chart, Document, Section
 from trtops.reports.sections import facts_of, next_commands
 from trtops.tracking.base import RunInfo
@@ -22,6 +24,9 @@ from trtops.verdict import VERDICTS
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _MAX_BARS = 60
+# Pages of one layout show the same data in the same way, so that they can be compared.
+_SOURCES = sorted(path for path in Path(__file__).parent.rglob("*") if path.suffix in (".py", ".html", ".css", ".js"))
+LAYOUT = sha256(b"".join(path.read_bytes() for path in _SOURCES) + markdown_it.__version__.encode())[:16]
 _TONES = {"good": "good", "bad": "bad", "error": "crashed or hung", "unproven": "unproven", "plain": "value"}
 
 
@@ -31,6 +36,7 @@ def page(document: Document, info: RunInfo, sections: Sequence[Section], picture
     script = (_TEMPLATES / "report.js").read_text("utf-8")
     return _environment().get_template("report.html").render(
         document=document,
+        layout=LAYOUT,
         info=info,
         verdicts=VERDICTS,
         facts=facts_of(info),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from dataclasses import replace
 
 from trtops import errors
 from trtops.reports.description import description
 from trtops.reports.document import Document
-from trtops.reports.page import page
+from trtops.reports.page import LAYOUT, page
 from trtops.reports.sections import document_of, stored_sections
 from trtops.tracking.base import Run, StoredRun, Tracker
 from trtops.tracking.schema import BUILD_FILES, Artifact, Tag
@@ -34,7 +35,8 @@ def present(run: Run, tracker: Tracker, document: Document) -> None:
     try:
         info = tracker.info(run.id)
         sections = list(stored_sections(tracker, info, read))
-        pictures = {entry.path: read(entry.path) for entry in run.logged() if entry.path.endswith(_PICTURES)}
+        paths = sorted(entry.path for entry in run.logged() if entry.path.endswith(_PICTURES))
+        pictures = {path: read(path) for path in paths}
         headline = document.headline if document.headline != document.verdict else ""
         summary = headline or "; ".join(document.why)
         run.set_tags({Tag.NOTE: description(document, info, sections), Tag.HEADLINE: summary[:_HEADLINE]})
@@ -45,6 +47,23 @@ def present(run: Run, tracker: Tracker, document: Document) -> None:
     except Exception as exc:
         # A build that took hours must not fail because of its page.
         log.warning("The report of run %s could not be written: %s: %s", run.id, type(exc).__name__, exc)
+
+
+def drawn_again(tracker: Tracker, stored: StoredRun) -> tuple[str, str] | None:
+    """The report and the description of a finished run, from its data and the store; None if another release drew them.
+
+    Both have the ids and texts that they were first drawn with, so that they can be compared.
+    """
+    read = stored.get
+    if f'layout {LAYOUT}"'.encode() not in stored.read_bytes(Artifact.REPORT):
+        return None
+    info, stated = stored.info, stored.manifest.run
+    if stated is not None:  # a spooled run was drawn under its local id
+        info = replace(info, id=stated.id, parent=stated.parent)
+    document, sections = document_of(info, read), list(stored_sections(tracker, info, read))
+    paths = (entry.path for entry in stored.manifest.original().artifacts if entry.path.endswith(_PICTURES))
+    pictures = {path: read(path) for path in paths}
+    return page(document, info, sections, pictures), description(document, info, sections)
 
 
 def report_page(tracker: Tracker, run_id: str) -> str:

@@ -22,6 +22,7 @@ from typing import Protocol
 from trtops.tracking.records import ArtifactEntry as ArtifactEntry
 from trtops.tracking.records import Manifest as Manifest
 from trtops.tracking.records import RegisteredVersion as RegisteredVersion
+from trtops.tracking.records import RunDetails as RunDetails
 from trtops.tracking.records import RunInfo as RunInfo
 from trtops.tracking.records import RunStatus as RunStatus
 from trtops.tracking.records import Tags as Tags
@@ -95,6 +96,10 @@ class Tracker(Protocol):
 
     def drop(self, run_id: str, paths: Collection[str]) -> None:
         """Delete artifacts of a complete run. The manifest that lists them as dropped is written first."""
+        ...
+
+    def details(self, run_id: str) -> RunDetails:
+        """What only an audit reads of a run; slower than :meth:`info`."""
         ...
 
     def peek(self, run_id: str, path: str) -> bytes | None:

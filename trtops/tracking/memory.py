@@ -12,18 +12,28 @@ from pathlib import Path
 
 from trtops import errors
 from trtops.record import sha256
-from trtops.tracking import owner
+from trtops.tracking import owner, schema
 from trtops.tracking.records import (
     ArtifactEntry,
     RegisteredVersion,
     RunData,
+    RunDetails,
     RunInfo,
     RunStatus,
     Tags,
     check_registration,
     is_local,
 )
-from trtops.tracking.run import Run, Scratch, StoredRun, check_reopening, failure_note, new_run, read_manifest
+from trtops.tracking.run import (
+    Run,
+    Scratch,
+    StoredRun,
+    check_reopening,
+    failure_note,
+    new_run,
+    read_manifest,
+    stated_end,
+)
 from trtops.tracking.schema import Artifact, Kind, MetricName, Tag
 
 
@@ -125,8 +135,9 @@ class MemoryTracker:
         with self._lock:
             data = self._data(run_id)
             if data.status == "running":
-                data.status, data.end_time = "finished", time.time()
-                if Artifact.MANIFEST not in data.artifacts:
+                manifest = data.artifacts.get(Artifact.MANIFEST)
+                data.status, data.end_time = "finished", stated_end(manifest) or time.time()
+                if manifest is None:
                     data.status = "killed"
                     data.tags |= {Tag.ERROR: why, Tag.NOTE: failure_note(run_id, why)}
             return self.info(run_id)
@@ -150,6 +161,12 @@ class MemoryTracker:
         for tag in (Tag.ERROR, Tag.VERDICT):
             data.tags.pop(tag, None)
         return MemoryRun(run_id, data, self._lock)
+
+    def details(self, run_id: str) -> RunDetails:
+        with self._lock:
+            data = self._data(run_id)
+            history = {schema.metric_key(name): (value,) for name, value in data.metrics.items()}
+            return RunDetails(user=None, status=("", ""), history=history, files=tuple(data.artifacts))
 
     def peek(self, run_id: str, path: str) -> bytes | None:
         with self._lock:
@@ -215,6 +232,10 @@ class MemoryRun(Run):
         super().__init__(run_id, url="")
         self._data = data
         self._store_lock = lock
+
+    def _info(self) -> RunInfo:
+        with self._store_lock:
+            return self._data.info_as(self.id)
 
     def _put_name(self, name: str) -> None:
         with self._store_lock:

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trtops import errors
-from trtops.tracking.records import ArtifactEntry, RunInfo, RunStatus, Tags, incomplete, is_local
+from trtops.tracking.records import ArtifactEntry, RunDetails, RunInfo, RunStatus, Tags, incomplete, is_local
 from trtops.tracking.run import Run, StoredRun, new_run, read_manifest, write_artifact
-from trtops.tracking.schema import Artifact, Kind, MetricName
+from trtops.tracking.schema import Artifact, Kind, MetricName, metric_key
 from trtops.tracking.spool import AWAY, Spool, SpooledRun, SpoolTarget, upload
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class OfflineTracker:
         why = f"Its parent {parent} is in the spool."
         if parent is None or not is_local(parent) or (parent := self._stored_id(parent)) is not None:
             try:
-                inner = self.inner.create(experiment, name, tags=first, parent=parent)
+                inner = self.inner.create(experiment, name, tags=first, parent=parent, began=began)
                 record.run_id, record.parent = inner.id, parent
             except errors.TrackingUnavailableError as exc:
                 why = str(exc)
@@ -127,6 +127,12 @@ class OfflineTracker:
         question = ("find", experiment, tuple(sorted((tags or {}).items())), parent, status, limit, id_prefix)
         wanted: dict[str, Any] = {"tags": tags, "parent": parent, "status": status, "limit": limit}
         return self._answer(question, lambda: self.inner.find(experiment, **wanted, id_prefix=id_prefix))
+
+    def details(self, run_id: str) -> RunDetails:
+        if (spooled := self._spooled(run_id)) is not None:
+            history = {metric_key(name): (value,) for name, value in spooled.metrics.items()}
+            return RunDetails(user=None, status=("", ""), history=history, files=tuple(spooled.artifacts))
+        return self.inner.details(run_id)
 
     def peek(self, run_id: str, path: str) -> bytes | None:
         if (spooled := self._spooled(run_id)) is not None:
@@ -208,6 +214,9 @@ class OfflineRun(Run):
     def _sync(self, paths: Iterable[str]) -> None:
         if self._inner is not None:
             self._inner._sync(paths)
+
+    def _info(self) -> RunInfo:
+        return self.record.info()
 
     def _put_name(self, name: str) -> None:
         with self._lock:

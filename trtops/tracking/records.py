@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from trtops import errors
-from trtops.record import JSONValue, Record
+from trtops.record import JSONValue, Record, sha256
 from trtops.tracking.schema import KINDS, Kind, MetricName, Tag
 from trtops.verdict import VERDICTS, Verdict
 
@@ -71,11 +71,37 @@ class ArtifactEntry(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Statement(Record):
+    """The row of a run in the database at the run's end. Times are in seconds since the epoch.
+
+    Metrics have all their values, in order, by :func:`trtops.tracking.schema.metric_key`; those of a ``resumed`` run
+    lack what earlier processes logged. Texts of more than 100 characters are stated as their digest.
+    """
+
+    id: str  # a local one if the run was spooled
+    experiment: str
+    name: str
+    parent: str | None
+    start_time: float
+    end_time: float
+    resumed: bool
+    tags: Mapping[str, str]
+    params: Mapping[str, str]
+    metrics: Mapping[str, tuple[float, ...]]
+
+    @staticmethod
+    def short(text: str) -> str:
+        """A tag's or param's value as it is stated."""
+        return text if len(text) <= 100 else f"SHA-256 {sha256(text.encode())}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest(Record):
     """Every artifact of a finished run but the manifest itself, and those deleted since; both ordered by path."""
 
     artifacts: tuple[ArtifactEntry, ...]
     dropped: tuple[ArtifactEntry, ...] = ()
+    run: Statement | None = None
 
     def to_dict(self) -> dict[str, JSONValue]:
         """The manifest as JSON values."""
@@ -87,16 +113,28 @@ class Manifest(Record):
 
     def original(self) -> Manifest:
         """The manifest as it was when the run finished."""
-        return Manifest(artifacts=tuple(sorted((*self.artifacts, *self.dropped), key=lambda entry: entry.path)))
+        every = sorted((*self.artifacts, *self.dropped), key=lambda entry: entry.path)
+        return replace(self, artifacts=tuple(every), dropped=())
 
     def without(self, paths: Collection[str]) -> Manifest:
         """The manifest after these artifacts were deleted."""
         gone = tuple(entry for entry in self.artifacts if entry.path in paths)
-        return Manifest(artifacts=tuple(e for e in self.artifacts if e not in gone), dropped=(*self.dropped, *gone))
+        left = tuple(entry for entry in self.artifacts if entry not in gone)
+        return replace(self, artifacts=left, dropped=(*self.dropped, *gone))
 
     def __contains__(self, path: object) -> bool:
         """True if there is an artifact with this path."""
         return any(entry.path == path for entry in self.artifacts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunDetails:
+    """What only an audit reads of a run: user and status, all values of each metric, and the paths of all files."""
+
+    user: str | None
+    status: tuple[str, str]  # as MLflow shows it, and as it shows a finished run with this verdict
+    history: Mapping[str, tuple[float, ...]]  # by metric_key
+    files: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

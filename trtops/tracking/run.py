@@ -5,6 +5,7 @@ A store implements the abstract methods of :class:`Run`.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import hashlib
@@ -16,6 +17,7 @@ import re
 import shutil
 import tempfile
 import threading
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +30,16 @@ from trtops.system import signing
 from trtops.system.masking import masked, masked_json
 from trtops.system.processes import temporary_prefix
 from trtops.tracking import owner, schema
-from trtops.tracking.records import ArtifactEntry, Manifest, ReusedBuild, RunInfo, RunStatus, incomplete, new_local_id
+from trtops.tracking.records import (
+    ArtifactEntry,
+    Manifest,
+    ReusedBuild,
+    RunInfo,
+    RunStatus,
+    Statement,
+    incomplete,
+    new_local_id,
+)
 from trtops.tracking.schema import Artifact, Kind, MetricName, Tag
 from trtops.verdict import Verdict
 
@@ -48,6 +59,8 @@ class Run(ABC):
         self.url = url
         self._lock = threading.RLock()
         self._artifacts: dict[str, ArtifactEntry] = {}
+        self._history: dict[str, list[float]] = {}
+        self._resumed = False
         self._signed_files: dict[str, bytes] = {}
         self._sealed = False
         self._whole = False
@@ -93,6 +106,11 @@ class Run(ABC):
         numbers = {schema.fitting(tuple(name)): schema.number(name, value) for name, value in metrics.items()}
         with self._lock:
             self._put_metrics(numbers)
+            for name, value in numbers.items():
+                values = self._history.setdefault(schema.metric_key(name), [])
+                # Stores keep a value that did not change once; NaN is equal to itself here.
+                if not values or repr(values[-1]) != repr(value):
+                    values.append(value)
 
     def log_file(self, source: str | Path, path: str) -> None:
         """Copy a file into the run as artifact ``path``, replacing an earlier one.
@@ -144,8 +162,11 @@ class Run(ABC):
             if self._ended:
                 return
             entries = tuple(entry for _, entry in sorted(self._artifacts.items()))
-            manifest = Manifest(artifacts=entries).to_json().encode("utf-8")
             tags = {} if verdict is None else {Tag.VERDICT: str(verdict)}
+            if signing.signs_here():
+                tags[Tag.SIGNED] = "true"
+            statement = self._statement(tags)
+            manifest = Manifest(artifacts=entries, run=statement).to_json().encode("utf-8")
             tags[Tag.MANIFEST_SHA256] = sha256(manifest)
             digests = canonical_json({entry.path: entry.sha256 for entry in entries})
             if len(digests) <= schema.MAX_TAG:
@@ -162,7 +183,7 @@ class Run(ABC):
             self._sync(last)
             # Only the status is missing now, and fail() must not undo the rest.
             self._whole = True
-            self._end("finished")
+            self._end("finished", at=statement.end_time)
             self._ended = "finished"
 
     def fail(self, error: BaseException | str) -> None:
@@ -190,6 +211,7 @@ class Run(ABC):
     def continue_from(self, artifacts: Iterable[ArtifactEntry]) -> None:
         """Start with the artifacts that an earlier process logged to this run."""
         with self._lock:
+            self._resumed = True
             self._artifacts = {entry.path: entry for entry in artifacts if entry.path != Artifact.SIGNATURE}
 
     def restore(self, info: RunInfo, artifacts: Mapping[str, Path]) -> None:
@@ -203,6 +225,24 @@ class Run(ABC):
                 self._put_artifact(file, path)
             self._end(info.status, at=info.end_time)
             self._ended = info.status
+
+    def _statement(self, last: Mapping[str, str]) -> Statement:
+        """The run's row in the database once these last tags are set, so that changes of it show."""
+        info = self._info()
+        tags, params = ({n: Statement.short(v) for n, v in d.items()} for d in ({**info.tags, **last}, info.params))
+        metrics = {schema.metric_key(name): [value] for name, value in info.metrics.items()} | self._history
+        return Statement(
+            id=self.id,
+            experiment=info.experiment,
+            name=info.name,
+            parent=info.parent,
+            start_time=round(info.start_time, 3),
+            end_time=round(time.time(), 3),  # in milliseconds, as MLflow keeps it
+            resumed=self._resumed,
+            tags=tags,
+            params=params,
+            metrics={name: tuple(values) for name, values in sorted(metrics.items())},
+        )
 
     def _signature(self, manifest: bytes, entries: Iterable[ArtifactEntry], verdict: Verdict | None) -> bytes:
         """The signature over the manifest, the spec, the inputs, the environment and the verdict."""
@@ -253,6 +293,10 @@ class Run(ABC):
 
     def _sync(self, paths: Iterable[str]) -> None:  # noqa: B027 - only a local store has a disk
         """Wait until the disk holds these artifacts, if they are on a disk of this machine."""
+
+    @abstractmethod
+    def _info(self) -> RunInfo:
+        """The run as a search returns it now."""
 
     @abstractmethod
     def _put_name(self, name: str) -> None:
@@ -416,6 +460,14 @@ class Scratch:
 def _remove_folder(folder: Path, pid: int) -> None:
     if pid == os.getpid():
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def stated_end(manifest: bytes | None) -> float | None:
+    """The end of a run that its manifest states, for a run whose process died just before it ended."""
+    with contextlib.suppress(errors.FormatError):
+        found = None if manifest is None else Manifest.from_json(manifest).run
+        return None if found is None else found.end_time
+    return None
 
 
 def read_manifest(run_id: str, data: bytes | None) -> Manifest:

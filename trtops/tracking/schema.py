@@ -89,6 +89,7 @@ class Tag:
     FAULT = "trtops.fault"  # the kind of fault that triage found
     GATE = "trtops.gate"  # accept, refuse or measure more
     MANIFEST_SHA256 = "trtops.manifest.sha256"  # digest of the original manifest, so that changes show
+    SIGNED = "trtops.signed"  # true for a run that was signed when it finished
     DIGESTS = "trtops.digests"  # digests of the artifacts by path, as JSON
     LISTED = "trtops.listed"  # equal for equal builds of a model list
     TABLES = "mlflow.loggedArtifacts"  # artifacts that the UI shows as tables

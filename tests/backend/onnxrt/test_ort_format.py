@@ -8,7 +8,7 @@ import pytest
 from tests import models
 from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.optimize import Optimizer
-from trtops.backend.onnxrt.ort_format import read
+from trtops.backend.onnxrt.ort_format import read_graph
 from trtops.backend.onnxrt.tactics import Candidate
 
 # Runs in a process of its own: importing the generated reader changes the root logger and sys.path.
@@ -32,7 +32,8 @@ def test_nodes_equal_onnx_runtimes_reader(make, tmp_path):
     with Optimizer(make().proto, ("CPUExecutionProvider",), 0, SessionLog()) as optimizer:
         path.write_bytes(optimizer(Candidate()).plan)
 
-    nodes, types = read(path.read_bytes())
+    found = read_graph(path.read_bytes())
+    nodes, types = found.nodes, found.types
     done = subprocess.run([sys.executable, "-c", _ORACLE, str(path)], capture_output=True, text=True, check=True)
 
     ours = [
@@ -47,7 +48,7 @@ def test_nodes_equal_onnx_runtimes_reader(make, tmp_path):
 def test_attributes_have_their_values():
     text = "(float[1,3,8,8] x) => (float[1,3,4,4] y) { y = MaxPool<kernel_shape = [2,2], strides = [2,2]>(x) }"
     with Optimizer(models.model(text), ("CPUExecutionProvider",), 0, SessionLog()) as optimizer:
-        (node,) = read(optimizer(Candidate(("NchwcTransformer",))).plan)[0]
+        (node,) = read_graph(optimizer(Candidate(("NchwcTransformer",))).plan).nodes
 
     expected = {"kernel_shape": [2, 2], "ceil_mode": 0, "auto_pad": "NOTSET"}
     assert {name: value for name, value in node.attributes if name in expected} == expected

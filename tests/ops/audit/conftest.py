@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests import campaigns, models
+from tests.gates import with_wrong_weight, write
 from tests.keys import new_key
 from tests.stores import copy_store
 from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.campaign.promote import promote
 from trtops.ops.campaign.workers import close_workers
+from trtops.ops.engines.calibrate import CalibrateConfig, calibrate
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.evaluation.command import CommandCheck
+from trtops.ops.gate.op import GateConfig, gate
+from trtops.ops.gate.policy import Limits, Policy
+from trtops.ops.search.reduce import ReduceConfig, reduce
 from trtops.record import canonical_json, sha256
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.system import signing
+from trtops.tracking import schema
 from trtops.tracking.mlflow import MlflowTracker
+from trtops.tracking.records import Statement
 from trtops.tracking.schema import Artifact, Tag
 
 QUICK = CheckConfig(iterations=2, latency_runs=2, warm_up=0, plots="never")
 ONE_THREAD = OnnxRuntimeOptions(timing_iterations=2, intra_op_threads=1)
 TABLES = {
     "metric": ("metrics", "latest_metrics"),
+    "history": ("metrics",),
     "param": ("params",),
     "tag": ("tags",),
     "version": ("model_version_tags",),
@@ -44,7 +55,7 @@ class Logged:
     key: Path  # the public key that all are signed with
     private: Path
 
-    @property
+    @functools.cached_property
     def tracker(self) -> MlflowTracker:
         return MlflowTracker(self.root)
 
@@ -68,6 +79,35 @@ class Logged:
             entry["size"], entry["sha256"] = len(data), sha256(data)
         file.write_text(json.dumps(manifest, indent=2, ensure_ascii=False))
 
+    def forget(self, run: str, path: str) -> None:
+        """Remove a file from the manifest."""
+        file = self.folder(run) / Artifact.MANIFEST
+        manifest = json.loads(file.read_bytes())
+        manifest["artifacts"] = [entry for entry in manifest["artifacts"] if entry["path"] != path]
+        file.write_text(json.dumps(manifest, indent=2, ensure_ascii=False))
+
+    def restate(self, run: str) -> None:
+        """Make the manifest's statement match the database."""
+        info, file = self.tracker.info(self.runs[run]), self.folder(run) / Artifact.MANIFEST
+        manifest = json.loads(file.read_bytes())
+        stated = manifest["run"]
+        dropped = (Tag.MANIFEST_SHA256, Tag.DIGESTS)
+        stated["tags"] = {name: Statement.short(v) for name, v in info.tags.items() if name not in dropped}
+        stated["params"] = {name: Statement.short(value) for name, value in info.params.items()}
+        stated["metrics"] |= {
+            schema.metric_key(n): [*stated["metrics"].get(schema.metric_key(n), ()), v] for n, v in info.metrics.items()
+        }
+        stated |= {"experiment": info.experiment, "name": info.name, "parent": info.parent}
+        stated |= {"start_time": info.start_time, "end_time": info.end_time}
+        file.write_text(json.dumps(manifest, indent=2, ensure_ascii=False))
+        self.rewrite_tags(run)
+
+    def unsign(self, run: str) -> None:
+        """Remove the signature, and the statement that there was one."""
+        (self.folder(run) / Artifact.SIGNATURE).unlink()
+        self.execute("DELETE FROM tags WHERE run_uuid = ? AND key = ?", self.runs[run], Tag.SIGNED)
+        self.restate(run)
+
     def rewrite_tags(self, run: str) -> None:
         """Make the digests in tags match the manifest."""
         data = (self.folder(run) / Artifact.MANIFEST).read_bytes()
@@ -78,7 +118,15 @@ class Logged:
             self.set(run, "tag", Tag.ENGINE_SHA256, engine)
 
     def set(self, run: str, kind: str, name: str, value: object) -> None:
-        """Change a tag, param or metric of a run in the database, or a tag of the version in the registry."""
+        """Change a tag, param, metric or column of a run in the database, or a tag of the version in the registry."""
+        if kind in ("run", "experiment"):
+            row = (
+                "run_uuid = ?"
+                if kind == "run"
+                else "experiment_id = (SELECT experiment_id FROM runs WHERE run_uuid = ?)"
+            )
+            self.execute(f"UPDATE {kind}s SET {name} = ? WHERE {row}", value, self.runs[run])
+            return
         of_run = "TRUE" if kind == "version" else f"run_uuid = '{self.runs[run]}'"
         for table in TABLES[kind]:
             self.execute(f"UPDATE {table} SET value = ? WHERE key = ? AND {of_run}", value, name)
@@ -88,29 +136,68 @@ class Logged:
             assert database.execute(query, values).rowcount >= 1, (query, values)
 
 
-@pytest.fixture(scope="session")
-def pristine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Logged]:
-    """The store as it was logged: for reading. What writes a run takes ``logged``, or tests see each other's runs."""
-    folder = tmp_path_factory.mktemp("audited")
+def make_store(folder: Path) -> Logged:
+    """A store with signed runs of every kind that is audited."""
     private, public = folder / "key.pem", folder / "key.pub"
     new_key(private, public)
     tracker = MlflowTracker(folder / "mlruns")
-    model = models.conv_net().fixed().write(folder)
+    model, data = models.conv_net().fixed().write(folder), folder / "data.npz"
+    np.savez(data, **models.conv_net().fixed().feed)
+    (folder / "scaled").mkdir()
+    scaled = write(with_wrong_weight(models.conv_net().fixed().proto), folder / "scaled", "retrained")
+    real = replace(QUICK, data=str(data))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(signing.KEY_VARIABLE, str(private))
         runs = {}
         for name, precision in (("fp32", "fp32"), ("fp16", "fp16"), ("int8", "int8"), ("reused", "fp32")):
             build = BuildConfig(precision=precision, options=ONE_THREAD)  # type: ignore[arg-type]
             runs[name] = convert(model, ConvertConfig(build=build, check=QUICK), tracker=tracker).run_id
+        plain = BuildConfig(options=ONE_THREAD)
+        runs["retrained"] = convert(scaled, ConvertConfig(build=plain, check=QUICK), tracker=tracker).run_id
+        config = GateConfig(build=plain, check=real, policy=Policy(limits=Limits(latency=None)), register=False)
+        runs["gate"] = gate(scaled, config, tracker=tracker, experiment="gated").run_id
+        calibration = CalibrateConfig(
+            data=str(data), build=replace(plain, precision="int8"), compare_with=(), check=QUICK, min_samples=1
+        )
+        runs["calibrate"] = calibrate(model, calibration, tracker=tracker, experiment="calibrated").run_id
+        [child] = tracker.find(parent=runs["calibrate"])
+        runs["calibrated"] = child.id
+        failing = CommandCheck(command=("false", "{model}"))
+        runs["reduce"] = reduce(
+            model, failing, ReduceConfig(max_checks=2), tracker=tracker, experiment="reduced"
+        ).run_id
         blocks, feed = campaigns.two_blocks(folder)
         runs["campaign"] = debug_build(blocks, campaigns.config(feed, until=4), tracker=tracker).run_id
         runs["iteration"] = tracker.find(parent=runs["campaign"], tags={Tag.KIND: "iteration"})[0].id
         runs["accepted"] = promote(runs["fp32"], tracker=tracker).run_id
     # An audit needs the store only.
-    for path in (model, blocks, feed):
+    for path in (model, blocks, feed, data, scaled):
         path.rename(path.with_name(f"moved-{path.name}"))
-    yield Logged(tracker.store.root, runs, public, private)  # type: ignore[union-attr]
+    return Logged(tracker.store.root, runs, public, private)  # type: ignore[union-attr]
+
+
+@pytest.fixture(scope="session")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Logged]:
+    """The store as it was logged: for reading. What writes a run takes ``logged``, or tests see each other's runs."""
+    yield make_store(tmp_path_factory.mktemp("audited"))
     close_workers()
+
+
+@pytest.fixture(scope="session")
+def unsigned(pristine: Logged, tmp_path_factory: pytest.TempPathFactory) -> Logged:
+    """The store as if nothing had been signed: for reading."""
+    root = copy_store(pristine.root, tmp_path_factory.mktemp("unsigned") / "mlruns")
+    store = Logged(root.resolve(), pristine.runs, pristine.key, pristine.private)
+    for run in store.runs:
+        store.unsign(run)
+    return store
+
+
+@pytest.fixture
+def victim(unsigned: Logged, tmp_path: Path) -> Logged:
+    """A copy of the store without signatures, to be forged."""
+    root = copy_store(unsigned.root, tmp_path / "mlruns")
+    return Logged(root.resolve(), unsigned.runs, unsigned.key, unsigned.private)
 
 
 @pytest.fixture

@@ -42,19 +42,27 @@ class Node:
         return f"{self.domain or 'ai.onnx'}.{self.op}{''.join(fused)}@{self.provider}"
 
 
-def read(content: bytes) -> tuple[list[Node], dict[str, str]]:
-    """Return the nodes in the order of the file, including control flow bodies, and element types by tensor name.
+@dataclass(frozen=True)
+class Graph:
+    """An optimized graph: its nodes in the order of the file, with those of control flow bodies, and its interface."""
 
-    The content must come from ONNX Runtime: it is not checked.
-    """
+    nodes: list[Node]
+    types: dict[str, str]  # element types by tensor name
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def read_graph(content: bytes) -> Graph:
+    """Return the graph of an engine. The content must come from ONNX Runtime: it is not checked."""
     root = _Table(content, int.from_bytes(content[:4], "little"))
     nodes: list[Node] = []
     types: dict[str, str] = {}
     model = root.table(_SESSION_MODEL)
     graph = None if model is None else model.table(_MODEL_GRAPH)
-    if graph is not None:
-        _read_graph(graph, "", nodes, types)
-    return nodes, types
+    if graph is None:
+        return Graph(nodes, types, (), ())
+    _read_graph(graph, "", nodes, types)
+    return Graph(nodes, types, tuple(graph.texts(_GRAPH_INPUTS)), tuple(graph.texts(_GRAPH_OUTPUTS)))
 
 
 # The onnxruntime package has a generated reader, but importing it sets the root logger to debug level and changes
@@ -63,7 +71,7 @@ def read(content: bytes) -> tuple[list[Node], dict[str, str]]:
 # places, its type and then its value.
 _SESSION_MODEL = 1
 _MODEL_GRAPH = 7
-_GRAPH_NODE_ARGS, _GRAPH_NODES = 1, 2
+_GRAPH_NODE_ARGS, _GRAPH_NODES, _GRAPH_INPUTS, _GRAPH_OUTPUTS = 1, 2, 5, 6
 _NODE_NAME, _NODE_DOMAIN, _NODE_SINCE, _NODE_OP, _NODE_PROVIDER = 0, 2, 3, 5, 7
 _NODE_INPUTS, _NODE_OUTPUTS, _NODE_ATTRIBUTES = 8, 9, 10
 _ATTRIBUTE_NAME, _ATTRIBUTE_TYPE, _ATTRIBUTE_GRAPH = 0, 2, 7

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import onnx
 
 from trtops.backend.onnx import walk
-from trtops.backend.onnxrt.ort_format import Node, read
+from trtops.backend.onnxrt.ort_format import Node, read_graph
 from trtops.record import digest
 from trtops.spec import Layer
 from trtops.tactics.record import TacticChoice, TensorFormat
@@ -38,10 +38,10 @@ class Plan:
 
 def read_plan(plan: bytes) -> Plan:
     """Read an engine's graph. The bytes must come from ONNX Runtime: the reader does not check them."""
-    nodes, types = read(plan)
+    graph = read_graph(plan)
     made: dict[str, tuple[int, str]] = {}  # depth and label by tensor
     ranked = []
-    for node in _dependency_order(nodes):
+    for node in _dependency_order(graph.nodes):
         # A label is a digest over the node and the labels of its inputs, so it covers everything before it: graphs with
         # equal labels are equal. Numbers in generated names are ignored.
         sources = [made.get(name, (0, _NUMBER.sub("", name))) for name in node.inputs]
@@ -57,7 +57,7 @@ def read_plan(plan: bytes) -> Plan:
         nodes=tuple(node for _, _, node in ranked),
         depths=tuple(depth for depth, _, _ in ranked),
         signature=digest([label for _, label, _ in ranked]),
-        types=types,
+        types=graph.types,
     )
 
 

@@ -151,7 +151,7 @@ def audit(args: Options) -> Job:
 
 def _show_audit(result: Any, store: str | None) -> None:
     for run in result.runs:
-        say("\n    ".join((f"{run.id} {run.name}: {run.headline()}", *run.details())))
+        say("\n    ".join((f"{run.id} {run.name}: {run.headline(result.at_least)}", *run.details())))
     say(f"{result.headline}; the audit is run {result.run_id}")
     say_ending(result, store)
 

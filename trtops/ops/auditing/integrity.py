@@ -1,6 +1,7 @@
 """Check the integrity of a run: every fact that is stored in several places must be the same everywhere.
 
 A fact has claims: values with their sources. Two different values are a contradiction, and so is an unreadable file.
+The manifest states the run's row in the database; a report is drawn again; an engine has the layers that were logged.
 """
 
 from __future__ import annotations
@@ -9,22 +10,32 @@ import contextlib
 import functools
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from pathlib import Path
 
 from trtops import errors
 from trtops.backend.onnx.model import Model
+from trtops.backend.onnxrt.ort_format import read_graph
+from trtops.calibration.cache import CalibrationCache
+from trtops.comparator.results import RunResults
 from trtops.ops.auditing.result import Claim, Contradiction
-from trtops.ops.evaluation.check import Evaluation, evaluation_metrics
+from trtops.ops.campaign.config import DebugBuildConfig
+from trtops.ops.campaign.debug_build import DebugBuildResult
+from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluation_metrics
 from trtops.ops.gate.result import GateResult
-from trtops.record import sha256, sha256_file
-from trtops.spec import BuildSpec, Environment, Layer
+from trtops.record import canonical_json, digest, sha256, sha256_file, to_jsonable
+from trtops.reports.document import Document
+from trtops.reports.present import drawn_again
+from trtops.spec import BuildConfig, BuildSpec, Environment, Layer, ModelInfo
 from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticRecord
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import builds, campaigns, schema
 from trtops.tracking.base import MetricName, RegisteredVersion, RunInfo, StoredRun, Tracker
 from trtops.tracking.builds import Materials, read_materials
+from trtops.tracking.records import Statement, is_local
 from trtops.tracking.schema import Artifact, Metric, Tag
 from trtops.tracking.signatures import check_signature
 from trtops.verdict import PASSED, VERDICTS
@@ -33,6 +44,8 @@ BUILDS = ("build", "iteration", "promote", "gate")
 """Kinds of runs that hold an engine; a gate only does if it built its candidate."""
 
 _NONE = "nothing"
+_LARGE = (Artifact.ENGINE, Artifact.MODEL, Artifact.GOLDEN, Artifact.REDUCE)
+_MAX_BYTES = 1 << 28  # of any other file; check data has 64 MiB at most
 
 
 class Facts:
@@ -43,6 +56,7 @@ class Facts:
         self._info = info
         self._claims: dict[str, list[Claim]] = {}
         self.problems: list[Contradiction] = []
+        self.unverified: list[str] = []
 
     def add(self, what: str, values: Mapping[str, object]) -> None:
         """Add the values of a fact, by source; None is ignored."""
@@ -57,13 +71,12 @@ class Facts:
         """Add a metric of the run, and the same fact in another place."""
         self.add(what, {f"metric {'/'.join(name)}": self._info.metrics.get(name), place: float(value)})
 
-    def metrics(self, expected: Mapping[MetricName, float], place: str, further: Callable[[MetricName], bool]) -> None:
-        """Compare metrics that follow from a file, and look for further ones that do not."""
+    def metrics(self, expected: Mapping[MetricName, float], place: str, further: Collection[str]) -> None:
+        """Compare metrics that follow from a file, and look for further ones of these families that do not."""
         stored, expected = self._info.metrics, {schema.fitting(name): value for name, value in expected.items()}
-        for name in sorted({*expected, *filter(further, stored)}):
+        for name in sorted({*expected, *(each for each in stored if each[0] in further)}):
             one, other = expected.get(name), stored.get(name)
-            # A database may store fewer digits than a float has.
-            if one is None or other is None or not math.isclose(one, other, rel_tol=1e-12):
+            if one is None or other is None or not _same(one, other):
                 values = {"the store": _NONE if other is None else other, place: _NONE if one is None else one}
                 self.add(f"metric {'/'.join(name)}", values)
 
@@ -81,6 +94,11 @@ class Facts:
         return (*self.problems, *differing)
 
 
+def _same(one: float, other: float) -> bool:
+    """True for equal numbers; a database may store fewer digits than a float has."""
+    return math.isclose(one, other, rel_tol=1e-12) or (math.isnan(one) and math.isnan(other))
+
+
 @dataclass
 class SharedReads:
     """Data that several runs of an audit need, read once. Each build must be signed with one of the public keys."""
@@ -88,7 +106,8 @@ class SharedReads:
     tracker: Tracker
     keys: tuple[str, ...] = ()
     _tables: dict[str, CampaignTable | None] = field(default_factory=dict)
-    _models: dict[tuple[str, ...], str] = field(default_factory=dict)
+    _models: dict[tuple[str, ...], ModelInfo] = field(default_factory=dict)
+    _data: dict[str, str] = field(default_factory=dict)
 
     @functools.cached_property
     def accepted(self) -> list[tuple[str, RegisteredVersion]]:
@@ -104,27 +123,51 @@ class SharedReads:
                     self._tables[campaign] = campaigns.load_table(self.tracker, campaign)
         return self._tables[campaign]
 
-    def model_digest(self, run: StoredRun) -> str | None:
-        """The content digest of a run's model; None if it logged none, InvalidModelError if it is no model."""
-        entries = [e for e in run.manifest.artifacts if e.path.startswith(Artifact.MODEL)]
+    @functools.cached_property
+    def first_signed(self) -> float:
+        """When the first signed run of the store began, in seconds since the epoch; infinite without one."""
+        return min((info.start_time for info in self.tracker.find(tags={Tag.SIGNED: "true"})), default=math.inf)
+
+    def model(self, run: StoredRun) -> ModelInfo | None:
+        """A run's model; None if it logged none, InvalidModelError if it is no model."""
         # By the files' digests: many runs log the same model, and reading it takes longer than all other checks.
-        key = tuple(entry.sha256 for entry in entries)
+        key = tuple(entry.sha256 for entry in run.holder.manifest.artifacts if entry.path.startswith(Artifact.MODEL))
         if key and key not in self._models:
-            files = [run.local_path(entry.path) for entry in entries]
-            # One of several files is the model, the others are its external data.
-            model = next((file for file in files if file.suffix == ".onnx"), files[0])
-            self._models[key] = Model.load(model).info.sha256
+            self._models[key] = Model.load(model_path(run)).info
         return self._models.get(key)
 
+    def data_digest(self, run: StoredRun, path: str, check: CheckConfig, build: BuildConfig) -> str:
+        """The digest of logged check data, with its copies in the shapes of profiles."""
+        key = digest([sha256_file(run.local_path(path)), check.to_dict(), build.to_dict()])
+        if key not in self._data:
+            own = replace(check, data=str(run.local_path(path)))
+            self._data[key] = own.open_for(Model.load(model_path(run)), profiles=build.profiles).digest()
+        return self._data[key]
 
-def check_integrity(run: StoredRun, shared: SharedReads) -> tuple[int, str, tuple[Contradiction, ...]]:
-    """Compare everything that a run states in several places.
 
-    Returns the number of files that match, the key that signed the run (or an empty text), and the contradictions.
-    """
+def model_path(run: StoredRun) -> Path:
+    """The model file that a run logged, next to its external data."""
+    files = [run.local_path(path) for path in run.paths(Artifact.MODEL)]
+    return next((file for file in files if file.suffix == ".onnx"), files[0])
+
+
+@dataclass(frozen=True)
+class Integrity:
+    """What the comparison of a run's statements found."""
+
+    files: int  # that match the manifest
+    signature: str  # the key that signed the run, or an empty text
+    contradictions: tuple[Contradiction, ...]
+    unverified: tuple[str, ...]  # what could not be compared
+
+
+def check_integrity(run: StoredRun, shared: SharedReads) -> Integrity:
+    """Compare everything that a run states in several places."""
     facts = Facts(run.info)
     files = _check_files(run, facts)
     signature = check_signature(run, shared.keys, facts.wrong)
+    # The answer of the store's log, which shows removed runs and signatures, joins in here: as facts.wrong(), or as
+    # facts.unverified for a store without a log.
     for needed, kinds, check in _CHECKS:
         try:
             if run.info.kind in kinds and (not needed or needed in run):
@@ -132,15 +175,20 @@ def check_integrity(run: StoredRun, shared: SharedReads) -> tuple[int, str, tupl
         except errors.IncompleteRunError as exc:
             if not facts.problems:  # otherwise the file is already reported
                 facts.wrong(f"run {run.info.id}", str(exc))
-        except (errors.FormatError, errors.InvalidModelError, errors.RunNotFoundError, errors.StoreError) as exc:
+        except errors.TrackingUnavailableError:
+            raise
+        except Exception as exc:  # a forged file may lead to any error
             facts.wrong(f"run {run.info.id}", f"{type(exc).__name__}: {exc}")
-    return files, signature, facts.contradictions()
+    return Integrity(files, signature, facts.contradictions(), tuple(facts.unverified))
 
 
 def _check_files(run: StoredRun, facts: Facts) -> int:
     """Compare files with the manifest, and the manifest with tags; returns the number of files that match."""
     files = 0
     for entry in run.manifest.artifacts:
+        large = not entry.path.startswith(_LARGE)
+        if large and entry.size > _MAX_BYTES:
+            facts.wrong(entry.path, f"it has {entry.size} bytes, and trtops writes at most {_MAX_BYTES} to such a file")
         try:
             run.local_path(entry.path)
             files += 1
@@ -149,18 +197,90 @@ def _check_files(run: StoredRun, facts: Facts) -> int:
     # As it was first written: engines that were deleted later are still named in the tags.
     manifest = run.manifest.original()
     found = sha256(manifest.to_json().encode("utf-8"))
-    facts.tag(Artifact.MANIFEST, Tag.MANIFEST_SHA256, "the file", found)
-    if (text := run.info.tags.get(Tag.DIGESTS)) is not None:
+    facts.tag(Artifact.MANIFEST, Tag.MANIFEST_SHA256, "the file", found, _NONE)
+    entries = {entry.path: entry.sha256 for entry in manifest.artifacts}
+    if (text := run.info.tags.get(Tag.DIGESTS)) is None and len(canonical_json(entries)) <= schema.MAX_TAG:
+        facts.wrong(Tag.DIGESTS, "the tag is missing")
+    if text is not None:
         try:
             digests = dict(json.loads(text))
         except (ValueError, TypeError) as exc:
             facts.wrong(Tag.DIGESTS, f"it is not a JSON object ({exc})")
             return files
-        entries = {entry.path: entry.sha256 for entry in manifest.artifacts}
         for path in sorted({*digests, *entries}):
             tagged, stored = digests.get(path, _NONE), entries.get(path, _NONE)
             facts.add(path, {f"tag {Tag.DIGESTS}": tagged, Artifact.MANIFEST: stored})
     return files
+
+
+def _check_row(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
+    """Compare the run's row in the database with the manifest's statement of it, and files with the manifest's list."""
+    info, stated, place = run.info, run.manifest.run, f"{Artifact.MANIFEST} (run)"
+    details = shared.tracker.details(info.id)
+    listed = {Artifact.MANIFEST, Artifact.SIGNATURE, *(entry.path for entry in run.manifest.artifacts)}
+    for path in sorted({*details.files} - listed):
+        facts.wrong(path, f"{Artifact.MANIFEST} does not list it")
+    if stated is None:
+        facts.wrong(Artifact.MANIFEST, "it has no statement of the run's row in the database")
+        return
+    facts.add("status", {"the store": info.status, Artifact.MANIFEST: "finished"})
+    facts.add("shown status", {"MLflow": details.status[0], "a finished run with its verdict": details.status[1]})
+    facts.add("user", {"the store": details.user, "tag mlflow.user": info.tags.get("mlflow.user")})
+    parent = stated.parent
+    if parent is not None and is_local(parent):  # its parent had not been uploaded
+        with contextlib.suppress(errors.RunNotFoundError):
+            parent = shared.tracker.info(parent).id
+    for what, found, due in (
+        ("experiment", info.experiment, stated.experiment),
+        ("name", info.name, stated.name),
+        ("parent", info.parent, parent),
+        ("start time", round(info.start_time, 3), stated.start_time),
+        ("end time", info.end_time and round(info.end_time, 3), stated.end_time),
+    ):
+        facts.add(what, {"the store": found or _NONE, place: due or _NONE})
+    # Users may add tags of their own; the parent's has been compared.
+    after = (Tag.MANIFEST_SHA256, Tag.DIGESTS)
+    ours = {name for name in info.tags if name.startswith("trtops.")} - {*after}
+    for name in sorted({*stated.tags, *ours} - {"mlflow.parentRunId"}):
+        value = info.tags.get(name)
+        found = _NONE if value is None else Statement.short(value)
+        facts.add(f"tag {name}", {f"tag {name}": found, place: stated.tags.get(name, _NONE)})
+    for name in sorted({*stated.params, *info.params}):
+        value = info.params.get(name)
+        found = _NONE if value is None else Statement.short(value)
+        facts.add(f"param {name}", {"the store's params": found, place: stated.params.get(name, _NONE)})
+    last = {schema.metric_name(name): values[-1] for name, values in stated.metrics.items()}
+    facts.metrics(last, place, {name[0] for name in info.metrics})
+    for name, values in details.history.items():
+        logged = stated.metrics.get(name, ())
+        # Values of an earlier process are not stated, and those of a spooled run may be missing.
+        if not all(any(_same(v, t) for t in logged) for v in (values[-1:] if stated.resumed else values)):
+            facts.add(f"history of metric {name}", {"the store": values, place: logged})
+    signed = stated.tags.get(Tag.SIGNED) == "true"
+    if run.unlisted(Artifact.SIGNATURE) is None and signed:
+        facts.wrong(Artifact.SIGNATURE, f"the run was signed when it finished ({place}), and the signature is gone")
+    elif not signed and info.start_time > shared.first_signed:
+        facts.unverified.append("who made the run: it is not signed, and earlier runs of the store are")
+
+
+def _check_page(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
+    """Draw the report and the description again, and compare them with what people read."""
+    if Artifact.REPORT not in run.manifest:
+        if Tag.HEADLINE in run.info.tags:  # which is set right before the report is written
+            facts.wrong(Artifact.REPORT, "the run has a headline and no report")
+        return
+    document = Document.from_json(run.read_bytes(Artifact.REPORT_DATA))
+    facts.tag("verdict", Tag.VERDICT, Artifact.REPORT_DATA, document.verdict or None)
+    drawn = drawn_again(shared.tracker, run)
+    if drawn is None:
+        facts.unverified.append(f"{Artifact.REPORT}: another release drew it, so it is not compared with the data")
+        return
+    page, note = drawn
+    stored = run.read_bytes(Artifact.REPORT).decode("utf-8", "replace")
+    if line := next((n for n, (a, b) in enumerate(zip_longest(stored.split("\n"), page.split("\n")), 1) if a != b), 0):
+        facts.wrong(Artifact.REPORT, f"it is not the page that is drawn from the run's data, from line {line} on")
+    if run.info.tags.get(Tag.NOTE) != note:
+        facts.wrong(f"tag {Tag.NOTE}", "it is not the description that is drawn from the run's data")
 
 
 def _check_build(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
@@ -170,7 +290,8 @@ def _check_build(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     environment = Environment.from_json(run.read_bytes(Artifact.ENVIRONMENT))
     facts.tag("spec", Tag.SPEC_SHA256, Artifact.SPEC, spec.digest)
     facts.tag("model", Tag.MODEL_SHA256, Artifact.SPEC, spec.model_sha256)
-    facts.add("model", {"the content of the model file": shared.model_digest(run)})
+    model = shared.model(run)
+    facts.add("model", {"the content of the model file": model and model.sha256})
     key = builds.build_key(spec, environment)
     facts.tag("build key", Tag.BUILD_KEY, f"{Artifact.SPEC} and {Artifact.ENVIRONMENT}", key)
     expected = builds.environment_tags(environment)
@@ -196,10 +317,46 @@ def _check_build(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     place = Artifact.MANIFEST if reused_from is None else f"manifest of run {reused_from}"
     facts.tag("engine", Tag.ENGINE_SHA256, place, engine.sha256, _NONE)
     facts.metric("size of the engine", Metric.ENGINE_BYTES, place, engine.size)
-    if reused_from is None and engine.path in run.manifest:
-        with contextlib.suppress(errors.IncompleteRunError):  # already reported
-            facts.add("engine", {engine.path: sha256_file(run.local_path(engine.path))})
-        _check_materials(run, spec, environment, facts)
+    _check_materials(run, spec, environment, shared, facts)
+    if engine.path in stored.manifest:
+        try:
+            _check_engine(stored, engine.path, environment, shared, facts)
+        except errors.IncompleteRunError as exc:
+            if reused_from is not None:  # otherwise the file is already reported
+                facts.wrong(f"engine of run {reused_from}", str(exc))
+
+
+def _check_engine(run: StoredRun, path: str, environment: Environment, shared: SharedReads, facts: Facts) -> None:
+    """Compare an engine's bytes with its options, its layers with the logged ones, its interface with the model's."""
+    build = builds.load_build(run)
+    plan, options = build.engine.plan, build.engine.options
+    stated = options.get("plan_sha256", options.get("sha256"))
+    facts.add("engine", {path: build.engine.sha256, Artifact.ENGINE_OPTIONS: stated})
+    if environment.backend != "onnxruntime":  # only its GPU reads a TensorRT engine
+        return
+    for name in ("providers", "intra_op_threads"):
+        asked = to_jsonable(getattr(build.spec.config.options, name, None))
+        facts.add(f"{name} of the engine", {Artifact.SPEC: asked, Artifact.ENGINE_OPTIONS: options.get(name)})
+    try:
+        graph = read_graph(plan)
+        made = sorted((node.kernel, *_tensors(node.inputs, node.outputs)) for node in graph.nodes)
+    except Exception as exc:  # the bytes are not those of an engine, and lead anywhere
+        facts.wrong(path, f"it cannot be read as an engine of ONNX Runtime ({type(exc).__name__})")
+        return
+    logged = sorted((layer.tactic or "", *_tensors(layer.inputs, layer.outputs)) for layer in build.layers)
+    if made != logged:
+        other = next(each for each in (*made, *logged) if made.count(each) != logged.count(each))
+        facts.wrong("layers", f"{path} and {Artifact.LAYERS} differ in {other[0]} that makes {other[2]}")
+    if (model := shared.model(run)) is not None:
+        for what, found, due in (("inputs", graph.inputs, model.inputs), ("outputs", graph.outputs, model.outputs)):
+            names = {each.name for each in due}
+            # Weights of old models are inputs, too.
+            mine = names & {*found} if what == "inputs" else {*found}
+            facts.add(f"{what} of the engine", {path: sorted(mine), "the model": sorted(names)})
+
+
+def _tensors(*names: Iterable[str]) -> tuple[list[str], ...]:
+    return tuple([name for name in each if name] for each in names)
 
 
 def _check_tactics(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
@@ -216,45 +373,60 @@ def _check_tactics(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     facts.metric(what, Metric.TACTICS_COVERAGE, Artifact.TACTICS, record.coverage)
     facts.metric("number of layers", Metric.ENGINE_LAYERS, Artifact.LAYERS, len(layers))
     if record.mechanism == "onnxruntime":  # its layers and choices have the same names
-        chosen = {choice.layer: choice.tactic for choice in record.choices}
-        for layer in layers:
-            if layer.tactic:
-                values = {Artifact.TACTICS: chosen.get(layer.name, _NONE), Artifact.LAYERS: layer.tactic}
-                facts.add(f"tactic of {layer.name}", values)
+        chosen, made = {c.layer: c.tactic for c in record.choices}, {layer.name: layer.tactic for layer in layers}
+        for name in sorted({*chosen, *made}):
+            values = {Artifact.TACTICS: chosen.get(name, _NONE), Artifact.LAYERS: made.get(name, _NONE)}
+            facts.add(f"tactic of {name}", values)
 
 
-def _check_materials(run: StoredRun, spec: BuildSpec, environment: Environment, facts: Facts) -> None:
+def _check_materials(
+    run: StoredRun, spec: BuildSpec, environment: Environment, shared: SharedReads, facts: Facts
+) -> None:
     """Compare the inputs of the build with its spec."""
-    path = Artifact.MATERIALS
-    materials = read_materials(run.read_bytes(path)) if path in run.manifest else None
-    materials = materials or Materials(check={})
+    materials = _check_given(run, spec.config, shared, facts)
     readers: dict[str, tuple[str | None, Callable[[bytes], str]]] = {
         "timing_cache": (spec.timing_cache_sha256, sha256),
         "replay": (spec.replay_sha256, lambda text: TacticRecord.from_json(text).digest),
         "denied": (spec.denied_sha256, lambda text: DenyList.from_json(text).here(environment).digest),
     }
-    for name, (digest, read) in readers.items():
+    for name, (wanted, read) in readers.items():
         material = materials.of(name)
         if material is not None and material.path:
-            values = {Artifact.SPEC: digest or _NONE, material.path: read(run.read_bytes(material.path))}
-            facts.add(f"{name} given", values)
+            values = {Artifact.SPEC: wanted or _NONE, material.path: read(run.read_bytes(material.path))}
+            facts.add(f"{name} given", {**values, Artifact.MATERIALS: material.sha256})
     given, path = materials.of("calibration_cache"), Artifact.CALIBRATION_CACHE
-    if spec.config.precision == "int8" and path in run.manifest and given is not None:
+    if spec.config.precision == "int8" and path in run and given is not None:
         values = {path: sha256(run.read_bytes(path)), Artifact.MATERIALS: given.sha256}
+        values[given.path] = sha256(run.read_bytes(given.path))
         facts.add("calibration cache given", {Artifact.SPEC: spec.calibration_sha256 or _NONE, **values})
+
+
+def _check_given(run: StoredRun, build: BuildConfig, shared: SharedReads, facts: Facts) -> Materials:
+    """Compare check data and golden outputs with their digests in the materials, which are returned."""
+    path = Artifact.MATERIALS
+    materials = (read_materials(run.read_bytes(path)) if path in run.manifest else None) or Materials(check={})
+    listed = {entry.path for entry in run.manifest.artifacts if entry.path.startswith(Artifact.MATERIALS_FOLDER)}
+    for given in sorted(listed - {each.path for each in materials.given}):
+        facts.wrong(given, f"{path} does not list it")
+    for each in materials.given:
+        what = f"{each.name} given"
+        if each.name == "golden":
+            facts.add(what, {path: each.sha256, each.path: sha256_file(run.local_path(each.path))})
+        elif each.name == "data" and each.path and shared.model(run) is not None:
+            check = CheckConfig.from_dict(materials.check)
+            facts.add(what, {path: each.sha256, each.path: shared.data_digest(run, each.path, check, build)})
+    return materials
 
 
 def _check_accuracy(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     """Compare metrics with the logged comparison, and the verdict with its numbers."""
     path = Artifact.ACCURACY
     evaluation = Evaluation.from_json(run.read_bytes(path))
-
-    def compared(name: MetricName) -> bool:
-        # Metrics over all outputs follow from those of each output.
-        return (name[0] == Metric.ERROR and len(name) == 3) or name[0] == Metric.ACCURACY
-
-    expected = evaluation_metrics(evaluation).items()
-    facts.metrics({n: v for n, v in expected if compared(n) or n[0] == Metric.LATENCY}, path, compared)
+    families = ("error", "error_log10", "latency", "accuracy", "self_check", "attribution", "power", "emulated")
+    facts.metrics(evaluation_metrics(evaluation), path, families)
+    outputs = {output.name for output in evaluation.report.outputs}
+    if (model := shared.model(run)) is not None and not {each.name for each in model.outputs} <= outputs:
+        facts.add("outputs", {path: sorted(outputs), "the model": sorted(each.name for each in model.outputs)})
     if run.info.kind in BUILDS and run.info.kind != "gate":  # the verdict of a gate depends on more than this
         facts.tag("verdict", Tag.VERDICT, path, evaluation.verdict)
         with contextlib.suppress(errors.ComparisonError):  # a tolerance that needs the arrays
@@ -267,29 +439,69 @@ def _check_gate(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     result = GateResult.from_json(run.read_bytes(Artifact.GATE))
     facts.tag("the gate's decision", Tag.GATE, Artifact.GATE, result.decision, _NONE)
     facts.tag("verdict", Tag.VERDICT, Artifact.GATE, result.verdict)
-    facts.metrics(result.metrics(), Artifact.GATE, lambda name: name[0] == Metric.GATE)
+    facts.metrics(result.metrics(), Artifact.GATE, (Metric.GATE,))
 
 
 def _check_campaign(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
-    """Compare the metrics of a campaign, and the verdicts of its iterations, with its table."""
-    place = Artifact.CAMPAIGN_TABLE
+    """Compare config, data and golden outputs of a campaign, its result and its iterations with its table."""
+    info, place = run.info, Artifact.CAMPAIGN_TABLE
     table = CampaignTable.from_bytes(run.read_bytes(place))
+    result = DebugBuildResult.from_json(run.read_bytes(Artifact.CAMPAIGN_RESULT))
+    counts = {"good": result.good, "bad": result.bad, "error": result.errors, "unproven": result.unproven}
     for verdict, count in campaigns.counts(table).items():
-        facts.metric(f"iterations that are {verdict}", (Metric.ITERATIONS, verdict), place, count)
-    # A missing child may have been deleted, which is no contradiction.
-    children = {i.id: i for i in shared.tracker.find(run.info.experiment, parent=run.info.id, status="finished")}
-    for code, child in zip(table.verdicts, table.names):
-        if child in children:
-            values = {place: VERDICTS[code], "that run's tag": children[child].verdict or _NONE}
-            facts.add(f"verdict of iteration {child}", values)
+        what = f"iterations that are {verdict}"
+        facts.metric(what, (Metric.ITERATIONS, verdict), place, count)
+        facts.add(what, {Artifact.CAMPAIGN_RESULT: float(counts[verdict])})
+    facts.tag("verdict", Tag.VERDICT, Artifact.CAMPAIGN_RESULT, result.verdict)
+    # A run that was uploaded from the spool is named by its local id.
+    children = shared.tracker.find(parent=info.id, tags={Tag.KIND: "iteration"})
+    known = {name: child for child in children for name in (child.id, child.tags.get(Tag.LOCAL_ID, child.id))}
+    for code, name in zip(table.verdicts, table.names):
+        verdict_there = known[name].verdict if name in known else "no such run"
+        facts.add(f"verdict of iteration {name}", {place: VERDICTS[code], "that run's tag": verdict_there or _NONE})
+    numbers = {known[name].tags.get(Tag.ITERATION) for name in table.names if name in known}
+    for child in children:  # one that was repeated, after its process had ended, does not count
+        if child.status == "finished" and child.tags.get(Tag.ITERATION) not in numbers:
+            facts.add(f"iteration {child.id}", {place: _NONE, "the store": "a finished iteration"})
+    config = DebugBuildConfig.from_json(run.read_bytes(Artifact.CAMPAIGN))
+    facts.tag("config of the campaign", Tag.SPEC_SHA256, Artifact.CAMPAIGN, config.digest, _NONE)
+    materials = _check_given(run, config.build, shared, facts)
+    values = {Artifact.CAMPAIGN: canonical_json(config.check), Artifact.MATERIALS: canonical_json(materials.check)}
+    facts.add("how builds are evaluated", values)
+    model = shared.model(run)
+    facts.tag("model", Tag.MODEL_SHA256, "the content of the model file", model and model.sha256)
+    if Artifact.GOLDEN in run.manifest:
+        file = run.local_path(Artifact.GOLDEN)
+        facts.tag("golden outputs", Tag.GOLDEN_SHA256, Artifact.GOLDEN, sha256_file(file), _NONE)
+        facts.add(
+            "golden outputs", {f"tag of iteration {each.id}": each.tags.get(Tag.GOLDEN_SHA256) for each in children}
+        )
+        made = {name for iteration in RunResults.load(str(file))[0][1] for name in iteration}
+        if model is not None and config.check.golden is None:
+            names = sorted(each.name for each in model.outputs)
+            facts.add("names of the golden outputs", {Artifact.GOLDEN: sorted(made), "the model": names})
 
 
 def _check_parent(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
-    """Compare the verdict of an iteration with the table of its campaign."""
-    table = None if run.info.parent is None else shared.table(run.info.parent)
-    if table is not None and run.info.id in table.names:
-        verdict = VERDICTS[table.verdicts[table.names.index(run.info.id)]]
-        facts.tag("verdict", Tag.VERDICT, f"{Artifact.CAMPAIGN_TABLE} of run {run.info.parent}", verdict)
+    """Compare an iteration with the table, the config and the golden outputs of its campaign."""
+    info, parent = run.info, run.info.parent
+    table = None if parent is None else shared.table(parent)
+    name = next((n for n in (info.id, info.tags.get(Tag.LOCAL_ID, "")) if table is not None and n in table.names), None)
+    if table is None or parent is None:
+        return
+    verdict = "no such iteration" if name is None else VERDICTS[table.verdicts[table.names.index(name)]]
+    if name is not None or info.tags.get(Tag.ITERATION) is not None:
+        facts.tag("verdict", Tag.VERDICT, f"{Artifact.CAMPAIGN_TABLE} of run {parent}", verdict)
+    campaign = shared.tracker.info(parent)
+    for what, tag in (("model", Tag.MODEL_SHA256), ("golden outputs", Tag.GOLDEN_SHA256)):
+        if tag in info.tags:
+            facts.tag(what, tag, f"tag {tag} of run {parent}", campaign.tags.get(tag, _NONE))
+    config = campaigns.read_config(shared.tracker, campaign)
+    if config is not None and Artifact.SPEC in run.manifest and info.tags.get(Tag.ITERATION, "").isdecimal():
+        due = DebugBuildConfig.from_json(config).build_of(int(info.tags[Tag.ITERATION]))
+        built = BuildSpec.from_json(run.read_bytes(Artifact.SPEC)).config
+        values = {Artifact.SPEC: built.digest, f"{Artifact.CAMPAIGN} of run {parent}": due.digest}
+        facts.add("config of the build", values)
 
 
 def _check_registry(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
@@ -319,7 +531,29 @@ def _check_registry(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
         facts.add(f"{what}: the gate's decision", {place: "accept", f"tag {Tag.GATE} of run {gate.id}": decision})
 
 
+def _check_calibration(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
+    """Compare the two forms of a calibration cache, its numbers and its data."""
+    cache = CalibrationCache.from_bytes(run.read_bytes(Artifact.CALIBRATION_JSON))
+    text = sha256(run.read_bytes(Artifact.CALIBRATION_CACHE))
+    facts.add("ranges", {Artifact.CALIBRATION_CACHE: text, Artifact.CALIBRATION_JSON: sha256(cache.to_tensorrt())})
+    facts.tag("data", Tag.DATA_SHA256, Artifact.CALIBRATION_JSON, cache.data_sha256 or "")
+    facts.tag("model", Tag.MODEL_SHA256, Artifact.CALIBRATION_JSON, cache.model_sha256)
+    for name, value in (("samples", cache.samples), ("feeds", cache.feeds), ("tensors", len(cache))):
+        facts.metric(f"number of {name}", (Metric.CALIBRATION, name), Artifact.CALIBRATION_JSON, value)
+    if Artifact.CALIBRATION_RANGES in run.manifest:
+        rows = json.loads(run.read_bytes(Artifact.CALIBRATION_RANGES))["data"]
+        listed = canonical_json([[row[0], row[1]] for row in rows])
+        values = {
+            Artifact.CALIBRATION_RANGES: listed,
+            Artifact.CALIBRATION_JSON: canonical_json([[r.name, r.amax] for r in cache.ranges]),
+        }
+        facts.add("largest values", {place: sha256(text.encode()) for place, text in values.items()})
+
+
 _CHECKS: tuple[tuple[str, tuple[str, ...], Callable[[StoredRun, SharedReads, Facts], None]], ...] = (
+    ("", schema.KINDS, _check_row),
+    ("", schema.KINDS, _check_page),
+    (Artifact.CALIBRATION_JSON, ("calibrate",), _check_calibration),
     (Artifact.SPEC, BUILDS, _check_build),
     (Artifact.LAYERS, BUILDS, _check_tactics),
     (Artifact.ACCURACY, (*BUILDS, "compare"), _check_accuracy),

@@ -10,14 +10,30 @@ from pathlib import Path
 
 from trtops import errors
 from trtops.ops.auditing.integrity import BUILDS, SharedReads, check_integrity
-from trtops.ops.auditing.rebuilding import MaterialFolder, environment_differences, gather, rebuild
-from trtops.ops.auditing.result import GRADES, LEAST, WAYS, AtLeast, AuditResult, Contradiction, RunAudit, WayName
+from trtops.ops.auditing.rebuilding import (
+    MaterialFolder,
+    check_engine_again,
+    environment_differences,
+    gather,
+    rebuild,
+)
+from trtops.ops.auditing.result import (
+    GRADES,
+    LEAST,
+    WAYS,
+    AtLeast,
+    AuditResult,
+    Contradiction,
+    RunAudit,
+    WayName,
+    reaches,
+)
 from trtops.ops.campaign.workers import close_workers, warm_backend
 from trtops.ops.result import OnProgress, finish_with, op_run
 from trtops.record import Record
 from trtops.system import signing
-from trtops.tracking import builds, schema
-from trtops.tracking.base import StoredRun, Tracker
+from trtops.tracking import builds, owner, schema
+from trtops.tracking.base import RunInfo, StoredRun, Tracker
 from trtops.tracking.records import run_id_of
 
 
@@ -122,9 +138,13 @@ def choose_runs(config: AuditConfig, tracker: Tracker) -> tuple[str, ...]:
             if config.experiment in (None, info.experiment) and wanted.items() <= info.tags.items()
         ]
     else:
-        infos = tracker.find(config.experiment, tags=wanted, status="finished")
+        infos = tracker.find(config.experiment, tags=wanted)
         # Audits are left out unless they are asked for: each would be audited by all later ones.
-        found = [i.id for i in infos if i.kind is not None and (i.kind != "audit" or schema.Tag.KIND in wanted)]
+        found = [
+            i.id
+            for i in infos
+            if i.kind is not None and (i.kind != "audit" or schema.Tag.KIND in wanted) and _is_finished(i)
+        ]
     found = list(dict.fromkeys(found))
     if not found:
         raise errors.ConfigError("No run matches. Give run ids, another filter, or accepted.")
@@ -132,6 +152,12 @@ def choose_runs(config: AuditConfig, tracker: Tracker) -> tuple[str, ...]:
         # Sorted first, so that a seed draws the same runs in whatever order the store lists them.
         found = random.Random(config.seed).sample(sorted(found), config.sample)
     return tuple(found)
+
+
+def _is_finished(info: RunInfo) -> bool:
+    """True for a run that has ended whole, also if its status was changed since."""
+    sealed = schema.Tag.MANIFEST_SHA256 in info.tags and (info.status != "running" or owner.is_abandoned(info))
+    return info.status == "finished" or sealed
 
 
 def _audit_run(
@@ -146,13 +172,14 @@ def _audit_run(
         what = schema.Artifact.MANIFEST
         run = tracker.load(run_id)
         what = f"run {run_id}"
-        files, signature, found = check_integrity(run, shared)
+        found = check_integrity(run, shared)
         audited = replace(
             audited,
-            whole=files == len(run.manifest.artifacts),
-            files=files,
-            contradictions=found,
-            signature=signature,
+            whole=found.files == len(run.manifest.artifacts),
+            files=found.files,
+            contradictions=found.contradictions,
+            unverified=found.unverified,
+            signature=found.signature,
         )
         if info.kind == "gate":  # it only contains an engine if it built its candidate
             stem = f"{builds.ENGINE_STEM}."
@@ -183,10 +210,23 @@ def _rebuild_run(
         with warm_backend(logged.build.spec.config.backend, timeout=config.timeout_seconds) as backend:
             then, here = logged.build.engine.environment, backend.environment()
             differences = environment_differences(then, here, logged.state, backend.device_state())
+            problems, unverified = check_engine_again(logged, backend)
             made = tuple(rebuild(way, logged, backend) for way in config.ways)
     except errors.BackendError as exc:  # the back end or the device is not available here
         why = f"{type(exc).__name__}: {exc}"
         return replace(audited, grade="cannot be rebuilt", explanation=why, missing=logged.missing)
     # The best way counts: replay and timing cache exist because a plain build may choose other tactics each time.
     grade = min((each.grade for each in made), key=GRADES.index)
-    return replace(audited, grade=grade, rebuilds=made, differences=differences, missing=logged.missing)
+    # In the environment of the build, equal kernels give equal numbers unless another input was changed.
+    for each in made if not reaches(grade, "outputs") and not differences else ():
+        if not each.tactics and each.outputs:
+            problems.append(Contradiction(what="outputs", why=f"rebuilt by {each.way}: {each.why}"))
+    return replace(
+        audited,
+        contradictions=(*audited.contradictions, *problems),
+        unverified=(*audited.unverified, *unverified),
+        grade=grade,
+        rebuilds=made,
+        differences=differences,
+        missing=logged.missing,
+    )

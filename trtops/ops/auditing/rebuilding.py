@@ -1,4 +1,8 @@
-"""Rebuild a logged engine from the artifacts of its run, and grade the result."""
+"""Run a logged engine again, rebuild it from the artifacts of its run, and grade the result.
+
+A grade has two parts: the kernels, and the numbers. Equal kernels whose outputs differ by more than the logged engine's
+own noise are not equal tactics, since something else differs, such as the ranges of a calibration.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,8 @@ from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs, iterations_of
-from trtops.ops.auditing.result import Difference, Grade, Rebuild, WayName
+from trtops.comparator.results import RunResults
+from trtops.ops.auditing.result import Claim, Contradiction, Difference, Grade, Rebuild, WayName
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.evaluation.check import CheckConfig, Evaluation
 from trtops.ops.evaluation.data import collect, golden_outputs
@@ -31,6 +36,8 @@ from trtops.tracking.base import StoredRun, Tracker, incomplete
 from trtops.tracking.builds import Materials, read_materials
 
 _NOISE_RUNS = 3  # of the logged engine
+# Errors that were measured again may differ by this share, besides the noise: other releases sum in another order.
+_SAME_ERROR = 0.01
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,8 @@ class Logged:
     caches: Caches
     check: CheckConfig
     tolerances: Tolerances
-    recorded: Evaluation | None
+    recorded: Evaluation | None  # None if it was made on data or golden outputs that are missing now, too
+    golden: str | None  # file with the golden outputs of its campaign
     state: Mapping[str, str]  # of the device, as logged
     missing: tuple[str, ...]  # files that were not logged, and what is used instead
 
@@ -112,10 +120,15 @@ def gather(run: StoredRun, tracker: Tracker, folder: MaterialFolder) -> Logged:
             denied = DenyList.from_json(data)
         else:
             missing.append(f"the deny-list with digest {spec.denied_sha256}: no tactic is denied")
+    found = len(missing)
     check = _check_config(run, parent, sources, missing, dict(spec.timed_shapes))
-    recorded = None
+    recorded, tolerances = None, tolerances_for(spec.config.precision, check.tolerances)
     if schema.Artifact.ACCURACY in run.manifest:
         recorded = Evaluation.from_json(run.read_bytes(schema.Artifact.ACCURACY))
+        tolerances = recorded.report.tolerances
+    golden = None
+    if parent is not None and schema.Artifact.GOLDEN in parent.manifest:
+        golden = str(parent.local_path(schema.Artifact.GOLDEN))
     state, tags = schema.Tag.DEVICE_STATE, held.info.tags
     return Logged(
         build=build,
@@ -128,8 +141,9 @@ def gather(run: StoredRun, tracker: Tracker, folder: MaterialFolder) -> Logged:
             denied=denied,
         ),
         check=check,
-        tolerances=recorded.report.tolerances if recorded else tolerances_for(spec.config.precision, check.tolerances),
-        recorded=recorded,
+        tolerances=tolerances,
+        recorded=recorded if len(missing) == found else None,
+        golden=golden,
         # The tag of the device's digest begins like those of its state.
         state={t[len(state) :]: v for t, v in tags.items() if t.startswith(state) and t != schema.Tag.DEVICE_SHA256},
         missing=tuple(missing),
@@ -208,6 +222,68 @@ def _find_model(wanted: str, sources: Iterable[StoredRun | None], folder: Materi
     raise errors.ConfigError(f"The model with digest {wanted} is missing: {why}. Give it in a folder of materials.")
 
 
+def check_engine_again(logged: Logged, backend: IsolatedBackend) -> tuple[list[Contradiction], list[str]]:
+    """Run the logged engine, and compare its errors with the recorded ones, and golden outputs with the model's.
+
+    Returns contradictions, and what could not be verified.
+    """
+    engine, recorded, config = logged.build.engine, logged.recorded, logged.build.spec.config
+    given = engine, logged.model, logged.check, logged.tolerances, config, logged.golden
+    if not engine.plan:
+        return [], []  # damaged, which is a contradiction already, or deleted by `trtops runs prune`
+    try:
+        report, noise, golden_why = backend.worker.run(_measure_in_child, *given, timeout=backend.timeout)
+    except errors.TrtopsError as exc:
+        here, there = backend.environment(), engine.environment
+        why = f"it does not run: {type(exc).__name__}: {exc}"[:500]
+        if (here.backend_version, here.device_sha256) != (there.backend_version, there.device_sha256):
+            return [], [f"the logged engine: {why}"]
+        return [Contradiction(what="engine", why=why)], []
+    problems = [Contradiction(what="golden outputs", why=golden_why)] if golden_why else []
+    before = {} if recorded is None else {each.name: each for each in recorded.report.outputs}
+    for output in report.outputs if recorded is not None else ():
+        then = _max_abs(before[output.name].statistics) if output.name in before else math.nan
+        now = _max_abs(output.statistics)
+        if not _same_error(then, now, noise.get(output.name, 0.0)):
+            places = {schema.Artifact.ACCURACY: then, "the logged engine, run again": now}
+            claims = tuple(Claim(place=place, value=f"{value:.6g}") for place, value in places.items())
+            problems.append(Contradiction(what=f"largest error of {output.name}", claims=claims))
+    return problems, []
+
+
+def _same_error(then: float, now: float, noise: float) -> bool:
+    return then == now or abs(then - now) <= noise + _SAME_ERROR * max(then, now)
+
+
+def _measure_in_child(
+    engine: Engine,
+    model: Model,
+    check: CheckConfig,
+    tolerances: Tolerances,
+    config: BuildConfig,
+    stored_golden: str | None,
+) -> tuple[ComparisonReport, dict[str, float], str]:
+    """An engine's errors against golden outputs, its noise, and why stored golden outputs are not the model's."""
+    feeds = list(check.open_for(model, profiles=config.profiles))
+    golden = golden_outputs(model, feeds, check.golden)
+    with engine_backend(engine.backend).runner(engine) as runner:
+        first, *others = (collect(runner, feeds) for _ in range(_NOISE_RUNS))
+    why = ""
+    if stored_golden is not None:
+        why = "; ".join(compare_outputs(RunResults.load(stored_golden), golden, tolerances).reasons)[:500]
+    return compare_outputs(first, golden, tolerances), _noise(first, others, tolerances), why
+
+
+def _noise(first: RunResults, others: Iterable[RunResults], tolerances: Tolerances) -> dict[str, float]:
+    """The largest differences between runs of an engine, by output."""
+    noise: dict[str, float] = {}
+    for other in others:
+        for output in compare_outputs(other, first, tolerances).outputs:
+            if math.isfinite(largest := _max_abs(output.statistics)):
+                noise[output.name] = max(noise.get(output.name, 0.0), largest)
+    return noise
+
+
 def rebuild(way: WayName, logged: Logged, backend: IsolatedBackend) -> Rebuild:
     """Rebuild an engine in one way and grade the result. A failure is a grade."""
     try:
@@ -262,10 +338,10 @@ def _grade_build(way: WayName, logged: Logged, new: Build, backend: IsolatedBack
         old.spec.config,
         timeout=backend.timeout,
     )
-    grade, why = _grade_outputs(outputs)
-    # Equal tactics are the better grade, unless the outputs show that something else differs.
-    if not made.tactics and grade != "drifted":
-        grade, why = "tactics equal", f"outputs: {why}"
+    grade, why = _grade_outputs(outputs, logged.recorded)
+    if not made.tactics and grade == "outputs equal":
+        grade = "tactics equal"
+    why = f"{f'{len(made.tactics)} kernels differ' if made.tactics else 'kernels equal'}; outputs: {why}"
     differing = []
     for output in outputs.report.outputs if not outputs.why_not else ():
         if (largest := _max_abs(output.statistics)) > 0:
@@ -309,20 +385,17 @@ def _run_in_child(
         except errors.BackendError as exc:
             why_not = f"the logged engine does not run here: {exc}"[:500]
         else:
-            noise: dict[str, float] = {}
-            for other in others:
-                for output in compare_outputs(other, first, tolerances).outputs:
-                    if math.isfinite(largest := _max_abs(output.statistics)):
-                        noise[output.name] = max(noise.get(output.name, 0.0), largest)
+            noise = _noise(first, others, tolerances)
             # Kernels that sum in changing order differ from run to run; a new engine may differ by as much.
             return Outputs(compare_outputs(ours, first, tolerances), noise=noise, broken=broken)
     golden = golden_outputs(model, feeds, check.golden)
     return Outputs(compare_outputs(ours, golden, tolerances), why_not, broken=broken)
 
 
-def _grade_outputs(outputs: Outputs) -> tuple[Grade, str]:
+def _grade_outputs(outputs: Outputs, recorded: Evaluation | None) -> tuple[Grade, str]:
     """The grade of the outputs alone, and its reason."""
     report, noise = outputs.report, outputs.noise
+    before = {} if recorded is None else {each.name: each for each in recorded.report.outputs}
     if outputs.broken:
         return "drifted", "; ".join(outputs.broken)[:1000]
     if not outputs.why_not and all(_max_abs(o.statistics) <= noise.get(o.name, 0.0) for o in report.outputs):
@@ -332,6 +405,11 @@ def _grade_outputs(outputs: Outputs) -> tuple[Grade, str]:
         )
     if report.verdict != "good":
         return "drifted", "; ".join(report.reasons)[:1000]
+    if outputs.why_not and all(
+        o.name in before and _same_error(_max_abs(before[o.name].statistics), _max_abs(o.statistics), 0.0)
+        for o in report.outputs
+    ):
+        return "outputs equal", f"the errors against the golden outputs are the recorded ones ({outputs.why_not})"
     if outputs.why_not:
         return "within tolerance", f"compared with the golden outputs ({outputs.why_not})"
     return "within tolerance", "within the logged tolerances of the logged engine's"

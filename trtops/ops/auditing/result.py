@@ -1,4 +1,4 @@
-"""Results of an audit: contradictions, and grades of rebuilt engines."""
+"""Results of an audit: an answer for each run, contradictions, and grades of rebuilt engines."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from trtops.tracking.base import Verdict
 Grade: TypeAlias = Literal[
     "bytes equal", "tactics equal", "outputs equal", "within tolerance", "drifted", "cannot be rebuilt"
 ]
-"""Agreement of a rebuilt engine with the logged one, best first."""
+"""Agreement of a rebuilt engine with the logged one, best first. Equal tactics include equal outputs."""
 
 GRADES: tuple[Grade, ...] = get_args(Grade)
+
+Answer: TypeAlias = Literal["verified", "not verified", "contradicted"]
+"""The answer about a run; only a verified run passes. A run is not verified if something could not be compared."""
 
 AtLeast: TypeAlias = Literal["bytes", "tactics", "outputs", "tolerance"]
 """The grade that a run must reach."""
@@ -99,6 +102,7 @@ class RunAudit(Record):
     whole: bool = True  # it has a manifest that every file matches
     files: int = 0  # that match
     contradictions: tuple[Contradiction, ...] = ()
+    unverified: tuple[str, ...] = ()  # facts that could not be compared
     signature: str = ""  # id of the key that signed it
     grade: Grade | None = None  # the best of its rebuilds; None if it was not rebuilt
     rebuilds: tuple[Rebuild, ...] = ()
@@ -106,17 +110,26 @@ class RunAudit(Record):
     explanation: str = ""  # why it cannot be rebuilt
     missing: tuple[str, ...] = ()  # files that were not logged, and what was used instead
 
-    def passes(self, least: AtLeast) -> bool:
-        """True if there are no contradictions and the grade, if any, is good enough."""
-        return self.whole and not self.contradictions and (self.grade is None or reaches(self.grade, least))
+    def answer(self, least: AtLeast) -> Answer:
+        """``verified`` if nothing is contradicted, all was compared, and the grade, if any, is good enough."""
+        if not self.whole or self.contradictions:
+            return "contradicted"
+        enough = self.grade is None or reaches(self.grade, least)
+        return "verified" if enough and not self.unverified else "not verified"
 
-    def headline(self) -> str:
+    def passes(self, least: AtLeast) -> bool:
+        """True for a verified run."""
+        return self.answer(least) == "verified"
+
+    def headline(self, least: AtLeast = "tactics") -> str:
         """The result in a few words."""
         if not self.whole:
-            return f"incomplete: {self.contradictions[0].text() if self.contradictions else 'no manifest'}"
-        parts = [f"whole, {self.files} files"]
+            return (
+                f"contradicted, incomplete: {self.contradictions[0].text() if self.contradictions else 'no manifest'}"
+            )
+        parts = [self.answer(least), f"whole, {self.files} files"]
         if self.contradictions:
-            parts = [f"{len(self.contradictions)} contradictions in {self.files} files"]
+            parts[1] = f"{len(self.contradictions)} contradictions in {self.files} files"
         if self.signature:
             parts.append(f"signed by {self.signature[:12]}")
         return ", ".join([*parts, *([self.grade] if self.grade else [])])
@@ -124,6 +137,7 @@ class RunAudit(Record):
     def details(self) -> Iterable[str]:
         """Everything beyond the headline, in lines of plain text."""
         yield from (each.text() for each in self.contradictions)
+        yield from (f"not verified: {each}" for each in self.unverified)
         for rebuild in self.rebuilds:
             yield f"by {rebuild.way}: {rebuild.grade}{f' ({rebuild.why})' if rebuild.why else ''}"
             for name in ("tactics", "outputs"):
@@ -146,13 +160,14 @@ class AuditResult(OpResult):
 
     @property
     def failed(self) -> tuple[RunAudit, ...]:
-        """Runs with contradictions, or below the required grade."""
+        """Runs that are not verified."""
         return tuple(run for run in self.runs if not run.passes(self.at_least))
 
     @property
     def verdict(self) -> Verdict:
-        """``good`` if every run passes."""
-        return "bad" if self.failed else "good"
+        """``good`` if every run is verified, ``bad`` if one is contradicted, else ``unproven``."""
+        answers = {run.answer(self.at_least) for run in self.runs}
+        return "bad" if "contradicted" in answers else "unproven" if "not verified" in answers else "good"
 
     @property
     def grades(self) -> dict[Grade, int]:
@@ -168,13 +183,12 @@ class AuditResult(OpResult):
     def sections(self) -> Iterable[Section]:
         """Grades, a table of the runs, and details of each; those of passing runs are folded."""
         rows = tuple(
-            (r.name, r.kind, "good" if r.passes(self.at_least) else "bad", r.grade, r.headline(), r.id)
-            for r in self.runs
+            (r.name, r.kind, r.answer(self.at_least), r.grade, r.headline(self.at_least), r.id) for r in self.runs
         )
         yield Section(
             title="Runs",
-            text=f"Every run must be free of contradictions. Every build must reach at least: {self.at_least}.",
-            table=Table(columns=("run", "kind", "passes", "grade", "found", "id"), rows=rows),
+            text=f"Only verified runs pass. Every build that was rebuilt must reach at least: {self.at_least}.",
+            table=Table(columns=("run", "kind", "answer", "grade", "found", "id"), rows=rows),
         )
         for run in self.runs:
             if lines := list(run.details()):

@@ -421,6 +421,7 @@ def _log_beginning(
     if config.command is not None:
         check_command(config.command.command)
     run.log_json(config, schema.Artifact.CAMPAIGN)
+    run.set_tags({schema.Tag.SPEC_SHA256: config.digest})
     feeds = config.check.open_for(model, profiles=config.build.profiles)
     info = tracker.info(run.id)
     # This tag is set last, so with it everything before it is logged too.

@@ -151,6 +151,8 @@ def _build_engine(
     else:  # a mixture or a proof has to make denied choices, to show what they do
         timing = tracker.load(request.replayed_run).get(schema.Artifact.TIMING_CACHE) if request.replayed_run else None
         caches = Caches.replaying(request.replay, timing, calibration=ranges)
+    if campaign.golden_sha256 is not None:
+        run.set_tags({schema.Tag.GOLDEN_SHA256: campaign.golden_sha256})
     job = BuildJob.prepare(
         model,
         request.build,

@@ -342,7 +342,7 @@ def _best_classes(iterations: Sequence[Mapping[str, Any]], samples: int, toleran
 
 
 def evaluation_metrics(evaluation: Evaluation) -> dict[MetricName, float]:
-    """Errors of outputs, latency and accuracy as metrics.
+    """All numbers of an evaluation as metrics.
 
     Each metric of the table is ``("error", output, name)``, and its worst value ``("error", name)``, by which builds of
     different models can be sorted together. Some get their decimal logarithm as well.
@@ -372,6 +372,19 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[MetricName, float]:
     if evaluation.accuracy is not None:
         found[schema.Metric.ACCURACY, "top1"] = evaluation.accuracy.actual
         found[schema.Metric.ACCURACY, "golden_top1"] = evaluation.accuracy.golden
+    if evaluation.computed is not None and evaluation.computed.share is not None:
+        found[schema.Metric.KERNELS_LOWERED] = evaluation.computed.share
+    if evaluation.emulated is not None:
+        found[schema.Metric.EMULATED_OVERFLOWS] = float(len(evaluation.emulated.overflows))
+    if evaluation.attribution is not None and (worst_output := evaluation.attribution.worst) is not None:
+        for name in ("engine", "precision", "noise", "builder"):
+            found[schema.Metric.ATTRIBUTION, name] = float(getattr(worst_output, name))
+    if (power := evaluation.power) is not None and power.share is not None:
+        found[schema.Metric.POWER_SEEN] = power.share
+        found[schema.Metric.POWER_PLANTED] = float(len(power.planted))
+    if (checked := evaluation.self_check) is not None:
+        for outcome in ("held", "broken", "skipped"):
+            found[schema.Metric.SELF_CHECK, outcome] = float(len(checked.named(outcome)))
     return found | schema.log10_twins(magnitudes)
 
 
@@ -410,24 +423,12 @@ def describe_measurements(evaluation: Evaluation) -> list[str]:
 
 def log_evaluation(run: Run, evaluation: Evaluation) -> None:
     """Log an evaluation: its numbers as metrics, the whole as an artifact."""
-    metrics = evaluation_metrics(evaluation)
-    if evaluation.computed is not None and evaluation.computed.share is not None:
-        metrics[schema.Metric.KERNELS_LOWERED] = evaluation.computed.share
-    if evaluation.emulated is not None:
-        metrics[schema.Metric.EMULATED_OVERFLOWS] = float(len(evaluation.emulated.overflows))
+    run.log_metrics(evaluation_metrics(evaluation))
     if evaluation.attribution is not None:
         run.set_tags({schema.Tag.ATTRIBUTION: evaluation.attribution.statement})
-        if (found := evaluation.attribution.worst) is not None:
-            for name in ("engine", "precision", "noise", "builder"):
-                metrics[schema.Metric.ATTRIBUTION, name] = float(getattr(found, name))
-    if (power := evaluation.power) is not None and power.share is not None:
-        metrics[schema.Metric.POWER_SEEN] = power.share
-        metrics[schema.Metric.POWER_PLANTED] = float(len(power.planted))
-    if (checked := evaluation.self_check) is not None:
-        run.log_params({"self_check": {each.name: each.why or each.outcome for each in checked.relations}})
-        for outcome in ("held", "broken", "skipped"):
-            metrics[schema.Metric.SELF_CHECK, outcome] = float(len(checked.named(outcome)))
-    run.log_metrics(metrics)
+    if evaluation.self_check is not None:
+        relations = evaluation.self_check.relations
+        run.log_params({"self_check": {each.name: each.why or each.outcome for each in relations}})
     if (evidence := evaluation.evidence) is not None:
         run.set_tags({schema.Tag.EVIDENCE_LINE: evidence.sentence()[: schema.MAX_TAG]})
         params = {name: getattr(evidence, name) for name in ("source", "feeds", "samples", "reference", "limits")}

@@ -7,7 +7,7 @@ import os
 import re
 import tempfile
 import urllib.parse
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
@@ -112,15 +112,20 @@ class _LocalFiles:
             raise errors.StoreError(f"Artifact {path!r} is a link that leads out of {self.folder}. Remove the link.")
         return file
 
+    def paths(self) -> list[str]:
+        """The paths of everything but folders and half-written files."""
+        return [
+            file.relative_to(self.folder).as_posix()
+            for file in self.folder.rglob("*")
+            if (file.is_symlink() or not file.is_dir()) and not file.name.startswith(TEMPORARY)
+        ]
+
     def entries(self) -> list[ArtifactEntry]:
         """Every whole artifact, with or without a manifest."""
-        found = []
-        for file in self.folder.rglob("*"):
-            if file.is_file() and not file.name.startswith(TEMPORARY):
-                path = file.relative_to(self.folder).as_posix()
-                self._inside(path)
-                found.append(ArtifactEntry(path=path, size=file.stat().st_size, sha256=sha256_file(file)))
-        return found
+        files = {path: file for path in self.paths() if (file := self._inside(path)).is_file()}
+        return [
+            ArtifactEntry(path=path, size=file.stat().st_size, sha256=sha256_file(file)) for path, file in files.items()
+        ]
 
     def remove(self, path: str) -> None:
         self._inside(path).unlink(missing_ok=True)
@@ -174,17 +179,27 @@ class _RemoteFiles:
         file = self._download(path, self._connection.downloads.folder() / self._run_id / path, listed.file_size)
         return file.read_bytes() if file else None
 
+    def paths(self) -> list[str]:
+        return [item.path for item in self._items()]
+
     def entries(self) -> list[ArtifactEntry]:
-        entries, folders = [], [""]
+        entries = []
+        for item in self._items():
+            target = self._connection.downloads.folder() / self._run_id / item.path
+            if (file := self._download(item.path, target, item.file_size)) is not None:
+                size = file.stat().st_size
+                entries.append(ArtifactEntry(path=item.path, size=size, sha256=sha256_file(file)))
+        return entries
+
+    def _items(self) -> Iterator[Any]:
+        """All listed artifacts, without folders."""
+        folders = [""]
         while folders:
             for item in self._list(folders.pop()):
-                target = self._connection.downloads.folder() / self._run_id / item.path
                 if item.is_dir:
                     folders.append(item.path)
-                elif (file := self._download(item.path, target, item.file_size)) is not None:
-                    size = file.stat().st_size
-                    entries.append(ArtifactEntry(path=item.path, size=size, sha256=sha256_file(file)))
-        return entries
+                else:
+                    yield item
 
     def remove(self, path: str) -> None:
         self._connection.call(lambda: self._repository().delete_artifacts(path))

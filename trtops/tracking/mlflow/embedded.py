@@ -7,6 +7,7 @@ database is made here, under a lock, and appears whole; and its version is check
 from __future__ import annotations
 
 import functools
+import math
 import os
 import shlex
 import sqlite3
@@ -89,6 +90,20 @@ def _check_version(store: Store) -> None:
         f"{start} A newer MLflow wrote it, and nothing was changed. Install that release, or set "
         "TRTOPS_HOME to another folder."
     )
+
+
+def metric_history(store: Store, run_id: str) -> dict[str, tuple[float, ...]]:
+    """All values of each metric of a run, in order."""
+    # MLflow's client reads one metric at a time, which takes longer than the rest of an audit.
+    found: dict[str, list[float]] = {}
+    query = "SELECT key, value, is_nan FROM metrics WHERE run_uuid = ? ORDER BY timestamp"
+    try:
+        with closing(sqlite3.connect(f"{store.database.as_uri()}?mode=ro", uri=True, timeout=20)) as database:
+            for key, value, is_nan in database.execute(query, (run_id,)):
+                found.setdefault(key, []).append(math.nan if is_nan else float(value))
+    except (sqlite3.Error, ValueError, TypeError) as exc:
+        raise errors.StoreError(f"{store.database} cannot be read: {exc}. Restore it from a backup.") from exc
+    return {key: tuple(values) for key, values in found.items()}
 
 
 @functools.cache

@@ -16,17 +16,28 @@ from trtops.tracking import owner, schema
 from trtops.tracking.location import Store
 from trtops.tracking.mlflow.artifacts import Files, check_id, files_of
 from trtops.tracking.mlflow.connection import Connection
+from trtops.tracking.mlflow.embedded import metric_history
 from trtops.tracking.mlflow.installed import library
 from trtops.tracking.records import (
     ArtifactEntry,
     RegisteredVersion,
+    RunDetails,
     RunInfo,
     RunStatus,
     Tags,
     check_registration,
     is_local,
 )
-from trtops.tracking.run import Run, StoredRun, check_reopening, error_text, failure_note, new_run, read_manifest
+from trtops.tracking.run import (
+    Run,
+    StoredRun,
+    check_reopening,
+    error_text,
+    failure_note,
+    new_run,
+    read_manifest,
+    stated_end,
+)
 from trtops.tracking.schema import Artifact, Kind, MetricName, Tag
 
 if TYPE_CHECKING:
@@ -99,7 +110,7 @@ class MlflowTracker:
             # Its artifacts would be on the disk of a server.
             self._connection.end(entity.info.run_id, "FAILED")
             raise
-        return self._rewrite(entity) if known else MlflowRun(self._connection, entity, files)
+        return self._rewrite(entity) if known else MlflowRun(self._connection, entity, files, self.info)
 
     def info(self, run_id: str) -> RunInfo:
         return self._info(self._entity(run_id))
@@ -163,12 +174,13 @@ class MlflowTracker:
         run_id = entity.info.run_id
         if _read_status(entity.info.status, entity.data.tags) == "running":
             files = self._files(entity)
-            whole = files.peek(Artifact.MANIFEST) is not None
+            manifest = files.peek(Artifact.MANIFEST)
+            whole = manifest is not None
             if not whole:
                 tags = {Tag.ERROR: error_text(why), Tag.NOTE: failure_note(run_id, why)}
                 self._connection.log_batch(run_id, tags=tags)
-            verdict = entity.data.tags.get(Tag.VERDICT)
-            self._connection.end(run_id, _shown_status("finished", verdict) if whole else "KILLED")
+            status = _shown_status("finished", entity.data.tags.get(Tag.VERDICT)) if whole else "KILLED"
+            self._connection.end(run_id, status, stated_end(manifest))
             files.sweep()
         return self.info(run_id)
 
@@ -188,7 +200,22 @@ class MlflowTracker:
             self._call(self._client.delete_tag, run_id, tag)
         self._call(self._client.update_run, run_id, status="RUNNING")
         files.sweep()
-        return MlflowRun(self._connection, entity, files)
+        return MlflowRun(self._connection, entity, files, self.info)
+
+    def details(self, run_id: str) -> RunDetails:
+        entity = self._entity(run_id)
+        if self.store is not None:
+            history = metric_history(self.store, entity.info.run_id)
+        else:
+            history = {}
+            for key in entity.data.metrics:
+                found = self._call(self._client.get_metric_history, entity.info.run_id, key)
+                values = sorted(found, key=lambda each: each.timestamp)
+                history[key] = tuple(each.value for each in values)
+        history = {key: tuple(map(schema.read_number, values)) for key, values in history.items()}
+        status = entity.info.status, _shown_status("finished", entity.data.tags.get(Tag.VERDICT))
+        files = tuple(self._files(entity).paths())
+        return RunDetails(user=entity.info.user_id, status=status, history=history, files=files)
 
     def peek(self, run_id: str, path: str) -> bytes | None:
         return self._files(self._entity(run_id)).peek(path)
@@ -366,10 +393,13 @@ class MlflowTracker:
 class MlflowRun(Run):
     """A run in MLflow, being written."""
 
-    def __init__(self, connection: Connection, entity: MlflowRunEntity, files: Files) -> None:
+    def __init__(
+        self, connection: Connection, entity: MlflowRunEntity, files: Files, read: Callable[[str], RunInfo]
+    ) -> None:
         super().__init__(entity.info.run_id, connection.url(entity.info.experiment_id, entity.info.run_id))
         self._connection = connection
         self._files = files
+        self._read = read
         self._started = int(entity.info.start_time)
         self._verdict = entity.data.tags.get(Tag.VERDICT)
         self._metrics = {key: schema.read_number(value) for key, value in entity.data.metrics.items()}
@@ -377,6 +407,9 @@ class MlflowRun(Run):
 
     def _sync(self, paths: Iterable[str]) -> None:
         self._files.sync(paths)
+
+    def _info(self) -> RunInfo:
+        return self._read(self.id)
 
     def _put_name(self, name: str) -> None:
         self._connection.call(self._connection.client.update_run, self.id, name=name)
