@@ -41,6 +41,41 @@ def doubling_functions(count: int = 30, *, circle: bool = False) -> onnx.ModelPr
     return _model([helper.make_node(f"f{count - 1}", ["x"], ["y"], domain="bomb")], [x], [y], functions=functions)
 
 
+def endless_loop(*, empty: bool = False) -> onnx.ModelProto:
+    """A loop without a trip count. ONNX Runtime does not stop one whose body is empty."""
+    nodes = [] if empty else [helper.make_node("Identity", ["go"], ["more"]), helper.make_node("Abs", ["s"], ["t"])]
+    inputs = [
+        helper.make_tensor_value_info("i", TensorProto.INT64, []),
+        helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+    ]
+    state, after, more = (
+        helper.make_tensor_value_info("s", TensorProto.FLOAT, [1]),
+        "s" if empty else "t",
+        "go" if empty else "more",
+    )
+    outputs = [
+        helper.make_tensor_value_info(more, TensorProto.BOOL, []),
+        helper.make_tensor_value_info(after, TensorProto.FLOAT, [1]),
+    ]
+    body = helper.make_graph(nodes, "body", [*inputs, state], outputs)
+    yes = helper.make_tensor("yes", TensorProto.BOOL, [], [True])
+    loop = helper.make_node("Loop", ["", "yes", "x"], ["y"], name="endless", body=body)
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
+    return _model([loop], [x], [y], initializer=[yes])
+
+
+def no_heads(*, in_function: bool = False) -> onnx.ModelProto:
+    """Attention with 0 heads, by which ONNX divides: the process dies of SIGFPE. Functions are not checked for it."""
+    opsets = [helper.make_opsetid("", 23), helper.make_opsetid("bomb", 1)]
+    attention = helper.make_node("Attention", ["x", "x", "x"], ["y"], name="heads", q_num_heads=0, kv_num_heads=0)
+    call = helper.make_node("attend", ["x"], ["y"], name="call", domain="bomb")
+    functions = [helper.make_function("bomb", "attend", ["x"], ["y"], [attention], opsets)] if in_function else []
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4, 8])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph([call if in_function else attention], "bomb", [x], [y])
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=functions)
+
+
 def large_input(elements: int = 1 << 31) -> onnx.ModelProto:
     """A model whose input is declared with a huge number of elements."""
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [elements]) for name in "xy")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -76,9 +79,68 @@ def test_recursive_functions_are_refused(monkeypatch) -> None:
     with pytest.raises(errors.InvalidModelError, match="calls itself"):
         check_inlined_size(bombs.doubling_functions(3, circle=True))
     monkeypatch.setattr("trtops.backend.onnx.model._MAX_NODES", 1 << 40)
+    monkeypatch.setattr("trtops.backend.onnx.model._MAX_SMALL_NODES", 1 << 40)
     with pytest.raises(errors.InvalidModelError, match="through more than 200 others"):
         check_inlined_size(bombs.doubling_functions(300))
     check_inlined_size(bombs.doubling_functions(30))
+
+
+def _write_special(path: Path, kind: str) -> None:
+    """Something that is no regular file, or too large, under the path of a model or its external data."""
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind in ("device", "loop"):
+        path.symlink_to("/dev/zero" if kind == "device" else path)
+    else:
+        with path.open("wb") as file:
+            file.truncate(6 << 30)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "loop", "sparse"])
+def test_only_regular_files_are_read(tmp_path: Path, kind: str, caplog, capsys) -> None:
+    _write_special(tmp_path / "model.onnx", kind)
+    _write_special(tmp_path / "weights", kind)
+    weight = onnx.TensorProto(name="w", data_type=1, dims=[1 << 34], data_location=1)
+    weight.external_data.add(key="location", value="weights")
+    proto = models.model("(float[1] x) => (float[1] y) { y = Add(x, w) }")
+    proto.graph.initializer.append(weight)
+    (tmp_path / "outside.onnx").write_bytes(proto.SerializeToString())
+
+    for model in ("model.onnx", "outside.onnx"):
+        path = str(tmp_path / model)
+        for line in (
+            ["check", "lint", path],
+            ["run", path, "--onnxrt"],
+            ["convert", path, "--convert-to", "ort", "-o", str(tmp_path / "o.ort")],
+            ["debug", "reduce", path, "--onnxrt", "-o", str(tmp_path / "o.onnx")],
+        ):
+            assert main(line) in (1, 3), line
+            assert "Traceback" not in caplog.text
+
+
+def test_too_many_dimensions_are_reported(tmp_path: Path, caplog) -> None:
+    proto = models.model("(float[1] x) => (float[1] y) { y = Relu(x) }")
+    proto.graph.input[0].type.tensor_type.shape.dim.extend(5000 * [proto.graph.input[0].type.tensor_type.shape.dim[0]])
+    onnx.save(proto, tmp_path / "m.onnx")
+
+    for line in (["run"], ["convert", "--convert-to", "ort", "-o", str(tmp_path / "o.ort")], ["debug", "reduce"]):
+        caplog.clear()
+        assert main([*line, str(tmp_path / "m.onnx"), *([] if "convert" in line else ["--onnxrt"])]) == 3
+        assert "'x' has 5001 dimensions" in caplog.text
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_inference_that_never_ends_is_an_error(tmp_path: Path, empty: bool) -> None:
+    onnx.save(bombs.endless_loop(empty=empty), tmp_path / "m.onnx")
+    words = [sys.executable, "-m", "trtops.cli", "run", "m.onnx", "--onnxrt", "--timeout", "1"]
+
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+
+    assert done.returncode == 3
+    assert "did not finish within 1 s" in done.stderr and "endless" in done.stderr
+    assert "The command " in done.stderr if empty else "onnxrt-runner" in done.stderr
 
 
 def test_random_data_size_is_checked_first(tmp_path: Path, caplog) -> None:

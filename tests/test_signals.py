@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 
 import pytest
+
+from tests.waiting import is_gone, until
 
 PROGRAM = """
 import sys, time
@@ -20,15 +23,43 @@ def work(*_):
 main._run_command = work
 sys.exit(main.main(["doctor"]))
 """
+# As the command `trtops`, which runs in a child process.
+SUPERVISED = PROGRAM.replace('main.main(["doctor"])', "main.main()").replace("import sys", "import os, sys", 1)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_signal_runs_every_finally(number: signal.Signals) -> None:
-    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) as process:
+@pytest.mark.parametrize("target", ["unsupervised", "parent", "group"])
+def test_signal_runs_every_finally(number: signal.Signals, target: str) -> None:
+    words = [sys.executable, "-c", PROGRAM if target == "unsupervised" else SUPERVISED, "doctor"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        process.send_signal(number)
+        # A group gets the signal twice: directly, and forwarded by the parent.
+        os.killpg(process.pid, number) if target == "group" else process.send_signal(number)
         assert process.stdout.read() == "cleaned up\n"
     assert process.returncode == 130
+
+
+def test_child_ends_with_its_supervisor() -> None:
+    words = [sys.executable, "-c", SUPERVISED.replace('"ready"', "os.getpid()"), "doctor"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        process.kill()
+        until(lambda: is_gone(child))
+        assert process.stdout.read() == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGKILL])
+def test_native_death_is_an_error(number: signal.Signals) -> None:
+    begin = "from trtops.system.activity import Activity; Activity('loading m', 9).__enter__()"
+    crash = f"{begin}; os.kill(os.getpid(), {number:d})"
+    code = SUPERVISED.replace("time.sleep(60)", crash).replace('print("ready", flush=True)', "pass")
+    done = subprocess.run([sys.executable, "-c", code, "doctor"], capture_output=True, text=True)
+    assert done.returncode == 3
+    died = "was killed by SIGKILL" if number == signal.SIGKILL else f"died of signal {number:d} "
+    assert f"The command {died}" in done.stderr and "while loading m." in done.stderr
+    quiet = subprocess.run([sys.executable, "-c", code, "doctor", "--silent"], capture_output=True, text=True)
+    assert (quiet.returncode, quiet.stderr) == (3, "")
 
 
 def test_nohup_keeps_hangup_ignored() -> None:

@@ -93,9 +93,13 @@ class TacticMismatchError(BackendError):
 
 
 class WorkerError(BackendError):
-    """A child process crashed, hung (``timed_out``) or ran out of memory; the message has its last log lines."""
+    """A child process crashed, hung (``timed_out``) or ran out of memory; the message has its last log lines.
+
+    ``doing`` is what native code computed in it; empty if that is not known.
+    """
 
     timed_out = False
+    doing = ""
 
 
 class SignatureError(TrtopsError):

@@ -17,7 +17,7 @@ from trtops.lazy import known_as
 from trtops.record import sha256
 from trtops.system.allowed import check_file
 from trtops.system.files import open_atomically as open_atomically
-from trtops.system.files import write_open_file
+from trtops.system.files import read_regular, write_open_file
 
 if TYPE_CHECKING:
     from trtops.backend.base import ValueOrCallable
@@ -35,7 +35,7 @@ class BytesFromPath:
         """Read the file; FormatError if it does not exist or cannot be read."""
         log.info("Loading bytes from %s", self.path)
         try:
-            return Path(self.path).read_bytes()
+            return read_regular(self.path)
         except OSError as exc:
             raise errors.FormatError(f"{self.path} cannot be read: {exc.strerror}. Expected a file.") from exc
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from trtops import errors
 from trtops.metadata import TensorMetadata, check_feed
+from trtops.system.activity import Activity
+from trtops.system.limits import time_limit
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,6 +50,8 @@ class BaseRunner(ABC):
 
     # Numbered per kind, so that a script gives its runners the same names every time.
     _counters: ClassVar[defaultdict[str, itertools.count[int]]] = defaultdict(itertools.count)
+    # Makes an inference fail that exceeds the time limit, if the back end can stop one.
+    _stop_inference: Callable[[], None] | None = None
 
     def __init__(self, name: str | None = None, prefix: str = "runner") -> None:
         """Name the runner; ``<prefix>-N<count>`` by default."""
@@ -68,6 +72,7 @@ class BaseRunner(ABC):
         """Acquire the resources; after an exception the runner is inactive and holds none."""
         if self.is_active:
             return
+        self._seconds = time_limit()
         try:
             self.activate_impl()
         # Ctrl-C during the activation, too, must not leave memory of the device in use.
@@ -97,7 +102,8 @@ class BaseRunner(ABC):
             if self._expected_inputs is None:
                 self._expected_inputs = self.get_input_metadata()
             check_feed(self._expected_inputs, feed_dict)
-        return self.infer_impl(feed_dict)
+        with Activity(f"running inference with {self.name}", self._seconds, self._stop_inference):
+            return self.infer_impl(feed_dict)
 
     def get_input_metadata(self, use_numpy_dtypes: bool | None = None) -> TensorMetadata:
         """Return names, dtypes and shapes of the model's inputs, in order; only while active.

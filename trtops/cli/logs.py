@@ -35,7 +35,7 @@ def _log_level(text: str) -> tuple[str, str]:
 
 
 LOGGING = Group(
-    "help and log",
+    "help, log and time limit",
     flag("-h --help", "show this and exit"),
     flag("-v --verbose", "log more; repeat for even more", takes="count"),
     flag("--extra-verbose", "as -v -v", takes="count"),
@@ -48,6 +48,7 @@ LOGGING = Group(
     flag("--silent", "log and print nothing; only the exit code reports the outcome"),
     flag("--log-format {timestamp,line-info,no-colors}+", "what log lines contain"),
     flag("--log-file FILE", "a file to log to as well"),
+    flag("--timeout SECONDS", "how long loading a model, or one inference, may take", usual="600"),
 )
 
 # Of the command that runs. Commands print in many places, and a process runs one command at a time.

@@ -26,8 +26,10 @@ from trtops.cli import registry
 from trtops.cli.flags import Parser, UsageError, bold, make_parser, without_effect
 from trtops.cli.jobs import Command, Job
 from trtops.cli.logs import LOGGING, log_line, logging_as
+from trtops.cli.supervised import supervise
 from trtops.errors import ConfigError, TrtopsError, near
 from trtops.logger import G_LOGGER
+from trtops.system.limits import limited_time
 from trtops.system.processes import BRIEF_SPIN
 
 # Commands of one word that are modules of their own; the others are in `op_commands`.
@@ -38,8 +40,22 @@ INTERRUPTED, UNREAD = 130, 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line, this process' own unless given, and return the exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    """Run one command line, this process' own unless given, and return the exit code.
+
+    This process' own command runs in a child process, which native code may crash.
+    """
+    if arguments is not None:
+        return _run_line(list(arguments))
+    words = sys.argv[1:]
+    try:
+        return supervise(lambda: _run_line(words), words, INTERRUPTED)
+    finally:
+        # The last garbage collection of all modules and arrays would only delay the end of the process.
+        gc.freeze()
+
+
+def _run_line(words: list[str]) -> int:
+    """Run a command line in this process."""
     # Before numpy is imported, which reads these variables then.
     for name, value in BRIEF_SPIN.items():
         os.environ.setdefault(name, value)
@@ -64,10 +80,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"trtops: the output cannot be written: {_error_text(exc)}", file=sys.stderr)
             return 3
         return UNREAD if code is None else code
-    finally:
-        if arguments is None:
-            # The last garbage collection of all modules and arrays would only delay the end of the process.
-            gc.freeze()
 
 
 def _run_words(words: list[str]) -> int:
@@ -82,11 +94,19 @@ def _run_words(words: list[str]) -> int:
     if "-h" in own or "--help" in own:
         parser.print_help()
         return 0
-    before = {}
+    before, last = {}, -1.0
+
+    def interrupt(number: int, frame: object) -> None:
+        """Raise KeyboardInterrupt, once for a signal that the supervisor forwards although it reached both."""
+        nonlocal last
+        repeated, last = time.monotonic() < last + 0.5, time.monotonic()
+        if not repeated:
+            raise KeyboardInterrupt
+
     if threading.current_thread() is threading.main_thread():  # Python sets handlers nowhere else
         # These signals end a command as Ctrl-C does, so that every `finally` runs. Under nohup, SIGHUP stays ignored.
-        numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {n: signal.signal(n, interrupt) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
     try:
         return _run_command(path, command, parser, rest, words)
     finally:
@@ -155,6 +175,7 @@ def _run_command(path: registry.Path, command: Command, parser: Parser, rest: li
         except OSError as exc:
             parser.error(f"--log-file {_error_text(exc)}")
         try:
+            stack.enter_context(limited_time(args.timeout))
             job = command.plan(args)
         except (UsageError, ConfigError) as exc:
             parser.error(str(exc))

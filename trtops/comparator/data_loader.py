@@ -23,7 +23,7 @@ from trtops.metadata import (
     is_dynamic,
     shape_accepts,
 )
-from trtops.system.limits import check_memory
+from trtops.system.limits import check_array
 from trtops.torch_tensors import to_torch
 
 __all__ = ["DataLoader", "DataLoaderCache", "StreamingDataLoader"]
@@ -99,10 +99,12 @@ class DataLoader:
         # Polygraphy draws from numpy's legacy generator, input by input in the model's order; default_rng would give
         # other numbers for the same seed.
         random = np.random.RandomState(self.seed + index)
+        self._user_places = {name: place for place, name in enumerate(self.user_input_metadata)}
+        self._user_patterns = [name for name in self._user_places if not {"*", "?", "["}.isdisjoint(name)]
         ranges = self.val_range if isinstance(self.val_range, Mapping) else {}
         for what, names in [("input_metadata", self.user_input_metadata), ("val_range", ranges)]:
             for name in names:
-                if name and not any(name == known or fnmatchcase(known, name) for known in wanted):
+                if name and name not in wanted and not any(fnmatchcase(known, name) for known in wanted):
                     hint = errors.near(name, wanted)
                     _log.warning("%s names %r, which is not an input of the model. %s", what, name, hint)
         made = {name: self._make_input(name, spec, random) for name, spec in wanted.items()}
@@ -118,9 +120,11 @@ class DataLoader:
         dtype, shape = spec.dtype, spec.shape
         if shape is None:
             raise errors.ConfigError(f"The shape of input {name!r} is not known. Give one in input_metadata.")
-        matching = [s for p, s in self.user_input_metadata.items() if p == name or fnmatchcase(name, p)]
+        matching = [p for p in self._user_patterns if fnmatchcase(name, p)]
+        if name in self._user_places:
+            matching.append(name)
         if matching:
-            user = matching[-1]
+            user = self.user_input_metadata[max(matching, key=lambda each: self._user_places[each])]
             dtype = user.dtype or dtype
             if user.shape is not None:
                 static = not any(map(is_dynamic, user.shape))
@@ -134,7 +138,7 @@ class DataLoader:
                     _log.warning(text, name, tuple(user.shape), tuple(shape))
         fixed = _static_shape(name, shape)
         # Numbers are drawn in double precision, and scaling them takes as much memory again.
-        check_memory(f"Random data for input {name!r} of shape {fixed}", 16 * math.prod(fixed))
+        check_array(name, fixed, 16)
         if dtype is not None and (dtype.is_integral or dtype is DataType.BOOL):
             low, high = self._value_range(name, self.int_range)
             cast, of_numpy = int if dtype.is_integral else bool, dtype.numpy()

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
+
+
+def read_regular(path: str | os.PathLike[str], at_most: int | None = None) -> bytes:
+    """The content of a regular file; OSError for a pipe or device, which may never end, and for more bytes."""
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:  # a pipe may have no writer
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is a folder, a pipe or a device, not a file", os.fspath(path))
+        if at_most is not None and status.st_size > at_most:
+            large = f"it has {status.st_size / (1 << 30):.3g} GiB; expected at most {at_most / (1 << 30):.3g}"
+            raise OSError(errno.EFBIG, large, os.fspath(path))
+        return file.read()
 
 
 def write_open_file(file: Any, data: Any) -> None:

@@ -1,4 +1,4 @@
-"""Limits on memory for files from untrusted sources.
+"""Limits on memory and time for files from untrusted sources.
 
 A file of two kilobytes can request any amount of memory: by a declared shape, by nodes that double their input, by an
 archive of zeros. Known sizes are checked before allocation; native code runs with a limit on this process' memory.
@@ -7,20 +7,56 @@ archive of zeros. Known sizes are checked before allocation; native code runs wi
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import resource
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from trtops import errors
 
 MEMORY = "TRTOPS_MEMORY_LIMIT"
+TIME = "TRTOPS_TIME_LIMIT"
+MAX_DIMENSIONS = 32  # of arrays in numpy 1; numpy 2 allows 64
 _REMEDY = f"If this is intended, set {MEMORY} to a higher value."
 
 _lock = threading.Lock()
 _users = 0
 _before = (0, 0)
+
+
+def time_limit() -> float:
+    """Seconds that loading a model, or one inference, may take: ``TRTOPS_TIME_LIMIT``, by default 600."""
+    text = os.environ.get(TIME) or "600"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise errors.ConfigError(f"{TIME} is {text!r}; expected seconds, such as 600.")
+    return seconds
+
+
+@contextlib.contextmanager
+def limited_time(seconds: float | None) -> Iterator[None]:
+    """Set the time limit during a block, also for child processes; None keeps it."""
+    before = os.environ.get(TIME)
+    try:
+        if seconds is not None:
+            os.environ[TIME] = str(seconds)
+        time_limit()  # reports an invalid one
+        yield
+    finally:
+        os.environ.pop(TIME, None)
+        if before is not None:
+            os.environ[TIME] = before
+
+
+def too_slow(what: str, seconds: float) -> str:
+    """The message after native code exceeded its time limit."""
+    remedy = f"If this is intended, set --timeout or {TIME} to more seconds."
+    return f"{what} did not finish within {seconds:g} s. {remedy}"
 
 
 def memory_limit() -> int:
@@ -39,6 +75,13 @@ def check_memory(what: str, size: int, own: int = 0) -> None:
     if size > limit:
         sizes = f"{size / (1 << 30):.3g} GiB of memory; the limit is {limit / (1 << 30):.3g} GiB"
         raise errors.InputError(f"{what} would take {sizes}. {_REMEDY}")
+
+
+def check_array(name: str, shape: Sequence[int], element_bytes: int) -> None:
+    """Raise InputError if random data of a shape cannot be an array, or would take too much memory."""
+    if len(shape) > MAX_DIMENSIONS:
+        raise errors.InputError(f"Input {name!r} has {len(shape)} dimensions; arrays have at most {MAX_DIMENSIONS}.")
+    check_memory(f"Random data for input {name!r} of shape {tuple(shape)}", element_bytes * math.prod(shape))
 
 
 def too_much(what: str) -> str:

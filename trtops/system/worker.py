@@ -26,13 +26,15 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from trtops import errors
+from trtops.system.activity import Page, describe_death
+from trtops.system.limits import MEMORY, TIME
 from trtops.system.processes import BRIEF_SPIN, temporary_prefix
 
 T = TypeVar("T")
 
 # Python searches the working folder for modules first. A downloaded model may lie next to an `onnxruntime.py`, so the
 # child uses the parent's search path only. (Option -P does not exist in Python 3.10.)
-_PROGRAM = "import sys; sys.path[:] = filter(None, sys.path); from trtops.system.worker import serve; serve({fd})"
+_PROGRAM = "import sys; sys.path[:] = filter(None, sys.path); from trtops.system.worker import serve; serve({}, {})"
 
 
 class Worker(contextlib.AbstractContextManager["Worker"]):
@@ -81,9 +83,11 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         Raises what the function raises; WorkerError if the child crashed, was killed, or did not finish in time;
         ConfigError if the call cannot be pickled.
         """
+        # They may have changed since the child was started.
+        limits = {name: os.environ.get(name, "") for name in (MEMORY, TIME)}
         try:
             # Bytes, since a traceback that holds the view makes Python 3.12 free the buffer too early.
-            call = bytes(ForkingPickler.dumps((function, args, kwargs)))
+            call = bytes(ForkingPickler.dumps((function, args, kwargs, limits)))
         except Exception as exc:  # `__reduce__` may raise anything
             raise errors.ConfigError(
                 f"{self._name or 'The call'} cannot be sent to a child process: {exc}. Functions and classes must be "
@@ -110,6 +114,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         process.kill()  # no effect if it has ended
         process.wait()
         self._output.close()
+        self._page.close()
 
     def _answer_to(self, call: bytes, timeout: float) -> tuple[bool, Any]:
         """Send a call to the child; return True and its result, or False and its exception."""
@@ -118,7 +123,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
             self._start_child()
         process = self._process
         assert process is not None
-        end, late = time.monotonic() + timeout, False
+        end, late = time.monotonic() + timeout, None
 
         def send() -> None:
             with contextlib.suppress(ConnectionError):  # the child died, as the loop finds
@@ -132,8 +137,8 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
             while not self._pipe.poll(min(1.0, timeout)):
                 if process.poll() is not None and not self._pipe.poll():
                     raise EOFError
-                if time.monotonic() >= end:
-                    late, end = True, math.inf
+                if late is None and (time.monotonic() >= end or self._page.is_late()):
+                    late = timeout if time.monotonic() >= end else self._page.read()[0]
                     process.kill()
             answer: tuple[bool, Any] = self._pipe.recv()
             return answer
@@ -145,19 +150,13 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
             process.wait(60)  # after a crash, the kernel may spend a long time writing a core dump
         process.kill()
         code = process.wait()
-        if late:
-            how = f"did not finish within {timeout:g} s and was killed"
-        elif -code == signal.SIGKILL:
-            how = "was killed by SIGKILL, as the kernel does when memory runs out"
-        elif code < 0:
-            how = f"died of signal {-code} ({signal.strsignal(-code)})"
-        else:
-            how = f"ended with exit code {code}"
         size = os.fstat(self._output.fileno()).st_size
         lines = os.pread(self._output.fileno(), 1 << 16, max(0, size - (1 << 16))).decode(errors="replace").splitlines()
         output = "".join(f"\n  {line}" for line in lines[-20:]) or " nothing"
         who = f"{self._name}'s child process" if self._name else "The child process"
-        raise errors.WorkerError(f"{who} {how}. Its last output:{output}", timed_out=late)
+        doing = self._page.read()[1]
+        how = describe_death(code, doing, late)
+        raise errors.WorkerError(f"{who} {how}. Its last output:{output}", timed_out=late is not None, doing=doing)
 
     def _start_child(self) -> None:
         preparation = None
@@ -168,13 +167,14 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
             preparation.pop("authkey")  # it refuses to be pickled
         self._pipe, theirs = Pipe()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
+        self._page = Page()
         path = [place or os.getcwd() for place in sys.path] if self._python is None else [_own_code().name]
         variables = {"PYTHONPATH": os.pathsep.join(path), **self._environment}
         with theirs:
             self._process = subprocess.Popen(
                 # Unbuffered, so that a crash loses no output.
-                [self._python or sys.executable, "-u", "-c", _PROGRAM.format(fd=theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
+                [self._python or sys.executable, "-u", "-c", _PROGRAM.format(theirs.fileno(), self._page.fd)],
+                pass_fds=(theirs.fileno(), self._page.fd),
                 stdin=subprocess.DEVNULL,
                 stdout=None if self._script else self._output,
                 stderr=self._output,
@@ -193,8 +193,9 @@ def _own_code() -> tempfile.TemporaryDirectory[str]:
     return folder
 
 
-def serve(fd: int) -> None:
+def serve(fd: int, page: int) -> None:
     """Main loop of the child: answer calls until the parent closes the pipe."""
+    Page(page).publish_here()
     # On Ctrl-C, which the terminal sends to both, the parent ends a child that is working.
     signal.signal(signal.SIGINT, lambda *_: None)
 
@@ -220,7 +221,8 @@ def serve(fd: int) -> None:
         process.current_process()._inheriting = False  # type: ignore[attr-defined]
     while True:
         try:
-            function, args, kwargs = pipe.recv()
+            function, args, kwargs, limits = pipe.recv()
+            os.environ.update(limits)
         except (EOFError, ConnectionError):
             return
         try:

@@ -9,12 +9,12 @@ import os
 
 import pytest
 
-from tests import models
+from tests import bombs
 from tests.backend.onnx import fuzz
 from trtops import errors
-from trtops.backend.onnx import with_onnxruntime
 from trtops.backend.onnx.lint import lint
 from trtops.backend.worker import Worker
+from trtops.system import limits
 
 MUTATIONS = int(os.environ.get("TRTOPS_TEST_FUZZ", "300"))
 BATCH = 50
@@ -47,10 +47,19 @@ def test_mutations_are_repeatable_and_differ() -> None:
     assert len({fuzz.mutated(seed) for seed in range(200)}) > 190
 
 
-def test_a_loop_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    proto = models.loop().proto
-    next(node for node in proto.graph.node if node.output[0] == "trips").attribute[0].i = 2**62
-    monkeypatch.setattr(with_onnxruntime, "MAX_SECONDS", 0.1)
-    report = lint(proto)
-    assert not report.ok
-    assert any("did not finish" in entry.message for entry in report.entries)
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_loop_without_end_is_stopped(empty: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(limits.TIME, "1")
+
+    report = lint(bombs.endless_loop(empty=empty))
+
+    assert report.failing == ("endless",)
+    assert any("did not finish within" in e.message and e.nodes == ("endless",) for e in report.entries)
+
+
+@pytest.mark.parametrize(("in_function", "reported"), [(False, "'q_num_heads' is 0"), (True, "died of signal 8")])
+def test_lint_reports_nodes_that_crash(in_function: bool, reported: str) -> None:
+    report = lint(bombs.no_heads(in_function=in_function))
+
+    assert report.failing == ("call" if in_function else "heads",)
+    assert reported in report.text()

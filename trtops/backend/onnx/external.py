@@ -10,6 +10,7 @@ gigabytes can then be cut, rewritten and run while its weights stay in their fil
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -177,7 +178,12 @@ def _path_inside(tensor: str, location: str, folder: Path) -> Path:
             f"Tensor {tensor!r} names {location!r} as its data file; expected a path inside the model's folder."
         )
     root = folder.resolve()
-    path = (root / location).resolve()
+    try:
+        path = (root / location).resolve()
+    except (OSError, RuntimeError):  # before Python 3.13, a link to itself is a RuntimeError
+        raise errors.InvalidModelError(
+            f"Tensor {tensor!r} names {location!r} as its data file, a link to itself."
+        ) from None
     if not path.is_relative_to(root):
         raise errors.InvalidModelError(
             f"Tensor {tensor!r} names {location!r} as its data file, a link to outside the model's folder. Put the "
@@ -201,9 +207,16 @@ def _byte_count(tensor: str, key: str, text: str) -> int:
 
 def load_external_data(model: onnx.ModelProto, folder: Path) -> None:
     """Load all external data of a model from ``folder`` into it, in place."""
-    for tensor in walk.tensors(model):
-        if is_external(tensor):
-            load(tensor, folder)
+    outside = [tensor for tensor in walk.tensors(model) if is_external(tensor)]
+    needed, memory = (
+        sum(expected_bytes(tensor) or 0 for tensor in outside),
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    )
+    if needed > memory:
+        sizes = f"{needed / (1 << 30):.3g} GiB, and this machine has {memory / (1 << 30):.3g} GiB of memory"
+        raise errors.InvalidModelError(f"The model's external data takes {sizes}.")
+    for tensor in outside:
+        load(tensor, folder)
 
 
 def load(tensor: onnx.TensorProto, folder: Path | None = None) -> None:

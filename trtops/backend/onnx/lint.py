@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import re
+import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,10 +20,13 @@ from onnx import TensorProto, helper, numpy_helper
 from trtops import errors
 from trtops.backend.onnx import external, shapes, walk, with_onnxruntime, zero_weights
 from trtops.backend.onnx.load_without_weights import ModelWithoutWeights
-from trtops.backend.onnx.model import Model, can_propagate_values, data_type, raw_bytes
+from trtops.backend.onnx.model import Model, bad_divisors, can_propagate_values, data_type, raw_bytes
 from trtops.backend.onnx.save import PROTOBUF_LIMIT, model_bytes
 from trtops.backend.onnx.walk import add_copy, copy_of, message_bytes, set_shape
+from trtops.backend.worker import warm_worker
 from trtops.record import JSONValue, Record
+from trtops.system.activity import Activity
+from trtops.system.limits import MAX_DIMENSIONS, time_limit
 from trtops.tables import table
 
 log = logging.getLogger(__name__)
@@ -32,6 +36,11 @@ _SHAPE_BYTES = 1024
 _MAX_ELEMENTS = 1 << 26
 # The first IR version in which weights need not be declared as inputs too.
 _WEIGHTS_NEED_NO_INPUTS = 4
+
+_MAX_DEATHS = 20  # of child processes, each of which takes a second to replace
+# What is run, as messages about crashes call it.
+_WHOLE = "the model"
+_CHECKING = "checking the model with ONNX's checker"
 
 Level: TypeAlias = Literal["exception", "error", "warning"]
 # Polygraphy's names of what found a problem; ``onnx_graphsurgeon`` stands for checks of the graph itself.
@@ -120,7 +129,8 @@ def lint(
 ) -> LintReport:
     """Check a model, which need not be valid and is not changed.
 
-    Weights may be missing if their values cannot affect the findings
+    ONNX and ONNX Runtime run in a child process; a node on which they crash is a finding. Half of the time limit is for
+    the whole model, and half for its nodes. Weights may be missing if their values cannot affect the findings
     (:func:`trtops.backend.onnx.zero_weights.can_run_on_zero_weights`). Inputs without arrays in ``feed`` get random
     numbers in [0, 1), ones or True, with 1 for each dynamic dimension. ONNX Runtime reads the model's file by itself if
     its path is given; this is faster, and allows models above 2 GiB.
@@ -131,6 +141,36 @@ def lint(
     if not graph.node:
         empty = LintEntry(level="warning", source="onnx_loader", message="ONNX model has no nodes")
         return LintReport(passing=(), failing=(), unchecked=(), entries=(empty,))
+    arguments, seconds = (_cast(dict(feed or {}), graph), path), time_limit()
+    if message_bytes(model.model) >= PROTOBUF_LIMIT:
+        # No message to another process can hold it.
+        return _lint(ModelWithoutWeights(copy_of(model.model), model.left_out), *arguments, seconds, {})
+    deaths: dict[str, str] = {}
+    with warm_worker() as worker:
+        while True:
+            started = time.monotonic()
+            try:
+                return worker.run(_lint, model, *arguments, seconds, deaths)
+            except errors.WorkerError as exc:
+                if not exc.doing or exc.doing in deaths:
+                    raise
+                # Half of the time is for the nodes, however long it took to replace the process.
+                seconds = time_limit() / 2 if exc.doing == f"running {_WHOLE}" else seconds + started - time.monotonic()
+                if len(deaths) >= _MAX_DEATHS:
+                    seconds = 0.0
+                how = str(exc).removeprefix("The child process ").partition(" while ")[0]
+                deaths[exc.doing] = f"ONNX Runtime {how}."
+
+
+def _lint(
+    model: ModelWithoutWeights,
+    feed: dict[str, Any],
+    path: str | Path | None,
+    seconds: float,
+    deaths: Mapping[str, str],
+) -> LintReport:
+    """Check a model in this process within a time; what is in ``deaths`` is not run, since a process died of it."""
+    graph = model.model.graph
     names = [walk.node_name(node) or f"node {i}" for i, node in enumerate(graph.node)]
     fatal = list(_weight_entries(model))
     try:
@@ -138,13 +178,20 @@ def lint(
     # Nodes form a cycle.
     except errors.InvalidModelError as exc:
         fatal.insert(0, _graph_entry("error", str(exc)))
-    whole = [*_duplicate_entries(graph), *([] if fatal else _checker_entries(model))]
     named = [*_name_entries(graph, names), *_unused_entries(graph, names, model.model.ir_version)]
+    for name, node in zip(names, graph.node):
+        inside = (inner for body in walk.subgraphs(node) for part in walk.graphs(body) for inner in part.node)
+        for attribute, message in bad_divisors((node, *inside)):
+            named.append(
+                LintEntry(level="error", source="onnx_checker", message=message, nodes=(name,), op=node.op_type)
+            )
+            attribute.i = 1  # in this process' copy: the node is not run, and checks of the whole model do not crash
+    whole = [*_duplicate_entries(graph), *([] if fatal else _checker_entries(model, deaths))]
     entries = [*fatal, *whole, *named]
     if fatal:
         return LintReport(passing=(), failing=(), unchecked=tuple(names), entries=tuple(entries))
     broken = {name for entry in named if entry.level == "error" for name in entry.nodes}
-    run = _Run(model, dict(feed or {}), names, path)
+    run = _Run(model, feed, names, path, time.monotonic() + seconds, deaths)
     # If ONNX's checker accepts a model and ONNX Runtime loads and runs it, the model has no errors. Otherwise each node
     # is run by itself on the values that the nodes before it computed. Nodes after a failing node have no values to run
     # on: they are loaded where the types of their inputs are declared or can be inferred, and are reported as unchecked
@@ -152,7 +199,7 @@ def lint(
     has_errors = any(entry.level == "error" for entry in entries)
     if has_errors or not run.run_whole():
         run.run_node_by_node(broken)
-    if run.refusal and not has_errors and not run.entries:
+    if run.refusal and not has_errors and (run.late or not run.entries):
         # Each node works by itself, but ONNX Runtime rejects the model.
         entries.append(LintEntry(level="error", source="onnxruntime", message=run.refusal))
     failing = broken | {n for entry in (*whole, *run.entries) if entry.level != "warning" for n in entry.nodes}
@@ -195,7 +242,18 @@ def _duplicate_entries(graph: onnx.GraphProto) -> Iterator[LintEntry]:
             )
 
 
-def _checker_entries(model: ModelWithoutWeights) -> Iterator[LintEntry]:
+def _cast(feed: dict[str, Any], graph: onnx.GraphProto) -> dict[str, Any]:
+    """A feed with arrays of the types that the inputs have."""
+    for value in graph.input:
+        given, element = feed.get(value.name), data_type(value.type.tensor_type.elem_type)
+        dtype = getattr(given, "dtype", None)
+        if given is not None and element and dtype and dtype.kind in "fiub" and dtype != element.numpy():
+            log.warning("Input %r is cast from %s to %s", value.name, dtype, element)
+            feed[value.name] = given.astype(element.numpy())
+    return feed
+
+
+def _checker_entries(model: ModelWithoutWeights, deaths: Mapping[str, str]) -> Iterator[LintEntry]:
     """What ONNX's checker reports about the whole model; its messages about single nodes come from their runs."""
     if message_bytes(model.model) >= PROTOBUF_LIMIT:
         return
@@ -208,8 +266,12 @@ def _checker_entries(model: ModelWithoutWeights) -> Iterator[LintEntry]:
             value.type.tensor_type.elem_type = TensorProto.FLOAT
         if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
             value.type.tensor_type.shape.dim.add()
+    if _CHECKING in deaths:
+        yield LintEntry(level="error", source="onnx_checker", message=deaths[_CHECKING])
+        return
     try:
-        onnx.checker.check_model(checked)
+        with Activity(_CHECKING):
+            onnx.checker.check_model(checked)
     except onnx.checker.ValidationError as exc:
         if "Bad node spec for node" not in str(exc):
             yield LintEntry(level="error", source="onnx_checker", message=str(exc).strip())
@@ -291,15 +353,29 @@ class _Run:
     """One model run as a whole or node by node."""
 
     def __init__(
-        self, model: ModelWithoutWeights, feed: dict[str, Any], names: list[str], path: str | Path | None
+        self,
+        model: ModelWithoutWeights,
+        feed: dict[str, Any],
+        names: list[str],
+        path: str | Path | None,
+        end: float,
+        deaths: Mapping[str, str],
     ) -> None:
         self.model = model.model
-        self.left_out = zero_weights.zeros([t for t in self.model.graph.initializer if t.name in model.left_out])
+        self.left_out: Mapping[str, Any] = {}
+        self.fits = True  # whether there is memory for the weights
+        try:
+            self.left_out = zero_weights.zeros([t for t in self.model.graph.initializer if t.name in model.left_out])
+        except MemoryError:
+            self.fits = False
         self.feed = feed
         self.names = names
         self.path = path
+        self.end = end
+        self.deaths = deaths
         self.entries: list[LintEntry] = []
         self.unchecked: set[str] = set()
+        self.late: list[str] = []  # nodes that were not run within the time limit
         self.custom: set[str] = set()  # nodes for which this ONNX Runtime has no kernel, though others may
         self.refusal = ""  # why ONNX Runtime does not load the whole model
         self.declared: dict[str, onnx.ValueInfoProto] = {}
@@ -307,6 +383,11 @@ class _Run:
 
     def run_whole(self) -> bool:
         """Run the whole model; True if that worked."""
+        if death := self.deaths.get(f"running {_WHOLE}"):
+            self.refusal = death
+            return False
+        if not self.fits:
+            return False
         source: onnx.ModelProto | str = self.model
         # ONNX Runtime would copy initializers, but not inputs.
         if self.left_out:
@@ -320,10 +401,12 @@ class _Run:
         if any(array is None for array in inputs.values()):
             return False
         try:
-            with_onnxruntime.evaluate(source, [v.name for v in self.model.graph.output], {**inputs, **self.left_out})
+            outputs, half = [v.name for v in self.model.graph.output], (self.end - time.monotonic()) / 2
+            with_onnxruntime.evaluate(source, outputs, {**inputs, **self.left_out}, half, _WHOLE)
         except errors.InferenceError as exc:
             log.info("The model does not run as a whole: %s", exc)
-            self.refusal = _short_message(str(exc.__cause__ or exc)) if "cannot load" in str(exc) else ""
+            if "cannot load" in str(exc) or "did not finish" in str(exc):
+                self.refusal = _short_message(str(exc.__cause__ or exc))
             return False
         return True
 
@@ -333,7 +416,7 @@ class _Run:
         graph = inferred.graph
         values: dict[str, Any] = dict(self.left_out)
         for tensor in graph.initializer:
-            if tensor.name not in self.left_out:
+            if tensor.name not in self.left_out and not external.is_external(tensor):
                 with contextlib.suppress(ValueError, TypeError, KeyError):  # of a type that ONNX does not define
                     values[tensor.name] = numpy_helper.to_array(tensor)
         constants = walk.initializer_names(graph)
@@ -342,7 +425,8 @@ class _Run:
             if isinstance(values.get(value.name), np.ndarray) and value.type.HasField("tensor_type"):
                 set_shape(value.type.tensor_type, values[value.name].shape)
         try:
-            shapes.infer_shapes(inferred)
+            if shapes.INFERRING not in self.deaths:
+                shapes.infer_shapes(inferred)
         except errors.InvalidModelError as exc:
             log.info("%s", exc)
         self.declared = shapes.values(graph)
@@ -351,12 +435,17 @@ class _Run:
         for i in order:
             node, name = graph.node[i], self.names[i]
             if name not in broken:
-                values.update(zip(filter(None, node.output), self._try_node(node, name, values)))
+                values.update(zip(filter(None, node.output), self._try_node(node, i, values)))
             # So that not all tensors are in memory at once.
             for used in walk.uses(node):
                 if last_reader[used] == i:
                     values.pop(used, None)
+        if self.late:
+            found = f"the time limit of {time_limit():g} s (--timeout), or {_MAX_DEATHS} crashes"
+            late = f"{len(self.late)} nodes were not checked: nodes before them reached {found}."
+            self.entries.append(LintEntry(level="warning", source="onnxruntime", message=late, nodes=tuple(self.late)))
         behind = tuple(name for name in self.names if name in self.unchecked)
+        self.unchecked.update(self.late)
         if behind:
             message = (
                 f"{len(behind)} nodes were not checked: the types of their inputs are unknown, since nodes before them "
@@ -364,8 +453,16 @@ class _Run:
             )
             self.entries.append(LintEntry(level="warning", source="onnxruntime", message=message, nodes=behind))
 
-    def _try_node(self, node: onnx.NodeProto, name: str, values: Mapping[str, Any]) -> list[Any]:
+    def _try_node(self, node: onnx.NodeProto, place: int, values: Mapping[str, Any]) -> list[Any]:
         """Run a node, or load it where its inputs are declared but have no values; returns its outputs if it ran."""
+        name, what = self.names[place], f"{walk.label(node)}, number {place}"
+        if death := self.deaths.get(f"running {what}"):
+            entry = LintEntry(level="exception", source="onnxruntime", message=death, nodes=(name,), op=node.op_type)
+            self.entries.append(entry)
+            return []
+        if time.monotonic() >= self.end:
+            self.late.append(name)
+            return []
         used = [name for name in dict.fromkeys(walk.uses(node)) if name not in self.sparse]
         made = [output for output in node.output if output]
         if any(values.get(n) is None and not self._is_typed(n) for n in used):
@@ -375,9 +472,10 @@ class _Run:
         model = self._model_of_node(node, used, values, runs)
         try:
             if runs:
-                return list(with_onnxruntime.evaluate(model, made, {n: values[n] for n in used}))
+                left = max(self.end - time.monotonic(), 0.1)
+                return list(with_onnxruntime.evaluate(model, made, {n: values[n] for n in used}, left, what))
             if can_propagate_values(model):
-                with_onnxruntime.load(model)
+                with_onnxruntime.load(model, what)
         except errors.InferenceError as exc:
             self._add_failure(node, name, exc)
         return []
@@ -440,16 +538,12 @@ class _Run:
         given = self.feed.get(value.name)
         element = data_type(value.type.tensor_type.elem_type)
         if given is not None:
-            dtype = getattr(given, "dtype", None)
-            if element is None or dtype is None or dtype.kind not in "fiub" or dtype == element.numpy():
-                return given
-            log.warning("Input %r is cast from %s to %s", value.name, dtype, element)
-            return given.astype(element.numpy())
+            return given
         if element is None or not value.type.tensor_type.HasField("shape"):
             return None
         dims = value.type.tensor_type.shape.dim
         shape = [d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else 1 for d in dims]
-        if math.prod(shape) > _MAX_ELEMENTS:
+        if math.prod(shape) > _MAX_ELEMENTS or len(shape) > MAX_DIMENSIONS:
             return None
         dtype = element.numpy()
         if dtype.kind in "OSU":

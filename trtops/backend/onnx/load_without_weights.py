@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from trtops import errors
 from trtops.backend.onnx import external, walk
 from trtops.backend.onnx.messages import GraphProto, ModelProto, TensorProto
-from trtops.backend.onnx.model import parse_proto, read_proto
+from trtops.backend.onnx.model import PROTOBUF_BYTES, parse_proto, read_proto
 
 if TYPE_CHECKING:
     import onnx
@@ -94,10 +94,12 @@ def _parse_without_values(path: str | Path) -> tuple[onnx.ModelProto, set[int]]:
     """A model without the raw data of large weights, and the indices of the initializers concerned."""
     # Skipping the values in a large file is fifty times as fast as parsing them.
     model, skipped = ModelProto(), set()
+    if not os.path.isfile(path):  # opening a pipe waits for its writer
+        return read_proto(path), set()
     with open(path, "rb") as file:
         descriptor = file.fileno()
         size = os.fstat(descriptor).st_size
-        if size < SMALL_FILE:
+        if size < SMALL_FILE or size >= PROTOBUF_BYTES:
             return read_proto(path), set()
 
         def read(start: int, stop: int) -> bytes:
@@ -145,6 +147,8 @@ def _fields(descriptor: int, start: int, stop: int) -> Iterator[tuple[int, int, 
         else:
             raise ValueError(f"a field of kind {kind}")
         content, end = start + at, start + at + length
+        if not tag >> 3:
+            raise ValueError("a field without a number")
         if end > stop:
             raise ValueError("a field that ends after its message")
         yield tag >> 3 if kind == 2 else 0, start, content, end

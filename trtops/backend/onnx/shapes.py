@@ -9,10 +9,12 @@ import onnx
 from trtops import errors
 from trtops.backend.onnx import external, walk, with_onnxruntime
 from trtops.backend.onnx.model import can_propagate_values, check_inlined_size
+from trtops.system.activity import Activity
 from trtops.system.limits import limited_memory, too_much
 
 log = logging.getLogger(__name__)
 
+INFERRING = "inferring shapes"
 _SUSPECT_BYTES = 1 << 31  # a weight whose shape needs more must have the bytes
 _MAX_BYTES = 1 << 42  # 4 TiB, more than any model has
 _put_small = walk.put_small(4096)  # small tensors may be target shapes or axes, whose values are needed
@@ -33,7 +35,7 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool
             external.mark_left_out(dense)
         del graph.sparse_initializer[:]
     try:
-        with limited_memory():
+        with limited_memory(), Activity(INFERRING):
             propagate = can_propagate_values(bare)
             inferred = onnx.shape_inference.infer_shapes(bare, data_prop=propagate, strict_mode=strict)
     except MemoryError:

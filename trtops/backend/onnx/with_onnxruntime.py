@@ -9,30 +9,32 @@ import contextlib
 import functools
 import importlib.util
 import os
-import threading
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from trtops import errors
+from trtops.backend.onnx import walk
 from trtops.backend.onnx.messages import ModelProto
-from trtops.backend.onnx.model import can_propagate_values, check_inlined_size
-from trtops.system.limits import bytes_of_files, limited_memory, memory_limit, too_much
+from trtops.backend.onnx.model import bad_divisors, can_propagate_values, check_inlined_size
+from trtops.system.activity import Activity
+from trtops.system.files import read_regular
+from trtops.system.limits import bytes_of_files, limited_memory, memory_limit, time_limit, too_much, too_slow
 
 if TYPE_CHECKING:
     import numpy as np
     import onnx
 
-# Time limit of one inference.
-MAX_SECONDS = 300.0
 # Larger models are not suspect: a hostile one needs far fewer bytes.
 _MAX_SUSPECT_BYTES = 1 << 22
 
 
-def load(model: onnx.ModelProto | str) -> Any:
-    """A session for a model or a model file, on the CPU, with one thread and without optimization."""
+def load(model: onnx.ModelProto | str, what: str = "a part of the model") -> Any:
+    """A session for a model or a model file, on the CPU, with one thread and without optimization.
+
+    ``what`` the model is, for the message of a crash.
+    """
     import onnxruntime as ort  # noqa: TID251
 
     options = ort.SessionOptions()
@@ -47,39 +49,44 @@ def load(model: onnx.ModelProto | str) -> Any:
         else:
             source = model.SerializeToString()
             own_bytes = len(source)
-        with limited_memory(4 * own_bytes):  # loading copies weights
+        with limited_memory(4 * own_bytes), Activity(f"running {what}"):  # loading copies weights
             return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as exc:  # ONNX Runtime's errors have no other common base class
         raise errors.InferenceError(f"ONNX Runtime cannot load this part of the model: {exc}") from exc
 
 
 def evaluate(
-    model: onnx.ModelProto | str, outputs: Sequence[str], feed: Mapping[str, Any]
+    model: onnx.ModelProto | str,
+    outputs: Sequence[str],
+    feed: Mapping[str, Any],
+    seconds: float | None = None,
+    what: str = "a part of the model",
 ) -> list[np.ndarray[Any, Any]]:
-    """Run a model once, in a session as :func:`load` makes it.
+    """Run a model once, in a session as :func:`load` makes it, within the time limit or as many ``seconds``.
 
     The model is a message below 2 GiB, or the path of a file, which may be larger.
     """
     import onnxruntime as ort  # noqa: TID251
 
-    session = load(model)
+    session = load(model, what)
     options = ort.RunOptions()
     # The arena is shared by all sessions, so each run gives its memory back.
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-    timer = threading.Timer(MAX_SECONDS, setattr, (options, "terminate", True))
-    timer.daemon = True
-    timer.start()
+    seconds = time_limit() if seconds is None else seconds
+
+    def stop() -> None:
+        options.terminate = True
+
     try:
-        results: list[np.ndarray[Any, Any]] = session.run(list(outputs), dict(feed), options)
+        with Activity(f"running {what}", seconds, stop):
+            results: list[np.ndarray[Any, Any]] = session.run(list(outputs), dict(feed), options)
     except Exception as exc:  # as above
         if options.terminate:
-            message = f"ONNX Runtime did not finish running this part of the model within {MAX_SECONDS:g} s."
+            message = f"{too_slow(f'Running {what}', seconds)} ONNX Runtime reported: {exc}"
             raise errors.InferenceError(message) from None
         if out_of_memory(exc):
             raise errors.InferenceError(too_much("Running this part of the model")) from None
         raise errors.InferenceError(f"ONNX Runtime cannot evaluate this part of the model: {exc}") from exc
-    finally:
-        timer.cancel()
     return results
 
 
@@ -90,12 +97,14 @@ def check_loads(source: bytes | str) -> None:
     size = os.path.getsize(source) if isinstance(source, str) else len(source)
     if size > _MAX_SUSPECT_BYTES:
         return
-    data = Path(source).read_bytes() if isinstance(source, str) else source
+    data = read_regular(source) if isinstance(source, str) else source
     try:
         proto: onnx.ModelProto = ModelProto.FromString(data)
     except (DecodeError, ValueError):
         return  # ONNX Runtime reports what is wrong
     check_inlined_size(proto)
+    for _, message in bad_divisors(walk.nodes(proto)):
+        raise errors.InferenceError(message)
     if not can_propagate_values(proto):
         _load_in_child(source)
 
@@ -106,7 +115,7 @@ def _load_in_child(source: bytes | str) -> None:
 
     with Worker(name="Loading the model") as worker:
         try:
-            fits = worker.run(_fits_into_memory, source, timeout=MAX_SECONDS)
+            fits = worker.run(_fits_into_memory, source, timeout=time_limit())
         except errors.WorkerError as exc:
             raise errors.InferenceError(f"ONNX Runtime does not load the model: {exc}") from exc
     if not fits:

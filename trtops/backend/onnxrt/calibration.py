@@ -29,6 +29,7 @@ from trtops.calibration.choice import AlgorithmError, ComparedOn, Comparison, re
 from trtops.calibration.data import FeedDigest, samples_in
 from trtops.calibration.histogram import ALGORITHMS, DEFAULT_PERCENTILE, Algorithm, Histogram
 from trtops.metadata import TensorMetadata, TensorSpec, check_feed
+from trtops.system.activity import Activity
 from trtops.system.limits import limited_memory, too_much
 from trtops.system.processes import temporary_prefix
 
@@ -317,7 +318,7 @@ def fold(proto: onnx.ModelProto, log: SessionLog) -> onnx.ModelProto:
         source = serialize(proto)
         try:
             # Constant folding may produce tensors of any size.
-            with log.collecting(), limited_memory(6 * size):
+            with log.collecting(), limited_memory(6 * size), Activity("optimizing the model in ONNX Runtime"):
                 ort.InferenceSession(source, options, providers=list(DEFAULT_PROVIDERS))
         except MemoryError:
             raise errors.EngineBuildError(too_much("What is constant in the model")) from None

@@ -26,6 +26,7 @@ from trtops.backend.onnxrt.tactics import Candidate
 from trtops.func import value_of
 from trtops.record import JSONValue, sha256
 from trtops.spec import Environment
+from trtops.system.activity import Activity
 
 BACKEND = "onnxruntime"
 _VERSION = 1
@@ -107,7 +108,8 @@ def open_plan(
     if len(plan) < SMALL:
         limit_run_memory(options)
     try:
-        return ort.InferenceSession(plan, options, providers=find_providers(providers))
+        with Activity("loading an engine in ONNX Runtime"):
+            return ort.InferenceSession(plan, options, providers=find_providers(providers))
     except ORT_ERRORS as exc:
         raise errors.EngineLoadError(f"ONNX Runtime {ort.__version__} does not load the engine: {why(exc)}") from exc
 

@@ -15,7 +15,7 @@ from trtops.backend.onnx.with_onnxruntime import out_of_memory
 from trtops.backend.onnxrt.session import ORT_ERRORS, why
 from trtops.backend.runner import Feed
 from trtops.metadata import DataType, TensorMetadata
-from trtops.system.limits import too_much
+from trtops.system.limits import time_limit, too_much, too_slow
 from trtops.torch_tensors import from_torch, is_torch, to_torch
 
 # Arrays of ml_dtypes are passed as OrtValues, under ONNX's names of their types.
@@ -66,6 +66,10 @@ class Inference:
             outputs = self._session.run(self._output_names, feed, self._options)
             seconds = time.perf_counter() - start
         except ORT_ERRORS as exc:
+            if self._options.terminate:
+                self._options.terminate = False
+                reason = f"{too_slow(f'{self._name}: an inference', time_limit())} ONNX Runtime reported: {why(exc)}"
+                raise errors.InferenceError(reason) from exc
             if out_of_memory(exc):
                 reason = f"{too_much(f'{self._name}: the tensors of its nodes')} ONNX Runtime reported: {why(exc)}"
                 raise errors.InferenceError(reason) from exc
@@ -74,6 +78,10 @@ class Inference:
         if self._structured:
             return {key: array for name, value in found.items() for key, array in _arrays_of(name, value)}, seconds
         return found, seconds
+
+    def stop(self) -> None:
+        """Let the inferences that are running fail at their next node."""
+        self._options.terminate = True
 
     def _run_converted(self, feed: Feed) -> tuple[dict[str, Any], float]:
         """Run on torch tensors, or on anything that numpy converts to arrays."""

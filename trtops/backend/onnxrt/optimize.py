@@ -20,6 +20,7 @@ from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.plan import Plan, read_plan
 from trtops.backend.onnxrt.session import ORT_ERRORS, find_providers, session_options, unsupported_op, why
 from trtops.backend.onnxrt.tactics import Candidate, Tactic
+from trtops.system.activity import Activity
 from trtops.system.limits import limited_memory, too_much
 from trtops.system.processes import temporary_prefix
 
@@ -131,7 +132,7 @@ class Optimizer:
             raise errors.EngineBuildError(str(exc)) from exc
         try:
             # Constant folding may produce tensors of any size.
-            with self._log.collecting(), limited_memory(6 * self._weight_bytes):
+            with self._log.collecting(), limited_memory(6 * self._weight_bytes), Activity("optimizing the model"):
                 ort.InferenceSession(
                     self._source, options, providers=self._providers, disabled_optimizers=candidate.disabled_optimizers
                 )

@@ -69,11 +69,12 @@ class OnnxrtRunner(BaseRunner):
             s if s.shape else TensorSpec(s.name, s.dtype, None) for s in self._inputs.values()
         )
         self._inference = Inference(session, self._inputs, self._outputs, self.name)
+        self._stop_inference = self._inference.stop
         self._session = session
 
     def deactivate_impl(self) -> None:
         """Release the session."""
-        self._session = self._inference = None
+        self._session = self._inference = self._stop_inference = None
 
     def get_input_metadata_impl(self) -> TensorMetadata:
         """Return the session's inputs. A tensor of unknown rank appears as a scalar."""

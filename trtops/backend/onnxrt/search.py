@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,7 @@ from trtops.backend.onnxrt.tactics import FALLBACKS, Candidate, Tactic, find
 from trtops.backend.onnxrt.timing_cache import TimingCache, timing_key
 from trtops.metadata import DataType, TensorSpec, is_dynamic, shape_accepts
 from trtops.spec import CAMPAIGN_SEEDS, OptimizationProfile
-from trtops.system.limits import MEMORY, check_memory
+from trtops.system.limits import MEMORY, check_array
 
 # Up to this many tactics that change the graph, every combination is a candidate.
 _MAX_EXHAUSTIVE = 3
@@ -325,7 +324,7 @@ def random_feed(inputs: Iterable[TensorSpec], shapes: Mapping[str, tuple[int, ..
     for spec in inputs:
         dtype = spec.dtype or DataType.FLOAT32
         shape = shapes[spec.name]
-        check_memory(f"Random data for input {spec.name!r} of shape {shape}", math.prod(shape) * dtype.numpy().itemsize)
+        check_array(spec.name, shape, dtype.numpy().itemsize)
         array = rng.random(shape, np.float32) if dtype.is_floating else np.zeros(shape)
         feed[spec.name] = np.asarray(array).astype(dtype.numpy())
     return feed

@@ -15,6 +15,7 @@ from trtops import errors
 from trtops.backend.onnx import external, walk
 from trtops.backend.onnx.model import is_lean
 from trtops.backend.onnx.with_onnxruntime import check_loads, limit_run_memory, out_of_memory
+from trtops.system.activity import Activity
 from trtops.system.limits import bytes_of_files, limited_memory, too_much
 
 if TYPE_CHECKING:
@@ -134,7 +135,10 @@ def _new_session(
 ) -> ort.InferenceSession:
     """Create a session of a model with ``size`` bytes of weights."""
     try:
-        with limited_memory(4 * size):  # constant folding may produce tensors of any size
+        with (
+            limited_memory(4 * size),
+            Activity(f"loading {name} in ONNX Runtime"),
+        ):  # constant folding may produce tensors of any size
             return ort.InferenceSession(source, options, providers=list(providers))
     except (MemoryError, *ORT_ERRORS) as exc:  # type: ignore[misc]
         if isinstance(exc, MemoryError) or out_of_memory(exc):

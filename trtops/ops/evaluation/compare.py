@@ -27,6 +27,7 @@ from trtops.ops.evaluation.limits import RightModel, tolerances_for
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.reports.document import Section
 from trtops.spec import BuildConfig, Precision
+from trtops.system.files import read_regular
 from trtops.tracking import builds
 from trtops.tracking.base import Tracker, Verdict
 from trtops.tracking.records import RUN_PREFIX, run_id_of
@@ -156,4 +157,4 @@ def _open_side(side: str, tracker: Tracker) -> Engine | Model | RunResults:
     if backend_name is None:
         return Model.load(path)
     environment = engine_backend(backend_name).environment()
-    return Engine(backend=backend_name, plan=path.read_bytes(), environment=environment)
+    return Engine(backend=backend_name, plan=read_regular(path), environment=environment)

@@ -13,6 +13,7 @@ from trtops import errors
 from trtops.backend.base import Feed, ProfiledFeed
 from trtops.metadata import BoundedShape, Dim, TensorMetadata, TensorSpec, is_dynamic, shape_accepts
 from trtops.spec import OptimizationProfile, ShapeRange
+from trtops.system.limits import check_array
 
 if TYPE_CHECKING:
     from trtops.backend.onnx.accepted_inputs import AcceptedInputs
@@ -69,6 +70,8 @@ def points(
         for name, dims in {**usual, **given}.items()
     }
     base = _completed(inputs, whole, accepted)
+    for name, shape in base.shapes.items():
+        check_array(name, shape, 0)
     number = profile_of({name: np.broadcast_to(0, shape) for name, shape in base.shapes.items()}, profiles)
     base = replace(base, profile=number)
     return [base, *(each for each in found if (each.profile, each.shapes) != (number, base.shapes))]

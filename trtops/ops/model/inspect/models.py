@@ -11,6 +11,7 @@ from trtops.backend.onnx import summary
 from trtops.backend.onnx.model import read_proto
 from trtops.ops.result import Inspection
 from trtops.record import JSONValue
+from trtops.system.files import read_regular
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -49,7 +50,7 @@ def _inspect_ort_engine(path: Path, show: Collection[str]) -> Inspection:
     from trtops.backend.onnxrt.runner import OnnxrtRunner
     from trtops.backend.onnxrt.session import DEFAULT_PROVIDERS
 
-    plan = path.read_bytes()
+    plan = read_regular(path)
     # ONNX Runtime loads the engine first, since read_plan does not validate its bytes.
     with OnnxrtRunner(open_plan(plan, providers=DEFAULT_PROVIDERS, threads=0), "inspected") as runner:
         inputs, outputs = runner.get_input_metadata(), runner.get_output_metadata()

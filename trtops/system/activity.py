@@ -1,0 +1,133 @@
+"""What a process computes in native code, and until when it may: recorded where its parent can read it after a crash.
+
+Native code crashes on some models, and on others it never returns. Workers and the command line run it in a child
+process that shares a page of memory with its parent. If the child dies, the page names the operation.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from trtops.system.limits import time_limit
+
+# The time limit in seconds, its end on the monotonic clock or 0, and the length of the text in bytes.
+_HEAD = struct.Struct("=ddI")
+_BYTES = 4096
+# Seconds after the limit, but at most as many again, in which the process may stop by itself and report an error.
+_GRACE = 5.0
+
+_lock = threading.Lock()
+_running: list[Activity] = []
+_page: Page | None = None
+_watched = 0  # id of the process whose thread stops activities
+
+
+class Page:
+    """Memory shared with a child process: a file descriptor that the child inherits."""
+
+    def __init__(self, fd: int | None = None) -> None:
+        """Create a page, or open the one of a descriptor."""
+        self.fd = os.memfd_create("trtops") if fd is None else fd
+        os.ftruncate(self.fd, _BYTES)
+        self._map = mmap.mmap(self.fd, _BYTES)
+
+    def write(self, seconds: float, end: float, text: bytes) -> None:
+        """Replace the content."""
+        text = text[: _BYTES - _HEAD.size]
+        self._map[: _HEAD.size + len(text)] = _HEAD.pack(seconds, end, len(text)) + text
+
+    def read(self) -> tuple[float, str]:
+        """The time limit in seconds, and what the child computes: empty if nothing is recorded."""
+        seconds, _, size = _HEAD.unpack_from(self._map)
+        return seconds, self._map[_HEAD.size :][:size].decode(errors="replace")
+
+    def is_late(self) -> bool:
+        """Whether the child exceeds its time limit by more than the time in which it may stop by itself."""
+        seconds, end, _ = _HEAD.unpack_from(self._map)
+        return bool(end) and end + min(seconds, _GRACE) < time.monotonic()
+
+    def publish_here(self) -> None:
+        """Let this process publish its activities in the page."""
+        global _page
+        _page = self
+
+    def close(self) -> None:
+        """Close the mapping and the descriptor."""
+        self._map.close()
+        os.close(self.fd)
+
+
+class Activity:
+    """A block in which native code computes; several may run at once, in one thread or in several.
+
+    After ``seconds``, by default the time limit, a thread calls ``stop``, which makes the code return; a parent process
+    kills this process if it does not.
+    """
+
+    __slots__ = (
+        "_content",
+        "_end",
+        "_stop",
+    )
+
+    def __init__(self, text: str, seconds: float | None = None, stop: Callable[[], Any] | None = None) -> None:
+        """Describe a block, such as ``loading model.onnx``."""
+        seconds = time_limit() if seconds is None else seconds
+        self._end = time.monotonic() + seconds
+        self._content = seconds, self._end, text.encode(errors="replace")
+        self._stop = stop
+
+    def __enter__(self) -> Activity:
+        with _lock:
+            _running.append(self)
+            _publish()
+        if self._stop is not None and _watched != os.getpid():
+            _start_watching()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        with _lock:
+            _running.remove(self)
+            _publish()
+
+
+def _publish() -> None:
+    if _page is not None:
+        # The first to end is the one that may exceed its limit.
+        first = min(_running, key=lambda each: each._end, default=None) if len(_running) > 1 else None
+        _page.write(*(first or _running[-1])._content if _running else (0.0, 0.0, b""))
+
+
+def _start_watching() -> None:
+    global _watched
+    _watched = os.getpid()
+
+    def watch() -> None:
+        while True:
+            time.sleep(0.1)
+            with _lock:
+                for each in _running:
+                    if each._stop is not None and each._end < time.monotonic():
+                        each._stop()
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def describe_death(code: int, doing: str, seconds: float | None) -> str:
+    """How a child process ended: its exit code or negative signal, what it did, and the time limit that it exceeded."""
+    if seconds is not None:
+        how = f"did not finish within {seconds:g} s and was killed"
+    elif -code == signal.SIGKILL:
+        how = "was killed by SIGKILL, as the kernel does when memory runs out"
+    elif code < 0:
+        how = f"died of signal {-code} ({signal.strsignal(-code)})"
+    else:
+        how = f"ended with exit code {code}"
+    return f"{how} while {doing}" if doing else how
