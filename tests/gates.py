@@ -97,13 +97,13 @@ def with_wrong_weight(proto: onnx.ModelProto, factor: float = 1.05) -> onnx.Mode
 
 def with_offset(proto: onnx.ModelProto, output: str, offset: float) -> onnx.ModelProto:
     """The model with a constant added to one output."""
-    changed = _renamed(proto, output)
+    changed = renamed(proto, output)
     changed.graph.initializer.append(numpy_helper.from_array(np.array(offset, np.float32), "offset"))
     changed.graph.node.append(onnx.helper.make_node("Add", ["before", "offset"], [output], "add_offset"))
     return changed
 
 
-def _renamed(proto: onnx.ModelProto, output: str) -> onnx.ModelProto:
+def renamed(proto: onnx.ModelProto, output: str) -> onnx.ModelProto:
     """A copy of a model whose output is now an inner tensor called ``before``."""
     changed = onnx.ModelProto()
     changed.CopyFrom(proto)
@@ -115,7 +115,7 @@ def _renamed(proto: onnx.ModelProto, output: str) -> onnx.ModelProto:
 def with_ballast(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model with a large table whose zero row is added to an output: the same outputs, a larger engine."""
     output = proto.graph.output[0].name
-    changed = _renamed(proto, output)
+    changed = renamed(proto, output)
     table = models.random(50_000, 1, seed=5)
     table[0] = 0
     arrays = {"table": table, "nothing": np.array(0, np.float32), "ballast_shape": np.array([1], np.int64)}

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from trtops.flows.analyses import audit as audit
     from trtops.flows.analyses import bundle as bundle
     from trtops.flows.analyses import gate as gate
+    from trtops.flows.analyses import gate_releases as gate_releases
     from trtops.flows.analyses import precision as precision
     from trtops.flows.analyses import reduce as reduce
     from trtops.flows.analyses import triage as triage

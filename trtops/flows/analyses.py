@@ -76,6 +76,18 @@ def _gate(
     return gate_all(models, config, releases=tuple(map(Release.parse, releases)), precisions=precisions, **logged)
 
 
+def _gate_releases(
+    releases: tuple[str, ...], config: GateConfig | None = None, **logged: Any
+) -> GateResult | MatrixResult:
+    """Gate the accepted engines of a back end with newer releases, and report what broke, since when, and what helps.
+
+    Args:
+        releases: Releases from the oldest to the newest: constraints files (.txt) or environments, as ``name=path``.
+        config: Everything that can be chosen.
+    """
+    return gate_all((), config, releases=tuple(map(Release.parse, releases)), **logged)
+
+
 def _accuracy(
     model: Path,
     config: AccuracyConfig | None = None,
@@ -146,11 +158,14 @@ def _place_of_side(tracker: object, config: object, given: Mapping[str, Any]) ->
 
 audit = flow_of(_audit, place=lambda tracker, config, given: given.get("backend"), by_steps=True)
 bundle = flow_of(bundle_op)
-gate = flow_of(
-    _gate,
-    place=lambda tracker, config, given: BuildPlace(backend=config.build.backend, devices=config.devices),
-    by_steps=True,
-)
+
+
+def _place_of_gate(tracker: object, config: GateConfig, given: object) -> BuildPlace:
+    return BuildPlace(backend=config.build.backend, devices=config.devices)
+
+
+gate = flow_of(_gate, place=_place_of_gate, by_steps=True)
+gate_releases = flow_of(_gate_releases, place=_place_of_gate, by_steps=True)
 triage = flow_of(triage_op)
 accuracy = flow_of(_accuracy, place=_place_of_side)
 precision = flow_of(_precision, place=_place_of_side)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import textwrap
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
@@ -352,3 +353,52 @@ def test_share_stays_open_without_time(heads, accepted, tracker) -> None:
     assert "22.3 % are required. Raise --builds or --minutes" in result.reasons[0]
     with pytest.raises(errors.ConfigError, match="candidate is one engine"):
         gate_all((heads,), trial(distribution=BuildShare(builds=2), candidate=result.run_id), tracker=tracker)
+
+
+def release_without_tanh(folder: Path) -> Release:
+    """This environment, as another release that refuses Tanh in models with casts, and so FP16 builds with it."""
+    (folder / "bin").mkdir(parents=True)
+    (folder / "sitecustomize.py").write_text(
+        textwrap.dedent(
+            """
+            import onnxruntime as ort
+            from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented
+            session, ort.__version__ = ort.InferenceSession, "99.1"
+            def create(source, *args, **options):
+                data = source if isinstance(source, bytes) else open(source, "rb").read()
+                if b"Tanh" in data and b"Cast" in data:
+                    raise NotImplemented("no kernel for Tanh")
+                return session(source, *args, **options)
+            ort.InferenceSession = create
+            """
+        )
+    )
+    python = folder / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{folder}" exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return Release(name="new", path=str(folder))
+
+
+def test_later_release_that_breaks_is_explained(folder) -> None:
+    tracker, half = MemoryTracker(), replace(FP32, precision="fp16")
+    text = (
+        "(float[2,8] x) => (float[2,8] y) { [a] a = MatMul(x, w) [b] b = Tanh(a) [c] c = MatMul(b, w) [d] y = Relu(c) }"
+    )
+    path = gates.write(models.model(text, {"w": models.random(8, 8, seed=1, scale=0.3)}), folder, "tanh")
+    config = trial(build=half, check=replace(GateConfig().check, self_check=False), register=True, minutes=60.0)
+    accepted = gate(path, config, tracker=tracker)
+    releases = (Release(name="old", path=sys.prefix), release_without_tanh(folder / "new"))
+
+    result = gate_all((), replace(config, register=False), releases=releases, tracker=tracker)
+
+    assert accepted.decision == "accept" and result.verdict == "bad"
+    assert [cell.decision for cell in result.cells] == ["refuse", "accept"]
+    [found] = result.regressions
+    assert "no kernel for Tanh" in found.broken[0] and found.precision == "fp16"
+    assert found.first_bad.startswith("new") and found.last_good.startswith("onnxruntime 1.")
+    assert found.smallest.startswith("1 of 4 nodes (Tanh 'b')")
+    assert found.workaround == "build in FP32"
+    assert "- smallest model: 1 of 4 nodes" in tracker.load(result.run_id).read_bytes(Artifact.GATE_PAGE).decode()
+
+    late = gate_all((), replace(config, minutes=1e-9), releases=releases, tracker=tracker)
+    assert late.verdict != "good" and "no time was left" in late.unchecked[0] and not late.cells

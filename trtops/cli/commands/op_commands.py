@@ -106,7 +106,7 @@ def compare(args: Options) -> Job:
 @command(
     Group(
         "candidates",
-        flag("models+", "ONNX models", shown="MODEL"),
+        flag("models*", "ONNX models (default: the store's accepted engines, in the newest --release)", shown="MODEL"),
         flag("--release NAME=PATH+", "releases: constraints files of pip (.txt), or environments (default: this one)"),
         flag("--precisions {fp32,fp16,bf16,fp8,int8}+", "precisions to build, instead of --fp16", usual="as given"),
     ),

@@ -77,6 +77,7 @@ def gate_all(
 ) -> GateResult | MatrixResult:
     """Gate every combination, one after the other; several of them in child runs, with one table.
 
+    Without models, the accepted engines of the store are gated (:func:`trtops.ops.gate.across_releases.gate_releases`).
     ``config`` has the release and the precision, unless ``releases`` or ``precisions`` are given. All candidates are
     compared with the engines that were accepted before the first of them.
     """
@@ -85,6 +86,11 @@ def gate_all(
     # The name is all that tells the rows of two releases apart.
     if len({release.name for release in releases}) < len(releases):
         raise errors.ConfigError("Two releases have the same name; give each its own (name=path).")
+    if not models:
+        from trtops.ops.gate.across_releases import gate_releases  # its result extends the one of this module
+
+        experiment = experiment or "gate"
+        return gate_releases(releases, config, tracker=tracker, experiment=experiment, tags=tags, progress=progress)
     cells = [
         (model, replace(config, build=replace(config.build, precision=precision), release=release))
         for model, precision, release in product(models, precisions or (config.build.precision,), releases)

@@ -1,0 +1,1 @@
+from trtops.flows import gate_releases as gate_releases
