@@ -25,8 +25,11 @@ OPS = ("Concat", "Expand", "Tile", "Pad", "Resize", "ConstantOfShape", "Range", 
 def crafted_model(seed: int) -> bytes:
     """A model that is broken or asks for too much; below 100 KB."""
     random = Random(seed)
-    if random.random() < 0.6:
+    choice = random.random()
+    if choice < 0.4:
         return fuzz.mutated(seed)
+    if choice < 0.7:
+        return _extreme(random).SerializeToString()
     proto = random.choice(CRAFTS)(random)
     if random.random() < 0.3:
         with contextlib.suppress(ValueError, TypeError, OverflowError):  # the field's type cannot hold the value
@@ -90,6 +93,78 @@ def _odd_weights(random: Random) -> onnx.ModelProto:
     return _made([helper.make_node("Add", ["x", "w"], ["y"])], [x], [y], [weight])
 
 
+EXTREMES = (0, 0, -1, 1, 2, 3, 2**31 - 1, 2**31, -(2**31), 2**62, 2**63 - 1, -(2**63))
+# Operators by their inputs: the letter of a type, and sizes.
+OPERATORS = {
+    "ArgMax": "f2,3", "Attention": "f1,4,8 f1,4,8 f1,4,8", "AveragePool": "f1,4,8,8", "BitShift": "B4 B4",
+    "Cast": "f4", "CenterCropPad": "f4,4 i2", "Col2Im": "f1,5,5 i2 i2", "Concat": "f2,3 f2,3",
+    "Conv": "f1,4,8,8 f4,2,3,3", "ConvInteger": "B1,4,8,8 B4,2,3,3", "ConvTranspose": "f1,4,8,8 f4,2,3,3",
+    "CumSum": "f4 i", "DFT": "f1,8,1", "DeformConv": "f1,4,8,8 f4,2,3,3 f1,18,6,6", "DepthToSpace": "f1,4,2,2",
+    "DequantizeLinear": "B4,4 f4 B4", "EyeLike": "f4,4", "Flatten": "f2,3", "GRU": "f2,1,4 f1,15,4 f1,15,5",
+    "Gather": "f4,4 i2", "GatherElements": "f4,4 i4,4", "GatherND": "f2,2,2 i2,1", "Gemm": "f3,4 f4,3",
+    "GridSample": "f1,1,4,4 f1,4,4,2", "GroupNormalization": "f1,4,2,2 f4 f4", "HannWindow": "i", "Hardmax": "f2,3",
+    "LRN": "f1,4,8,8", "LSTM": "f2,1,4 f1,20,4 f1,20,5", "LayerNormalization": "f2,3 f3", "LpNormalization": "f2,3",
+    "LpPool": "f1,4,8,8", "MaxPool": "f1,4,8,8", "MaxUnpool": "f1,1,2,2 i1,1,2,2", "MelWeightMatrix": "i i i f f",
+    "Multinomial": "f1,3", "NonMaxSuppression": "f1,4,4 f1,1,4 i1", "OneHot": "i3 i f2", "Pad": "f2,3 i4",
+    "QuantizeLinear": "f4,4 f4 B4", "RNN": "f2,1,4 f1,5,4 f1,5,5", "RandomNormal": "", "RandomUniformLike": "f4",
+    "ReduceMax": "f2,3 i1", "Reshape": "f2,3 i2", "Resize": "f1,1,4,4 f f4", "ReverseSequence": "f4,4 i4",
+    "RoiAlign": "f1,1,8,8 f1,4 i1", "RotaryEmbedding": "f1,2,4,8 f50,4 f50,4 i1,4", "STFT": "f1,16,1 i f8 i",
+    "Scan": "f1,4", "ScatterElements": "f4,4 i4,4 f4,4", "Shape": "f2,3", "Softmax": "f2,3",
+    "SpaceToDepth": "f1,1,4,4", "Split": "f8", "SplitToSequence": "f8 i", "Squeeze": "f1,3 i1",
+    "TensorScatter": "f1,4,4 f1,1,4 i1", "TfIdfVectorizer": "i8", "TopK": "f8 i1", "Transpose": "f2,3",
+    "Trilu": "f4,4 i", "Unique": "f8", "Upsample": "f1,1,4,4 f4",
+}  # fmt: skip
+# Those of ONNX Runtime, with their integer attributes.
+OF_RUNTIME = {
+    "Attention num_heads past_present_share_buffer": "f1,4,8 f8,24 f24",
+    "MultiHeadAttention num_heads": "f1,4,8 f1,4,8 f1,4,8",
+    "GroupQueryAttention num_heads kv_num_heads local_window_size": "f1,1,16 f1,1,16 f1,1,16 f1,2,4,8 f1,2,4,8",
+    "MatMulNBits K N bits block_size accuracy_level": "f1,16 B8,1,8 f8",
+    "FusedConv group strides dilations pads": "f1,4,8,8 f4,2,3,3",
+    "RotaryEmbedding num_heads rotary_embedding_dim interleaved": "f1,4,8 i1,4 f50,4 f50,4",
+    "GatherBlockQuantized gather_axis quantize_axis block_size bits": "B4,16 i2 f4,1",
+    "NGramRepeatBlock ngram_size": "i1,8 f1,8",
+    "WordConvEmbedding embedding_size conv_window_size char_embedding_size": "i2,4 f9,4 f2,1,2,4 f2",
+}
+
+
+def _extreme(random: Random) -> onnx.ModelProto:
+    """One operator whose integer attributes are at their extremes, with dynamic or static shapes, inputs or weights."""
+    name, given = random.choice([*OPERATORS.items(), *OF_RUNTIME.items()])
+    op, *attributes = name.split()
+    domain = "com.microsoft" if attributes else ""
+    kinds = {name: onnx.defs.OpSchema.AttrType.INT for name in attributes}
+    if not attributes:
+        schema = onnx.defs.get_schema(op, 9 if op == "Upsample" else 24)
+        kinds = {n: a.type for n, a in schema.attributes.items() if a.required or random.random() < 0.6}
+    values: dict[str, Any] = {}
+    for attribute, kind in kinds.items():
+        several = kind == onnx.defs.OpSchema.AttrType.INTS or attribute in ("strides", "dilations", "pads")
+        if several:
+            values[attribute] = [random.choice(EXTREMES) for _ in range(random.choice((1, 2, 4)))]
+        elif kind == onnx.defs.OpSchema.AttrType.INT:
+            values[attribute] = random.choice(EXTREMES)
+    inputs, weights = [], []
+    for place, text in enumerate(given.split()):
+        dims = [int(size) for size in filter(None, text[1:].split(","))]
+        dtype = {"f": np.float32, "i": np.int64, "B": np.uint8}[text[0]]
+        if place and random.random() < 0.5:
+            array = np.full(dims, random.choice((0, 1, 1, random.choice(EXTREMES) % 2**63)), np.int64).astype(dtype)
+            weights.append(numpy_helper.from_array(array, f"t{place}"))
+        else:
+            shown = [f"d{place}_{i}" if random.random() < 0.4 else size for i, size in enumerate(dims)]
+            inputs.append(
+                helper.make_tensor_value_info(f"t{place}", helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shown)
+            )
+    node = helper.make_node(
+        op, [f"t{i}" for i in range(len(given.split()))], ["y"], op.lower(), domain=domain, **values
+    )
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph([node], "extreme", inputs, [y], weights)
+    opsets = [helper.make_opsetid("", 9 if op == "Upsample" else 24), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
 def _made(nodes: Any, inputs: Any, outputs: Any, weights: Any = ()) -> onnx.ModelProto:
     graph = helper.make_graph(nodes, "crafted", inputs, outputs, list(weights))
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
@@ -99,6 +174,8 @@ CRAFTS: tuple[Callable[[Random], onnx.ModelProto], ...] = (
     lambda random: bombs.doubling(random.randrange(5, 60), constant=random.random() < 0.5),
     lambda random: bombs.doubling_functions(random.randrange(2, 60), circle=random.random() < 0.2),
     lambda random: bombs.large_input(2 ** random.randrange(20, 63)),
+    lambda random: bombs.endless_loop(empty=random.random() < 0.3),
+    lambda random: bombs.no_heads(in_function=random.random() < 0.5),
     _nested,
     *[_exploding] * 3,
     _odd_weights,

@@ -26,7 +26,6 @@ from trtops.cli import registry
 from trtops.cli.flags import Parser, UsageError, bold, make_parser, without_effect
 from trtops.cli.jobs import Command, Job
 from trtops.cli.logs import LOGGING, log_line, logging_as
-from trtops.cli.supervised import supervise
 from trtops.errors import ConfigError, TrtopsError, near
 from trtops.logger import G_LOGGER
 from trtops.system.limits import limited_time
@@ -44,9 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     This process' own command runs in a child process, which native code may crash.
     """
-    if arguments is not None:
-        return _run_line(list(arguments))
-    words = sys.argv[1:]
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is not None or not {"-h", "--help"}.isdisjoint(words):
+        return _run_line(words)
+    from trtops.cli.supervised import supervise  # takes as long to import as help takes to print
+
     try:
         return supervise(lambda: _run_line(words), words, INTERRUPTED)
     finally:

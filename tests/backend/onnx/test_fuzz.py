@@ -6,6 +6,9 @@ A few hundred in every run of the tests, and as many thousands as are asked for 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +20,7 @@ from trtops.backend.worker import Worker
 from trtops.system import limits
 
 MUTATIONS = int(os.environ.get("TRTOPS_TEST_FUZZ", "300"))
+CASES = max(5, MUTATIONS // 100)  # each is a model for two commands
 BATCH = 50
 SHARDS = 2
 SECONDS_PER_BATCH = 600.0  # a limit for hangs, on however slow a machine
@@ -45,6 +49,12 @@ def test_broken_models_are_handled_or_refused_by_name(shard: int) -> None:
 def test_mutations_are_repeatable_and_differ() -> None:
     assert fuzz.mutated(7) == fuzz.mutated(7)
     assert len({fuzz.mutated(seed) for seed in range(200)}) > 190
+
+
+def test_hostile_models_end_no_command(tmp_path: Path) -> None:
+    words = ["-m", "tests.attacks.fuzz", "--kinds", "models", "--cases", str(CASES), "--commands", "2", "--first", "7"]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("empty", [False, True])

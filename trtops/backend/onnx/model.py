@@ -172,7 +172,10 @@ def tensor_array(tensor: onnx.TensorProto) -> NDArray[Any]:
     if external.is_external(tensor):
         dims, raw = tensor.dims, raw_bytes(tensor)
         tensor = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=dims, raw_data=raw)
-    array: NDArray[Any] = numpy_helper.to_array(tensor)
+    try:
+        array: NDArray[Any] = numpy_helper.to_array(tensor)
+    except (ValueError, TypeError, KeyError) as exc:
+        raise errors.InvalidModelError(f"Tensor {tensor.name!r} of shape {tuple(tensor.dims)}: {exc}.") from None
     return array
 
 
@@ -191,10 +194,7 @@ def raw_bytes(tensor: onnx.TensorProto) -> bytes:
         # Slow to import, and most weights have raw data.
         from onnx import numpy_helper
 
-        try:
-            raw = numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
-        except (ValueError, TypeError, KeyError) as exc:
-            raise errors.InvalidModelError(f"Tensor {tensor.name!r} of shape {tuple(tensor.dims)}: {exc}.") from None
+        raw = numpy_helper.from_array(tensor_array(tensor)).raw_data
     if expected is not None and len(raw) != expected:
         raise errors.InvalidModelError(
             f"Tensor {tensor.name!r} of shape {tuple(tensor.dims)} has {len(raw)} bytes; expected {expected}."

@@ -14,6 +14,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from trtops.backend.onnx import walk
+from trtops.backend.onnx.model import tensor_array
 from trtops.record import Record
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -39,7 +40,7 @@ def check_sparsity(model: onnx.ModelProto) -> tuple[SparseWeight, ...]:
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     found = []
     for name, axis in reduced_axes(model.graph).items():
-        array = numpy_helper.to_array(tensors[name])
+        array = tensor_array(tensors[name])
         zeros = 1 - float(np.count_nonzero(array)) / max(array.size, 1)
         sparse = is_sparse(array, axis)
         found.append(SparseWeight(name=name, axis=axis, shape=array.shape, sparse=sparse, zeros=zeros))
@@ -54,7 +55,7 @@ def prune(model: onnx.ModelProto) -> tuple[str, ...]:
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     changed = []
     for name, axis in reduced_axes(model.graph).items():
-        array = numpy_helper.to_array(tensors[name])
+        array = tensor_array(tensors[name])
         if not is_sparse(array, axis):
             fresh = numpy_helper.from_array(np.ascontiguousarray(pruned(array, axis)), name)
             fresh.doc_string = tensors[name].doc_string
